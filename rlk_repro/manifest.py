@@ -1,0 +1,153 @@
+"""Manifests: the facts of one node, and how much a difference between two manifests matters.
+
+A fact is a plain JSON value, or ``Unknown`` with a reason: never a bare null.  In JSON an unknown fact is the object
+``{"unknown": "reason"}``.  Collecting facts is the business of ``rlk_repro.probes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Final, TypeAlias
+
+from rlk_repro.files import check_schema
+from rlk_repro.findings import Finding, Level
+
+SCHEMA: Final = 1
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A fact that could not be learnt, and why (``nvidia-smi is not on PATH``)."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"unknown ({self.reason})"
+
+
+Fact: TypeAlias = "str | int | float | bool | list[Any] | dict[str, Any] | Unknown"
+Section: TypeAlias = Mapping[str, Fact]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Facts of one node by section (``host``, ``gpu``, ``network``, ``code``, ``container``, ``environment``)."""
+
+    node: str
+    sections: Mapping[str, Section] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "node": self.node, "sections": _encode(self.sections)}
+
+    @classmethod
+    def from_json(cls, value: Any, where: str = "manifest") -> Manifest:
+        check_schema(where, value, SCHEMA)
+        sections = {str(name): _decode_section(body) for name, body in value.get("sections", {}).items()}
+        return cls(node=str(value.get("node", "")), sections=sections)
+
+    def facts(self) -> Iterator[tuple[str, Fact]]:
+        """Every fact with its dotted path, nested dicts and lists flattened (``gpu.devices.0.name``)."""
+        for name, section in self.sections.items():
+            yield from _flatten(name, dict(section))
+
+
+# First match decides.  Patterns are over dotted paths; ``*`` also crosses dots.
+SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
+    ("gpu.devices.*.name", Level.BLOCKING),
+    ("gpu.count", Level.BLOCKING),
+    ("gpu.vendor", Level.BLOCKING),
+    ("gpu.devices.*.mig_mode", Level.BLOCKING),
+    ("gpu.devices.*.compute_partition", Level.BLOCKING),
+    ("gpu.devices.*.memory_partition", Level.BLOCKING),
+    ("host.machine", Level.BLOCKING),
+    ("container.image_digest", Level.BLOCKING),
+    ("code.rl_kernel.*", Level.BLOCKING),
+    ("code.vime.*", Level.BLOCKING),
+    ("code.megatron.*", Level.BLOCKING),
+    ("code.packages.torch", Level.BLOCKING),
+    ("code.packages.vllm", Level.BLOCKING),
+    ("code.rlk_repro.commit", Level.WARNING),
+    ("code.rlk_repro.is_dirty", Level.WARNING),
+    ("code.rlk_repro.version", Level.WARNING),
+    ("code.rlk_repro.*", Level.INFO),
+    ("code.packages.*", Level.WARNING),
+    ("code.python", Level.WARNING),
+    ("code.*", Level.INFO),
+    ("gpu.driver", Level.WARNING),
+    ("gpu.cuda_driver_version", Level.WARNING),
+    ("gpu.rocm_version", Level.WARNING),
+    ("gpu.fabric*", Level.WARNING),
+    ("gpu.topology*", Level.WARNING),
+    ("gpu.devices.*.memory_total_mib", Level.WARNING),
+    ("gpu.devices.*.power_limit_w", Level.WARNING),
+    ("gpu.devices.*.ecc_mode", Level.WARNING),
+    ("gpu.devices.*.clocks_max_*", Level.WARNING),
+    ("gpu.*", Level.INFO),
+    ("host.kernel", Level.WARNING),
+    ("host.cmdline", Level.WARNING),
+    ("host.cpu_model", Level.WARNING),
+    ("host.num_cpus", Level.WARNING),
+    ("host.governor", Level.WARNING),
+    ("host.numa_balancing", Level.WARNING),
+    ("host.memory_total_gib", Level.WARNING),
+    ("host.cgroup_cpu_max", Level.WARNING),
+    ("network.*", Level.WARNING),
+    ("environment.*", Level.WARNING),
+    ("*", Level.INFO),
+)
+
+
+def severity(path: str) -> Level:
+    return next(level for pattern, level in SEVERITY if fnmatchcase(path, pattern))
+
+
+def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
+    """Findings for every fact that differs; unknown on either side is at most a warning."""
+    left, right = dict(expected.facts()), dict(found.facts())
+    findings = []
+    for path in sorted(left.keys() | right.keys()):
+        was, now = left.get(path, Unknown("not recorded")), right.get(path, Unknown("not recorded"))
+        if was == now or (isinstance(was, Unknown) and isinstance(now, Unknown)):
+            continue
+        level = severity(path)
+        if level is Level.BLOCKING and (isinstance(was, Unknown) or isinstance(now, Unknown)):
+            level = Level.WARNING
+        findings.append(Finding(level, path, str(was), str(now)))
+    return findings
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Unknown):
+        return {"unknown": value.reason}
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(item) for item in value]
+    return value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"unknown"} and isinstance(value["unknown"], str):
+            return Unknown(value["unknown"])
+        return {key: _decode(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    return Unknown("recorded as null") if value is None else value
+
+
+def _decode_section(body: Any) -> dict[str, Fact]:
+    return {key: _decode(item) for key, item in body.items()} if isinstance(body, dict) else {}
+
+
+def _flatten(path: str, value: Any) -> Iterator[tuple[str, Fact]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flatten(f"{path}.{key}", item)
+    elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield from _flatten(f"{path}.{index}", item)
+    else:
+        yield path, value

@@ -1,0 +1,112 @@
+"""The only door to other processes: argument lists, never a shell; both pipes drained; always a time limit.
+
+``run`` is for short questions (nvidia-smi, git).  ``start`` is for trials: output goes to a file descriptor, the child
+leads its own process group, and only that group is ever signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlk_repro.errors import EnvironmentMissing, Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """What a short command answered; text is decoded as UTF-8 with replacement."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+    is_timeout: bool = False
+
+    @property
+    def is_ok(self) -> bool:
+        return self.returncode == 0 and not self.is_timeout
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float = 30.0,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+) -> Completed:
+    """Run a short command to its end.
+
+    A command that outlives ``timeout_s`` is killed with its process group and returned with ``is_timeout`` set.
+
+    Raises:
+        EnvironmentMissing: the program is not on PATH or cannot be executed.
+    """
+    process = _popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd, env=env)
+    is_timeout = False
+    try:
+        out, err = process.communicate(stdin, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        is_timeout = True
+        signal_group(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+    except BaseException:
+        signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    return Completed(
+        argv=tuple(argv),
+        returncode=process.returncode,
+        stdout=out.decode(errors="replace"),
+        stderr=err.decode(errors="replace"),
+        is_timeout=is_timeout,
+    )
+
+
+def start(
+    argv: Sequence[str], *, output_fd: int, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a long command in its own process group with stdout and stderr both on ``output_fd``."""
+    return _popen(argv, stdin=subprocess.DEVNULL, stdout=output_fd, stderr=subprocess.STDOUT, cwd=cwd, env=env)
+
+
+def signal_group(pid: int, number: signal.Signals) -> bool:
+    """Signal the process group that ``pid`` leads; False when it is already gone."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # the leader is a zombie of another user namespace: nothing left to signal
+        return False
+    return True
+
+
+def _popen(
+    argv: Sequence[str],
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            env=None if env is None else dict(env),
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        if cwd is not None and not cwd.is_dir():
+            raise EnvironmentMissing(Problem(str(cwd), "no such folder", expected="a working folder")) from None
+        raise EnvironmentMissing(Problem(argv[0], "is not on PATH")) from None
+    except PermissionError:
+        raise EnvironmentMissing(Problem(argv[0], "cannot be executed (permission denied)")) from None

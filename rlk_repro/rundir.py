@@ -1,0 +1,211 @@
+"""The run directory.  The only place that knows a file name inside a run directory or a bundle.
+
+Layout: docs/results-directory.md.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+RUNS_VARIABLE: Final = "RLK_REPRO_RUNS"
+TRIALS: Final = "trials"
+NODES: Final = "nodes"
+
+
+@dataclass(frozen=True)
+class TrialDir:
+    """One trial's folder, ``trials/<nn>-<pair>-<variant>``."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def command(self) -> Path:
+        return self.path / "command.json"
+
+    @property
+    def env(self) -> Path:
+        return self.path / "env.json"
+
+    @property
+    def stdout(self) -> Path:
+        return self.path / "stdout.log"
+
+    @property
+    def exit(self) -> Path:
+        return self.path / "exit.json"
+
+    @property
+    def ops(self) -> Path:
+        return self.path / "ops"
+
+    def ops_file(self, rank: int) -> Path:
+        return self.ops / f"{rank}.jsonl"
+
+    @property
+    def libraries(self) -> Path:
+        return self.path / "libraries"
+
+    def libraries_file(self, rank: int) -> Path:
+        return self.libraries / f"{rank}.json"
+
+
+@dataclass(frozen=True)
+class NodeDir:
+    """What one node's agent wrote."""
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def preflight(self) -> Path:
+        return self.path / "preflight.json"
+
+    @property
+    def telemetry(self) -> Path:
+        return self.path / "telemetry.jsonl"
+
+    @property
+    def ray(self) -> Path:
+        return self.path / "ray"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Every path of one submission, from its root."""
+
+    root: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.root.name
+
+    # the author's bytes
+    @property
+    def run_yaml(self) -> Path:
+        return self.root / "run.yaml"
+
+    @property
+    def stack_yaml(self) -> Path:
+        return self.root / "stack.yaml"
+
+    @property
+    def hardware_yaml(self) -> Path:
+        return self.root / "hardware.yaml"
+
+    @property
+    def profile_yaml(self) -> Path:
+        return self.root / "profile.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def job(self) -> Path:
+        return self.root / "job"
+
+    @property
+    def submission(self) -> Path:
+        return self.root / "submission.json"
+
+    @property
+    def scheduler(self) -> Path:
+        return self.root / "scheduler"
+
+    @property
+    def prepared(self) -> Path:
+        return self.root / "prepared.json"
+
+    @property
+    def image(self) -> Path:
+        return self.root / "image.json"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.root / "rollouts"
+
+    @property
+    def nodes(self) -> Path:
+        return self.root / NODES
+
+    def node(self, name: str) -> NodeDir:
+        return NodeDir(self.nodes / name)
+
+    def node_dirs(self) -> list[NodeDir]:
+        return [NodeDir(path) for path in _folders(self.nodes)]
+
+    @property
+    def trials(self) -> Path:
+        return self.root / TRIALS
+
+    def trial(self, name: str) -> TrialDir:
+        return TrialDir(self.trials / name)
+
+    @property
+    def interrupted(self) -> Path:
+        """Trials set aside by ``--resume``; kept as evidence, never counted."""
+        return self.root / "interrupted"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.root / "agent.jsonl"
+
+    @property
+    def analysis_dir(self) -> Path:
+        return self.root / "analysis"
+
+    @property
+    def analysis(self) -> Path:
+        return self.analysis_dir / "analysis.json"
+
+    @property
+    def checksums(self) -> Path:
+        return self.root / "SHA256SUMS"
+
+    # beside the sealed tree: never packed
+    @property
+    def bundle(self) -> Path:
+        return self.root / "bundle.tgz"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / ".lock"
+
+    @property
+    def state(self) -> Path:
+        """Live progress for ``status``; not part of the evidence."""
+        return self.root / ".state.json"
+
+    @property
+    def is_sealed(self) -> bool:
+        return self.checksums.is_file()
+
+    def is_packed(self, relative: str) -> bool:
+        """Whether a file, by its path relative to the root, belongs into the bundle."""
+        first = relative.split("/", 1)[0]
+        return not (first.startswith(".") or first in {"bundle.tgz", "report"} or "/.partial-" in f"/{relative}")
+
+
+def runs_root() -> Path:
+    """Where run directories go: ``$RLK_REPRO_RUNS``, else ``./runs``."""
+    return Path(os.environ.get(RUNS_VARIABLE) or "runs")
+
+
+def _folders(parent: Path) -> list[Path]:
+    if not parent.is_dir():
+        return []
+    return sorted(path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))

@@ -1,0 +1,48 @@
+"""Numbers for people and numbers for files.  The only place that decides how many digits are kept."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+SIGNIFICANT_DIGITS: Final = 12
+
+
+def canonical(value: float) -> float:
+    """Round to 12 significant digits: the same bytes whichever numpy, libm or processor summed it."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    return float(f"{value:.{SIGNIFICANT_DIGITS - 1}e}")
+
+
+def format_duration(seconds: float) -> str:
+    """``0.42 s``, ``12.3 s``, ``3 min 05 s``, ``2 h 07 min``."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest_s:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Binary multiples: ``512 B``, ``1.5 MiB``."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def format_number(value: float, digits: int = 4) -> str:
+    """Plain decimal where it reads well, scientific elsewhere; never more than ``digits`` significant."""
+    return f"{value:.{digits}g}"
+
+
+def format_percent(ratio: float, digits: int = 2) -> str:
+    """A ratio as a signed change: 0.95 is ``-5.00 %``."""
+    return f"{(ratio - 1) * 100:+.{digits}f} %"
