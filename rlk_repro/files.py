@@ -28,8 +28,8 @@ def write_bytes(path: Path, data: bytes) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -78,8 +78,13 @@ def check_schema(where: str, value: Any, schema: int) -> None:
         raise BundleUnreadable(Problem(where, "no schema number", got=found, expected=f"1 to {schema}"))
     if found > schema:
         raise BundleUnreadable(
-            Problem(where, "written by a newer version", got=found, expected=f"schema {schema} or older",
-                    hint="upgrade rlk-repro")
+            Problem(
+                where,
+                "written by a newer version",
+                got=found,
+                expected=f"schema {schema} or older",
+                hint="upgrade rlk-repro",
+            )
         )
 
 

@@ -30,7 +30,7 @@ class TrialStatus(StrEnum):
 
 
 class PairStatus(StrEnum):
-    """``scored``: counts.  ``void``: enabled was asked for and not proved.  ``dropped``: a trial of it did not finish."""
+    """``scored`` counts; ``void`` means enabled was not proved; ``dropped`` that a trial of it did not finish."""
 
     SCORED = "scored"
     VOID = "void"
@@ -145,7 +145,7 @@ class PairMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class PairResult:
-    """``first`` is the baseline trial.  In a control pair ``second`` is a baseline too, or an enabled one that fell back."""
+    """``first`` is the baseline trial; in a control pair ``second`` is a baseline too, or enabled but fallen back."""
 
     pair: str
     is_control: bool
