@@ -1,0 +1,96 @@
+"""What a backend is: a module with these seven functions.  The values they pass are defined here, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.files import check_schema
+from rlk_repro.plan import Plan
+from rlk_repro.rundir import RunDir
+
+SCHEMA: Final = 1
+
+
+class JobState(StrEnum):
+    """Where a submission stands, the same words on every cluster."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_final(self) -> bool:
+        return self in {JobState.DONE, JobState.FAILED, JobState.CANCELLED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Rendered, not submitted: files to appear in ``job/`` (name to text) and the command that submits or starts it."""
+
+    files: Mapping[str, str]
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What is needed to ask about a submission again: the cluster's own id and, where it has one, its extra words."""
+
+    cluster: str
+    job_id: str
+    submitted_at: str
+    details: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "cluster": self.cluster, "job_id": self.job_id, "submitted_at": self.submitted_at,
+                "details": dict(self.details)}  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: Any, where: str = "submission.json") -> Submission:
+        check_schema(where, value, SCHEMA)
+        try:
+            return cls(cluster=value["cluster"], job_id=str(value["job_id"]), submitted_at=value["submitted_at"],
+                       details=dict(value["details"]))  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise BundleUnreadable(Problem(where, f"not a submission ({error})")) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """One answer of ``poll``; ``reason`` quotes the cluster's own words."""
+
+    state: JobState
+    reason: str = ""
+
+
+class Backend(Protocol):
+    """The module interface; mypy checks each module at its line of the registry."""
+
+    def available(self) -> str | None:
+        """None where this machine can use the cluster, else the reason why not."""
+
+    def render(self, plan: Plan, run_dir: RunDir) -> Job:
+        """The job, without touching anything."""
+
+    def submit(self, job: Job, run_dir: RunDir) -> Submission:
+        """Send exactly that job."""
+
+    def poll(self, submission: Submission) -> Status:
+        """Ask once."""
+
+    def logs(self, submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[str]:
+        """Lines of the trials in order, ending when the job ends."""
+
+    def cancel(self, submission: Submission) -> None:
+        """Ask for the end, letting the agent pack; cancelling twice is fine."""
+
+    def collect(self, submission: Submission, run_dir: RunDir) -> Path:
+        """Bring the bundle to ``run_dir.bundle``."""
