@@ -1,0 +1,309 @@
+"""RL-Kernel's operators under our own names: what each one serves, where it may run, what counts as having run.
+
+RL-Kernel answers an unknown name with a native operator, so its word is never taken.  Plans and trainers ask the same
+``eligibility``: what a dry run prints is what the trainer does.  No torch and no kernels here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, TypeAlias
+
+
+class Platform(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+    ROCM = "rocm"
+
+
+class Reason(StrEnum):
+    """Why an operator does not run.  All are known before a call; nothing that happens inside one is a reason."""
+
+    PLATFORM = "has no implementation that counts on this platform"
+    TENSOR_PARALLEL = "needs the whole vocabulary on one rank"
+    CONTEXT_PARALLEL = "needs whole sequences on one rank"
+    NO_SUCH_CALL = "this run has no reference or old-policy pass"
+    ENTROPY_GRADIENT = "computes no gradient of the entropy bonus"
+    TOP_P_REPLAY = "cannot leave out the columns that top-p sampling removed"
+    LOSS_OPTIONS = "computes another loss than these options ask for"
+    NOT_IMPORTABLE = "RL-Kernel cannot be imported"
+    NO_ROUTE = "there is no route to it in this version"
+    NOT_ACCEPTED = "resolved to an implementation that does not count"
+
+
+class Calls(StrEnum):
+    """Which calls of a function an operator serves."""
+
+    NO_GRAD = "without gradient"
+    GRAD = "with gradient"
+    ALL = "all"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    reason: Reason
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.detail})" if self.detail else str(self.reason)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """An operator class of RL-Kernel and the name of its ``OpBackend`` member.
+
+    A native one is plain PyTorch: it shows that the operator was invoked, and never carries a speed verdict.
+    """
+
+    class_name: str
+    backend: str
+    is_native: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossOptions:
+    """The options of a run that decide which operators compute exactly its loss; the defaults are vime's."""
+
+    has_no_grad_pass: bool = True
+    has_entropy_gradient: bool = False
+    is_top_p_replayed: bool = False
+    is_clip_symmetric: bool = True
+    kl_loss_type: str | None = None
+    has_other_terms: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Everything eligibility depends on."""
+
+    platform: str
+    tensor_parallel: int = 1
+    context_parallel: int = 1
+    loss: LossOptions = LossOptions()
+
+
+Rule: TypeAlias = Callable[[Case], Refusal | None]
+
+
+def _needs_no_grad_pass(case: Case) -> Refusal | None:
+    return None if case.loss.has_no_grad_pass else Refusal(Reason.NO_SUCH_CALL)
+
+
+def _needs_no_entropy_gradient(case: Case) -> Refusal | None:
+    return Refusal(Reason.ENTROPY_GRADIENT) if case.loss.has_entropy_gradient else None
+
+
+def _needs_every_column(case: Case) -> Refusal | None:
+    return Refusal(Reason.TOP_P_REPLAY) if case.loss.is_top_p_replayed else None
+
+
+def _needs_one_rank(case: Case) -> Refusal | None:
+    if case.tensor_parallel > 1:
+        return Refusal(Reason.TENSOR_PARALLEL, f"tensor parallel size {case.tensor_parallel}")
+    if case.context_parallel > 1:
+        return Refusal(Reason.CONTEXT_PARALLEL, f"context parallel size {case.context_parallel}")
+    return None
+
+
+def _needs_plain_loss(case: Case) -> Refusal | None:
+    """``grpo_loss`` clips symmetrically, knows no KL but k3, and has no correction terms."""
+    if not case.loss.is_clip_symmetric:
+        return Refusal(Reason.LOSS_OPTIONS, "asymmetric clip")
+    if case.loss.kl_loss_type not in {None, "k3"}:
+        return Refusal(Reason.LOSS_OPTIONS, f"KL type {case.loss.kl_loss_type}")
+    return Refusal(Reason.LOSS_OPTIONS, "correction terms") if case.loss.has_other_terms else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """One operator.  ``function`` is the trainer's function whose ``calls`` it serves.
+
+    ``implementations`` holds what counts as RL-Kernel per platform; a platform that is absent is not offered.
+    """
+
+    name: str
+    covers: str
+    function: str
+    calls: Calls
+    implementations: Mapping[str, tuple[Implementation, ...]]
+    rules: tuple[Rule, ...] = ()
+    excludes: frozenset[str] = frozenset()
+    is_opt_in: bool = False
+
+    def serves(self, *, needs_grad: bool) -> bool:
+        return self.calls is Calls.ALL or (self.calls is Calls.GRAD) == needs_grad
+
+    def find_implementation(self, platform: str, name: str) -> Implementation | None:
+        """The accepted implementation of this class or backend name, None where the name does not count."""
+        accepted = self.implementations.get(platform, ())
+        return next((item for item in accepted if name in {item.class_name, item.backend}), None)
+
+
+def _native(class_name: str, backend: str) -> tuple[Implementation, ...]:
+    return (Implementation(class_name, backend, is_native=True),)
+
+
+_SELECTED_LOG_PROBS: Final = "calculate_log_probs_and_entropy"
+_TRITON_LINEAR_LOGP: Final = Implementation("TritonLinearLogpOp", "TRITON_LINEAR_LOGP")
+_TRITON_RATIO_KL: Final = (Implementation("TritonRatioKLOp", "TRITON_RATIO_KL"),)
+_TRITON_GRPO_LOSS: Final = (Implementation("TritonGRPOLossOp", "TRITON_GRPO_LOSS"),)
+
+OPERATORS: Final[Mapping[str, Operator]] = {
+    operator.name: operator
+    for operator in (
+        Operator(
+            name="logp",
+            covers="log-probs without gradient: the reference and old-policy passes",
+            function=_SELECTED_LOG_PROBS,
+            calls=Calls.NO_GRAD,
+            implementations={
+                Platform.CUDA: (
+                    Implementation("FusedLogpGenericOp", "CUDA_FUSED_LOGP_GENERIC"),
+                    Implementation("FusedLogpSM90Op", "CUDA_FUSED_LOGP_SM90"),
+                ),
+                Platform.CPU: _native("NativeLogpOp", "PYTORCH_NATIVE"),
+            },
+            rules=(_needs_no_grad_pass, _needs_every_column),
+        ),
+        Operator(
+            name="ratio_kl",
+            covers="log-probs with gradient: the policy loss of the update",
+            function=_SELECTED_LOG_PROBS,
+            calls=Calls.GRAD,
+            implementations={
+                Platform.CUDA: _TRITON_RATIO_KL,
+                Platform.ROCM: _TRITON_RATIO_KL,
+                Platform.CPU: _native("NativeRatioKLOp", "PYTORCH_RATIO_KL"),
+            },
+            rules=(_needs_no_entropy_gradient, _needs_every_column),
+        ),
+        Operator(
+            name="grpo_loss",
+            covers="the whole policy loss, where it is exactly the trainer's",
+            function="policy_loss_function",
+            calls=Calls.GRAD,
+            implementations={
+                Platform.CUDA: _TRITON_GRPO_LOSS,
+                Platform.ROCM: _TRITON_GRPO_LOSS,
+                Platform.CPU: _native("NativeGRPOLossOp", "PYTORCH_GRPO_LOSS"),
+            },
+            rules=(_needs_one_rank, _needs_no_entropy_gradient, _needs_every_column, _needs_plain_loss),
+            excludes=frozenset({"ratio_kl", "linear_logp"}),
+            is_opt_in=True,
+        ),
+        Operator(
+            name="linear_logp",
+            covers="log-probs straight from the hidden states, without whole logits",
+            function=_SELECTED_LOG_PROBS,
+            calls=Calls.ALL,
+            implementations={
+                Platform.CUDA: (
+                    _TRITON_LINEAR_LOGP,
+                    Implementation("FusedLinearLogpSM90Op", "CUDA_FUSED_LINEAR_LOGP_SM90"),
+                ),
+                Platform.ROCM: (_TRITON_LINEAR_LOGP,),
+                Platform.CPU: _native("NativeLinearLogpOp", "PYTORCH_LINEAR_LOGP"),
+            },
+            rules=(_needs_no_entropy_gradient, _needs_every_column),
+            excludes=frozenset({"logp", "ratio_kl", "grpo_loss"}),
+            is_opt_in=True,
+        ),
+    )
+}
+DEFAULT_OPS: Final = tuple(name for name, operator in OPERATORS.items() if not operator.is_opt_in)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eligibility:
+    """Whether ``op`` may run in a layout; ``refusal`` is why not."""
+
+    op: str
+    refusal: Refusal | None = None
+
+    @property
+    def is_eligible(self) -> bool:
+        return self.refusal is None
+
+    @property
+    def reason(self) -> str:
+        return "" if self.refusal is None else str(self.refusal)
+
+
+def eligibility(
+    op: str,
+    *,
+    platform: str,
+    tensor_parallel: int = 1,
+    context_parallel: int = 1,
+    loss: LossOptions = LossOptions(),
+) -> Eligibility:
+    """Say whether an operator of the table may run here; what is installed plays no part."""
+    case = Case(platform=platform, tensor_parallel=tensor_parallel, context_parallel=context_parallel, loss=loss)
+    return Eligibility(op=op, refusal=find_refusal(op, case))
+
+
+def find_refusal(op: str, case: Case) -> Refusal | None:
+    """The first reason why ``op`` cannot run in this case, None where it can."""
+    operator = OPERATORS[op]
+    if case.platform not in operator.implementations:
+        return Refusal(Reason.PLATFORM, case.platform)
+    refusals = (rule(case) for rule in operator.rules)
+    return next((refusal for refusal in refusals if refusal is not None), None)
+
+
+def find_conflicts(ops: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of operators that would serve the same call, each pair once."""
+    names = sorted(set(ops))
+    return [(one, other) for one in names for other in names if one < other and _excludes(one, other)]
+
+
+def _excludes(one: str, other: str) -> bool:
+    return other in OPERATORS[one].excludes or one in OPERATORS[other].excludes
+
+
+def read_loss_options(options: Mapping[str, Any]) -> LossOptions:
+    """Read a trainer's options, by vime's argument names; an absent one has vime's default."""
+    kl_loss_coef = options.get("kl_loss_coef") or 0.0
+    return LossOptions(
+        has_no_grad_pass=_has_reference_pass(options) or _has_old_policy_pass(options),
+        has_entropy_gradient=bool(options.get("entropy_coef")),
+        is_top_p_replayed=options.get("rollout_top_p", 1.0) != 1.0,
+        is_clip_symmetric=options.get("eps_clip_high") in {None, options.get("eps_clip", 0.2)},
+        kl_loss_type=options.get("kl_loss_type", "k1") if options.get("use_kl_loss") and kl_loss_coef else None,
+        has_other_terms=any(options.get(name) for name in _CORRECTIONS) or not _is_plain_estimator(options),
+    )
+
+
+_CORRECTIONS: Final = ("use_tis", "use_opsm", "use_opd", "use_unbiased_kl", "get_mismatch_metrics")
+
+
+def _is_plain_estimator(options: Mapping[str, Any]) -> bool:
+    named = (options.get("loss_type", "policy_loss"), options.get("advantage_estimator", "grpo"))
+    return named == ("policy_loss", "grpo")
+
+
+def _has_reference_pass(options: Mapping[str, Any]) -> bool:
+    return bool(options.get("use_kl_loss") or options.get("kl_coef") or options.get("use_opd"))
+
+
+def _has_old_policy_pass(options: Mapping[str, Any]) -> bool:
+    """vime skips it where one optimizer step per rollout lets the loss reuse its own log-probs."""
+    if options.get("use_rollout_logprobs") and not options.get("get_mismatch_metrics"):
+        return False
+    obstacles = ("get_mismatch_metrics", "keep_old_actor", "use_opd", "kl_coef")
+    return (
+        _num_steps_per_rollout(options) > 1
+        or any(options.get(name) for name in obstacles)
+        or options.get("loss_type", "policy_loss") != "policy_loss"
+        or options.get("advantage_estimator") in {"gspo", "ppo"}
+        or bool(options.get("use_routing_replay") and not options.get("use_rollout_routing_replay"))
+    )
+
+
+def _num_steps_per_rollout(options: Mapping[str, Any]) -> int:
+    if options.get("num_steps_per_rollout"):
+        return int(options["num_steps_per_rollout"])
+    num_samples = options.get("rollout_batch_size", 0) * options.get("n_samples_per_prompt", 1)
+    return int(num_samples // options["global_batch_size"]) if options.get("global_batch_size") else 1
