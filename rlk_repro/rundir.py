@@ -13,6 +13,7 @@ from typing import Final
 RUNS_VARIABLE: Final = "RLK_REPRO_RUNS"
 TRIALS: Final = "trials"
 NODES: Final = "nodes"
+OPS_SUFFIX: Final = ".jsonl"
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,19 @@ class TrialDir:
         return self.path / "ops"
 
     def ops_file(self, rank: int) -> Path:
-        return self.ops / f"{rank}.jsonl"
+        return ops_file(self.ops, rank)
+
+    def ops_files(self) -> dict[int, Path]:
+        """The ops files that are there, by rank."""
+        found = {path.stem: path for path in self.ops.glob(f"*{OPS_SUFFIX}")} if self.ops.is_dir() else {}
+        return {int(stem): found[stem] for stem in sorted(filter(str.isdecimal, found), key=int)}
 
     @property
     def libraries(self) -> Path:
         return self.path / "libraries"
 
     def libraries_file(self, rank: int) -> Path:
-        return self.libraries / f"{rank}.json"
+        return libraries_file(self.libraries, rank)
 
 
 @dataclass(frozen=True)
@@ -198,6 +204,19 @@ class RunDir:
         """Whether a file, by its path relative to the root, belongs into the bundle."""
         first = relative.split("/", 1)[0]
         return not (first.startswith(".") or first in {"bundle.tgz", "report"} or "/.partial-" in f"/{relative}")
+
+
+# a trainer knows the two folders from its environment, not the trial's
+def ops_file(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}{OPS_SUFFIX}"
+
+
+def libraries_file(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.json"
+
+
+def libraries_beside(ops_folder: Path) -> Path:
+    return TrialDir(ops_folder.parent).libraries
 
 
 def runs_root() -> Path:
