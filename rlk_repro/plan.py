@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.files import check_schema, dump_json, sha256_bytes
-from rlk_repro.operators import Eligibility, eligibility
+from rlk_repro.operators import Eligibility, eligibility, read_loss_options
 from rlk_repro.resources import suggest
 from rlk_repro.spec import Hardware, Layout, Profile, Run, Stack, Variant
 from rlk_repro.specfile import Loaded, Override
@@ -101,12 +101,14 @@ class Plan:
 
     def eligibilities(self) -> list[Eligibility]:
         """Operator by operator: may it run in this layout, and if not, why."""
+        loss = read_loss_options(_dump(self.run.workload.grpo))
         return [
             eligibility(
                 op,
                 platform=self.hardware.platform,
                 tensor_parallel=self.layout.tensor_parallel,
                 context_parallel=self.layout.context_parallel,
+                loss=loss,
             )
             for op in self.run.rl_kernel.ops
         ]
@@ -280,7 +282,8 @@ def _sources(run: Loaded[Run]) -> dict[str, str]:
 
 
 def _origin(origin: Mapping[str, str], path: str) -> str:
-    return origin.get(path, "default")
+    """The flag, or file name and line without folders: a plan names no path of a machine."""
+    return origin.get(path, "default").rpartition("/")[2]
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[str]:

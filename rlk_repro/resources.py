@@ -19,6 +19,15 @@ def data_dir(name: str) -> Path:
     return packaged if packaged.is_dir() else PACKAGE.parent / name
 
 
+def display_name(path: Path) -> str:
+    """How messages name a file: shipped ones by their place in the project, others as the user reaches them."""
+    absolute = path.resolve()
+    for base in (PACKAGE / "_data", PACKAGE.parent, Path.cwd()):
+        if absolute.is_relative_to(base):
+            return str(absolute.relative_to(base))
+    return str(path)
+
+
 def user_profiles_dir() -> Path:
     config = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(config) / "rlk-repro" / "profiles"

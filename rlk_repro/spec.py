@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlk_repro.operators import OPERATORS
+from rlk_repro.operators import OPERATORS, find_conflicts
 
 SCHEMA: Final = 1
 
@@ -249,6 +249,11 @@ def _operator_problems(rl_kernel: RlKernel) -> list[PathProblem]:
     ]
     if len(set(ops)) != len(ops):
         problems.append((("rl_kernel", "ops"), "operator named twice", list(ops), "each once"))
+    if not problems:
+        problems += [
+            (("rl_kernel", "ops"), "two operators would serve the same call", list(pair), "one of them")
+            for pair in find_conflicts(ops)
+        ]
     return problems
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlk_repro.errors import Problem, SpecError
-from rlk_repro.resources import find_yaml, suggest
+from rlk_repro.resources import display_name, find_yaml, suggest
 from rlk_repro.secrets import looks_secret
 from rlk_repro.spec import Hardware, PathProblem, Profile, Run, Stack, run_problems
 from rlk_repro.yamlfile import Path_, Source, format_path, parse_scalar, parse_yaml
@@ -94,8 +94,7 @@ def load(
     Raises:
         SpecError: with every problem found in the file.
     """
-    data = path.read_bytes()
-    return load_bytes(model, str(path), data, overrides, check)
+    return load_bytes(model, display_name(path), path.read_bytes(), overrides, check)
 
 
 def load_bytes(
@@ -114,7 +113,9 @@ def load_bytes(
     try:
         result = model.model_validate_json(_as_json(value))
     except ValidationError as error:
-        problems += [_problem(model, value, details, where) for details in error.errors()]
+        problems += [
+            _problem(model, value, details, where) for details in error.errors() if not _is_other_form(details)
+        ]
         raise SpecError(*problems) from None
     if check is not None:
         problems += [Problem(where(_indexed(path)), what, got=got, expected=expected)
@@ -135,6 +136,10 @@ class _Locator:
         for length in range(len(text), 0, -1):
             if text[:length] in self.flags:
                 return self.flags[text[:length]]
+        if path and path not in self.source.lines:
+            below = [flag for written, flag in self.flags.items() if written[: len(text)] == text]
+            if below:
+                return below[0]
         return self.source.where(path)
 
 
@@ -165,19 +170,36 @@ def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _
     path = _real_path(value, details["loc"])
     kind, found = details["type"], details["input"]
     if kind == "extra_forbidden":
-        known = _keys_at(model, value, path[:-1])
+        known = _keys_at(model, path[:-1])
         return Problem(where(path), "unknown key", expected=f"one of {', '.join(known)}" if known else None,
                        hint=suggest(str(path[-1]), known))  # fmt: skip
     if kind == "missing":
         return Problem(where(path), "missing", expected="a value")
-    expected = _EXPECTED.get(kind) or str(details["msg"]).removeprefix("Input should be ").lower()
-    hint = None
+    expected, hint = _expected(details), None
     if kind == "literal_error" and isinstance(found, str):
         expected = str(details.get("ctx", {}).get("expected", expected))
         hint = suggest(found, [word.strip("' ") for word in expected.replace(" or ", ",").split(",")])
     elif kind == "string_type" and isinstance(found, int | float):
         hint = f'quote it: "{found}"'
     return Problem(where(path), "wrong value", got=found, expected=expected, hint=hint)
+
+
+def _is_other_form(details: ErrorDetails) -> bool:
+    """A value may be text or ``{from_env: NAME}``; only the errors of the form the author chose are of use."""
+    forms = {"str", "FromEnv"} & {str(part) for part in details["loc"][-2:]}
+    if not forms:
+        return False
+    is_mapping = isinstance(details["input"], dict) or details["type"] in {"missing", "extra_forbidden"}
+    return is_mapping == ("str" in forms)
+
+
+def _expected(details: ErrorDetails) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "string_pattern_mismatch":
+        return f"text matching {context['pattern']}"
+    if kind == "too_short":
+        return f"at least {context['min_length']} entry"
+    return _EXPECTED.get(kind) or str(details["msg"]).removeprefix("Input should be ")
 
 
 _EXPECTED: Final = {
@@ -216,12 +238,11 @@ def _has(value: Any, part: int | str) -> bool:
 _UNION_NAMES: Final = frozenset({"str", "int", "float", "bool", "FromEnv"})
 
 
-def _keys_at(model: type[BaseModel], value: Any, path: Path_) -> list[str]:
+def _keys_at(model: type[BaseModel], path: Path_) -> list[str]:
     """The valid keys at a path; empty where any key goes."""
     current: Any = model
     for part in path:
         current = _step(current, str(part))
-        value = value[part] if isinstance(value, dict | list) else None
         if current is None:
             return []
     candidates = [item for item in _members(current) if isinstance(item, type) and issubclass(item, BaseModel)]

@@ -152,7 +152,7 @@ class _Builder:
         if any("\ud800" <= character <= "\udfff" for character in text):
             self._refuse(path, "text holds a lone surrogate", "valid Unicode")
             return None
-        if getattr(node, "style", None) is not None:
+        if getattr(node, "style", None):  # quoted or block: text, whatever it looks like
             return text
         if text in _CONSTANTS:
             return _CONSTANTS[text]

@@ -1,0 +1,77 @@
+"""The command line: one file per command, each parses, calls one function and prints.  Errors end here, once."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import typer
+
+from rlk_repro import __version__
+from rlk_repro.cli import bundles, doctor, jobs, replay, report, runs, submit
+from rlk_repro.errors import EXIT_BUG, RlkReproError
+
+app: Final = typer.Typer(
+    name="rlk-repro",
+    help="Does RL-Kernel make vime's GRPO training faster or smaller, without hurting it, and can you prove it?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"rlk-repro {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    del version
+
+
+submit.register(app)
+jobs.register(app)
+runs.register(app)
+bundles.register(app)
+replay.register(app)
+report.register(app)
+doctor.register(app)
+
+
+def main() -> None:
+    """Entry point: known errors in a few lines with their exit code, anything else as a bug with a crash file."""
+    try:
+        app()
+    except RlkReproError as error:
+        _print_error(error)
+        sys.exit(error.exit_code)
+    except Exception:  # noqa: BLE001  the one boundary: everything unknown is a bug
+        sys.exit(_report_bug())
+
+
+def _print_error(error: RlkReproError) -> None:
+    if "--json" in sys.argv:
+        from rlk_repro.files import dump_json
+
+        problems = [str(problem) for problem in error.problems]
+        sys.stderr.write(dump_json({"error": error.title, "exit_code": error.exit_code, "problems": problems}).decode())
+        return
+    for problem in error.problems:
+        sys.stderr.write(f"rlk-repro: {problem}\n")
+
+
+def _report_bug() -> int:
+    import tempfile
+    import traceback
+    from pathlib import Path
+
+    text = traceback.format_exc()
+    with tempfile.NamedTemporaryFile("w", prefix="rlk-repro-crash-", suffix=".log", delete=False) as stream:
+        stream.write(f"rlk-repro {__version__}, Python {sys.version}\n{' '.join(sys.argv[1:2])}\n{text}")
+    last = text.strip().splitlines()[-1]
+    sys.stderr.write(f"rlk-repro: this is a bug: {last}\n  hint: please report it with {Path(stream.name)}\n")
+    return EXIT_BUG

@@ -1,0 +1,66 @@
+"""``verify``, ``inspect``, ``diff``: what a stranger asks of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlk_repro.cli.output import AsJson, say, say_findings, say_json
+
+BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a run directory.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("verify")(verify)
+    app.command("inspect")(inspect)
+    app.command("diff")(diff)
+
+
+def verify(bundle: BundlePath, as_json: AsJson = False) -> None:
+    """Check every file of a bundle against its checksums; all findings in one pass."""
+    from rlk_repro.findings import has_blocking
+    from rlk_repro.verify import verify_bundle
+
+    findings = verify_bundle(bundle)
+    is_ok = not has_blocking(findings)
+    if as_json:
+        say_json({"is_ok": is_ok, "findings": [finding.to_json() for finding in findings]})
+    else:
+        say_findings(findings)
+        say(f"{bundle}: {'every file is what was sealed' if is_ok else 'not what was sealed'}")
+    if not is_ok:
+        raise typer.Exit(1)
+
+
+def inspect(bundle: BundlePath, as_json: AsJson = False) -> None:
+    """Say what a bundle holds."""
+    from rlk_repro.bundle import inspect_bundle
+
+    info = inspect_bundle(bundle)
+    if as_json:
+        say_json(info.to_json())
+        return
+    for line in info.lines():
+        say(line)
+
+
+def diff(
+    first: BundlePath,
+    second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle to compare with.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare plans and manifests of two bundles; exit 1 when a difference is blocking."""
+    from rlk_repro.compare import diff_bundles
+    from rlk_repro.findings import has_blocking
+
+    findings = diff_bundles(first, second)
+    if as_json:
+        say_json({"findings": [finding.to_json() for finding in findings]})
+    elif findings:
+        say_findings(findings)
+    else:
+        say("no difference in plan or manifests")
+    if has_blocking(findings):
+        raise typer.Exit(1)

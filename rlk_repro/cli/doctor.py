@@ -1,0 +1,29 @@
+"""``doctor``: this machine's facts, each ok, warn or fail with a next step."""
+
+from __future__ import annotations
+
+import typer
+
+from rlk_repro.cli.output import AsJson, say, say_json
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(doctor)
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Show what this machine has and what would fail here."""
+    from rlk_repro.doctor import diagnose
+    from rlk_repro.probes import probe_node
+
+    manifest = probe_node("here")
+    checks = diagnose(manifest)
+    if as_json:
+        say_json({"checks": [check.to_json() for check in checks], "manifest": manifest.to_json()})
+    else:
+        for check in checks:
+            say(f"{check.status:<5} {check.name:<22} {check.found}")
+            if check.advice:
+                say(f"{'':<28} → {check.advice}")
+    if any(check.status == "fail" for check in checks):
+        raise typer.Exit(1)

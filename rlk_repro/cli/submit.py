@@ -1,0 +1,133 @@
+"""``submit``: plan, render, stage, send; ``--dry-run`` stops after render and shows exactly what would be sent."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlk_repro.cli.output import AsJson, note, say, say_json
+
+if TYPE_CHECKING:
+    from rlk_repro.backends.api import Job
+    from rlk_repro.launch import Launched
+    from rlk_repro.plan import Plan
+    from rlk_repro.rundir import RunDir
+
+
+class ClusterName(StrEnum):
+    LOCAL = "local"
+    SLURM = "slurm"
+    K8S = "k8s"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("submit")(submit)
+
+
+def submit(
+    run: Annotated[str, typer.Option("--run", help="Run definition: a name from `runs list`, or a file.")] = "",
+    cluster: Annotated[ClusterName | None, typer.Option(help="Where to run.", show_default="local")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Hardware; default from the profile.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Site profile: a name or a file.")] = None,
+    stack: Annotated[str | None, typer.Option(help="Set of pins; default from the run.")] = None,
+    lane: Annotated[str | None, typer.Option(help="live, fixed-rollout or train-only.")] = None,
+    pairs: Annotated[int | None, typer.Option(help="Pairs of baseline and enabled.")] = None,
+    control_pairs: Annotated[int | None, typer.Option(help="Pairs of baseline and baseline.")] = None,
+    variants: Annotated[str, typer.Option(help="Variants, comma-separated.")] = "baseline,enabled",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the run; repeatable.")
+    ] = None,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show plan and job; send nothing.")] = False,
+    is_waiting: Annotated[bool, typer.Option("--wait", help="Stay until it is sealed; show progress.")] = False,
+    resume: Annotated[str | None, typer.Option(metavar="ID", help="Redo the incomplete pairs of a run.")] = None,
+    is_exploratory: Annotated[
+        bool, typer.Option("--exploratory", help="Allow changed measurement rules; the verdict says so.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run baseline and enabled variants of a run in one allocation."""
+    from rlk_repro import launch
+
+    if resume is not None:
+        launched = launch.resume(resume)
+    else:
+        request = launch.Request(
+            run=run,
+            cluster=None if cluster is None else cluster.value,
+            hardware=hardware,
+            profile=profile,
+            stack=stack,
+            lane=lane,
+            pairs=pairs,
+            control_pairs=control_pairs,
+            variants=tuple(variants.split(",")),
+            settings=tuple(settings or ()),
+            is_exploratory=is_exploratory,
+        )
+        prepared = launch.prepare(request)
+        if is_dry_run:
+            show_dry_run(prepared.plan, prepared.job, prepared.run_dir, as_json=as_json)
+            return
+        launched = launch.submit(prepared)
+    if not is_waiting:
+        _show_submitted(launched, as_json=as_json)
+        return
+    note(f"run directory: {launched.run_dir.root}")
+    launch.wait(launched, note)
+    _show_result(launched.run_dir, as_json=as_json)
+
+
+def show_dry_run(plan: Plan, job: Job, run_dir: RunDir, *, as_json: bool) -> None:
+    from rlk_repro.planview import plan_lines, plan_summary
+
+    if as_json:
+        say_json(
+            {
+                "plan": plan.to_json(),
+                "summary": plan_summary(plan),
+                "job": {"files": dict(job.files), "command": list(job.command), "env": dict(job.env)},
+            }
+        )
+        return
+    for line in plan_lines(plan):
+        say(line)
+    for name, text in job.files.items():
+        say(f"\n--- {run_dir.run_id}/job/{name}")
+        say(text.rstrip("\n"))
+    say("\n--- command")
+    say(" ".join(_quote(part) for part in job.command))
+
+
+def _quote(part: str) -> str:
+    import shlex
+
+    return shlex.quote(part)
+
+
+def _show_submitted(launched: Launched, *, as_json: bool) -> None:
+    run_dir, submission = launched.run_dir, launched.submission
+    if as_json:
+        say_json({"id": run_dir.run_id, "run_dir": str(run_dir.root), "submission": submission.to_json()})
+        return
+    say(f"submitted {run_dir.run_id} to {submission.cluster} as {submission.job_id}")
+    say(f"run directory: {run_dir.root}")
+    say(f"next: rlk-repro status --watch {run_dir.run_id}")
+
+
+def _show_result(run_dir: RunDir, *, as_json: bool) -> None:
+    from rlk_repro import launch
+
+    result = launch.finish(run_dir)
+    if as_json:
+        say_json(result.to_json())
+    else:
+        from rlk_repro.cli.output import make_console
+        from rlk_repro.report.terminal import print_summary
+
+        print_summary(result.analysis, make_console())
+        say(f"\nbundle: {result.bundle}  (id {result.bundle_id[:12]})")
+        say(f"report: {result.report}")
+    if not result.is_ok:
+        raise typer.Exit(1)

@@ -1,0 +1,78 @@
+"""What ``submit --dry-run`` says of a plan: numbers first, as text and as JSON.  No scipy, no numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlk_repro.plan import Plan
+from rlk_repro.power import smallest_effect
+from rlk_repro.units import format_duration
+
+
+def plan_summary(plan: Plan) -> dict[str, Any]:
+    """The figures of a plan: trials, GPU-hours, smallest effect, operators."""
+    measure = plan.run.measure
+    num_pairs = len({trial.pair for trial in plan.trials if not trial.is_control})
+    minutes = plan.run.expected_minutes.get(plan.hardware.hardware)
+    effect = None
+    if num_pairs:
+        effect = smallest_effect(num_pairs, measure.expected_pair_sd_pct, measure.smallest_effect_pct, measure.alpha)
+    return {
+        "num_trials": len(plan.trials),
+        "num_pairs": num_pairs,
+        "num_control_pairs": measure.control_pairs if num_pairs else measure.pairs + measure.control_pairs,
+        "expected_minutes": minutes,
+        "gpu_hours": plan.gpu_hours(),
+        "smallest_visible_effect": effect,
+        "operators": [
+            {"op": item.op, "is_eligible": item.is_eligible, "reason": item.reason} for item in plan.eligibilities()
+        ],
+    }
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The same for people."""
+    summary = plan_summary(plan)
+    measure, layout = plan.run.measure, plan.layout
+    rows = [
+        ("run", f"{plan.run.run} · {plan.run.workload.kind} workload · lane {plan.run.lane} · stack {plan.stack.stack}"),
+        ("where", f"{plan.cluster} · profile {plan.profile.profile} · {plan.hardware.title}"),
+        ("layout", f"{layout.num_nodes} node(s) × {layout.gpus_per_node} GPU · TP {layout.tensor_parallel} "
+                   f"PP {layout.pipeline_parallel} CP {layout.context_parallel} EP {layout.expert_parallel}"),
+        ("trials", f"{summary['num_trials']}: {summary['num_pairs']} pairs, {summary['num_control_pairs']} control "
+                   f"pairs; {measure.warmup_steps} warm-up + {measure.scored_steps} scored steps each"),
+        ("order", " ".join(f"{trial.pair}:{trial.variant[0]}" for trial in plan.trials)),
+        ("duration", _duration(summary)),
+        ("smallest effect", _effect(summary, plan)),
+        ("rl-kernel", f"mode {plan.run.rl_kernel.mode}"),
+        *[("  " + item["op"], "eligible" if item["is_eligible"] else f"not eligible: {item['reason']}")
+          for item in summary["operators"]],
+        ("experiment", plan.experiment_hash),
+        ("plan", plan.plan_hash),
+    ]  # fmt: skip
+    if plan.is_exploratory:
+        rows.append(("exploratory", "measurement rules were changed; the verdict will say so"))
+    changed = [f"{path} ({source})" for path, source in plan.sources.items() if source.startswith("--")]
+    if changed:
+        rows.append(("set by flags", ", ".join(changed)))
+    return [f"{name:<16} {text}" for name, text in rows]
+
+
+def _duration(summary: dict[str, Any]) -> str:
+    if summary["expected_minutes"] is None:
+        return "not estimated for this hardware"
+    text = f"about {format_duration(summary['expected_minutes'] * 60)}"
+    return f"{text} · {summary['gpu_hours']:.2f} GPU-hours" if summary["gpu_hours"] else f"{text} · no GPU"
+
+
+def _effect(summary: dict[str, Any], plan: Plan) -> str:
+    measure = plan.run.measure
+    effect = summary["smallest_visible_effect"]
+    if summary["num_pairs"] < 6:
+        return f"none: {summary['num_pairs']} pairs can never carry faster or slower (6 are needed)"
+    if effect is None:
+        return "not known for this number of pairs"
+    return (
+        f"{effect * 100:.1f} % of step time is seen 9 times in 10 by {summary['num_pairs']} pairs, if pair effects "
+        f"spread by {measure.expected_pair_sd_pct:g} % (verdict beyond {measure.smallest_effect_pct:g} %)"
+    )

@@ -1,0 +1,148 @@
+"""Replay in named steps: re-analyse, prepare (drift and job), check the drift, run and compare.
+
+Three levels, always named: re-analysis (exact, from the logs alone), statistical, bitwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlk_repro import launch
+from rlk_repro.analysis import analyse
+from rlk_repro.bundle import open_bundle
+from rlk_repro.compare import Comparison, compare_analyses
+from rlk_repro.errors import CheckFailed, Problem
+from rlk_repro.files import dump_json, load_json, sha256_file
+from rlk_repro.findings import Finding, Level, has_blocking
+from rlk_repro.manifest import Manifest, diff_manifests
+from rlk_repro.plan import Plan
+from rlk_repro.probes import probe_node
+from rlk_repro.results import Analysis
+from rlk_repro.rundir import RunDir
+from rlk_repro.stage import Inputs
+from rlk_repro.verify import verify_bundle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A bundle that was verified and whose analysis was reproduced."""
+
+    bundle_id: str
+    plan: Plan
+    inputs: Inputs
+    analysis: Analysis
+    manifests: tuple[Manifest, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    recorded: Recorded
+    launch: launch.Prepared
+    drift: tuple[Finding, ...]
+
+
+def reanalyse(bundle: Path) -> Recorded:
+    """Verify, analyse again from the logs, and require the sealed bytes.
+
+    Raises:
+        CheckFailed: a file is not what was sealed, or the logs do not give the sealed analysis.
+        BundleUnreadable: broken or unsafe.
+    """
+    findings = verify_bundle(bundle)
+    if has_blocking(findings):
+        problems = [Problem(f"bundle: {item.where}", "not what was sealed", got=item.found, expected=item.expected)
+                    for item in findings if item.level is Level.BLOCKING]  # fmt: skip
+        raise CheckFailed(*problems)
+    with open_bundle(bundle) as run_dir:
+        _require_same_analysis(run_dir)
+        return Recorded(
+            bundle_id=sha256_file(run_dir.checksums),
+            plan=launch.load_plan(run_dir),
+            inputs=_read_inputs(run_dir),
+            analysis=Analysis.from_json(load_json(run_dir.analysis), str(run_dir.analysis)),
+            manifests=load_manifests(run_dir),
+        )
+
+
+def load_manifests(run_dir: RunDir) -> tuple[Manifest, ...]:
+    return tuple(
+        Manifest.from_json(load_json(node.manifest), str(node.manifest))
+        for node in run_dir.node_dirs()
+        if node.manifest.is_file()
+    )
+
+
+def prepare(recorded: Recorded, *, cluster: str | None = None, profile: str | None = None) -> Prepared:
+    """The same experiment, rendered for here, and how this machine differs from the recorded one.
+
+    Raises:
+        SpecError: no such profile, or one that belongs to another cluster.
+    """
+    plan, inputs = recorded.plan, recorded.inputs
+    if cluster is not None or profile is not None:
+        loaded = launch.resolve_profile(profile, cluster)
+        plan = dataclasses.replace(plan, profile=loaded.model)
+        inputs = dataclasses.replace(inputs, profile=loaded.data)
+    here = probe_node("here")
+    drift = diff_manifests(recorded.manifests[0], here) if recorded.manifests else []
+    return Prepared(recorded=recorded, launch=launch.render(plan, inputs), drift=tuple(drift))
+
+
+def check_drift(drift: tuple[Finding, ...], *, is_accepted: bool) -> None:
+    """Stop at blocking drift unless the user accepted it.
+
+    Raises:
+        CheckFailed: listing each blocking difference.
+    """
+    blocking = [item for item in drift if item.level is Level.BLOCKING]
+    if blocking and not is_accepted:
+        problems = [Problem(item.where, "differs from the recorded machine", got=item.found, expected=item.expected)
+                    for item in blocking]  # fmt: skip
+        last = dataclasses.replace(problems[-1], hint="--yes runs it all the same; the comparison will say so")
+        raise CheckFailed(*problems[:-1], last)
+
+
+def run(prepared: Prepared, tell: Callable[[str], None]) -> Comparison:
+    """Submit, wait, and compare the new result with the recorded one.
+
+    Raises:
+        CheckFailed: the new run was not sealed.
+    """
+    launched = launch.submit(prepared.launch, [("replay_of", prepared.recorded.bundle_id)])
+    tell(f"run directory: {launched.run_dir.root}")
+    launch.wait(launched, tell)
+    result = launch.finish(launched.run_dir)
+    tell(f"bundle: {result.bundle}  (id {result.bundle_id[:12]})")
+    return compare_analyses(prepared.recorded.analysis, result.analysis, drift=prepared.drift)
+
+
+def _require_same_analysis(run_dir: RunDir) -> None:
+    sealed = run_dir.analysis.read_bytes() if run_dir.analysis.is_file() else b""
+    again = dump_json(analyse(run_dir).to_json())
+    if sealed == again:
+        return
+    where = _first_difference(sealed, again)
+    raise CheckFailed(
+        Problem(f"bundle: {run_dir.analysis.relative_to(run_dir.root)}", f"the logs do not give the sealed analysis "
+                f"({where})", expected="the same bytes", hint="the logs, the analysis or rlk-repro itself was changed")
+    )  # fmt: skip
+
+
+def _first_difference(sealed: bytes, again: bytes) -> str:
+    for number, (left, right) in enumerate(zip(sealed.splitlines(), again.splitlines(), strict=False), start=1):
+        if left != right:
+            return f"line {number}: sealed {left.decode(errors='replace').strip()}, " \
+                   f"now {right.decode(errors='replace').strip()}"  # fmt: skip
+    return f"sealed {len(sealed)} bytes, now {len(again)}"
+
+
+def _read_inputs(run_dir: RunDir) -> Inputs:
+    return Inputs(
+        run=run_dir.run_yaml.read_bytes(),
+        stack=run_dir.stack_yaml.read_bytes(),
+        hardware=run_dir.hardware_yaml.read_bytes(),
+        profile=run_dir.profile_yaml.read_bytes(),
+    )
