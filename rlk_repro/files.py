@@ -9,9 +9,10 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from rlk_repro.errors import BundleUnreadable, Problem
 from rlk_repro.units import canonical
@@ -19,13 +20,14 @@ from rlk_repro.units import canonical
 CHUNK_BYTES: Final = 1 << 20
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write through a temporary file in the same folder, then rename; a kill leaves the old file or the new one."""
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A seekable stream that becomes ``path`` when the block ends well; a kill leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         Path(temporary).chmod(0o644)
@@ -33,6 +35,12 @@ def write_bytes(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a whole file by way of ``replacing``."""
+    with replacing(path) as stream:
+        stream.write(data)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -61,13 +69,22 @@ def load_json(path: Path, *, schema: int | None = None) -> Any:
         BundleUnreadable: absent, not JSON, or ``schema`` newer than this version understands.
     """
     try:
-        value = json.loads(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         raise BundleUnreadable(Problem(str(path), "missing", expected="a JSON file")) from None
-    except (ValueError, RecursionError, OSError) as error:
+    except OSError as error:
         raise BundleUnreadable(Problem(str(path), f"not readable as JSON ({error})")) from None
+    return parse_json(str(path), data, schema=schema)
+
+
+def parse_json(where: str, data: bytes, *, schema: int | None = None) -> Any:
+    """The same for bytes at hand, such as a member of a bundle."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BundleUnreadable(Problem(where, f"not readable as JSON ({error})")) from None
     if schema is not None:
-        check_schema(str(path), value, schema)
+        check_schema(where, value, schema)
     return value
 
 
@@ -86,6 +103,11 @@ def check_schema(where: str, value: Any, schema: int) -> None:
                 hint="upgrade rlk-repro",
             )
         )
+
+
+def printable(name: str) -> str:
+    """A file's name as a message shows it: quoted where it holds control characters or undecodable bytes."""
+    return name if name.isprintable() else ascii(name)
 
 
 def sha256_bytes(data: bytes) -> str:

@@ -14,6 +14,7 @@ RUNS_VARIABLE: Final = "RLK_REPRO_RUNS"
 TRIALS: Final = "trials"
 NODES: Final = "nodes"
 OPS_SUFFIX: Final = ".jsonl"
+STDOUT: Final = "stdout.log"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class TrialDir:
 
     @property
     def stdout(self) -> Path:
-        return self.path / "stdout.log"
+        return self.path / STDOUT
 
     @property
     def exit(self) -> Path:
@@ -84,6 +85,11 @@ class NodeDir:
     def ray(self) -> Path:
         return self.path / "ray"
 
+    @property
+    def earlier(self) -> Path:
+        """What this node's agents of earlier allocations wrote, in folders ``1``, ``2``, …."""
+        return self.path / "earlier"
+
 
 @dataclass(frozen=True)
 class RunDir:
@@ -93,7 +99,7 @@ class RunDir:
 
     @property
     def run_id(self) -> str:
-        return self.root.name
+        return self.root.absolute().name
 
     # the author's bytes
     @property
@@ -141,6 +147,18 @@ class RunDir:
         return self.root / "rollouts"
 
     @property
+    def rollout_template(self) -> str:
+        """How trainers are told the files of stored rollouts; ``{rollout_id}`` is theirs to fill in."""
+        return str(self.rollouts.absolute() / "{rollout_id}.pt")
+
+    def rollout_file(self, rollout_id: int) -> Path:
+        return self.rollouts / f"{rollout_id}.pt"
+
+    @property
+    def rollouts_log(self) -> Path:
+        return self.rollouts / STDOUT
+
+    @property
     def nodes(self) -> Path:
         return self.root / NODES
 
@@ -157,10 +175,18 @@ class RunDir:
     def trial(self, name: str) -> TrialDir:
         return TrialDir(self.trials / name)
 
+    def trial_dirs(self) -> list[TrialDir]:
+        """Those that are there, in plan order."""
+        found = [path for path in _folders(self.trials) if path.name.partition("-")[0].isdecimal()]
+        return [TrialDir(path) for path in sorted(found, key=lambda path: int(path.name.partition("-")[0]))]
+
     @property
     def interrupted(self) -> Path:
-        """Trials set aside by ``--resume``; kept as evidence, never counted."""
+        """Trials set aside by ``--resume``, in folders ``1``, ``2``, …; kept as evidence, never counted."""
         return self.root / "interrupted"
+
+    def interrupted_trial(self, attempt: int, name: str) -> TrialDir:
+        return TrialDir(self.interrupted / str(attempt) / name)
 
     @property
     def agent_log(self) -> Path:
@@ -197,6 +223,15 @@ class RunDir:
         return self.root / ".state.json"
 
     @property
+    def agent_output(self) -> Path:
+        """What a local agent itself prints: nothing, unless it breaks."""
+        return self.root / ".agent.log"
+
+    def end_marker(self, node: str) -> Path:
+        """Holds the allocation that this node's agent has finished."""
+        return self.root / f".ended-{node}"
+
+    @property
     def is_sealed(self) -> bool:
         return self.checksums.is_file()
 
@@ -222,6 +257,11 @@ def libraries_beside(ops_folder: Path) -> Path:
 def runs_root() -> Path:
     """Where run directories go: ``$RLK_REPRO_RUNS``, else ``./runs``."""
     return Path(os.environ.get(RUNS_VARIABLE) or "runs")
+
+
+def next_number(parent: Path) -> int:
+    """The number of the next folder in ``earlier`` or ``interrupted``."""
+    return max((int(path.name) for path in _folders(parent) if path.name.isdecimal()), default=0) + 1
 
 
 def _folders(parent: Path) -> list[Path]:

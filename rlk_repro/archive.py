@@ -1,0 +1,276 @@
+"""The tar of a bundle: written in one way, read with suspicion, never held in memory.
+
+Not here: which files a bundle holds (bundle.py) and whether they are the right ones (verify.py).
+The format: docs/bundle-format.md.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+from rlk_repro.files import printable
+from rlk_repro.gzip_stream import GzipReader, GzipWriter, Limits, Place
+from rlk_repro.units import format_bytes
+
+_BLOCK_BYTES: Final = tarfile.BLOCKSIZE
+_ZERO_BLOCK: Final = bytes(_BLOCK_BYTES)
+_FILE_MODE: Final = 0o644
+_CODEC: Final = ("utf-8", "surrogateescape")
+
+_MAX_NAME_BYTES: Final = 1024
+_MAX_PART_BYTES: Final = 255
+_MAX_EXTENSION_BYTES: Final = 1 << 16
+_MAX_EXTENSIONS: Final = 2
+_FILE_TYPES: Final = {tarfile.REGTYPE, tarfile.AREGTYPE}
+_REFUSED_TYPES: Final = {
+    tarfile.SYMTYPE: "a symbolic link",
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.GNUTYPE_LONGLINK: "a link",
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a named pipe",
+    tarfile.GNUTYPE_SPARSE: "a sparse file",
+    tarfile.XGLTYPE: "a global pax header",
+}
+_PAX_RECORD: Final = re.compile(rb"([1-9][0-9]{0,5}) ([^=\n]+)=")
+_DRIVE: Final = re.compile(r"[A-Za-z]:|\\")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One file or folder; ``name`` is relative to the top folder and empty for the top folder itself."""
+
+    name: str
+    size_bytes: int
+    is_folder: bool = False
+
+
+def find_unsafe(path: str) -> str | None:
+    """Why a path in an archive must not be unpacked, or None."""
+    parts = path.split("/")
+    if path.startswith("/"):
+        return "absolute path"
+    if ".." in parts:
+        return "path leaves the bundle"
+    if "\0" in path:
+        return "NUL in the name"
+    if _DRIVE.match(path):
+        return "path with a drive or share"
+    if "" in parts or "." in parts:
+        return "path with an empty part"
+    if len(path.encode(*_CODEC)) > _MAX_NAME_BYTES or any(
+        len(part.encode(*_CODEC)) > _MAX_PART_BYTES for part in parts
+    ):
+        return "name too long"
+    return None
+
+
+def render_header(path: str, size_bytes: int) -> bytes:
+    """The header blocks of a file: GNU format, owner 0, time 0, mode 644, a long name in a block of its own."""
+    info = tarfile.TarInfo(path)
+    info.size = size_bytes
+    info.mode = _FILE_MODE
+    return info.tobuf(tarfile.GNU_FORMAT, *_CODEC)
+
+
+class ArchiveWriter:
+    """Writes files below one top folder, in the order they are added."""
+
+    def __init__(self, stream: BinaryIO, top: str) -> None:
+        self._gzip = GzipWriter(stream)
+        self._top = top
+
+    def add(self, member: Member, pieces: Iterable[bytes | memoryview]) -> int:
+        """Write one file and return how many bytes of it came; the archive is void unless that is its size."""
+        self._gzip.write(render_header(f"{self._top}/{member.name}", member.size_bytes))
+        num_bytes = 0
+        for piece in pieces:
+            num_bytes += len(piece)
+            self._gzip.write(piece)
+        self._gzip.write(bytes(-num_bytes % _BLOCK_BYTES))
+        return num_bytes
+
+    def close(self) -> None:
+        self._gzip.write(2 * _ZERO_BLOCK)
+        self._gzip.close()
+
+
+class ArchiveReader:
+    """Iterates over members; ``data`` streams the current one.
+
+    Whatever a bundle never holds is refused on sight with BundleUnreadable, naming the archive and the member.  At the
+    end of the iteration the whole file has been read, and its length and CRC were right.
+
+    Attributes:
+        top: the single top folder, known from the first member on.
+        packed_digest: see ``GzipReader``.
+        foreign_member: the first member whose header or padding ``ArchiveWriter`` would have written otherwise.
+    """
+
+    def __init__(
+        self,
+        stream: BinaryIO,
+        archive: str,
+        *,
+        limits: Limits | None = None,
+        see_compressed: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """``see_compressed`` gets every byte after the gzip header, in order."""
+        self._place = Place(archive)
+        self._limits = limits or Limits()
+        self._gzip = GzipReader(stream, self._place, self._limits, see_compressed)
+        self._num_unread_bytes = 0
+        self._is_file: dict[str, bool | None] = {}
+        self.top = ""
+        self.packed_digest = self._gzip.packed_digest
+        self.foreign_member: str | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        while (member := self._next_member()) is not None:
+            self._num_unread_bytes = member.size_bytes
+            yield member
+            for _ in self.data():
+                pass
+            if self._take(-member.size_bytes % _BLOCK_BYTES).strip(b"\0"):
+                self._note_foreign(member.name)
+        self._check_end()
+
+    def data(self) -> Iterator[memoryview]:
+        """The rest of the current member, piece by piece."""
+        while self._num_unread_bytes:
+            piece = self._gzip.next_piece(self._num_unread_bytes)
+            if not piece:
+                self._place.refuse("ends inside a member")
+            self._num_unread_bytes -= len(piece)
+            yield piece
+
+    def _take(self, num_bytes: int) -> bytes:
+        data = b""
+        while len(data) < num_bytes:
+            piece = self._gzip.next_piece(num_bytes - len(data))
+            if not piece:
+                self._place.refuse("ends without an end-of-archive mark")
+            data += piece
+        return data
+
+    def _next_member(self) -> Member | None:
+        blocks = b""
+        overrides: dict[str, str] = {}
+        for _ in range(_MAX_EXTENSIONS + 1):
+            block = self._take(_BLOCK_BYTES)
+            if block == _ZERO_BLOCK and not blocks:
+                return None
+            blocks += block
+            info = self._parse_header(block)
+            if info.type not in {tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME}:
+                return self._admit(info, overrides, blocks)
+            body = self._take_extension(info.size)
+            blocks += body + bytes(-len(body) % _BLOCK_BYTES)
+            overrides |= self._parse_pax(body) if info.type == tarfile.XHDTYPE else {"path": _parse_long_name(body)}
+        return self._place.refuse("refused, too many headers for one member")
+
+    def _parse_header(self, block: bytes) -> tarfile.TarInfo:
+        try:
+            info = tarfile.TarInfo.frombuf(block, *_CODEC)
+        except tarfile.HeaderError as error:
+            self._place.refuse(f"no tar header where one is due ({error})")
+        if info.size < 0:
+            self._place.refuse("no tar header where one is due (negative size)")
+        return info
+
+    def _take_extension(self, num_bytes: int) -> bytes:
+        if num_bytes > _MAX_EXTENSION_BYTES:
+            limit = format_bytes(_MAX_EXTENSION_BYTES)
+            self._place.refuse("refused, name too long", got=format_bytes(num_bytes), expected=f"at most {limit}")
+        body = self._take(num_bytes)
+        self._take(-num_bytes % _BLOCK_BYTES)
+        return body
+
+    def _parse_pax(self, body: bytes) -> dict[str, str]:
+        records: dict[str, str] = {}
+        position = 0
+        while position < len(body):
+            match = _PAX_RECORD.match(body, position)
+            end = position + int(match[1]) if match else 0
+            if match is None or end <= match.end() or body[end - 1 : end] != b"\n":
+                self._place.refuse("broken pax header where one is due")
+            records[match[2].decode(*_CODEC)] = body[match.end() : end - 1].decode(*_CODEC)
+            position = end
+        return records
+
+    def _admit(self, info: tarfile.TarInfo, overrides: dict[str, str], blocks: bytes) -> Member:
+        """The member, once type, name and size have passed."""
+        is_folder = info.type == tarfile.DIRTYPE
+        path = overrides.get("path", info.name)
+        path = path.removesuffix("/") if is_folder else path
+        self._place.member = path
+        self._check_type(info.type, overrides)
+        unsafe = find_unsafe(path)
+        if unsafe is not None:
+            self._place.refuse(f"refused, {unsafe}")
+        size_bytes = self._find_size(info, overrides)
+        self._gzip.check_room(size_bytes)
+        if is_folder and size_bytes:
+            self._place.refuse("refused, a folder with content")
+        name = self._enter_top(path, is_folder)
+        self._register(name, is_file=not is_folder)
+        if self.packed_digest is None and self.foreign_member is None and blocks != render_header(path, size_bytes):
+            self._note_foreign(name)
+        return Member(name=name, size_bytes=size_bytes, is_folder=is_folder)
+
+    def _check_type(self, kind: bytes, overrides: dict[str, str]) -> None:
+        if kind not in _FILE_TYPES and kind != tarfile.DIRTYPE:
+            self._place.refuse(f"refused, {_REFUSED_TYPES.get(kind, f'a tar entry of type {kind!a}')}")
+        if any(key.startswith("GNU.sparse") for key in overrides):
+            self._place.refuse("refused, a sparse file")
+
+    def _find_size(self, info: tarfile.TarInfo, overrides: dict[str, str]) -> int:
+        text = overrides.get("size", str(info.size))
+        if not re.fullmatch("[0-9]{1,20}", text):
+            self._place.refuse("refused, size is not a number", got=text)
+        return int(text)
+
+    def _enter_top(self, path: str, is_folder: bool) -> str:
+        """The name below the top folder."""
+        top, _, name = path.partition("/")
+        self.top = self.top or top
+        if top != self.top or not (name or is_folder):
+            self._place.refuse("refused, outside the top folder", expected=f"a path in {printable(self.top)}/")
+        self._place.member = name or top
+        return name
+
+    def _register(self, name: str, *, is_file: bool) -> None:
+        """Refuse a name met before, a file where a folder is, and one entry too many.
+
+        ``_is_file`` holds True for files, False for folders, None for folders known only as part of a path.
+        """
+        if name in self._is_file and (is_file or self._is_file[name] is not None):
+            self._place.refuse("refused, appears twice")
+        self._is_file[name] = is_file
+        while name:
+            name = name.rpartition("/")[0]
+            if self._is_file.setdefault(name, None):
+                self._place.refuse("refused, lies inside a file")
+        if len(self._is_file) > self._limits.num_members:
+            self._place.refuse("refused, too many members", expected=f"at most {self._limits.num_members}")
+
+    def _note_foreign(self, name: str) -> None:
+        self.foreign_member = self.foreign_member or name
+
+    def _check_end(self) -> None:
+        self._place.member = ""
+        if not self.top:
+            self._place.refuse("holds nothing")
+        if self._take(_BLOCK_BYTES) != _ZERO_BLOCK:
+            self._place.refuse("ends without an end-of-archive mark")
+        while piece := self._gzip.next_piece(_BLOCK_BYTES << 7):
+            if bytes(piece).strip(b"\0"):
+                self._place.refuse("data after the end of the archive")
+
+
+def _parse_long_name(body: bytes) -> str:
+    return body.removesuffix(b"\0").decode(*_CODEC)

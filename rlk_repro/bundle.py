@@ -1,0 +1,331 @@
+"""Sealing, packing, opening and listing a bundle.  The format: docs/bundle-format.md.
+
+Nothing here checks one: that is verify.py's business.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from rlk_repro.archive import ArchiveReader, ArchiveWriter, Member, find_unsafe
+from rlk_repro.checksums import (
+    CHECKSUMS,
+    HashThread,
+    Piece,
+    diff_checksums,
+    parse_checksums,
+    render_checksums,
+    sort_key,
+)
+from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.files import CHUNK_BYTES, parse_json, printable, replacing, sha256_bytes, write_bytes
+from rlk_repro.findings import Finding
+from rlk_repro.gzip_stream import Limits
+from rlk_repro.results import TrialStatus
+from rlk_repro.rundir import NODES, TRIALS, RunDir
+from rlk_repro.units import format_bytes
+
+MAX_OWN_BYTES: Final = 16 << 20
+_LAYOUT: Final = RunDir(Path())
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleInfo:
+    """What a bundle holds.  ``bundle_id`` is None where it was never sealed; ``trials`` are names with exit status."""
+
+    run_id: str
+    bundle_id: str | None
+    num_files: int
+    size_bytes: int
+    trials: Mapping[str, str]
+    nodes: tuple[str, ...]
+
+    @property
+    def is_sealed(self) -> bool:
+        return self.bundle_id is not None
+
+    def lines(self) -> list[str]:
+        """The same for reading."""
+        seal = self.bundle_id or "none: interrupted or not finished"
+        trials = [f"trial {name}: {status}" for name, status in self.trials.items()]
+        files = f"{self.num_files} files, {format_bytes(self.size_bytes)}"
+        return [f"run {self.run_id}", f"id {seal}", files, f"nodes {', '.join(self.nodes) or 'none'}", *trials]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "bundle_id": self.bundle_id,
+            "num_files": self.num_files,
+            "size_bytes": self.size_bytes,
+            "trials": dict(self.trials),
+            "nodes": list(self.nodes),
+        }
+
+
+class FolderReader:
+    """The packed files of a run directory, read like an ``ArchiveReader``: iterate over members, ``data`` streams one.
+
+    Attributes:
+        top: the run id, the archive's top folder.
+        refused: what cannot be packed, by name: links, devices, unreadable files.  Complete after the iteration.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self.top = run_dir.run_id
+        self._stream: BinaryIO | None = None
+        self._num_unread_bytes = 0
+        self.refused: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[Member]:
+        for name in self._find_names():
+            try:
+                stream = (self._run_dir.root / name).open("rb")
+            except FileNotFoundError:  # gone since it was listed: not here is what counts
+                continue
+            except OSError as error:
+                self.refused[name] = f"unreadable ({error.strerror})"
+                continue
+            with stream as self._stream:
+                self._num_unread_bytes = os.fstat(stream.fileno()).st_size
+                yield Member(name=name, size_bytes=self._num_unread_bytes)
+
+    def data(self) -> Iterator[bytes]:
+        """The current member up to the size that was announced, even where the file grows; less where it shrinks."""
+        assert self._stream is not None
+        while piece := self._stream.read(min(self._num_unread_bytes, CHUNK_BYTES)):
+            self._num_unread_bytes -= len(piece)
+            yield piece
+
+    def check(self) -> None:
+        """Raise CheckFailed for everything refused."""
+        if self.refused:
+            root = self._run_dir.root
+            raise CheckFailed(
+                *(
+                    Problem(f"{root}/{printable(name)}", what, expected="a regular file")
+                    for name, what in self.refused.items()
+                )
+            )
+
+    def _find_names(self) -> list[str]:
+        names = []
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            for entry in self._list(folder):
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if not self._run_dir.is_packed(name):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(name)
+                elif (problem := self._find_problem(name, entry)) is not None:
+                    self.refused[name] = problem
+                else:
+                    names.append(name)
+        return sorted(names, key=sort_key)
+
+    def _list(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self._run_dir.root / folder) as entries:
+                return list(entries)
+        except OSError as error:
+            self.refused[folder or "."] = f"unreadable ({error.strerror})"
+            return []
+
+    def _find_problem(self, name: str, entry: os.DirEntry[str]) -> str | None:
+        if entry.is_symlink():
+            return "a symbolic link"
+        if not entry.is_file(follow_symlinks=False):
+            return "a device, socket or named pipe"
+        return find_unsafe(f"{self.top}/{name}")
+
+
+def seal(run_dir: RunDir) -> str:
+    """Write SHA256SUMS over every packed file and return the bundle id, its sha256.
+
+    Raises:
+        CheckFailed: a link or device in the directory, or it was sealed before and differs now.
+    """
+    reader = FolderReader(run_dir)
+    with HashThread() as hashes:
+        for member in reader:
+            if member.name != CHECKSUMS:
+                for _ in hashes.pass_through(member.name, member.size_bytes, reader.data()):
+                    pass
+        digests = hashes.finish()
+    reader.check()
+    if run_dir.is_sealed:
+        _check_seal(run_dir, digests)
+    else:
+        write_bytes(run_dir.checksums, render_checksums(digests))
+    return sha256_bytes(run_dir.checksums.read_bytes())
+
+
+def pack(run_dir: RunDir, target: Path | None = None) -> Path:
+    """Write the run directory as a bundle, by default to ``run_dir.bundle``; sealed or not.
+
+    Raises:
+        CheckFailed: a link or device in the directory, a sealed file that changed, a file that shrank meanwhile.
+    """
+    target = target or run_dir.bundle
+    reader = FolderReader(run_dir)
+    with replacing(target) as stream, HashThread() as hashes:
+        writer = ArchiveWriter(stream, run_dir.run_id)
+        for member in reader:
+            num_bytes = writer.add(member, hashes.pass_through(member.name, member.size_bytes, reader.data()))
+            if num_bytes < member.size_bytes:
+                where = f"{run_dir.root}/{printable(member.name)}"
+                raise CheckFailed(
+                    Problem(where, "shrank while it was packed", got=num_bytes, expected=f"{member.size_bytes} bytes")
+                )
+        reader.check()
+        writer.close()
+        if run_dir.is_sealed:
+            _check_seal(run_dir, hashes.finish())
+    return target
+
+
+def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> RunDir:
+    """Unpack into a new folder and return the run directory in it; on failure the folder does not appear.
+
+    Raises:
+        BundleUnreadable: broken, unsafe or beyond the limits.
+        SpecError: the destination exists.
+        EnvironmentMissing: it cannot be written.
+    """
+    if destination.exists():
+        raise SpecError(Problem(str(destination), "already exists", expected="a new folder"))
+    with open_archive(bundle, limits=limits) as reader:
+        try:
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".partial-") as folder:
+                partial = Path(folder) / "bundle"
+                _write_members(reader, partial)
+                partial.rename(destination)
+        except OSError as error:
+            raise EnvironmentMissing(Problem(str(destination), f"cannot be written ({error.strerror})")) from error
+    return RunDir(destination / reader.top)
+
+
+@contextmanager
+def open_bundle(path: Path) -> Iterator[RunDir]:
+    """A run directory as it is, or a bundle unpacked for the duration of the block.
+
+    Raises:
+        BundleUnreadable: as ``unpack``.
+    """
+    if path.is_dir():
+        yield RunDir(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-") as folder:
+        yield unpack(path, Path(folder) / "bundle")
+
+
+def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
+    """What a bundle or run directory holds, unchecked.  A bundle is inflated once; nothing is hashed or unpacked.
+
+    Raises:
+        BundleUnreadable: as ``verify_bundle``.
+    """
+    if path.is_dir():
+        return _inspect(FolderReader(RunDir(path)))
+    with open_archive(path, limits=limits) as reader:
+        return _inspect(reader)
+
+
+@contextmanager
+def open_archive(
+    path: Path, *, limits: Limits | None = None, see_compressed: Callable[[bytes], None] | None = None
+) -> Iterator[ArchiveReader]:
+    """The members of a bundle, streamed without unpacking."""
+    if not path.is_file():
+        raise BundleUnreadable(Problem(str(path), "no such file", expected="a bundle or a run directory"))
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise BundleUnreadable(Problem(str(path), f"cannot be opened ({error.strerror})")) from error
+    with stream:
+        yield ArchiveReader(stream, str(path), limits=limits, see_compressed=see_compressed)
+
+
+def _check_seal(run_dir: RunDir, digests: Mapping[str, str]) -> None:
+    listed, findings = parse_checksums(run_dir.checksums.read_bytes())
+    found = {name: digest for name, digest in digests.items() if name != CHECKSUMS}
+    findings += diff_checksums(listed, found)
+    if findings:
+        raise CheckFailed(*(_make_problem(run_dir, finding) for finding in findings))
+
+
+def _make_problem(run_dir: RunDir, finding: Finding) -> Problem:
+    return Problem(
+        f"{run_dir.root}/{finding.where}",
+        f"differs from what was sealed: {finding.found}",
+        expected=finding.expected,
+    )
+
+
+def _write_members(reader: ArchiveReader, folder: Path) -> None:
+    folder.mkdir()
+    for member in reader:
+        path = folder / reader.top / member.name
+        if member.is_folder:
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as stream:
+            for piece in reader.data():
+                stream.write(piece)
+
+
+def read_own(pieces: Iterable[Piece]) -> bytes | None:
+    """One of our own small files, or None where it is too large for one; the pieces are exhausted either way."""
+    data = bytearray()
+    num_bytes = 0
+    for piece in pieces:
+        num_bytes += len(piece)
+        if num_bytes <= MAX_OWN_BYTES:
+            data += piece
+    return bytes(data) if num_bytes <= MAX_OWN_BYTES else None
+
+
+def _inspect(reader: ArchiveReader | FolderReader) -> BundleInfo:
+    sizes_bytes = []
+    nodes: set[str] = set()
+    trials: dict[str, str] = {}
+    bundle_id = None
+    for member in reader:
+        parts = member.name.split("/")
+        if not member.is_folder:
+            sizes_bytes.append(member.size_bytes)
+        if member.name == CHECKSUMS:
+            bundle_id = sha256_bytes(read_own(reader.data()) or b"")
+        elif parts[0] == NODES and len(parts) > 2:
+            nodes.add(parts[1])
+        elif parts[0] == TRIALS and len(parts) > 2:
+            trials.setdefault(parts[1], TrialStatus.MISSING)
+            if member.name == str(_LAYOUT.trial(parts[1]).exit):
+                trials[parts[1]] = _read_status(reader.data())
+    return BundleInfo(
+        run_id=reader.top,
+        bundle_id=bundle_id,
+        num_files=len(sizes_bytes),
+        size_bytes=sum(sizes_bytes),
+        trials=trials,
+        nodes=tuple(sorted(nodes)),
+    )
+
+
+def _read_status(pieces: Iterable[Piece]) -> str:
+    try:
+        value = parse_json("", read_own(pieces) or b"")
+    except BundleUnreadable:
+        return "unreadable"
+    status = value.get("status") if isinstance(value, dict) else None
+    return status if isinstance(status, str) else "not recorded"

@@ -1,0 +1,169 @@
+"""Is this bundle what was sealed?  Everything that is wrong, in one pass and without unpacking.
+
+Whether its numbers can be had again from its logs is replay's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from rlk_repro import manifest, results
+from rlk_repro.archive import ArchiveReader
+from rlk_repro.bundle import MAX_OWN_BYTES, FolderReader, open_archive, read_own
+from rlk_repro.checksums import CHECKSUMS, HashThread, diff_checksums, parse_checksums
+from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.files import parse_json, printable
+from rlk_repro.findings import Finding, Level, sort_findings
+from rlk_repro.gzip_stream import Limits
+from rlk_repro.rundir import RunDir
+from rlk_repro.units import format_bytes
+
+_LAYOUT: Final = RunDir(Path())
+_PARTS_OF_NODE_AND_TRIAL_FILES: Final = 3
+# The newest schema of each file that this version reads; tests compare them with the modules that write the files.
+_SCHEMAS: Final = {
+    str(_LAYOUT.plan): 1,
+    str(_LAYOUT.submission): 1,
+    str(_LAYOUT.analysis): results.SCHEMA,
+    str(_LAYOUT.node("*").manifest): manifest.SCHEMA,
+    str(_LAYOUT.trial("*").exit): 1,
+}
+
+
+@dataclass
+class _Contents:
+    """What one pass over the members gathers besides digests."""
+
+    checksums: bytes | None = None
+    folders: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def verify_bundle(path: Path, *, limits: Limits | None = None) -> list[Finding]:
+    """Check a bundle or a run directory against its SHA256SUMS, and the schema numbers of our own JSON files.
+
+    Returns:
+        Blocking: changed, missing, extra, malformed, unsealed, newer schema, repacked wrongly.  Warning: packed by
+        another tool, where owners, modes and times are not ours to judge.  No finding: as sealed.
+
+    Raises:
+        BundleUnreadable: the archive cannot be read to its end, or is unsafe.  Names the members damaged before that.
+    """
+    findings = _verify_folder(RunDir(path)) if path.is_dir() else _verify_archive(path, limits)
+    return sort_findings(findings)
+
+
+def _verify_folder(run_dir: RunDir) -> list[Finding]:
+    reader = FolderReader(run_dir)
+    contents = _Contents()
+    with HashThread() as hashes:
+        _read(reader, hashes, contents)
+        digests = hashes.finish()
+    refused = [Finding(Level.BLOCKING, name, "a regular file", what) for name, what in reader.refused.items()]
+    return [*contents.findings, *refused, *_compare(contents, digests)]
+
+
+def _verify_archive(path: Path, limits: Limits | None) -> list[Finding]:
+    contents = _Contents()
+    packed = hashlib.sha256()
+    with (
+        HashThread() as hashes,
+        open_archive(path, limits=limits, see_compressed=lambda piece: hashes.submit(packed.update, piece)) as reader,
+    ):
+        try:
+            _read(reader, hashes, contents)
+        except BundleUnreadable as error:
+            raise BundleUnreadable(*error.problems, *_find_damaged(path, contents, hashes.finish())) from None
+        digests = hashes.finish()
+    packing = _check_packing(path, reader, packed.digest())
+    return [*contents.findings, *_compare(contents, digests), *_find_extra_folders(contents, digests), *packing]
+
+
+def _read(reader: ArchiveReader | FolderReader, hashes: HashThread, contents: _Contents) -> None:
+    for member in reader:
+        name = member.name
+        if member.is_folder:
+            contents.folders.append(name)
+            continue
+        pieces = hashes.pass_through(name, member.size_bytes, reader.data())
+        schema = _find_schema(name)
+        if name != CHECKSUMS and schema is None:
+            for _ in pieces:
+                pass
+            continue
+        data = read_own(pieces)
+        if data is None:
+            found = format_bytes(member.size_bytes)
+            limit = f"at most {format_bytes(MAX_OWN_BYTES)}"
+            contents.findings.append(Finding(Level.BLOCKING, printable(name), limit, found))
+        elif schema is None:
+            contents.checksums = data
+        else:
+            contents.findings += _check_schema(name, data, schema)
+
+
+def _find_schema(name: str) -> int | None:
+    """The newest schema of one of our own files, None for any other."""
+    parts = name.split("/")
+    if len(parts) == _PARTS_OF_NODE_AND_TRIAL_FILES:
+        parts[1] = "*"
+    return _SCHEMAS.get("/".join(parts))
+
+
+def _check_schema(name: str, data: bytes, schema: int) -> list[Finding]:
+    try:
+        parse_json(name, data, schema=schema)
+    except BundleUnreadable as error:
+        expected = f"JSON of schema {schema} or older"
+        return [Finding(Level.BLOCKING, printable(name), expected, str(problem)) for problem in error.problems]
+    return []
+
+
+def _compare(contents: _Contents, digests: Mapping[str, str]) -> list[Finding]:
+    if contents.checksums is None:
+        return [Finding(Level.BLOCKING, CHECKSUMS, "a seal", "none: the run was interrupted or is not finished")]
+    listed, findings = parse_checksums(contents.checksums)
+    found = {name: digest for name, digest in digests.items() if name != CHECKSUMS}
+    return [*findings, *diff_checksums(listed, found)]
+
+
+def _find_damaged(path: Path, contents: _Contents, digests: Mapping[str, str]) -> list[Problem]:
+    """Members read before the archive broke off whose bytes are not those that were sealed."""
+    if contents.checksums is None:
+        return []
+    listed, _ = parse_checksums(contents.checksums)
+    return [
+        Problem(f"{path}: {printable(name)}", "damaged", got=digest, expected=listed.get(name, "no such member"))
+        for name, digest in digests.items()
+        if name != CHECKSUMS and listed.get(name) != digest
+    ]
+
+
+def _find_extra_folders(contents: _Contents, digests: Mapping[str, str]) -> list[Finding]:
+    """Folder members that hold no file; their names are in nobody's checksum."""
+    used = {str(parent) for name in digests for parent in PurePosixPath(name).parents} | {""}
+    return [
+        Finding(Level.BLOCKING, f"{printable(name)}/", "nothing", "an extra folder")
+        for name in contents.folders
+        if name not in used
+    ]
+
+
+def _check_packing(path: Path, reader: ArchiveReader, digest: bytes) -> list[Finding]:
+    """Our own archives are exactly as packed, or the file was altered; other tools' archives are said to be so."""
+    if reader.packed_digest == digest:
+        return []
+    if reader.packed_digest is not None:
+        found = "other bytes that hold the same content"
+        return [Finding(Level.BLOCKING, str(path), "the bytes that were packed", found)]
+    findings = [
+        Finding(Level.WARNING, str(path), "packed by rlk-repro", "packed by another tool; the content is checked")
+    ]
+    if reader.foreign_member is not None:
+        where, found = printable(reader.foreign_member), "another owner, mode, time or padding, here first"
+        findings.append(Finding(Level.WARNING, where, "a header as rlk-repro writes it", found))
+    return findings
