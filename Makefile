@@ -1,0 +1,81 @@
+# `make` prints this help.  Continuous integration calls these targets and nothing else.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+PYTHON ?= python3
+# The trainer's torch.  On x86-64 Linux the default index serves a CUDA build of several GB; see docs/testing.md for CPU builds.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+  --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock"
+# Workers of the unit tests.
+JOBS ?= 2
+
+.PHONY: help demo test test-real lint types fmt goldens schemas docs-check lock bench clean
+
+help: ## Print this help
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.torch ## Install, run the smoke run, print verdict and report
+	$(BIN)/rlk-repro submit --cluster local --run smoke --wait
+
+test: $(VENV)/.dev $(VENV)/.torch ## Run the tests (a few minutes)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not real"
+
+test-real: $(VENV)/.dev $(VENV)/.torch ## Run the heavier real parts: long faults, large archives
+	$(BIN)/python -m pytest -m "real and not gpu"
+
+lint: $(VENV)/.dev ## Check style
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/.dev $(VENV)/.torch ## Check types
+	$(BIN)/mypy
+
+fmt: $(VENV)/.dev ## Format the code
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+goldens: $(VENV)/.dev $(VENV)/.torch schemas ## Rewrite golden files and generated docs
+	RLK_REPRO_GOLDENS=write $(BIN)/python -m pytest -q -m "not gpu and not real" tests/test_goldens.py
+
+schemas: $(VENV)/.base ## Rewrite manifests/schema/ from the models
+	$(BIN)/python -m rlk_repro.schemas
+
+docs-check: $(VENV)/.dev $(VENV)/.torch ## Check links, the command table and the code blocks of the docs
+	$(BIN)/python -m pytest -q tests/test_docs.py
+
+bench: $(VENV)/.dev $(VENV)/.torch ## Measure start-up, parser, bundle and statistics
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/parser.py
+	$(BIN)/python benchmarks/bundle.py
+	$(BIN)/python benchmarks/statistics.py
+
+lock: ## Rewrite the hash locks (needs uv)
+	$(COMPILE) pyproject.toml -o requirements/base.txt
+	$(COMPILE) -c requirements/base.txt --group build -o requirements/build.txt
+	$(COMPILE) -c requirements/base.txt --group dev -o requirements/dev.txt
+
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.venv:
+	PYTHON=$(PYTHON) sh tools/make-venv.sh $(VENV)
+	touch $@
+
+$(VENV)/.base: $(VENV)/.venv requirements/base.txt requirements/build.txt pyproject.toml
+	$(PIP) install --quiet --require-hashes -r requirements/base.txt -r requirements/build.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base requirements/dev.txt
+	$(PIP) install --quiet --require-hashes -r requirements/dev.txt
+	touch $@
+
+# torch stays out of the hash lock: which build is right depends on the machine.
+$(VENV)/.torch: $(VENV)/.base
+	$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' \
+	  || $(PIP) install --quiet "$(TORCH)"
+	touch $@

@@ -1,0 +1,227 @@
+"""Run directory to analysis: the only producer, pure but for reading, so that the same bytes give the same analysis.
+
+Nothing here knows when or where it runs: no clock, no environment, no folder name outside the run directory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rlk_repro.errors import BundleUnreadable
+from rlk_repro.files import load_json
+from rlk_repro.findings import Finding, Level, sort_findings
+from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
+from rlk_repro.manifest import Manifest, Unknown, diff_manifests
+from rlk_repro.plan import BASELINE, ENABLED, Plan, Trial
+from rlk_repro.results import Analysis, PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus
+from rlk_repro.rundir import RunDir, TrialDir
+from rlk_repro.stats import pair_metrics
+from rlk_repro.trials import read_trial
+from rlk_repro.verdict import judge
+
+# What the two variants may differ in: the switch itself, and where each trial writes.
+DECLARED: Final = re.compile(r"VIME_RL_KERNEL(_[A-Z_]+)?|RLK_REPRO_(OPS|LIBRARIES)_DIR")
+
+# Facts for the head of a report: label, and the places of the manifest that may hold it.
+HEADLINE_FACTS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("CPU", ("host.cpu_model",)),
+    ("CPUs", ("host.num_cpus",)),
+    ("kernel", ("host.kernel",)),
+    ("GPU", ("gpu.devices.0.name",)),
+    ("GPUs per node", ("gpu.count",)),
+    ("driver", ("gpu.driver",)),
+    ("CUDA driver", ("gpu.cuda_driver_version",)),
+    ("ROCm", ("gpu.rocm_version",)),
+    ("Python", ("code.python",)),
+    ("image", ("container.image_digest",)),
+    ("rlk-repro", ("code.rlk_repro.version",)),
+    ("rlk-repro commit", ("code.rlk_repro.commit",)),
+    ("vime commit", ("code.vime.commit",)),
+    ("RL-Kernel commit", ("code.rl_kernel.commit",)),
+    ("Megatron-LM commit", ("code.megatron.commit",)),
+)  # fmt: skip
+LIBRARIES: Final = ("torch", "nccl", "rccl", "cudnn", "cuda", "hip", "rl_kernel")
+
+
+def analyse(run_dir: RunDir) -> Analysis:
+    """Everything that can be concluded from a run directory, sealed or not.
+
+    Raises:
+        BundleUnreadable: no readable plan.  Whatever else is missing becomes a status, a reason or a finding.
+    """
+    plan = Plan.from_json(load_json(run_dir.plan), "plan.json")
+    telemetry = _read_telemetry(run_dir)
+    trials = tuple(
+        read_trial(plan, trial, run_dir.trial(trial.name), telemetry.get(trial.name)) for trial in plan.trials
+    )
+    pairs = tuple(_make_pairs(plan, {trial.name: trial for trial in trials}))
+    manifests, findings = _read_manifests(run_dir)
+    differences = [finding for pair in pairs for finding in _differences(run_dir, pair)]
+    judgement = judge(
+        plan.run.measure,
+        lane=plan.run.lane,
+        pairs=pairs,
+        trials=trials,
+        differences=differences,
+        is_exploratory=plan.is_exploratory,
+    )
+    return Analysis(
+        run=plan.run.run,
+        run_id=run_dir.run_id,
+        lane=plan.run.lane,
+        workload=plan.run.workload.kind,
+        hardware=plan.hardware.hardware,
+        stack=plan.stack.stack,
+        cluster=plan.cluster,
+        experiment_hash=plan.experiment_hash,
+        plan_hash=plan.plan_hash,
+        num_pairs_planned=len({trial.pair for trial in plan.trials if not trial.is_control}),
+        num_control_pairs_planned=len({trial.pair for trial in plan.trials if trial.is_control}),
+        num_warmup_steps=plan.run.measure.warmup_steps,
+        num_scored_steps=plan.run.measure.scored_steps,
+        facts=_facts(run_dir, manifests, trials),
+        trials=trials,
+        pairs=pairs,
+        effects=judgement.effects,
+        noise_floor=judgement.noise_floor,
+        gates=judgement.gates,
+        verdict=judgement.verdict,
+        notes=tuple(_notes(run_dir)),
+        findings=tuple(sort_findings([*findings, *differences])),
+    )
+
+
+def _read_telemetry(run_dir: RunDir) -> Mapping[str, TrialTelemetry]:
+    files = [node.telemetry for node in run_dir.node_dirs() if node.telemetry.is_file()]
+    return merge_telemetry(parse_telemetry(path) for path in files)
+
+
+def _make_pairs(plan: Plan, trials: Mapping[str, TrialResult]) -> Iterator[PairResult]:
+    for name, (first, second) in plan.pairs().items():
+        left, right = trials[first.name], trials[second.name]
+        status, reason = _pair_status(plan, left, right)
+        is_control, control_reason = _control(first, right)
+        yield PairResult(
+            pair=name,
+            is_control=is_control,
+            control_reason=control_reason,
+            status=status,
+            reason=reason,
+            first=left.name,
+            second=right.name,
+            order="AB" if first.index < second.index else "BA",
+            metrics=pair_metrics(left, right),
+        )
+
+
+def _pair_status(plan: Plan, first: TrialResult, second: TrialResult) -> tuple[PairStatus, str]:
+    ended_badly = [trial for trial in (first, second) if trial.status is not TrialStatus.OK]
+    if ended_badly:
+        return PairStatus.DROPPED, "; ".join(f"{trial.name}: {trial.status}" for trial in ended_badly)
+    if second.variant != ENABLED or second.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
+        return PairStatus.SCORED, ""
+    if second.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto" and _fell_back_everywhere(second):
+        return PairStatus.SCORED, ""
+    return PairStatus.VOID, f"{second.name}: {second.proof} ({second.proof_reason})"
+
+
+def _fell_back_everywhere(trial: TrialResult) -> bool:
+    return not any(decision.is_rl_kernel and decision.calls for decision in trial.decisions)
+
+
+def _control(first: Trial, second: TrialResult) -> tuple[bool, str]:
+    if first.is_control:
+        return True, "planned"
+    if second.proof is ProofStatus.FALLBACK and _fell_back_everywhere(second):
+        return True, f"enabled fell back everywhere: {second.proof_reason}"
+    return False, ""
+
+
+def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
+    """All readable manifests, and findings: unreadable ones, preflight's, and nodes that differ from the first."""
+    manifests: list[Manifest] = []
+    findings: list[Finding] = []
+    for node in run_dir.node_dirs():
+        name = node.path.name
+        try:
+            manifests.append(Manifest.from_json(load_json(node.manifest), name))
+        except BundleUnreadable as error:
+            findings.append(Finding(Level.WARNING, f"nodes.{name}", "a manifest", error.problems[0].what))
+        try:
+            preflight = load_json(node.preflight)
+            findings += [Finding.from_json(item) for item in preflight["findings"]]
+        except (BundleUnreadable, KeyError, TypeError, ValueError):
+            findings.append(Finding(Level.WARNING, f"nodes.{name}", "a preflight record", "none that can be read"))
+    for other in manifests[1:]:
+        findings += [Finding(item.level, f"nodes.{other.node}.{item.where}", item.expected, item.found)
+                     for item in diff_manifests(manifests[0], other) if item.level is not Level.INFO]  # fmt: skip
+    return manifests, findings
+
+
+def _differences(run_dir: RunDir, pair: PairResult) -> Iterator[Finding]:
+    """What the two trials of a pair were started with, outside the declared switches: command, environment, libraries."""
+    first, second = run_dir.trial(pair.first), run_dir.trial(pair.second)
+    for what, left, right in (
+        ("command", _command(first), _command(second)),
+        ("environment", _environment(first), _environment(second)),
+        ("libraries", _libraries(first), _libraries(second)),
+    ):
+        if left is None or right is None:
+            continue
+        for key in sorted(left.keys() | right.keys()):
+            was, now = left.get(key, "absent"), right.get(key, "absent")
+            if was != now:
+                yield Finding(Level.BLOCKING, f"{pair.pair}.{what}.{key}", str(was), str(now))
+
+
+def _load(path: Any) -> Any:
+    try:
+        return load_json(path)
+    except BundleUnreadable:
+        return None
+
+
+def _command(trial: TrialDir) -> Mapping[str, Any] | None:
+    value = _load(trial.command)
+    if not isinstance(value, dict) or not isinstance(value.get("argv"), list):
+        return None
+    return {"argv": [str(part).replace(trial.name, "{trial}") for part in value["argv"]]}
+
+
+def _environment(trial: TrialDir) -> Mapping[str, Any] | None:
+    value = _load(trial.env)
+    if not isinstance(value, dict) or not isinstance(value.get("env"), dict):
+        return None
+    return {name: str(item).replace(trial.name, "{trial}") for name, item in value["env"].items()
+            if not DECLARED.fullmatch(name)}  # fmt: skip
+
+
+def _libraries(trial: TrialDir) -> Mapping[str, Any] | None:
+    value = _load(trial.libraries_file(0))
+    if not isinstance(value, dict):
+        return None
+    return {name: item for name, item in value.items() if not name.startswith(("rl_", "pid"))}
+
+
+def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[TrialResult]) -> dict[str, str]:
+    """Facts that every reader asks for first; an unknown one is left to the manifest, which has its reason."""
+    facts: dict[str, str] = {"nodes": str(len(manifests))}
+    known = dict(manifests[0].facts()) if manifests else {}
+    for label, paths in HEADLINE_FACTS:
+        value = next((known[path] for path in paths if path in known), None)
+        if value is not None and not isinstance(value, Unknown):
+            facts[label] = str(value)
+    first = next((trial for trial in trials if trial.variant == BASELINE and trial.status is TrialStatus.OK), None)
+    libraries = None if first is None else _load(run_dir.trial(first.name).libraries_file(0))
+    for name in LIBRARIES:
+        value = libraries.get(name) if isinstance(libraries, dict) else None
+        if isinstance(value, str | int | float):
+            facts[f"{name} as loaded"] = str(value)
+    return facts
+
+
+def _notes(run_dir: RunDir) -> Iterator[str]:
+    for folder in run_dir.interrupted_trials():
+        yield f"{folder.relative(folder.path)}: interrupted and run again; kept as evidence, not counted"

@@ -1,0 +1,41 @@
+"""Writes the JSON Schemas of the files authors write, for editors: ``python -m rlk_repro.schemas``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from rlk_repro.files import dump_json, write_bytes
+from rlk_repro.resources import data_dir
+from rlk_repro.spec import Hardware, Profile, Run, Stack
+
+MODELS: Final[Mapping[str, type[BaseModel]]] = {
+    "run": Run,
+    "stack": Stack,
+    "hardware": Hardware,
+    "profile": Profile,
+}
+
+
+def make_schema(name: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of one kind of file."""
+    schema = MODELS[name].model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"rlk-repro {name}", **schema}
+
+
+def render_schemas() -> dict[str, bytes]:
+    """File name to content for ``manifests/schema/``."""
+    return {f"{name}.schema.json": dump_json(make_schema(name)) for name in MODELS}
+
+
+def write_schemas(folder: Path | None = None) -> None:
+    target = data_dir("manifests") / "schema" if folder is None else folder
+    for name, data in render_schemas().items():
+        write_bytes(target / name, data)
+
+
+if __name__ == "__main__":
+    write_schemas()

@@ -1,0 +1,141 @@
+"""From one trial's folder to its result: how it ended, its series with log lines, its summaries, its proof.
+
+Pairs, effects and the verdict are made of these in ``analysis``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from rlk_repro.errors import BundleUnreadable
+from rlk_repro.files import load_json
+from rlk_repro.logs.metrics import metric_series
+from rlk_repro.logs.metrics import Series as LogSeries
+from rlk_repro.logs.ops import OpsLog, prove, read_ops
+from rlk_repro.logs.telemetry import TrialTelemetry
+from rlk_repro.logs.vime import parse_log
+from rlk_repro.plan import ENABLED, Plan, Trial
+from rlk_repro.results import DecisionSummary, ProofStatus, Series, Summary, TrialResult, TrialStatus
+from rlk_repro.rundir import TrialDir
+from rlk_repro.stats import summarise
+
+EXIT_SCHEMA: Final = 1
+STEP_TIME: Final = "step_time_s"
+
+
+def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> TrialResult:
+    """Everything one planned trial left behind; a trial that never started is ``missing``."""
+    status, reason, duration_s = read_exit(folder)
+    ops = read_ops(folder)
+    log_series, rejects = _read_log(plan, folder)
+    series = (*log_series, *_ops_series(plan, ops, folder))
+    proof, proof_reason = _prove(plan, trial, ops)
+    num_found = _num_steps(series)
+    if status is TrialStatus.OK and num_found < plan.num_steps:
+        status = TrialStatus.FAILED
+        reason = f"ended well, but only {num_found} of {plan.num_steps} steps are in its log"
+    return TrialResult(
+        index=trial.index,
+        name=trial.name,
+        pair=trial.pair,
+        variant=trial.variant,
+        seed=trial.seed,
+        status=status,
+        reason=reason,
+        duration_s=duration_s,
+        num_steps_found=num_found,
+        num_steps_expected=plan.num_steps,
+        proof=proof,
+        proof_reason=proof_reason,
+        decisions=_decisions(ops),
+        series=series,
+        summaries=_summaries(plan, series),
+        rejects={**rejects, **{f"ops: {name}": number for name, number in ops.reject_counts.items()}},
+        throttled_fraction=None if telemetry is None else telemetry.throttled_fraction,
+    )
+
+
+def read_exit(folder: TrialDir) -> tuple[TrialStatus, str, float | None]:
+    """Status, reason and duration from the exit record; a trial without one was cut off or never began."""
+    if not folder.path.is_dir():
+        return TrialStatus.MISSING, "never started", None
+    if not folder.exit.is_file():
+        return TrialStatus.INTERRUPTED, "no exit record: the agent or the machine was lost", None
+    try:
+        value: Any = load_json(folder.exit, schema=EXIT_SCHEMA)
+        duration = value.get("duration_s")
+        return (TrialStatus(value["status"]), str(value.get("reason") or ""),
+                None if duration is None else float(duration))  # fmt: skip
+    except (BundleUnreadable, KeyError, TypeError, ValueError) as error:
+        return TrialStatus.INTERRUPTED, f"exit record unreadable ({error})", None
+
+
+def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[str, int]]:
+    if not folder.stdout.is_file():
+        return (), {}
+    parsed = parse_log(folder.stdout)
+    num_steps_per_rollout = plan.run.workload.grpo.num_steps_per_rollout
+    found = metric_series(parsed, num_rollouts=plan.num_steps, num_steps_per_rollout=num_steps_per_rollout)
+    source = folder.relative(folder.stdout)
+    return tuple(_series(name, item, source) for name, item in found.items()), dict(parsed.reject_counts)
+
+
+def _series(name: str, found: LogSeries, source: str) -> Series:
+    return Series(
+        metric=name,
+        source=source,
+        values=tuple(None if sample is None else _finite(sample.value) for sample in found.samples),
+        lines=tuple(None if sample is None else sample.line for sample in found.samples),
+    )
+
+
+def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
+    """Module timers and peak memory; each value is the slowest (largest) rank's, with its file and line."""
+    for name, samples in ops.series(num_steps=plan.num_steps).items():
+        if any(sample is not None for sample in samples):
+            yield Series(
+                metric=name,
+                source=folder.relative(folder.ops),
+                values=tuple(None if sample is None else _finite(sample.value) for sample in samples),
+                lines=tuple(None if sample is None else sample.line for sample in samples),
+            )
+
+
+def _summaries(plan: Plan, series: Iterable[Series]) -> tuple[Summary, ...]:
+    """Over the scored steps only: the warm-up counts for nothing."""
+    first = plan.run.measure.warmup_steps
+    summaries = (summarise(item.metric, item.values[first:]) for item in series)
+    return tuple(summary for summary in summaries if summary is not None)
+
+
+def _prove(plan: Plan, trial: Trial, ops: OpsLog) -> tuple[ProofStatus, str]:
+    requested = plan.run.rl_kernel.ops if trial.variant == ENABLED else ()
+    proof = prove(ops, trial.variant, requested, plan.hardware.platform)
+    return proof.status, proof.reason
+
+
+def _decisions(ops: OpsLog) -> tuple[DecisionSummary, ...]:
+    return tuple(
+        DecisionSummary(
+            op=item.op,
+            implementation=item.implementation,
+            reason=item.reason,
+            is_rl_kernel=item.is_rl_kernel,
+            calls=item.calls,
+            tokens=item.tokens,
+            fallbacks=item.fallbacks,
+        )
+        for item in ops.decisions
+    )
+
+
+def _num_steps(series: Iterable[Series]) -> int:
+    found: Mapping[str, Series] = {item.metric: item for item in series}
+    step_time = found.get(STEP_TIME)
+    return 0 if step_time is None else sum(value is not None for value in step_time.values)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,47 @@
+"""Shared by all tests: no test reaches a real scheduler, registry or container engine by accident."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+REAL_TOOLS = ("sbatch", "srun", "squeue", "sacct", "scancel", "scontrol", "kubectl", "docker", "podman", "enroot")
+
+# Names that break whatever is put together as text instead of being passed as an argument.
+WEIRD_NAMES = (
+    "with space",
+    "a'; echo foo",
+    'double"quote',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "new\nline",
+    "ünïcødé-名前",
+    "-rf",
+    "semi;colon&amp",
+)
+
+
+@pytest.fixture(autouse=True)
+def no_real_tools(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every real cluster tool is shadowed by one that fails loudly; a test that needs a fake puts its own in front."""
+    folder = tmp_path_factory.mktemp("no-real-tools")
+    for name in REAL_TOOLS:
+        tool = folder / name
+        tool.write_text(f"#!/bin/sh\necho 'a test tried to run {name}' >&2\nexit 97\n")
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture(autouse=True)
+def own_runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test writes into the user's runs folder or reads the user's profiles."""
+    monkeypatch.setenv("RLK_REPRO_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture(params=WEIRD_NAMES)
+def weird_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

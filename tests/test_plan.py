@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlk_repro.errors import BundleUnreadable, SpecError
+from rlk_repro.plan import Plan, flag_overrides, make_plan, order_trials
+from rlk_repro.planview import plan_lines, plan_summary
+from rlk_repro.resources import hardware_folders, profile_folders, run_folders, stack_folders
+from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack, parse_overrides
+
+
+def plan_smoke(*settings: str, hardware: str = "cpu", **options: Any) -> Plan:
+    overrides = parse_overrides(settings)
+    return make_plan(
+        run=load_run("smoke", run_folders(), overrides),
+        stack=load_stack("host", stack_folders()),
+        hardware=load_hardware(hardware, hardware_folders()),
+        profile=load_profile("local", profile_folders("local")),
+        overrides=overrides,
+        **options,
+    )
+
+
+def test_trials_run_in_abba_order_with_one_seed_per_pair() -> None:
+    plan = plan_smoke()
+    assert [trial.name for trial in plan.trials[:5]] == [
+        "00-p1-baseline",
+        "01-p1-enabled",
+        "02-p2-enabled",
+        "03-p2-baseline",
+        "04-p3-baseline",
+    ]
+    seeds = {pair: {trial.seed for trial in trials} for pair, trials in plan.pairs().items()}
+    assert all(len(found) == 1 for found in seeds.values())
+    assert len(set.union(*seeds.values())) == len(seeds)
+
+
+@given(pairs=st.integers(0, 12), control_pairs=st.integers(0, 12), has_enabled=st.booleans())
+def test_the_order_is_balanced_whatever_the_numbers(pairs: int, control_pairs: int, has_enabled: bool) -> None:
+    run = load_run("smoke", run_folders(), flag_overrides(lane=None, pairs=max(pairs, 1), control_pairs=control_pairs))
+    trials = list(order_trials(run.model, has_enabled=has_enabled))
+    assert [trial.index for trial in trials] == list(range(2 * (max(pairs, 1) + control_pairs)))
+    assert len({trial.name for trial in trials}) == len(trials)
+    enabled_first = sum(first.variant == "enabled" for first, second in zip(trials[::2], trials[1::2], strict=True)
+                        if first.variant != second.variant)  # fmt: skip
+    assert enabled_first == (max(pairs, 1) // 2 if has_enabled else 0)
+    assert all(first.pair == second.pair for first, second in zip(trials[::2], trials[1::2], strict=True))
+
+
+def test_baseline_alone_makes_control_pairs() -> None:
+    plan = plan_smoke(variants=("baseline",))
+    assert all(trial.is_control and trial.variant == "baseline" for trial in plan.trials)
+
+
+def test_hashes_are_stable_and_cover_what_they_say() -> None:
+    plan = plan_smoke()
+    assert (plan.experiment_hash, plan.plan_hash) == (plan_smoke().experiment_hash, plan_smoke().plan_hash)
+    more = plan_smoke("measure.pairs=8")
+    assert more.experiment_hash != plan.experiment_hash
+    other_site = plan.profile.model_copy(update={"profile": "elsewhere"})
+    import dataclasses
+
+    moved = dataclasses.replace(plan, profile=other_site)
+    assert moved.experiment_hash == plan.experiment_hash
+    assert moved.plan_hash != plan.plan_hash
+
+
+def test_a_plan_survives_a_round_trip_and_notices_a_change() -> None:
+    plan = plan_smoke("measure.pairs=8")
+    value = plan.to_json()
+    assert Plan.from_json(value) == plan
+    changed = copy.deepcopy(value)
+    changed["experiment"]["run"]["measure"]["alpha"] = 0.1
+    with pytest.raises(BundleUnreadable, match="hashes do not fit the content"):
+        Plan.from_json(changed)
+
+
+def test_a_plan_remembers_where_each_value_came_from_without_machine_paths() -> None:
+    sources = plan_smoke("measure.pairs=8").sources
+    assert sources["measure.pairs"] == "--set measure.pairs"
+    assert sources["lane"].startswith("smoke.yaml:")
+    assert sources["measure.alpha"] == "default"
+    assert not any("/" in source for source in sources.values())
+
+
+def test_measurement_rules_cannot_be_changed_quietly() -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_smoke("measure.alpha=0.2")
+    assert str(caught.value) == (
+        "--set measure.alpha: changes a measurement rule of the run, got 0.2, expected the run's own rule\n"
+        "  hint: add --exploratory, and the verdict will say so"
+    )
+    assert plan_smoke("measure.alpha=0.2", is_exploratory=True).is_exploratory
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variants": ("baseline", "enabeld")}, "--variants: no such variant, got 'enabeld', expected baseline or "
+         "enabled\n  hint: did you mean 'enabled'?"),
+        ({"variants": ("enabled",)}, "--variants: makes no pair, got 'enabled', expected baseline,enabled, or baseline "
+         "alone for control pairs"),
+    ],
+)  # fmt: skip
+def test_impossible_requests_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_smoke(**options)
+    assert str(caught.value) == message
+
+
+def test_hardware_without_a_layout_lists_the_choices() -> None:
+    run = load_run("smoke", run_folders())
+    hardware = load_hardware("cpu", hardware_folders())
+    odd = hardware.model.model_copy(update={"hardware": "h100"})
+    import dataclasses
+
+    with pytest.raises(SpecError) as caught:
+        make_plan(run=run, stack=load_stack("host", stack_folders()), hardware=dataclasses.replace(hardware, model=odd),
+                  profile=load_profile("local", profile_folders("local")))  # fmt: skip
+    assert str(caught.value).startswith("run smoke: has no layout for this hardware, got 'h100', expected one of a100,")
+
+
+def test_an_enabled_variant_with_no_eligible_operator_is_refused() -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_smoke("rl_kernel.ops=[logp]", hardware="mi300x")
+    assert "run smoke: rl_kernel.ops: logp: not eligible here" in str(caught.value)
+    assert plan_smoke("rl_kernel.ops=[logp]", hardware="mi300x", variants=("baseline",)).trials
+
+
+def test_the_dry_run_says_what_the_pairs_can_show() -> None:
+    plan = plan_smoke()
+    summary = plan_summary(plan)
+    assert summary["num_trials"] == 12
+    assert 0.02 < summary["smallest_visible_effect"] < 0.06
+    text = "\n".join(plan_lines(plan))
+    assert "p1:b p1:e p2:e p2:b" in text
+    assert plan.plan_hash in text
+    few = "\n".join(plan_lines(plan_smoke("measure.pairs=2")))
+    assert "2 pairs can never carry faster or slower" in few
+    assert "measure.pairs (--set measure.pairs)" in few
