@@ -1,0 +1,90 @@
+"""Which container this process runs in, and which image, as far as a process can tell from inside.
+
+No image can hold its own digest: it comes from whoever started the container, or from the record that our launcher
+mounts.  Without either it is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.files import sha256_bytes
+from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.probes.sources import derive, locate, read_text
+
+SECTION: Final = "container"
+DIGEST_VARIABLE: Final = "RLK_REPRO_IMAGE_DIGEST"
+PROVENANCE: Final = "/opt/rlk-repro/provenance.json"
+NONE: Final = "none"
+
+# First match decides: a pod's container also carries the marks of the engine below it
+VARIABLES: Final = (
+    ("APPTAINER_CONTAINER", "apptainer"),
+    ("SINGULARITY_CONTAINER", "apptainer"),
+    ("KUBERNETES_SERVICE_HOST", "kubernetes"),
+)
+MARKERS: Final = (
+    ("/.singularity.d", "apptainer"),
+    ("/run/secrets/kubernetes.io", "kubernetes"),
+    ("/run/.containerenv", "podman"),
+    ("/.lock", "enroot"),  # the lock enroot takes in the root of every container it starts
+    ("/.dockerenv", "docker"),
+)
+GROUPS: Final = re.compile(r"(kubepods)|(libpod)|(docker)|(containerd)")
+GROUP_RUNTIMES: Final = ("kubernetes", "podman", "docker", "containerd")
+
+
+def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
+    """Every fact of the section ``container``."""
+    variables = os.environ if environ is None else environ
+    runtime = find_runtime(root, variables)
+    record = load_provenance(root)
+    return {
+        "is_container": runtime != NONE,
+        "runtime": runtime,
+        "image_digest": _digest(variables, record, runtime),
+        "image_record_sha256": derive(read_text(root, PROVENANCE), lambda text: sha256_bytes(text.encode())),
+    }
+
+
+def find_runtime(root: Path, environ: Mapping[str, str]) -> str:
+    """``docker``, ``podman``, ``enroot``, ``apptainer``, ``kubernetes``, another engine's own word, or ``none``."""
+    by_variable = [runtime for name, runtime in VARIABLES if environ.get(name)]
+    by_marker = [runtime for path, runtime in MARKERS if locate(root, path).exists()]
+    by_group = _from_control_group(root)
+    named = [environ["container"]] if environ.get("container") else []
+    return next(iter([*by_variable, *by_marker, *by_group, *named]), NONE)
+
+
+def load_provenance(root: Path) -> dict[str, Any] | Unknown:
+    """The image's own record of what was built into it."""
+    return derive(read_text(root, PROVENANCE), _parse_object)
+
+
+def _digest(environ: Mapping[str, str], record: dict[str, Any] | Unknown, runtime: str) -> str | Unknown:
+    candidates = [environ.get(DIGEST_VARIABLE), None if isinstance(record, Unknown) else record.get("image_digest")]
+    for candidate in candidates:
+        if isinstance(candidate, str) and candidate:
+            return candidate
+    if runtime == NONE:
+        return Unknown("not in a container")
+    return Unknown(f"{DIGEST_VARIABLE} is not set and {PROVENANCE} names no image_digest")
+
+
+def _from_control_group(root: Path) -> list[str]:
+    text = read_text(root, "/proc/self/cgroup")
+    match = None if isinstance(text, Unknown) else GROUPS.search(text)
+    return [GROUP_RUNTIMES[match.lastindex - 1]] if match and match.lastindex else []
+
+
+def _parse_object(text: str) -> dict[str, Any] | Unknown:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return Unknown(f"{PROVENANCE} is not JSON")
+    return value if isinstance(value, dict) else Unknown(f"{PROVENANCE} is not a JSON object")

@@ -1,0 +1,43 @@
+"""The environment variables that steer a run, by allow-list, scrubbed.  Whose job it is stays out of the record."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.manifest import Fact
+from rlk_repro.secrets import looks_secret, scrub
+
+SECTION: Final = "environment"
+REDACTED: Final = "<redacted>"
+
+PREFIXES: Final = (
+    *("NCCL_", "RCCL_", "GLOO_", "UCX_", "NVSHMEM_"),
+    *("CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_", "HSA_", "HIP_", "ROCR_", "GPU_", "MIOPEN_"),
+    *("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRITON_", "NVTE_", "VLLM_", "RAY_", "OMP_", "MKL_"),
+    *("RL_KERNEL_", "KERNEL_ALIGN_", "FUSED_LOGP_", "VIME_", "RLK_REPRO_", "SLURM_"),
+)
+NAMES: Final = ("PYTHONHASHSEED", "MEGATRON_SRC", "RLK_SRC")
+# Identities, addresses, and the job script's own paths
+PRIVATE: Final = re.compile(
+    r"SLURM_.*(_USER|_UID|_GID|_GROUP|_ACCOUNT|_HOST|_IPADDR|_ADDR|_DIR|_PORT|_CONF|SUBMIT_.*)|RAY_ADDRESS|.*_HOST_IP"
+    r"|.*_SERVICE_(HOST|PORT)(_.*)?|.*_PORT(_\d+_(TCP|UDP)(_.*)?)?"
+)
+
+
+def probe(_root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
+    """Every fact of the section ``environment``: this process's variables, or ``environ``'s, by name."""
+    return dict(select(os.environ if environ is None else environ))
+
+
+def select(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables worth recording, sorted; a value that looks like a secret is ``<redacted>``."""
+    names = sorted(name for name in environ if _is_wanted(name))
+    return {name: REDACTED if looks_secret(name, environ[name]) else scrub(environ[name]) for name in names}
+
+
+def _is_wanted(name: str) -> bool:
+    return (name in NAMES or name.startswith(PREFIXES)) and PRIVATE.fullmatch(name) is None

@@ -1,0 +1,57 @@
+"""RL-Kernel's compiled extension as a file: present, its hash, the operators bound in it.  It is never imported.
+
+Without the extension RL-Kernel falls back to plain PyTorch and only logs it, so its presence is a fact of first rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.files import sha256_file
+from rlk_repro.manifest import Fact, Unknown
+
+# pybind11 keeps each bound name as a C string; mangled kernel names have a digit before the name and do not match
+BOUND_NAME: Final = re.compile(
+    rb"(?<![A-Za-z0-9_])((?:fused|deterministic|batch_invariant|prefix_shared|sm\d+)_[a-z0-9_]+)\0"
+)
+BUILD_PREFIXES: Final = ("KERNEL_ALIGN_", "FUSED_LOGP_")
+BUILD_NAMES: Final = ("TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH", "RL_KERNEL_REQUIRE_EXT", "FORCE_CUDA")
+
+
+def probe_extension(package: Path | Unknown) -> dict[str, Fact]:
+    """Facts of ``_C*.so`` in the folder of the package ``rl_engine``."""
+    if isinstance(package, Unknown):
+        return _absent(package, package)
+    files = sorted(package.glob("_C*.so"))
+    if not files:
+        return _absent(False, Unknown("rl_engine holds no _C*.so"))
+    return {
+        "is_compiled": True,
+        "extension": files[0].name,
+        "extension_sha256": sha256_file(files[0]),
+        "extension_symbols": list[Any](find_bound_names(files[0].read_bytes())),
+    }
+
+
+def _absent(is_compiled: Fact, reason: Unknown) -> dict[str, Fact]:
+    return {
+        "is_compiled": is_compiled,
+        "extension": reason,
+        "extension_sha256": reason,
+        "extension_symbols": reason,
+    }
+
+
+def find_bound_names(data: bytes) -> list[str]:
+    """The operator names (``fused_logp``, ``fused_logp_sm90``) that a compiled extension offers to Python."""
+    return sorted({match[1].decode() for match in BOUND_NAME.finditer(data)})
+
+
+def build_variables(environ: Mapping[str, str]) -> dict[str, Fact] | Unknown:
+    """The variables that steer RL-Kernel's build, as set now; an image keeps those of its own build set."""
+    names = sorted(name for name in environ if name in BUILD_NAMES or name.startswith(BUILD_PREFIXES))
+    found: dict[str, Fact] = {name: environ[name] for name in names}
+    return found or Unknown("no variable of RL-Kernel's build is set")

@@ -1,0 +1,60 @@
+"""The section ``gpu``, whichever vendor; and who uses the GPUs now.
+
+A GPU that is on the PCI bus and that no driver serves is not the same as no GPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.probes import gpu_amd, gpu_nvidia
+from rlk_repro.probes.gpu_use import GpuUse
+from rlk_repro.probes.sources import list_names, read_text
+
+SECTION: Final = "gpu"
+PCI: Final = "/sys/bus/pci/devices"
+VENDOR_IDS: Final = {"0x10de": gpu_nvidia.VENDOR, "0x1002": gpu_amd.VENDOR}
+# display controllers and processing accelerators (MI300X); NVSwitches and audio functions are neither
+GPU_CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
+NO_VENDOR: Final = "none"
+
+
+def probe(root: Path = Path("/")) -> dict[str, Fact]:
+    """Every fact of the section ``gpu``; vendor ``none`` and count 0 where the machine has none."""
+    nvidia = gpu_nvidia.probe(root)
+    if not isinstance(nvidia, Unknown):
+        return nvidia
+    amd = gpu_amd.probe(root)
+    if not isinstance(amd, Unknown):
+        return amd
+    vendors = find_on_bus(root)
+    if not vendors:
+        reason = Unknown(f"no GPU on the PCI bus; {nvidia.reason}; {amd.reason}")
+        return {"vendor": NO_VENDOR, "count": 0, "devices": [], "driver": reason}
+    refusal = nvidia.reason if vendors[0] == gpu_nvidia.VENDOR else amd.reason
+    missing = Unknown(f"{len(vendors)} on the PCI bus, but {refusal}")
+    return {"vendor": vendors[0], "count": missing, "devices": missing, "driver": missing}
+
+
+def busy_gpus(root: Path = Path("/")) -> list[GpuUse] | Unknown:
+    """GPUs with a process on them or more than an idle driver's memory in use; none where there is no GPU."""
+    use = gpu_nvidia.read_use()
+    if isinstance(use, Unknown):
+        on_amd = gpu_amd.read_use(root)
+        use = use if isinstance(on_amd, Unknown) else on_amd
+    if isinstance(use, Unknown):
+        return use if find_on_bus(root) else []
+    return [gpu for gpu in use if gpu.is_busy]
+
+
+def find_on_bus(root: Path) -> list[str]:
+    """The vendor of every GPU on the PCI bus, driver or not."""
+    functions = [f"{PCI}/{name}" for name in list_names(root, PCI)]
+    ids = (
+        read_text(root, f"{folder}/vendor")
+        for folder in functions
+        if str(read_text(root, f"{folder}/class")).startswith(GPU_CLASSES)
+    )
+    return sorted(VENDOR_IDS[vendor] for vendor in ids if isinstance(vendor, str) and vendor in VENDOR_IDS)

@@ -1,0 +1,233 @@
+"""The section ``gpu`` on AMD, from the kernel's own files: KFD's topology for what ROCm sees, sysfs for each device.
+
+The files are there in every container that may use the GPUs, need no library, and cannot hang.  Only a product name
+that the board does not hold is asked of amd-smi or rocm-smi.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
+from rlk_repro.probes.sources import ask, derive, link_name, list_names, locate, parse_int, read_int, read_text
+
+VENDOR: Final = "amd"
+KFD: Final = "/sys/class/kfd/kfd"
+NODES: Final = f"{KFD}/topology/nodes"
+ROCM_VERSION: Final = "/opt/rocm/.info/version"
+MIB: Final = 1 << 20
+LINK_TYPES: Final = {2: "PCIE", 11: "XGMI"}  # HSA_IOLINKTYPE of the kernel's KFD topology
+AMD_SMI: Final = ("amd-smi", "static", "--asic", "--bus", "--json")
+ROCM_SMI: Final = ("rocm-smi", "--showproductname", "--showbus", "--json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KfdGpu:
+    """One GPU as ROCm counts them; in a partitioned mode several share a device."""
+
+    node: int
+    gpu_id: int | Unknown
+    properties: dict[str, int]
+
+    @property
+    def device(self) -> str:
+        return f"/sys/class/drm/renderD{self.properties.get('drm_render_minor', 0)}/device"
+
+
+def probe(root: Path = Path("/")) -> dict[str, Fact] | Unknown:
+    """Every fact of AMD GPUs; Unknown where the kernel shows none to this process."""
+    gpus = find_gpus(root)
+    if not gpus:
+        return _no_gpu(root)
+    devices = [{"index": index, **_device(root, gpu)} for index, gpu in enumerate(gpus)]
+    return {
+        "vendor": VENDOR,
+        "count": len(gpus),
+        "source": "sysfs",
+        "driver": read_text(root, "/sys/module/amdgpu/version"),
+        "rocm_version": read_text(root, ROCM_VERSION),
+        "devices": _named(devices),
+        "topology_links": {"gpu_gpu": _links(root, gpus)},
+    }
+
+
+def read_use(root: Path = Path("/")) -> list[GpuUse] | Unknown:
+    """Memory and processes of every AMD GPU; process ids are the host's."""
+    gpus = find_gpus(root)
+    pids = [name for name in list_names(root, f"{KFD}/proc") if name.isdigit()]
+    return [
+        GpuUse(
+            index=index,
+            memory_used_mib=_mib(root, f"{gpu.device}/mem_info_vram_used"),
+            processes=tuple(_processes(root, gpu, pids)),
+        )
+        for index, gpu in enumerate(gpus)
+    ] or _no_gpu(root)
+
+
+def find_gpus(root: Path) -> list[KfdGpu]:
+    """KFD nodes with compute units whose render device this process was given."""
+    numbers = sorted(int(name) for name in list_names(root, NODES) if name.isdigit())
+    nodes = [
+        KfdGpu(
+            node=number,
+            gpu_id=read_int(root, f"{NODES}/{number}/gpu_id"),
+            properties=_properties(root, f"{NODES}/{number}/properties"),
+        )
+        for number in numbers
+    ]
+    given = {name for name in list_names(root, "/dev/dri") if name.startswith("renderD")}
+    return [
+        gpu
+        for gpu in nodes
+        if gpu.properties.get("simd_count", 0) > 0 and f"renderD{gpu.properties.get('drm_render_minor')}" in given
+    ]
+
+
+def gfx_name(version: int) -> str:
+    """KFD's ``gfx_target_version`` as the compiler names it: 90402 is gfx942, 90010 is gfx90a."""
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def parse_levels(text: str) -> dict[str, int]:
+    """Current and highest clock in MHz of a ``pp_dpm`` file, whose lines are ``1: 2100Mhz *``."""
+    levels = [(int(match[1]), bool(match[2])) for match in re.finditer(r"^\d+: (\d+)Mhz( \*)?", text, re.M | re.I)]
+    current = [clock for clock, is_current in levels if is_current]
+    return {"max": max(clock for clock, _ in levels), "current": current[0] if current else 0} if levels else {}
+
+
+def _no_gpu(root: Path) -> Unknown:
+    if not locate(root, NODES).exists():
+        return Unknown(f"{KFD} absent")
+    return Unknown(f"{NODES} shows no GPU whose render device is in /dev/dri")
+
+
+def _device(root: Path, gpu: KfdGpu) -> dict[str, Fact]:
+    folder = gpu.device
+    return {
+        "name": derive(read_text(root, f"{folder}/product_name"), lambda name: name or Unknown("the board names none")),
+        "pci_bus_id": link_name(root, folder),
+        "device_id": read_text(root, f"{folder}/device"),
+        "gfx": gfx_name(gpu.properties.get("gfx_target_version", 0)),
+        "vbios": read_text(root, f"{folder}/vbios_version"),
+        "memory_total_mib": _mib(root, f"{folder}/mem_info_vram_total"),
+        "memory_used_mib": _mib(root, f"{folder}/mem_info_vram_used"),
+        "compute_partition": read_text(root, f"{folder}/current_compute_partition"),
+        "memory_partition": read_text(root, f"{folder}/current_memory_partition"),
+        **_clocks(root, folder),
+        "power_limit_w": _watts(root, folder, "power1_cap"),
+        "power_limit_default_w": _watts(root, folder, "power1_cap_default"),
+        **_errors(root, folder),
+        "pcie_speed": read_text(root, f"{folder}/current_link_speed"),
+        "pcie_width": read_int(root, f"{folder}/current_link_width"),
+    }
+
+
+def _clocks(root: Path, folder: str) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {}
+    for name, file in (("sm", "pp_dpm_sclk"), ("memory", "pp_dpm_mclk")):
+        levels = derive(read_text(root, f"{folder}/{file}"), parse_levels)
+        for kind in ("current", "max"):
+            missing = levels if isinstance(levels, Unknown) else Unknown(f"{folder}/{file} lists no clock")
+            facts[f"clocks_{kind}_{name}_mhz"] = missing if isinstance(levels, Unknown) else levels.get(kind, missing)
+    return facts
+
+
+def _errors(root: Path, folder: str) -> dict[str, Fact]:
+    """Memory errors since boot; the kernel has the file only where error correction is on."""
+    text = read_text(root, f"{folder}/ras/umc_err_count")
+    if isinstance(text, Unknown):
+        return {"ecc_mode": text, "ecc_corrected": text, "ecc_uncorrected": text}
+    counts = dict(re.findall(r"^(ue|ce): (\d+)$", text, re.MULTILINE))
+    return {
+        "ecc_mode": "enabled",
+        "ecc_corrected": parse_int(counts.get("ce", ""), "umc_err_count"),
+        "ecc_uncorrected": parse_int(counts.get("ue", ""), "umc_err_count"),
+    }
+
+
+def _watts(root: Path, folder: str, name: str) -> float | Unknown:
+    sensors = list_names(root, f"{folder}/hwmon")
+    if not sensors:
+        return Unknown(f"{folder}/hwmon absent")
+    return derive(read_int(root, f"{folder}/hwmon/{sensors[0]}/{name}"), lambda microwatts: microwatts / 1e6)
+
+
+def _mib(root: Path, path: str) -> int | Unknown:
+    return derive(read_int(root, path), lambda size_bytes: size_bytes // MIB)
+
+
+def _processes(root: Path, gpu: KfdGpu, pids: list[str]) -> Iterator[GpuProcess]:
+    for pid in pids:
+        used_mib = _mib(root, f"{KFD}/proc/{pid}/vram_{gpu.gpu_id}")
+        if not isinstance(used_mib, Unknown):
+            yield GpuProcess(pid=int(pid), memory_mib=used_mib)
+
+
+def _links(root: Path, gpus: list[KfdGpu]) -> dict[str, int]:
+    """GPU pairs by the kind of link that joins them."""
+    ours = {gpu.node for gpu in gpus}
+    counts: Counter[str] = Counter()
+    for gpu in gpus:
+        folder = f"{NODES}/{gpu.node}/io_links"
+        for name in list_names(root, folder):
+            link = _properties(root, f"{folder}/{name}/properties")
+            if link.get("node_to") in ours and gpu.node < link["node_to"]:
+                counts[LINK_TYPES.get(link.get("type", 0), f"type {link.get('type', 0)}")] += 1
+    return dict(sorted(counts.items()))
+
+
+def _properties(root: Path, path: str) -> dict[str, int]:
+    text = read_text(root, path)
+    lines = [] if isinstance(text, Unknown) else [line.split() for line in text.splitlines()]
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
+
+
+def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
+    """Fill in the names that no board holds, by PCI address."""
+    if all(not isinstance(device["name"], Unknown) for device in devices):
+        return devices
+    names = _names_from(AMD_SMI) or _names_from(ROCM_SMI)
+    missing = Unknown("the board, amd-smi and rocm-smi name none")
+    return [
+        device | {"name": names.get(str(device["pci_bus_id"]), missing)}
+        if isinstance(device["name"], Unknown)
+        else device
+        for device in devices
+    ]
+
+
+def _names_from(argv: tuple[str, ...]) -> dict[str, str]:
+    answer = ask(argv)
+    return {} if isinstance(answer, Unknown) else parse_product_names(answer)
+
+
+def parse_product_names(text: str) -> dict[str, str]:
+    """Product names by PCI address from the JSON of amd-smi (a list, since ROCm 7 under ``gpu_data``) or rocm-smi."""
+    starts = [position for position in (text.find("{"), text.find("[")) if position >= 0]
+    try:
+        value = json.loads(text[min(starts, default=0) :])  # either tool may print warnings first
+    except (ValueError, RecursionError):
+        return {}
+    if isinstance(value, dict):
+        value = value.get("gpu_data", list(value.values()))
+    pairs = [_address_and_name(row) for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+    return {
+        address.lower(): name
+        for address, name in pairs
+        if isinstance(address, str) and isinstance(name, str) and name not in {"", "N/A"}
+    }
+
+
+def _address_and_name(row: dict[str, Any]) -> tuple[Any, Any]:
+    asic, bus = row.get("asic"), row.get("bus")
+    if isinstance(asic, dict) and isinstance(bus, dict):
+        return bus.get("bdf"), asic.get("market_name")
+    return row.get("PCI Bus"), row.get("Card Series", row.get("Card series"))

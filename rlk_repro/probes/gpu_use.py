@@ -1,0 +1,39 @@
+"""Who uses a GPU right now: what preflight asks before a trial, and the agent between two trials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rlk_repro.manifest import Unknown
+
+# An idle driver keeps up to some hundred MiB of its own (MI300X about 300, H200 with a context helper about 500)
+IDLE_MEMORY_MIB: Final = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuProcess:
+    """A process that holds memory on a GPU; inside a container its id may be that of the host."""
+
+    pid: int
+    memory_mib: float | Unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuUse:
+    """Memory in use on one GPU and the processes behind it, which a container may not be shown."""
+
+    index: int
+    memory_used_mib: float | Unknown
+    processes: tuple[GpuProcess, ...] = ()
+
+    @property
+    def is_busy(self) -> bool:
+        used = self.memory_used_mib
+        return bool(self.processes) or (not isinstance(used, Unknown) and used > IDLE_MEMORY_MIB)
+
+    def __str__(self) -> str:
+        pids = ", ".join(str(process.pid) for process in self.processes) or "none visible"
+        used = self.memory_used_mib
+        memory = str(used) if isinstance(used, Unknown) else f"{used:.0f} MiB"
+        return f"GPU {self.index}: {memory} in use, processes: {pids}"

@@ -1,0 +1,279 @@
+"""Facts of the machine around the accelerators: kernel, processor, memory, limits, control group.
+
+Not its network or GPUs.  Files are read below ``root``; what only system calls tell (limits, page size, glibc) is
+this process's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.probes.sources import agreed, derive, list_names, locate, parse_int, read_int, read_text
+from rlk_repro.secrets import scrub
+
+SECTION: Final = "host"
+CPU: Final = "/sys/devices/system/cpu"
+UNLIMITED: Final = "unlimited"
+# cgroup v1 writes the largest page-aligned 63-bit number where there is no limit
+NO_LIMIT_BYTES: Final = 1 << 60
+GIB: Final = 1 << 30
+
+# Arm names no model in /proc/cpuinfo: implementer and part numbers of the server cores that carry our GPUs
+ARM_CORES: Final = {
+    ("0x41", "0xd0c"): "Neoverse-N1",
+    ("0x41", "0xd40"): "Neoverse-V1",
+    ("0x41", "0xd49"): "Neoverse-N2",
+    ("0x41", "0xd4f"): "Neoverse-V2",
+}
+# Tokens of the kernel command line that differ between equal machines
+NODE_TOKENS: Final = ("BOOT_IMAGE=", "BOOTIF=", "initrd=", "root=", "resume=", "ip=", "systemd.machine_id=", "rd.luks.")
+LIMITS: Final = {
+    "nofile": resource.RLIMIT_NOFILE,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "nproc": resource.RLIMIT_NPROC,
+    "stack": resource.RLIMIT_STACK,
+}
+MOUNT_POINTS: Final = ("/", "/tmp", "/dev/shm")  # noqa: S108  (looked up in the mount table, never written to)
+NETWORK_FILESYSTEMS: Final = {
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "fuse.wekafs",
+    "wekafs",
+    "cifs",
+    "fuse.s3fs",
+}
+
+
+def probe(root: Path = Path("/")) -> dict[str, Fact]:
+    """Every fact of the section ``host``."""
+    return {**_system(root), **_processor(root), **_memory(root), **_control_group(root), **_moment(root)}
+
+
+def _system(root: Path) -> dict[str, Fact]:
+    return {
+        "hostname": read_text(root, "/proc/sys/kernel/hostname"),
+        "kernel": read_text(root, "/proc/sys/kernel/osrelease"),
+        "cmdline": derive(read_text(root, "/proc/cmdline"), comparable_cmdline),
+        "os": derive(read_text(root, "/etc/os-release"), parse_os_release),
+        "machine": os.uname().machine,
+        "glibc": _glibc(),
+        "page_size_bytes": os.sysconf("SC_PAGE_SIZE"),
+        "limits": {name: _limit(number) for name, number in LIMITS.items()},
+        "clock_source": read_text(root, "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "is_userns_restricted": derive(
+            read_int(root, "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"), lambda value: value != 0
+        ),
+        "mounts": derive(read_text(root, "/proc/mounts"), parse_mounts),
+    }
+
+
+def _processor(root: Path) -> dict[str, Fact]:
+    cpus = [name for name in list_names(root, CPU) if re.fullmatch(r"cpu\d+", name)]
+    packages = [read_int(root, f"{CPU}/{cpu}/topology/physical_package_id") for cpu in cpus]
+    governors = (read_text(root, f"{CPU}/{cpu}/cpufreq/scaling_governor") for cpu in cpus or ["cpu0"])
+    return {
+        "cpu_model": derive(read_text(root, "/proc/cpuinfo"), parse_cpu_model),
+        "num_cpus": len(cpus) or Unknown(f"{CPU} absent"),
+        "num_cpus_usable": len(os.sched_getaffinity(0)),
+        "num_sockets": len({number for number in packages if isinstance(number, int)})
+        or Unknown(f"{CPU}/cpu0/topology absent"),
+        "num_numa_nodes": derive(read_text(root, "/sys/devices/system/node/online"), count_cpu_list),
+        "is_smt_active": derive(read_int(root, f"{CPU}/smt/active"), bool),
+        "governor": agreed(governors),
+        "numa_balancing": read_int(root, "/proc/sys/kernel/numa_balancing"),
+        "transparent_hugepages": derive(
+            read_text(root, "/sys/kernel/mm/transparent_hugepage/enabled"), parse_bracketed
+        ),
+    }
+
+
+def _memory(root: Path) -> dict[str, Fact]:
+    sizes = derive(read_text(root, "/proc/meminfo"), parse_meminfo)
+    return {
+        "memory_total_gib": derive(sizes, lambda found: _gib(found.get("MemTotal"), 0)),
+        "memory_available_gib": derive(sizes, lambda found: _gib(found.get("MemAvailable"), 1)),
+        "swap_total_gib": derive(sizes, lambda found: _gib(found.get("SwapTotal"), 0)),
+        "dev_shm_gib": _size_gib(root, "/dev/shm"),  # noqa: S108
+    }
+
+
+def _moment(root: Path) -> dict[str, Fact]:
+    """What changes from one minute or boot to the next; kept as evidence, never compared in earnest."""
+    return {
+        "boot_id": read_text(root, "/proc/sys/kernel/random/boot_id"),
+        "load_average": derive(read_text(root, "/proc/loadavg"), lambda text: _floats(text, 3)),
+        "uptime_s": derive(
+            derive(read_text(root, "/proc/uptime"), lambda text: _floats(text, 1)), lambda found: found[0]
+        ),
+    }
+
+
+def _control_group(root: Path) -> dict[str, Fact]:
+    """The tightest limit from this process's group up to the mounted root."""
+    if locate(root, "/sys/fs/cgroup/cgroup.controllers").exists():
+        folders = _ancestors(root, "/sys/fs/cgroup", "")
+        cpu = [parse_cpu_max(text) for text in _present(root, folders, "cpu.max")]
+        memory = [_bytes_or_unlimited(text) for text in _present(root, folders, "memory.max")]
+        version: Fact = 2
+    elif locate(root, "/sys/fs/cgroup/memory").exists():
+        cpu = [_v1_cpu(root, folder) for folder in _ancestors(root, "/sys/fs/cgroup/cpu", "cpu")]
+        folders = _ancestors(root, "/sys/fs/cgroup/memory", "memory")
+        memory = [_bytes_or_unlimited(text) for text in _present(root, folders, "memory.limit_in_bytes")]
+        version = 1
+    else:
+        version = Unknown("/sys/fs/cgroup absent")
+        return {"cgroup_version": version, "cgroup_cpu_max": version, "cgroup_memory_max_gib": version}
+    limit = min(memory, default=float("inf"))
+    return {
+        "cgroup_version": version,
+        "cgroup_cpu_max": _finite(min(cpu, default=float("inf"))),
+        "cgroup_memory_max_gib": _finite(round(limit / GIB, 2)),
+    }
+
+
+def comparable_cmdline(text: str) -> str:
+    """The kernel's own parameters, without what differs between equal machines (root device, image path, addresses)."""
+    kernel_part = f" {text} ".split(" -- ", 1)[0]
+    return scrub(" ".join(token for token in kernel_part.split() if not token.startswith(NODE_TOKENS)))
+
+
+def parse_os_release(text: str) -> str | Unknown:
+    pairs = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    name = pairs.get("PRETTY_NAME") or " ".join(filter(None, (pairs.get("ID"), pairs.get("VERSION_ID"))))
+    try:
+        return " ".join(shlex.split(name)) or Unknown("/etc/os-release names no system")
+    except ValueError:
+        return name
+
+
+def parse_cpu_model(text: str) -> str | Unknown:
+    """``model name`` where there is one, else the Arm core by its implementer and part number."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip().lower(), value.strip())
+    if fields.get("model name"):
+        return fields["model name"]
+    core = (fields.get("cpu implementer", ""), fields.get("cpu part", ""))
+    if all(core):
+        return ARM_CORES.get(core, f"Arm implementer {core[0]} part {core[1]}")
+    return Unknown("/proc/cpuinfo names no model")
+
+
+def count_cpu_list(text: str) -> int | Unknown:
+    """How many numbers a kernel list holds: ``0-3,8`` is 5."""
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        return Unknown(f"{text[:40]!r} is no list of numbers")
+    bounds = [[int(number) for number in part.split("-")] for part in text.split(",")]
+    return sum(bound[-1] - bound[0] + 1 for bound in bounds)
+
+
+def parse_bracketed(text: str) -> str | Unknown:
+    """The chosen one of ``always [madvise] never``."""
+    match = re.search(r"\[(.+?)\]", text)
+    return match[1] if match else Unknown(f"{text[:40]!r} marks no choice")
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Sizes in bytes by name."""
+    matches = re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
+    return {match[1]: int(match[2]) * 1024 for match in matches}
+
+
+def parse_mounts(text: str) -> dict[str, str]:
+    """File system types of the mount points that matter here, and the network file systems present."""
+    types = {fields[1]: fields[2] for fields in map(str.split, text.splitlines()) if len(fields) > 2}
+    network = sorted({kind for kind in types.values() if kind in NETWORK_FILESYSTEMS})
+    found: dict[str, str] = {point: types[point] for point in MOUNT_POINTS if point in types}
+    return found | {"network": ",".join(network) or "none"}
+
+
+def parse_cpu_max(text: str) -> float:
+    """Processors that ``cpu.max`` allows: ``200000 100000`` is 2; infinite where there is no limit."""
+    quota, _, period = text.partition(" ")
+    if quota == "max":
+        return float("inf")
+    allowed, per = parse_int(quota, "cpu.max"), parse_int(period or "100000", "cpu.max")
+    if isinstance(allowed, Unknown) or isinstance(per, Unknown) or per <= 0:
+        return float("inf")
+    return round(allowed / per, 3)
+
+
+def _v1_cpu(root: Path, folder: str) -> float:
+    quota, period = read_int(root, f"{folder}/cpu.cfs_quota_us"), read_int(root, f"{folder}/cpu.cfs_period_us")
+    if isinstance(quota, Unknown) or isinstance(period, Unknown) or quota <= 0 or period <= 0:
+        return float("inf")
+    return round(quota / period, 3)
+
+
+def _ancestors(root: Path, mount: str, controller: str) -> list[str]:
+    """This process's group and its parents below ``mount``; in a container its own group often is the mount itself."""
+    path = ""
+    text = read_text(root, "/proc/self/cgroup")
+    for line in [] if isinstance(text, Unknown) else text.splitlines():
+        _, names, group = (*line.split(":", 2), "", "")[:3]
+        if controller in names.split(","):
+            path = group.strip("/")
+    parts = [part for part in path.split("/") if part]
+    return [mount + "".join(f"/{part}" for part in parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _present(root: Path, folders: list[str], name: str) -> list[str]:
+    answers = (read_text(root, f"{folder}/{name}") for folder in folders)
+    return [answer for answer in answers if isinstance(answer, str)]
+
+
+def _bytes_or_unlimited(text: str) -> float:
+    return float(text) if text.isdigit() and int(text) < NO_LIMIT_BYTES else float("inf")
+
+
+def _finite(value: float) -> float | str:
+    return UNLIMITED if value == float("inf") else value
+
+
+def _limit(number: int) -> dict[str, Fact]:
+    soft, hard = resource.getrlimit(number)
+    return {
+        name: UNLIMITED if value == resource.RLIM_INFINITY else value
+        for name, value in (("soft", soft), ("hard", hard))
+    }
+
+
+def _glibc() -> str | Unknown:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or Unknown("the C library names no version")
+    except (ValueError, OSError):
+        return Unknown("not the GNU C library")
+
+
+def _gib(size_bytes: int | None, digits: int) -> float | Unknown:
+    if size_bytes is None:
+        return Unknown("not in /proc/meminfo")
+    return round(size_bytes / GIB, digits) if digits else round(size_bytes / GIB)
+
+
+def _size_gib(root: Path, folder: str) -> float | Unknown:
+    try:
+        found = os.statvfs(locate(root, folder))
+    except OSError:
+        return Unknown(f"{folder} absent")
+    return round(found.f_blocks * found.f_frsize / GIB, 2)
+
+
+def _floats(text: str, count: int) -> list[float] | Unknown:
+    try:
+        return (
+            [float(word) for word in text.split()[:count]] if len(text.split()) >= count else Unknown("too few numbers")
+        )
+    except ValueError:
+        return Unknown(f"{text[:40]!r} is not numbers")

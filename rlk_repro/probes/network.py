@@ -1,0 +1,86 @@
+"""Facts of the network: interfaces, InfiniBand and RoCE devices, the modules behind them.  Never an address.
+
+Interfaces that container runtimes make for their own use are left out: they come and go with pods.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.probes.sources import derive, link_name, list_names, locate, read_int, read_text
+
+SECTION: Final = "network"
+NET: Final = "/sys/class/net"
+INFINIBAND: Final = "/sys/class/infiniband"
+PLUMBING: Final = re.compile(
+    r"lo|veth.*|docker.*|br-.*|virbr.*|cali.*|cni.*|flannel.*|tunl.*|lxc.*|ifb.*|dummy.*|kube.*"
+)
+MODULES: Final = ("nvidia_peermem", "nv_peer_mem", "gdrdrv", "mlx5_core", "bnxt_re", "irdma", "ionic_rdma", "efa")
+
+
+def probe(root: Path = Path("/")) -> dict[str, Fact]:
+    """Every fact of the section ``network``."""
+    interfaces = [name for name in list_names(root, NET) if not PLUMBING.fullmatch(name)]
+    devices = list_names(root, INFINIBAND)
+    return {
+        "interfaces": {name: _interface(root, name) for name in interfaces} or Unknown(f"{NET} has no interface"),
+        "rdma_devices": {name: _rdma_device(root, name) for name in devices} or Unknown(f"{INFINIBAND} has no device"),
+        "modules": {name: _module(root, name) for name in MODULES},
+        "ephemeral_ports": derive(
+            read_text(root, "/proc/sys/net/ipv4/ip_local_port_range"), lambda text: "-".join(text.split())
+        ),
+    }
+
+
+def _interface(root: Path, name: str) -> dict[str, Fact]:
+    folder = f"{NET}/{name}"
+    return {
+        "mtu": read_int(root, f"{folder}/mtu"),
+        "speed_mbps": derive(
+            read_int(root, f"{folder}/speed"),
+            lambda speed: speed if speed > 0 else Unknown("the driver names no speed"),
+        ),
+        "driver": link_name(root, f"{folder}/device/driver"),
+        "state": read_text(root, f"{folder}/operstate"),
+        "numa_node": read_int(root, f"{folder}/device/numa_node"),
+    }
+
+
+def _rdma_device(root: Path, name: str) -> dict[str, Fact]:
+    folder = f"{INFINIBAND}/{name}"
+    ports = list_names(root, f"{folder}/ports")
+    return {
+        "firmware": read_text(root, f"{folder}/fw_ver"),
+        "board": read_text(root, f"{folder}/board_id"),
+        "model": read_text(root, f"{folder}/hca_type"),
+        "numa_node": read_int(root, f"{folder}/device/numa_node"),
+        "ports": {port: _port(root, f"{folder}/ports/{port}") for port in ports}
+        or Unknown(f"{folder}/ports has no port"),
+    }
+
+
+def _port(root: Path, folder: str) -> dict[str, Fact]:
+    return {
+        "state": derive(read_text(root, f"{folder}/state"), _after_colon),
+        "physical_state": derive(read_text(root, f"{folder}/phys_state"), _after_colon),
+        "rate": read_text(root, f"{folder}/rate"),
+        "link_layer": read_text(root, f"{folder}/link_layer"),
+    }
+
+
+def _module(root: Path, name: str) -> str | Unknown:
+    """A loaded module's version, ``loaded`` where it names none, ``absent`` where it is not loaded."""
+    if not locate(root, "/sys/module").exists():
+        return Unknown("/sys/module absent")
+    if not locate(root, f"/sys/module/{name}").exists():
+        return "absent"
+    version = read_text(root, f"/sys/module/{name}/version")
+    return "loaded" if isinstance(version, Unknown) else version
+
+
+def _after_colon(text: str) -> str:
+    """``4: ACTIVE`` is ``ACTIVE``."""
+    return text.rpartition(":")[2].strip()

@@ -1,0 +1,217 @@
+"""NVIDIA GPUs through nvidia-smi's fixed CSV fields, where NVML has no Python package; and the topology matrix.
+
+The facts have the names that ``nvml`` gives them.  A field that a driver does not know fails the whole query, so
+fields that came later are asked for apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
+from rlk_repro.probes.nvml import fabric, remapped_rows, throttle_reasons
+from rlk_repro.probes.sources import ask, derive, parse_int
+
+TOOL: Final = "nvidia-smi"
+NOT_A_VALUE: Final = re.compile(r"\[.*\]|N/A|Not Supported|Unknown Error|", re.IGNORECASE)
+
+Convert = Callable[[str], Fact]
+
+
+def _number(text: str) -> Fact:
+    return parse_int(text, TOOL)
+
+
+def _watts(text: str) -> Fact:
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else Unknown(f"{TOOL}: {text!r} is not a power")
+
+
+FIELDS: Final[dict[str, tuple[str, Convert]]] = {
+    "index": ("index", _number),
+    "name": ("name", str),
+    "uuid": ("uuid", str),
+    "pci_bus_id": ("pci.bus_id", str),
+    "vbios": ("vbios_version", str),
+    "compute_capability": ("compute_cap", str),
+    "memory_total_mib": ("memory.total", _number),
+    "memory_used_mib": ("memory.used", _number),
+    "ecc_mode": ("ecc.mode.current", str.lower),
+    "ecc_corrected": ("ecc.errors.corrected.volatile.total", _number),
+    "ecc_uncorrected": ("ecc.errors.uncorrected.volatile.total", _number),
+    "clocks_current_sm_mhz": ("clocks.current.sm", _number),
+    "clocks_current_memory_mhz": ("clocks.current.memory", _number),
+    "clocks_max_sm_mhz": ("clocks.max.sm", _number),
+    "clocks_max_memory_mhz": ("clocks.max.memory", _number),
+    "clocks_applications_sm_mhz": ("clocks.applications.graphics", _number),
+    "clocks_applications_memory_mhz": ("clocks.applications.memory", _number),
+    "power_limit_w": ("enforced.power.limit", _watts),
+    "power_limit_default_w": ("power.default_limit", _watts),
+    "mig_mode": ("mig.mode.current", str.lower),
+    "persistence_mode": ("persistence_mode", str.lower),
+    "compute_mode": ("compute_mode", str),
+    "pcie_gen": ("pcie.link.gen.current", _number),
+    "pcie_gen_max": ("pcie.link.gen.max", _number),
+    "pcie_width": ("pcie.link.width.current", _number),
+    "temperature_c": ("temperature.gpu", _number),
+}
+ROWS: Final = ("correctable", "uncorrectable", "pending", "failure")
+
+
+def read_system() -> dict[str, Fact]:
+    """Driver and the CUDA version it serves."""
+    version = derive(ask([TOOL, "--version"]), lambda text: _find(r"CUDA Version\s*:\s*([\d.]+)", text))
+    return {"driver": derive(_query("driver_version"), lambda rows: rows[0][0]), "cuda_driver_version": version}
+
+
+def read_devices() -> list[dict[str, Fact]] | Unknown:
+    """Every fact of every GPU that the driver shows; Unknown where nvidia-smi gives no list at all."""
+    rows = _query(*(field for field, _ in FIELDS.values()))
+    if isinstance(rows, Unknown):
+        return rows
+    devices = [dict(zip(FIELDS, map(_fact, FIELDS.values(), row), strict=False)) for row in rows]
+    later = [_throttle(), _remapped(), _fabric(), _nvlinks()]
+    for position, device in enumerate(devices):
+        for answer in later:
+            device.update(answer(position))
+    return devices
+
+
+def read_use() -> list[GpuUse] | Unknown:
+    """Memory and processes of every GPU."""
+    rows = _query("index", "uuid", "memory.used")
+    apps = _table(ask([TOOL, "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits"]))
+    if isinstance(rows, Unknown):
+        return rows
+    return [
+        GpuUse(
+            index=int(index),
+            memory_used_mib=parse_int(used, TOOL),
+            processes=tuple(
+                GpuProcess(pid=int(pid), memory_mib=parse_int(memory, TOOL))
+                for owner, pid, memory in ([] if isinstance(apps, Unknown) else apps)
+                if owner == uuid and pid.isdigit()
+            ),
+        )
+        for index, uuid, used in rows
+        if index.isdigit()
+    ]
+
+
+def read_topology() -> dict[str, Fact]:
+    """``nvidia-smi topo -m`` as text, and how many pairs each kind of link joins."""
+    text = ask([TOOL, "topo", "-m"])
+    return {
+        "topology_text": derive(text, _without_colour),
+        "topology_links": derive(text, lambda matrix: parse_topology(_without_colour(matrix))),
+    }
+
+
+def parse_topology(text: str) -> dict[str, Fact]:
+    """Pairs by link from the matrix: ``{"gpu_gpu": {"NV18": 28}, "gpu_nic": {"PIX": 8, "SYS": 24}}``."""
+    lines = [line.split() for line in text.splitlines()]
+    header = next((words for words in lines if words[:1] == ["GPU0"] and "X" not in words[:2]), [])
+    columns = [name for name in header if re.fullmatch(r"(GPU|NIC)\d+|mlx\S+", name)]
+    rows = {words[0]: words[1:] for words in lines if words and words[0] in columns and words != header}
+    gpus: Counter[str] = Counter()
+    nics: Counter[str] = Counter()
+    for row, links in rows.items():
+        for column, link in zip(columns, links, strict=False):
+            if row.startswith("GPU") and not column.startswith("GPU"):
+                nics[link] += 1
+            elif row.startswith("GPU") and columns.index(row) < columns.index(column):
+                gpus[link] += 1
+    return {"gpu_gpu": dict(sorted(gpus.items())), "gpu_nic": dict(sorted(nics.items()))}
+
+
+Answer = Callable[[int], dict[str, Fact]]
+
+
+def _throttle() -> Answer:
+    rows = _query("clocks_throttle_reasons.active")
+    if isinstance(rows, Unknown):  # renamed in driver 535, the old name to go one day
+        rows = _query("clocks_event_reasons.active")
+    return _by_position("throttle_reasons", rows, lambda row: derive(parse_int(row[0], TOOL), throttle_reasons))
+
+
+def _remapped() -> Answer:
+    names = ",".join(f"remapped_rows.{name}" for name in ROWS)
+    rows = _table(ask([TOOL, f"--query-remapped-rows={names}", "--format=csv,noheader,nounits"]))
+    return _by_position("remapped_rows", rows, _parse_rows)
+
+
+def _fabric() -> Answer:
+    rows = _query("fabric.state", "fabric.status", "fabric.clusterUuid", "fabric.cliqueId")
+    if isinstance(rows, Unknown):  # before driver 560 there are two fields only
+        rows = _query("fabric.state", "fabric.status")
+    return _by_position("fabric", rows, _parse_fabric)
+
+
+def _parse_fabric(row: list[str]) -> Fact:
+    missing = Unknown(f"{TOOL} has no field for it")
+    cluster, clique = (row[2], parse_int(row[3], TOOL)) if len(row) == 4 else (missing, missing)
+    return fabric(state=row[0], status=row[1], cluster_uuid=cluster, clique_id=clique)
+
+
+def _nvlinks() -> Answer:
+    text = ask([TOOL, "nvlink", "-s"])
+    counts = derive(text, parse_nvlinks)
+    rows = derive(counts, lambda found: [[str(count)] for count in found])
+    return _by_position("nvlinks_up", rows, lambda row: int(row[0]))
+
+
+def parse_nvlinks(text: str) -> list[int]:
+    """Active links per GPU from ``nvidia-smi nvlink -s``; an inactive link has no speed."""
+    blocks = re.split(r"^GPU \d+:", text, flags=re.MULTILINE)[1:]
+    return [len(re.findall(r"^\s*Link \d+: [\d.]+ GB/s", block, re.MULTILINE)) for block in blocks]
+
+
+def _parse_rows(row: list[str]) -> Fact:
+    if len(row) != len(ROWS) or any(NOT_A_VALUE.fullmatch(cell) for cell in row):
+        return Unknown(f"{TOOL} reports {', '.join(row)}")
+    yes = {"yes": 1, "no": 0}
+    numbers = [yes.get(cell.lower(), int(cell) if cell.isdigit() else 0) for cell in row]
+    return remapped_rows((numbers[0], numbers[1], numbers[2], numbers[3]))
+
+
+def _by_position(name: str, rows: list[list[str]] | Unknown, parse: Callable[[list[str]], Fact]) -> Answer:
+    def answer(position: int) -> dict[str, Fact]:
+        if isinstance(rows, Unknown):
+            return {name: rows}
+        return {name: parse(rows[position]) if position < len(rows) else Unknown(f"{TOOL} left this GPU out")}
+
+    return answer
+
+
+def _query(*fields: str) -> list[list[str]] | Unknown:
+    rows = _table(ask([TOOL, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]))
+    if isinstance(rows, Unknown):
+        return rows
+    whole = [row for row in rows if len(row) == len(fields)]
+    return whole or Unknown(f"{TOOL} lists no GPU")
+
+
+def _table(text: str | Unknown) -> list[list[str]] | Unknown:
+    return derive(text, lambda lines: list(_cells(lines)))
+
+
+def _cells(text: str) -> Iterator[list[str]]:
+    for line in text.splitlines():
+        if line.strip():
+            yield [cell.strip() for cell in line.split(",")]
+
+
+def _fact(field: tuple[str, Convert], cell: str) -> Fact:
+    return Unknown(f"{TOOL} reports {cell or 'nothing'}") if NOT_A_VALUE.fullmatch(cell) else field[1](cell)
+
+
+def _find(pattern: str, text: str) -> str | Unknown:
+    match = re.search(pattern, text)
+    return match[1] if match else Unknown(f"{TOOL} does not name it")
+
+
+def _without_colour(text: str) -> str:
+    return re.sub(r"\x1b\[\d*m", "", text).strip()

@@ -1,0 +1,205 @@
+"""NVIDIA GPUs through NVML (the optional package nvidia-ml-py).  Every question may be refused; refusals are facts.
+
+The caller passes the ``pynvml`` module in, so that tests can pass a stand-in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
+
+from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
+
+MIB: Final = 1 << 20
+SWITCH: Final = ("disabled", "enabled")
+FABRIC_STATES: Final = ("N/A", "Not Started", "In Progress", "Completed")
+COMPUTE_MODES: Final = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
+THROTTLE_REASONS: Final = (
+    (0x001, "gpu_idle"),
+    (0x002, "applications_clocks_setting"),
+    (0x004, "sw_power_cap"),
+    (0x008, "hw_slowdown"),
+    (0x010, "sync_boost"),
+    (0x020, "sw_thermal_slowdown"),
+    (0x040, "hw_thermal_slowdown"),
+    (0x080, "hw_power_brake_slowdown"),
+    (0x100, "display_clock_setting"),
+)
+
+Question: TypeAlias = Callable[[Any, Any], Any]
+
+
+def throttle_reasons(mask: int) -> list[str]:
+    """NVML's reason bits by name; an idle GPU says ``gpu_idle``."""
+    return [name for bit, name in THROTTLE_REASONS if mask & bit]
+
+
+def remapped_rows(counts: tuple[int, int, int, int]) -> dict[str, Fact]:
+    correctable, uncorrectable, pending, failed = counts
+    return {
+        "correctable": correctable,
+        "uncorrectable": uncorrectable,
+        "is_pending": bool(pending),
+        "is_failed": bool(failed),
+    }
+
+
+def fabric(*, state: str, status: str, cluster_uuid: str | Unknown, clique_id: int | Unknown) -> dict[str, Fact]:
+    """Registration with the NVLink fabric; cluster and clique are one value over an NVLink domain.
+
+    The driver fills in the rest only once registration is complete.
+    """
+    if state != "Completed":
+        reason = Unknown(f"fabric state is {state}")
+        return {"state": state, "status": reason, "cluster_uuid": reason, "clique_id": reason}
+    return {"state": state, "status": status, "cluster_uuid": cluster_uuid, "clique_id": clique_id}
+
+
+def _memory(nvml: Any, gpu: Any) -> Any:
+    """Version 2 keeps what the driver reserves apart from what is used."""
+    return nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2)
+
+
+def _ecc_errors(nvml: Any, gpu: Any, kind: int) -> int:
+    return int(nvml.nvmlDeviceGetTotalEccErrors(gpu, kind, nvml.NVML_VOLATILE_ECC))
+
+
+def _nvlinks_up(nvml: Any, gpu: Any) -> int:
+    count = 0
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            count += nvml.nvmlDeviceGetNvLinkState(gpu, link)
+        except nvml.NVMLError:
+            if link == 0:
+                raise
+            break  # the links of this GPU end here
+    return count
+
+
+def _fabric(nvml: Any, gpu: Any) -> dict[str, Fact]:
+    info = nvml.c_nvmlGpuFabricInfoV_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
+    return fabric(
+        state=FABRIC_STATES[info.state] if info.state < len(FABRIC_STATES) else str(info.state),
+        status=_text(nvml.nvmlErrorString(info.status)),
+        cluster_uuid=str(uuid.UUID(bytes=bytes(info.clusterUuid))),
+        clique_id=int(info.cliqueId),
+    )
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+QUESTIONS: Final[dict[str, Question]] = {
+    "name": lambda nvml, gpu: _text(nvml.nvmlDeviceGetName(gpu)),
+    "uuid": lambda nvml, gpu: _text(nvml.nvmlDeviceGetUUID(gpu)),
+    "pci_bus_id": lambda nvml, gpu: _text(nvml.nvmlDeviceGetPciInfo(gpu).busId),
+    "vbios": lambda nvml, gpu: _text(nvml.nvmlDeviceGetVbiosVersion(gpu)),
+    "compute_capability": lambda nvml, gpu: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(gpu)),
+    "memory_total_mib": lambda nvml, gpu: _memory(nvml, gpu).total // MIB,
+    "memory_used_mib": lambda nvml, gpu: _memory(nvml, gpu).used // MIB,
+    "ecc_mode": lambda nvml, gpu: SWITCH[nvml.nvmlDeviceGetEccMode(gpu)[0]],
+    "ecc_corrected": lambda nvml, gpu: _ecc_errors(nvml, gpu, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+    "ecc_uncorrected": lambda nvml, gpu: _ecc_errors(nvml, gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    "remapped_rows": lambda nvml, gpu: remapped_rows(nvml.nvmlDeviceGetRemappedRows(gpu)),
+    "clocks_current_sm_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "clocks_current_memory_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+    "clocks_max_sm_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "clocks_max_memory_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+    "clocks_applications_sm_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetApplicationsClock(gpu, nvml.NVML_CLOCK_SM),
+    "clocks_applications_memory_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetApplicationsClock(gpu, nvml.NVML_CLOCK_MEM),
+    "power_limit_w": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+    "power_limit_default_w": lambda nvml, gpu: nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000,
+    "mig_mode": lambda nvml, gpu: SWITCH[nvml.nvmlDeviceGetMigMode(gpu)[0]],
+    "persistence_mode": lambda nvml, gpu: SWITCH[nvml.nvmlDeviceGetPersistenceMode(gpu)],
+    "compute_mode": lambda nvml, gpu: COMPUTE_MODES[nvml.nvmlDeviceGetComputeMode(gpu)],
+    "throttle_reasons": lambda nvml, gpu: throttle_reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)),
+    "pcie_gen": lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
+    "pcie_gen_max": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
+    "pcie_width": lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu),
+    "temperature_c": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+    "nvlinks_up": _nvlinks_up,
+    "fabric": _fabric,
+}
+
+
+@contextmanager
+def session(nvml: Any) -> Iterator[Unknown | None]:
+    """NVML between its init and shutdown; yields the reason when it cannot be had."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        yield Unknown(f"NVML: {error}")
+        return
+    try:
+        yield None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def load_pynvml() -> Any | None:
+    """The module ``pynvml``, or None where nvidia-ml-py is not installed."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
+
+
+def read_system(nvml: Any) -> dict[str, Fact]:
+    """Driver and the CUDA version it serves, ``13.0``."""
+    version = _ask(nvml, lambda module, _: module.nvmlSystemGetCudaDriverVersion_v2(), None)
+    return {
+        "driver": _ask(nvml, lambda module, _: _text(module.nvmlSystemGetDriverVersion()), None),
+        "cuda_driver_version": f"{version // 1000}.{version % 1000 // 10}" if isinstance(version, int) else version,
+    }
+
+
+def read_devices(nvml: Any) -> list[dict[str, Fact]]:
+    """Every fact of every GPU this process may see, in driver order."""
+    return [
+        {"index": index, **{name: _ask(nvml, question, gpu) for name, question in QUESTIONS.items()}}
+        for index, gpu in _handles(nvml)
+    ]
+
+
+def read_use(nvml: Any) -> list[GpuUse]:
+    """Memory and processes of every GPU."""
+    return [
+        GpuUse(
+            index=index,
+            memory_used_mib=_ask(nvml, QUESTIONS["memory_used_mib"], gpu),
+            processes=tuple(_processes(nvml, gpu)),
+        )
+        for index, gpu in _handles(nvml)
+    ]
+
+
+def _handles(nvml: Any) -> Iterator[tuple[int, Any]]:
+    """GPUs that answer; one that fell off the bus is missing from the count of devices, and so found by preflight."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        gpu = _ask(nvml, lambda module, number: module.nvmlDeviceGetHandleByIndex(number), index)
+        if not isinstance(gpu, Unknown):
+            yield index, gpu
+
+
+def _ask(nvml: Any, question: Question, gpu: Any) -> Any:
+    try:
+        return question(nvml, gpu)
+    except nvml.NVMLError as error:
+        return Unknown(f"NVML: {error}")
+    except AttributeError as error:
+        return Unknown(f"nvidia-ml-py has no {error.name}")
+
+
+def _processes(nvml: Any, gpu: Any) -> Iterator[GpuProcess]:
+    found = _ask(nvml, lambda module, handle: module.nvmlDeviceGetComputeRunningProcesses(handle), gpu)
+    for process in [] if isinstance(found, Unknown) else found:
+        used = process.usedGpuMemory
+        memory_mib = Unknown("NVML: not available") if used is None else used // MIB
+        yield GpuProcess(pid=process.pid, memory_mib=memory_mib)

@@ -1,0 +1,90 @@
+"""Where facts come from: files below an injectable root, and tools.  A missing answer is Unknown and says why.
+
+Nothing here interprets; that is the business of the probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from rlk_repro import proc
+from rlk_repro.errors import EnvironmentMissing
+from rlk_repro.manifest import Unknown
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def locate(root: Path, path: str) -> Path:
+    """An absolute path of the machine below ``root``."""
+    return root / path.lstrip("/")
+
+
+def read_text(root: Path, path: str) -> str | Unknown:
+    """The stripped text of a file; ``/proc/x absent`` or what the kernel answered when it cannot be read."""
+    try:
+        return locate(root, path).read_text(errors="replace").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return Unknown(f"{path} absent")
+    except OSError as error:
+        return Unknown(f"{path}: {error.strerror}")
+
+
+def read_int(root: Path, path: str) -> int | Unknown:
+    return derive(read_text(root, path), lambda text: parse_int(text, path))
+
+
+def parse_int(text: str, what: str) -> int | Unknown:
+    try:
+        return int(text, 0)
+    except ValueError:
+        return Unknown(f"{what}: {text[:40]!r} is not a whole number")
+
+
+def derive(value: T | Unknown, convert: Callable[[T], U]) -> U | Unknown:
+    """``convert(value)``, or the reason why there is no value."""
+    return value if isinstance(value, Unknown) else convert(value)
+
+
+def list_names(root: Path, folder: str) -> list[str]:
+    """Sorted names in a folder; none where it is absent or closed to us."""
+    try:
+        return sorted(path.name for path in locate(root, folder).iterdir())
+    except OSError:
+        return []
+
+
+def link_name(root: Path, path: str) -> str | Unknown:
+    """The last part of what a symbolic link points to (the driver behind ``…/device/driver``)."""
+    try:
+        return locate(root, path).readlink().name
+    except OSError:
+        return Unknown(f"{path} absent")
+
+
+def ask(argv: Sequence[str], *, timeout_s: float = 10.0) -> str | Unknown:
+    """What a tool prints on success; its own first words when it refuses."""
+    try:
+        done = proc.run(argv, timeout_s=timeout_s)
+    except EnvironmentMissing as error:
+        problem = error.problems[0]
+        return Unknown(f"{problem.where} {problem.what}")
+    if done.is_timeout:
+        return Unknown(f"{argv[0]} did not answer in {timeout_s:g} s")
+    if not done.is_ok:
+        words = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[0][:120]
+        return Unknown(f"{argv[0]}: exit {done.returncode}: {words}")
+    return done.stdout
+
+
+def agreed(values: Iterable[T | Unknown]) -> T | str | Unknown:
+    """The one value that all share, or all of them sorted and joined (``performance,powersave``)."""
+    found = list(values)
+    known = [value for value in found if not isinstance(value, Unknown)]
+    if not known:
+        reasons = [value for value in found if isinstance(value, Unknown)]
+        return reasons[0] if reasons else Unknown("there is none")
+    distinct = set(known)
+    return known[0] if len(distinct) == 1 else ",".join(sorted(str(value) for value in distinct))
