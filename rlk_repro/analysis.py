@@ -24,6 +24,9 @@ from rlk_repro.verdict import judge
 # What the two variants may differ in: the switch itself, and where each trial writes.
 DECLARED: Final = re.compile(r"VIME_RL_KERNEL(_[A-Z_]+)?|RLK_REPRO_(OPS|LIBRARIES)_DIR")
 
+# What RL-Kernel brings along when it is routed in.
+ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages"})
+
 # Facts for the head of a report: label, and the places of the manifest that may hold it.
 HEADLINE_FACTS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("CPU", ("host.cpu_model",)),
@@ -42,7 +45,7 @@ HEADLINE_FACTS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("RL-Kernel commit", ("code.rl_kernel.commit",)),
     ("Megatron-LM commit", ("code.megatron.commit",)),
 )  # fmt: skip
-LIBRARIES: Final = ("torch", "nccl", "rccl", "cudnn", "cuda", "hip", "rl_kernel")
+LIBRARIES: Final = ("torch", "cuda", "hip", "cudnn", "nccl")
 
 
 def analyse(run_dir: RunDir) -> Analysis:
@@ -117,6 +120,8 @@ def _make_pairs(plan: Plan, trials: Mapping[str, TrialResult]) -> Iterator[PairR
 
 
 def _pair_status(plan: Plan, first: TrialResult, second: TrialResult) -> tuple[PairStatus, str]:
+    if first.proof is not ProofStatus.NOT_REQUESTED:
+        return PairStatus.VOID, f"{first.name}: the baseline is none ({first.proof_reason or first.proof})"
     ended_badly = [trial for trial in (first, second) if trial.status is not TrialStatus.OK]
     if ended_badly:
         return PairStatus.DROPPED, "; ".join(f"{trial.name}: {trial.status}" for trial in ended_badly)
@@ -161,7 +166,7 @@ def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
 
 
 def _differences(run_dir: RunDir, pair: PairResult) -> Iterator[Finding]:
-    """What the two trials of a pair were started with, outside the declared switches: command, environment, libraries."""
+    """What the trials of a pair were started with, outside the declared switches: command, environment, libraries."""
     first, second = run_dir.trial(pair.first), run_dir.trial(pair.second)
     for what, left, right in (
         ("command", _command(first), _command(second)),
@@ -202,7 +207,9 @@ def _libraries(trial: TrialDir) -> Mapping[str, Any] | None:
     value = _load(trial.libraries_file(0))
     if not isinstance(value, dict):
         return None
-    return {name: item for name, item in value.items() if not name.startswith(("rl_", "pid"))}
+    packages = value.get("packages")
+    flat = {**value, **(packages if isinstance(packages, dict) else {})}
+    return {name: item for name, item in flat.items() if name not in ROUTED_IN}
 
 
 def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[TrialResult]) -> dict[str, str]:
@@ -223,5 +230,6 @@ def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[Tria
 
 
 def _notes(run_dir: RunDir) -> Iterator[str]:
-    for folder in run_dir.interrupted_trials():
-        yield f"{folder.relative(folder.path)}: interrupted and run again; kept as evidence, not counted"
+    for folder in sorted(run_dir.interrupted.glob("*/*")):
+        name = folder.relative_to(run_dir.root).as_posix()
+        yield f"{name}: interrupted and run again; kept as evidence, not counted"

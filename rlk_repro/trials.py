@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.errors import BundleUnreadable
 from rlk_repro.files import load_json
-from rlk_repro.logs.metrics import metric_series
 from rlk_repro.logs.metrics import Series as LogSeries
+from rlk_repro.logs.metrics import metric_series
 from rlk_repro.logs.ops import OpsLog, prove, read_ops
 from rlk_repro.logs.telemetry import TrialTelemetry
 from rlk_repro.logs.vime import parse_log
 from rlk_repro.plan import ENABLED, Plan, Trial
-from rlk_repro.results import DecisionSummary, ProofStatus, Series, Summary, TrialResult, TrialStatus
+from rlk_repro.results import Series, Summary, TrialResult, TrialStatus
 from rlk_repro.rundir import TrialDir
 from rlk_repro.stats import summarise
 
 EXIT_SCHEMA: Final = 1
 STEP_TIME: Final = "step_time_s"
+# What a trial's peak memory is, best first: the allocator's on a device, the process's on a CPU.
+PEAK_MEMORY: Final = ("peak_allocated_bytes", "peak_rss_bytes")
 
 
 def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> TrialResult:
@@ -31,7 +34,8 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelem
     ops = read_ops(folder)
     log_series, rejects = _read_log(plan, folder)
     series = (*log_series, *_ops_series(plan, ops, folder))
-    proof, proof_reason = _prove(plan, trial, ops)
+    requested = plan.run.rl_kernel.ops if trial.variant == ENABLED else ()
+    proof = prove(ops, variant=trial.variant, requested_ops=requested, platform=plan.hardware.platform)
     num_found = _num_steps(series)
     if status is TrialStatus.OK and num_found < plan.num_steps:
         status = TrialStatus.FAILED
@@ -47,12 +51,12 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelem
         duration_s=duration_s,
         num_steps_found=num_found,
         num_steps_expected=plan.num_steps,
-        proof=proof,
-        proof_reason=proof_reason,
-        decisions=_decisions(ops),
+        proof=proof.status,
+        proof_reason=proof.reason,
+        decisions=ops.decisions(),
         series=series,
         summaries=_summaries(plan, series),
-        rejects={**rejects, **{f"ops: {name}": number for name, number in ops.reject_counts.items()}},
+        rejects={**rejects, **{f"ops: {name}": number for name, number in ops.num_rejects.items()}},
         throttled_fraction=None if telemetry is None else telemetry.throttled_fraction,
     )
 
@@ -78,7 +82,7 @@ def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[st
     parsed = parse_log(folder.stdout)
     num_steps_per_rollout = plan.run.workload.grpo.num_steps_per_rollout
     found = metric_series(parsed, num_rollouts=plan.num_steps, num_steps_per_rollout=num_steps_per_rollout)
-    source = folder.relative(folder.stdout)
+    source = _place(folder, folder.stdout)
     return tuple(_series(name, item, source) for name, item in found.items()), dict(parsed.reject_counts)
 
 
@@ -92,15 +96,26 @@ def _series(name: str, found: LogSeries, source: str) -> Series:
 
 
 def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
-    """Module timers and peak memory; each value is the slowest (largest) rank's, with its file and line."""
-    for name, samples in ops.series(num_steps=plan.num_steps).items():
-        if any(sample is not None for sample in samples):
-            yield Series(
-                metric=name,
-                source=folder.relative(folder.ops),
-                values=tuple(None if sample is None else _finite(sample.value) for sample in samples),
-                lines=tuple(None if sample is None else sample.line for sample in samples),
-            )
+    """Module timers and peak memory; each value is that of the rank that had the largest, with its file and line."""
+    columns = {f"module_{timer}_s": samples for timer, samples in ops.timers.items()}
+    peak = next((ops.memory[name] for name in PEAK_MEMORY if name in ops.memory), None)
+    if peak is not None:
+        columns["peak_memory_bytes"] = peak
+    for name, by_step in columns.items():
+        samples = [by_step.get(step) for step in range(plan.num_steps)]
+        sources = {sample.source for sample in samples if sample is not None}
+        place = folder.path / sources.pop() if len(sources) == 1 else folder.ops
+        yield Series(
+            metric=name,
+            source=_place(folder, place),
+            values=tuple(None if sample is None else _finite(sample.value) for sample in samples),
+            lines=tuple(None if sample is None else sample.line for sample in samples),
+        )
+
+
+def _place(folder: TrialDir, path: Path) -> str:
+    """The name of a file within the bundle."""
+    return path.relative_to(folder.path.parent.parent).as_posix()
 
 
 def _summaries(plan: Plan, series: Iterable[Series]) -> tuple[Summary, ...]:
@@ -108,27 +123,6 @@ def _summaries(plan: Plan, series: Iterable[Series]) -> tuple[Summary, ...]:
     first = plan.run.measure.warmup_steps
     summaries = (summarise(item.metric, item.values[first:]) for item in series)
     return tuple(summary for summary in summaries if summary is not None)
-
-
-def _prove(plan: Plan, trial: Trial, ops: OpsLog) -> tuple[ProofStatus, str]:
-    requested = plan.run.rl_kernel.ops if trial.variant == ENABLED else ()
-    proof = prove(ops, trial.variant, requested, plan.hardware.platform)
-    return proof.status, proof.reason
-
-
-def _decisions(ops: OpsLog) -> tuple[DecisionSummary, ...]:
-    return tuple(
-        DecisionSummary(
-            op=item.op,
-            implementation=item.implementation,
-            reason=item.reason,
-            is_rl_kernel=item.is_rl_kernel,
-            calls=item.calls,
-            tokens=item.tokens,
-            fallbacks=item.fallbacks,
-        )
-        for item in ops.decisions
-    )
 
 
 def _num_steps(series: Iterable[Series]) -> int:
