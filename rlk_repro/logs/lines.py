@@ -1,0 +1,92 @@
+"""Finds the few lines of a huge log that can matter, by byte search over blocks.
+
+Knows nothing of what the lines say.  Memory is one block plus one line, and a line is bounded too: an endless one
+(a progress bar, the NULs a crashed node leaves in a file) comes in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+BLOCK_BYTES: Final = 1 << 20
+MAX_LINE_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One physical line (split at ``\\n`` only) or, when ``is_continued``, a later piece of an over-long one."""
+
+    number: int
+    text: bytes
+    is_continued: bool = False
+
+
+class LineScanner:
+    """Iterates over the lines of ``stream`` that hold a needle.
+
+    ``needles`` maps each to the bytes one of which must stand right before it, ``b""`` for any: a cheap check that
+    spares most lines with a common needle.  The last line, when it is not finished, and every piece of an over-long
+    line come whether or not they hold a needle.  ``num_lines`` and ``num_bytes`` are the totals once the iteration has
+    ended.
+    """
+
+    def __init__(
+        self,
+        stream: BinaryIO,
+        needles: Mapping[bytes, bytes],
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> None:
+        self.num_lines = 0
+        self.num_bytes = 0
+        self._stream = stream
+        self._needles = dict(needles)
+        self._block_bytes = block_bytes
+        self._max_line_bytes = max_line_bytes
+
+    def __iter__(self) -> Iterator[LogLine]:
+        rest, is_continued = b"", False
+        while block := self._stream.read(self._block_bytes):
+            self.num_bytes += len(block)
+            data = rest + block
+            start, end = 0, data.rfind(b"\n", len(rest)) + 1
+            if is_continued and end:
+                start, is_continued = data.find(b"\n") + 1, False
+                self.num_lines += 1
+                yield LogLine(self.num_lines, data[:start], is_continued=True)
+            yield from self._find_lines(data, start, end)
+            rest = data[end:]
+            if len(rest) > self._max_line_bytes:
+                cut = rest.rfind(b"\r")
+                cut = cut if cut > 0 else len(rest)
+                yield LogLine(self.num_lines + 1, rest[:cut], is_continued)
+                rest, is_continued = rest[cut:], True
+        if rest or is_continued:
+            self.num_lines += 1
+            yield LogLine(self.num_lines, rest, is_continued)
+
+    def _find_lines(self, data: bytes, start: int, end: int) -> Iterator[LogLine]:
+        """The needle lines of ``data[start:end]``, which holds whole lines only."""
+        counted = start
+        hits = {needle: self._find(data, needle, start, end) for needle in self._needles}
+        while (position := min(hits.values(), default=end)) < end:
+            line_start = data.rfind(b"\n", counted, position) + 1 or counted
+            line_end = data.find(b"\n", position, end) + 1
+            self.num_lines += data.count(b"\n", counted, line_end)
+            counted = line_end
+            yield LogLine(self.num_lines, data[line_start:line_end])
+            for needle, hit in hits.items():
+                if hit < line_end:
+                    hits[needle] = self._find(data, needle, line_end, end)
+        self.num_lines += data.count(b"\n", counted, end)
+
+    def _find(self, data: bytes, needle: bytes, start: int, end: int) -> int:
+        """The first place of ``needle`` that counts, ``end`` when there is none."""
+        before = self._needles[needle]
+        position = data.find(needle, start, end)
+        while position >= 0 and before and data[position - 1] not in before:
+            position = data.find(needle, position + len(needle), end)
+        return position if position >= 0 else end

@@ -1,0 +1,88 @@
+"""Reads the numbers out of a printed Python dict.  Nothing is evaluated.
+
+Takes what ``repr`` of a metrics dict can hold: plain numbers, bare ``nan`` and ``inf``, numpy and torch scalars.
+Other values (text, lists, None, bool) are stepped over: they are not metrics.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Final
+
+_STRING: Final = r"""(?:'(?:[^'\\\r\n]++|\\.)*+'|"(?:[^"\\\r\n]++|\\.)*+")"""
+_NUMBER: Final = r"(?P<{}>[+-]?(?:(?:\d{{1,64}}+(?:\.\d{{0,64}}+)?|\.\d{{1,64}}+)(?:[eE][+-]?\d{{1,8}}+)?+|nan|inf))"
+_CALL: Final = r"(?:(?:np|numpy)\.(?:float|u?int)\d*|(?:torch\.)?tensor|array)\("
+
+_KEY: Final = re.compile(rf"\s*(?P<key>{_STRING})\s*:\s*")
+_VALUE: Final = re.compile(
+    rf"(?:{_NUMBER.format('plain')}"
+    rf"|{_CALL}\s*{_NUMBER.format('wrapped')}\s*(?:,[^()\[\]{{}}\r\n]*+)?\)"
+    rf"|(?:np\.)?(?:True|False)_?|None|{_STRING})(?=\s*[,}}])",
+    re.ASCII,
+)
+_NESTED: Final = re.compile(rf"""{_STRING}|[^\[\](){{}}'"]++|(?P<open>[\[({{])|(?P<close>[\])}}])""")
+_SEPARATOR: Final = re.compile(r"\s*(?P<mark>[,}])")
+
+
+class NotADict(ValueError):
+    """The text is no dict literal that we read."""
+
+
+class CutOff(NotADict):
+    """The text ends before the dict does."""
+
+
+def read_numbers(text: str) -> tuple[dict[str, float], int]:
+    """The numbers of the dict that ``text`` starts with, by key, and the position behind its closing brace.
+
+    Raises:
+        CutOff: the dict does not end.
+        NotADict: something else than ``'key': value`` pairs, or a key twice (two dicts spliced by torn writes).
+    """
+    numbers: dict[str, float] = {}
+    seen: set[str] = set()
+    position, mark = 1, ","
+    while mark == ",":
+        key = _KEY.match(text, position)
+        if key is None:
+            raise _failure(text, position, "no key")
+        name = sys.intern(key["key"][1:-1])  # the same few keys in thousands of rows
+        if name in seen:
+            raise NotADict(f"{name!r} twice")
+        seen.add(name)
+        position, number = _read_value(text, key.end(), name)
+        if number is not None:
+            numbers[name] = number
+        separator = _SEPARATOR.match(text, position)
+        if separator is None:
+            raise _failure(text, position, f"no comma after {name!r}")
+        position, mark = separator.end(), separator["mark"]
+    return numbers, position
+
+
+def _read_value(text: str, start: int, name: str) -> tuple[int, float | None]:
+    """The position behind the value that starts at ``start``, and its number if it is one."""
+    value = _VALUE.match(text, start)
+    if value is not None:
+        number = value["plain"] or value["wrapped"]
+        return value.end(), None if number is None else float(number)
+    if text[start : start + 1] in ("[", "(", "{"):
+        return _skip_nested(text, start, name), None
+    raise _failure(text, start, f"unreadable value of {name!r}")
+
+
+def _skip_nested(text: str, start: int, name: str) -> int:
+    depth, position = 0, start
+    while token := _NESTED.match(text, position):
+        position = token.end()
+        depth += (token["open"] is not None) - (token["close"] is not None)
+        if depth == 0:
+            return position
+    raise _failure(text, position, f"unreadable value of {name!r}")
+
+
+def _failure(text: str, position: int, what: str) -> NotADict:
+    if text.find("}", position) < 0:
+        return CutOff(what)
+    return NotADict(what)

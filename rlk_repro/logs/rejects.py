@@ -1,0 +1,43 @@
+"""What a parser saw and did not take: a bounded list with line numbers, and exact totals per reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+KEPT: Final = 100
+DETAIL_CHARACTERS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """One refused message: its 1-based line, the reason (one of a parser's few), and what was there."""
+
+    line: int
+    reason: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.reason}: {self.detail}"
+
+
+class RejectLog:
+    """Collects rejects: the first ``KEPT`` whole, all of them in the totals."""
+
+    def __init__(self) -> None:
+        self._kept: list[Reject] = []
+        self._totals: Counter[str] = Counter()
+
+    def add(self, line: int, reason: str, detail: str) -> None:
+        self._totals[reason] += 1
+        if len(self._kept) < KEPT:
+            self._kept.append(Reject(line, reason, detail[:DETAIL_CHARACTERS]))
+
+    @property
+    def kept(self) -> tuple[Reject, ...]:
+        return tuple(self._kept)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        return dict(sorted(self._totals.items()))

@@ -1,0 +1,177 @@
+"""Reads a node's ``telemetry.jsonl`` into one summary per trial.  Sampling is the node agent's business.
+
+A sample is ``{"t": unix seconds, "trial": name or null, "cpu_percent", "rss_bytes", "gpus": [{"index",
+"memory_used_bytes", "utilization_percent", "power_w", "temperature_c", "sm_clock_mhz", "throttle_reasons": [...]}]}``;
+what a node cannot measure is null or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.logs.rejects import Reject, RejectLog
+
+MAX_LINE_BYTES: Final = 1 << 20
+
+# Parts of the reasons' names that mean "slowed down to protect the hardware": NVML's HW/SW thermal slowdown, HW
+# slowdown and power brake; AMD's PROCHOT and thermal violations.  Power caps and idle clocks are normal operation.
+THROTTLE_MARKS: Final = ("slowdown", "thermal", "thrm", "prochot")
+
+
+class Reason(StrEnum):
+    """Why a line was refused."""
+
+    TORN = "the last line is cut off"
+    TOO_LONG = "longer than 1 MiB"
+    NOT_JSON = "not JSON"
+    NOT_A_SAMPLE = "not a sample"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialTelemetry:
+    """What the samples of one trial say; ``None`` where no sample held the quantity.
+
+    ``peak_device_memory_bytes`` is the largest use of any one device.
+    """
+
+    num_samples: int = 0
+    num_throttle_samples: int = 0
+    num_throttled: int = 0
+    peak_rss_bytes: int | None = None
+    peak_device_memory_bytes: int | None = None
+
+    @property
+    def throttled_fraction(self) -> float | None:
+        """Share of the samples with throttle reasons in which some device was slowed to protect the hardware."""
+        return self.num_throttled / self.num_throttle_samples if self.num_throttle_samples else None
+
+    def __add__(self, other: TrialTelemetry) -> TrialTelemetry:
+        return TrialTelemetry(
+            num_samples=self.num_samples + other.num_samples,
+            num_throttle_samples=self.num_throttle_samples + other.num_throttle_samples,
+            num_throttled=self.num_throttled + other.num_throttled,
+            peak_rss_bytes=_peak((self.peak_rss_bytes, other.peak_rss_bytes)),
+            peak_device_memory_bytes=_peak((self.peak_device_memory_bytes, other.peak_device_memory_bytes)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telemetry:
+    """One node's telemetry by trial; samples taken between trials count as lines only."""
+
+    trials: Mapping[str, TrialTelemetry]
+    rejects: tuple[Reject, ...]
+    reject_counts: Mapping[str, int]
+    num_lines: int
+
+
+def parse_telemetry(path: Path) -> Telemetry:
+    """Read one node's samples.
+
+    Raises:
+        BundleUnreadable: the file is absent or cannot be read.  No content raises.
+    """
+    try:
+        with path.open("rb") as stream:
+            return _parse_stream(stream)
+    except OSError as error:
+        raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from error
+
+
+def merge_telemetry(nodes: Iterable[Telemetry]) -> dict[str, TrialTelemetry]:
+    """The same per trial over several nodes: the highest peaks, all samples."""
+    merged: dict[str, TrialTelemetry] = {}
+    for node in nodes:
+        for trial, summary in node.trials.items():
+            merged[trial] = merged.get(trial, TrialTelemetry()) + summary
+    return merged
+
+
+def _parse_stream(stream: BinaryIO) -> Telemetry:
+    trials: dict[str, TrialTelemetry] = {}
+    rejects = RejectLog()
+    num_lines = 0
+    while line := stream.readline(MAX_LINE_BYTES):
+        num_lines += 1
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            rejects.add(num_lines, Reason.TOO_LONG.value, "")
+            _skip_line(stream)
+            continue
+        try:
+            trial, sample = _read_sample(json.loads(line))
+        except _NotASampleError as error:
+            rejects.add(num_lines, Reason.NOT_A_SAMPLE.value, str(error))
+        except (ValueError, RecursionError) as error:
+            reason = Reason.NOT_JSON if line.endswith(b"\n") else Reason.TORN
+            rejects.add(num_lines, reason.value, str(error))
+        else:
+            if trial is not None:
+                trials[trial] = trials.get(trial, TrialTelemetry()) + sample
+    return Telemetry(trials=trials, rejects=rejects.kept, reject_counts=rejects.totals, num_lines=num_lines)
+
+
+def _skip_line(stream: BinaryIO) -> None:
+    while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+        pass
+
+
+class _NotASampleError(Exception):
+    """JSON that our sampler does not write."""
+
+
+def _read_sample(value: Any) -> tuple[str | None, TrialTelemetry]:
+    if not isinstance(value, dict):
+        raise _NotASampleError("no object")
+    trial = value.get("trial")
+    if not (trial is None or isinstance(trial, str)):
+        raise _NotASampleError("trial is no name")
+    if _number(value, "t") is None:
+        raise _NotASampleError("no time")
+    devices = value.get("gpus") or []
+    if not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
+        raise _NotASampleError("gpus is no list of objects")
+    reasons = [_reasons(device) for device in devices]
+    known = [names for names in reasons if names is not None]
+    return trial, TrialTelemetry(
+        num_samples=1,
+        num_throttle_samples=int(bool(known)),
+        num_throttled=int(any(_is_throttled(names) for names in known)),
+        peak_rss_bytes=_number(value, "rss_bytes"),
+        peak_device_memory_bytes=_peak(_number(device, "memory_used_bytes") for device in devices),
+    )
+
+
+def _number(values: Mapping[str, Any], key: str) -> int | None:
+    """A finite, not negative number as a whole one; null and absent are ``None``."""
+    value = values.get(key)
+    if value is None:
+        return None
+    if isinstance(value, float) and math.isfinite(value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise _NotASampleError(f"{key} is no amount")
+    return value
+
+
+def _reasons(device: Mapping[str, Any]) -> list[str] | None:
+    reasons = device.get("throttle_reasons")
+    if reasons is None:
+        return None
+    if not isinstance(reasons, list) or not all(isinstance(reason, str) for reason in reasons):
+        raise _NotASampleError("throttle_reasons is no list of names")
+    return reasons
+
+
+def _is_throttled(reasons: Iterable[str]) -> bool:
+    return any(mark in reason.lower() for reason in reasons for mark in THROTTLE_MARKS)
+
+
+def _peak(amounts: Iterable[int | None]) -> int | None:
+    return max((amount for amount in amounts if amount is not None), default=None)

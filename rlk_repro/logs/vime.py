@@ -1,0 +1,269 @@
+"""Reads what vime's trainer and RolloutManager print into rows of numbers; each number knows its line.
+
+Only the dialect is known here (docs/log-dialect.md): which metric the product reports from which key is
+``rlk_repro.logs.metrics``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.logs.lines import LineScanner, LogLine
+from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
+from rlk_repro.logs.rejects import Reject, RejectLog
+
+MAX_DICT_BYTES: Final = 1 << 20
+
+_NEEDLES: Final = {b": {'": b"0123456789", b"] Memory-Usage ": b"", b" end (elapsed: ": b""}
+_KEYS: Final = (b": {'perf/", b": {'train/", b": {'rollout/", b": {'eval/")
+_PREFIX: Final = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\r\n]{0,40}\] [\w.\-]{1,100}\.py:\d{1,6} - ")
+_TABLE: Final = re.compile(rb"(critic-step|step|rollout|perf|eval|multi_turn|passrate) (0|[1-9]\d{0,8}): (?=\{)")
+_MEMORY: Final = re.compile(rb"\[Rank (\d{1,6})\] Memory-Usage ([^{}\r\n]{1,200}): (?=\{)")
+_TIMER: Final = re.compile(rb"Timer (\w{1,100}) (?:start|end \(elapsed: (\d{1,12}\.\d{1,9})s\))")
+_ACTOR: Final = re.compile(rb"\(([A-Za-z_][\w.:]{0,100}) pid=\d{1,12}(?:, ip=[^\s()]{1,64})?\)")
+_REPEATED: Final = re.compile(r"\s*\[repeated (\d{1,9})x across cluster\]")
+_COLOUR: Final = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_QUOTES: Final = (b"'", b'"')
+
+_FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "step": ("train/",),
+    "critic-step": ("train/",),
+    "rollout": ("rollout/",),
+    "perf": ("perf/", "rollout/"),
+    "eval": ("eval/",),
+}
+_STEP_INDEX: Final = "train/step"
+
+
+class Reason(StrEnum):
+    """Why a message was refused."""
+
+    CUT_OFF = "the dict is cut off"
+    MALFORMED = "not a dict of numbers"
+    UNKNOWN_KEYS = "no known metric"
+    WRONG_INDEX = "train/step disagrees with the number of the line"
+    CONFLICT = "another value was printed before"
+    OTHER_ACTOR = "printed by another actor"
+    QUOTED = "quoted inside another message"
+    NO_PREFIX = "metrics without vime's logging prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One printed number and its 1-based line.  NaN is a value (a skipped step prints it), absence is ``None``."""
+
+    value: float
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemorySample:
+    """One ``Memory-Usage`` line: what a rank held at that moment (no peak), in GiB rounded by vime to 0.01."""
+
+    rank: int
+    moment: str
+    used_gib: float
+    allocated_gib: float
+    reserved_gib: float
+    line: int
+
+
+Rows = Mapping[int, Mapping[str, Sample]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedLog:
+    """Everything one trial's log says.  Rows are by the number printed in the line, then by vime's key.
+
+    ``perf_rows`` merges the trainer's and the RolloutManager's ``perf N`` lines.  ``num_hidden_by_ray`` counts metric
+    lines that Ray swallowed as duplicates (it ignores digits): other steps' values may be lost with them.
+    """
+
+    step_rows: Rows
+    critic_rows: Rows
+    rollout_rows: Rows
+    perf_rows: Rows
+    eval_rows: Rows
+    timers: Mapping[str, tuple[Sample, ...]]
+    memory: tuple[MemorySample, ...]
+    rejects: tuple[Reject, ...]
+    reject_counts: Mapping[str, int]
+    num_hidden_by_ray: int
+    num_lines: int
+    num_bytes: int
+
+
+def parse_log(path: Path) -> ParsedLog:
+    """Read a trial's ``stdout.log``, stamped by the node agent or not.
+
+    Raises:
+        BundleUnreadable: the file is absent or cannot be read.  No content raises.
+    """
+    try:
+        with path.open("rb", buffering=0) as stream:
+            return parse_stream(stream)
+    except OSError as error:
+        raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from error
+
+
+def parse_stream(stream: BinaryIO) -> ParsedLog:
+    """``parse_log`` for an open binary stream."""
+    scanner = LineScanner(stream, _NEEDLES)
+    reader = _LogReader()
+    for line in scanner:
+        reader.read_line(line)
+    return ParsedLog(
+        step_rows=reader.rows["step"],
+        critic_rows=reader.rows["critic-step"],
+        rollout_rows=reader.rows["rollout"],
+        perf_rows=reader.rows["perf"],
+        eval_rows=reader.rows["eval"],
+        timers={name: tuple(samples) for name, samples in reader.timers.items()},
+        memory=tuple(reader.memory),
+        rejects=reader.rejects.kept,
+        reject_counts=reader.rejects.totals,
+        num_hidden_by_ray=reader.num_hidden_by_ray,
+        num_lines=scanner.num_lines,
+        num_bytes=scanner.num_bytes,
+    )
+
+
+class _LogReader:
+    """Takes lines in order and collects what they say."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[int, dict[str, Sample]]] = {kind: {} for kind in _FAMILIES}
+        self.timers: defaultdict[str, list[Sample]] = defaultdict(list)
+        self.memory: list[MemorySample] = []
+        self.rejects = RejectLog()
+        self.num_hidden_by_ray = 0
+        self._line = 0
+        self._actor: bytes | None = None
+        self._is_quoted = False
+
+    def read_line(self, line: LogLine) -> None:
+        """Split a line at vime's logging prefixes: a bar, torn text or other messages may stand before ours."""
+        if not line.is_continued:
+            self._line, self._actor, self._is_quoted = line.number, None, False
+        text = _COLOUR.sub(b"", line.text) if b"\x1b" in line.text else line.text
+        start, is_message = 0, False
+        for prefix in chain(_PREFIX.finditer(text), (None,)):
+            piece = text[start : prefix.start() if prefix else len(text)]
+            if not (is_message and self._read_message(piece)):
+                self._read_other_text(piece, is_message=is_message)
+            if actors := _ACTOR.findall(piece):
+                self._actor = actors[-1]
+            if prefix:
+                start, is_message = prefix.end(), True
+
+    def _read_message(self, piece: bytes) -> bool:
+        """Take what follows a logging prefix; False when it is no message of the dialect."""
+        if table := _TABLE.match(piece):
+            if self._is_ours(table[0]):
+                self._read_table(table[1].decode(), int(table[2]), piece[table.end() :])
+        elif memory := _MEMORY.match(piece):
+            if self._is_ours(memory[0]):
+                self._read_memory(int(memory[1]), _decode(memory[2]), piece[memory.end() :])
+        elif timer := _TIMER.match(piece):
+            if timer[2] is not None and self._is_ours(timer[0]):
+                self.timers[timer[1].decode()].append(Sample(float(timer[2]), self._line))
+        else:
+            return False
+        return True
+
+    def _read_other_text(self, piece: bytes, *, is_message: bool) -> None:
+        found = [position for keys in _KEYS if (position := piece.find(keys)) >= 0]
+        if found:
+            self._reject(Reason.NO_PREFIX, _decode(piece[min(found) + 2 :][:80].strip()))
+        # A message that prints text quotes it (``First rollout sample: ['…``): what the text holds is no message.
+        if is_message and any(quote in piece for quote in _QUOTES):
+            self._is_quoted = True
+
+    def _is_ours(self, message: bytes) -> bool:
+        """Trainer and RolloutManager speak the dialect; so does a trainer that runs without Ray and has no actor."""
+        name = _decode(message.rstrip(b": "))
+        if self._is_quoted:
+            self._reject(Reason.QUOTED, name)
+        elif self._actor and b"TrainRayActor" not in self._actor and b"RolloutManager" not in self._actor:
+            self._reject(Reason.OTHER_ACTOR, f"{name} by {_decode(self._actor)}")
+        else:
+            return True
+        return False
+
+    def _read_table(self, kind: str, index: int, body: bytes) -> None:
+        families = _FAMILIES.get(kind)
+        if families is None:  # multi_turn and passrate: known, not used
+            return
+        where = f"{kind} {index}"
+        numbers = self._read_dict(where, body)
+        if numbers is None:
+            return
+        known = {key: value for key, value in numbers.items() if key.startswith(families)}
+        if not known:
+            self._reject(Reason.UNKNOWN_KEYS, f"{where} has {', '.join(numbers) or 'no numbers'}")
+        elif known.get(_STEP_INDEX, index) != index:
+            self._reject(Reason.WRONG_INDEX, f"{where} has {_STEP_INDEX} {known[_STEP_INDEX]:g}")
+        else:
+            self._merge(kind, index, known)
+
+    def _merge(self, kind: str, index: int, numbers: Mapping[str, float]) -> None:
+        """Add a whole line or nothing: a line that contradicts what is there comes from another rank or process."""
+        row = self.rows[kind].get(index, {})
+        for key, value in numbers.items():
+            first = row.get(key)
+            if first is not None and not _is_same(first.value, value):
+                where = f"{kind} {index}: {key}"
+                self._reject(Reason.CONFLICT, f"{where} was {first.value!r} on line {first.line}, now {value!r}")
+                return
+        fresh = {key: Sample(value, self._line) for key, value in numbers.items() if key not in row}
+        self.rows[kind][index] = {**row, **fresh}
+
+    def _read_memory(self, rank: int, moment: str, body: bytes) -> None:
+        numbers = self._read_dict(f"Memory-Usage of rank {rank}", body)
+        if numbers is None:
+            return
+        try:
+            sample = MemorySample(
+                rank=rank,
+                moment=moment,
+                used_gib=numbers["used_GB"],
+                allocated_gib=numbers["allocated_GB"],
+                reserved_gib=numbers["reserved_GB"],
+                line=self._line,
+            )
+        except KeyError as error:
+            self._reject(Reason.UNKNOWN_KEYS, f"Memory-Usage of rank {rank} lacks {error}")
+        else:
+            self.memory.append(sample)
+
+    def _read_dict(self, where: str, body: bytes) -> dict[str, float] | None:
+        text = _decode(body[:MAX_DICT_BYTES])
+        try:
+            numbers, end = read_numbers(text)
+        except NotADict as error:
+            reason = Reason.CUT_OFF if isinstance(error, CutOff) else Reason.MALFORMED
+            self._reject(reason, f"{where}: {error}")
+            return None
+        if repeated := _REPEATED.match(text, end):
+            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # one of them is the line that we read
+        return numbers
+
+    def _reject(self, reason: Reason, detail: str) -> None:
+        self.rejects.add(self._line, reason.value, detail)
+
+
+def _is_same(first: float, second: float) -> bool:
+    return first == second or (math.isnan(first) and math.isnan(second))
+
+
+def _decode(text: bytes) -> str:
+    return text.decode("utf-8", errors="replace")
