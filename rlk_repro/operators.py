@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
+OPS_SCHEMA: Final = 1
+"""Format of the ops files that trainers write and ``logs.ops`` reads."""
+
 
 class Platform(StrEnum):
     CPU = "cpu"

@@ -1,0 +1,84 @@
+"""The libraries this training process has loaded, as they are and not as they were meant to be.
+
+What cannot be learnt is ``{"unknown": reason}``.  Nothing is imported for this.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from rlk_repro.files import sha256_file
+
+SCHEMA: Final = 1
+PACKAGES: Final = (
+    "apex", "flash_attn", "megatron.core", "numpy", "ray", "rl_engine", "transformer_engine", "transformers", "triton",
+    "vime", "vllm",
+)  # fmt: skip
+COLLECTIVES: Final = re.compile(r"/lib(nccl|rccl)\.so[^/]*$")
+RL_KERNEL_EXTENSION: Final = "rl_engine._C"
+
+
+def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
+    """Versions and, where the bytes matter, file hashes, as plain JSON values."""
+    return {
+        "schema": SCHEMA,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "torch_git": torch.version.git_version or _unknown("this build does not say"),
+        "cuda": torch.version.cuda or _unknown("torch was built without CUDA"),
+        "hip": torch.version.hip or _unknown("torch was built without HIP"),
+        "cudnn": torch.backends.cudnn.version() or _unknown("torch was built without cuDNN"),  # type: ignore[no-untyped-call]
+        "nccl": _find_nccl_version(),
+        "nccl_file": _find_collectives_file(maps),
+        "blas": _find_blas(torch.__config__.show()),
+        "num_threads": torch.get_num_threads(),
+        "num_interop_threads": torch.get_num_interop_threads(),
+        "packages": {name: _find_version(sys.modules, name) for name in PACKAGES},
+        "rl_kernel_extension": _find_file(sys.modules, RL_KERNEL_EXTENSION),
+    }
+
+
+def _unknown(reason: str) -> dict[str, str]:
+    return {"unknown": reason}
+
+
+def _find_nccl_version() -> Any:
+    """NCCL's on NVIDIA and RCCL's on AMD: torch asks the library itself."""
+    try:
+        return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    except (AttributeError, RuntimeError):
+        return _unknown("torch was built without NCCL")
+
+
+def _find_collectives_file(maps: Path) -> Any:
+    try:
+        paths = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if COLLECTIVES.search(line)}
+        return [{"path": path, "sha256": sha256_file(Path(path))} for path in sorted(paths)] or _unknown("not loaded")
+    except OSError as error:
+        return _unknown(str(error))
+
+
+def _find_blas(configuration: str) -> Any:
+    match = re.search(r"\bBLAS_INFO=(\w+)", configuration)
+    return match[1] if match else _unknown("torch's build configuration does not say")
+
+
+def _find_version(modules: Mapping[str, ModuleType], name: str) -> Any:
+    if name not in modules:
+        return _unknown("not loaded")
+    version = getattr(modules[name], "__version__", None)
+    return str(version) if version is not None else _unknown("the module does not say")
+
+
+def _find_file(modules: Mapping[str, ModuleType], name: str) -> Any:
+    if name not in modules:
+        return _unknown("not loaded")
+    path = getattr(modules[name], "__file__", None)
+    return {"path": path, "sha256": sha256_file(Path(path))} if path else _unknown("the module has no file")

@@ -1,0 +1,235 @@
+"""Timers at a trainer's function boundaries, forward and backward apart, and the peak memory of a step.
+
+Values and gradients stay bitwise what they were.  Nothing waits for the device before the end of a step.  Not a
+profiler: what happens inside a boundary is not looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import torch
+
+from rlk_repro.operators import Platform
+
+STEP_TIMER: Final = "step"
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Timers:
+    """The timers of one function: calls without gradient count as ``no_grad``, or else as ``forward``."""
+
+    forward: str
+    backward: str | None = None
+    no_grad: str | None = None
+
+
+class Clock(Protocol):
+    """Marks moments now, and tells seconds between them once they have been settled."""
+
+    def mark(self) -> Any: ...
+
+    def settle(self) -> None: ...
+
+    def elapsed_s(self, begin: Any, end: Any) -> float: ...
+
+
+class HostClock:
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def settle(self) -> None:
+        pass
+
+    def elapsed_s(self, begin: float, end: float) -> float:
+        return end - begin
+
+
+class DeviceClock:
+    """Events on the stream that is current when a mark is made: time on the device, its idle gaps included."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def settle(self) -> None:
+        torch.cuda.synchronize()
+
+    def elapsed_s(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return float(begin.elapsed_time(end)) / 1e3
+
+
+class Profile:
+    """Seconds per timer over one step, and the peak memory of the step.
+
+    Timers are sums over calls and inclusive: one function called inside another counts in both.
+    """
+
+    def __init__(self, platform: str) -> None:
+        self._clock: Clock = HostClock() if platform == Platform.CPU else DeviceClock()
+        self._memory = HostMemory() if platform == Platform.CPU else DeviceMemory()
+        self._intervals: list[tuple[str, Any, Any]] = []
+        self._spans: list[_BackwardSpan] = []
+        self._step_began = time.perf_counter()
+        self._memory.reset()
+
+    @property
+    def is_memory_per_step(self) -> bool:
+        """False where the peak cannot be reset: it is then the process's so far."""
+        return self._memory.is_per_step
+
+    def time_function(self, function: Callable[..., R], timers: Timers) -> Callable[..., R]:
+        """Wrap ``function``; an exception passes through and its call is not counted.
+
+        The backward pass of a call lasts from the first gradient that arrives at an output until the last one that
+        leaves at a tensor argument.  Tensors inside other arguments are not followed.
+        """
+
+        def timed(*args: Any, **kwargs: Any) -> R:
+            span = None
+            if timers.backward is not None and torch.is_grad_enabled():
+                span = _BackwardSpan(timers.backward, self._clock, self._intervals)
+                args = tuple(span.mark_input(value) for value in args)
+                kwargs = {name: span.mark_input(value) for name, value in kwargs.items()}
+            has_backward = span is not None and span.num_inputs > 0
+            begin = self._clock.mark()
+            result = function(*args, **kwargs)
+            name = timers.forward if has_backward else timers.no_grad or timers.forward
+            self._intervals.append((name, begin, self._clock.mark()))
+            if span is not None and has_backward:
+                span.watch_outputs(result)
+                self._spans.append(span)
+            return result
+
+        # not functools.wraps: a compiled function's own attributes must not come along
+        return functools.update_wrapper(timed, function, updated=())
+
+    def end_step(self) -> tuple[dict[str, float], dict[str, int]]:
+        """Return seconds per timer and peak bytes since the last call, and start over.
+
+        The timer ``step`` is host time since the last call, or since this profile was made: the whole period, waiting
+        included.
+        """
+        now = time.perf_counter()
+        for span in self._spans:
+            span.close()
+        if self._intervals:
+            self._clock.settle()
+        seconds: dict[str, list[float]] = {STEP_TIMER: [now - self._step_began]}
+        for name, begin, end in self._intervals:
+            seconds.setdefault(name, []).append(self._clock.elapsed_s(begin, end))
+        self._spans.clear()
+        self._intervals.clear()
+        self._step_began = now
+        peaks = self._memory.read_peaks()
+        self._memory.reset()
+        return {name: math.fsum(values) for name, values in seconds.items()}, peaks
+
+
+class _BackwardSpan:
+    """The backward pass of one call; a graph that is walked twice yields two intervals."""
+
+    __slots__ = ("_begin", "_clock", "_end", "_intervals", "_name", "_num_left", "num_inputs")
+
+    def __init__(self, name: str, clock: Clock, intervals: list[tuple[str, Any, Any]]) -> None:
+        self.num_inputs = 0
+        self._name, self._clock, self._intervals = name, clock, intervals
+        self._begin = self._end = None
+        self._num_left = 0
+
+    def mark_input(self, value: Any) -> Any:
+        """Return a tensor as a view of itself, whose node says when the gradient leaves; anything else as it is.
+
+        Outputs need no view: a hook before their own node says when the backward pass enters.
+        """
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            return value
+        self.num_inputs += 1
+        view = value.view_as(value)
+        _node(view).register_hook(self.leave)
+        return view
+
+    def watch_outputs(self, result: Any) -> None:
+        for tensor in _find_tensors(result):
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(self.enter)
+
+    def enter(self, _arrived: object) -> None:
+        if self._begin is None:
+            self._begin = self._clock.mark()
+
+    def leave(self, _left: object, _arrived: object) -> None:
+        self._end = self._clock.mark()
+        self._num_left += 1
+        if self._num_left == self.num_inputs:
+            self.close()
+
+    def close(self) -> None:
+        """Keep what was seen; gradients may never come to some inputs, or to any."""
+        if self._begin is not None and self._end is not None:
+            self._intervals.append((self._name, self._begin, self._end))
+        self._begin = self._end = None
+        self._num_left = 0
+
+
+def _node(tensor: torch.Tensor) -> torch.autograd.graph.Node:
+    assert tensor.grad_fn is not None, "a view of a tensor that requires grad has a node"
+    return tensor.grad_fn
+
+
+def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _find_tensors(item)
+    elif isinstance(value, Mapping):
+        yield from _find_tensors(list(value.values()))
+
+
+class DeviceMemory:
+    """Peaks of torch's own allocator on the current device; other libraries' memory is not in them."""
+
+    is_per_step = True
+
+    def reset(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def read_peaks(self) -> dict[str, int]:
+        return {
+            "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+            "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        }
+
+
+class HostMemory:
+    """Peak resident memory of this process, as the Linux kernel keeps it."""
+
+    def __init__(self, proc: Path = Path("/proc/self")) -> None:
+        self._proc = proc
+        self.is_per_step = False
+
+    def reset(self) -> None:
+        try:
+            (self._proc / "clear_refs").write_text("5")  # proc(5): resets the peak to the current size
+            self.is_per_step = True
+        except OSError:
+            self.is_per_step = False
+
+    def read_peaks(self) -> dict[str, int]:
+        """The peak in bytes; nothing where there is no such file, and so nothing is claimed."""
+        try:
+            status = (self._proc / "status").read_text()
+        except OSError:
+            return {}
+        match = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        return {"peak_rss_bytes": int(match[1]) * 1024} if match else {}

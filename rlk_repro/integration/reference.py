@@ -1,0 +1,38 @@
+"""Installs the switch into the reference trainer, by its ``--custom-megatron-init-path``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+from typing import Final
+
+from rlk_repro.integration.installation import Installation
+from rlk_repro.integration.profile import Timers
+from rlk_repro.integration.switch import Settings, install_into, probe_platform
+from rlk_repro.operators import Case, Platform, read_loss_options
+
+TRAINER: Final = "reference"
+
+
+def install(args: argparse.Namespace) -> Installation | None:
+    """Install what the environment asks for; None, and nothing touched, if it asks for nothing."""
+    settings = Settings.from_env()
+    if not settings.is_active:
+        return None
+    from rlk_repro.refengine import core, trainer
+    from rlk_repro.refengine.optimizer import AdamW
+
+    installation = install_into(core, settings, trainer=TRAINER, case=_make_case(args), args=args)
+    time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
+    installation.rebind(AdamW, "step", time_step, "timer")
+    if installation.end_step not in trainer.step_end_hooks:
+        trainer.step_end_hooks.append(installation.end_step)
+        installation.on_undo(trainer.step_end_hooks.remove, installation.end_step)
+    return installation
+
+
+def _make_case(args: argparse.Namespace) -> Case:
+    """One process; reference and old-policy log-probs are always computed."""
+    loss = dataclasses.replace(read_loss_options(vars(args)), has_no_grad_pass=True)
+    return Case(platform=Platform.CPU if args.device == "cpu" else probe_platform(), loss=loss)

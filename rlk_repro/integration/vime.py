@@ -1,0 +1,72 @@
+"""Installs the switch into vime, by its ``--custom-megatron-init-path``, in every training process.
+
+vime calls this once its process groups exist and before the model is built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+from rlk_repro.integration.installation import Installation, check_signatures
+from rlk_repro.integration.profile import Timers
+from rlk_repro.integration.switch import Settings, install_into, probe_platform
+from rlk_repro.operators import Case, read_loss_options
+
+TRAINER: Final = "vime"
+# as of vime 1fc199d9, in its actor module
+ACTOR_FUNCTIONS: Final = {
+    "initialize_model_and_optimizer": "(args, role)",
+    "log_perf_data": "(rollout_id, args, extra_metrics)",
+}
+
+
+def install(args: argparse.Namespace) -> Installation | None:
+    """Install what the environment asks for; None, and nothing touched, if it asks for nothing."""
+    settings = Settings.from_env()
+    if not settings.is_active:
+        return None
+    from vime.backends.megatron_utils import actor, loss
+
+    check_signatures(actor, ACTOR_FUNCTIONS)
+    installation = install_into(loss, settings, trainer=TRAINER, case=_make_case(args), args=args)
+    make_initialize = functools.partial(_time_optimizer, installation)
+    installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer")
+    installation.rebind(actor, "log_perf_data", functools.partial(_end_step_after, installation), "end of step")
+    return installation
+
+
+def _make_case(args: argparse.Namespace) -> Case:
+    return Case(
+        platform=probe_platform(),
+        tensor_parallel=args.tensor_model_parallel_size,
+        context_parallel=args.context_parallel_size,
+        loss=read_loss_options(vars(args)),
+    )
+
+
+def _time_optimizer(installation: Installation, initialize: Callable[..., Any]) -> Callable[..., Any]:
+    """Megatron's ``optimizer.step`` on the optimizer that is built: unscaling, clipping, update, parameter copies."""
+    time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
+
+    @functools.wraps(initialize)
+    def initialize_and_time(*args: Any, **kwargs: Any) -> Any:
+        result = initialize(*args, **kwargs)
+        installation.rebind(result[1], "step", time_step, "timer")
+        return result
+
+    return initialize_and_time
+
+
+def _end_step_after(installation: Installation, log_perf_data: Callable[..., Any]) -> Callable[..., Any]:
+    """vime logs a rollout's timings on every rank, last thing of its training and before the weight sync."""
+
+    @functools.wraps(log_perf_data)
+    def log_and_end_step(rollout_id: int, *args: Any, **kwargs: Any) -> Any:
+        result = log_perf_data(rollout_id, *args, **kwargs)
+        installation.end_step(rollout_id)
+        return result
+
+    return log_and_end_step
