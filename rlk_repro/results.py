@@ -166,8 +166,8 @@ class Effect:
     """A paired effect over scored comparison pairs, as the ratio enabled / baseline.
 
     ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios); None below two pairs.  ``p_value``
-    is the exact two-sided sign-flip p, ``p_floor`` the smallest it could be (2 / 2^n); ``p_holm`` is corrected over the
-    secondary metrics.
+    is the exact two-sided sign-flip p, ``p_floor`` the smallest it could be (2 / 2^n).  ``p_t`` is the paired t test's;
+    ``p_holm`` is that one corrected over the secondary metrics (six pairs could never carry a corrected sign-flip p).
     """
 
     metric: str
@@ -182,6 +182,7 @@ class Effect:
     p_floor: float | None
     p_holm: float | None
     note: str
+    p_t: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
