@@ -132,4 +132,4 @@ def _num_steps(series: Iterable[Series]) -> int:
 
 
 def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.analysis import analyse
+from rlk_repro.compare import Match, compare_analyses, diff_bundles
+from rlk_repro.files import load_json, write_json
+from rlk_repro.findings import Finding, Level
+from rlk_repro.results import Analysis
+from rlk_repro.rundir import RunDir
+from tests.make_run import Recipe, finish_run, make_run
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    return analyse(make_run(tmp_path_factory.mktemp("a") / "id", Recipe(speedup=1.1)))
+
+
+def test_identical_losses_and_rewards_are_bitwise(analysis: Analysis) -> None:
+    comparison = compare_analyses(analysis, analysis)
+    assert comparison.level is Match.BITWISE
+    assert comparison.is_ok
+    assert comparison.lines()[0] == "replay level: bitwise (losses and rewards are identical, step by step)"
+
+
+def test_other_rewards_with_the_same_effect_are_statistical(analysis: Analysis, tmp_path: Path) -> None:
+    def change(run_dir: RunDir) -> None:
+        log = run_dir.trial("00-p1-baseline").stdout
+        log.write_text(log.read_text().replace("'train/loss': 0.1", "'train/loss': 0.1000001"))
+
+    new = analyse(make_run(tmp_path / "id", Recipe(speedup=1.1), change))
+    comparison = compare_analyses(analysis, new)
+    assert comparison.level is Match.STATISTICAL
+    assert "00-p1-baseline: loss first differs at step 0: was 0.1, now 0.1000001" in comparison.details
+
+
+def test_another_effect_is_different(analysis: Analysis, tmp_path: Path) -> None:
+    new = analyse(make_run(tmp_path / "id", Recipe(speedup=0.8, reward_drop=0.01)))
+    comparison = compare_analyses(analysis, new)
+    assert comparison.level is Match.DIFFERENT
+    assert not comparison.is_ok
+    assert any(detail.startswith("step_time_s: recorded") for detail in comparison.details)
+
+
+def test_another_experiment_is_never_a_match(analysis: Analysis) -> None:
+    other = dataclasses.replace(analysis, experiment_hash="0" * 64)
+    comparison = compare_analyses(analysis, other)
+    assert comparison.level is Match.DIFFERENT
+    assert "the experiment is not the recorded one" in comparison.lines()[1]
+
+
+def test_blocking_drift_is_part_of_the_answer(analysis: Analysis) -> None:
+    drift = [Finding(Level.BLOCKING, "gpu.devices.0.name", "NVIDIA H200", "NVIDIA A100-SXM4-80GB")]
+    assert "on a machine with 1 blocking differences" in "\n".join(compare_analyses(analysis, analysis, drift).lines())
+
+
+def test_diff_names_what_differs_in_plan_and_manifest(tmp_path: Path) -> None:
+    def change(run_dir: RunDir) -> None:
+        path = run_dir.node("node0").manifest
+        value = load_json(path)
+        value["sections"]["gpu"]["driver"] = "570.10"
+        write_json(path, value)
+
+    first = finish_run(make_run(tmp_path / "a" / "id"))
+    second = finish_run(make_run(tmp_path / "b" / "id", Recipe(settings=("measure.pairs=7",)), change))
+    findings = diff_bundles(first, second)
+    found = {item.where: (item.level, item.expected, item.found) for item in findings}
+    assert found["plan.run.measure.pairs"] == (Level.BLOCKING, "6", "7")
+    assert found["gpu.driver"] == (Level.WARNING, "580.159.04", "570.10")
+    assert diff_bundles(first, first) == []
