@@ -362,6 +362,14 @@ def test_end_to_end_throughput_counts_the_whole_step():
     assert series["tokens_per_s"].samples[3] is None
 
 
+def test_the_documented_metrics_are_the_ones_that_exist():
+    text = (Path(__file__).parents[1] / "docs" / "log-dialect.md").read_text()
+    for metric in METRICS:
+        assert f"`{metric.name}`" in text
+        assert all(f"`{key}`" in text for _, key in metric.sources)
+    assert all(reason.value in text for reason in Reason)
+
+
 def test_a_metric_that_was_not_printed_is_none_and_never_zero():
     series = metric_series(parse(), num_rollouts=2, num_steps_per_rollout=1)
     assert all(one.samples == (None, None) for one in series.values())
