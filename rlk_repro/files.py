@@ -21,15 +21,19 @@ CHUNK_BYTES: Final = 1 << 20
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A seekable stream that becomes ``path`` when the block ends well; a kill leaves the old file or the new one."""
+def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
+    """A seekable stream that becomes ``path`` when the block ends well; a kill leaves the old file or the new one.
+
+    Without ``is_durable`` that holds for kills, not for power cuts, and nothing waits for the disk.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
             stream.flush()
-            os.fsync(stream.fileno())
+            if is_durable:
+                os.fsync(stream.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:
@@ -37,9 +41,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes, *, is_durable: bool = True) -> None:
     """Write a whole file by way of ``replacing``."""
-    with replacing(path) as stream:
+    with replacing(path, is_durable=is_durable) as stream:
         stream.write(data)
 
 
@@ -47,8 +51,8 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, dump_json(value))
+def write_json(path: Path, value: Any, *, is_durable: bool = True) -> None:
+    write_bytes(path, dump_json(value), is_durable=is_durable)
 
 
 def dump_json(value: Any) -> bytes:

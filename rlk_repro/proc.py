@@ -68,10 +68,34 @@ def run(
 
 
 def start(
-    argv: Sequence[str], *, output_fd: int, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    *,
+    output_fd: int,
+    stdin_fd: int = subprocess.DEVNULL,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a long command in its own process group with stdout and stderr both on ``output_fd``."""
-    return _popen(argv, stdin=subprocess.DEVNULL, stdout=output_fd, stderr=subprocess.STDOUT, cwd=cwd, env=env)
+    return _popen(argv, stdin=stdin_fd, stdout=output_fd, stderr=subprocess.STDOUT, cwd=cwd, env=env)
+
+
+def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str]) -> int:
+    """Start a command that outlives this process, in a session of its own; its pid.
+
+    Raises:
+        EnvironmentMissing: the program is not on PATH or cannot be executed.
+    """
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, output_fd, 1),
+        (os.POSIX_SPAWN_DUP2, output_fd, 2),
+    ]
+    try:
+        return os.posix_spawnp(argv[0], list(argv), dict(env), file_actions=files, setsid=True)
+    except FileNotFoundError:
+        raise EnvironmentMissing(Problem(argv[0], "is not on PATH")) from None
+    except PermissionError:
+        raise EnvironmentMissing(Problem(argv[0], "cannot be executed (permission denied)")) from None
 
 
 def signal_group(pid: int, number: signal.Signals) -> bool:

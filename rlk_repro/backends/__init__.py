@@ -1,0 +1,21 @@
+"""The clusters that a job can be sent to.  Adding one = a module, a line here, a test file."""
+
+from __future__ import annotations
+
+from rlk_repro.backends import local
+from rlk_repro.backends.api import Backend
+from rlk_repro.errors import Problem, SpecError
+
+BACKENDS: dict[str, Backend] = {"local": local}
+
+
+def get_backend(cluster: str) -> Backend:
+    """The module of a cluster.
+
+    Raises:
+        SpecError: no such cluster in this version.
+    """
+    if cluster not in BACKENDS:
+        known = ", ".join(BACKENDS)
+        raise SpecError(Problem("--cluster", "no backend of this name", got=cluster, expected=f"one of {known}"))
+    return BACKENDS[cluster]

@@ -1,0 +1,31 @@
+"""One line of progress: rewritten in place on a terminal, a line each time elsewhere.  No tables, no reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveLine:
+    """Where progress goes; ``is_live`` means that a line replaces the one before."""
+
+    tell: Callable[[str], object]
+    is_live: bool
+
+
+@contextmanager
+def live_line() -> Iterator[LiveLine]:
+    """A line on standard error for the time of the block; it is gone afterwards where it was live."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    if not console.is_terminal:
+        yield LiveLine(tell=lambda text: console.print(text, soft_wrap=True), is_live=False)
+        return
+    from rich.status import Status
+    from rich.text import Text
+
+    with Status("", console=console) as status:
+        yield LiveLine(tell=lambda text: status.update(Text(text)), is_live=True)

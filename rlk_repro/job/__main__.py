@@ -1,0 +1,41 @@
+"""``python -m rlk_repro.job RUN_DIR``: the node agent's command line."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlk_repro.errors import RlkReproError
+from rlk_repro.job.agent import run_agent
+from rlk_repro.job.parts import make_place
+from rlk_repro.rundir import RunDir
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parse_args(argv)
+    try:
+        place = make_place(args.node, tuple((args.nodes or args.node).split(",")), args.allocation)
+        return run_agent(RunDir(args.run_dir.absolute()), place, is_resuming=args.resume)
+    except RlkReproError as error:
+        sys.stderr.write(f"{error.title}: {error}\n")
+        return error.exit_code
+
+
+def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m rlk_repro.job", description="Runs the trials of a staged run directory on this node.",
+        allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a directory that `rlk-repro submit` staged")
+    parser.add_argument("--node", default=platform.node(), help="name of this node (default: its host name)")
+    parser.add_argument("--nodes", metavar="A,B,…", help="all nodes, the first one leads (default: this one alone)")
+    parser.add_argument("--allocation", metavar="ID", help="what the agents of one allocation share")
+    parser.add_argument("--resume", action="store_true", help="redo the incomplete pairs of an earlier agent")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

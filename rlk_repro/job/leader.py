@@ -1,0 +1,196 @@
+"""The agent that leads: preflight, stored rollouts, trials in plan order, analysis, seal, pack.
+
+Whatever breaks or is asked for on the way, the run directory is packed; it is sealed only when every trial has run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.files import write_json
+from rlk_repro.findings import Finding, Level
+from rlk_repro.job import preflight
+from rlk_repro.job.journal import Journal
+from rlk_repro.job.node import (
+    describe_node,
+    has_ended,
+    make_sampler,
+    mark_ended,
+    read_preflight,
+    wait_for,
+    write_preflight,
+)
+from rlk_repro.job.parts import Parts, Place
+from rlk_repro.job.process import Limits
+from rlk_repro.job.progress import Phase, ProgressWriter
+from rlk_repro.job.resume import find_open_trials, read_exit, set_aside
+from rlk_repro.job.rollouts import store_rollouts
+from rlk_repro.job.stop import Stop
+from rlk_repro.job.telemetry import Current
+from rlk_repro.job.trial import Outcome, Watch, run_command, run_trial
+from rlk_repro.plan import Plan, Trial
+from rlk_repro.results import TrialStatus
+from rlk_repro.rundir import RunDir
+from rlk_repro.secrets import Scrubber
+from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.environment import resolve_env
+
+
+class Leader:
+    """One leading agent; ``run`` is called once, in the main thread, with the run directory locked."""
+
+    def __init__(self, plan: Plan, run_dir: RunDir, place: Place, parts: Parts) -> None:
+        self._plan = plan
+        self._run_dir = run_dir
+        self._place = place
+        self._parts = parts
+        self._stop = Stop()
+        self._journal = Journal(run_dir, place.allocation, place.node, Scrubber.from_environment().text)
+        self._progress = ProgressWriter(run_dir, len(plan.trials), plan.num_steps)
+        self._current = Current()
+        self._findings: list[Finding] = []
+
+    def run(self) -> int:
+        """The agent's exit code (docs/results-directory.md)."""
+        with self._stop.installed():
+            code, message = self._run_steps()
+            with self._journal.phase("pack") as phase:
+                self._parts.pack(self._run_dir)
+            code = code or phase.exit_code
+            self._progress.end(code, message if phase.error is None else f"not packed: {phase.error}")
+        return code
+
+    def _run_steps(self) -> tuple[int, str]:
+        """Exit code and message; a step that fails or is interrupted is the last one but for the end markers."""
+        steps: tuple[tuple[str, Callable[[], None]], ...] = (
+            ("set aside", self._set_aside),
+            ("preflight", self._check_fitness),
+            ("rollouts", self._store_rollouts),
+            ("trials", self._run_trials),
+            ("analyse", self._analyse),
+        )
+        code, message = 0, ""
+        for name, step in steps:
+            with self._journal.phase(name) as phase:
+                step()
+            if phase.error is not None:
+                code, message = phase.exit_code, f"{name}: {phase.error}"
+            elif self._stop.signal is not None:
+                code, message = 128 + self._stop.signal, f"stopped by {self._stop.signal.name}"
+            if code:
+                break
+        self._end_followers()
+        return self._seal() if code == 0 else (code, message)
+
+    def _set_aside(self) -> None:
+        for name in set_aside(self._plan, self._run_dir):
+            self._journal.record("set aside", trial=name)
+
+    def _check_fitness(self) -> None:
+        """Raises SpecError for what no machine could run, EnvironmentMissing for blocking findings."""
+        self._progress.enter(Phase.PREFLIGHT)
+        problems = self._parts.workload.find_problems(self._plan)
+        if problems:
+            raise SpecError(*problems)
+        for trial in self._plan.trials:
+            resolve_env(self._make_command(trial), os.environ)
+        self._findings = describe_node(self._plan, self._run_dir, self._place, self._parts, self._stop)
+        found = self._findings + self._collect_followers()
+        blocking = [finding for finding in found if finding.level is Level.BLOCKING]
+        if blocking and self._plan.profile.preflight.on_blocking == "stop":
+            raise EnvironmentMissing(
+                *(Problem(f"preflight: {item.where}", "is not fit", got=item.found, expected=item.expected)
+                  for item in blocking)
+            )  # fmt: skip
+
+    def _collect_followers(self) -> list[Finding]:
+        return [finding for node in self._place.followers for finding in self._collect_follower(node)]
+
+    def _collect_follower(self, node: str) -> list[Finding]:
+        read = partial(read_preflight, self._run_dir, node, self._place.allocation)
+        deadline_s = self._parts.deadlines.followers_s
+        wait_for(lambda: read() is not None, self._stop, deadline_s)
+        missing = [Finding(Level.BLOCKING, f"nodes.{node}", f"its agent within {deadline_s:g} s", "no record")]
+        found = read()
+        return missing if found is None else found
+
+    def _store_rollouts(self) -> None:
+        command = self._parts.workload.rollout_command(self._plan, self._run_dir)
+        if command is None:
+            return
+        self._progress.enter(Phase.PREPARING, "storing rollouts")
+        store_rollouts(self._plan, self._run_dir, command, self._execute)
+
+    def _run_trials(self) -> None:
+        trials = find_open_trials(self._plan, self._run_dir)
+        with make_sampler(self._plan, self._run_dir, self._place, lambda: self._current):
+            for number, trial in enumerate(trials):
+                self._wait_until_idle(trial)
+                if self._stop.signal is not None:
+                    return
+                self._run_trial(trial, num_left=len(trials) - number)
+
+    def _wait_until_idle(self, trial: Trial) -> None:
+        """GPUs still busy after the deadline do not stop the run; they are a finding."""
+        if self._plan.num_gpus == 0:
+            return
+        busy = preflight.wait_until_idle(self._parts.busy_gpus, self._stop.wait, self._parts.deadlines.idle_s)
+        late = list(preflight.check_idle(busy, Level.WARNING, f"{trial.name}: gpu"))
+        if late:
+            self._findings += late
+            write_preflight(self._run_dir, self._place, self._findings)
+
+    def _run_trial(self, trial: Trial, *, num_left: int) -> None:
+        self._progress.begin_trial(trial.name, trial.index, num_left)
+        outcome = self._execute(self._make_command(trial), trial)
+        self._progress.end_trial(outcome.ended.duration_s)
+        self._journal.record(
+            "trial", trial=trial.name, status=outcome.status.value, reason=outcome.reason,
+            num_leftovers=outcome.ended.num_leftovers,
+        )  # fmt: skip
+
+    def _make_command(self, trial: Trial) -> Command:
+        return self._parts.workload.trainer_command(self._plan, trial, self._run_dir)
+
+    def _execute(self, command: Command, trial: Trial | None = None) -> Outcome:
+        name = None if trial is None else trial.name
+
+        def see_pid(pid: int) -> None:
+            self._current = Current(trial=name, session=pid)
+
+        watch = Watch(see_output=self._progress.see_output, see_pid=see_pid)
+        limits = Limits(time_limit_s=self._plan.run.time_limit_min * 60, grace_s=self._parts.deadlines.grace_s)
+        try:
+            if name is None:
+                return run_command(command, self._run_dir.rollouts_log, limits=limits, stop=self._stop, watch=watch)
+            return run_trial(
+                command, self._run_dir, self._run_dir.trial(name), allocation=self._place.allocation,
+                limits=limits, stop=self._stop, watch=watch,
+            )  # fmt: skip
+        finally:
+            self._current = Current()
+
+    def _analyse(self) -> None:
+        self._progress.enter(Phase.ENDING, "analysing")
+        write_json(self._run_dir.analysis, self._parts.analyse(self._run_dir))
+
+    def _end_followers(self) -> None:
+        """Nothing may be written any more when the directory is sealed or packed."""
+        mark_ended(self._run_dir, self._place)
+        for node in self._place.followers:
+            is_there = partial(has_ended, self._run_dir, node, self._place.allocation)
+            if not wait_for(is_there, self._stop, self._parts.deadlines.followers_end_s):
+                self._journal.record("no end marker", follower=node)
+
+    def _seal(self) -> tuple[int, str]:
+        self._progress.enter(Phase.ENDING, "sealing")
+        with self._journal.phase("seal") as phase:
+            self._parts.seal(self._run_dir)
+        if phase.error is not None:
+            return phase.exit_code, f"seal: {phase.error}"
+        records = [read_exit(self._run_dir.trial(trial.name)) for trial in self._plan.trials]
+        num_ok = sum(record is not None and record.status is TrialStatus.OK for record in records)
+        return int(num_ok < len(records)), f"sealed, {num_ok} of {len(records)} trials ok"

@@ -1,0 +1,158 @@
+"""Is this node fit to run the plan?  Findings, never an exception: what they do to the job is the profile's choice.
+
+Hardware is judged by the node's manifest, so that preflight and bundle speak of the same facts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.findings import Finding, Level
+from rlk_repro.manifest import Manifest, Unknown
+from rlk_repro.plan import Plan
+from rlk_repro.probes.gpu_use import GpuUse
+from rlk_repro.rundir import RunDir
+from rlk_repro.spec import Hardware
+
+SCHEMA: Final = 1
+MAX_SKEW_S: Final = 2.0
+YEARS: Final = (2025, 2100)
+
+_GIB: Final = 1 << 30
+_MEMINFO: Final = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """The two clocks read together."""
+
+    unix_s: float
+    monotonic_s: float
+
+    @classmethod
+    def read(cls) -> Clock:
+        return cls(unix_s=time.time(), monotonic_s=time.monotonic())
+
+
+def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUse] | Unknown) -> list[Finding]:
+    """Everything that this node's agent can find out before the first trial."""
+    limits = plan.profile.preflight
+    return [
+        *check_writable(run_dir),
+        *check_room("disk", shutil.disk_usage(run_dir.root).free, limits.min_free_disk_gib),
+        *check_room("memory", read_free_memory(), limits.min_free_memory_gib),
+        *check_modules(("torch",)),
+        *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
+        *(check_idle(busy, Level.BLOCKING) if plan.layout.gpus_per_node else []),
+    ]
+
+
+def check_writable(run_dir: RunDir) -> Iterator[Finding]:
+    """A file can be made where trials write, and its time is this node's."""
+    try:
+        run_dir.trials.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=run_dir.trials, prefix=".partial-") as stream:
+            stream.write(b"\0")
+            stream.flush()
+            skew_s = Path(stream.name).stat().st_mtime - time.time()
+    except OSError as error:
+        yield Finding(Level.BLOCKING, "run directory", "writable", str(error.strerror))
+        return
+    if abs(skew_s) > MAX_SKEW_S:
+        yield Finding(Level.WARNING, "clock", "file system and node agree", f"{skew_s:+.1f} s apart")
+
+
+def check_clock(before: Clock, now: Clock) -> Iterator[Finding]:
+    """UTC is plausible and moves as fast as the clock that durations are measured with."""
+    year = time.gmtime(now.unix_s).tm_year
+    if not YEARS[0] <= year <= YEARS[1]:
+        yield Finding(Level.WARNING, "clock", f"a year from {YEARS[0]} to {YEARS[1]}", str(year))
+    drift_s = (now.unix_s - before.unix_s) - (now.monotonic_s - before.monotonic_s)
+    if abs(drift_s) > MAX_SKEW_S:
+        yield Finding(Level.WARNING, "clock", "UTC is not being set", f"moved by {drift_s:+.1f} s while running")
+
+
+def check_room(what: str, free_bytes: int | None, min_gib: float) -> Iterator[Finding]:
+    if free_bytes is None:
+        yield Finding(Level.WARNING, what, f"{min_gib:g} GiB free", "unknown")
+    elif free_bytes < min_gib * _GIB:
+        yield Finding(Level.BLOCKING, what, f"{min_gib:g} GiB free", f"{free_bytes / _GIB:.1f} GiB")
+
+
+def read_free_memory(path: Path = _MEMINFO) -> int | None:
+    """What the kernel says can be had without swapping, in bytes."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def check_modules(names: Iterable[str]) -> Iterator[Finding]:
+    """The trainer runs in this Python."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            yield Finding(Level.BLOCKING, f"python module {name}", "installed", "missing")
+
+
+def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Iterator[Finding]:
+    """The machine and its GPUs are those of the plan; what the manifest does not know is not judged."""
+    machine = manifest.sections.get("host", {}).get("machine")
+    if hardware.machine != "any" and isinstance(machine, str) and machine != hardware.machine:
+        yield Finding(Level.BLOCKING, "host.machine", hardware.machine, machine)
+    if num_gpus == 0:
+        return
+    gpu = manifest.sections.get("gpu", {})
+    count = gpu.get("count")
+    if not isinstance(count, int) or count < num_gpus:
+        yield Finding(Level.BLOCKING, "gpu.count", f"at least {num_gpus}", str(count))
+    driver = gpu.get("driver")
+    if isinstance(driver, str) and _version(driver) < _version(hardware.driver_floor):
+        yield Finding(Level.BLOCKING, "gpu.driver", f"{hardware.driver_floor} or newer", driver)
+    devices: Any = gpu.get("devices")
+    for name in sorted({str(item.get("name")) for item in devices} if isinstance(devices, list) else set()):
+        if hardware.name_part not in name or any(part in name for part in hardware.refused_name_parts):
+            yield Finding(Level.BLOCKING, "gpu.devices.name", hardware.title, name)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def check_idle(busy: list[GpuUse] | Unknown, level: Level, where: str = "gpu") -> Iterator[Finding]:
+    if isinstance(busy, Unknown):
+        yield Finding(Level.WARNING, where, "idle", str(busy))
+        return
+    for gpu in busy:
+        yield Finding(level, where, "idle", str(gpu))
+
+
+def wait_until_idle(
+    busy_gpus: Callable[[], list[GpuUse] | Unknown], sleep: Callable[[float], object], deadline_s: float
+) -> list[GpuUse] | Unknown:
+    """The GPUs that are still busy at the end; memory of a process that was killed takes a moment to go."""
+    until = time.monotonic() + deadline_s
+    pause_s = 0.1
+    while (busy := busy_gpus()) and isinstance(busy, list) and time.monotonic() < until:
+        sleep(pause_s)
+        pause_s = min(pause_s * 2, 2.0)
+    return busy
+
+
+def preflight_record(node: str, allocation: str, findings: Iterable[Finding]) -> dict[str, Any]:
+    """What ``preflight.json`` holds."""
+    return {
+        "schema": SCHEMA,
+        "node": node,
+        "allocation": allocation,
+        "findings": [finding.to_json() for finding in findings],
+    }

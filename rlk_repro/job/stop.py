@@ -1,0 +1,61 @@
+"""Asks to stop: SIGTERM and SIGINT to the agent become a flag and wake whoever waits.  Nothing is stopped here."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stop:
+    """The first signal that asked to stop, and a file descriptor that becomes readable at every signal."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self.wake_fd, self._writer = os.pipe()
+        os.set_blocking(self.wake_fd, False)
+        os.set_blocking(self._writer, False)
+
+    def request(self, number: int) -> None:
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until asked to stop, a child ends or the time is over; whether asked to stop."""
+        select.select([self.wake_fd], [], [], max(timeout_s, 0.0))
+        self.clear()
+        return self.signal is not None
+
+    def clear(self) -> None:
+        """Forget the wake-ups, not the request."""
+        try:
+            while os.read(self.wake_fd, select.PIPE_BUF):
+                pass
+        except BlockingIOError:
+            return
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle SIGTERM, SIGINT and SIGCHLD inside the block; main thread only."""
+        previous = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGCHLD)}
+        previous_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        try:
+            for number in SIGNALS:
+                signal.signal(number, self._handle)
+            signal.signal(signal.SIGCHLD, lambda *_: None)
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(previous_fd)
+            os.close(self.wake_fd)
+            os.close(self._writer)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the signature of a handler)
+        self.request(number)

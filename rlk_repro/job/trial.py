@@ -1,0 +1,126 @@
+"""Executes one command of the plan and records it: command, environment, log, and how it ended.
+
+The order of trials, and what happens between them, is the agent's business.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlk_repro.clock import format_utc, utc_now
+from rlk_repro.files import write_json
+from rlk_repro.job.logwriter import LogWriter
+from rlk_repro.job.outcome import count_oom_kills, judge
+from rlk_repro.job.process import Ended, Limits, run_guarded
+from rlk_repro.job.resume import EXIT_SCHEMA
+from rlk_repro.job.stop import Stop
+from rlk_repro.probes import environment
+from rlk_repro.results import TrialStatus
+from rlk_repro.rundir import RunDir, TrialDir
+from rlk_repro.secrets import Scrubber, scrub_argv
+from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.environment import resolve_env
+
+SCHEMA = 1
+RUN_DIR = "{run_dir}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one command."""
+
+    status: TrialStatus
+    reason: str
+    ended: Ended
+    started_unix_s: float
+
+    def to_json(self, allocation: str) -> dict[str, Any]:
+        """The content of ``exit.json``."""
+        return {
+            "schema": EXIT_SCHEMA,
+            "status": self.status.value,
+            "code": self.ended.code,
+            "signal": None if self.ended.signal is None else self.ended.signal.name,
+            "reason": self.reason,
+            "allocation": allocation,
+            "started_at": format_utc(self.started_unix_s),
+            "ended_at": format_utc(self.started_unix_s + self.ended.duration_s),
+            "duration_s": self.ended.duration_s,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Who else looks at a running command: whole scrubbed lines of its log, and the pid of its process group."""
+
+    see_output: Callable[[bytes], object]
+    see_pid: Callable[[int], object]
+
+
+def make_scrubber(command: Command, environ: Mapping[str, str]) -> Scrubber:
+    """Knows the secrets of the environment, and everything that comes by ``from_env`` whatever its name."""
+    named = {f"{name}_SECRET": environ.get(source, "") for name, source in command.from_env.items()}
+    return Scrubber.from_environment({**environ, **named})
+
+
+def run_trial(
+    command: Command, run_dir: RunDir, folder: TrialDir, *, allocation: str, limits: Limits, stop: Stop, watch: Watch
+) -> Outcome:
+    """Run one trial in its new folder; the exit record is written last, whole.
+
+    Raises:
+        SpecError: a variable of ``from_env`` is not set.
+        FileExistsError: the trial has a folder already.
+    """
+    env = resolve_env(command, os.environ)
+    folder.path.mkdir(parents=True)
+    folder.ops.mkdir()
+    folder.libraries.mkdir()
+    write_json(folder.command, record_command(command, run_dir))
+    write_json(folder.env, record_env(command, run_dir, env))
+    outcome = run_command(command, folder.stdout, limits=limits, stop=stop, watch=watch)
+    write_json(folder.exit, outcome.to_json(allocation))
+    return outcome
+
+
+def run_command(command: Command, log: Path, *, limits: Limits, stop: Stop, watch: Watch) -> Outcome:
+    """Run a command with its output going to ``log``."""
+    env = resolve_env(command, os.environ)
+    scrubber = make_scrubber(command, os.environ)
+    num_oom_kills = count_oom_kills()
+    started_unix_s = time.time()
+    with LogWriter(log, scrubber.bytes, utc_now) as writer:
+
+        def see_output(data: bytes) -> None:
+            block = writer.feed(data)
+            if block:
+                watch.see_output(block)
+
+        ended = run_guarded(command.argv, env, limits=limits, stop=stop, see_output=see_output, see_pid=watch.see_pid)
+    has_oom_kill = num_oom_kills is not None and (count_oom_kills() or 0) > num_oom_kills
+    status, reason = judge(ended, writer.tail, has_oom_kill=has_oom_kill)
+    return Outcome(status=status, reason=reason, ended=ended, started_unix_s=started_unix_s)
+
+
+def record_command(command: Command, run_dir: RunDir) -> dict[str, Any]:
+    """The content of ``command.json``; paths in the run directory begin with ``{run_dir}``."""
+    scrubber = make_scrubber(command, os.environ)
+    argv = [scrubber.text(part) for part in scrub_argv(command.argv)]
+    return {"schema": SCHEMA, "argv": [_relocate(part, run_dir) for part in argv]}
+
+
+def record_env(command: Command, run_dir: RunDir, env: Mapping[str, str]) -> dict[str, Any]:
+    """The content of ``env.json``: what the command sets, and of what it inherits the variables that steer a run."""
+    scrubber = make_scrubber(command, os.environ)
+    recorded = environment.select(env) | {name: scrubber.text(value) for name, value in command.env.items()}
+    recorded |= {name: f"<from {source}>" for name, source in command.from_env.items()}
+    return {"schema": SCHEMA, "env": {name: _relocate(value, run_dir) for name, value in recorded.items()}}
+
+
+def _relocate(text: str, run_dir: RunDir) -> str:
+    return text.replace(str(run_dir.root.absolute()), RUN_DIR)

@@ -1,0 +1,37 @@
+"""What a workload is: a module with these three functions.  The values they pass are defined here, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rlk_repro.errors import Problem
+from rlk_repro.plan import Plan, Trial
+from rlk_repro.rundir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One trainer process: its arguments and what its environment adds to the node agent's own.
+
+    ``from_env`` maps a variable of the trainer to the variable of the node agent that holds its value; the value itself
+    is in no plan and in no file.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    from_env: Mapping[str, str] = field(default_factory=dict)
+
+
+class Workload(Protocol):
+    """The module interface; mypy checks each module at its line of the registry.  All three are pure."""
+
+    def find_problems(self, plan: Plan) -> list[Problem]:
+        """Why this plan cannot run at all, whatever the machine."""
+
+    def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
+        """The trainer of one trial."""
+
+    def rollout_command(self, plan: Plan, run_dir: RunDir) -> Command | None:
+        """What fills ``run_dir.rollouts`` once, before the trials; None where the lane stores none."""

@@ -1,0 +1,72 @@
+"""The environment of a trainer: what both variants get, what only enabled gets, and what is taken out.
+
+Variants differ in the declared switches and in where each trial writes, nowhere else.  Values of ``from_env`` are
+looked up at the last moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from rlk_repro.errors import Problem, SpecError
+from rlk_repro.plan import ENABLED, Plan, Trial
+from rlk_repro.rundir import TrialDir
+from rlk_repro.spec import FromEnv
+from rlk_repro.workloads.api import Command
+
+SWITCH: Final = "VIME_RL_KERNEL"
+SWITCH_MODE: Final = "VIME_RL_KERNEL_MODE"
+SWITCH_OPS: Final = "VIME_RL_KERNEL_OPS"
+OPS_DIR: Final = "RLK_REPRO_OPS_DIR"
+LIBRARIES_DIR: Final = "RLK_REPRO_LIBRARIES_DIR"
+
+# Left over in somebody's shell, one of these would make a baseline an enabled trial.
+DECLARED: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, OPS_DIR, LIBRARIES_DIR})
+
+
+def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
+    """The declared switches: empty for baseline."""
+    if trial.variant != ENABLED:
+        return {}
+    return {SWITCH: "1", SWITCH_MODE: plan.run.rl_kernel.mode, SWITCH_OPS: ",".join(plan.run.rl_kernel.ops)}
+
+
+def record_env(trial_dir: TrialDir) -> dict[str, str]:
+    """Where the trial's trainer writes what ran and which libraries it loaded."""
+    return {OPS_DIR: str(trial_dir.ops.absolute()), LIBRARIES_DIR: str(trial_dir.libraries.absolute())}
+
+
+def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
+    """The profile's variables: those with a value, and those that name a variable of the node agent."""
+    items = plan.profile.env.items()
+    plain = {name: value for name, value in items if isinstance(value, str)}
+    return plain, {name: value.from_env for name, value in items if isinstance(value, FromEnv)}
+
+
+def find_profile_problems(plan: Plan, own: frozenset[str]) -> list[Problem]:
+    """Variables of the profile that would change what the launcher sets itself."""
+    where = f"profile {plan.profile.profile}: env"
+    return [
+        Problem(f"{where}.{name}", "is set by the launcher", expected="another variable")
+        for name in sorted(plan.profile.env.keys() & (own | DECLARED))
+    ]
+
+
+def resolve_env(command: Command, environ: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of the process: ``environ`` without the declared switches, then the command's own.
+
+    Raises:
+        SpecError: a variable that ``from_env`` names is not set, all of them at once.
+    """
+    absent = sorted({source for source in command.from_env.values() if source not in environ})
+    if absent:
+        raise SpecError(
+            *(
+                Problem(f"environment variable {name}", "is not set", expected="a value", hint=f"export {name}=…")
+                for name in absent
+            )
+        )
+    inherited = {name: value for name, value in environ.items() if name not in DECLARED}
+    named = {name: environ[source] for name, source in command.from_env.items()}
+    return inherited | dict(command.env) | named
