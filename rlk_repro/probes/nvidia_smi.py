@@ -145,7 +145,7 @@ def _remapped() -> Answer:
 
 def _fabric() -> Answer:
     rows = _query("fabric.state", "fabric.status", "fabric.clusterUuid", "fabric.cliqueId")
-    if isinstance(rows, Unknown):  # before driver 560 there are two fields only
+    if isinstance(rows, Unknown):  # older drivers have two of the four
         rows = _query("fabric.state", "fabric.status")
     return _by_position("fabric", rows, _parse_fabric)
 

@@ -181,8 +181,9 @@ def read_use(nvml: Any) -> list[GpuUse]:
 
 
 def _handles(nvml: Any) -> Iterator[tuple[int, Any]]:
-    """GPUs that answer; one that fell off the bus is missing from the count of devices, and so found by preflight."""
-    for index in range(nvml.nvmlDeviceGetCount()):
+    """GPUs that answer; one that fell off the bus is missing here, and preflight finds it by the count."""
+    count = _ask(nvml, lambda module, _: module.nvmlDeviceGetCount(), None)
+    for index in range(0 if isinstance(count, Unknown) else count):
         gpu = _ask(nvml, lambda module, number: module.nvmlDeviceGetHandleByIndex(number), index)
         if not isinstance(gpu, Unknown):
             yield index, gpu

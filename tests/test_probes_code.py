@@ -1,0 +1,140 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlk_repro import proc
+from rlk_repro.files import sha256_bytes
+from rlk_repro.manifest import Unknown
+from rlk_repro.probes import code
+from rlk_repro.probes.checkout import probe_checkout
+from rlk_repro.probes.extension import build_variables, find_bound_names, probe_extension
+from tests.probe_examples import write_tree
+
+IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
+# as the linker lays them out: bound names are C strings, mangled names and file names are not
+EXTENSION = (
+    b"\x7fELF\0fused_logp\0fused_logp_sm90\0Fused logp forward\0_Z18fused_logp_forwardN2at6TensorE\0"
+    b"fused_logp_kernel.cu\0prefix_shared_attention\0xfused_other"
+)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository with one commit and a package in it."""
+    folder = tmp_path / "with space"
+    write_tree(folder, {"rl_engine/__init__.py": "", ".gitignore": "*.so\n", "README": "x\n"})
+    for arguments in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "first")):
+        done = proc.run(["git", *IDENTITY, *arguments], cwd=folder)
+        assert done.is_ok, done.stderr
+    return folder
+
+
+def test_a_clean_checkout_is_named_by_its_commit(checkout):
+    facts = probe_checkout(checkout)
+    head = proc.run(["git", "rev-parse", "HEAD"], cwd=checkout).stdout.strip()
+    assert facts == {"commit": head, "is_dirty": False, "diff_sha256": "clean"}
+    assert probe_checkout(checkout / "rl_engine") == facts
+
+
+def test_changes_and_new_files_make_it_dirty_and_the_hash_tells_which(checkout):
+    hashes = {probe_checkout(checkout)["diff_sha256"]}
+    for name, text in (("README", "y\n"), ("README", "z\n"), ("new file", "")):
+        (checkout / name).write_text(text)
+        facts = probe_checkout(checkout)
+        assert facts["is_dirty"] is True
+        hashes.add(facts["diff_sha256"])
+    assert len(hashes) == 4
+    (checkout / "ignored.so").write_text("")
+    assert probe_checkout(checkout)["diff_sha256"] in hashes
+
+
+def test_a_folder_that_merely_lies_in_a_repository_is_no_checkout(checkout):
+    inside = checkout / ".venv/lib/rl_engine"
+    inside.mkdir(parents=True)
+    assert probe_checkout(inside)["commit"] == Unknown("its folder is not a git checkout")
+
+
+def test_without_git_or_folder_there_is_a_reason(checkout, tmp_path, monkeypatch):
+    assert probe_checkout(tmp_path / "absent")["commit"] == Unknown("its folder is absent")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert probe_checkout(checkout)["is_dirty"] == Unknown("git is not on PATH")
+
+
+def test_variables_of_an_outer_git_do_not_mislead(checkout, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", "/nonexistent")
+    assert isinstance(probe_checkout(checkout)["commit"], str)
+
+
+def test_rl_kernel_is_described_from_its_checkout(checkout, tmp_path):
+    library = checkout / "rl_engine/_C.cpython-311-x86_64-linux-gnu.so"
+    library.write_bytes(EXTENSION)
+    facts = code.probe(tmp_path, {"RLK_SRC": str(checkout), "TORCH_CUDA_ARCH_LIST": "9.0+PTX"})["rl_kernel"]
+    assert isinstance(facts, dict)
+    assert facts["source"] == "RLK_SRC"
+    assert facts["is_dirty"] is False
+    assert facts["is_compiled"] is True
+    assert facts["extension"] == library.name
+    assert facts["extension_sha256"] == sha256_bytes(EXTENSION)
+    assert facts["extension_symbols"] == ["fused_logp", "fused_logp_sm90", "prefix_shared_attention"]
+    assert facts["build_variables"] == {"TORCH_CUDA_ARCH_LIST": "9.0+PTX"}
+
+
+def test_a_build_without_the_extension_is_known_as_such(checkout):
+    facts = probe_extension(checkout / "rl_engine")
+    assert facts["is_compiled"] is False
+    assert facts["extension_sha256"] == Unknown("rl_engine holds no _C*.so")
+
+
+def test_names_are_read_up_to_their_end_only():
+    assert find_bound_names(EXTENSION) == ["fused_logp", "fused_logp_sm90", "prefix_shared_attention"]
+    assert build_variables({"PATH": "/bin"}) == Unknown("no variable of RL-Kernel's build is set")
+
+
+def test_what_is_neither_installed_nor_named_is_unknown(tmp_path):
+    facts = code.probe_source(code.VIME, {}, {})
+    assert facts["commit"] == Unknown("VIME_SRC is not set and vime is not installed")
+    assert code.probe_source(code.VIME, {"VIME_SRC": str(tmp_path / "x")}, {})["source"] == Unknown(
+        "VIME_SRC names no folder"
+    )
+
+
+def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, direct_url: object) -> None:
+    record = {"vime/__init__.py": "raise RuntimeError('a probe must not import')\n"}
+    record["vime-0.3.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: Vime\nVersion: 0.3\n"
+    record["vime-0.3.dist-info/direct_url.json"] = direct_url if isinstance(direct_url, str) else json.dumps(direct_url)
+    write_tree(folder, record)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_pips_record_of_a_commit_stands_in_for_a_checkout(tmp_path, monkeypatch):
+    _install(
+        tmp_path, monkeypatch, {"url": "https://example.com/x.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
+    )
+    facts = code.probe_source(code.VIME, {}, {"vime": "unused"})
+    assert (facts["version"], facts["source"], facts["commit"]) == ("0.3", "installed", "c0ffee")
+    assert facts["is_dirty"] == Unknown("its folder is not a git checkout")
+    assert code.probe_packages()["vime"] == "0.3"
+    assert "vime" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "direct_url", ["{", "[]", {"url": "file:///x", "dir_info": {}}, {"vcs_info": {"commit_id": 3}}]
+)
+def test_else_the_images_record_does(tmp_path, monkeypatch, direct_url):
+    _install(tmp_path / "site", monkeypatch, direct_url)
+    root = write_tree(tmp_path / "root", {"/opt/rlk-repro/provenance.json": '{"commits": {"vime": "0ddba11"}}'})
+    vime = code.probe(root, {})["vime"]
+    assert isinstance(vime, dict)
+    assert vime["commit"] == "0ddba11"
+
+
+@pytest.mark.parametrize("record", ["{}", '{"commits": 3}', "nonsense"])
+def test_a_record_without_commits_is_no_error(tmp_path, record):
+    root = write_tree(tmp_path, {"/opt/rlk-repro/provenance.json": record})
+    assert code.probe(root, {})["python"]
+
+
+def test_names_of_packages_are_compared_as_pip_does():
+    assert code.normalise("Flash_Attn.3--x") == "flash-attn-3-x"
