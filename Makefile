@@ -48,10 +48,10 @@ docs-check: $(VENV)/.dev $(VENV)/.torch ## Check links, the command table and th
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 bench: $(VENV)/.dev $(VENV)/.torch ## Measure start-up, parser, bundle and statistics
-	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/parser.py
-	$(BIN)/python benchmarks/bundle.py
-	$(BIN)/python benchmarks/statistics.py
+	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.parser
+	$(BIN)/python -m benchmarks.bundle
+	$(BIN)/python -m benchmarks.statistics
 
 lock: ## Rewrite the hash locks (needs uv)
 	$(COMPILE) pyproject.toml -o requirements/base.txt

@@ -1,6 +1,6 @@
 """Start-up of the command line beside a two-command Typer program in the same environment, paired, medians of 20.
 
-``python benchmarks/startup.py [N]`` prints one JSON object: ratios, and which heavy modules were imported.
+``python -m benchmarks.startup [N]`` prints one JSON object: ratios, and which heavy modules were imported.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ doctor.register(app)
 def main() -> None:
     """Entry point: known errors in a few lines with their exit code, anything else as a bug with a crash file."""
     try:
-        app()
+        app(prog_name="rlk-repro")
     except RlkReproError as error:
         _print_error(error)
         sys.exit(error.exit_code)
