@@ -94,8 +94,8 @@ def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str
         return os.posix_spawnp(argv[0], list(argv), dict(env), file_actions=files, setsid=True)
     except FileNotFoundError:
         raise EnvironmentMissing(Problem(argv[0], "is not on PATH")) from None
-    except PermissionError:
-        raise EnvironmentMissing(Problem(argv[0], "cannot be executed (permission denied)")) from None
+    except OSError as error:  # not permitted, or built for another processor
+        raise EnvironmentMissing(Problem(argv[0], f"cannot be executed ({str(error.strerror).lower()})")) from None
 
 
 def signal_group(pid: int, number: signal.Signals) -> bool:
@@ -132,5 +132,5 @@ def _popen(
         if cwd is not None and not cwd.is_dir():
             raise EnvironmentMissing(Problem(str(cwd), "no such folder", expected="a working folder")) from None
         raise EnvironmentMissing(Problem(argv[0], "is not on PATH")) from None
-    except PermissionError:
-        raise EnvironmentMissing(Problem(argv[0], "cannot be executed (permission denied)")) from None
+    except OSError as error:  # not permitted, or built for another processor
+        raise EnvironmentMissing(Problem(argv[0], f"cannot be executed ({str(error.strerror).lower()})")) from None

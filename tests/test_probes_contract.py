@@ -3,13 +3,14 @@
 import json
 import re
 import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 from rlk_repro.findings import Level
-from rlk_repro.manifest import Manifest, Unknown, diff_manifests, severity
-from rlk_repro.probes import PROBES, code, gpu, gpu_amd, gpu_nvidia, probe_node
+from rlk_repro.manifest import SEVERITY, Manifest, Unknown, diff_manifests, severity
+from rlk_repro.probes import PROBES, code, gpu, gpu_amd, gpu_nvidia, nvml, probe_node
 from rlk_repro.rundir import RunDir
 from tests.probe_examples import HOST, NETWORK, SMI_ANSWERS, FakeNvml, tools, write_amd, write_tool, write_tree
 
@@ -31,7 +32,7 @@ def node(request, tmp_path, monkeypatch):
     request.getfixturevalue("tools")
     root = write_tree(tmp_path / "root", {} if request.param == "nothing at all" else HOST | NETWORK)
     fake = FakeNvml() if request.param == "h200" else FakeNvml("nvmlInit")
-    monkeypatch.setattr(gpu_nvidia.nvml, "load_pynvml", lambda: fake)
+    monkeypatch.setattr(nvml, "load_pynvml", lambda: fake)
     if request.param == "h200":
         write_tool(tmp_path / "bin", "nvidia-smi", SMI_ANSWERS)
     if request.param == "mi300x":
@@ -118,10 +119,6 @@ def test_what_diff_judges_exists(tmp_path, tools, monkeypatch):
         "environment.VIME_SRC": "",
     }
     facts["code.rlk_repro.commit"] = facts["code.rlk_repro.is_dirty"] = ""
-    from fnmatch import fnmatchcase
-
-    from rlk_repro.manifest import SEVERITY
-
     assert [pattern for pattern, _ in SEVERITY if not any(fnmatchcase(path, pattern) for path in facts)] == []
 
 

@@ -118,6 +118,19 @@ def test_a_dead_driver_is_quoted(tools):
     assert found == Unknown(f"NVML: Not Supported; {reason}")
 
 
+def test_a_tool_built_for_another_processor_is_absent_and_no_error(tools):
+    (tools / "nvidia-smi").write_bytes(b"\x7fELF for another machine")
+    (tools / "nvidia-smi").chmod(0o755)
+    assert nvidia_smi.read_devices() == Unknown("nvidia-smi cannot be executed (exec format error)")
+
+
+def test_processes_that_nvidia_smi_describes_in_words_are_left_out(tools):
+    write_tool(tools, "nvidia-smi", SMI_ANSWERS | {"--query-compute-apps": "No running processes found"})
+    use = nvidia_smi.read_use()
+    assert isinstance(use, list)
+    assert [gpu.processes for gpu in use] == [(), ()]
+
+
 def test_the_matrix_of_a_single_gpu_has_no_pairs():
     text = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-15\t0\t\tN/A\n\nLegend:\n"
     assert nvidia_smi.parse_topology(text) == {"gpu_gpu": {}, "gpu_nic": {}}

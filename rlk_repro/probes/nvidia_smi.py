@@ -84,6 +84,7 @@ def read_use() -> list[GpuUse] | Unknown:
     """Memory and processes of every GPU."""
     rows = _query("index", "uuid", "memory.used")
     apps = _table(ask([TOOL, "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits"]))
+    processes = [row for row in ([] if isinstance(apps, Unknown) else apps) if len(row) == 3 and row[1].isdigit()]
     if isinstance(rows, Unknown):
         return rows
     return [
@@ -92,8 +93,8 @@ def read_use() -> list[GpuUse] | Unknown:
             memory_used_mib=parse_int(used, TOOL),
             processes=tuple(
                 GpuProcess(pid=int(pid), memory_mib=parse_int(memory, TOOL))
-                for owner, pid, memory in ([] if isinstance(apps, Unknown) else apps)
-                if owner == uuid and pid.isdigit()
+                for owner, pid, memory in processes
+                if owner == uuid
             ),
         )
         for index, uuid, used in rows

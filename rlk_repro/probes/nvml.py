@@ -33,6 +33,15 @@ THROTTLE_REASONS: Final = (
 Question: TypeAlias = Callable[[Any, Any], Any]
 
 
+def _ask(nvml: Any, question: Question, gpu: Any) -> Any:
+    try:
+        return question(nvml, gpu)
+    except nvml.NVMLError as error:
+        return Unknown(f"NVML: {error}")
+    except AttributeError as error:
+        return Unknown(f"nvidia-ml-py has no {error.name}")
+
+
 def throttle_reasons(mask: int) -> list[str]:
     """NVML's reason bits by name; an idle GPU says ``gpu_idle``."""
     return [name for bit, name in THROTTLE_REASONS if mask & bit]
@@ -68,16 +77,14 @@ def _ecc_errors(nvml: Any, gpu: Any, kind: int) -> int:
     return int(nvml.nvmlDeviceGetTotalEccErrors(gpu, kind, nvml.NVML_VOLATILE_ECC))
 
 
-def _nvlinks_up(nvml: Any, gpu: Any) -> int:
-    count = 0
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            count += nvml.nvmlDeviceGetNvLinkState(gpu, link)
-        except nvml.NVMLError:
-            if link == 0:
-                raise
-            break  # the links of this GPU end here
-    return count
+def _nvlinks_up(nvml: Any, gpu: Any) -> int | Unknown:
+    """Links in use; a link that this GPU does not have is refused."""
+    links = range(nvml.NVML_NVLINK_MAX_LINKS)
+    states: list[int | Unknown] = [
+        _ask(nvml, lambda module, link: module.nvmlDeviceGetNvLinkState(gpu, link), link) for link in links
+    ]
+    known = [state for state in states if not isinstance(state, Unknown)]
+    return sum(known) if known else states[0]
 
 
 def _fabric(nvml: Any, gpu: Any) -> dict[str, Fact]:
@@ -187,15 +194,6 @@ def _handles(nvml: Any) -> Iterator[tuple[int, Any]]:
         gpu = _ask(nvml, lambda module, number: module.nvmlDeviceGetHandleByIndex(number), index)
         if not isinstance(gpu, Unknown):
             yield index, gpu
-
-
-def _ask(nvml: Any, question: Question, gpu: Any) -> Any:
-    try:
-        return question(nvml, gpu)
-    except nvml.NVMLError as error:
-        return Unknown(f"NVML: {error}")
-    except AttributeError as error:
-        return Unknown(f"nvidia-ml-py has no {error.name}")
 
 
 def _processes(nvml: Any, gpu: Any) -> Iterator[GpuProcess]:
