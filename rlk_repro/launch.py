@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.backends import get_backend
 from rlk_repro.backends.api import Job, JobState, Status, Submission
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.files import load_json, sha256_file, write_json
+from rlk_repro.manifest import Manifest
 from rlk_repro.plan import BASELINE, ENABLED, Plan, flag_overrides, make_plan
 from rlk_repro.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
 from rlk_repro.results import Analysis, TrialStatus
@@ -22,6 +23,9 @@ from rlk_repro.rundir import RunDir
 from rlk_repro.specfile import Loaded, load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.stage import Inputs, new_run_dir, stage
 from rlk_repro.store import find_run_dir
+
+if TYPE_CHECKING:
+    from rlk_repro.report import Context
 
 LOCAL: Final = "local"
 POLL_S: Final = 0.2
@@ -206,12 +210,35 @@ def wait(launched: Launched, tell: Callable[[str], None]) -> None:
         raise
 
 
+def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:
+    """What a report shows beside the analysis: manifests, the run's own claims, links to the logs where they lie."""
+    from rlk_repro.report import Context
+
+    run = load_plan(run_dir).run
+    return Context(
+        bundle=bundle.name,
+        run_directory=".." if is_linked else "",
+        manifests=load_manifests(run_dir),
+        may_claim=run.may_claim,
+        may_not_claim=run.may_not_claim,
+    )
+
+
+def load_manifests(run_dir: RunDir) -> tuple[Manifest, ...]:
+    return tuple(
+        Manifest.from_json(load_json(node.manifest), str(node.manifest))
+        for node in run_dir.node_dirs()
+        if node.manifest.is_file()
+    )
+
+
 def finish(run_dir: RunDir) -> Result:
     """Read what a finished run left, and write its report beside it.
 
     Raises:
         CheckFailed: the run was not sealed; what there is can be collected and resumed.
     """
+
     from rlk_repro.report import write_report
 
     deadline = time.monotonic() + 5
@@ -223,7 +250,7 @@ def finish(run_dir: RunDir) -> Result:
                     hint=f"see {run_dir.agent_log}, then rlk-repro submit --resume {run_dir.run_id}")
         )  # fmt: skip
     analysis = Analysis.from_json(load_json(run_dir.analysis), str(run_dir.analysis))
-    report = write_report(analysis, run_dir.report)
+    report = write_report(analysis, run_dir.report, report_context(run_dir, run_dir.bundle))
     is_ok = all(trial.status is TrialStatus.OK for trial in analysis.trials)
     return Result(analysis=analysis, bundle=run_dir.bundle, bundle_id=sha256_file(run_dir.checksums),
                   report=report.html, is_ok=is_ok)  # fmt: skip

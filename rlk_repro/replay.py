@@ -63,16 +63,8 @@ def reanalyse(bundle: Path) -> Recorded:
             plan=launch.load_plan(run_dir),
             inputs=_read_inputs(run_dir),
             analysis=Analysis.from_json(load_json(run_dir.analysis), str(run_dir.analysis)),
-            manifests=load_manifests(run_dir),
+            manifests=launch.load_manifests(run_dir),
         )
-
-
-def load_manifests(run_dir: RunDir) -> tuple[Manifest, ...]:
-    return tuple(
-        Manifest.from_json(load_json(node.manifest), str(node.manifest))
-        for node in run_dir.node_dirs()
-        if node.manifest.is_file()
-    )
 
 
 def prepare(recorded: Recorded, *, cluster: str | None = None, profile: str | None = None) -> Prepared:

@@ -13,11 +13,12 @@ def register(app: typer.Typer) -> None:
 
 def doctor(as_json: AsJson = False) -> None:
     """Show what this machine has and what would fail here."""
-    from rlk_repro.doctor import diagnose
+    from rlk_repro.doctor import diagnose, look_around
     from rlk_repro.probes import probe_node
+    from rlk_repro.rundir import runs_root
 
     manifest = probe_node("here")
-    checks = diagnose(manifest)
+    checks = diagnose(manifest, look_around(runs_root()))
     if as_json:
         say_json({"checks": [check.to_json() for check in checks], "manifest": manifest.to_json()})
     else:

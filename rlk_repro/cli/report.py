@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlk_repro.results import Analysis
     from rlk_repro.rundir import RunDir
 
+
 def register(app: typer.Typer) -> None:
     app.command("report")(report)
 
@@ -25,6 +26,7 @@ def report(
 ) -> None:
     """Write the HTML and Markdown report and print its summary."""
     from rlk_repro.bundle import open_bundle
+    from rlk_repro.launch import report_context
     from rlk_repro.report import write_report
     from rlk_repro.report.terminal import print_summary
 
@@ -33,11 +35,12 @@ def report(
     for source in sources:
         with open_bundle(source) as run_dir:
             analysis = _load_analysis(run_dir)
+            context = report_context(run_dir, source, is_linked=source.is_dir() and output is None)
         folder = _folder(source, output, analysis, is_many=len(sources) > 1)
-        files = write_report(analysis, folder)
+        files = write_report(analysis, folder, context)
         results.append((source, analysis, files.html))
         if not as_json:
-            print_summary(analysis, make_console())
+            print_summary(analysis, make_console(), context)
             say(f"\nreport: {files.html}\n")
     if as_json:
         say_json([{"source": str(source), "verdict": analysis.verdict.word.value, "report": str(html),
@@ -50,6 +53,7 @@ def _load_analysis(run_dir: RunDir) -> Analysis:
     from rlk_repro.analysis import analyse
     from rlk_repro.files import load_json
     from rlk_repro.results import Analysis
+
     if run_dir.analysis.is_file():
         return Analysis.from_json(load_json(run_dir.analysis), str(run_dir.analysis))
     return analyse(run_dir)
