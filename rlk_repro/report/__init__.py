@@ -1,0 +1,35 @@
+"""Reports of one analysis: a terminal summary, Markdown and one HTML page.  Derived, rebuilt at will, never packed.
+
+Nothing is measured or computed here; every number comes from the ``Analysis``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.files import write_text
+from rlk_repro.report.html import render_html
+from rlk_repro.report.markdown import render_markdown
+from rlk_repro.report.view import Context
+from rlk_repro.results import Analysis
+
+HTML_NAME: Final = "report.html"
+MARKDOWN_NAME: Final = "report.md"
+
+__all__ = ["Context", "ReportFiles", "write_report"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFiles:
+    html: Path
+    markdown: Path
+
+
+def write_report(analysis: Analysis, directory: Path, context: Context | None = None) -> ReportFiles:
+    """Write the two files of a report into ``directory``, each whole or not at all, and nothing else."""
+    files = ReportFiles(html=directory / HTML_NAME, markdown=directory / MARKDOWN_NAME)
+    write_text(files.html, render_html(analysis, context))
+    write_text(files.markdown, render_markdown(analysis, context))
+    return files

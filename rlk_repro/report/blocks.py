@@ -1,0 +1,86 @@
+"""What a report is made of before it is laid out: sections of text, lists, tables and commands.
+
+The renderers (terminal, Markdown, HTML) turn these into characters; none of them adds a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+
+class Tone(StrEnum):
+    """How a word may be tinted.  The word itself always carries the meaning."""
+
+    PLAIN = "plain"
+    GOOD = "good"
+    BAD = "bad"
+    OPEN = "open"
+    FAINT = "faint"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """``target`` links to what the text rests on (HTML only), ``anchor`` is the cell's own id, ``note`` is small."""
+
+    text: str
+    note: str = ""
+    target: str = ""
+    anchor: str = ""
+    is_code: bool = False
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    name: str
+    target: str = ""
+    anchor: str = ""
+    is_number: bool = False
+    is_prose: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """The first cell of a row names the row.  ``title`` is empty where the section's heading says enough."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bullets:
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commands:
+    """Shell lines, each with what it does."""
+
+    lines: tuple[tuple[str, str], ...]
+
+
+Block: TypeAlias = Table | Text | Bullets | Commands
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    key: str
+    title: str
+    blocks: tuple[Block, ...]
+
+
+def make_columns(*names: str, numbers: tuple[str, ...] = (), prose: tuple[str, ...] = ()) -> tuple[Column, ...]:
+    return tuple(Column(name=name, is_number=name in numbers, is_prose=name in prose) for name in names)
+
+
+def make_row(*values: str | Cell) -> tuple[Cell, ...]:
+    return tuple(value if isinstance(value, Cell) else Cell(text=value) for value in values)

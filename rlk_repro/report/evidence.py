@@ -1,0 +1,126 @@
+"""Where every number of a report comes from: per metric the trials' summaries, the pairs, each step with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rlk_repro.report.blocks import Cell, Column, Table, Tone, make_columns, make_row
+from rlk_repro.report.labels import NOT_RECORDED, name_with_unit
+from rlk_repro.report.sections import pair_ratio
+from rlk_repro.report.view import View, describe_lines, describe_source
+from rlk_repro.results import Series, Summary, TrialResult
+from rlk_repro.units import format_percent
+
+MAX_VALUES: Final = 40_000
+"""Steps listed over all metrics and trials; beyond it every metric lists fewer steps, and says so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricEvidence:
+    metric: str
+    anchor: str
+    title: str
+    trials: Table
+    pairs: Table
+
+
+def make_evidence(view: View) -> tuple[MetricEvidence, ...]:
+    """One value per metric that any trial recorded."""
+    return tuple(
+        MetricEvidence(
+            metric=metric,
+            anchor=view.metric_anchor(metric),
+            title=name_with_unit(metric),
+            trials=_trial_table(view, metric),
+            pairs=_pair_table(view, metric),
+        )
+        for metric in view.metrics
+        if metric in view.recorded
+    )
+
+
+def _trial_table(view: View, metric: str) -> Table:
+    numbers = ("n", "mean", "median (p50)", "sd", "min", "max", "p90", "p99", "outliers")
+    columns = make_columns("trial", *numbers, "log lines", numbers=numbers)
+    rows = tuple(_trial_row(view, metric, trial) for trial in view.analysis.trials)
+    note = (
+        "Over the scored steps. Percentiles: Hyndman–Fan 7, p90 from 20 steps on, p99 from 200 on. Outliers are "
+        "counted, not dropped."
+    )
+    return Table(title="Trials", columns=columns, rows=rows, note=note)
+
+
+def _trial_row(view: View, metric: str, trial: TrialResult) -> tuple[Cell, ...]:
+    summary, series = trial.summary(metric), trial.get_series(metric)
+    if series is None:
+        log = Cell(text=NOT_RECORDED, tone=Tone.FAINT)
+    else:
+        log = view.file_cell(series.source, series.source + describe_lines(series))
+    cells = _summary_cells(view, metric, summary) if summary else ["0", NOT_RECORDED, *[""] * 7]
+    return make_row(view.trial_cell(trial.name), *cells, log)
+
+
+def _summary_cells(view: View, metric: str, summary: Summary) -> list[str | Cell]:
+    values = (summary.mean, summary.median, summary.stdev, summary.minimum, summary.maximum)
+    shown = [_or_na(view, metric, value, summary.n) for value in values]
+    percentiles = [_or_na(view, metric, value, summary.n) for value in (summary.p90, summary.p99)]
+    return [str(summary.n), *shown, *percentiles, str(summary.num_outliers)]
+
+
+def _or_na(view: View, metric: str, value: float | None, n: int) -> str:
+    return f"n/a (n={n})" if value is None else view.numbers.format(metric, value)
+
+
+def _pair_table(view: View, metric: str) -> Table:
+    columns = make_columns("pair", "kind", "status", "first", "second", "change", numbers=("first", "second", "change"))
+    rows = []
+    for pair in view.analysis.pairs:
+        found, ratio = pair.metric(metric), pair_ratio(pair, metric)
+        rows.append(
+            make_row(
+                pair.pair,
+                "control" if pair.is_control else "comparison",
+                pair.status.value,
+                view.value_cell(metric, view.find_trial(pair.first), found.first if found else None),
+                view.value_cell(metric, view.find_trial(pair.second), found.second if found else None),
+                NOT_RECORDED if ratio is None else format_percent(ratio),
+            )
+        )
+    return Table(title="Pairs", columns=columns, rows=tuple(rows))
+
+
+def count_listed_steps(view: View) -> int:
+    """How many steps of each series fit into ``MAX_VALUES``."""
+    num_series = sum(len(trial.series) for trial in view.analysis.trials)
+    return max(1, MAX_VALUES // max(1, num_series))
+
+
+def make_step_table(view: View, metric: str) -> Table:
+    """Value and log line of every step, a column per trial.  Warm-up steps are marked."""
+    found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
+    num_steps = max((len(series.values) for _, series in found), default=0)
+    num_listed = min(num_steps, count_listed_steps(view))
+    columns = [Column(name="step", is_number=True)]
+    columns += [_step_column(view, metric, trial, series) for trial, series in found]
+    rows = tuple(tuple(_step_cells(view, metric, step, [series for _, series in found])) for step in range(num_listed))
+    files = ", ".join(sorted({describe_source(trial, series) for trial, series in found}))
+    note = f"Value, then its line in {files}. Steps marked w are warm-up."
+    if num_listed < num_steps:
+        note += f" The first {num_listed} of {num_steps} steps; the analysis file of the bundle lists all of them."
+    return Table(title="Steps and log lines", columns=tuple(columns), rows=rows, note=note)
+
+
+def _step_column(view: View, metric: str, trial: TrialResult, series: Series) -> Column:
+    target = view.file_cell(series.source, "").target
+    return Column(name=trial.name, target=target, anchor=view.steps_anchor(metric, trial), is_number=True)
+
+
+def _step_cells(view: View, metric: str, step: int, found: list[Series]) -> Iterator[Cell]:
+    yield Cell(text=f"{step} w" if step < view.analysis.num_warmup_steps else str(step))
+    for series in found:
+        value = series.values[step] if step < len(series.values) else None
+        line = series.lines[step] if step < len(series.lines) else None
+        text = view.numbers.format(metric, value) if value is not None else "–"
+        yield Cell(text=text, note="" if line is None else f":{line}")

@@ -1,0 +1,75 @@
+"""What the plots share: the figure value, the frame, the axes, the legend and the words about an axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeGuard
+
+from rlk_repro.report.svg import WIDTH, Scale, document, format_ticks, line, marker, text
+from rlk_repro.results import TrialResult
+
+SHAPES: Final = {"baseline": "circle", "enabled": "triangle"}
+LEFT: Final = 58
+RIGHT: Final = WIDTH - 10
+TOP: Final = 50
+BOTTOM: Final = 256
+HEIGHT: Final = 300
+LEGEND_Y: Final = 12
+UNIT_Y: Final = 36
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """``svg`` is empty where there is nothing to draw; ``caption`` then says what is missing."""
+
+    key: str
+    title: str
+    svg: str
+    caption: str
+
+
+def make_figure(key: str, title: str, caption: str, height: float, body: Iterable[str]) -> Figure:
+    return Figure(key=key, title=title, svg=document(key, height, title, caption, body), caption=caption)
+
+
+def draw_y_axis(y: Scale, name: str) -> Iterator[str]:
+    """Grid lines with their values, and the axis' name above them."""
+    ticks = y.ticks(5)
+    for tick, label in zip(ticks, format_ticks(ticks), strict=True):
+        yield line(LEFT, y(tick), RIGHT, y(tick), "grid")
+        yield text(LEFT - 8, y(tick) + 4, label, "tick", "end")
+    yield text(0, UNIT_Y, name, "axis")
+
+
+def draw_legend(trials: Iterable[TrialResult], *, is_line: bool = False) -> Iterator[str]:
+    """The variants that are drawn, with how many trials of each."""
+    found = list(trials)
+    left = 5.0
+    for variant, shape in SHAPES.items():
+        n = sum(trial.variant == variant for trial in found)
+        if not n:
+            continue
+        if is_line:
+            yield line(left - 5, LEGEND_Y - 4, left + 15, LEGEND_Y - 4, f"path {variant}")
+        else:
+            yield marker(shape, left, LEGEND_Y - 4, 4.5, f"dot {variant}")
+        yield text(left + (21 if is_line else 11), LEGEND_Y, f"{variant} (n = {n})", "legend")
+        left += 165
+
+
+def variant_class(trial: TrialResult) -> str:
+    return trial.variant if trial.variant in SHAPES else "other"
+
+
+def describe_start(scale: Scale) -> str:
+    return "The axis starts at 0." if scale.low == 0 else "The axis does not start at 0."
+
+
+def describe_absence(trial: TrialResult) -> str:
+    return f"{trial.name}: {trial.status}{f', {trial.reason}' if trial.reason else ''}"
+
+
+def is_drawable(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,173 @@
+"""How a metric is called, in which unit it is shown and with how many decimals.  One choice for the whole report.
+
+Also the spelling of text that came from a run: nothing invisible reaches a page, a file or a terminal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from rlk_repro.logs.metrics import METRICS, Better
+from rlk_repro.results import Analysis, Summary
+
+NOT_RECORDED: Final = "not recorded"
+GIB: Final = 2**30
+SIGNIFICANT: Final = 4
+
+
+_LABELS: Final[dict[str, str]] = {
+    "step_time_s": "step time",
+    "train_time_s": "train time",
+    "train_wait_time_s": "train wait time",
+    "actor_train_time_s": "actor train time",
+    "log_probs_time_s": "log-prob pass time",
+    "ref_log_probs_time_s": "reference log-prob pass time",
+    "rollout_time_s": "rollout time",
+    "weight_sync_time_s": "weight sync time",
+    "train_tokens_per_s": "training throughput",
+    "tokens_per_s": "throughput",
+    "rollout_tokens_per_gpu_per_s": "rollout throughput",
+    "response_length_mean": "mean response length",
+    "truncated_ratio": "truncated ratio",
+    "pg_loss": "policy loss",
+    "kl_loss": "KL loss",
+    "pg_clipfrac": "clipped fraction",
+    "grad_norm": "gradient norm",
+    "peak_memory_bytes": "peak memory",
+    "module_log_probs_forward_s": "log-prob, forward",
+    "module_log_probs_backward_s": "log-prob, backward",
+    "module_log_probs_no_grad_s": "log-prob, no grad",
+    "module_ratio_kl_forward_s": "ratio/KL, forward",
+    "module_ratio_kl_backward_s": "ratio/KL, backward",
+    "module_grpo_loss_forward_s": "GRPO loss, forward",
+    "module_grpo_loss_backward_s": "GRPO loss, backward",
+    "module_optimizer_s": "optimizer",
+    "module_step_s": "training of one step",
+}
+# Metrics of pairs that are another summary of a measured one.
+_OF_PAIRS: Final[dict[str, tuple[str, str]]] = {"mean_step_time_s": ("step_time_s", "mean step time")}
+_PRINTED: Final = {metric.name: metric for metric in METRICS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricLabel:
+    """``sources`` says which printed keys the metric is made of; empty for what the integration's own files hold."""
+
+    label: str
+    unit: str
+    better: str
+    sources: str
+
+
+def clean(text: str) -> str:
+    """One line without anything invisible: white space collapses, control and direction characters become escapes."""
+    if text.isprintable():
+        return " ".join(text.split())
+    shown = (char if char.isprintable() or char.isspace() else ascii(char)[1:-1] for char in text)
+    return " ".join("".join(shown).split())
+
+
+def start_sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def title_of(metric: str) -> str:
+    """The label as the beginning of a sentence; the name itself where that is the label."""
+    label = find_label(metric).label
+    return label if label == metric else start_sentence(label)
+
+
+def find_label(metric: str) -> MetricLabel:
+    printed = _PRINTED.get(metric)
+    label = _OF_PAIRS[metric][1] if metric in _OF_PAIRS else _LABELS.get(metric, metric)
+    if printed is None:
+        unit = _unit_of(metric)
+        return MetricLabel(label=label, unit=unit, better="lower" if unit in {"s", "GiB"} else "", sources="")
+    keys = (" and " if printed.formula else " or ").join(key for _, key in printed.sources)
+    better = "" if printed.better is Better.NONE else printed.better.value
+    return MetricLabel(label=label, unit=printed.unit, better=better, sources=keys)
+
+
+def name_with_unit(metric: str) -> str:
+    found = find_label(metric)
+    return f"{found.label} ({found.unit})" if found.unit else found.label
+
+
+def recorded_metrics(analysis: Analysis) -> frozenset[str]:
+    """Metrics with a value in any trial."""
+    return frozenset(
+        series.metric
+        for trial in analysis.trials
+        for series in trial.series
+        if any(value is not None for value in series.values)
+    )
+
+
+def measured_metric(metric: str) -> str:
+    """What a metric of pairs was measured as: the mean step time is a summary of the step time."""
+    return _OF_PAIRS[metric][0] if metric in _OF_PAIRS else metric
+
+
+def list_metrics(analysis: Analysis) -> tuple[str, ...]:
+    """Every metric the report speaks of: the known ones in their order, then whatever else the trials hold."""
+    known = tuple(dict.fromkeys((*_PRINTED, *_LABELS)))
+    return (*known, *sorted(recorded_metrics(analysis) - set(known)))
+
+
+def scaled(metric: str, value: float) -> float:
+    """In the unit of the label: bytes become GiB."""
+    return value / GIB if metric.endswith("_bytes") else value
+
+
+class Numbers:
+    """Formats the values of one analysis; all values of a metric have the same number of decimals."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        largest: dict[str, float] = {}
+        for summary in (item for trial in analysis.trials for item in trial.summaries):
+            size = abs(scaled(summary.metric, summary.mean))
+            largest[summary.metric] = max(size, largest.get(summary.metric, 0.0))
+        self._decimals = {metric: _decimals(size) for metric, size in largest.items()}
+
+    def format(self, metric: str, value: float | None) -> str:
+        if value is None:
+            return NOT_RECORDED
+        return format_fixed(scaled(metric, value), self._decimals.get(measured_metric(metric), SIGNIFICANT))
+
+    def format_range(self, metric: str, values: Iterable[float]) -> str:
+        """``lowest – highest``, or the one value."""
+        ordered = sorted(values)
+        if not ordered:
+            return NOT_RECORDED
+        low, high = self.format(metric, ordered[0]), self.format(metric, ordered[-1])
+        return low if low == high else f"{low} – {high}"
+
+
+def format_fixed(value: float, decimals: int) -> str:
+    """Thousands separated; scientific where ``decimals`` would round everything away."""
+    text = f"{value:,.{decimals}f}"
+    if value and math.isfinite(value) and not any(digit in text for digit in "123456789"):
+        return f"{value:.{SIGNIFICANT - 1}e}"
+    return text
+
+
+def headline_value(metric: str, summary: Summary) -> float:
+    """What stands for a trial: the highest step for a peak, the mean of the scored steps otherwise."""
+    return summary.maximum if metric.startswith("peak_") else summary.mean
+
+
+def format_count(value: int) -> str:
+    return f"{value:,}"
+
+
+def _unit_of(metric: str) -> str:
+    if metric.endswith("_bytes"):
+        return "GiB"
+    return "s" if metric.endswith("_s") and not metric.endswith("_per_s") else ""
+
+
+def _decimals(size: float) -> int:
+    return min(6, max(0, SIGNIFICANT - 1 - math.floor(math.log10(size)))) if size else SIGNIFICANT

@@ -1,0 +1,174 @@
+"""The plots of a report, as inline SVG with a caption each.  Drawn from the ``Analysis``; nothing is estimated here.
+
+Baseline is a circle and a solid line, enabled a triangle and a dashed one, in fixed colours.  A plot without data is a
+sentence.  The plots over pairs and modules are in ``row_plots``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from rlk_repro.report.figure import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    SHAPES,
+    TOP,
+    Figure,
+    describe_absence,
+    describe_start,
+    draw_legend,
+    draw_y_axis,
+    is_drawable,
+    make_figure,
+    variant_class,
+)
+from rlk_repro.report.labels import NOT_RECORDED, find_label, headline_value, name_with_unit, scaled, title_of
+from rlk_repro.report.row_plots import plot_modules, plot_pairs
+from rlk_repro.report.svg import Scale, clip, line, make_scale, marker, polyline, rect, text
+from rlk_repro.report.view import STEP_TIME, View
+from rlk_repro.results import Series, Summary, TrialResult, TrialStatus
+
+MANY: Final = 40
+MAX_TICK_LABELS: Final = 10
+
+
+def make_figures(view: View) -> tuple[Figure, ...]:
+    """Every plot of the report, in reading order."""
+    return (
+        plot_pairs(view),
+        plot_trials(view, STEP_TIME),
+        plot_steps(view, STEP_TIME),
+        plot_modules(view),
+        plot_trials(view, "tokens_per_s"),
+        plot_trials(view, "peak_memory_bytes"),
+        plot_steps(view, "raw_reward"),
+        plot_steps(view, "train_rollout_logprob_abs_diff"),
+    )
+
+
+def plot_trials(view: View, metric: str) -> Figure:
+    """One point per trial in the order they ran, with the spread of its scored steps."""
+    is_peak = metric.startswith("peak_")
+    key, title = f"plot-trials-{metric}", f"{title_of(metric)}, every trial"
+    found = [(place, trial, trial.summary(metric)) for place, trial in enumerate(view.analysis.trials)]
+    points = [(place, trial, summary) for place, trial, summary in found if summary is not None]
+    if not points:
+        return Figure(key=key, title=title, svg="", caption=f"{title_of(metric)}: {NOT_RECORDED}.")
+    y = make_scale((scaled(metric, end) for *_, item in points for end in _spread(metric, item)), BOTTOM, TOP)
+    x = Scale(-0.5, len(found) - 0.5, LEFT, RIGHT)
+    drawn = [trial for _, trial, _ in points]
+    body = [*draw_y_axis(y, name_with_unit(metric)), *draw_legend(drawn), *_pair_axis(view, x)]
+    for place, trial, summary in points:
+        body += _draw_trial(view, metric, x(place), y, trial, summary)
+    absent = [(place, trial) for place, trial, summary in found if summary is None]
+    body += [marker("cross", x(place), BOTTOM - 8, 4, "absent", describe_absence(trial)) for place, trial in absent]
+    steps = sorted({summary.n for _, _, summary in points})
+    what = "its highest scored step, the line reaches down to the lowest" if is_peak else (
+        "the mean of its scored steps, the line ± 1 standard deviation of these steps"
+    )  # fmt: skip
+    caption = (
+        f"A point is one trial: {what}. n = {len(points)} trials of {' or '.join(map(str, steps))} scored steps. "
+        f"{describe_start(y)}{' A cross is a trial without a value.' if absent else ''}"
+    )
+    return make_figure(key, title, caption, HEIGHT, body)
+
+
+def _draw_trial(view: View, metric: str, x: float, y: Scale, trial: TrialResult, summary: Summary) -> list[str]:
+    value = headline_value(metric, summary)
+    low, high = (y(scaled(metric, end)) for end in _spread(metric, summary))
+    size = 4.5 if len(view.analysis.trials) <= MANY else 2.5
+    tip = f"{trial.name}: {view.numbers.format(metric, value)} {find_label(metric).unit}"
+    shape = SHAPES.get(trial.variant, "diamond")
+    return [
+        line(x, low, x, high, f"whisker {variant_class(trial)}"),
+        marker(shape, x, y(scaled(metric, value)), size, f"dot {variant_class(trial)}", tip),
+    ]
+
+
+def _spread(metric: str, summary: Summary) -> tuple[float, float]:
+    if metric.startswith("peak_"):
+        return summary.minimum, summary.maximum
+    spread = summary.stdev or 0.0
+    return summary.mean - spread, summary.mean + spread
+
+
+def _pair_axis(view: View, x: Scale) -> Iterator[str]:
+    """Names of the pairs below their trials, with a light band behind every other pair."""
+    places: dict[str, list[int]] = {}
+    for place, trial in enumerate(view.analysis.trials):
+        places.setdefault(trial.pair, []).append(place)
+    stride = math.ceil(len(places) / MAX_TICK_LABELS)
+    for number, (pair, found) in enumerate(places.items()):
+        if number % 2:
+            left, right = x(found[0] - 0.5), x(found[-1] + 0.5)
+            yield rect(left, TOP, right - left, BOTTOM - TOP, "band")
+        if number % stride == 0:
+            yield text((x(found[0]) + x(found[-1])) / 2, BOTTOM + 17, pair[:12], "tick", "middle")
+    yield text((LEFT + RIGHT) / 2, BOTTOM + 36, "pairs, in the order they ran", "axis", "middle")
+
+
+def plot_steps(view: View, metric: str) -> Figure:
+    """Every trial's series as a thin line over the training steps, warm-up shaded."""
+    key, title = f"plot-steps-{metric}", f"{title_of(metric)} over the training steps"
+    found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
+    values = [scaled(metric, value) for _, series in found for value in series.values if is_drawable(value)]
+    scored = _scored_values(view, metric, found)
+    if not values:
+        return Figure(key=key, title=title, svg="", caption=f"{title_of(metric)}: {NOT_RECORDED}.")
+    num_steps = max(len(series.values) for _, series in found)
+    x, y = Scale(-0.5, num_steps - 0.5, LEFT, RIGHT), make_scale(scored or values, BOTTOM, TOP)
+    body = [*_warmup(view, x), *draw_y_axis(y, name_with_unit(metric)), *_step_axis(x, num_steps)]
+    body += draw_legend([trial for trial, _ in found], is_line=True)
+    curves = [shape for trial, series in found for shape in _draw_series(metric, x, y, trial, series)]
+    body += clip(key, (LEFT, TOP, RIGHT - LEFT, BOTTOM - TOP), curves)
+    caption = (
+        f"A line is one trial, n = {len(found)} trials; nothing is averaged or smoothed. "
+        f"{'The shaded warm-up steps are not scored. ' if view.analysis.num_warmup_steps else ''}{describe_start(y)}"
+    )
+    if any(trial.status is not TrialStatus.OK for trial, _ in found):
+        caption += " A cross is where a trial ended early."
+    if not y.low <= min(values) <= max(values) <= y.high:
+        caption += " Warm-up steps beyond the axis are cut off."
+    return make_figure(key, title, caption, HEIGHT, body)
+
+
+def _scored_values(view: View, metric: str, found: Iterable[tuple[TrialResult, Series]]) -> list[float]:
+    first = view.analysis.num_warmup_steps
+    return [scaled(metric, value) for _, series in found for value in series.values[first:] if is_drawable(value)]
+
+
+def _warmup(view: View, x: Scale) -> Iterator[str]:
+    if num := view.analysis.num_warmup_steps:
+        yield rect(LEFT, TOP, min(x(num - 0.5), RIGHT) - LEFT, BOTTOM - TOP, "warmup")
+
+
+def _step_axis(x: Scale, num_steps: int) -> Iterator[str]:
+    ticks = [tick for tick in Scale(0, max(1, num_steps - 1), 0, 1).ticks(6) if tick == int(tick)]
+    for tick in ticks:
+        yield text(x(tick), BOTTOM + 17, f"{tick:.0f}", "tick", "middle")
+    yield text((LEFT + RIGHT) / 2, BOTTOM + 36, "training step", "axis", "middle")
+
+
+def _draw_series(metric: str, x: Scale, y: Scale, trial: TrialResult, series: Series) -> Iterator[str]:
+    """Unbroken stretches as lines, single values as dots; a cross where a trial ended early."""
+    stretch: list[tuple[float, float]] = []
+    last: tuple[float, float] | None = None
+    for step, value in enumerate((*series.values, None)):
+        if is_drawable(value):
+            last = (x(step), y(scaled(metric, value)))
+            stretch.append(last)
+        elif stretch:
+            yield _draw_stretch(stretch, trial)
+            stretch = []
+    if last is not None and trial.status is not TrialStatus.OK:
+        yield marker("cross", *last, 4, "absent", describe_absence(trial))
+
+
+def _draw_stretch(points: Sequence[tuple[float, float]], trial: TrialResult) -> str:
+    if len(points) == 1:
+        return marker(SHAPES.get(trial.variant, "diamond"), *points[0], 2, f"dot {variant_class(trial)}")
+    return polyline(points, f"path {variant_class(trial)}")

@@ -1,0 +1,346 @@
+"""What was concluded, as sections: verdict, effects, gates, pairs, trials, operator decisions, noise floor.
+
+Pure layout: every number comes from the ``Analysis``.  What was measured and where it ran is in ``surroundings``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rlk_repro.report.blocks import Block, Bullets, Cell, Section, Table, Text, Tone, make_columns, make_row
+from rlk_repro.report.labels import NOT_RECORDED, find_label, format_count, start_sentence, title_of
+from rlk_repro.report.view import View, log_path
+from rlk_repro.results import (
+    Analysis,
+    DecisionSummary,
+    Effect,
+    Gate,
+    GateStatus,
+    NoiseFloor,
+    PairResult,
+    PairStatus,
+    ProofStatus,
+    TrialResult,
+    TrialStatus,
+    VerdictWord,
+)
+from rlk_repro.units import format_duration, format_number, format_percent
+
+NOTHING: Final = "none"
+
+VERDICT_TONES: Final = {
+    VerdictWord.FASTER: Tone.GOOD,
+    VerdictWord.SLOWER: Tone.BAD,
+    VerdictWord.EQUIVALENT: Tone.PLAIN,
+    VerdictWord.INCONCLUSIVE: Tone.OPEN,
+    VerdictWord.NOT_COMPARABLE: Tone.BAD,
+}
+GATE_TONES: Final = {
+    GateStatus.PASSED: Tone.GOOD,
+    GateStatus.FAILED: Tone.BAD,
+    GateStatus.UNDECIDED: Tone.OPEN,
+    GateStatus.NOT_APPLICABLE: Tone.FAINT,
+}
+PROOF_TONES: Final = {
+    ProofStatus.PROVED: Tone.GOOD,
+    ProofStatus.NATIVE: Tone.OPEN,
+    ProofStatus.FALLBACK: Tone.BAD,
+    ProofStatus.MISSING: Tone.BAD,
+    ProofStatus.NOT_REQUESTED: Tone.FAINT,
+}
+PAIR_TONES: Final = {PairStatus.SCORED: Tone.PLAIN, PairStatus.VOID: Tone.BAD, PairStatus.DROPPED: Tone.BAD}
+
+
+def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    """What was run, as name and value."""
+    return (
+        ("workload", analysis.workload),
+        ("lane", analysis.lane),
+        ("hardware", analysis.hardware),
+        ("stack", analysis.stack),
+        ("cluster", analysis.cluster),
+        ("run id", analysis.run_id),
+    )
+
+
+def describe_headline(analysis: Analysis) -> str:
+    """The headline to stand below the verdict's word, which it need not repeat."""
+    return start_sentence(analysis.verdict.headline.removeprefix(f"{analysis.verdict.word}: "))
+
+
+def make_basis(view: View) -> tuple[tuple[str, str], ...]:
+    """What the verdict rests on, as name and value."""
+    analysis = view.analysis
+    effect = analysis.effect(view.primary)
+    return (
+        (find_label(view.primary).label, describe_effect(effect)),
+        ("threshold", describe_threshold(analysis)),
+        ("pairs", describe_pairs(analysis)),
+        ("gates", _describe_gates(analysis.gates)),
+        ("RL-Kernel", _describe_proof(analysis)),
+    )
+
+
+def describe_effect(effect: Effect | None) -> str:
+    """``-4.90 % (95 % interval -5.93 % to -3.85 %, n = 6 pairs)``."""
+    if effect is None or effect.ratio is None:
+        return NOT_RECORDED if effect is None else f"{NOT_RECORDED} (n = {effect.n} pairs)"
+    interval = f"{describe_confidence(effect)} interval {describe_interval(effect)}"
+    return f"{format_percent(effect.ratio)} ({interval}, n = {effect.n} pairs)"
+
+
+def describe_interval(effect: Effect) -> str:
+    if effect.low is None or effect.high is None:
+        return "n/a"
+    return f"{format_percent(effect.low)} to {format_percent(effect.high)}"
+
+
+def describe_confidence(effect: Effect) -> str:
+    return f"{effect.confidence * 100:g} %"
+
+
+def describe_threshold(analysis: Analysis) -> str:
+    verdict, floor = analysis.verdict, analysis.noise_floor
+    size = f"{verdict.threshold * 100:.2f} %"
+    if floor.fraction is None:
+        return f"{size}, the smallest effect of interest; the noise floor was not measured"
+    if verdict.threshold > verdict.smallest_effect:
+        return f"{size}, the noise floor that {floor.n} control pairs measured"
+    return f"{size}, the smallest effect of interest; {floor.n} control pairs measured less noise"
+
+
+def describe_pairs(analysis: Analysis) -> str:
+    compared = Counter(pair.status for pair in analysis.pairs if not pair.is_control)
+    counts = [f"{compared[status]} {status}" for status in PairStatus]
+    num_control = sum(pair.is_control for pair in analysis.pairs)
+    planned = f"planned {analysis.num_pairs_planned} and {analysis.num_control_pairs_planned} control"
+    return f"{', '.join(counts)}, {num_control} control ({planned})"
+
+
+def _describe_gates(gates: tuple[Gate, ...]) -> str:
+    by_status = {status: [gate.name for gate in gates if gate.status is status] for status in GateStatus}
+    parts = []
+    for status in (GateStatus.FAILED, GateStatus.UNDECIDED):
+        if names := by_status[status]:
+            parts.append(f"{len(names)} {status} ({', '.join(names)})")
+    parts += [f"{len(by_status[s])} {s}" for s in (GateStatus.PASSED, GateStatus.NOT_APPLICABLE) if by_status[s]]
+    return ", ".join(parts) or NOTHING
+
+
+def _describe_proof(analysis: Analysis) -> str:
+    found = [trial.proof for trial in analysis.trials if trial.variant == "enabled"]
+    counts = Counter(found)
+    parts = [f"{status} in {counts[status]} of {len(found)}" for status in ProofStatus if counts[status]]
+    return f"{', '.join(parts)} enabled trials" if parts else "no enabled trial"
+
+
+def make_effects(view: View) -> Section:
+    effects = sorted(view.analysis.effects, key=lambda effect: view.metric_rank(effect.metric))
+    interval = f"{' or '.join(dict.fromkeys(map(describe_confidence, effects)))} interval".strip()
+    numbers = ("change", interval, "pairs", "sign-flip p", "smallest p", "t p", "Holm p")
+    columns = make_columns("metric", *numbers, "better", "role", "note", numbers=numbers, prose=("note",))
+    return Section(
+        key="effects",
+        title="Effects",
+        blocks=(
+            Text(text="The ratio enabled / baseline over the scored pairs, as a change of the baseline."),
+            Table(
+                title="",
+                columns=columns,
+                rows=tuple(_effect_row(view, effect) for effect in effects),
+                note="Interval and t p: paired t on log ratios. Sign-flip p: exact and two-sided; smallest p is what "
+                "so few pairs can reach at best. Holm p: t p corrected over the secondary metrics.",
+            ),
+        ),
+    )
+
+
+def _effect_row(view: View, effect: Effect) -> tuple[Cell, ...]:
+    label = find_label(effect.metric).label
+    return make_row(
+        view.metric_cell(effect.metric, label),
+        NOT_RECORDED if effect.ratio is None else format_percent(effect.ratio),
+        describe_interval(effect),
+        str(effect.n),
+        _describe_p(effect.p_value),
+        _describe_p(effect.p_floor),
+        _describe_p(effect.p_t),
+        _describe_p(effect.p_holm),
+        find_label(effect.metric).better or "neither",
+        effect.role,
+        effect.note,
+    )
+
+
+def _describe_p(value: float | None) -> str:
+    return "n/a" if value is None else format_number(value, 2)
+
+
+def make_gates(view: View) -> Section:
+    columns = make_columns(
+        "gate", "status", "estimate", "bounds", "margin", "n", "what",
+        numbers=("estimate", "bounds", "margin", "n"), prose=("what",),
+    )  # fmt: skip
+    note = "Failed makes a run not comparable, undecided makes it inconclusive. Bounds are one-sided."
+    rows = tuple(_gate_row(view, gate) for gate in view.analysis.gates)
+    return Section(key="gates", title="Gates", blocks=(Table(title="", columns=columns, rows=rows, note=note),))
+
+
+def _gate_row(view: View, gate: Gate) -> tuple[Cell, ...]:
+    ends = [_number(value) for value in (gate.low, gate.high) if value is not None]
+    name = view.metric_cell(gate.name, gate.name) if gate.name in view.metrics else Cell(text=gate.name)
+    return make_row(
+        name,
+        Cell(text=gate.status.value, tone=GATE_TONES[gate.status]),
+        _number(gate.estimate),
+        " to ".join(ends) or "–",
+        _number(gate.margin),
+        str(gate.n),
+        gate.detail,
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else format_number(value)
+
+
+def make_pairs(view: View) -> Section:
+    pairs = [pair for pair in view.analysis.pairs if not pair.is_control]
+    if not pairs:
+        return Section(key="pairs", title="Pair by pair", blocks=(Text(text="No comparison pair."),))
+    table = _make_pair_table(view, pairs, "baseline", "enabled")
+    return Section(key="pairs", title="Pair by pair", blocks=(table,))
+
+
+def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second: str) -> Table:
+    unit = find_label(view.primary).unit
+    first, second = (f"{name} ({unit})" if unit else name for name in (first, second))
+    numbers = (first, second, "change")
+    columns = make_columns("pair", "order", "status", *numbers, "why", numbers=numbers, prose=("why",))
+    note = (
+        f"{title_of(view.primary)}. A trial stands for itself by the median of its scored "
+        "steps (times and rates), their maximum (memory) or mean (all else). Order: which of the two trials ran first."
+    )
+    rows = tuple(_pair_row(view, pair, view.primary) for pair in pairs)
+    return Table(title="", columns=columns, rows=rows, note=note)
+
+
+def _pair_row(view: View, pair: PairResult, metric: str) -> tuple[Cell, ...]:
+    found = pair.metric(metric)
+    first, second, ratio = (found.first, found.second, pair_ratio(pair, metric)) if found else (None, None, None)
+    return make_row(
+        pair.pair,
+        pair.order,
+        Cell(text=pair.status.value, tone=PAIR_TONES[pair.status]),
+        view.value_cell(metric, view.find_trial(pair.first), first),
+        view.value_cell(metric, view.find_trial(pair.second), second),
+        NOT_RECORDED if ratio is None else format_percent(ratio),
+        "; ".join(part for part in (pair.reason, pair.control_reason) if part),
+    )
+
+
+def pair_ratio(pair: PairResult, metric: str) -> float | None:
+    """The log ratio of the analysis as the ratio it is the logarithm of."""
+    found = pair.metric(metric)
+    return None if found is None or found.log_ratio is None else math.exp(found.log_ratio)
+
+
+def make_trials(view: View) -> Section:
+    unit = find_label(view.primary).unit
+    mean, median = (f"{what} ({unit})" for what in ("mean", "median"))
+    columns = make_columns(
+        "trial", "seed", "status", "steps", "duration", mean, median, "RL-Kernel", "throttled", "log", "why",
+        numbers=("seed", "steps", "duration", mean, median, "throttled"), prose=("why",),
+    )  # fmt: skip
+    rows = tuple(_trial_row(view, trial) for trial in view.analysis.trials)
+    note = (
+        f"In the order they ran. Mean and median: {find_label(view.primary).label} over the scored steps. Throttled: "
+        f"share of telemetry samples. The log of a trial is {log_path('<trial>')}."
+    )
+    blocks: list[Block] = [Table(title="", columns=columns, rows=rows, note=note)]
+    if rejects := tuple(_describe_rejects(view.analysis.trials)):
+        blocks += [Text(text="Log lines that looked like metrics and were refused:"), Bullets(items=rejects)]
+    return Section(key="trials", title="Trials", blocks=tuple(blocks))
+
+
+def _trial_row(view: View, trial: TrialResult) -> tuple[Cell, ...]:
+    summary = trial.summary(view.primary)
+    mean, median = (summary.mean, summary.median) if summary else (None, None)
+    throttled = NOT_RECORDED if trial.throttled_fraction is None else f"{trial.throttled_fraction * 100:.1f} %"
+    return make_row(
+        Cell(text=trial.name, anchor=view.trial_anchor(trial.name), is_code=True),
+        str(trial.seed),
+        Cell(text=trial.status.value, tone=Tone.PLAIN if trial.status is TrialStatus.OK else Tone.BAD),
+        f"{trial.num_steps_found} of {trial.num_steps_expected}",
+        NOT_RECORDED if trial.duration_s is None else format_duration(trial.duration_s),
+        view.value_cell(view.primary, trial, mean),
+        view.value_cell(view.primary, trial, median),
+        Cell(text=trial.proof.value, tone=PROOF_TONES[trial.proof]),
+        throttled,
+        view.file_cell(log_path(trial.name), "log"),
+        "; ".join(part for part in (trial.reason, trial.proof_reason) if part),
+    )
+
+
+def _describe_rejects(trials: Iterable[TrialResult]) -> Iterable[str]:
+    for trial in trials:
+        for reason, count in sorted(trial.rejects.items()):
+            yield f"{trial.name}: {count} × {reason}"
+
+
+def make_operators(view: View) -> Section:
+    """Which implementation each operator resolved to; trials that agree share a row."""
+    groups: dict[tuple[str, str, str, bool], list[tuple[TrialResult, DecisionSummary]]] = {}
+    for trial in view.analysis.trials:
+        for item in trial.decisions:
+            key = (item.op, item.implementation, item.reason, item.is_rl_kernel)
+            groups.setdefault(key, []).append((trial, item))
+    title = "Operators: what ran"
+    if not groups:
+        return Section(key="operators", title=title, blocks=(Text(text=f"Decisions: {NOT_RECORDED}."),))
+    columns = make_columns(
+        "operator", "implementation", "RL-Kernel", "why", "trials", "calls", "tokens", "fallbacks",
+        numbers=("calls", "tokens", "fallbacks"), prose=("why", "trials"),
+    )  # fmt: skip
+    rows = tuple(_operator_row(found) for found in groups.values())
+    note = "Calls, tokens and fallbacks: per trial, over all its ranks, lowest – highest."
+    table = Table(title="", columns=columns, rows=rows, note=note)
+    return Section(key="operators", title=title, blocks=(table,))
+
+
+def _operator_row(found: list[tuple[TrialResult, DecisionSummary]]) -> tuple[Cell, ...]:
+    decisions = [item for _, item in found]
+    first = decisions[0]
+    return make_row(
+        Cell(text=first.op, is_code=True),
+        Cell(text=first.implementation, is_code=True),
+        Cell(text="yes" if first.is_rl_kernel else "no", tone=Tone.GOOD if first.is_rl_kernel else Tone.PLAIN),
+        first.reason,
+        ", ".join(f"{trial.index:02d}" for trial, _ in found),
+        _count_range(item.calls for item in decisions),
+        _count_range(item.tokens for item in decisions),
+        _count_range(item.fallbacks for item in decisions),
+    )
+
+
+def _count_range(values: Iterable[int]) -> str:
+    ordered = sorted(values)
+    low, high = format_count(ordered[0]), format_count(ordered[-1])
+    return low if low == high else f"{low} – {high}"
+
+
+def make_noise(view: View) -> Section:
+    analysis = view.analysis
+    blocks: list[Block] = [Text(text=describe_floor(analysis.noise_floor))]
+    if controls := [pair for pair in analysis.pairs if pair.is_control]:
+        blocks.append(_make_pair_table(view, controls, "first", "second"))
+    return Section(key="noise", title="Noise floor and control pairs", blocks=tuple(blocks))
+
+
+def describe_floor(floor: NoiseFloor) -> str:
+    if floor.fraction is None:
+        return f"{start_sentence(floor.note)}."
+    return f"{floor.fraction * 100:.2f} %: the {floor.note}."

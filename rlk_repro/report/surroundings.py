@@ -1,0 +1,212 @@
+"""What was measured, where it ran, what may be said about it and how to do it again, as sections.
+
+Pure layout, like ``sections``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rlk_repro.findings import Level, sort_findings
+from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text, Tone, make_columns, make_row
+from rlk_repro.report.labels import NOT_RECORDED, find_label, headline_value, name_with_unit
+from rlk_repro.report.sections import (
+    make_effects,
+    make_gates,
+    make_identity,
+    make_noise,
+    make_operators,
+    make_pairs,
+    make_trials,
+)
+from rlk_repro.report.view import View, describe_source
+
+RANGES: Final = (
+    "Per variant: lowest – highest of n trials. A trial counts with the mean of its scored steps, a peak with its "
+    "highest."
+)
+MODULE_PREFIX: Final = "module_"
+WHOLE_STEP: Final = "module_step_s"
+FRAME_OF_MODULES: Final = "actor_train_time_s"
+LEVEL_TONES: Final = {Level.BLOCKING: Tone.BAD, Level.WARNING: Tone.OPEN, Level.INFO: Tone.FAINT}
+
+NESTING: Final = (
+    "The timers sit at vime's function boundaries and nest: the GRPO loss contains log-prob and ratio/KL, so the rows "
+    "do not add up."
+)
+REFERENCE_SENTENCE: Final = (
+    "The reference trainer produced these numbers. They show what this tool does and say nothing about vime."
+)
+MAY_NOT_CLAIM: Final = (
+    "anything about other hardware, stacks, models, lanes or layouts than the ones named here.",
+    "for MoE models, anything but vime + R3 against vime + R3 + RL-Kernel. R3 routing replay is vime's own and the "
+    "same in both variants; expert and router kernels are not part of the comparison.",
+)
+
+
+def make_modules(view: View) -> Section:
+    metrics = [metric for metric in view.metrics if metric.startswith(MODULE_PREFIX)]
+    table = _metric_table(view, [*metrics, FRAME_OF_MODULES], f"{RANGES} {NESTING}")
+    return Section(key="modules", title="Module times", blocks=(table,))
+
+
+def make_metrics(view: View) -> Section:
+    metrics = [metric for metric in view.metrics if not metric.startswith(MODULE_PREFIX)]
+    return Section(key="metrics", title="Every metric", blocks=(_metric_table(view, metrics, RANGES),))
+
+
+def _metric_table(view: View, metrics: Sequence[str], note: str) -> Table:
+    columns = make_columns(
+        "metric", "better", "baseline", "n", "enabled", "n", "source",
+        numbers=("baseline", "n", "enabled"), prose=("source",),
+    )  # fmt: skip
+    return Table(title="", columns=columns, rows=tuple(_metric_row(view, metric) for metric in metrics), note=note)
+
+
+def _metric_row(view: View, metric: str) -> tuple[Cell, ...]:
+    label = find_label(metric)
+    cells: list[str | Cell] = []
+    for variant in ("baseline", "enabled"):
+        text, n = describe_range(view, metric, variant)
+        cells += [Cell(text=text, tone=Tone.PLAIN if n else Tone.FAINT), str(n)]
+    sources = label.sources or ", ".join(sorted(_find_sources(view, metric))) or "–"
+    return make_row(
+        view.metric_cell(metric, name_with_unit(metric)),
+        label.better or "neither",
+        *cells,
+        Cell(text=sources, is_code=sources != "–"),
+    )
+
+
+def describe_range(view: View, metric: str, variant: str) -> tuple[str, int]:
+    """``lowest – highest`` over the trials of a variant, and how many have the metric."""
+    summaries = [trial.summary(metric) for trial in view.analysis.trials if trial.variant == variant]
+    values = [headline_value(metric, summary) for summary in summaries if summary is not None]
+    return view.numbers.format_range(metric, values), len(values)
+
+
+def _find_sources(view: View, metric: str) -> set[str]:
+    found = ((trial, trial.get_series(metric)) for trial in view.analysis.trials)
+    return {describe_source(trial, series) for trial, series in found if series is not None}
+
+
+def make_setup(view: View) -> Section:
+    """What ran: identity, hashes, facts, and the manifests of the nodes."""
+    analysis = view.analysis
+    plan = (
+        *make_identity(analysis),
+        ("steps per trial", f"{analysis.num_warmup_steps} warm-up, {analysis.num_scored_steps} scored"),
+        ("exploratory", "yes" if analysis.verdict.is_exploratory else "no"),
+        ("experiment hash", analysis.experiment_hash),
+        ("plan hash", analysis.plan_hash),
+    )
+    blocks: list[Block] = [_fact_table("Plan", plan)]
+    if analysis.facts:
+        blocks.append(
+            _fact_table(
+                "Hardware and software", tuple(sorted(analysis.facts.items(), key=lambda fact: fact[0].casefold()))
+            )
+        )
+    if view.context.manifests:
+        blocks.append(_fact_table("Manifests of the nodes", tuple(_merge_manifests(view))))
+    return Section(key="setup", title="What ran", blocks=tuple(blocks))
+
+
+def _fact_table(title: str, facts: tuple[tuple[str, str], ...]) -> Table:
+    rows = tuple(make_row(name, Cell(text=value, is_code=True)) for name, value in facts)
+    return Table(title=title, columns=make_columns("fact", "value", prose=("fact", "value")), rows=rows)
+
+
+def _merge_manifests(view: View) -> Iterator[tuple[str, str]]:
+    """One row per fact where all nodes agree, else one per value with the nodes that have it."""
+    values: dict[str, dict[str, list[str]]] = {}
+    for manifest in view.context.manifests:
+        for path, fact in manifest.facts():
+            values.setdefault(path, {}).setdefault(str(fact), []).append(manifest.node)
+    for path, nodes_by_value in sorted(values.items()):
+        for value, nodes in nodes_by_value.items():
+            is_shared = len(nodes) == len(view.context.manifests)
+            yield (path, value) if is_shared else (f"{path} ({', '.join(nodes)})", value)
+
+
+def make_findings(view: View) -> Section:
+    findings = sort_findings((*view.analysis.findings, *view.context.findings))
+    blocks: list[Block] = []
+    if findings:
+        columns = make_columns("where", "level", "expected", "found", prose=("where", "expected", "found"))
+        rows = tuple(
+            make_row(item.where, Cell(text=item.level.value, tone=LEVEL_TONES[item.level]), item.expected, item.found)
+            for item in findings
+        )
+        blocks.append(Table(title="", columns=columns, rows=rows))
+    else:
+        blocks.append(Text(text="No findings."))
+    if view.analysis.notes:
+        blocks += [Text(text="Notes:"), Bullets(items=view.analysis.notes)]
+    return Section(key="findings", title="Findings and notes", blocks=tuple(blocks))
+
+
+def make_claims(view: View) -> Section:
+    """What may be said: design rule 8.10 and the run's own sentences."""
+    analysis, context = view.analysis, view.context
+    scope = f"hardware {analysis.hardware}, stack {analysis.stack}, lane {analysis.lane}, run {analysis.run}"
+    blocks: list[Block] = [Text(text=caution) for caution in make_cautions(view)]
+    blocks += [
+        Text(text="This report may be cited for:"),
+        Bullets(items=(f"{analysis.verdict.headline} ({scope})", *context.may_claim)),
+        Text(text="It may not be cited for:"),
+        Bullets(items=(*MAY_NOT_CLAIM, *context.may_not_claim)),
+    ]
+    return Section(key="claims", title="What this may and may not claim", blocks=tuple(blocks))
+
+
+def make_commands(view: View) -> Commands:
+    bundle = shlex.quote(view.context.bundle)
+    return Commands(
+        lines=(
+            (f"tar xzf {bundle} && sha256sum -c SHA256SUMS", "check every file, without this tool"),
+            (f"rlk-repro verify {bundle}", "check the bundle, its hashes and its manifests"),
+            (f"rlk-repro replay {bundle} --analyze-only", "compute this analysis again from the logs"),
+            (f"rlk-repro replay {bundle}", "run the same experiment again and compare"),
+            (f"rlk-repro report {bundle}", "write this report again"),
+        )
+    )
+
+
+def make_reproduce(view: View) -> Section:
+    return Section(key="reproduce", title="How to reproduce", blocks=(make_commands(view),))
+
+
+def make_sections(view: View) -> tuple[Section, ...]:
+    """Every section of a report after the verdict, in reading order."""
+    return (
+        make_effects(view),
+        make_gates(view),
+        make_pairs(view),
+        make_noise(view),
+        make_trials(view),
+        make_operators(view),
+        make_modules(view),
+        make_metrics(view),
+        make_setup(view),
+        make_findings(view),
+        make_claims(view),
+        make_reproduce(view),
+    )
+
+
+def make_cautions(view: View) -> tuple[str, ...]:
+    """What a reader must know before the verdict."""
+    analysis = view.analysis
+    cautions = [REFERENCE_SENTENCE] if analysis.workload == "reference" else []
+    if analysis.verdict.is_exploratory:
+        cautions.append("Exploratory: the plan was not the one fixed before the first trial.")
+    return tuple(cautions)
+
+
+def list_unrecorded(view: View) -> str:
+    """Metrics that no trial has, for where a table of them would be mostly empty."""
+    missing = [metric for metric in view.metrics if metric not in view.recorded]
+    return f"{NOT_RECORDED}: {', '.join(missing)}" if missing else ""

@@ -1,0 +1,125 @@
+"""A little SVG: escaped elements, axes and markers.  Not a plotting library, and it knows nothing of analyses.
+
+Colours and fonts are CSS classes of the page, so that one drawing serves a light and a dark page and print.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from rlk_repro.report.labels import clean
+
+WIDTH: Final = 520
+
+
+def element(name: str, content: str = "", **attributes: str | float) -> str:
+    """``content`` is markup already; attribute names lose a final ``_`` and get ``-`` for ``_``."""
+    shown = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_attribute(value))}"' for key, value in attributes.items()
+    )
+    return f"<{name}{shown}>{content}</{name}>" if content else f"<{name}{shown}/>"
+
+
+def text(x: float, y: float, content: str, class_: str = "", anchor: str = "start") -> str:
+    return element("text", escape(clean(content)), x=x, y=y, class_=class_, text_anchor=anchor)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def rect(x: float, y: float, width: float, height: float, class_: str) -> str:
+    return element("rect", x=x, y=y, width=max(0.0, width), height=max(0.0, height), class_=class_)
+
+
+def polyline(points: Sequence[tuple[float, float]], class_: str) -> str:
+    return element("polyline", points=" ".join(f"{_short(x)},{_short(y)}" for x, y in points), class_=class_)
+
+
+def marker(shape: str, x: float, y: float, size: float, class_: str, tip: str = "") -> str:
+    """A circle, triangle, diamond or cross around a point; ``tip`` appears under the mouse."""
+    title = element("title", escape(clean(tip))) if tip else ""
+    if shape == "circle":
+        return element("circle", title, cx=x, cy=y, r=size, class_=class_)
+    if shape == "cross":
+        path = f"M{_short(x - size)} {_short(y - size)}l{_short(2 * size)} {_short(2 * size)}"
+        path += f"M{_short(x - size)} {_short(y + size)}l{_short(2 * size)} {_short(-2 * size)}"
+        return element("path", title, d=path, class_=class_)
+    corners = {
+        "triangle": ((0, -1.2), (1.15, 0.9), (-1.15, 0.9)),
+        "diamond": ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
+    }[shape]
+    points = " ".join(f"{_short(x + dx * size)},{_short(y + dy * size)}" for dx, dy in corners)
+    return element("polygon", title, points=points, class_=class_)
+
+
+def clip(key: str, box: tuple[float, float, float, float], body: Iterable[str]) -> Iterator[str]:
+    """``body`` cut off at a box of x, y, width, height."""
+    x, y, width, height = box
+    yield element("clipPath", element("rect", x=x, y=y, width=width, height=height), id=f"{key}-clip")
+    yield element("g", "".join(body), clip_path=f"url(#{key}-clip)")
+
+
+def document(key: str, height: float, title: str, description: str, body: Iterable[str]) -> str:
+    """A drawing of ``WIDTH`` × ``height`` for a page; its ids start with ``key`` so that drawings do not clash."""
+    head = element("title", escape(clean(title)), id=f"{key}-title")
+    head += element("desc", escape(clean(description)), id=f"{key}-desc")
+    return element(
+        "svg",
+        head + "".join(body),
+        viewBox=f"0 0 {WIDTH} {_short(height)}",
+        role="img",
+        aria_labelledby=f"{key}-title {key}-desc",
+        class_="plot",
+    )
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps values to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+    def ticks(self, count: int) -> list[float]:
+        """About ``count`` round values, 1, 2, 2.5 or 5 times a power of ten apart."""
+        rough = (self.high - self.low) / count
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [index * step for index in range(first, last + 1)]
+
+
+def make_scale(values: Iterable[float], start: float, end: float) -> Scale:
+    """A scale that holds all values with some air.  It starts at 0 where that costs little resolution."""
+    found = list(values)
+    low, high = min(found), max(found)
+    if 0 <= low < 0.4 * high:
+        return Scale(0.0, high * 1.06, start, end)
+    air = 0.12 * (high - low) or 0.05 * abs(high) or 1.0
+    return Scale(low - air, high + air, start, end)
+
+
+def format_ticks(ticks: Sequence[float]) -> list[str]:
+    """With the fewest decimals that tell the ticks apart exactly."""
+    if max(map(abs, ticks), default=0) < 1e-4:
+        return [f"{value:g}" for value in ticks]
+    decimals = next((d for d in range(7) if all(math.isclose(round(t, d), t, abs_tol=1e-9) for t in ticks)), 6)
+    return [f"{value:,.{decimals}f}" for value in ticks]
+
+
+def _attribute(value: str | float) -> str:
+    return value if isinstance(value, str) else _short(value)
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

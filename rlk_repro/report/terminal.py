@@ -1,0 +1,169 @@
+"""The report as a summary on a terminal, readable from 80 columns on and without colour.
+
+Verdict first, what to type next last; the single steps and everything about the machine are in the other formats.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlk_repro.findings import Level, sort_findings
+from rlk_repro.report.blocks import Cell, Tone
+from rlk_repro.report.labels import NOT_RECORDED, clean, name_with_unit
+from rlk_repro.report.sections import (
+    GATE_TONES,
+    PROOF_TONES,
+    VERDICT_TONES,
+    describe_floor,
+    describe_headline,
+    describe_interval,
+    make_basis,
+    make_identity,
+)
+from rlk_repro.report.surroundings import describe_range, list_unrecorded, make_cautions, make_commands
+from rlk_repro.report.view import Context, View, make_view
+from rlk_repro.results import Analysis, TrialResult, TrialStatus
+from rlk_repro.units import format_percent
+
+STYLES: Final = {
+    Tone.PLAIN: "",
+    Tone.GOOD: "green",
+    Tone.BAD: "bold red",
+    Tone.OPEN: "yellow",
+    Tone.FAINT: "dim",
+}
+WIDE: Final = 112
+
+
+def print_summary(analysis: Analysis, console: Console, context: Context | None = None) -> None:
+    """Print verdict, basis, metrics, gates, trials, findings and the commands that come next."""
+    view = make_view(analysis, context)
+    _print_verdict(view, console)
+    _print_metrics(view, console)
+    _print_gates(view, console)
+    _print_trials(view, console)
+    _print_findings(view, console)
+    _print_next(view, console)
+
+
+def _print_verdict(view: View, console: Console) -> None:
+    analysis = view.analysis
+    word = analysis.verdict.word
+    console.print(_text(f"{analysis.run}: {', '.join(f'{name} {value}' for name, value in make_identity(analysis))}"))
+    console.print()
+    console.print(_text(word.value.upper(), f"bold {STYLES[VERDICT_TONES[word]]}".strip()))
+    console.print(_text(describe_headline(analysis)))
+    for caution in make_cautions(view):
+        console.print(_text(caution, "bold"))
+    console.print()
+    grid = _make_table()
+    for name, value in (*make_basis(view), ("noise floor", describe_floor(analysis.noise_floor))):
+        grid.add_row(_text(name, "dim"), _text(value))
+    console.print(grid)
+    for reason in analysis.verdict.reasons:
+        console.print(_make_bullet(reason))
+
+
+def _print_metrics(view: View, console: Console) -> None:
+    is_wide = console.width >= WIDE
+    _print_heading(console, "Metrics", "lowest .. highest trial; change: enabled / baseline over scored pairs")
+    table = _make_table("metric", "baseline", "enabled", "change", numbers=("baseline", "enabled", "change"))
+    if is_wide:
+        table.add_column("interval", justify="right", no_wrap=True)
+        table.add_column("pairs", justify="right", no_wrap=True)
+    for metric in view.metrics:
+        if metric in view.recorded:
+            table.add_row(*(_cell(cell) for cell in _metric_cells(view, metric, is_wide=is_wide)))
+    console.print(table)
+    if unrecorded := list_unrecorded(view):
+        console.print(_text(unrecorded, "dim"))
+
+
+def _metric_cells(view: View, metric: str, *, is_wide: bool) -> list[Cell]:
+    effect = view.analysis.effect(metric)
+    change = "" if effect is None or effect.ratio is None else format_percent(effect.ratio)
+    ranges = [describe_range(view, metric, variant)[0].replace(" – ", "..") for variant in ("baseline", "enabled")]
+    cells = [Cell(text=text) for text in (name_with_unit(metric), *ranges, change)]
+    if is_wide:
+        cells += [Cell(text=describe_interval(effect) if effect else ""), Cell(text=str(effect.n) if effect else "")]
+    return cells
+
+
+def _print_gates(view: View, console: Console) -> None:
+    _print_heading(console, "Gates", "failed: not comparable; undecided: inconclusive")
+    table = _make_table("gate", "status", "what")
+    for gate in view.analysis.gates:
+        table.add_row(_text(gate.name), _text(gate.status.value, STYLES[GATE_TONES[gate.status]]), _text(gate.detail))
+    console.print(table)
+
+
+def _print_trials(view: View, console: Console) -> None:
+    _print_heading(console, "Trials", f"in the order they ran; mean {name_with_unit(view.primary)}")
+    table = _make_table("trial", "status", "steps", "mean", "RL-Kernel", numbers=("steps", "mean"))
+    reasons: dict[str, list[str]] = {}
+    for trial in view.analysis.trials:
+        table.add_row(*(_cell(cell) for cell in _trial_cells(view, trial)))
+        for reason in filter(None, dict.fromkeys((trial.reason, trial.proof_reason))):
+            reasons.setdefault(reason, []).append(trial.name)
+    console.print(table)
+    for reason, names in reasons.items():
+        console.print(_make_bullet(f"{', '.join(names)}: {reason}"))
+
+
+def _trial_cells(view: View, trial: TrialResult) -> tuple[Cell, ...]:
+    summary = trial.summary(view.primary)
+    return (
+        Cell(text=trial.name),
+        Cell(text=trial.status.value, tone=Tone.PLAIN if trial.status is TrialStatus.OK else Tone.BAD),
+        Cell(text=f"{trial.num_steps_found}/{trial.num_steps_expected}"),
+        Cell(text=view.numbers.format(view.primary, summary.mean) if summary else NOT_RECORDED),
+        Cell(text=trial.proof.value, tone=PROOF_TONES[trial.proof]),
+    )
+
+
+def _print_findings(view: View, console: Console) -> None:
+    found = [item for item in (*view.analysis.findings, *view.context.findings) if item.level is not Level.INFO]
+    if not found and not view.analysis.notes:
+        return
+    _print_heading(console, "Findings and notes")
+    for item in (*map(str, sort_findings(found)), *view.analysis.notes):
+        console.print(_make_bullet(item))
+
+
+def _print_next(view: View, console: Console) -> None:
+    _print_heading(console, "Next")
+    for command, purpose in make_commands(view).lines:
+        console.print(_text(f"  # {purpose}", "dim"))
+        console.print(_text(f"  {command}"), soft_wrap=True)
+
+
+def _print_heading(console: Console, title: str, remark: str = "") -> None:
+    console.print()
+    console.print(Text.assemble((title, "bold"), (f"  {remark}" if remark else "", "dim")))
+
+
+def _make_table(*names: str, numbers: tuple[str, ...] = ()) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=bool(names), header_style="dim")
+    for name in names:
+        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in numbers, overflow="fold")
+    return table
+
+
+def _make_bullet(text: str) -> Table:
+    """A list item whose further lines stand below its text."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_row("-", _text(text))
+    return grid
+
+
+def _cell(cell: Cell) -> Text:
+    return _text(cell.text, STYLES[cell.tone])
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Plain text: no markup, no control characters, never an escape sequence of the run."""
+    return Text(clean(text), style=style, overflow="fold")

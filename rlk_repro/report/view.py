@@ -1,0 +1,126 @@
+"""One analysis as every part of a report sees it: with what surrounds it, its number formats and its links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from rlk_repro.findings import Finding
+from rlk_repro.manifest import Manifest
+from rlk_repro.report.blocks import Cell, Tone
+from rlk_repro.report.labels import NOT_RECORDED, Numbers, list_metrics, measured_metric, recorded_metrics
+from rlk_repro.results import Analysis, Series, TrialResult
+from rlk_repro.rundir import RunDir
+
+STEP_TIME: Final = "step_time_s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What surrounds an analysis, all of it optional.
+
+    ``bundle`` is the path as it appears in commands; ``run_directory`` leads from the report's folder to the unpacked
+    run directory, ``""`` where there is none to link to.  ``findings`` are those of verify, diff or replay.
+    ``may_claim`` and ``may_not_claim`` are the run's own sentences.
+    """
+
+    bundle: str = RunDir(Path()).bundle.name
+    run_directory: str = ""
+    manifests: tuple[Manifest, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    may_claim: tuple[str, ...] = ()
+    may_not_claim: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """Anchors are made of positions, never of names: a name cannot collide or break out."""
+
+    analysis: Analysis
+    context: Context
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        return Numbers(self.analysis)
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        return list_metrics(self.analysis)
+
+    @cached_property
+    def recorded(self) -> frozenset[str]:
+        """Metrics that any trial has."""
+        return recorded_metrics(self.analysis)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {metric: place for place, metric in enumerate(self.metrics)}
+
+    @cached_property
+    def _trials(self) -> dict[str, tuple[int, TrialResult]]:
+        return {trial.name: (place, trial) for place, trial in enumerate(self.analysis.trials)}
+
+    @property
+    def primary(self) -> str:
+        """The metric the verdict is about."""
+        return next((effect.metric for effect in self.analysis.effects if effect.role == "primary"), STEP_TIME)
+
+    def metric_rank(self, metric: str) -> tuple[int, bool]:
+        """Sorts metrics into the report's order, a derived one after what it is derived from."""
+        measured = measured_metric(metric)
+        return self._places.get(measured, len(self._places)), metric != measured
+
+    def metric_anchor(self, metric: str) -> str:
+        return f"metric-{self._places[measured_metric(metric)]}"
+
+    def trial_anchor(self, name: str) -> str:
+        return f"trial-{self._trials[name][0]}" if name in self._trials else "trials"
+
+    def steps_anchor(self, metric: str, trial: TrialResult) -> str:
+        return f"{self.metric_anchor(metric)}-{self.trial_anchor(trial.name)}"
+
+    def metric_cell(self, metric: str, text: str) -> Cell:
+        """``text`` linked to the evidence of the metric, where there is any."""
+        is_recorded = measured_metric(metric) in self.recorded
+        return Cell(text=text, target=f"#{self.metric_anchor(metric)}" if is_recorded else "")
+
+    def value_cell(self, metric: str, trial: TrialResult | None, value: float | None) -> Cell:
+        """A number of a trial, linked to the steps and log lines it came from."""
+        text = self.numbers.format(metric, value)
+        if value is None or trial is None or trial.get_series(measured_metric(metric)) is None:
+            return Cell(text=text, tone=Tone.FAINT if value is None else Tone.PLAIN)
+        return Cell(text=text, target=f"#{self.steps_anchor(metric, trial)}")
+
+    def trial_cell(self, name: str) -> Cell:
+        return Cell(text=name, target=f"#{self.trial_anchor(name)}", is_code=True)
+
+    def find_trial(self, name: str) -> TrialResult | None:
+        return self._trials[name][1] if name in self._trials else None
+
+    def file_cell(self, path: str, text: str) -> Cell:
+        """``text`` linked to a file of the run directory, where there is one to link to."""
+        root = self.context.run_directory
+        return Cell(text=text, target=f"{quote(root)}/{quote(path)}" if root else "", is_code=True)
+
+
+def log_path(trial: str) -> str:
+    """A trial's log, from the root of the run directory."""
+    return RunDir(Path()).trial(trial).stdout.as_posix()
+
+
+def describe_source(trial: TrialResult, series: Series) -> str:
+    """The file of a series for any trial: ``trials/<trial>/stdout.log``."""
+    return series.source.replace(trial.name, "<trial>", 1)
+
+
+def describe_lines(series: Series | None) -> str:
+    """``:120-412``, the first and last line that printed a value."""
+    lines = [line for line in series.lines if line is not None] if series else []
+    return f":{min(lines)}-{max(lines)}" if lines else f" ({NOT_RECORDED})"
+
+
+def make_view(analysis: Analysis, context: Context | None = None) -> View:
+    return View(analysis, context or Context())
