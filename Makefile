@@ -13,7 +13,7 @@ COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --
 # Workers of the unit tests.
 JOBS ?= 2
 
-.PHONY: help demo test test-real lint types fmt goldens schemas docs-check lock bench clean
+.PHONY: help demo test test-real lint types fmt goldens docs-check lock bench clean
 
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,11 +38,8 @@ fmt: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-goldens: $(VENV)/.dev $(VENV)/.torch schemas ## Rewrite golden files and generated docs
-	RLK_REPRO_GOLDENS=write $(BIN)/python -m pytest -q -m "not gpu and not real" tests/test_goldens.py
-
-schemas: $(VENV)/.base ## Rewrite manifests/schema/ from the models
-	$(BIN)/python -m rlk_repro.schemas
+goldens: $(VENV)/.dev $(VENV)/.torch ## Rewrite golden files, JSON Schemas and the command table
+	$(BIN)/python -m tests.write_goldens
 
 docs-check: $(VENV)/.dev $(VENV)/.torch ## Check links, the command table and the code blocks of the docs
 	$(BIN)/python -m pytest -q tests/test_docs.py

@@ -1,4 +1,4 @@
-"""Writes the JSON Schemas of the files authors write, for editors: ``python -m rlk_repro.schemas``."""
+"""Writes the JSON Schemas of the files authors write, for editors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,3 @@ def write_schemas(folder: Path | None = None) -> None:
     target = data_dir("manifests") / "schema" if folder is None else folder
     for name, data in render_schemas().items():
         write_bytes(target / name, data)
-
-
-if __name__ == "__main__":
-    write_schemas()

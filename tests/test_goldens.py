@@ -1,0 +1,37 @@
+"""Generated files are what the code generates; ``make goldens`` rewrites them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from rlk_repro.resources import data_dir
+from rlk_repro.schemas import MODELS, make_schema, render_schemas
+
+FILES = {
+    "run": [*data_dir("jobs").glob("*.yaml")],
+    "hardware": [*data_dir("jobs").glob("hardware/*.yaml")],
+    "profile": [*data_dir("jobs").glob("profiles/*.yaml")],
+    "stack": [*data_dir("manifests").glob("stacks/*.yaml")],
+}
+
+
+@pytest.mark.parametrize("name", sorted(render_schemas()))
+def test_schemas_on_disk_are_those_of_the_models(name: str) -> None:
+    assert (data_dir("manifests") / "schema" / name).read_bytes() == render_schemas()[name]
+
+
+@pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind, paths in FILES.items() for path in paths],
+                         ids=lambda value: value if isinstance(value, str) else value.name)  # fmt: skip
+def test_shipped_files_satisfy_the_exported_schema(kind: str, path: Path) -> None:
+    jsonschema.Draft202012Validator(make_schema(kind)).validate(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
+def test_a_schema_refuses_an_unknown_key_as_the_models_do(kind: str) -> None:
+    value = {**yaml.safe_load(FILES[kind][0].read_text()), "no_such_key": 1}
+    errors = list(jsonschema.Draft202012Validator(make_schema(kind)).iter_errors(value))
+    assert any("no_such_key" in error.message for error in errors)

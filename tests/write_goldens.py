@@ -1,0 +1,18 @@
+"""Rewrites every generated file that the tests compare with: ``make goldens``, then review the difference."""
+
+from __future__ import annotations
+
+from rlk_repro.schemas import write_schemas
+from tests.test_docs import ROOT, TABLE, command_table
+
+
+def main() -> None:
+    write_schemas()
+    readme = ROOT / "README.md"
+    readme.write_text(
+        TABLE.sub(lambda _: f"<!-- commands -->\n{command_table()}<!-- /commands -->", readme.read_text())
+    )
+
+
+if __name__ == "__main__":
+    main()
