@@ -18,7 +18,9 @@ from rlk_repro.units import format_bytes
 
 _BLOCK_BYTES: Final = tarfile.BLOCKSIZE
 _ZERO_BLOCK: Final = bytes(_BLOCK_BYTES)
-_FILE_MODE: Final = 0o644
+_MAX_OCTAL: Final = 8**11
+_BLANK_CHECKSUM: Final = sum(b" " * 8)
+_AFTER_CHECKSUM_BYTES: Final = 356
 _CODEC: Final = ("utf-8", "surrogateescape")
 
 _MAX_NAME_BYTES: Final = 1024
@@ -70,11 +72,25 @@ def find_unsafe(path: str) -> str | None:
 
 
 def render_header(path: str, size_bytes: int) -> bytes:
-    """The header blocks of a file: GNU format, owner 0, time 0, mode 644, a long name in a block of its own."""
-    info = tarfile.TarInfo(path)
-    info.size = size_bytes
-    info.mode = _FILE_MODE
-    return info.tobuf(tarfile.GNU_FORMAT, *_CODEC)
+    """The header blocks of a file: GNU format, owner 0, time 0, mode 644; a long name goes before in blocks of its own.
+
+    Written here and not by tarfile, so that the bytes of a bundle do not depend on the version of Python.
+    """
+    raw = path.encode(*_CODEC)
+    header = _render_block(raw, size_bytes, tarfile.REGTYPE)
+    if len(raw) <= tarfile.LENGTH_NAME:
+        return header
+    body = raw + bytes(1 + -(len(raw) + 1) % _BLOCK_BYTES)
+    return _render_block(b"././@LongLink", len(raw) + 1, tarfile.GNUTYPE_LONGNAME) + body + header
+
+
+def _render_block(name: bytes, size_bytes: int, kind: bytes) -> bytes:
+    size = b"%011o\0" % size_bytes if size_bytes < _MAX_OCTAL else b"\x80" + size_bytes.to_bytes(11, "big")
+    mode, owner, time = b"0000644\0", b"0000000\0", b"00000000000\0"
+    before = name[: tarfile.LENGTH_NAME].ljust(tarfile.LENGTH_NAME, b"\0") + mode + owner + owner + size + time
+    after = (kind + bytes(tarfile.LENGTH_LINK) + tarfile.GNU_MAGIC).ljust(_AFTER_CHECKSUM_BYTES, b"\0")
+    checksum = sum(before) + _BLANK_CHECKSUM + sum(after)
+    return before + b"%06o\0 " % checksum + after
 
 
 class ArchiveWriter:
@@ -169,7 +185,8 @@ class ArchiveReader:
             if info.type not in {tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME}:
                 return self._admit(info, overrides, blocks)
             body = self._take_extension(info.size)
-            blocks += body + bytes(-len(body) % _BLOCK_BYTES)
+            blocks += body
+            body = body[: info.size]
             overrides |= self._parse_pax(body) if info.type == tarfile.XHDTYPE else {"path": _parse_long_name(body)}
         return self._place.refuse("refused, too many headers for one member")
 
@@ -186,9 +203,7 @@ class ArchiveReader:
         if num_bytes > _MAX_EXTENSION_BYTES:
             limit = format_bytes(_MAX_EXTENSION_BYTES)
             self._place.refuse("refused, name too long", got=format_bytes(num_bytes), expected=f"at most {limit}")
-        body = self._take(num_bytes)
-        self._take(-num_bytes % _BLOCK_BYTES)
-        return body
+        return self._take(num_bytes + -num_bytes % _BLOCK_BYTES)
 
     def _parse_pax(self, body: bytes) -> dict[str, str]:
         records: dict[str, str] = {}
@@ -259,7 +274,7 @@ class ArchiveReader:
             self._place.refuse("refused, too many members", expected=f"at most {self._limits.num_members}")
 
     def _note_foreign(self, name: str) -> None:
-        self.foreign_member = self.foreign_member or name
+        self.foreign_member = self.foreign_member or name or self.top
 
     def _check_end(self) -> None:
         self._place.member = ""

@@ -157,7 +157,7 @@ def seal(run_dir: RunDir) -> str:
     with HashThread() as hashes:
         for member in reader:
             if member.name != CHECKSUMS:
-                for _ in hashes.pass_through(member.name, member.size_bytes, reader.data()):
+                for _ in hashes.pass_through(member.name, reader.data()):
                     pass
         digests = hashes.finish()
     reader.check()
@@ -179,7 +179,7 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
     with replacing(target) as stream, HashThread() as hashes:
         writer = ArchiveWriter(stream, run_dir.run_id)
         for member in reader:
-            num_bytes = writer.add(member, hashes.pass_through(member.name, member.size_bytes, reader.data()))
+            num_bytes = writer.add(member, hashes.pass_through(member.name, reader.data()))
             if num_bytes < member.size_bytes:
                 where = f"{run_dir.root}/{printable(member.name)}"
                 raise CheckFailed(
@@ -202,6 +202,9 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
     """
     if destination.exists():
         raise SpecError(Problem(str(destination), "already exists", expected="a new folder"))
+    with open_archive(bundle, limits=limits) as reader:
+        for _ in reader:  # to the end once, so that a bad bundle is refused before anything is written
+            pass
     with open_archive(bundle, limits=limits) as reader:
         try:
             destination.parent.mkdir(parents=True, exist_ok=True)

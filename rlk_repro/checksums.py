@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from rlk_repro.files import printable
 from rlk_repro.findings import Finding, Level
@@ -29,6 +29,14 @@ _ESCAPES: Final = {b"\\": rb"\\", b"\n": rb"\n", b"\r": rb"\r"}
 _PLAIN: Final = {escape: plain for plain, escape in _ESCAPES.items()}
 _MAX_WAITING: Final = 16
 _SMALL_BYTES: Final = 1 << 16
+
+
+class Digest(Protocol):
+    """What hashlib makes."""
+
+    def update(self, data: Piece, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
 
 
 def render_checksums(digests: Mapping[str, str]) -> bytes:
@@ -74,12 +82,13 @@ def diff_checksums(listed: Mapping[str, str], found: Mapping[str, str]) -> Itera
 class HashThread:
     """Hashes in a second thread, in order and at most a few pieces behind; leaving the block ends the thread.
 
-    hashlib lets go of the interpreter lock, as inflating and deflating do, so both run at once.
+    hashlib lets go of the interpreter lock, as inflating and deflating do, so both run at once.  While nothing waits,
+    small pieces are hashed on the spot: handing them over would cost more.
     """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1)
-        self._waiting: deque[Future[Any]] = deque()
+        self._waiting: deque[Future[None]] = deque()
         self._digests: dict[str, str] = {}
 
     def __enter__(self) -> HashThread:
@@ -90,32 +99,34 @@ class HashThread:
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def submit(self, function: Callable[..., object], *args: object) -> None:
-        if len(self._waiting) == _MAX_WAITING:
-            self._waiting.popleft().result()
-        self._waiting.append(self._pool.submit(function, *args))
+    def update(self, digest: Digest, piece: Piece) -> None:
+        """``digest.update(piece)``, soon; ``finish`` waits for it."""
+        self._run(len(piece), digest.update, piece)
 
-    def pass_through(self, name: str, size_bytes: int, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The same pieces; once they are exhausted the digest will be among ``finish``'s."""
+    def pass_through(self, name: str, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """The same pieces; once they are exhausted their digest will be among ``finish``'s."""
         digest = hashlib.sha256()
-        run = self.submit if size_bytes > _SMALL_BYTES else _run_now
         for piece in pieces:
-            run(digest.update, piece)
+            self.update(digest, piece)
             yield piece
-        run(self._keep, name, digest)
+        self._run(0, self._keep, name, digest)
 
     def finish(self) -> dict[str, str]:
-        """Wait for what was submitted; digests by name."""
+        """Wait for what was handed over; sha256 by name."""
         while self._waiting:
             self._waiting.popleft().result()
         return self._digests
 
-    def _keep(self, name: str, digest: Any) -> None:
+    def _run(self, cost_bytes: int, function: Callable[..., None], *args: object) -> None:
+        while self._waiting and (self._waiting[0].done() or len(self._waiting) == _MAX_WAITING):
+            self._waiting.popleft().result()
+        if cost_bytes < _SMALL_BYTES and not self._waiting:
+            function(*args)
+        else:
+            self._waiting.append(self._pool.submit(function, *args))
+
+    def _keep(self, name: str, digest: Digest) -> None:
         self._digests[name] = digest.hexdigest()
-
-
-def _run_now(function: Callable[..., object], *args: object) -> None:
-    function(*args)
 
 
 def _render_line(name: str, digest: str) -> bytes:

@@ -72,7 +72,7 @@ def _verify_archive(path: Path, limits: Limits | None) -> list[Finding]:
     packed = hashlib.sha256()
     with (
         HashThread() as hashes,
-        open_archive(path, limits=limits, see_compressed=lambda piece: hashes.submit(packed.update, piece)) as reader,
+        open_archive(path, limits=limits, see_compressed=lambda piece: hashes.update(packed, piece)) as reader,
     ):
         try:
             _read(reader, hashes, contents)
@@ -89,7 +89,7 @@ def _read(reader: ArchiveReader | FolderReader, hashes: HashThread, contents: _C
         if member.is_folder:
             contents.folders.append(name)
             continue
-        pieces = hashes.pass_through(name, member.size_bytes, reader.data())
+        pieces = hashes.pass_through(name, reader.data())
         schema = _find_schema(name)
         if name != CHECKSUMS and schema is None:
             for _ in pieces:
