@@ -27,7 +27,7 @@ class Reason(StrEnum):
     PLATFORM = "has no implementation that counts on this platform"
     TENSOR_PARALLEL = "needs the whole vocabulary on one rank"
     CONTEXT_PARALLEL = "needs whole sequences on one rank"
-    NO_SUCH_CALL = "this run has no reference or old-policy pass"
+    NO_SUCH_CALL = "this run needs no reference or old-policy pass"
     ENTROPY_GRADIENT = "computes no gradient of the entropy bonus"
     TOP_P_REPLAY = "cannot leave out the columns that top-p sampling removed"
     LOSS_OPTIONS = "computes another loss than these options ask for"

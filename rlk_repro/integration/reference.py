@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 from typing import Final
 
@@ -33,6 +32,5 @@ def install(args: argparse.Namespace) -> Installation | None:
 
 
 def _make_case(args: argparse.Namespace) -> Case:
-    """One process; reference and old-policy log-probs are always computed."""
-    loss = dataclasses.replace(read_loss_options(vars(args)), has_no_grad_pass=True)
-    return Case(platform=Platform.CPU if args.device == "cpu" else probe_platform(), loss=loss)
+    platform = Platform.CPU if args.device == "cpu" else probe_platform()
+    return Case(platform=platform, loss=read_loss_options(vars(args)))
