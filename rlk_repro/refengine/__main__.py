@@ -1,0 +1,30 @@
+"""``python -m rlk_repro.refengine``: parse, run, and turn a user's error into two lines and its exit code."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from rlk_repro.errors import RlkReproError
+from rlk_repro.refengine.arguments import parse_args
+
+LOG_FORMAT = "[%(asctime)s] %(filename)s:%(lineno)d - %(message)s"
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt=TIME_FORMAT, stream=sys.stdout)
+    try:
+        args = parse_args(argv)
+        from rlk_repro.refengine.trainer import run
+
+        run(args)
+    except RlkReproError as error:
+        sys.stderr.write(f"{error.title}: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""The numeric core of the loss: selected log-probs, entropy, KL estimates, the clipped policy loss, its reduction.
+
+Names, arguments and shapes are those of vime's loss module, so that one timer or route fits both.  Every caller, here
+and outside, looks these functions up as attributes of this module at call time: rebinding one reroutes every call.
+Not here: tensor parallelism, top-p replay, GSPO, CISPO or importance-sampling corrections.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NotRequired, TypedDict
+
+import torch
+
+Reducer = Callable[[torch.Tensor], torch.Tensor]
+
+
+class LossBatch(TypedDict):
+    """One microbatch of n samples.  Per-token lists hold one 1-D tensor per sample, over its response."""
+
+    unconcat_tokens: list[torch.Tensor]  # int64, prompt and response
+    total_lengths: list[int]
+    response_lengths: list[int]
+    loss_masks: list[torch.Tensor]
+    rollout_mask_sums: torch.Tensor  # [n], the denominators of the sample means
+    advantages: list[torch.Tensor]
+    log_probs: list[torch.Tensor]
+    ref_log_probs: list[torch.Tensor]
+    rollout_log_probs: NotRequired[list[torch.Tensor]]
+
+
+def calculate_log_probs_and_entropy(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    tp_group: object,
+    with_entropy: bool = False,
+    chunk_size: int = -1,
+    log_prob_keep_mask: torch.Tensor | None = None,
+    with_entropy_grad: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the log-probability of each row's token and, if asked, each row's entropy.
+
+    Args:
+        logits: [T, V], already divided by the temperature.  Computed in float32, or float64 if given so.
+        tokens: [T] int64.
+        tp_group: None; the vocabulary is never split here.
+        chunk_size: rows computed at a time, all at once if not positive.
+        log_prob_keep_mask: [T, V] bool.  Columns outside are left out of the log-prob's normalisation, except the
+            row's own token; the entropy is that of the unmasked row.
+        with_entropy_grad: whether the entropy carries gradient.
+
+    Returns:
+        [T, 1] log-probs and [T] entropy or None.
+    """
+    assert tp_group is None, "one process holds the whole vocabulary"
+    rows = chunk_size if chunk_size > 0 else max(len(logits), 1)
+    chunks = torch.split(logits, rows)
+    masks = [None] * len(chunks) if log_prob_keep_mask is None else torch.split(log_prob_keep_mask, rows)
+    log_probs, entropies = [], []
+    for chunk, targets, mask in zip(chunks, torch.split(tokens, rows), masks, strict=True):
+        values = chunk if chunk.dtype == torch.float64 else chunk.float()
+        full = values.log_softmax(dim=-1)
+        kept = full if mask is None else _keep_columns(values, targets, mask).log_softmax(dim=-1)
+        log_probs.append(kept.gather(-1, targets.unsqueeze(-1)))
+        if with_entropy:
+            source = full if with_entropy_grad else full.detach()
+            entropies.append(-(source.exp() * source).sum(dim=-1))
+    return torch.cat(log_probs), torch.cat(entropies) if with_entropy else None
+
+
+def _keep_columns(logits: torch.Tensor, tokens: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    return logits.masked_fill(~keep.scatter(-1, tokens.unsqueeze(-1), value=True), -torch.inf)
+
+
+def compute_approx_kl(
+    log_probs: torch.Tensor,
+    log_probs_base: torch.Tensor,
+    kl_loss_type: str,
+    importance_ratio: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Estimate KL(policy || base) per token from the sampled token's two log-probs, all [N].
+
+    The estimators are Schulman's (joschu.net/blog/kl-approx.html); low_var_kl is k3 clamped to [-10, 10], which also
+    stops the gradient outside.
+    """
+    difference = log_probs - log_probs_base
+    if kl_loss_type == "k1":
+        kl = difference
+    elif kl_loss_type == "k2":
+        kl = difference.square() / 2
+    elif kl_loss_type in {"k3", "low_var_kl"}:
+        kl = torch.exp(-difference) - 1 + difference
+    else:
+        raise ValueError(f"kl_loss_type {kl_loss_type!r}: unknown estimator")
+    if importance_ratio is not None:
+        kl = importance_ratio * kl
+    return kl.clamp(-10, 10) if kl_loss_type == "low_var_kl" else kl
+
+
+def compute_policy_loss(
+    ppo_kl: torch.Tensor,
+    advantages: torch.Tensor,
+    eps_clip: float,
+    eps_clip_high: float,
+    eps_clip_c: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return PPO's clipped loss per token and 1.0 where the clip was the larger loss, both [N].
+
+    ``ppo_kl`` is old minus current log-prob.  ``eps_clip_c`` > 1 bounds the loss of negative advantages (dual clip,
+    arxiv.org/abs/1912.09729).
+    """
+    ratio = torch.exp(-ppo_kl)
+    unclipped = -ratio * advantages
+    clipped = -ratio.clamp(1 - eps_clip, 1 + eps_clip_high) * advantages
+    losses = torch.maximum(unclipped, clipped)
+    if eps_clip_c is not None:
+        assert eps_clip_c > 1, "dual clip needs a bound above 1"
+        losses = torch.where(advantages < 0, torch.minimum(losses, -eps_clip_c * advantages), losses)
+    return losses, (clipped > unclipped).to(losses.dtype)
+
+
+def policy_loss_function(
+    args: argparse.Namespace, batch: LossBatch, logits: torch.Tensor, sum_of_sample_mean: Reducer
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the GRPO loss of one microbatch and its detached metrics, both summed over samples.
+
+    Args:
+        args: eps_clip, eps_clip_high, entropy_coef, use_kl_loss, kl_loss_coef, kl_loss_type, rollout_temperature,
+            log_probs_chunk_size.
+        logits: [1, T, V] float32 over all packed rows, not yet divided by the temperature.
+        sum_of_sample_mean: see ``make_sum_of_sample_mean``.
+    """
+    chunks, entropies = find_response_log_probs(args, batch, logits, with_entropy=True)
+    log_probs, old_log_probs = torch.cat(chunks), torch.cat(batch["log_probs"])
+    ppo_kl = old_log_probs - log_probs
+    pg_losses, clipfrac = compute_policy_loss(ppo_kl, torch.cat(batch["advantages"]), args.eps_clip, args.eps_clip_high)
+    pg_loss = sum_of_sample_mean(pg_losses)
+    entropy_loss = sum_of_sample_mean(torch.cat(entropies))
+    loss = pg_loss - args.entropy_coef * entropy_loss
+    metrics = {
+        "pg_loss": pg_loss,
+        "entropy_loss": entropy_loss,
+        "pg_clipfrac": sum_of_sample_mean(clipfrac),
+        "ppo_kl": sum_of_sample_mean(ppo_kl),
+    }
+    if "rollout_log_probs" in batch:
+        difference = (old_log_probs - torch.cat(batch["rollout_log_probs"])).abs()
+        metrics["train_rollout_logprob_abs_diff"] = sum_of_sample_mean(difference)
+    if args.use_kl_loss:
+        kl = compute_approx_kl(log_probs, torch.cat(batch["ref_log_probs"]), kl_loss_type=args.kl_loss_type)
+        metrics["kl_loss"] = sum_of_sample_mean(kl)
+        loss = loss + args.kl_loss_coef * metrics["kl_loss"]
+    return loss, {name: value.detach() for name, value in ({"loss": loss} | metrics).items()}
+
+
+def find_response_log_probs(
+    args: argparse.Namespace, batch: LossBatch, logits: torch.Tensor, *, with_entropy: bool = False
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return log-probs and entropies (empty unless asked for) of each sample's response tokens.
+
+    The core sees all T packed rows once; the response rows are cut out afterwards, as in vime.
+    """
+    packed = logits.squeeze(0)
+    if args.rollout_temperature != 1:
+        packed = packed / args.rollout_temperature
+    log_probs, entropy = calculate_log_probs_and_entropy(
+        packed.contiguous(),
+        _shift_tokens(batch["unconcat_tokens"]),
+        None,
+        with_entropy=with_entropy,
+        chunk_size=args.log_probs_chunk_size,
+        with_entropy_grad=with_entropy and args.entropy_coef != 0,
+    )
+    return _cut_responses(log_probs.squeeze(-1), batch), [] if entropy is None else _cut_responses(entropy, batch)
+
+
+def _shift_tokens(samples: list[torch.Tensor]) -> torch.Tensor:
+    """Each row's target is its sample's next token; the last row of a sample has none and gets 0."""
+    packed = torch.cat(samples)
+    last_rows = torch.tensor([len(tokens) for tokens in samples], device=packed.device).cumsum(0) - 1
+    return packed.roll(-1).index_fill(0, last_rows, 0)
+
+
+def _cut_responses(rows: torch.Tensor, batch: LossBatch) -> list[torch.Tensor]:
+    """Row i of a sample predicts token i + 1, so a response of length R is rows [-R - 1, -1) of its sample."""
+    samples = torch.split(rows, batch["total_lengths"])
+    return [sample[-length - 1 : -1] for sample, length in zip(samples, batch["response_lengths"], strict=True)]
+
+
+def make_sum_of_sample_mean(
+    loss_masks: list[torch.Tensor], rollout_mask_sums: torch.Tensor, *, calculate_per_token_loss: bool = False
+) -> Reducer:
+    """Return a function from per-token values [N] to a scalar.
+
+    Per sample (the default): the sum over samples of the masked mean, denominators clamped to at least 1 so that a
+    fully masked sample counts 0.  Per token: the masked sum, which the caller divides by the step's tokens.
+    """
+    weights = torch.cat(loss_masks).to(torch.float32)
+    if not calculate_per_token_loss:
+        lengths = torch.tensor([len(mask) for mask in loss_masks], device=weights.device)
+        weights = weights / rollout_mask_sums.clamp_min(1).repeat_interleave(lengths)
+    return lambda values: (values * weights).sum()
+
+
+def count_loss_tokens(loss_masks: list[torch.Tensor]) -> int:
+    """Return the divisor of the per-token loss; a fully masked sample counts 1, as in vime."""
+    return sum(max(int(mask.sum()), 1) for mask in loss_masks)

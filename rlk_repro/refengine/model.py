@@ -1,0 +1,194 @@
+"""A decoder-only transformer of the Qwen3 kind: RMSNorm, RoPE, grouped-query attention with QK-norm, SwiGLU.
+
+It works on packed rows [N] of many samples; what differs between teacher forcing and decoding is one function, the
+attention over keys, handed in by the caller.  Not here: dropout, biases, mixture of experts, parallelism.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, q [N, heads, D], k and v [N, groups, D]) -> [N, heads, D]"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes.  ``dtype`` is that of activations; the head's logits are always float32."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_groups: int
+    head_size: int
+    ffn_size: int
+    vocab_size: int
+    is_head_tied: bool
+    rotary_base: float
+    norm_epsilon: float
+    init_std: float = 0.02
+    dtype: torch.dtype = torch.float32
+
+
+def make_model_config(args: argparse.Namespace) -> ModelConfig:
+    return ModelConfig(
+        num_layers=args.num_layers,
+        hidden_size=args.hidden_size,
+        num_heads=args.num_attention_heads,
+        num_groups=args.num_query_groups,
+        head_size=args.kv_channels,
+        ffn_size=args.ffn_hidden_size,
+        vocab_size=args.vocab_size,
+        is_head_tied=not args.untie_embeddings_and_output_weights,
+        rotary_base=args.rotary_base,
+        norm_epsilon=args.norm_epsilon,
+        init_std=args.init_method_std,
+        dtype=getattr(torch, args.dtype),
+    )
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, computed in float32 and returned in x's dtype."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.epsilon = epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.epsilon).to(x.dtype)
+
+
+class Linear(nn.Module):
+    """x @ weight.T in x's dtype, whatever dtype the weight is stored in."""
+
+    def __init__(self, size_in: int, size_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size_out, size_in))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_size = config.head_size
+        self.num_heads, self.num_groups = config.num_heads, config.num_groups
+        self.qkv = Linear(config.hidden_size, (config.num_heads + 2 * config.num_groups) * config.head_size)
+        self.q_norm = RMSNorm(config.head_size, config.norm_epsilon)
+        self.k_norm = RMSNorm(config.head_size, config.norm_epsilon)
+        self.out = Linear(config.num_heads * config.head_size, config.hidden_size)
+
+    def forward(self, x: torch.Tensor, rotation: torch.Tensor, attend: Attend) -> torch.Tensor:
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_size))
+        q, k, v = heads.split([self.num_heads, self.num_groups, self.num_groups], dim=1)
+        mixed = attend(self.layer, rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation), v)
+        y: torch.Tensor = self.out(mixed.flatten(-2))
+        return y
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = Linear(config.hidden_size, 2 * config.ffn_size)
+        self.down = Linear(config.ffn_size, config.hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        y: torch.Tensor = self.down(F.silu(gate) * up)
+        return y
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_epsilon)
+        self.attention = Attention(config, layer)
+        self.ffn_norm = RMSNorm(config.hidden_size, config.norm_epsilon)
+        self.ffn = FeedForward(config)
+
+    def forward(self, x: torch.Tensor, rotation: torch.Tensor, attend: Attend) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation, attend)
+        y: torch.Tensor = x + self.ffn(self.ffn_norm(x))
+        return y
+
+
+class Transformer(nn.Module):
+    """tokens [N], positions [N], attend -> logits [N, V] float32."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_epsilon)
+        self.head = None if config.is_head_tied else Linear(config.hidden_size, config.vocab_size)
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        x = F.embedding(tokens, self.embedding).to(self.config.dtype)
+        rotation = make_rotation(positions, self.config.head_size, self.config.rotary_base)
+        for block in self.blocks:
+            x = block(x, rotation, attend)
+        x = self.norm(x)
+        logits = F.linear(x, self.embedding.to(x.dtype)) if self.head is None else self.head(x)
+        return logits.float()
+
+
+def make_model(config: ModelConfig, seed: int, device: torch.device) -> Transformer:
+    """Build a model, with the same weights on every device: normal(0, init_std), block outputs scaled by depth."""
+    with torch.device("cpu"):
+        model = Transformer(config)
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1:
+            is_residual = name.endswith(("attention.out.weight", "ffn.down.weight"))
+            depth_scale = (2 * config.num_layers) ** -0.5 if is_residual else 1.0
+            nn.init.normal_(weight, std=config.init_std * depth_scale, generator=generator)
+    return model.to(device)
+
+
+def make_rotation(positions: torch.Tensor, head_size: int, base: float) -> torch.Tensor:
+    """Return [N, 2, head_size]: cosine and sine of position * base^(-2i / head_size), all angles twice in a row."""
+    exponents = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float32) / head_size
+    angles = positions.float().unsqueeze(-1) * base**-exponents
+    angles = torch.cat([angles, angles], dim=-1)
+    return torch.stack([angles.cos(), angles.sin()], dim=1)
+
+
+def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs (i, i + D/2) of x [N, heads, D] by the angles of ``make_rotation``."""
+    cos, sin = rotation[:, :1], rotation[:, 1:]
+    first, second = x.float().chunk(2, dim=-1)
+    return (x.float() * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+
+
+class PackedLayout:
+    """Samples laid end to end in T rows: where each row is in its sample, and causal attention inside samples."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.num_samples, self.longest = len(lengths), max(lengths)
+        self.positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        samples = torch.arange(self.num_samples).repeat_interleave(torch.tensor(lengths)).to(device)
+        self.slots = samples * self.longest + self.positions
+        self.samples = samples
+
+    def attend(self, _layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Pad to [samples, heads, longest, D], attend causally, pack again.
+
+        Padding is on the right, where causality hides it from every real row.
+        """
+        groups = q.size(1) // k.size(1)
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        rows = torch.cat([q, k, v], dim=1)
+        padded = rows.new_zeros(self.num_samples * self.longest, *rows.shape[1:]).index_copy(0, self.slots, rows)
+        padded = padded.view(self.num_samples, self.longest, 3, q.size(1), q.size(2)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(padded[0], padded[1], padded[2], is_causal=True)
+        return mixed.transpose(1, 2).flatten(0, 1).index_select(0, self.slots)

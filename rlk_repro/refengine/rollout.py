@@ -1,0 +1,140 @@
+"""The rollout copy: its own weights, token-by-token decoding over a key/value cache, log-probs as it samples.
+
+The trainer never reads these weights and this module never sees the trainer's, except through ``load_weights``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from rlk_repro.refengine import task
+from rlk_repro.refengine.data import Sample
+from rlk_repro.refengine.model import ModelConfig, PackedLayout, Transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """Sampled tokens, the end token included if it came, and their log-probs at the sampling temperature."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    is_finished: bool
+
+
+class KeyValueCache:
+    """Keys and values [layer, sample, position, group, D]; sample b's first ``lengths[b]`` positions are real."""
+
+    def __init__(self, config: ModelConfig, prompts: PackedLayout, lengths: torch.Tensor, capacity: int) -> None:
+        shape = (2, config.num_layers, len(lengths), capacity, config.num_groups, config.head_size)
+        self._keys, self._values = torch.zeros(shape, dtype=config.dtype, device=lengths.device)
+        self._prompts, self._lengths = prompts, lengths
+        self._samples = torch.arange(len(lengths), device=lengths.device)
+        self._positions = torch.arange(capacity, device=lengths.device)
+        self._width = prompts.longest
+        self._mask = torch.empty(0)
+
+    def attend_prompts(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Packed prompt rows attend among themselves; their keys and values are kept."""
+        rows = (self._prompts.samples, self._prompts.positions)
+        self._keys[layer][rows], self._values[layer][rows] = k, v
+        return self._prompts.attend(layer, q, k, v)
+
+    def extend(self) -> torch.Tensor:
+        """Make room for one more token per sample and return its positions [samples]."""
+        positions = self._lengths
+        self._lengths, self._width = positions + 1, self._width + 1
+        self._mask = (self._positions[: self._width] < self._lengths.unsqueeze(-1))[:, None, None]
+        return positions
+
+    def attend_last(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """One row per sample attends to everything cached for it, itself included.
+
+        The heads of a group share keys, so they stand where the queries of one head usually do.
+        """
+        rows = (self._samples, self._lengths - 1)
+        self._keys[layer][rows], self._values[layer][rows] = k, v
+        keys, values = (kept[layer][:, : self._width].transpose(1, 2) for kept in (self._keys, self._values))
+        grouped = q.view(len(q), k.size(1), -1, k.size(2))
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask).flatten(1, 2)
+
+
+class RolloutEngine:
+    """Generates with weights of its own, stored in the model's activation dtype."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        self.model = Transformer(config).to(device=device, dtype=config.dtype).requires_grad_(requires_grad=False)
+        self.device = device
+
+    @torch.no_grad()
+    def load_weights(self, source: Transformer) -> None:
+        for own, new in zip(self.model.parameters(), source.parameters(), strict=True):
+            own.copy_(new)
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float, seed: int
+    ) -> list[Response]:
+        """Sample one response per prompt until its end token or ``max_tokens``."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        layout = PackedLayout([len(prompt) for prompt in prompts], self.device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        cache = KeyValueCache(self.model.config, layout, lengths, layout.longest + max_tokens)
+        packed = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
+        logits = self.model(packed, layout.positions, cache.attend_prompts)[lengths.cumsum(0) - 1]
+        tokens, log_probs = [], []
+        has_ended = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
+        while True:
+            token, log_prob = _draw(logits, temperature, generator)
+            tokens.append(token)
+            log_probs.append(log_prob)
+            has_ended |= token == task.END_ID
+            if len(tokens) == max_tokens or bool(has_ended.all()):
+                break
+            logits = self.model(token, cache.extend(), cache.attend_last)
+        return _cut(torch.stack(tokens, dim=1).tolist(), torch.stack(log_probs, dim=1).tolist())
+
+
+def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    log_probs = (logits / temperature).log_softmax(dim=-1)
+    tokens = torch.multinomial(log_probs.exp(), 1, generator=generator)
+    return tokens.squeeze(-1), log_probs.gather(-1, tokens).squeeze(-1)
+
+
+def _cut(tokens: list[list[int]], log_probs: list[list[float]]) -> list[Response]:
+    """Drop what was decoded after a sample's end token while others went on."""
+    responses = []
+    for row, values in zip(tokens, log_probs, strict=True):
+        is_finished = task.END_ID in row
+        length = row.index(task.END_ID) + 1 if is_finished else len(row)
+        responses.append(Response(tokens=row[:length], log_probs=values[:length], is_finished=is_finished))
+    return responses
+
+
+def make_samples(questions: Sequence[task.Question], responses: Sequence[Response]) -> list[Sample]:
+    """Judge the responses; question i owns the i-th run of ``len(responses) / len(questions)`` of them."""
+    group_size = len(responses) // len(questions)
+    return [
+        _make_sample(index // group_size, index, questions[index // group_size], response)
+        for index, response in enumerate(responses)
+    ]
+
+
+def _make_sample(group_index: int, index: int, question: task.Question, response: Response) -> Sample:
+    text = task.decode(response.tokens)
+    return Sample(
+        group_index=group_index,
+        index=index,
+        prompt=question.prompt,
+        response=text,
+        label=question.answer,
+        tokens=task.encode(question.prompt) + response.tokens,
+        response_length=len(response.tokens),
+        loss_mask=[1] * len(response.tokens),
+        rollout_log_probs=response.log_probs,
+        reward=task.score(text, question.answer),
+        status="completed" if response.is_finished else "truncated",
+    )

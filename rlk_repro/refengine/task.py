@@ -1,0 +1,56 @@
+"""The task: additions written in characters, made from the seed, and the rule that rewards an answer.
+
+Nothing is read from disk and nothing is learned by imitation: the reward is all the model ever sees of the answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+SYMBOLS: Final = "0123456789+="
+PAD_ID: Final = 0
+END_ID: Final = 1
+NUM_TOKENS: Final = len(SYMBOLS) + 2
+PLACEHOLDER: Final = "{rollout_id}"
+END: Final = "$"
+UNKNOWN: Final = "?"
+
+_ID_OF: Final = {symbol: number for number, symbol in enumerate(SYMBOLS, start=2)}
+_TEXT_OF: Final = {END_ID: END} | {number: symbol for symbol, number in _ID_OF.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """``prompt`` asks, ``answer`` is the only right continuation, up to the end sign."""
+
+    prompt: str
+    answer: str
+
+
+def encode(text: str) -> list[int]:
+    return [_ID_OF[symbol] for symbol in text]
+
+
+def decode(ids: Sequence[int]) -> str:
+    """The end token reads as ``$``; padding and the model's vocabulary beyond the symbols as ``?``."""
+    return "".join(_TEXT_OF.get(number, UNKNOWN) for number in ids)
+
+
+def make_questions(seed: int, rollout_id: int, count: int, max_operand: int) -> list[Question]:
+    """Draw ``count`` additions; the same for the same seed and rollout, whatever was drawn before."""
+    generator = random.Random(f"{seed}:{rollout_id}")  # noqa: S311 (a task, not a secret)
+    pairs = [(generator.randint(0, max_operand), generator.randint(0, max_operand)) for _ in range(count)]
+    return [Question(prompt=f"{a}+{b}=", answer=str(a + b)) for a, b in pairs]
+
+
+def score(response: str, answer: str) -> float:
+    """Reward = positions where response and answer agree, end sign included, over the longer of the two.
+
+    1.0 means exactly right and ended; part of the answer earns its part.
+    """
+    expected = answer + END
+    hits = sum(got == want for got, want in zip(response, expected, strict=False))
+    return hits / max(len(response), len(expected))

@@ -1,0 +1,216 @@
+"""The GRPO loop: sync weights, generate, reference and old log-probs, optimizer steps, vime's log lines.
+
+One process, one device.  The log is the result; no checkpoints, no evaluation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.refengine import core, metrics, task
+from rlk_repro.refengine.data import (
+    Microbatch,
+    Sample,
+    TrainData,
+    check_rollout_files,
+    load_samples,
+    make_loss_batch,
+    make_microbatches,
+    make_train_data,
+    save_samples,
+)
+from rlk_repro.refengine.model import Transformer, make_model, make_model_config
+from rlk_repro.refengine.optimizer import AdamW
+from rlk_repro.refengine.rollout import RolloutEngine, make_samples
+from rlk_repro.refengine.timer import Timer
+
+logger = logging.getLogger(__name__)
+
+step_end_hooks: list[Callable[[int], None]] = []
+"""Called with the rollout's number after its training and log lines, before the weight sync."""
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the whole job that ``parse_args`` described.
+
+    Raises:
+        SpecError: a stored rollout is missing or unfit, before the first step where it can be known.
+        EnvironmentMissing: the device asked for is not there.
+        CheckFailed: the gradient norm is no longer a number.
+    """
+    if args.load_debug_rollout_data is not None:
+        check_rollout_files(args.load_debug_rollout_data, args.num_rollout)
+    device = make_device(args)
+    if args.custom_megatron_init_path is not None:
+        load_function(args.custom_megatron_init_path)(args)
+    trainer = Trainer(args, device)
+    trainer.update_weights()
+    for rollout_id in range(args.num_rollout):
+        samples = trainer.roll_out(rollout_id)
+        if args.debug_rollout_only:
+            continue
+        trainer.train(rollout_id, samples)
+        for hook in step_end_hooks:
+            hook(rollout_id)
+        trainer.update_weights()
+
+
+def make_device(args: argparse.Namespace) -> torch.device:
+    """Choose the device and set torch up for it; on a CPU equal flags give equal bits."""
+    has_gpu = torch.cuda.is_available()
+    if args.device == "cuda" and not has_gpu:
+        raise EnvironmentMissing(Problem("--device", "torch sees no GPU", got="cuda", hint="use --device cpu"))
+    if args.num_threads is not None:
+        torch.set_num_threads(args.num_threads)
+    if args.device == "cpu" or not has_gpu:
+        torch.set_deterministic_debug_mode("error")
+        return torch.device("cpu")
+    return torch.device("cuda")
+
+
+def load_function(path: str) -> Callable[[argparse.Namespace], object]:
+    """Import ``package.module.function``; errors raised inside the module propagate."""
+    module_name, _, name = path.rpartition(".")
+    found: Any = None
+    try:
+        if module_name:
+            found = getattr(importlib.import_module(module_name), name, None)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+    if not callable(found):
+        raise SpecError(
+            Problem("--custom-megatron-init-path", "no such function", got=path, expected="MODULE.FUNCTION")
+        )
+    function: Callable[[argparse.Namespace], object] = found
+    return function
+
+
+class Trainer:
+    """The policy, its frozen reference, the rollout copy and the optimizer."""
+
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        config = make_model_config(args)
+        self.args, self.device = args, device
+        self.model = make_model(config, args.seed, device)
+        self.reference = make_model(config, args.seed, device).requires_grad_(requires_grad=False)
+        self.engine = RolloutEngine(config, device)
+        self.optimizer = AdamW(
+            self.model,
+            lr=args.lr,
+            betas=(args.adam_beta1, args.adam_beta2),
+            weight_decay=args.weight_decay,
+            clip_grad=args.clip_grad,
+        )
+        self.timer = Timer(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
+        self.timer.start("train_wait")
+
+    def update_weights(self) -> None:
+        """Copy the policy to the rollout copy; nothing to do without generation, but timed as in vime."""
+        with self.timer.phase("update_weights"):
+            if not self.args.debug_train_only:
+                self.engine.load_weights(self.model)
+
+    def roll_out(self, rollout_id: int) -> list[Sample]:
+        """Generate the rollout, or read it in the train-only lane."""
+        args = self.args
+        if args.load_debug_rollout_data is not None:
+            count = args.rollout_batch_size * args.n_samples_per_prompt
+            template = args.load_debug_rollout_data
+            return load_samples(template, rollout_id, num_samples=count, vocab_size=args.vocab_size)
+        start_s = time.perf_counter()
+        samples = self._generate(rollout_id)
+        if args.save_debug_rollout_data is not None:
+            save_samples(args.save_debug_rollout_data, rollout_id, samples)
+        elapsed_s = time.perf_counter() - start_s
+        logger.info("perf %d: %s", rollout_id, metrics.make_generation_metrics(samples, elapsed_s))
+        return samples
+
+    def _generate(self, rollout_id: int) -> list[Sample]:
+        args = self.args
+        questions = task.make_questions(args.seed, rollout_id, args.rollout_batch_size, args.max_operand)
+        prompts = [task.encode(question.prompt) for question in questions for _ in range(args.n_samples_per_prompt)]
+        responses = self.engine.generate(
+            prompts,
+            max_tokens=args.rollout_max_response_len,
+            temperature=args.rollout_temperature,
+            seed=args.seed * 1_000_003 + rollout_id,
+        )
+        return make_samples(questions, responses)
+
+    def train(self, rollout_id: int, samples: Sequence[Sample]) -> None:
+        """Run all optimizer steps of one rollout and log its lines."""
+        args, timer = self.args, self.timer
+        with timer.phase("data_preprocess"):
+            data = make_train_data(samples, args.n_samples_per_prompt, self.device)
+            steps = make_microbatches(data, args.global_batch_size, args.micro_batch_size)
+        timer.end("train_wait")
+        with timer.phase("train"):
+            with timer.phase("ref_log_probs"):
+                ref_log_probs = self.compute_log_probs(self.reference, data, steps)
+            with timer.phase("log_probs"):
+                log_probs = self.compute_log_probs(self.model, data, steps)
+            advantages = [torch.full_like(row, reward) for row, reward in zip(log_probs, data.rewards, strict=True)]
+            known = {"log_probs": log_probs, "ref_log_probs": ref_log_probs, "advantages": advantages}
+            logger.info("rollout %d: %s", rollout_id, metrics.make_rollout_metrics(data, **known))
+            with timer.phase("actor_train"):
+                for number, step in enumerate(steps, start=rollout_id * len(steps)):
+                    self._train_step(number, data, step, known)
+        timer.start("train_wait")
+        num_tokens = sum(data.total_lengths)
+        logger.info("perf %d: %s", rollout_id, metrics.make_trainer_metrics(timer.pop_elapsed(), num_tokens))
+
+    @torch.no_grad()
+    def compute_log_probs(
+        self, model: Transformer, data: TrainData, steps: Sequence[Sequence[Microbatch]]
+    ) -> list[torch.Tensor]:
+        """Return every sample's response log-probs by teacher forcing, in sample order."""
+        log_probs: list[torch.Tensor] = []
+        for microbatch in (microbatch for step in steps for microbatch in step):
+            logits = forward(model, microbatch)
+            log_probs += core.find_response_log_probs(self.args, make_loss_batch(data, microbatch), logits)[0]
+        return log_probs
+
+    def _train_step(
+        self, number: int, data: TrainData, step: Sequence[Microbatch], known: dict[str, list[torch.Tensor]]
+    ) -> None:
+        args = self.args
+        divisor = args.global_batch_size
+        if args.calculate_per_token_loss:
+            divisor = core.count_loss_tokens([data.loss_masks[i] for microbatch in step for i in microbatch.indices])
+        losses: dict[str, float] = {}
+        for microbatch in step:
+            batch = make_loss_batch(data, microbatch, **known)
+            reducer = core.make_sum_of_sample_mean(
+                batch["loss_masks"],
+                batch["rollout_mask_sums"],
+                calculate_per_token_loss=args.calculate_per_token_loss,
+            )
+            loss, values = core.policy_loss_function(args, batch, forward(self.model, microbatch), reducer)
+            (loss / divisor).backward()
+            for name, value in values.items():
+                losses[name] = losses.get(name, 0.0) + value.item() / divisor
+        grad_norm = self.optimizer.step()
+        lrs = [self.optimizer.lr] * len(self.optimizer.groups)
+        line = metrics.make_step_metrics(
+            losses, grad_norm=grad_norm, lrs=lrs, global_batch_size=args.global_batch_size, step=number
+        )
+        logger.info("step %d: %s", number, line)
+        if not math.isfinite(grad_norm):
+            raise CheckFailed(Problem(f"step {number}", "gradient norm", got=grad_norm, expected="a finite number"))
+
+
+def forward(model: Transformer, microbatch: Microbatch) -> torch.Tensor:
+    """Return logits [1, T, V] of all packed rows."""
+    layout = microbatch.layout
+    logits: torch.Tensor = model(microbatch.tokens, layout.positions, layout.attend)
+    return logits.unsqueeze(0)
