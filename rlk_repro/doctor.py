@@ -25,7 +25,7 @@ MIN_PYTHON: Final = (3, 11)
 SCHEDULERS: Final = ("sbatch", "kubectl")
 ENGINES: Final = ("docker", "podman", "enroot", "apptainer", "singularity")
 TOOLS: Final = ("git", *SCHEDULERS, *ENGINES)
-MODULES: Final = ("torch", "matplotlib")
+MODULES: Final = ("torch",)
 # reading these from user space costs a system call or a slow bus access each time
 SLOW_CLOCKS: Final = ("hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit")
 HARDWARE_SLOWDOWN: Final = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
@@ -134,12 +134,6 @@ def _torch(manifest: Manifest, around: Surroundings) -> Check:
     if "torch" in around.modules:
         return _ok("torch", _package(manifest, "torch"))
     return _warn("torch", "not installed", "the reference trainer needs it: pip install 'rlk-repro[local]'")
-
-
-def _matplotlib(manifest: Manifest, around: Surroundings) -> Check:
-    if "matplotlib" in around.modules:
-        return _ok("matplotlib", _package(manifest, "matplotlib"))
-    return _warn("matplotlib", "not installed", "reports have no plots without it: pip install matplotlib")
 
 
 def _git(_: Manifest, around: Surroundings) -> Check:
@@ -328,7 +322,7 @@ def _count(value: object) -> int:
 
 
 JUDGES: Final[tuple[Judge, ...]] = (
-    *(_python, _torch, _matplotlib, _git, _rl_kernel),
+    *(_python, _torch, _git, _rl_kernel),
     *(_disk, _memory, _processors, _governor, _shared_memory, _open_files, _clock),
     *(_gpus, _gpu_use, _gpu_errors, _gpu_partition, _gpu_slowdown, _fabric, _numa_balancing),
     *(_scheduler, _engine),

@@ -39,14 +39,14 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "code": {
         "python": "3.11.9",
-        "packages": {"torch": "2.11.0", "matplotlib": "3.10.0"},
+        "packages": {"torch": "2.11.0"},
         "rl_kernel": {"is_compiled": True, "extension_symbols": ["fused_logp"]},
     },
 }
 AROUND = Surroundings(
     disk_free_bytes=500 << 30,
     tools=frozenset({"git", "sbatch", "enroot"}),
-    modules=frozenset({"torch", "matplotlib"}),
+    modules=frozenset({"torch"}),
     busy=[],
     now_s=2000.0,
     installed_s=1000.0,
@@ -123,7 +123,6 @@ def test_a_fault_of_one_gpu_names_it(name, device, status, found):
         ("scheduler", {"tools": frozenset()}, "warn", "neither sbatch nor kubectl"),
         ("containers", {"tools": frozenset()}, "warn", "no container runtime"),
         ("torch", {"modules": frozenset()}, "warn", "not installed"),
-        ("matplotlib", {"modules": frozenset()}, "warn", "not installed"),
         ("clock", {"now_s": 5.0}, "fail", "earlier than the installation of rlk-repro"),
         ("gpu use", {"busy": Unknown("no answer")}, "warn", "no answer"),
     ],
