@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeGuard
@@ -18,6 +17,7 @@ BOTTOM: Final = 256
 HEIGHT: Final = 300
 LEGEND_Y: Final = 12
 UNIT_Y: Final = 36
+MAX_DRAWABLE: Final = 1e300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,4 +72,5 @@ def describe_absence(trial: TrialResult) -> str:
 
 
 def is_drawable(value: float | None) -> TypeGuard[float]:
-    return value is not None and math.isfinite(value)
+    """A finite number far enough from the largest one that axes can be computed around it."""
+    return value is not None and abs(value) < MAX_DRAWABLE

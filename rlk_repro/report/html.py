@@ -5,7 +5,7 @@ A content security policy in the page forbids both, should a text ever slip thro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import resources
 from typing import Final
@@ -22,6 +22,7 @@ from rlk_repro.results import Analysis
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 PLOTS_AFTER: Final = "gates"
+MAX_REASONS: Final = 4
 
 
 def render_html(analysis: Analysis, context: Context | None = None) -> str:
@@ -72,12 +73,19 @@ def _render_verdict(view: View) -> Iterator[str]:
     yield f'<h2 id="verdict-word">{_escape(verdict.word)}</h2>'
     yield f'<p class="headline">{_escape(describe_headline(view.analysis))}</p>'
     yield from (f'<p class="caution">{_escape(caution)}</p>' for caution in make_cautions(view))
-    if verdict.reasons:
-        yield _render_list(verdict.reasons)
+    yield from _render_reasons(verdict.reasons)
     yield '<dl class="basis">'
     for name, value in make_basis(view):
         yield f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"
     yield "</dl></section>"
+
+
+def _render_reasons(reasons: Sequence[str]) -> Iterator[str]:
+    """The first few in sight, the others one click away."""
+    if reasons:
+        yield _render_list(reasons[:MAX_REASONS])
+    if rest := reasons[MAX_REASONS:]:
+        yield f"<details><summary>{len(rest)} more</summary>{_render_list(rest)}</details>"
 
 
 def _render_contents(sections: Iterable[Section]) -> Iterator[str]:

@@ -17,7 +17,6 @@ NOT_RECORDED: Final = "not recorded"
 GIB: Final = 2**30
 SIGNIFICANT: Final = 4
 
-
 _LABELS: Final[dict[str, str]] = {
     "step_time_s": "step time",
     "train_time_s": "train time",
@@ -170,4 +169,6 @@ def _unit_of(metric: str) -> str:
 
 
 def _decimals(size: float) -> int:
-    return min(6, max(0, SIGNIFICANT - 1 - math.floor(math.log10(size)))) if size else SIGNIFICANT
+    if not 0 < size < math.inf:
+        return SIGNIFICANT
+    return min(6, max(0, SIGNIFICANT - 1 - math.floor(math.log10(size))))

@@ -55,7 +55,7 @@ def plot_trials(view: View, metric: str) -> Figure:
     is_peak = metric.startswith("peak_")
     key, title = f"plot-trials-{metric}", f"{title_of(metric)}, every trial"
     found = [(place, trial, trial.summary(metric)) for place, trial in enumerate(view.analysis.trials)]
-    points = [(place, trial, summary) for place, trial, summary in found if summary is not None]
+    points = [(place, trial, item) for place, trial, item in found if item and _can_draw(metric, item)]
     if not points:
         return Figure(key=key, title=title, svg="", caption=f"{title_of(metric)}: {NOT_RECORDED}.")
     y = make_scale((scaled(metric, end) for *_, item in points for end in _spread(metric, item)), BOTTOM, TOP)
@@ -64,7 +64,8 @@ def plot_trials(view: View, metric: str) -> Figure:
     body = [*draw_y_axis(y, name_with_unit(metric)), *draw_legend(drawn), *_pair_axis(view, x)]
     for place, trial, summary in points:
         body += _draw_trial(view, metric, x(place), y, trial, summary)
-    absent = [(place, trial) for place, trial, summary in found if summary is None]
+    drawn_places = {place for place, *_ in points}
+    absent = [(place, trial) for place, trial, _ in found if place not in drawn_places]
     body += [marker("cross", x(place), BOTTOM - 8, 4, "absent", describe_absence(trial)) for place, trial in absent]
     steps = sorted({summary.n for _, _, summary in points})
     what = "its highest scored step, the line reaches down to the lowest" if is_peak else (
@@ -94,6 +95,10 @@ def _spread(metric: str, summary: Summary) -> tuple[float, float]:
         return summary.minimum, summary.maximum
     spread = summary.stdev or 0.0
     return summary.mean - spread, summary.mean + spread
+
+
+def _can_draw(metric: str, summary: Summary) -> bool:
+    return all(is_drawable(end) for end in _spread(metric, summary))
 
 
 def _pair_axis(view: View, x: Scale) -> Iterator[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rlk_repro.report.figure import LEGEND_Y, SHAPES, Figure, draw_legend, make_figure, variant_class
+from rlk_repro.report.figure import LEGEND_Y, SHAPES, Figure, draw_legend, is_drawable, make_figure, variant_class
 from rlk_repro.report.labels import NOT_RECORDED, find_label, title_of
 from rlk_repro.report.sections import describe_confidence, describe_effect, pair_ratio
 from rlk_repro.report.surroundings import MODULE_PREFIX, NESTING, WHOLE_STEP
@@ -30,7 +29,7 @@ def plot_pairs(view: View) -> Figure:
     label = find_label(metric).label
     key, title = "plot-pairs", f"Change of {label}, pair by pair"
     pairs = sorted(view.analysis.pairs, key=lambda pair: pair.is_control)
-    ratios = {pair.pair: ratio for pair in pairs if (ratio := pair_ratio(pair, metric)) is not None}
+    ratios = {pair.pair: ratio for pair in pairs if is_drawable(ratio := pair_ratio(pair, metric))}
     if not ratios:
         return Figure(key=key, title=title, svg="", caption=f"{title_of(metric)} of pairs: {NOT_RECORDED}.")
     effect = view.analysis.effect(metric)
@@ -50,9 +49,9 @@ def plot_pairs(view: View) -> Figure:
 def _change_scale(view: View, ratios: Sequence[float], effect: Effect | None) -> Scale:
     floor = view.analysis.noise_floor.fraction or 0.0
     reach = _limit_changes(max(view.analysis.verdict.smallest_effect, floor))
-    ends = [value for value in (effect.low, effect.high) if value is not None] if effect else []
+    ends = [value for value in (effect.low, effect.high) if is_drawable(value)] if effect else []
     changes = [*reach, *(100 * (value - 1) for value in (*ratios, *ends))]
-    air = 0.06 * (max(changes) - min(changes))
+    air = 0.06 * (max(changes) - min(changes)) or 1.0
     return Scale(min(changes) - air, max(changes) + air, PAIR_LEFT, PAIR_RIGHT)
 
 
@@ -69,6 +68,11 @@ def _limits(view: View, x: Scale, bottom: float) -> Iterator[str]:
 def _limit_changes(fraction: float) -> tuple[float, float]:
     """Percent changes that are equally far from no change as ratios: 1 / (1 + fraction) and 1 + fraction."""
     return 100 * (1 / (1 + fraction) - 1), 100 * fraction
+
+
+def _describe_limits(fraction: float) -> str:
+    low, high = _limit_changes(fraction)
+    return f"{low:+.2f} % to {high:+.2f} %"
 
 
 def _change_axis(x: Scale, bottom: float, label: str) -> Iterator[str]:
@@ -109,9 +113,10 @@ def _effect_row(effect: Effect, x: Scale, y: float) -> Iterator[str]:
 
 def _pairs_caption(view: View, effect: Effect | None) -> str:
     verdict, floor = view.analysis.verdict, view.analysis.noise_floor
-    parts = [f"The band is ±{verdict.smallest_effect * 100:.2f} %, the smallest effect of interest."]
+    parts = [f"The band is the smallest effect of interest, {_describe_limits(verdict.smallest_effect)}."]
     if floor.fraction is not None:
-        parts.append(f"Dashed: the noise floor, ±{floor.fraction * 100:.2f} % from {floor.n} control pairs.")
+        limits = _describe_limits(floor.fraction)
+        parts.append(f"Dashed: the noise floor, {limits}, from {floor.n} control pairs.")
     else:
         parts.append("The noise floor was not measured.")
     if effect is not None and effect.low is not None:
@@ -147,7 +152,7 @@ def plot_modules(view: View) -> Figure:
 
 def _means(view: View, metric: str) -> list[tuple[TrialResult, float]]:
     found = ((trial, trial.summary(metric)) for trial in view.analysis.trials)
-    return [(trial, item.mean) for trial, item in found if item and math.isfinite(item.mean)]
+    return [(trial, item.mean) for trial, item in found if item and is_drawable(item.mean)]
 
 
 def _time_axis(x: Scale, bottom: float) -> Iterator[str]:

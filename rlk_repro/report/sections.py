@@ -5,7 +5,6 @@ Pure layout: every number comes from the ``Analysis``.  What was measured and wh
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -28,8 +27,6 @@ from rlk_repro.results import (
     VerdictWord,
 )
 from rlk_repro.units import format_duration, format_number, format_percent
-
-NOTHING: Final = "none"
 
 VERDICT_TONES: Final = {
     VerdictWord.FASTER: Tone.GOOD,
@@ -127,7 +124,7 @@ def _describe_gates(gates: tuple[Gate, ...]) -> str:
         if names := by_status[status]:
             parts.append(f"{len(names)} {status} ({', '.join(names)})")
     parts += [f"{len(by_status[s])} {s}" for s in (GateStatus.PASSED, GateStatus.NOT_APPLICABLE) if by_status[s]]
-    return ", ".join(parts) or NOTHING
+    return ", ".join(parts) or "none"
 
 
 def _describe_proof(analysis: Analysis) -> str:
@@ -243,9 +240,11 @@ def _pair_row(view: View, pair: PairResult, metric: str) -> tuple[Cell, ...]:
 
 
 def pair_ratio(pair: PairResult, metric: str) -> float | None:
-    """The log ratio of the analysis as the ratio it is the logarithm of."""
+    """The ratio whose logarithm the analysis holds; None where it holds none."""
     found = pair.metric(metric)
-    return None if found is None or found.log_ratio is None else math.exp(found.log_ratio)
+    if found is None or found.log_ratio is None or not found.first or found.second is None:
+        return None
+    return found.second / found.first
 
 
 def make_trials(view: View) -> Section:

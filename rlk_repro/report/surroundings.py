@@ -33,8 +33,8 @@ FRAME_OF_MODULES: Final = "actor_train_time_s"
 LEVEL_TONES: Final = {Level.BLOCKING: Tone.BAD, Level.WARNING: Tone.OPEN, Level.INFO: Tone.FAINT}
 
 NESTING: Final = (
-    "The timers sit at vime's function boundaries and nest: the GRPO loss contains log-prob and ratio/KL, so the rows "
-    "do not add up."
+    "The timers sit at function boundaries and nest: the GRPO loss contains log-prob and ratio/KL, so the rows do not "
+    "add up."
 )
 REFERENCE_SENTENCE: Final = (
     "The reference trainer produced these numbers. They show what this tool does and say nothing about vime."
@@ -104,11 +104,8 @@ def make_setup(view: View) -> Section:
     )
     blocks: list[Block] = [_fact_table("Plan", plan)]
     if analysis.facts:
-        blocks.append(
-            _fact_table(
-                "Hardware and software", tuple(sorted(analysis.facts.items(), key=lambda fact: fact[0].casefold()))
-            )
-        )
+        facts = sorted(analysis.facts.items(), key=lambda fact: fact[0].casefold())
+        blocks.append(_fact_table("Hardware and software", tuple(facts)))
     if view.context.manifests:
         blocks.append(_fact_table("Manifests of the nodes", tuple(_merge_manifests(view))))
     return Section(key="setup", title="What ran", blocks=tuple(blocks))

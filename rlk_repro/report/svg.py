@@ -111,8 +111,9 @@ def make_scale(values: Iterable[float], start: float, end: float) -> Scale:
 
 def format_ticks(ticks: Sequence[float]) -> list[str]:
     """With the fewest decimals that tell the ticks apart exactly."""
-    if max(map(abs, ticks), default=0) < 1e-4:
-        return [f"{value:g}" for value in ticks]
+    largest = max(map(abs, ticks), default=0)
+    if not 1e-4 <= largest < 1e7:
+        return [f"{value:.10g}" for value in ticks]
     decimals = next((d for d in range(7) if all(math.isclose(round(t, d), t, abs_tol=1e-9) for t in ticks)), 6)
     return [f"{value:,.{decimals}f}" for value in ticks]
 

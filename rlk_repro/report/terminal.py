@@ -37,6 +37,7 @@ STYLES: Final = {
     Tone.FAINT: "dim",
 }
 WIDE: Final = 112
+MAX_REASONS: Final = 6
 
 
 def print_summary(analysis: Analysis, console: Console, context: Context | None = None) -> None:
@@ -64,8 +65,10 @@ def _print_verdict(view: View, console: Console) -> None:
     for name, value in (*make_basis(view), ("noise floor", describe_floor(analysis.noise_floor))):
         grid.add_row(_text(name, "dim"), _text(value))
     console.print(grid)
-    for reason in analysis.verdict.reasons:
+    for reason in analysis.verdict.reasons[:MAX_REASONS]:
         console.print(_make_bullet(reason))
+    if rest := analysis.verdict.reasons[MAX_REASONS:]:
+        console.print(_text(f"and {len(rest)} more, in the report", "dim"))
 
 
 def _print_metrics(view: View, console: Console) -> None:

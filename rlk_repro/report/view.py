@@ -103,7 +103,11 @@ class View:
     def file_cell(self, path: str, text: str) -> Cell:
         """``text`` linked to a file of the run directory, where there is one to link to."""
         root = self.context.run_directory
-        return Cell(text=text, target=f"{quote(root)}/{quote(path)}" if root else "", is_code=True)
+        return Cell(text=text, target=_link(root, path) if root else "", is_code=True)
+
+
+def _link(*parts: str) -> str:
+    return "/".join(quote(part, errors="replace") for part in parts)
 
 
 def log_path(trial: str) -> str:
