@@ -211,12 +211,15 @@ def wait(launched: Launched, tell: Callable[[str], None]) -> None:
 
 
 def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:
-    """What a report shows beside the analysis: manifests, the run's own claims, links to the logs where they lie."""
+    """What a report shows beside the analysis: manifests, the run's own claims, links to the logs where they lie.
+
+    ``bundle`` is its path as the shown commands should have it.
+    """
     from rlk_repro.report import Context
 
     run = load_plan(run_dir).run
     return Context(
-        bundle=bundle.name,
+        bundle=str(bundle),
         run_directory=".." if is_linked else "",
         manifests=load_manifests(run_dir),
         may_claim=run.may_claim,
@@ -250,7 +253,7 @@ def finish(run_dir: RunDir) -> Result:
                     hint=f"see {run_dir.agent_log}, then rlk-repro submit --resume {run_dir.run_id}")
         )  # fmt: skip
     analysis = Analysis.from_json(load_json(run_dir.analysis), str(run_dir.analysis))
-    report = write_report(analysis, run_dir.report, report_context(run_dir, run_dir.bundle))
+    report = write_report(analysis, run_dir.report, report_context(run_dir, Path(run_dir.bundle.name)))
     is_ok = all(trial.status is TrialStatus.OK for trial in analysis.trials)
     return Result(analysis=analysis, bundle=run_dir.bundle, bundle_id=sha256_file(run_dir.checksums),
                   report=report.html, is_ok=is_ok)  # fmt: skip

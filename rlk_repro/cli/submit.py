@@ -126,7 +126,7 @@ def _show_result(run_dir: RunDir, *, as_json: bool) -> None:
         from rlk_repro.cli.output import make_console
         from rlk_repro.report.terminal import print_summary
 
-        print_summary(result.analysis, make_console())
+        print_summary(result.analysis, make_console(), launch.report_context(run_dir, result.bundle))
         say(f"\nbundle: {result.bundle}  (id {result.bundle_id[:12]})")
         say(f"report: {result.report}")
     if not result.is_ok:
