@@ -16,7 +16,7 @@ from rlk_repro.findings import Finding, Level
 from rlk_repro.power import pairs_to_decide
 from rlk_repro.results import Gate, GateStatus, PairMetric, PairResult, PairStatus, ProofStatus, TrialResult
 from rlk_repro.spec import Lane, Measure
-from rlk_repro.stats import STEP_TIME, Interval, mean, t_interval
+from rlk_repro.stats import STEP_TIME, Interval, mean, t_interval, to_ratio
 from rlk_repro.units import format_number
 
 RAW_REWARD: Final = "raw_reward"
@@ -104,7 +104,7 @@ def _abs_diff_gate(evidence: Evidence) -> Gate:
     differences = _readings(evidence, ABS_DIFF, lambda item: _difference(item.first, item.second))
     by_ratio = _non_inferior(evidence, ABS_DIFF, ratios, math.log(margins.logprob_abs_diff_ratio))
     by_difference = _non_inferior(evidence, ABS_DIFF, differences, margins.logprob_abs_diff_difference)
-    by_ratio = _present(by_ratio, math.exp, RATIO)
+    by_ratio = _present(by_ratio, to_ratio, RATIO)
     by_difference = _present(by_difference, float, DIFFERENCE)
     if above := _above_cap(evidence):
         return replace(by_difference, status=GateStatus.FAILED, detail=above)
@@ -126,7 +126,7 @@ def _above_cap(evidence: Evidence) -> str:
 def _memory_gate(evidence: Evidence) -> Gate:
     ratios = _readings(evidence, PEAK_MEMORY, lambda item: item.log_ratio)
     gate = _non_inferior(evidence, PEAK_MEMORY, ratios, math.log(evidence.measure.margins.peak_memory_ratio))
-    return _present(gate, math.exp, RATIO)
+    return _present(gate, to_ratio, RATIO)
 
 
 def _length_gate(evidence: Evidence) -> Gate:
@@ -138,7 +138,7 @@ def _length_gate(evidence: Evidence) -> Gate:
     is_longer = bool(ratios) and mean(ratios) >= 0
     losses = ratios if is_longer else [-ratio for ratio in ratios]
     gate = _non_inferior(evidence, RESPONSE_LENGTH, losses, margin, num_sides=2)
-    return _present(gate, lambda loss: math.exp(loss if is_longer else -loss), RATIO)
+    return _present(gate, lambda loss: to_ratio(loss if is_longer else -loss), RATIO)
 
 
 def _readings(evidence: Evidence, metric: str, read: Reading) -> list[float]:

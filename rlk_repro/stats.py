@@ -21,6 +21,8 @@ PERCENTILE_MIN_N: Final = {50: 1, 90: 20, 99: 200}
 MAX_SIGN_FLIP_PAIRS: Final = 16
 OUTLIER_MIN_N: Final = 4
 SMALLEST_P: Final = 1e-9
+LARGEST_VALUE: Final = 1e150
+LARGEST_LOG_RATIO: Final = 700.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +65,10 @@ def _quantile(ordered: Sequence[float], fraction: float) -> float:
 def summarise(metric: str, values: Iterable[float | None]) -> Summary | None:
     """One trial's summary over the scored steps given; None without any number.
 
-    Steps that were not recorded (None, NaN, infinite) are left out and missing from ``n``.  Outliers (beyond 1.5 times
-    the interquartile range, Tukey's fences) are counted and kept.
+    Steps that were not recorded (None, NaN, infinite, too large to be squared) are left out and missing from ``n``.
+    Outliers (beyond 1.5 times the interquartile range, Tukey's fences) are counted and kept.
     """
-    found = sorted(value for value in values if value is not None and math.isfinite(value))
+    found = sorted(value for value in values if value is not None and abs(value) < LARGEST_VALUE)
     if not found:
         return None
     median = _quantile(found, 0.5)
@@ -116,7 +118,7 @@ def _pair_metric(name: str, first: TrialResult, second: TrialResult) -> PairMetr
     before = None if left is None else _representative(name, left)
     after = None if right is None else _representative(name, right)
     log_ratio = None
-    if left and right and before and after and left.n == right.n and before > 0 and after > 0:
+    if left and right and before and after and left.n == right.n and before > 0 and 0 < after / before < math.inf:
         log_ratio = math.log(after / before)
     elif left and right and left.n != right.n:
         before = after = None
@@ -206,6 +208,11 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
+def to_ratio(log_ratio: float) -> float:
+    """exp, kept finite: the interval of two pairs can reach beyond any number."""
+    return math.exp(min(log_ratio, LARGEST_LOG_RATIO))
+
+
 def paired_effect(metric: str, log_ratios: Sequence[float], *, role: str, alpha: float, note: str = "") -> Effect:
     """The effect over pairs: exp of the mean log ratio, its t interval, both p values.  ``p_holm`` stays empty."""
     n = len(log_ratios)
@@ -214,9 +221,9 @@ def paired_effect(metric: str, log_ratios: Sequence[float], *, role: str, alpha:
         metric=metric,
         role=role,
         n=n,
-        ratio=math.exp(mean(log_ratios)) if n else None,
-        low=math.exp(interval.low) if interval else None,
-        high=math.exp(interval.high) if interval else None,
+        ratio=to_ratio(mean(log_ratios)) if n else None,
+        low=to_ratio(interval.low) if interval else None,
+        high=to_ratio(interval.high) if interval else None,
         confidence=1 - alpha,
         sd_log=interval.stdev if interval else None,
         p_value=sign_flip_p(log_ratios),
@@ -236,4 +243,4 @@ def noise_floor(log_ratios: Sequence[float], *, alpha: float) -> NoiseFloor:
         return NoiseFloor(is_measured=False, fraction=None, n=n, note=f"{what}: the noise floor was not measured")
     reach = max(abs(interval.low), abs(interval.high))
     note = f"farther end of the {format_number(100 * (1 - alpha))} % interval of {n} control pairs"
-    return NoiseFloor(is_measured=True, fraction=math.expm1(reach), n=n, note=note)
+    return NoiseFloor(is_measured=True, fraction=math.expm1(min(reach, LARGEST_LOG_RATIO)), n=n, note=note)

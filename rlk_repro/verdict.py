@@ -67,7 +67,7 @@ class _Case:
     def gates_that(self, status: GateStatus) -> list[Gate]:
         return [gate for gate in self.gates if gate.status is status]
 
-    def lost(self, status: PairStatus) -> list[PairResult]:
+    def comparisons_that_are(self, status: PairStatus) -> list[PairResult]:
         return [pair for pair in self.evidence.comparisons if pair.status is status]
 
     @property
@@ -76,12 +76,12 @@ class _Case:
 
     @property
     def fallen_back(self) -> list[PairResult]:
-        return [pair for pair in self.evidence.comparisons if pair.is_control]
+        return [pair for pair in self.comparisons_that_are(PairStatus.SCORED) if pair.is_control]
 
     @property
     def never_ran(self) -> bool:
         """Whether every comparison that finished fell back everywhere."""
-        return bool(self.fallen_back) and not self.evidence.scored and not self.lost(PairStatus.VOID)
+        return bool(self.fallen_back) and not self.evidence.scored and not self.comparisons_that_are(PairStatus.VOID)
 
 
 def judge(
@@ -262,7 +262,10 @@ def _name_slow_steps(case: _Case, word: VerdictWord) -> str:
 
 def _name_lost(case: _Case) -> str:
     """Fallbacks, missing proof and failures belong into the headline; the never-ran one tells of its own."""
-    lost = {"void": case.lost(PairStatus.VOID), "dropped": case.lost(PairStatus.DROPPED)}
+    lost = {
+        "void": case.comparisons_that_are(PairStatus.VOID),
+        "dropped": case.comparisons_that_are(PairStatus.DROPPED),
+    }
     planned = count(case.evidence.num_planned, "planned pair")
     text = "".join(
         f"; {len(pairs)} of {planned} {how}: {name_some(f'{pair.pair} ({pair.reason})' for pair in pairs)}"
@@ -307,9 +310,9 @@ def _reason_for_floor(case: _Case) -> str:
 
 
 def _reasons_from_trials(case: _Case) -> Iterator[str]:
-    for pair in case.lost(PairStatus.DROPPED):
+    for pair in case.comparisons_that_are(PairStatus.DROPPED):
         yield f"pair {pair.pair} dropped: {pair.reason}"
-    for pair in case.lost(PairStatus.VOID):
+    for pair in case.comparisons_that_are(PairStatus.VOID):
         yield f"pair {pair.pair} void: {pair.reason}"
     for pair in case.fallen_back:
         yield f"pair {pair.pair} counts as a control pair: {pair.control_reason}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from rlk_repro import power
+from rlk_repro.stats import t_quantile
 
 
 @pytest.mark.parametrize("num_pairs", [6, 7, 12, 40])
@@ -19,7 +21,7 @@ def test_power_is_scipys_noncentral_t(num_pairs: int, effect: float) -> None:
     shift = (math.log1p(effect) - math.log1p(0.01)) * math.sqrt(num_pairs) / 0.02
     expected = float(nct.sf(t.ppf(0.975, num_pairs - 1), num_pairs - 1, shift))
     found = power.power_of(effect, num_pairs=num_pairs, pair_sd_pct=2, smallest_effect_pct=1, alpha=0.05)
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert found == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("target", [0.8, 0.9])
@@ -54,16 +56,31 @@ def test_power_grows_with_the_effect() -> None:
 @pytest.mark.parametrize("num_pairs", [0, 1, 5])
 def test_fewer_than_six_pairs_show_nothing(num_pairs: int) -> None:
     assert power.smallest_effect(num_pairs, 0.1, 1.0, 0.05) is None
+    assert power.smallest_effect(40, 1e12, 1.0, 0.05) is None
     assert power.power_of(0.5, num_pairs=num_pairs, pair_sd_pct=1, smallest_effect_pct=1, alpha=0.05) == 0.0
 
 
 def test_few_control_pairs_cost_more_than_they_tell() -> None:
-    floors = [power.expected_noise_floor(n, 2.0, 0.05) for n in range(5)]
-    assert floors[:2] == [None, None]
-    assert floors[2:] == pytest.approx([0.167, 0.0547, 0.0380], rel=0.01)
-    without, two, twelve = (power.smallest_effect(6, 2.0, 1.0, 0.05, num_control_pairs=n) or 0 for n in (0, 2, 12))
-    assert without < twelve < two
-    assert two > 0.2
+    effects = [power.smallest_effect(6, 2.0, 1.0, 0.05, num_control_pairs=n) or 0 for n in (0, 1, 2, 6, 12)]
+    assert effects == pytest.approx([0.0443, 0.0443, 0.387, 0.0649, 0.0525], rel=0.01)
+
+
+@pytest.mark.parametrize(("num_pairs", "num_control_pairs"), [(6, 2), (6, 6), (20, 3)])
+def test_power_with_control_pairs_is_that_of_drawn_experiments(num_pairs: int, num_control_pairs: int) -> None:
+    import numpy as np
+
+    generator = np.random.default_rng(1)
+    effect = power.smallest_effect(num_pairs, 2.0, 1.0, 0.05, num_control_pairs=num_control_pairs) or 0.0
+    controls = generator.normal(0.0, 0.02, (20_000, num_control_pairs))
+    gains = generator.normal(math.log1p(effect), 0.02, (20_000, num_pairs))
+    floor = abs(controls.mean(1)) + _half_width(controls)
+    threshold = np.maximum(floor, math.log1p(0.01))
+    assert np.mean(gains.mean(1) - _half_width(gains) > threshold) == pytest.approx(0.9, abs=0.015)
+
+
+def _half_width(values: Any) -> Any:
+    n = values.shape[1]
+    return t_quantile(0.95, n - 1) * values.std(1, ddof=1) / math.sqrt(n)
 
 
 def test_pairs_to_decide_follow_the_spread() -> None:

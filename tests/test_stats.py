@@ -45,10 +45,12 @@ def test_one_step_has_no_spread() -> None:
     assert (summary.n, summary.median, summary.stdev, summary.num_outliers) == (1, 4.0, None, 0)
 
 
-def test_outliers_are_counted_and_kept() -> None:
-    summary = stats.summarise("step_time_s", [10.0, 11.0, 10.5, 10.2, 10.8, 95.0])
+@pytest.mark.parametrize(("last", "number"), [(6.0, 0), (6.01, 1), (95.0, 1), (-2.01, 1)])
+def test_outliers_beyond_the_fences_are_counted_and_kept(last: float, number: int) -> None:
+    summary = stats.summarise("step_time_s", [0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, last])
     assert summary is not None
-    assert (summary.num_outliers, summary.n, summary.maximum) == (1, 6, 95.0)
+    assert (summary.num_outliers, summary.n) == (number, 9)
+    assert last in (summary.minimum, summary.maximum)
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 59.7, 1e-9, 6.4e10])
@@ -172,3 +174,9 @@ def test_zero_and_negative_values_have_no_log_ratio(level: float) -> None:
     item = make_pair("p1", raw_reward=level).result.metric("raw_reward")
     assert item is not None
     assert (item.first, item.second, item.log_ratio) == (0.5, level, None)
+
+
+def test_a_ratio_beyond_all_numbers_is_none() -> None:
+    one, two = make_pair("p1", raw_reward=5e-324).trials
+    item = next(item for item in stats.pair_metrics(two, one) if item.metric == "raw_reward")
+    assert (item.first, item.second, item.log_ratio) == (5e-324, 0.5, None)
