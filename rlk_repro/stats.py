@@ -115,13 +115,13 @@ def pair_metrics(first: TrialResult, second: TrialResult) -> tuple[PairMetric, .
 def _pair_metric(name: str, first: TrialResult, second: TrialResult) -> PairMetric:
     source = STEP_TIME if name == MEAN_STEP_TIME else name
     left, right = first.summary(source), second.summary(source)
+    if left and right and left.n != right.n:
+        return PairMetric(metric=name, first=None, second=None, log_ratio=None)
     before = None if left is None else _representative(name, left)
     after = None if right is None else _representative(name, right)
     log_ratio = None
-    if left and right and before and after and left.n == right.n and before > 0 and 0 < after / before < math.inf:
+    if before is not None and after is not None and before > 0 and 0 < after / before < math.inf:
         log_ratio = math.log(after / before)
-    elif left and right and left.n != right.n:
-        before = after = None
     return PairMetric(metric=name, first=before, second=after, log_ratio=log_ratio)
 
 
