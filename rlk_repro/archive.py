@@ -124,7 +124,8 @@ class ArchiveReader:
     Attributes:
         top: the single top folder, known from the first member on.
         packed_digest: see ``GzipReader``.
-        foreign_member: the first member whose header or padding ``ArchiveWriter`` would have written otherwise.
+        foreign_member: the first member whose header or padding ``ArchiveWriter`` would have written otherwise; headers
+            are judged only where another tool packed, elsewhere ``packed_digest`` speaks for them.
     """
 
     def __init__(
