@@ -20,6 +20,7 @@ from rlk_repro.checksums import CHECKSUMS, parse_checksums, render_checksums
 from rlk_repro.errors import BundleUnreadable
 from rlk_repro.files import printable, sha256_bytes
 from rlk_repro.findings import Finding, Level, has_blocking
+from rlk_repro.job import resume
 from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
 from tests.bundle_examples import LOG, RUN_ID, TRIAL, make_run_dir, read_tar, rewrite, write_as_packed
@@ -247,7 +248,7 @@ def test_the_schema_numbers_are_those_of_the_writers() -> None:
         "submission.json": api.SCHEMA,
         "analysis/analysis.json": results.SCHEMA,
         "nodes/*/manifest.json": manifest.SCHEMA,
-        "trials/*/exit.json": 1,
+        "trials/*/exit.json": resume.EXIT_SCHEMA,
     }
 
 
