@@ -1,0 +1,293 @@
+"""The numeric core against plain loops in float64: values, gradients, chunks, masks, clips, reductions."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlk_repro.refengine import core
+
+SMALL = settings(max_examples=40, deadline=None)
+KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
+
+
+def _random(*shape: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+
+
+def _tokens(num_rows: int, num_columns: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(num_columns, (num_rows,), generator=torch.Generator().manual_seed(seed))
+
+
+def _softmax(row: list[float]) -> list[float]:
+    top = max(row)
+    total = math.fsum(math.exp(value - top) for value in row)
+    return [math.exp(value - top) / total for value in row]
+
+
+@SMALL
+@given(rows=st.integers(1, 9), columns=st.integers(2, 12), seed=st.integers(0, 99), chunk=st.integers(-1, 10))
+def test_log_probs_and_entropy_are_those_of_the_softmax_whatever_the_chunk(
+    rows: int, columns: int, seed: int, chunk: int
+) -> None:
+    logits, tokens = _random(rows, columns, seed=seed), _tokens(rows, columns, seed)
+    log_probs, entropy = core.calculate_log_probs_and_entropy(logits, tokens, None, with_entropy=True, chunk_size=chunk)
+    assert log_probs.shape == (rows, 1)
+    assert entropy is not None
+    assert entropy.shape == (rows,)
+    for row, token in enumerate(tokens.tolist()):
+        probabilities = _softmax(logits[row].tolist())
+        assert log_probs[row].item() == pytest.approx(math.log(probabilities[token]), rel=1e-12)
+        assert entropy[row].item() == pytest.approx(-math.fsum(p * math.log(p) for p in probabilities), rel=1e-12)
+
+
+def test_gradients_are_the_numerical_ones() -> None:
+    tokens = _tokens(4, 6)
+    keep = _random(4, 6, seed=5) > 0
+
+    def compute(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        log_probs, entropy = core.calculate_log_probs_and_entropy(
+            logits, tokens, None, with_entropy=True, chunk_size=3, log_prob_keep_mask=keep
+        )
+        assert entropy is not None
+        return log_probs, entropy
+
+    assert torch.autograd.gradcheck(compute, _random(4, 6).requires_grad_())
+
+
+def test_entropy_without_gradient_has_its_value_and_leaves_the_log_probs_gradient_alone() -> None:
+    tokens = _tokens(5, 7)
+    grads, entropies = [], []
+    for with_entropy, with_entropy_grad in ((True, True), (True, False), (False, True)):
+        logits = _random(5, 7).requires_grad_()
+        log_probs, entropy = core.calculate_log_probs_and_entropy(
+            logits, tokens, None, with_entropy=with_entropy, with_entropy_grad=with_entropy_grad
+        )
+        grads.append(torch.autograd.grad(log_probs.sum(), logits)[0])
+        entropies.append(entropy)
+    assert [entropy is not None and entropy.requires_grad for entropy in entropies] == [True, False, False]
+    assert entropies[2] is None
+    torch.testing.assert_close(entropies[0], entropies[1], check_stride=False)
+    assert torch.equal(grads[0], grads[1])
+    assert torch.equal(grads[0], grads[2])
+
+
+def test_columns_outside_the_keep_mask_leave_the_log_prob_but_not_the_entropy_and_not_the_token_itself() -> None:
+    logits, tokens = _random(3, 5), torch.tensor([0, 3, 4])
+    keep = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    kept_columns = [[0, 1], [0, 1, 3], [0, 1, 2, 3, 4]]
+    masked, entropy = core.calculate_log_probs_and_entropy(
+        logits, tokens, None, with_entropy=True, log_prob_keep_mask=keep
+    )
+    whole, whole_entropy = core.calculate_log_probs_and_entropy(logits, tokens, None, with_entropy=True)
+    for row, columns in enumerate(kept_columns):
+        normaliser = math.log(math.fsum(math.exp(logits[row, column].item()) for column in columns))
+        assert masked[row].item() == pytest.approx(logits[row, tokens[row]].item() - normaliser, rel=1e-12)
+    assert torch.equal(masked[2], whole[2])
+    assert entropy is not None
+    assert whole_entropy is not None
+    assert torch.equal(entropy, whole_entropy)
+
+
+def test_half_precision_logits_are_computed_in_float32() -> None:
+    logits, tokens = _random(4, 9).bfloat16(), _tokens(4, 9)
+    log_probs, _ = core.calculate_log_probs_and_entropy(logits, tokens, None)
+    assert log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs, core.calculate_log_probs_and_entropy(logits.float(), tokens, None)[0])
+
+
+def test_no_rows_give_no_values() -> None:
+    log_probs, entropy = core.calculate_log_probs_and_entropy(
+        torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64), None, with_entropy=True
+    )
+    assert entropy is not None
+    assert (log_probs.numel(), entropy.numel()) == (0, 0)
+
+
+def _expected_kl(difference: float, kind: str, ratio: float) -> float:
+    """Formula by formula from joschu.net/blog/kl-approx.html, with log(q/p) = -difference."""
+    value = {"k1": difference, "k2": difference**2 / 2}.get(kind, math.exp(-difference) - 1 + difference) * ratio
+    return min(max(value, -10.0), 10.0) if kind == "low_var_kl" else value
+
+
+@SMALL
+@given(difference=st.floats(-8, 8), kind=st.sampled_from(KL_TYPES), ratio=st.none() | st.floats(0.1, 3))
+def test_kl_estimates_follow_their_formulas(difference: float, kind: str, ratio: float | None) -> None:
+    log_probs, base = torch.tensor([difference - 1], dtype=torch.float64), torch.tensor([-1.0], dtype=torch.float64)
+    weight = None if ratio is None else torch.tensor([ratio], dtype=torch.float64)
+    kl = core.compute_approx_kl(log_probs, base, kind, importance_ratio=weight)
+    assert kl.item() == pytest.approx(_expected_kl(difference, kind, 1.0 if ratio is None else ratio), abs=1e-9)
+
+
+def test_low_var_kl_stops_the_gradient_outside_its_bounds_and_k3_does_not() -> None:
+    for kind, expected in (("low_var_kl", [True, False]), ("k3", [True, True])):
+        log_probs = torch.tensor([-1.0, -6.0], dtype=torch.float64, requires_grad=True)
+        kl = core.compute_approx_kl(log_probs, torch.tensor([-2.0, -1.0], dtype=torch.float64), kind)
+        (grad,) = torch.autograd.grad(kl.sum(), log_probs)
+        assert (grad != 0).tolist() == expected
+
+
+def test_an_unknown_estimator_is_refused() -> None:
+    with pytest.raises(ValueError, match="kl_loss_type 'k4': unknown estimator"):
+        core.compute_approx_kl(torch.zeros(1), torch.zeros(1), "k4")
+
+
+@SMALL
+@given(
+    ppo_kl=st.floats(-1.5, 1.5),
+    advantage=st.floats(-2, 2),
+    low=st.floats(0.05, 0.5),
+    high=st.floats(0.05, 0.9),
+    dual=st.none() | st.floats(1.5, 4),
+)
+def test_policy_loss_is_the_larger_of_clipped_and_unclipped(
+    ppo_kl: float, advantage: float, low: float, high: float, dual: float | None
+) -> None:
+    losses, clipfrac = core.compute_policy_loss(
+        torch.tensor([ppo_kl], dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64), low, high, dual
+    )
+    ratio = math.exp(-ppo_kl)
+    unclipped, clipped = -ratio * advantage, -min(max(ratio, 1 - low), 1 + high) * advantage
+    expected = max(unclipped, clipped)
+    if dual is not None and advantage < 0:
+        expected = min(expected, -dual * advantage)
+    assert losses.item() == pytest.approx(expected, abs=1e-12)
+    assert clipfrac.item() == float(clipped > unclipped)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "has_gradient"),
+    [(1.25, 1.0, True), (1.35, 1.0, False), (1.35, -1.0, True), (0.85, -1.0, True), (0.75, -1.0, False)],
+)
+def test_the_upper_clip_is_its_own(ratio: float, advantage: float, has_gradient: bool) -> None:
+    ppo_kl = torch.tensor([-math.log(ratio)], requires_grad=True)
+    losses, clipfrac = core.compute_policy_loss(ppo_kl, torch.tensor([advantage]), 0.2, 0.3)
+    (grad,) = torch.autograd.grad(losses.sum(), ppo_kl)
+    assert bool(grad != 0) is has_gradient
+    assert clipfrac.item() == float(not has_gradient)
+
+
+LENGTHS = ((6, 3), (3, 1), (8, 5), (5, 4))  # prompt and response together, response
+MASKS = ([1, 0, 1], [0], [1, 1, 1, 1, 1], [0, 0, 1, 0])  # holes, and one sample masked out
+
+
+def _make_args(**changes: Any) -> argparse.Namespace:
+    options = {
+        "eps_clip": 0.2,
+        "eps_clip_high": 0.28,
+        "entropy_coef": 0.0,
+        "use_kl_loss": False,
+        "kl_loss_coef": 0.0,
+        "kl_loss_type": "k1",
+        "rollout_temperature": 1.0,
+        "log_probs_chunk_size": -1,
+    }
+    return argparse.Namespace(**(options | changes))
+
+
+def _make_batch() -> core.LossBatch:
+    rows = [_random(4, response, seed=index, scale=0.3) - 2 for index, (_, response) in enumerate(LENGTHS)]
+    return core.LossBatch(
+        unconcat_tokens=[_tokens(total, 7, seed=index) for index, (total, _) in enumerate(LENGTHS)],
+        total_lengths=[total for total, _ in LENGTHS],
+        response_lengths=[response for _, response in LENGTHS],
+        loss_masks=[torch.tensor(mask) for mask in MASKS],
+        rollout_mask_sums=torch.tensor([sum(mask) for mask in MASKS]),
+        advantages=[row[0] + 2 for row in rows],
+        log_probs=[row[1] for row in rows],
+        ref_log_probs=[row[2] for row in rows],
+        rollout_log_probs=[row[3] for row in rows],
+    )
+
+
+def _expected_loss(args: argparse.Namespace, batch: core.LossBatch, logits: torch.Tensor, *, per_token: bool) -> float:
+    """The loss of the packed batch, one token at a time."""
+    loss, row = 0.0, 0
+    for index, (total, response) in enumerate(LENGTHS):
+        terms = []
+        for position in range(response):
+            at = total - response + position
+            scaled = (logits[0, row + at - 1] / args.rollout_temperature).tolist()
+            probabilities = _softmax(scaled)
+            log_prob = math.log(probabilities[int(batch["unconcat_tokens"][index][at])])
+            ratio = math.exp(log_prob - batch["log_probs"][index][position].item())
+            advantage = batch["advantages"][index][position].item()
+            term = -min(ratio * advantage, min(max(ratio, 1 - args.eps_clip), 1 + args.eps_clip_high) * advantage)
+            term += args.entropy_coef * math.fsum(p * math.log(p) for p in probabilities)
+            difference = log_prob - batch["ref_log_probs"][index][position].item()
+            term += args.kl_loss_coef * _expected_kl(difference, args.kl_loss_type, 1.0)
+            terms.append(term * MASKS[index][position])
+        loss += math.fsum(terms) / (1 if per_token else max(sum(MASKS[index]), 1))
+        row += total
+    return loss
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rollout_temperature": 0.7, "log_probs_chunk_size": 4},
+        {"entropy_coef": 0.1},
+        {"use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "low_var_kl"},
+    ],
+)
+def test_policy_loss_function_is_the_sum_over_tokens_done_by_hand(changes: dict[str, Any], *, per_token: bool) -> None:
+    args, batch, logits = _make_args(**changes), _make_batch(), _random(1, 22, 7, scale=1.0)
+    reducer = core.make_sum_of_sample_mean(
+        batch["loss_masks"], batch["rollout_mask_sums"], calculate_per_token_loss=per_token
+    )
+    loss, metrics = core.policy_loss_function(args, batch, logits, reducer)
+    assert loss.item() == pytest.approx(_expected_loss(args, batch, logits, per_token=per_token), rel=1e-6)
+    assert list(metrics) == [
+        *("loss", "pg_loss", "entropy_loss", "pg_clipfrac", "ppo_kl", "train_rollout_logprob_abs_diff"),
+        *(["kl_loss"] if args.use_kl_loss else []),
+    ]
+    assert not any(value.requires_grad for value in metrics.values())
+    difference = [(old - new).abs() for old, new in zip(batch["log_probs"], batch["rollout_log_probs"], strict=True)]
+    assert metrics["train_rollout_logprob_abs_diff"].item() == reducer(torch.cat(difference)).item()
+
+
+def test_masked_tokens_and_rows_outside_responses_get_no_gradient() -> None:
+    args, batch = _make_args(use_kl_loss=True, kl_loss_coef=1.0), _make_batch()
+    logits = _random(1, 22, 7, scale=1.0).requires_grad_()
+    reducer = core.make_sum_of_sample_mean(batch["loss_masks"], batch["rollout_mask_sums"])
+    (grad,) = torch.autograd.grad(core.policy_loss_function(args, batch, logits, reducer)[0], logits)
+    reached, start = [], 0
+    for (total, response), mask in zip(LENGTHS, MASKS, strict=True):
+        reached += [start + total - response - 1 + position for position, flag in enumerate(mask) if flag]
+        start += total
+    assert grad[0].abs().sum(dim=-1).nonzero().flatten().tolist() == reached
+
+
+def test_a_fully_masked_sample_counts_one_token_and_no_loss() -> None:
+    masks = [torch.tensor([0, 0]), torch.tensor([1, 1, 0])]
+    reducer = core.make_sum_of_sample_mean(masks, torch.tensor([0, 2]))
+    assert reducer(torch.tensor([5.0, 7.0, 1.0, 2.0, 9.0])).item() == 1.5
+    assert core.count_loss_tokens(masks) == 3
+
+
+def test_callers_take_rebound_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def spy(name: str) -> None:
+        original = getattr(core, name)
+
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(core, name, replacement)
+
+    for name in ("calculate_log_probs_and_entropy", "compute_policy_loss", "compute_approx_kl"):
+        spy(name)
+    batch = _make_batch()
+    reducer = core.make_sum_of_sample_mean(batch["loss_masks"], batch["rollout_mask_sums"])
+    core.policy_loss_function(_make_args(use_kl_loss=True), batch, _random(1, 22, 7), reducer)
+    assert called == ["calculate_log_probs_and_entropy", "compute_policy_loss", "compute_approx_kl"]
