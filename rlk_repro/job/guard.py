@@ -1,42 +1,53 @@
-"""Stands between the node agent and a trainer, so that no trainer outlives its agent.  Runs as a script, stdlib only.
+"""Stands between the node agent and a trainer, so that nothing of a trial outlives its agent.  A script, stdlib only.
 
-``python -I -S guard.py PROGRAM ARGUMENT…`` leads the trainer's process group.  Standard input is a pipe of the agent's
-that is never written: its end means the agent is gone, and the whole group is killed.  The guard ends exactly as the
-trainer did, signal included.
+``python -I -S guard.py PROGRAM ARGUMENT…`` leads the trainer's process group.  Standard input is a socket to the agent:
+the guard writes the trainer's wait status into it and stays.  Its end means that the agent is gone or done, and the
+whole group is killed, the guard with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-import resource
 import select
 import signal
 import sys
 from typing import NoReturn
 
+AGENT = 0
 PR_SET_PDEATHSIG = 1
 CANNOT_START = 127
 
 
-def main() -> NoReturn:
+def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)  # a handler, not SIG_IGN, which the trainer would inherit
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer)
+    wake_reader, wake_writer = os.pipe()
+    os.set_blocking(wake_writer, False)
+    signal.set_wakeup_fd(wake_writer)
     guard = os.getpid()
     trainer = os.fork()
     if trainer == 0:
         _become_trainer(guard, sys.argv[1:])
+    status = _wait(trainer, wake_reader)
+    if status is not None:
+        with contextlib.suppress(OSError):
+            os.write(AGENT, b"%d\n" % status)
+            os.read(AGENT, 1)
+    os.killpg(guard, signal.SIGKILL)
+
+
+def _wait(trainer: int, wake_reader: int) -> int | None:
+    """The wait status of the trainer, or None when the agent is gone before."""
     while True:
-        ready, _, _ = select.select([0, reader], [], [])
-        if 0 in ready:
-            os.killpg(guard, signal.SIGKILL)
-        os.read(reader, select.PIPE_BUF)
+        ready, _, _ = select.select([AGENT, wake_reader], [], [])
+        if AGENT in ready:
+            return None
+        os.read(wake_reader, select.PIPE_BUF)
         ended, status = os.waitpid(trainer, os.WNOHANG)
         if ended:
-            _end_as(status)
+            return status
 
 
 def _become_trainer(guard: int, argv: list[str]) -> NoReturn:
@@ -44,22 +55,14 @@ def _become_trainer(guard: int, argv: list[str]) -> NoReturn:
     if os.getppid() != guard:  # it died before it could be watched
         os._exit(CANNOT_START)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # this Python ignores them
+        signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvp(argv[0], argv)  # noqa: S606 (an argument list; the door that started us cannot wait for two things)
+        os.execvp(argv[0], argv)  # noqa: S606 (an argument list, no shell)
     except OSError as error:
         sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
         sys.stderr.flush()
     os._exit(CANNOT_START)
-
-
-def _end_as(status: int) -> NoReturn:
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core dump is the trainer's, not a second of ours
-        if number != signal.SIGKILL:
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
 if __name__ == "__main__":

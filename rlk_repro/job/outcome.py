@@ -13,7 +13,7 @@ from rlk_repro.units import format_duration
 
 # torch, the CUDA and HIP runtimes, and NCCL's and RCCL's way of passing them on
 _DEVICE_OUT_OF_MEMORY: Final = re.compile(
-    rb"OutOfMemoryError|(?:CUDA|HIP) out of memory|(?:CUDA|HIP) (?:error|failure)[^\n]{0,40} '?out of memory"
+    rb"OutOfMemoryError|(?i:CUDA|HIP) out of memory|(?i:CUDA|HIP) (?:error|failure)[^\n]{0,40} '?out of memory"
 )
 _VMSTAT: Final = Path("/proc/vmstat")
 _EVENTS: Final = Path("/sys/fs/cgroup/memory.events")

@@ -137,13 +137,15 @@ def check_idle(busy: list[GpuUse] | Unknown, level: Level, where: str = "gpu") -
 
 
 def wait_until_idle(
-    busy_gpus: Callable[[], list[GpuUse] | Unknown], sleep: Callable[[float], object], deadline_s: float
+    busy_gpus: Callable[[], list[GpuUse] | Unknown], wait: Callable[[float], bool], deadline_s: float
 ) -> list[GpuUse] | Unknown:
-    """The GPUs that are still busy at the end; memory of a process that was killed takes a moment to go."""
+    """The GPUs that are still busy at the end; memory of a process that was killed takes a moment to go.
+
+    ``wait`` sleeps, and answers True when it is time to give up.
+    """
     until = time.monotonic() + deadline_s
     pause_s = 0.1
-    while (busy := busy_gpus()) and isinstance(busy, list) and time.monotonic() < until:
-        sleep(pause_s)
+    while (busy := busy_gpus()) and isinstance(busy, list) and time.monotonic() < until and not wait(pause_s):
         pause_s = min(pause_s * 2, 2.0)
     return busy
 

@@ -9,11 +9,13 @@ import math
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,7 @@ from rlk_repro.job.stop import Stop
 
 READ_BYTES: Final = 256 << 10
 _GUARD: Final = Path(__file__).with_name("guard.py")
+_STATUS_BYTES: Final = 64
 _DRAIN_S: Final = 5.0
 _WHOLE_STEP_S: Final = 1.0
 
@@ -64,7 +67,7 @@ def run_guarded(
     see_output: Callable[[bytes], object],
     see_pid: Callable[[int], object] = lambda _: None,
 ) -> Ended:
-    """Run ``argv`` until it ends, its time is over or ``stop`` is asked for.  To be called inside ``stop.installed()``.
+    """Run ``argv`` until it ends, its time is over or ``stop`` is asked for.
 
     Args:
         see_output: called with standard output and error, merged, as they come.
@@ -74,63 +77,75 @@ def run_guarded(
         EnvironmentMissing: this Python cannot be started.
     """
     output_fd, output_writer = os.pipe()
-    life_reader, life_writer = os.pipe()
-    guarded = [sys.executable, "-I", "-S", str(_GUARD), *argv]
-    try:
+    ours, guards = socket.socketpair()
+    with ours, os.fdopen(output_fd, "rb", buffering=0) as output:
         try:
-            process = proc.start(guarded, output_fd=output_writer, stdin_fd=life_reader, env=env)
+            process = proc.start(
+                [sys.executable, "-I", "-S", str(_GUARD), *argv],
+                output_fd=output_writer,
+                stdin_fd=guards.fileno(),
+                env=env,
+            )
         finally:
             os.close(output_writer)
-            os.close(life_reader)
+            guards.close()
         try:
             see_pid(process.pid)
-            return _Group(process.pid, output_fd, limits, stop, see_output).run(process.wait)
+            return _Group(process.pid, ours, output, limits, stop, see_output).run()
         finally:
-            if process.returncode is None:
-                proc.signal_group(process.pid, signal.SIGKILL)
-                process.wait()
-    finally:
-        os.close(output_fd)
-        os.close(life_writer)
+            # not waited for before, so that its id cannot have gone to anybody else
+            proc.signal_group(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 class _Group:
     """One guarded process group while it runs."""
 
     def __init__(
-        self, pid: int, output_fd: int, limits: Limits, stop: Stop, see_output: Callable[[bytes], object]
+        self,
+        pid: int,
+        guard: socket.socket,
+        output: FileIO,
+        limits: Limits,
+        stop: Stop,
+        see_output: Callable[[bytes], object],
     ) -> None:
         self._pid = pid
-        self._output_fd = output_fd
+        self._guard = guard
+        self._output = output
         self._grace_s = limits.grace_s
         self._stop = stop
         self._see_output = see_output
         self._started = time.monotonic()
         self._deadline = self._started + limits.time_limit_s
         self._cause: Cause | None = None
+        self._status: int | None = None
         self._has_output = True
 
-    def run(self, wait: Callable[[], int]) -> Ended:
-        while not self._has_ended():
+    def run(self) -> Ended:
+        while self._status is None:
             self._read(self._deadline)
             self._check_time()
         duration_s = time.monotonic() - self._started
-        num_leftovers = len(procfs.find_session(self._pid))
-        # the leader is dead but not yet waited for, so that its id cannot have gone to anybody else
+        num_leftovers = len(procfs.find_session(self._pid).keys() - {self._pid})
         proc.signal_group(self._pid, signal.SIGKILL)
         self._drain()
-        code = wait()
+        code = os.waitstatus_to_exitcode(self._status)
         killer = signal.Signals(-code) if code < 0 else None
         if killer in {signal.SIGTERM, signal.SIGINT} and self._cause is None and self._stop.wait(_WHOLE_STEP_S):
             self._cause = Cause.INTERRUPT  # schedulers signal all processes of a step, the trainer before us
-        return Ended(code=code if killer is None else None, signal=killer, cause=self._cause,
-                     num_leftovers=num_leftovers, duration_s=duration_s)  # fmt: skip
-
-    def _has_ended(self) -> bool:
-        return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return Ended(
+            code=code if killer is None else None,
+            signal=killer,
+            cause=self._cause,
+            num_leftovers=num_leftovers,
+            duration_s=duration_s,
+        )
 
     def _check_time(self) -> None:
         """SIGTERM when it is time to end, SIGKILL when the grace is over."""
+        if self._status is not None:
+            return
         is_late = time.monotonic() >= self._deadline
         if self._cause is None and (is_late or self._stop.signal is not None):
             self._cause = Cause.TIMEOUT if self._stop.signal is None else Cause.INTERRUPT
@@ -141,20 +156,26 @@ class _Group:
             proc.signal_group(self._pid, signal.SIGKILL)
 
     def _read(self, until: float) -> None:
-        """Wait for output, a signal or the time, whichever comes first, and pass the output on."""
-        watched = [self._stop.wake_fd, *([self._output_fd] if self._has_output else [])]
+        """Wait for output, the guard's word, a signal or the time, whichever comes first."""
+        wake_fd, guard_fd, output_fd = self._stop.wake_fd, self._guard.fileno(), self._output.fileno()
+        watched = [wake_fd]
+        watched += [guard_fd] if self._status is None else []
+        watched += [output_fd] if self._has_output else []
         timeout_s = None if until == math.inf else max(until - time.monotonic(), 0.0)
         ready, _, _ = select.select(watched, [], [], timeout_s)
-        if self._stop.wake_fd in ready:
+        if wake_fd in ready:
             self._stop.clear()
-        if self._output_fd in ready:
-            data = os.read(self._output_fd, READ_BYTES)
+        if guard_fd in ready:
+            # a guard that was killed says nothing; its trainer was killed with it
+            self._status = int(self._guard.recv(_STATUS_BYTES) or signal.SIGKILL)
+        if output_fd in ready:
+            data = os.read(output_fd, READ_BYTES)
             self._has_output = bool(data)
             if data:
                 self._see_output(data)
 
     def _drain(self) -> None:
-        """What is still in the pipe; a daemon that kept it open is not waited for."""
+        """What is still in the pipe; a daemon that keeps it open is not waited for."""
         until = time.monotonic() + _DRAIN_S
         while self._has_output and time.monotonic() < until:
             self._read(until)

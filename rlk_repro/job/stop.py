@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -27,9 +28,11 @@ class Stop:
             self.signal = signal.Signals(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until asked to stop, a child ends or the time is over; whether asked to stop."""
-        select.select([self.wake_fd], [], [], max(timeout_s, 0.0))
-        self.clear()
+        """Sleep until asked to stop or the time is over; whether asked to stop."""
+        until = time.monotonic() + timeout_s
+        while self.signal is None and (left_s := until - time.monotonic()) > 0:
+            select.select([self.wake_fd], [], [], left_s)
+            self.clear()
         return self.signal is not None
 
     def clear(self) -> None:
@@ -42,13 +45,12 @@ class Stop:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle SIGTERM, SIGINT and SIGCHLD inside the block; main thread only."""
-        previous = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGCHLD)}
+        """Handle SIGTERM and SIGINT inside the block; main thread only."""
+        previous = {number: signal.getsignal(number) for number in SIGNALS}
         previous_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         try:
             for number in SIGNALS:
                 signal.signal(number, self._handle)
-            signal.signal(signal.SIGCHLD, lambda *_: None)
             yield
         finally:
             for number, handler in previous.items():

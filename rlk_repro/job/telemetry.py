@@ -51,8 +51,8 @@ class ProcessSampler:
             stats = procfs.find_session(session)
             self._scanned = now
         else:
-            found = ((pid, procfs.read_stat(pid)) for pid in self._ticks)
-            stats = {pid: stat for pid, stat in found if stat is not None and stat.session == session}
+            known = {pid: procfs.read_stat(pid) for pid in self._ticks}
+            stats = {pid: stat for pid, stat in known.items() if stat and stat.is_running and stat.session == session}
         stats.pop(session, None)  # the guard, which leads the session
         ticks = {pid: stat.cpu_ticks for pid, stat in stats.items()}
         used = sum(count - self._ticks.get(pid, 0) for pid, count in ticks.items())

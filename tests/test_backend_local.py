@@ -1,0 +1,209 @@
+"""This machine as a cluster: agents are real processes, trainers are small scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.backends import local
+from rlk_repro.backends.api import Job, JobState, Submission
+from rlk_repro.backends.triallogs import read_logs
+from rlk_repro.bundle import inspect_bundle
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, SpecError
+from rlk_repro.files import load_json, write_json, write_text
+from rlk_repro.results import Analysis
+from rlk_repro.rundir import RunDir
+from rlk_repro.stage import new_run_dir, stage
+from rlk_repro.verify import verify_bundle
+from tests.conftest import WEIRD_NAMES
+from tests.job_examples import QUICK, make_example_plan, make_staged, statuses
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def submit(run_dir: RunDir, *actions: str) -> Submission:
+    """The rendered job with the fake trainer in its agent."""
+    job = Job(files={}, command=(sys.executable, "-m", "tests.job_examples", str(run_dir.root), *actions))
+    return local.submit(job, run_dir)
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < until, "it never was so"
+        time.sleep(0.02)
+
+
+def wait_for_end(submission: Submission) -> JobState:
+    wait_until(lambda: local.poll(submission).state is not JobState.RUNNING)
+    return local.poll(submission).state
+
+
+def test_the_job_is_one_agent_and_its_file_names_no_place_of_this_machine(tmp_path: Path) -> None:
+    plan, _ = make_example_plan()
+    job = local.render(plan, RunDir(tmp_path / "it's a run"))
+    assert job.command == (sys.executable, "-m", "rlk_repro.job", str(tmp_path / "it's a run"), "--resume")
+    assert job.env == {}
+    (text,) = job.files.values()
+    assert str(tmp_path) not in text
+    assert '"python",\n  "-m",\n  "rlk_repro.job",\n  "RUN_DIR",\n  "--resume"' in text
+
+
+def test_a_submission_runs_to_a_sealed_bundle(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "".join(WEIRD_NAMES), ["measure.pairs=1"])
+    submission = submit(run_dir, *QUICK)
+    assert local.poll(submission).state is JobState.RUNNING
+    with pytest.raises(CheckFailed, match="is still running"):
+        local.collect(submission, run_dir)
+    assert next(local.logs(submission, run_dir, is_following=True)) == "==> 00-p1-baseline <=="
+    assert wait_for_end(submission) is JobState.DONE
+    assert local.poll(submission).reason == "sealed, 2 of 2 trials ok"
+    assert verify_bundle(local.collect(submission, run_dir)) == []
+    assert run_dir.agent_output.read_text() == ""
+    local.cancel(submission)
+    assert [path.name for path in tmp_path.iterdir()] == ["".join(WEIRD_NAMES)]
+
+
+def test_cancelling_records_packs_and_ends(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=1"])
+    submission = submit(run_dir, "begin", "sleep:60")
+    wait_until(run_dir.trial("00-p1-baseline").stdout.exists)
+    local.cancel(submission)
+    local.cancel(submission)
+    assert wait_for_end(submission) is JobState.CANCELLED
+    assert statuses(run_dir) == {"00-p1-baseline": "interrupted"}
+    assert not inspect_bundle(local.collect(submission, run_dir)).is_sealed
+
+
+def test_an_agent_that_was_killed_is_packed_when_collected(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=1"])
+    submission = submit(run_dir, "begin", "sleep:60")
+    wait_until(run_dir.trial("00-p1-baseline").stdout.exists)
+    os.kill(int(submission.job_id.split(":")[0]), signal.SIGKILL)
+    assert wait_for_end(submission) is JobState.FAILED
+    assert local.poll(submission).reason == "the agent ended without a word"
+    assert not run_dir.bundle.exists()
+    assert local.collect(submission, run_dir) == run_dir.bundle
+    assert inspect_bundle(run_dir.bundle).trials.keys() == {"00-p1-baseline"}
+
+
+def test_the_agents_last_words_are_the_reason(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    submission = Submission(
+        cluster="local", job_id="4194304:1", submitted_at="", details={"run_dir": str(run_dir.root)}
+    )
+    for code, state in ((70, JobState.FAILED), (143, JobState.CANCELLED), (130, JobState.CANCELLED)):
+        write_json(run_dir.state, {"exit_code": code, "message": "last words"})
+        assert (local.poll(submission).state, local.poll(submission).reason) == (state, "last words")
+
+
+@pytest.mark.parametrize(("lane", "num_files"), [("live", 0), pytest.param("train-only", 2, marks=pytest.mark.real)])
+def test_the_reference_trainer_runs_from_submission_to_analysis(
+    tmp_path: Path, lane: str, num_files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    settings = ["measure.pairs=1", "measure.warmup_steps=1", "measure.scored_steps=1", f"lane={lane}"]
+    plan, run_dir = make_staged(tmp_path / "run", settings)
+    submission = local.submit(local.render(plan, run_dir), run_dir)
+    assert wait_for_end(submission) is JobState.DONE
+    assert local.poll(submission).reason == "sealed, 2 of 2 trials ok"
+    analysis = Analysis.from_json(load_json(run_dir.analysis))
+    assert [trial.num_steps_found for trial in analysis.trials] == [2, 2]
+    assert verify_bundle(run_dir.bundle) == []
+    assert len(list(run_dir.rollouts.glob("*.pt"))) == num_files
+
+
+def test_a_later_process_with_the_same_pid_is_not_ours(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    submission = Submission(
+        cluster="local", job_id=f"{os.getpid()}:1", submitted_at="", details={"run_dir": str(run_dir.root)}
+    )
+    assert local.poll(submission).state is JobState.FAILED
+    local.cancel(submission)
+
+
+def test_another_machine_does_not_guess() -> None:
+    here = platform.node()
+    submission = Submission(cluster="local", job_id="1:1", submitted_at="", details={"host": "elsewhere"})
+    assert local.poll(submission).reason == f"started on elsewhere, this is {here}"
+    assert local.poll(submission).state is JobState.UNKNOWN
+
+
+def test_a_python_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    with pytest.raises(EnvironmentMissing, match="/no/such/python: is not on PATH"):
+        local.submit(Job(files={}, command=("/no/such/python", "-m", "x")), run_dir)
+
+
+def test_logs_come_in_plan_order_with_what_is_written_meanwhile(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    for index in (2, 10, 100):
+        write_text(run_dir.trial(f"{index:02d}-p1-baseline").stdout, f"one of {index}\ncut off")
+    pauses: list[float] = []
+
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 1:
+            with run_dir.trial("02-p1-baseline").stdout.open("a") as stream:
+                stream.write(" no more\n")
+
+    lines = list(read_logs(run_dir, lambda: len(pauses) > 2, sleep=sleep))
+    assert lines == [
+        "==> 02-p1-baseline <==", "one of 2", "cut off no more",
+        "==> 10-p1-baseline <==", "one of 10", "cut off",
+        "==> 100-p1-baseline <==", "one of 100", "cut off",
+    ]  # fmt: skip
+
+
+def test_staging_writes_the_authors_bytes_the_plan_and_the_job(tmp_path: Path) -> None:
+    plan, inputs = make_example_plan()
+    run_dir = RunDir(tmp_path / "run")
+    stage(plan, inputs, run_dir, Job(files={"a.sh": "echo\n", "b/c.yaml": "{}"}, command=("x",)))
+    assert run_dir.run_yaml.read_bytes() == inputs.run
+    assert run_dir.profile_yaml.read_bytes() == inputs.profile
+    assert type(plan).from_json(load_json(run_dir.plan)) == plan
+    assert (run_dir.job / "b" / "c.yaml").read_text() == "{}"
+    with pytest.raises(SpecError, match="exists already"):
+        stage(plan, inputs, run_dir, Job(files={}, command=("x",)))
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", ""])
+def test_a_job_file_stays_in_its_folder(tmp_path: Path, name: str) -> None:
+    plan, inputs = make_example_plan()
+    with pytest.raises(SpecError, match="leaves the job folder"):
+        stage(plan, inputs, RunDir(tmp_path / "run"), Job(files={name: ""}, command=("x",)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_says_how_to_choose_another(tmp_path: Path) -> None:
+    plan, inputs = make_example_plan()
+    write_text(tmp_path / "file", "")
+    with pytest.raises(EnvironmentMissing) as caught:
+        stage(plan, inputs, RunDir(tmp_path / "file" / "run"), Job(files={}, command=("x",)))
+    assert str(caught.value) == (
+        f"{tmp_path}/file/run: cannot be written (Not a directory)\n  hint: export RLK_REPRO_RUNS=…"
+    )
+
+
+def test_new_run_directories_differ_and_are_not_made(tmp_path: Path) -> None:
+    plan, _ = make_example_plan()
+    names = {new_run_dir(plan).root for _ in range(50)}
+    assert len(names) == 50
+    assert {path.parent for path in names} == {tmp_path / "runs" / "smoke"}
+    assert all(plan.plan_hash[:8] in path.name for path in names)
+    assert list(tmp_path.iterdir()) == []
+    other = dataclasses.replace(plan, is_exploratory=False)
+    assert new_run_dir(other).root.name[17:25] == other.plan_hash[:8]

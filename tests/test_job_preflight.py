@@ -1,0 +1,128 @@
+"""Is a node fit?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.findings import Finding, Level
+from rlk_repro.job import preflight
+from rlk_repro.job.preflight import Clock
+from rlk_repro.manifest import Fact, Manifest, Unknown
+from rlk_repro.probes.gpu_use import GpuUse
+from rlk_repro.resources import hardware_folders
+from rlk_repro.rundir import RunDir
+from rlk_repro.specfile import load_hardware
+from tests.job_examples import make_staged
+
+GIB = 1 << 30
+
+
+def manifest_of(machine: str = "x86_64", **gpu: Fact) -> Manifest:
+    return Manifest(node="node-0", sections={"host": {"machine": machine}, "gpu": gpu})
+
+
+def test_this_machine_is_fit_for_a_small_cpu_run(tmp_path: Path) -> None:
+    plan, run_dir = make_staged(tmp_path / "run")
+    assert preflight.check_node(plan, run_dir, manifest_of(os.uname().machine), []) == []
+    assert list(run_dir.trials.iterdir()) == []
+
+
+def test_a_run_directory_that_cannot_be_written_blocks(tmp_path: Path) -> None:
+    (tmp_path / "trials").write_text("in the way")
+    found = list(preflight.check_writable(RunDir(tmp_path)))
+    assert found == [Finding(Level.BLOCKING, "run directory", "writable", "File exists")]
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "expected"),
+    [
+        (2 * GIB, []),
+        (GIB // 2, [Finding(Level.BLOCKING, "disk", "1 GiB free", "0.5 GiB")]),
+        (None, [Finding(Level.WARNING, "disk", "1 GiB free", "unknown")]),
+    ],
+)
+def test_too_little_room_blocks(free_bytes: int | None, expected: list[Finding]) -> None:
+    assert list(preflight.check_room("disk", free_bytes, 1.0)) == expected
+
+
+def test_free_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemAvailable:   2048 kB\n")
+    assert preflight.read_free_memory(tmp_path / "meminfo") == 2 << 20
+    assert preflight.read_free_memory(tmp_path / "absent") is None
+
+
+def test_a_missing_module_blocks() -> None:
+    found = list(preflight.check_modules(("json", "no_such_module")))
+    assert found == [Finding(Level.BLOCKING, "python module no_such_module", "installed", "missing")]
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (Clock(unix_s=1_795_000_001.0, monotonic_s=6.0), []),
+        (
+            Clock(unix_s=1_795_000_061.0, monotonic_s=6.0),
+            [Finding(Level.WARNING, "clock", "UTC is not being set", "moved by +60.0 s while running")],
+        ),
+    ],
+)
+def test_a_clock_that_is_set_meanwhile_is_a_warning(now: Clock, expected: list[Finding]) -> None:
+    assert list(preflight.check_clock(Clock(unix_s=1_795_000_000.0, monotonic_s=5.0), now)) == expected
+
+
+def test_an_implausible_year_is_a_warning() -> None:
+    clock = Clock(unix_s=0.0, monotonic_s=0.0)
+    found = list(preflight.check_clock(clock, clock))
+    assert found == [Finding(Level.WARNING, "clock", "a year from 2025 to 2100", "1970")]
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpu", "expected"),
+    [
+        ("x86_64", {"count": 8, "driver": "570.86.15", "devices": [{"name": "NVIDIA H200"}] * 8}, []),
+        ("aarch64", {"count": 8}, [("host.machine", "x86_64", "aarch64")]),
+        ("x86_64", {"count": 4}, [("gpu.count", "at least 8", "4")]),
+        ("x86_64", {"count": Unknown("no driver")}, [("gpu.count", "at least 8", "unknown (no driver)")]),
+        ("x86_64", {"count": 8, "driver": "470.1"}, [("gpu.driver", "525 or newer", "470.1")]),
+        (
+            "x86_64",
+            {"count": 8, "devices": [{"name": "NVIDIA A100-SXM4-80GB"}, {"name": "NVIDIA H200 NVL"}]},
+            [("gpu.devices.name", "*", "NVIDIA A100-SXM4-80GB"), ("gpu.devices.name", "*", "NVIDIA H200 NVL")],
+        ),
+    ],
+)
+def test_another_machine_than_the_plan_names_blocks(
+    machine: str, gpu: dict[str, Fact], expected: list[tuple[str, str, str]]
+) -> None:
+    h200 = load_hardware("h200", hardware_folders()).model.model_copy(update={"driver_floor": "525"})
+    found = list(preflight.check_hardware(h200, 8, manifest_of(machine, **gpu)))
+    assert found == [Finding(Level.BLOCKING, where, h200.title if want == "*" else want, got)
+                     for where, want, got in expected]  # fmt: skip
+
+
+def test_busy_gpus_block_and_unknown_use_warns() -> None:
+    busy = GpuUse(index=3, memory_used_mib=70_000)
+    expected = Finding(Level.BLOCKING, "gpu", "idle", "GPU 3: 70000 MiB in use, processes: none visible")
+    assert list(preflight.check_idle([busy], Level.BLOCKING)) == [expected]
+    unknown = list(preflight.check_idle(Unknown("no driver"), Level.BLOCKING))
+    assert unknown == [Finding(Level.WARNING, "gpu", "idle", "unknown (no driver)")]
+
+
+def test_gpus_get_time_to_become_idle() -> None:
+    answers = [[GpuUse(index=0, memory_used_mib=9000)], [GpuUse(index=0, memory_used_mib=5000)], []]
+    assert preflight.wait_until_idle(lambda: answers.pop(0), lambda _: False, 10) == []
+
+
+def test_waiting_for_idle_gpus_ends_with_the_deadline_or_a_stop() -> None:
+    busy = [GpuUse(index=0, memory_used_mib=9000)]
+    assert preflight.wait_until_idle(lambda: busy, lambda _: False, 0) == busy
+    assert preflight.wait_until_idle(lambda: busy, lambda _: True, 1e9) == busy
+
+
+def test_the_record_is_the_findings_of_one_allocation() -> None:
+    finding = Finding(Level.INFO, "x", "y", "z")
+    record = preflight.preflight_record("node-0", "abc", [finding])
+    assert record == {"schema": 1, "node": "node-0", "allocation": "abc", "findings": [finding.to_json()]}

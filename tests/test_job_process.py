@@ -1,0 +1,205 @@
+"""One trainer under the guard: its exit, its time, its group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlk_repro import proc, procfs
+from rlk_repro.errors import EnvironmentMissing
+from rlk_repro.job import process
+from rlk_repro.job.outcome import count_oom_kills, judge
+from rlk_repro.job.process import Cause, Ended, Limits, run_guarded
+from rlk_repro.job.stop import Stop
+from rlk_repro.results import TrialStatus
+from tests.job_examples import TRAINER, find_alive
+
+LIMITS = Limits(time_limit_s=30, grace_s=0.3)
+GUARD = [sys.executable, "-I", "-S", str(Path(process.__file__).with_name("guard.py"))]
+
+
+@pytest.fixture
+def stop() -> Iterator[Stop]:
+    stop = Stop()
+    with stop.installed():
+        yield stop
+
+
+def run(stop: Stop, *actions: str, limits: Limits = LIMITS) -> tuple[Ended, bytes]:
+    output: list[bytes] = []
+    argv = [sys.executable, "-I", "-S", str(TRAINER), *actions]
+    ended = run_guarded(argv, dict(os.environ), limits=limits, stop=stop, see_output=output.append)
+    return ended, b"".join(output)
+
+
+def after(delay_s: float, number: signal.Signals) -> None:
+    threading.Timer(delay_s, os.kill, (os.getpid(), number)).start()
+
+
+def test_output_of_both_streams_and_the_exit_code_come_through(stop: Stop) -> None:
+    ended, output = run(stop, "print:one", "flood:300000", "exit:7")
+    assert (ended.code, ended.signal, ended.cause, ended.num_leftovers) == (7, None, None, 0)
+    assert output == b"one\n" + b"x" * 299_999 + b"\n"
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM"])
+def test_the_signal_that_killed_the_trainer_is_reported(stop: Stop, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_WHOLE_STEP_S", 0.01)
+    ended, _ = run(stop, f"kill:{name}")
+    assert (ended.code, ended.signal, ended.cause) == (None, signal.Signals[name], None)
+
+
+def test_a_trainer_over_its_time_is_asked_and_then_killed(stop: Stop) -> None:
+    ended, output = run(stop, "ignore-term", "print:ready", "sleep:60", limits=Limits(time_limit_s=0.3, grace_s=0.2))
+    assert (ended.cause, ended.signal, output) == (Cause.TIMEOUT, signal.SIGKILL, b"ready\n")
+    assert 0.5 <= ended.duration_s < 5
+
+
+def test_a_stop_ends_the_trainer_within_its_grace(stop: Stop) -> None:
+    after(0.2, signal.SIGTERM)
+    ended, _ = run(stop, "sleep:60")
+    assert (ended.cause, ended.signal, stop.signal) == (Cause.INTERRUPT, signal.SIGTERM, signal.SIGTERM)
+
+
+def test_a_trainer_signalled_together_with_the_agent_is_interrupted(stop: Stop) -> None:
+    after(0.5, signal.SIGINT)
+    ended, _ = run(stop, "kill:SIGTERM")
+    assert ended.cause is Cause.INTERRUPT
+
+
+def test_children_of_the_trainer_are_killed_with_its_group(stop: Stop, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    ended, _ = run(stop, f"child:{pids}", f"child:{pids}")
+    assert ended.num_leftovers == 2
+    assert find_alive([int(pid) for pid in pids.read_text().split()]) == []
+
+
+def test_a_daemon_that_holds_the_output_open_is_not_waited_for(stop: Stop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_DRAIN_S", 0.1)
+    started = time.monotonic()
+    ended, output = run(stop, "print:last words", "daemon:2")
+    assert (ended.code, output) == (0, b"last words\n")
+    assert time.monotonic() - started < 2
+
+
+def test_an_error_of_the_agent_leaves_no_process(stop: Stop) -> None:
+    pids: list[int] = []
+
+    def fail(_: bytes) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        run_guarded(
+            [sys.executable, "-I", "-S", str(TRAINER), "print:x", "sleep:60"], {}, limits=LIMITS, stop=stop,
+            see_output=fail, see_pid=pids.append,
+        )  # fmt: skip
+    assert procfs.find_session(pids[0]) == {}
+
+
+def test_a_program_that_cannot_be_started_says_so_in_the_log(stop: Stop) -> None:
+    output: list[bytes] = []
+    ended = run_guarded(["/no/such/python"], {}, limits=LIMITS, stop=stop, see_output=output.append)
+    assert (ended.code, b"".join(output)) == (127, b"/no/such/python: No such file or directory\n")
+
+
+def test_no_python_at_all_is_an_error(stop: Stop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(EnvironmentMissing):
+        run_guarded(["x"], {}, limits=LIMITS, stop=stop, see_output=lambda _: None)
+
+
+def wait_for(path: Path, num_lines: int) -> list[int]:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        lines = path.read_text().splitlines() if path.exists() else []
+        if len(lines) >= num_lines:
+            return [int(line) for line in lines]
+        time.sleep(0.01)
+    raise AssertionError(f"{path} did not fill")
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    until = time.monotonic() + 5
+    while find_alive(pids) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert find_alive(pids) == []
+
+
+@pytest.mark.parametrize("is_killed_too", [False, True])
+def test_nothing_outlives_the_agent_even_when_the_guard_dies_too(tmp_path: Path, is_killed_too: bool) -> None:
+    """The pipe's other end is the agent's life; where the guard is gone as well, the kernel kills the trainer."""
+    pids = tmp_path / "pids"
+    ours, guards = socket.socketpair()
+    actions = ["ignore-term", f"child:{pids}", "sleep:60"]
+    with (tmp_path / "log").open("wb") as log:
+        guarded = proc.start(
+            [*GUARD, sys.executable, "-I", "-S", str(TRAINER), *actions],
+            output_fd=log.fileno(),
+            stdin_fd=guards.fileno(),
+        )
+    guards.close()
+    child = wait_for(pids, 1)
+    members = [pid for pid in procfs.find_session(guarded.pid) if pid not in (*child, guarded.pid)]
+    if is_killed_too:
+        os.kill(guarded.pid, signal.SIGKILL)
+        wait_until_gone(members)
+        proc.signal_group(guarded.pid, signal.SIGKILL)
+    ours.close()
+    assert guarded.wait() == -signal.SIGKILL
+    wait_until_gone([*members, *child])
+
+
+def ended(**changes: object) -> Ended:
+    values: dict[str, object] = {"code": None, "signal": None, "cause": None, "num_leftovers": 0, "duration_s": 61.0}
+    return Ended(**values | changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("how", "tail", "has_oom_kill", "expected"),
+    [
+        (ended(code=0), b"CUDA out of memory", True, (TrialStatus.OK, "")),
+        (ended(code=1), b"boom", False, (TrialStatus.FAILED, "exit code 1")),
+        (ended(signal=signal.SIGSEGV), b"", True, (TrialStatus.FAILED, "killed by SIGSEGV")),
+        (ended(signal=signal.SIGKILL), b"", False, (TrialStatus.FAILED, "killed by SIGKILL")),
+        (
+            ended(signal=signal.SIGKILL), b"", True,
+            (TrialStatus.OUT_OF_MEMORY, "host memory: the kernel's out-of-memory killer; killed by SIGKILL"),
+        ),
+        (
+            ended(code=1), b"torch.OutOfMemoryError: CUDA out of memory. Tried", False,
+            (TrialStatus.OUT_OF_MEMORY, "device memory: OutOfMemoryError; exit code 1"),
+        ),
+        (
+            ended(code=1), b"RuntimeError: HIP error: out of memory", False,
+            (TrialStatus.OUT_OF_MEMORY, "device memory: HIP error: out of memory; exit code 1"),
+        ),
+        (
+            ended(signal=signal.SIGABRT), b"NCCL WARN Cuda failure 2 'out of memory'", False,
+            (TrialStatus.OUT_OF_MEMORY, "device memory: Cuda failure 2 'out of memory; killed by SIGABRT"),
+        ),
+        (
+            ended(code=0, cause=Cause.TIMEOUT), b"", False,
+            (TrialStatus.TIMEOUT, "time limit reached after 1 min 01 s; exit code 0"),
+        ),
+        (
+            ended(signal=signal.SIGTERM, cause=Cause.INTERRUPT), b"CUDA out of memory", False,
+            (TrialStatus.INTERRUPTED, "the node agent was asked to stop; killed by SIGTERM"),
+        ),
+    ],
+)  # fmt: skip
+def test_how_a_trial_ended_is_judged(
+    how: Ended, tail: bytes, has_oom_kill: bool, expected: tuple[TrialStatus, str]
+) -> None:
+    assert judge(how, tail, has_oom_kill=has_oom_kill) == expected
+
+
+def test_the_kernel_counts_its_kills_for_memory() -> None:
+    assert count_oom_kills() is not None
