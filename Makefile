@@ -49,7 +49,7 @@ bench: $(VENV)/.dev $(VENV)/.torch ## Measure start-up, parser, bundle and stati
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.parser
 	$(BIN)/python -m benchmarks.bundle
-	$(BIN)/python -m benchmarks.statistics
+	$(BIN)/python -m benchmarks.verdicts
 
 lock: ## Rewrite the hash locks (needs uv)
 	$(COMPILE) pyproject.toml -o requirements/base.txt

@@ -89,14 +89,21 @@ class Plan:
         return sha256_bytes(dump_json({"experiment": self.experiment, "profile": _dump(self.profile)}))
 
     def pairs(self) -> dict[str, tuple[Trial, Trial]]:
-        """Pair name to its two trials, the reference (baseline, or the first of a control pair) first."""
+        """Pair name to its two trials: baseline and enabled, whichever ran first.
+
+        In every second control pair the later trial comes first, so that linear drift cancels there as it does in ABBA.
+        """
         grouped: dict[str, list[Trial]] = {}
         for trial in self.trials:
             grouped.setdefault(trial.pair, []).append(trial)
         ordered = {}
+        num_controls = 0
         for name, (first, second) in grouped.items():
-            ordered[name] = (second, first) if second.variant != first.variant and first.variant == ENABLED else (
-                first, second)  # fmt: skip
+            is_reversed = first.variant == ENABLED
+            if first.is_control:
+                is_reversed = num_controls % 2 == 1
+                num_controls += 1
+            ordered[name] = (second, first) if is_reversed else (first, second)
         return ordered
 
     def eligibilities(self) -> list[Eligibility]:
@@ -151,6 +158,7 @@ class Plan:
             recorded = (value["experiment_hash"], value["plan_hash"])
         except (KeyError, TypeError, ValidationError) as error:
             raise BundleUnreadable(Problem(where, f"not a plan ({_first_line(error)})")) from None
+        _check_trials(plan, where)
         if recorded != (plan.experiment_hash, plan.plan_hash):
             raise BundleUnreadable(
                 Problem(where, "hashes do not fit the content", got=recorded[1][:12], expected=plan.plan_hash[:12],
@@ -219,6 +227,23 @@ def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
         for variant in order:
             yield Trial(index=index, pair=pair, variant=variant, is_control=is_control, seed=measure.seed + number)
             index += 1
+
+
+def _check_trials(plan: Plan, where: str) -> None:
+    """One seed per pair, another for every pair: without it the pairs are not what the statistics take them for."""
+    grouped: dict[str, list[Trial]] = {}
+    for trial in plan.trials:
+        grouped.setdefault(trial.pair, []).append(trial)
+    seeds = [{trial.seed for trial in trials} for trials in grouped.values()]
+    is_whole = all(len(trials) == 2 for trials in grouped.values())
+    if not is_whole or any(len(found) > 1 for found in seeds) or len(set().union(*seeds)) < len(seeds):
+        raise BundleUnreadable(
+            Problem(
+                where,
+                "trials make no pairs",
+                expected="two trials of one seed in each pair, another seed in every pair",
+            )
+        )
 
 
 def _layout_problems(run: Run, hardware: Hardware) -> list[Problem]:

@@ -16,7 +16,13 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     minutes = plan.run.expected_minutes.get(plan.hardware.hardware)
     effect = None
     if num_pairs:
-        effect = smallest_effect(num_pairs, measure.expected_pair_sd_pct, measure.smallest_effect_pct, measure.alpha)
+        effect = smallest_effect(
+            num_pairs,
+            measure.expected_pair_sd_pct,
+            measure.smallest_effect_pct,
+            measure.alpha,
+            num_control_pairs=measure.control_pairs,
+        )
     return {
         "num_trials": len(plan.trials),
         "num_pairs": num_pairs,
@@ -35,7 +41,7 @@ def plan_lines(plan: Plan) -> list[str]:
     summary = plan_summary(plan)
     measure, layout = plan.run.measure, plan.layout
     rows = [
-        ("run", f"{plan.run.run} · {plan.run.workload.kind} workload · lane {plan.run.lane} · stack {plan.stack.stack}"),
+        ("run", f"{plan.run.run} · {plan.run.workload.kind} · lane {plan.run.lane} · stack {plan.stack.stack}"),
         ("where", f"{plan.cluster} · profile {plan.profile.profile} · {plan.hardware.title}"),
         ("layout", f"{layout.num_nodes} node(s) × {layout.gpus_per_node} GPU · TP {layout.tensor_parallel} "
                    f"PP {layout.pipeline_parallel} CP {layout.context_parallel} EP {layout.expert_parallel}"),

@@ -314,8 +314,9 @@ def _reasons_from_trials(case: _Case) -> Iterator[str]:
         yield f"pair {pair.pair} dropped: {pair.reason}"
     for pair in case.comparisons_that_are(PairStatus.VOID):
         yield f"pair {pair.pair} void: {pair.reason}"
-    for pair in case.fallen_back:
-        yield f"pair {pair.pair} counts as a control pair: {pair.control_reason}"
+    for reason in dict.fromkeys(pair.control_reason for pair in case.fallen_back):
+        names = name_some((pair.pair for pair in case.fallen_back if pair.control_reason == reason), limit=12)
+        yield f"used as control pairs: {names}: {reason}"
     for pair in case.evidence.scored:
         for name in (pair.first, pair.second):
             share = case.evidence.trials[name].throttled_fraction or 0.0

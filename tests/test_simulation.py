@@ -1,4 +1,4 @@
-"""A small run of the simulation behind docs/statistics.md; the full one is ``python -m benchmarks.statistics``."""
+"""A small run of the simulation behind docs/statistics.md; the full one is ``python -m benchmarks.verdicts``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.statistics import (
+from benchmarks.verdicts import (
     SCENARIOS,
     Outcome,
     find_misses,
@@ -65,7 +65,7 @@ def test_equal_seeds_give_equal_figures() -> None:
 
 
 def test_the_page_holds_the_sealed_figures() -> None:
-    sealed = json.loads((REPOSITORY / "benchmarks" / "statistics.json").read_text())
+    sealed = json.loads((REPOSITORY / "benchmarks" / "verdicts.json").read_text())
     outcomes = [Outcome(**item) for item in sealed["outcomes"]]
     assert [outcome.name for outcome in outcomes] == [scenario.name for scenario in SCENARIOS]
     assert sealed["misses"] == []

@@ -203,7 +203,7 @@ def test_enabled_that_never_ran_shows_noise_and_no_speed() -> None:
         "no pair was scored, so nothing else could be measured",
         "noise floor 0.152 %, the farther end of the 95 % interval of 6 control pairs",
     )
-    assert "pair p1 counts as a control pair: logp fell back everywhere" in judgement.verdict.reasons
+    assert "used as control pairs: p1, p2, p3, p4, p5, p6: logp fell back everywhere" in judgement.verdict.reasons
     assert (judgement.effects[0].n, judgement.noise_floor.n, judgement.verdict.num_pairs) == (0, 6, 0)
 
 

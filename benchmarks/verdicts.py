@@ -1,6 +1,6 @@
 """Simulated experiments through the real functions: how often is a verdict wrong, and how often is there none?
 
-    python -m benchmarks.statistics --out benchmarks/statistics.json --plot docs/images/power.svg
+    python -m benchmarks.verdicts --out benchmarks/verdicts.json --plot docs/images/power.svg
 
 Every experiment makes step series with drift, correlation, warm-up and outliers, in the planned order, and has them
 summarised, paired and judged by the package.  Fixed seeds and the standard library's generator.
@@ -24,7 +24,7 @@ from rlk_repro.files import write_json, write_text
 from rlk_repro.plan import Trial, order_trials
 from rlk_repro.power import power_of, smallest_effect
 from rlk_repro.results import PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus, VerdictWord
-from rlk_repro.spec import Lane, Measure, Run
+from rlk_repro.spec import Lane, Margins, Measure, Run
 from rlk_repro.stats import pair_metrics, summarise
 from rlk_repro.verdict import Judgement, judge
 
@@ -79,13 +79,19 @@ class Scenario:
     pairs: int = 6
     control_pairs: int = 0
     scored_steps: int = 20
+    reward_margin: float = 0.01
     is_barred: bool = False
     noise: Noise = Noise()
     truth: Truth = Truth()
 
     @property
     def measure(self) -> Measure:
-        return Measure(pairs=self.pairs, control_pairs=self.control_pairs, scored_steps=self.scored_steps)
+        return Measure(
+            pairs=self.pairs,
+            control_pairs=self.control_pairs,
+            scored_steps=self.scored_steps,
+            margins=Margins(raw_reward=self.reward_margin),
+        )
 
     @property
     def true_ratio(self) -> float:
@@ -114,6 +120,7 @@ SCENARIOS: Final = (
     Scenario(name="5 % faster, 2 control pairs", truth=GAIN, control_pairs=2),
     Scenario(name="5 % faster, 6 control pairs", truth=GAIN, control_pairs=6),
     Scenario(name="5 % faster, live", lane="live", truth=GAIN),
+    Scenario(name="5 % faster, live, reward margin 0.03", lane="live", truth=GAIN, reward_margin=0.03),
     Scenario(name="5 % faster, live, 12 pairs", lane="live", truth=GAIN, pairs=12),
     Scenario(name="5 % faster, live, 12 pairs of 80 steps", lane="live", truth=GAIN, pairs=12, scored_steps=80),
     Scenario(name="5 % slower, stored rollouts", truth=Truth(gain=1 / 1.05 - 1)),
