@@ -1,6 +1,6 @@
 """The command line: vime's and Megatron-LM's flag names where they have one, checked as a whole before torch loads.
 
-An unknown or shortened flag is an error.  The defaults are a run that learns (docs/reference-trainer.md).
+An unknown or shortened flag is an error.  The defaults are a run that learns in half a minute.
 """
 
 from __future__ import annotations
