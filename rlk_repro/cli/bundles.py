@@ -29,7 +29,7 @@ def verify(bundle: BundlePath, as_json: AsJson = False) -> None:
         say_json({"is_ok": is_ok, "findings": [finding.to_json() for finding in findings]})
     else:
         say_findings(findings)
-        say(f"{bundle}: {'every file is what was sealed' if is_ok else 'not what was sealed'}")
+        say(f"{bundle}: {'every file is what was sealed' if is_ok else 'does not verify'}")
     if not is_ok:
         raise typer.Exit(1)
 
