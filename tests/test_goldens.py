@@ -6,10 +6,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-import yaml
 
 from rlk_repro.resources import data_dir
 from rlk_repro.schemas import MODELS, make_schema, render_schemas
+from rlk_repro.yamlfile import parse_yaml
 
 FILES = {
     "run": [*data_dir("jobs").glob("*.yaml")],
@@ -27,11 +27,11 @@ def test_schemas_on_disk_are_those_of_the_models(name: str) -> None:
 @pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind, paths in FILES.items() for path in paths],
                          ids=lambda value: value if isinstance(value, str) else value.name)  # fmt: skip
 def test_shipped_files_satisfy_the_exported_schema(kind: str, path: Path) -> None:
-    jsonschema.Draft202012Validator(make_schema(kind)).validate(yaml.safe_load(path.read_text()))
+    jsonschema.Draft202012Validator(make_schema(kind)).validate(parse_yaml(path.name, path.read_bytes()).value)
 
 
 @pytest.mark.parametrize("kind", sorted(MODELS))
 def test_a_schema_refuses_an_unknown_key_as_the_models_do(kind: str) -> None:
-    value = {**yaml.safe_load(FILES[kind][0].read_text()), "no_such_key": 1}
+    value = {**parse_yaml(kind, FILES[kind][0].read_bytes()).value, "no_such_key": 1}
     errors = list(jsonschema.Draft202012Validator(make_schema(kind)).iter_errors(value))
     assert any("no_such_key" in error.message for error in errors)

@@ -96,8 +96,8 @@ def test_all_errors_of_a_file_come_in_one_go_with_line_path_and_nearest_key() ->
         ("ops: [logp, ratio_kl]", "ops: [logp, linear_logp]", "two operators would serve the same call"),
         ("kind: reference", "kind: referenc", "workload.kind: wrong value, got 'referenc', expected 'reference'"
          "\n  hint: did you mean 'reference'?"),
-        ("n_samples_per_prompt: 8", "num_steps_per_rollout: 5", "workload.grpo.num_steps_per_rollout: does not divide "
-         "the samples of a rollout, got 5, expected a divisor of 64"),
+        ("num_steps_per_rollout: 2", "num_steps_per_rollout: 5", "workload.grpo.num_steps_per_rollout: does not divide "
+         "the samples of a rollout, got 5, expected a divisor of 256"),
         ("lane: live", "lane: fixed-rollout", "lane: the reference trainer has no inference server to keep live"),
     ],
 )  # fmt: skip
