@@ -71,11 +71,11 @@ def verify(bundle: Path) -> tuple[float, float]:
     return time.perf_counter() - began, int(done.stdout) * 1024 / 1e6
 
 
-def check_with_tar(bundle: Path, run_id: str) -> float:
+def check_with_tar(bundle: Path) -> float:
     with tempfile.TemporaryDirectory(dir=bundle.parent) as folder:
         began = time.perf_counter()
         subprocess.run(["tar", "xzf", str(bundle), "-C", folder], check=True)
-        subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=f"{folder}/{run_id}", check=True)
+        subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
         return time.perf_counter() - began
 
 
@@ -91,7 +91,7 @@ def measure_logs(folder: Path) -> dict[str, object]:
         write(run_dir.trial(f"{number:02d}").stdout, make_logs(LOG_BYTES // NUM_TRIALS))
     seal_s, pack_s = timed(seal, run_dir), timed(pack, run_dir)
     bundle = run_dir.bundle
-    pairs = [(verify(bundle), check_with_tar(bundle, run_dir.run_id)) for _ in range(NUM_PAIRS + 1)][1:]
+    pairs = [(verify(bundle), check_with_tar(bundle)) for _ in range(NUM_PAIRS + 1)][1:]
     return {
         "logs_mb": LOG_BYTES / 1e6,
         "bundle_mb": bundle.stat().st_size / 1e6,

@@ -14,7 +14,7 @@ from rlk_repro.files import load_json
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
 from rlk_repro.manifest import Manifest, Unknown, diff_manifests
-from rlk_repro.plan import BASELINE, ENABLED, Plan, Trial
+from rlk_repro.plan import BASELINE, ENABLED, Plan, Trial, find_run_id
 from rlk_repro.results import Analysis, PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus
 from rlk_repro.rundir import RunDir, TrialDir
 from rlk_repro.stats import pair_metrics
@@ -54,7 +54,8 @@ def analyse(run_dir: RunDir) -> Analysis:
     Raises:
         BundleUnreadable: no readable plan.  Whatever else is missing becomes a status, a reason or a finding.
     """
-    plan = Plan.from_json(load_json(run_dir.plan), "plan.json")
+    record = load_json(run_dir.plan)
+    plan = Plan.from_json(record, "plan.json")
     telemetry = _read_telemetry(run_dir)
     trials = tuple(
         read_trial(plan, trial, run_dir.trial(trial.name), telemetry.get(trial.name)) for trial in plan.trials
@@ -72,7 +73,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     )
     return Analysis(
         run=plan.run.run,
-        run_id=run_dir.run_id,
+        run_id=find_run_id(record, run_dir.run_id),
         lane=plan.run.lane,
         workload=plan.run.workload.kind,
         hardware=plan.hardware.hardware,

@@ -7,13 +7,16 @@ The format: docs/bundle-format.md.
 from __future__ import annotations
 
 import re
+import shlex
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, Final
 
 from rlk_repro.files import printable
 from rlk_repro.gzip_stream import GzipReader, GzipWriter, Limits, Place
+from rlk_repro.rundir import RunDir
 from rlk_repro.units import format_bytes
 
 _BLOCK_BYTES: Final = tarfile.BLOCKSIZE
@@ -22,6 +25,7 @@ _MAX_OCTAL: Final = 8**11
 _BLANK_CHECKSUM: Final = sum(b" " * 8)
 _AFTER_CHECKSUM_BYTES: Final = 356
 _CODEC: Final = ("utf-8", "surrogateescape")
+_PLAN: Final = str(RunDir(Path()).plan)
 
 _MAX_NAME_BYTES: Final = 1024
 _MAX_PART_BYTES: Final = 255
@@ -44,7 +48,7 @@ _DRIVE: Final = re.compile(r"[A-Za-z]:|\\")
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One file or folder; ``name`` is relative to the top folder and empty for the top folder itself."""
+    """One file or folder; ``name`` is relative to the run directory and empty for that itself."""
 
     name: str
     size_bytes: int
@@ -94,15 +98,14 @@ def _render_block(name: bytes, size_bytes: int, kind: bytes) -> bytes:
 
 
 class ArchiveWriter:
-    """Writes files below one top folder, in the order they are added."""
+    """Writes files in the order they are added."""
 
-    def __init__(self, stream: BinaryIO, top: str) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         self._gzip = GzipWriter(stream)
-        self._top = top
 
     def add(self, member: Member, pieces: Iterable[bytes | memoryview]) -> int:
         """Write one file and return how many bytes of it came; the archive is void unless that is its size."""
-        self._gzip.write(render_header(f"{self._top}/{member.name}", member.size_bytes))
+        self._gzip.write(render_header(member.name, member.size_bytes))
         num_bytes = 0
         for piece in pieces:
             num_bytes += len(piece)
@@ -122,7 +125,6 @@ class ArchiveReader:
     end of the iteration the whole file has been read, and its length and CRC were right.
 
     Attributes:
-        top: the single top folder, known from the first member on.
         packed_digest: see ``GzipReader``.
         foreign_member: the first member whose header or padding ``ArchiveWriter`` would have written otherwise; headers
             are judged only where another tool packed, elsewhere ``packed_digest`` speaks for them.
@@ -142,7 +144,6 @@ class ArchiveReader:
         self._gzip = GzipReader(stream, self._place, self._limits, see_compressed)
         self._num_unread_bytes = 0
         self._is_file: dict[str, bool | None] = {}
-        self.top = ""
         self.packed_digest = self._gzip.packed_digest
         self.foreign_member: str | None = None
 
@@ -225,16 +226,14 @@ class ArchiveReader:
         path = path.removesuffix("/") if is_folder else path
         self._place.member = path
         self._check_type(info.type, overrides)
-        unsafe = find_unsafe(path)
-        if unsafe is not None:
-            self._place.refuse(f"refused, {unsafe}")
+        name = self._check_path(path, is_folder)
         size_bytes = self._find_size(info, overrides)
         self._gzip.check_room(size_bytes)
         if is_folder and size_bytes:
             self._place.refuse("refused, a folder with content")
-        name = self._enter_top(path, is_folder)
+        self._place.member = name or "."
         self._register(name, is_file=not is_folder)
-        if self.packed_digest is None and self.foreign_member is None and blocks != render_header(path, size_bytes):
+        if self.packed_digest is None and self.foreign_member is None and blocks != render_header(name, size_bytes):
             self._note_foreign(name)
         return Member(name=name, size_bytes=size_bytes, is_folder=is_folder)
 
@@ -244,20 +243,21 @@ class ArchiveReader:
         if any(key.startswith("GNU.sparse") for key in overrides):
             self._place.refuse("refused, a sparse file")
 
+    def _check_path(self, path: str, is_folder: bool) -> str:
+        """The name in the run directory; a leading ``./``, as ``tar -C folder .`` writes it, means nothing."""
+        if is_folder and path == ".":
+            return ""
+        name = path.removeprefix("./")
+        unsafe = find_unsafe(name)
+        if unsafe is not None:
+            self._place.refuse(f"refused, {unsafe}")
+        return name
+
     def _find_size(self, info: tarfile.TarInfo, overrides: dict[str, str]) -> int:
         text = overrides.get("size", str(info.size))
         if not re.fullmatch("[0-9]{1,20}", text):
             self._place.refuse("refused, size is not a number", got=text)
         return int(text)
-
-    def _enter_top(self, path: str, is_folder: bool) -> str:
-        """The name below the top folder."""
-        top, _, name = path.partition("/")
-        self.top = self.top or top
-        if top != self.top or not (name or is_folder):
-            self._place.refuse("refused, outside the top folder", expected=f"a path in {printable(self.top)}/")
-        self._place.member = name or top
-        return name
 
     def _register(self, name: str, *, is_file: bool) -> None:
         """Refuse a name met before, a file where a folder is, and one entry too many.
@@ -275,17 +275,28 @@ class ArchiveReader:
             self._place.refuse("refused, too many members", expected=f"at most {self._limits.num_members}")
 
     def _note_foreign(self, name: str) -> None:
-        self.foreign_member = self.foreign_member or name or self.top
+        self.foreign_member = self.foreign_member or name or "."
 
     def _check_end(self) -> None:
         self._place.member = ""
-        if not self.top:
+        if not self._is_file:
             self._place.refuse("holds nothing")
         if self._take(_BLOCK_BYTES) != _ZERO_BLOCK:
             self._place.refuse("ends without an end-of-archive mark")
         while piece := self._gzip.next_piece(_BLOCK_BYTES << 7):
             if bytes(piece).strip(b"\0"):
                 self._place.refuse("data after the end of the archive")
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        """Refuse a run directory that was packed from outside, so that all of it lies below some folder."""
+        files = [name for name, is_file in self._is_file.items() if is_file]
+        plan = min((name for name in files if name.endswith(f"/{_PLAN}")), key=len, default="")
+        folder = plan.removesuffix(_PLAN)
+        if folder and all(name.startswith(folder) for name in files):
+            command = f"tar czf bundle.tgz -C {shlex.quote(printable(folder))} ."
+            self._place.refuse("packed with the folder around it", got=plan,
+                               expected=f"{_PLAN} at the top", hint=f"pack it from inside: {command}")  # fmt: skip
 
 
 def _parse_long_name(body: bytes) -> str:

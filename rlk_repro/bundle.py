@@ -33,6 +33,7 @@ from rlk_repro.units import format_bytes
 
 MAX_OWN_BYTES: Final = 16 << 20
 _LAYOUT: Final = RunDir(Path())
+_UNPACKED: Final = "bundle"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +73,11 @@ class FolderReader:
     """The packed files of a run directory, read like an ``ArchiveReader``: iterate over members, ``data`` streams one.
 
     Attributes:
-        top: the run id, the archive's top folder.
         refused: what cannot be packed, by name: links, devices, unreadable files.  Complete after the iteration.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
-        self.top = run_dir.run_id
         self._stream: BinaryIO | None = None
         self._num_unread_bytes = 0
         self.refused: dict[str, str] = {}
@@ -144,7 +143,7 @@ class FolderReader:
             return "a symbolic link"
         if not entry.is_file(follow_symlinks=False):
             return "a device, socket or named pipe"
-        return find_unsafe(f"{self.top}/{name}")
+        return find_unsafe(name)
 
 
 def seal(run_dir: RunDir) -> str:
@@ -177,7 +176,7 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
     target = target or run_dir.bundle
     reader = FolderReader(run_dir)
     with replacing(target) as stream, HashThread() as hashes:
-        writer = ArchiveWriter(stream, run_dir.run_id)
+        writer = ArchiveWriter(stream)
         for member in reader:
             num_bytes = writer.add(member, hashes.pass_through(member.name, reader.data()))
             if num_bytes < member.size_bytes:
@@ -193,7 +192,7 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
 
 
 def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> RunDir:
-    """Unpack into a new folder and return the run directory in it; on failure the folder does not appear.
+    """Unpack into a new folder, which becomes the run directory; on failure it does not appear.
 
     Raises:
         BundleUnreadable: broken, unsafe or beyond the limits.
@@ -209,12 +208,12 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
         try:
             destination.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".partial-") as folder:
-                partial = Path(folder) / "bundle"
+                partial = Path(folder) / _UNPACKED
                 _write_members(reader, partial)
                 partial.rename(destination)
         except OSError as error:
             raise EnvironmentMissing(Problem(str(destination), f"cannot be written ({error.strerror})")) from error
-    return RunDir(destination / reader.top)
+    return RunDir(destination)
 
 
 @contextmanager
@@ -228,7 +227,7 @@ def open_bundle(path: Path) -> Iterator[RunDir]:
         yield RunDir(path)
         return
     with tempfile.TemporaryDirectory(prefix="rlk-repro-") as folder:
-        yield unpack(path, Path(folder) / "bundle")
+        yield unpack(path, Path(folder) / _UNPACKED)
 
 
 def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
@@ -238,9 +237,9 @@ def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
         BundleUnreadable: as ``verify_bundle``.
     """
     if path.is_dir():
-        return _inspect(FolderReader(RunDir(path)))
+        return _inspect(FolderReader(RunDir(path)), RunDir(path).run_id)
     with open_archive(path, limits=limits) as reader:
-        return _inspect(reader)
+        return _inspect(reader, _UNPACKED)
 
 
 @contextmanager
@@ -277,7 +276,7 @@ def _make_problem(run_dir: RunDir, finding: Finding) -> Problem:
 def _write_members(reader: ArchiveReader, folder: Path) -> None:
     folder.mkdir()
     for member in reader:
-        path = folder / reader.top / member.name
+        path = folder / member.name
         if member.is_folder:
             path.mkdir(parents=True, exist_ok=True)
             continue
@@ -298,17 +297,22 @@ def read_own(pieces: Iterable[Piece]) -> bytes | None:
     return bytes(data) if num_bytes <= MAX_OWN_BYTES else None
 
 
-def _inspect(reader: ArchiveReader | FolderReader) -> BundleInfo:
+def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleInfo:
+    from rlk_repro.plan import find_run_id  # pydantic, which verifying does without
+
     sizes_bytes = []
     nodes: set[str] = set()
     trials: dict[str, str] = {}
     bundle_id = None
+    run_id = folder_name
     for member in reader:
         parts = member.name.split("/")
         if not member.is_folder:
             sizes_bytes.append(member.size_bytes)
         if member.name == CHECKSUMS:
             bundle_id = sha256_bytes(read_own(reader.data()) or b"")
+        elif member.name == str(_LAYOUT.plan):
+            run_id = find_run_id(_load_own(reader.data()), folder_name)
         elif parts[0] == NODES and len(parts) > 2:
             nodes.add(parts[1])
         elif parts[0] == TRIALS and len(parts) > 2:
@@ -316,7 +320,7 @@ def _inspect(reader: ArchiveReader | FolderReader) -> BundleInfo:
             if member.name == str(_LAYOUT.trial(parts[1]).exit):
                 trials[parts[1]] = _read_status(reader.data())
     return BundleInfo(
-        run_id=reader.top,
+        run_id=run_id,
         bundle_id=bundle_id,
         num_files=len(sizes_bytes),
         size_bytes=sum(sizes_bytes),
@@ -326,9 +330,16 @@ def _inspect(reader: ArchiveReader | FolderReader) -> BundleInfo:
 
 
 def _read_status(pieces: Iterable[Piece]) -> str:
-    try:
-        value = parse_json("", read_own(pieces) or b"")
-    except BundleUnreadable:
+    value = _load_own(pieces)
+    if value is None:
         return "unreadable"
     status = value.get("status") if isinstance(value, dict) else None
     return status if isinstance(status, str) else "not recorded"
+
+
+def _load_own(pieces: Iterable[Piece]) -> Any:
+    """One of our own JSON files, or None where it cannot be read."""
+    try:
+        return parse_json("", read_own(pieces) or b"")
+    except BundleUnreadable:
+        return None

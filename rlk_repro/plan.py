@@ -20,6 +20,7 @@ from rlk_repro.spec import Hardware, Layout, Profile, Run, Stack, Variant
 from rlk_repro.specfile import Loaded, Override
 
 SCHEMA: Final = 1
+_RUN_ID: Final = "run_id"
 M = TypeVar("M", bound=BaseModel)
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
@@ -165,6 +166,22 @@ class Plan:
                         hint="the file was changed after submission")
             )  # fmt: skip
         return plan
+
+
+def make_record(plan: Plan, run_id: str) -> dict[str, Any]:
+    """The content of a run's plan file: the plan, and the run id, which is in neither hash."""
+    return {**plan.to_json(), _RUN_ID: run_id}
+
+
+def find_run_id(record: Any, folder_name: str) -> str:
+    """The run id in a plan file; the name of the run's folder where the file has none that could name one.
+
+    Recorded, so that an analysis stays the same wherever its run directory was moved, renamed or unpacked.
+    """
+    run_id = record.get(_RUN_ID) if isinstance(record, Mapping) else None
+    if not isinstance(run_id, str) or not run_id.isprintable() or "/" in run_id or run_id in {"", ".", ".."}:
+        return folder_name
+    return run_id
 
 
 def flag_overrides(*, lane: str | None, pairs: int | None, control_pairs: int | None) -> list[Override]:

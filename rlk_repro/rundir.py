@@ -99,6 +99,7 @@ class RunDir:
 
     @property
     def run_id(self) -> str:
+        """The name by which commands find it; a folder that was moved keeps the recorded one inside (plan.py)."""
         return self.root.absolute().name
 
     # the author's bytes

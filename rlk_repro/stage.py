@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from rlk_repro.backends.api import Job
 from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.files import dump_json, write_bytes
-from rlk_repro.plan import Plan
+from rlk_repro.plan import Plan, make_record
 from rlk_repro.rundir import RunDir, runs_root
 
 
@@ -56,7 +56,7 @@ def _list_files(plan: Plan, inputs: Inputs, run_dir: RunDir, job: Job) -> Iterat
     yield run_dir.stack_yaml, inputs.stack
     yield run_dir.hardware_yaml, inputs.hardware
     yield run_dir.profile_yaml, inputs.profile
-    yield run_dir.plan, dump_json(plan.to_json())
+    yield run_dir.plan, dump_json(make_record(plan, run_dir.run_id))
     for name, text in job.files.items():
         if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise SpecError(Problem("job file", "leaves the job folder", got=name, expected="a relative path"))

@@ -24,8 +24,9 @@ def make_run_dir(parent: Path) -> RunDir:
     """Unsealed: our JSON, logs, odd names, empty and incompressible content, and what is never packed."""
     run_dir = RunDir(parent / RUN_ID)
     noise = random.Random(0)
-    for path in (run_dir.plan, run_dir.submission, run_dir.node("n0").manifest):
+    for path in (run_dir.submission, run_dir.node("n0").manifest):
         _write(path, json.dumps({"schema": 1}).encode())
+    _write(run_dir.plan, json.dumps({"schema": 1, "run_id": RUN_ID}).encode())
     _write(run_dir.run_yaml, b"run: smoke\n")
     for name, status in ((TRIAL, "ok"), ("01-p0-enabled", "failed")):
         trial = run_dir.trial(name)
@@ -63,10 +64,10 @@ def rewrite(
     out = io.BytesIO()
     with tarfile.open(bundle) as old, tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as new:
         for info in old:
-            if info.name.removeprefix(f"{RUN_ID}/") not in removed:
+            if info.name not in removed:
                 new.addfile(info, old.extractfile(info))
         for name, data in (added or {}).items():
-            info = tarfile.TarInfo(f"{RUN_ID}/{name}")
+            info = tarfile.TarInfo(name)
             info.size = len(data)
             new.addfile(info, io.BytesIO(data))
     return write_as_packed(target, out.getvalue())

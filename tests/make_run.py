@@ -14,7 +14,7 @@ from rlk_repro.analysis import analyse
 from rlk_repro.bundle import pack, seal
 from rlk_repro.files import dump_json_line, write_json, write_text
 from rlk_repro.manifest import Manifest, Section, Unknown
-from rlk_repro.plan import ENABLED, Plan, Trial, make_plan
+from rlk_repro.plan import ENABLED, Plan, Trial, make_plan, make_record
 from rlk_repro.resources import data_dir, hardware_folders, profile_folders, run_folders, stack_folders
 from rlk_repro.rundir import RunDir, TrialDir
 from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack, parse_overrides
@@ -66,7 +66,7 @@ def make_run(root: Path, recipe: Recipe = Recipe(), change: Callable[[RunDir], N
         (run_dir.profile_yaml, data_dir("jobs") / "profiles" / "local.yaml"),
     ):
         write_text(path, source.read_text())
-    write_json(run_dir.plan, plan.to_json())
+    write_json(run_dir.plan, make_record(plan, run_dir.run_id))
     node = run_dir.node("node0")
     facts: dict[str, Section] = {"gpu": {"count": 1, "driver": "580.159.04", "rocm_version": Unknown("no AMD GPU")}}
     write_json(node.manifest, Manifest(node="node0", sections=facts).to_json())

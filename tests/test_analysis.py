@@ -20,6 +20,22 @@ def test_the_same_bytes_give_the_same_analysis_wherever_they_lie(tmp_path: Path,
     assert first == second
 
 
+def test_a_renamed_run_directory_gives_the_same_analysis(tmp_path: Path, weird_name: str) -> None:
+    run_dir = make_run(tmp_path / "id")
+    first = dump_json(analyse(run_dir).to_json())
+    renamed = RunDir(run_dir.root.rename(tmp_path / weird_name))
+    assert dump_json(analyse(renamed).to_json()) == first
+    assert analyse(renamed).run_id == "id"
+
+
+def test_without_a_recorded_run_id_the_folder_gives_it(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "id")
+    record = load_json(run_dir.plan)
+    del record["run_id"]
+    write_json(run_dir.plan, record)
+    assert analyse(run_dir).run_id == "id"
+
+
 def test_an_analysis_survives_a_round_trip(tmp_path: Path) -> None:
     data = dump_json(analyse(make_run(tmp_path / "id")).to_json())
     assert dump_json(Analysis.from_json(json.loads(data)).to_json()) == data

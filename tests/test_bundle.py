@@ -45,7 +45,7 @@ def test_a_stranger_checks_a_bundle_with_tar_and_sha256sum(bundle: Path, tmp_pat
     folder.mkdir()
     subprocess.run(["tar", "xzf", bundle], cwd=folder, check=True)
     check = [shutil.which("sha256sum") or "sha256sum", "-c", "--strict", "SHA256SUMS"]
-    done = subprocess.run(check, cwd=folder / RUN_ID, check=True, capture_output=True)
+    done = subprocess.run(check, cwd=folder, check=True, capture_output=True)
     assert done.stderr == b""
     assert done.stdout.count(b": OK\n") == 29
 
@@ -67,8 +67,8 @@ def test_packing_twice_gives_the_same_bytes(run_dir: RunDir, bundle: Path, tmp_p
     assert pack(run_dir, tmp_path / "again.tgz").read_bytes() == bundle.read_bytes()
 
 
-def test_neither_place_nor_time_nor_mode_changes_the_bytes(run_dir: RunDir, bundle: Path, tmp_path: Path) -> None:
-    copy = RunDir(tmp_path / "elsewhere" / RUN_ID)
+def test_neither_name_nor_time_nor_mode_changes_the_bytes(run_dir: RunDir, bundle: Path, tmp_path: Path) -> None:
+    copy = RunDir(tmp_path / "elsewhere" / "another name")
     old_mask = os.umask(0o077)
     try:
         for name, data in reversed(read_tree(run_dir.root).items()):
@@ -83,11 +83,11 @@ def test_neither_place_nor_time_nor_mode_changes_the_bytes(run_dir: RunDir, bund
     assert again.read_bytes() == bundle.read_bytes()
 
 
-def test_members_are_sorted_files_in_one_folder_without_owner_or_time(bundle: Path, run_dir: RunDir) -> None:
+def test_members_are_sorted_files_without_a_folder_around_owner_or_time(bundle: Path, run_dir: RunDir) -> None:
     with tarfile.open(bundle, encoding="utf-8") as archive:
         members = archive.getmembers()
     names = [member.name for member in members]
-    assert names == sorted((f"{RUN_ID}/{name}" for name in packed_names(run_dir)), key=os.fsencode)
+    assert names == sorted(packed_names(run_dir), key=os.fsencode)
     assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode, m.type) for m in members} == {
         (0, 0, 0, "", "", 0o644, tarfile.REGTYPE)
     }
@@ -96,7 +96,7 @@ def test_members_are_sorted_files_in_one_folder_without_owner_or_time(bundle: Pa
 
 def test_unpacking_gives_every_packed_byte_back(run_dir: RunDir, bundle: Path, tmp_path: Path) -> None:
     unpacked = unpack(bundle, tmp_path / "out")
-    assert unpacked.root == tmp_path / "out" / RUN_ID
+    assert unpacked.root == tmp_path / "out"
     tree = read_tree(run_dir.root)
     assert read_tree(unpacked.root) == {name: tree[name] for name in packed_names(run_dir)}
     assert {f"scheduler/{name}" for name in ODD_NAMES} <= packed_names(run_dir)
@@ -222,6 +222,24 @@ def test_any_tar_reads_our_headers(name: str, size_bytes: int) -> None:
         info = archive.next()
     assert info is not None
     assert (info.name, info.size, info.mtime, info.uid, info.mode) == (path, size_bytes, 0, 0, 0o644)
+
+
+def test_the_run_id_is_the_recorded_one_whatever_the_folder_is_called(run_dir: RunDir, bundle: Path) -> None:
+    renamed = run_dir.root.rename(run_dir.root.with_name("renamed"))
+    assert inspect_bundle(renamed).run_id == RUN_ID
+    assert inspect_bundle(renamed / bundle.name).run_id == RUN_ID
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"schema": 1}', b'{"run_id": "../up"}', b'{"run_id": "a\\u001bc"}', b'{"run_id": 3}', b"\xff"]
+)
+def test_without_a_recorded_run_id_the_folder_gives_it(run_dir: RunDir, content: bytes) -> None:
+    run_dir.plan.write_bytes(content)
+    renamed = RunDir(run_dir.root.rename(run_dir.root.with_name("renamed")))
+    assert inspect_bundle(renamed.root).run_id == "renamed"
+    bundle = pack(renamed)
+    with open_bundle(bundle) as opened:
+        assert inspect_bundle(bundle).run_id == opened.run_id == "bundle"
 
 
 def test_inspecting_lists_trials_with_status_and_nodes(run_dir: RunDir, bundle: Path) -> None:

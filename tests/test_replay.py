@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from rlk_repro.bundle import inspect_bundle
 from rlk_repro.errors import CheckFailed
 from rlk_repro.files import load_json, write_json, write_text
 from rlk_repro.findings import Finding, Level
+from rlk_repro.launch import report_context
 from rlk_repro.replay import check_drift, prepare, reanalyse
+from rlk_repro.report import write_report
 from rlk_repro.rundir import RunDir
+from rlk_repro.verify import verify_bundle
 from tests.make_run import finish_run, make_run
 
 
@@ -22,6 +28,11 @@ def reseal(run_dir: RunDir) -> Path:
     return pack(run_dir)
 
 
+def report(root: Path, folder: Path) -> bytes:
+    context = report_context(RunDir(root), Path("bundle.tgz"))
+    return write_report(reanalyse(root).analysis, folder, context).html.read_bytes()
+
+
 @pytest.fixture
 def sealed(tmp_path: Path) -> RunDir:
     run_dir = make_run(tmp_path / "id")
@@ -33,6 +44,23 @@ def test_an_untouched_bundle_is_reproduced_from_its_logs(sealed: RunDir) -> None
     recorded = reanalyse(sealed.bundle)
     assert recorded.analysis.run == "smoke"
     assert recorded.inputs.run == sealed.run_yaml.read_bytes()
+
+
+def test_a_folder_unpacked_by_plain_tar_is_as_good_as_the_bundle(
+    sealed: RunDir, tmp_path: Path, weird_name: str
+) -> None:
+    folder = tmp_path / weird_name
+    folder.mkdir()
+    subprocess.run(["tar", "xzf", sealed.bundle], cwd=folder, check=True)
+    assert verify_bundle(folder) == []
+    assert inspect_bundle(folder) == inspect_bundle(sealed.bundle)
+    assert reanalyse(folder) == reanalyse(sealed.bundle)
+    assert report(folder, tmp_path / "a") == report(sealed.root, tmp_path / "b")
+
+
+def test_a_moved_run_directory_is_reproduced(sealed: RunDir, tmp_path: Path) -> None:
+    recorded = reanalyse(sealed.root)
+    assert reanalyse(Path(shutil.move(sealed.root, tmp_path / "moved"))) == recorded
 
 
 def test_a_changed_log_with_redone_checksums_is_refused(sealed: RunDir) -> None:

@@ -201,7 +201,8 @@ def test_an_exploratory_run_says_so_before_its_verdict() -> None:
 def test_the_page_tells_how_to_check_and_to_run_again() -> None:
     text = Page(render_html(small(), Context(bundle="runs/x/bundle.tgz"))).text
     for command in (
-        "tar xzf runs/x/bundle.tgz && sha256sum -c SHA256SUMS",
+        "mkdir check && tar xzf runs/x/bundle.tgz -C check",
+        "(cd check && sha256sum -c --quiet SHA256SUMS)",
         "rlk-repro verify runs/x/bundle.tgz",
         "rlk-repro replay runs/x/bundle.tgz --analyze-only",
         "rlk-repro replay runs/x/bundle.tgz run the same experiment",

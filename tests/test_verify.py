@@ -23,7 +23,7 @@ from rlk_repro.findings import Finding, Level, has_blocking
 from rlk_repro.job import resume
 from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
-from tests.bundle_examples import LOG, RUN_ID, TRIAL, make_run_dir, read_tar, rewrite, write_as_packed
+from tests.bundle_examples import LOG, TRIAL, make_run_dir, read_tar, rewrite, write_as_packed
 
 NUM_CHANGES = 1000
 EMPTY_DIGEST = sha256_bytes(b"")
@@ -255,13 +255,40 @@ def test_the_schema_numbers_are_those_of_the_writers() -> None:
 def test_a_bundle_repacked_with_plain_tar_is_still_good(bundle: Path, tmp_path: Path) -> None:
     unpack(bundle, tmp_path / "out")
     again = tmp_path / "again.tgz"
-    subprocess.run(["tar", "czf", again, "-C", tmp_path / "out", RUN_ID], check=True)
+    subprocess.run(["tar", "czf", again, "-C", tmp_path / "out", "."], check=True)
     found = verify_bundle(again)
     expected, header = "packed by rlk-repro", "another owner, mode, time or padding, here first"
     assert found == [
+        Finding(Level.WARNING, ".", "a header as rlk-repro writes it", header),
         Finding(Level.WARNING, str(again), expected, "packed by another tool; the content is checked"),
-        Finding(Level.WARNING, RUN_ID, "a header as rlk-repro writes it", header),
     ]
+
+
+@pytest.mark.parametrize("folder", ["a run", "runs/a run"])
+def test_a_bundle_packed_with_folders_around_it_is_told_how_to_pack(bundle: Path, tmp_path: Path, folder: str) -> None:
+    out = tmp_path / "out"
+    unpack(bundle, out / folder)
+    again = tmp_path / "again.tgz"
+    subprocess.run(["tar", "czf", again, "-C", out, folder], check=True)
+    with pytest.raises(BundleUnreadable) as caught:
+        verify_bundle(again)
+    assert str(caught.value) == (
+        f"{again}: packed with the folder around it, got '{folder}/plan.json', expected plan.json at the top\n"
+        f"  hint: pack it from inside: tar czf bundle.tgz -C '{folder}/' ."
+    )
+    with pytest.raises(BundleUnreadable):
+        unpack(again, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_bundle_whose_members_begin_with_a_dot_unpacks_as_any_other(
+    run_dir: RunDir, bundle: Path, tmp_path: Path
+) -> None:
+    unpack(bundle, tmp_path / "out")
+    again = tmp_path / "again.tgz"
+    subprocess.run(["tar", "czf", again, "-C", tmp_path / "out", "."], check=True)
+    assert unpack(again, tmp_path / "again").checksums.read_bytes() == run_dir.checksums.read_bytes()
+    assert verify_bundle(tmp_path / "again") == []
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
@@ -275,14 +302,14 @@ def test_other_tar_formats_are_read(run_dir: RunDir, tmp_path: Path, form: int) 
     again = tmp_path / "again.tgz"
     with tarfile.open(again, "w:gz", format=form, encoding="utf-8") as archive:
         for name in (*digests(run_dir), CHECKSUMS):
-            archive.add(run_dir.root / name, f"{RUN_ID}/{name}")
+            archive.add(run_dir.root / name, name)
     assert not has_blocking(verify_bundle(again))
 
 
 def test_one_changed_header_field_in_a_recompressed_bundle_is_named(bundle: Path, tmp_path: Path) -> None:
     tar = bytearray(read_tar(bundle))
     again = tmp_path / "again.tgz"
-    start = tar.index(f"{RUN_ID}/run.yaml\0".encode())
+    start = tar.index(b"run.yaml\0")
     tar[start + 146] ^= 1  # the last digit of mtime
     again.write_bytes(gzip.compress(_with_checksum(tar, start)))
     assert [finding.where for finding in verify_bundle(again)] == [str(again), "run.yaml"]
@@ -303,7 +330,7 @@ def test_every_byte_of_a_recompressed_tar_counts(bundle: Path, tmp_path: Path) -
 def test_an_added_empty_folder_is_found(bundle: Path, tmp_path: Path) -> None:
     out = io.BytesIO(read_tar(bundle))
     with tarfile.open(fileobj=out, mode="a") as archive:
-        info = tarfile.TarInfo(f"{RUN_ID}/nodes/empty")
+        info = tarfile.TarInfo("nodes/empty")
         info.type = tarfile.DIRTYPE
         archive.addfile(info)
     again = write_as_packed(tmp_path / "again.tgz", out.getvalue())

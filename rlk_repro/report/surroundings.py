@@ -163,7 +163,8 @@ def make_commands(view: View) -> Commands:
     bundle = shlex.quote(view.context.bundle)
     return Commands(
         lines=(
-            (f"tar xzf {bundle} && sha256sum -c SHA256SUMS", "check every file, without this tool"),
+            (f"mkdir check && tar xzf {bundle} -C check", "unpack into an empty folder, without this tool"),
+            ("(cd check && sha256sum -c --quiet SHA256SUMS)", "check every file, without this tool"),
             (f"rlk-repro verify {bundle}", "check the bundle, its hashes and its manifests"),
             (f"rlk-repro replay {bundle} --analyze-only", "compute this analysis again from the logs"),
             (f"rlk-repro replay {bundle}", "run the same experiment again and compare"),
