@@ -304,7 +304,7 @@ def test_rollouts_that_do_not_come_are_an_error(tmp_path: Path, actions: list[st
 def test_an_unreadable_plan_is_a_finding_and_an_error(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run")
     plan = load_json(run_dir.plan)
-    plan["experiment"]["trials"].pop()
+    plan["experiment"]["run"]["purpose"] = "another"
     write_json(run_dir.plan, plan)
     with pytest.raises(BundleUnreadable, match="hashes do not fit the content"):
         run_example(run_dir)

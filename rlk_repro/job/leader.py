@@ -30,13 +30,12 @@ from rlk_repro.job.resume import find_open_trials, read_exit, set_aside
 from rlk_repro.job.rollouts import store_rollouts
 from rlk_repro.job.stop import Stop
 from rlk_repro.job.telemetry import Current
-from rlk_repro.job.trial import Outcome, Watch, run_command, run_trial
+from rlk_repro.job.trial import Outcome, Watch, make_scrubber, run_command, run_trial
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.results import TrialStatus
 from rlk_repro.rundir import RunDir
-from rlk_repro.secrets import Scrubber
 from rlk_repro.workloads.api import Command
-from rlk_repro.workloads.environment import resolve_env
+from rlk_repro.workloads.environment import profile_env, resolve_env
 
 
 class Leader:
@@ -48,7 +47,8 @@ class Leader:
         self._place = place
         self._parts = parts
         self._stop = Stop()
-        self._journal = Journal(run_dir, place.allocation, place.node, Scrubber.from_environment().text)
+        scrubber = make_scrubber(profile_env(plan)[1], os.environ)
+        self._journal = Journal(run_dir, place.allocation, place.node, scrubber.text)
         self._progress = ProgressWriter(run_dir, len(plan.trials), plan.num_steps)
         self._current = Current()
         self._findings: list[Finding] = []
@@ -76,10 +76,10 @@ class Leader:
         for name, step in steps:
             with self._journal.phase(name) as phase:
                 step()
-            if phase.error is not None:
-                code, message = phase.exit_code, f"{name}: {phase.error}"
-            elif self._stop.signal is not None:
+            if self._stop.signal is not None:
                 code, message = 128 + self._stop.signal, f"stopped by {self._stop.signal.name}"
+            elif phase.error is not None:
+                code, message = phase.exit_code, f"{name}: {phase.error}"
             if code:
                 break
         self._end_followers()

@@ -63,9 +63,9 @@ class Watch:
     see_pid: Callable[[int], object]
 
 
-def make_scrubber(command: Command, environ: Mapping[str, str]) -> Scrubber:
+def make_scrubber(from_env: Mapping[str, str], environ: Mapping[str, str]) -> Scrubber:
     """Knows the secrets of the environment, and everything that comes by ``from_env`` whatever its name."""
-    named = {f"{name}_SECRET": environ.get(source, "") for name, source in command.from_env.items()}
+    named = {f"{name}_SECRET": environ.get(source, "") for name, source in from_env.items()}
     return Scrubber.from_environment({**environ, **named})
 
 
@@ -92,7 +92,7 @@ def run_trial(
 def run_command(command: Command, log: Path, *, limits: Limits, stop: Stop, watch: Watch) -> Outcome:
     """Run a command with its output going to ``log``."""
     env = resolve_env(command, os.environ)
-    scrubber = make_scrubber(command, os.environ)
+    scrubber = make_scrubber(command.from_env, os.environ)
     num_oom_kills = count_oom_kills()
     started_unix_s = time.time()
     with LogWriter(log, scrubber.bytes, utc_now) as writer:
@@ -110,14 +110,14 @@ def run_command(command: Command, log: Path, *, limits: Limits, stop: Stop, watc
 
 def record_command(command: Command, run_dir: RunDir) -> dict[str, Any]:
     """The content of ``command.json``; paths in the run directory begin with ``{run_dir}``."""
-    scrubber = make_scrubber(command, os.environ)
+    scrubber = make_scrubber(command.from_env, os.environ)
     argv = [scrubber.text(part) for part in scrub_argv(command.argv)]
     return {"schema": SCHEMA, "argv": [_relocate(part, run_dir) for part in argv]}
 
 
 def record_env(command: Command, run_dir: RunDir, env: Mapping[str, str]) -> dict[str, Any]:
     """The content of ``env.json``: what the command sets, and of what it inherits the variables that steer a run."""
-    scrubber = make_scrubber(command, os.environ)
+    scrubber = make_scrubber(command.from_env, os.environ)
     recorded = environment.select(env) | {name: scrubber.text(value) for name, value in command.env.items()}
     recorded |= {name: f"<from {source}>" for name, source in command.from_env.items()}
     return {"schema": SCHEMA, "env": {name: _relocate(value, run_dir) for name, value in recorded.items()}}
