@@ -92,6 +92,25 @@ class NodeDir:
 
 
 @dataclass(frozen=True)
+class RolloutDir:
+    """The stored rollouts of one seed, and the log of the command that made them."""
+
+    path: Path
+
+    @property
+    def template(self) -> str:
+        """How trainers are told the files; ``{rollout_id}`` is theirs to fill in."""
+        return str(self.path.absolute() / "{rollout_id}.pt")
+
+    def file(self, rollout_id: int) -> Path:
+        return self.path / f"{rollout_id}.pt"
+
+    @property
+    def stdout(self) -> Path:
+        return self.path / STDOUT
+
+
+@dataclass(frozen=True)
 class RunDir:
     """Every path of one submission, from its root."""
 
@@ -147,17 +166,8 @@ class RunDir:
     def rollouts(self) -> Path:
         return self.root / "rollouts"
 
-    @property
-    def rollout_template(self) -> str:
-        """How trainers are told the files of stored rollouts; ``{rollout_id}`` is theirs to fill in."""
-        return str(self.rollouts.absolute() / "{rollout_id}.pt")
-
-    def rollout_file(self, rollout_id: int) -> Path:
-        return self.rollouts / f"{rollout_id}.pt"
-
-    @property
-    def rollouts_log(self) -> Path:
-        return self.rollouts / STDOUT
+    def rollouts_of(self, seed: int) -> RolloutDir:
+        return RolloutDir(self.rollouts / str(seed))
 
     @property
     def nodes(self) -> Path:

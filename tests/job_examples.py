@@ -64,7 +64,7 @@ class FakeWorkload:
 
     actions: Sequence[str] = QUICK
     by_trial: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    rollouts: Sequence[str] | None = None
+    rollouts: Mapping[int, Sequence[str]] = field(default_factory=dict)
     problems: Sequence[Problem] = ()
 
     def find_problems(self, plan: Plan) -> list[Problem]:  # noqa: ARG002
@@ -75,8 +75,8 @@ class FakeWorkload:
         own = record_env(run_dir.trial(trial.name)) | switch_env(plan, trial)
         return _make_command(self.by_trial.get(trial.name, self.actions), plain | own, from_env)
 
-    def rollout_command(self, plan: Plan, run_dir: RunDir) -> Command | None:  # noqa: ARG002
-        return None if self.rollouts is None else _make_command(self.rollouts, {}, {})
+    def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG002
+        return {seed: _make_command(actions, {}, {}) for seed, actions in self.rollouts.items()}
 
 
 def _make_command(actions: Sequence[str], env: Mapping[str, str], from_env: Mapping[str, str]) -> Command:

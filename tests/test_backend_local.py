@@ -122,8 +122,10 @@ def test_the_reference_trainer_runs_from_submission_to_analysis(
     assert local.poll(submission).reason == "sealed, 2 of 2 trials ok"
     analysis = Analysis.from_json(load_json(run_dir.analysis))
     assert [trial.num_steps_found for trial in analysis.trials] == [2, 2]
+    differences = [trial.summary("train_rollout_logprob_abs_diff") for trial in analysis.trials]
+    assert all(item is not None and item.maximum < 1e-5 for item in differences)
     assert verify_bundle(run_dir.bundle) == []
-    assert len(list(run_dir.rollouts.glob("*.pt"))) == num_files
+    assert len(list(run_dir.rollouts.glob("*/*.pt"))) == num_files
 
 
 def test_a_later_process_with_the_same_pid_is_not_ours(tmp_path: Path) -> None:

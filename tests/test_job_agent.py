@@ -266,23 +266,23 @@ TRAIN_ONLY = ["measure.pairs=1", "measure.warmup_steps=1", "measure.scored_steps
 
 def test_rollouts_are_stored_once_recorded_by_hash_and_used_again(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run", TRAIN_ONLY)
-    workload = FakeWorkload(rollouts=[f"save:{run_dir.rollout_template}:3"])
+    workload = FakeWorkload(rollouts={7: [f"save:{run_dir.rollouts_of(7).template}:3"]})
     assert run_example(run_dir, workload, analyse=break_analysis) == 70
-    files = load_json(run_dir.prepared)["rollouts"]["files"]
+    files = load_json(run_dir.prepared)["rollouts"]["7"]["files"]
     assert list(files) == ["0.pt", "1.pt", "2.pt"]
-    moment = run_dir.rollout_file(0).stat().st_mtime_ns
+    moment = run_dir.rollouts_of(7).file(0).stat().st_mtime_ns
     assert run_example(run_dir, workload, is_resuming=True) == 0
-    assert run_dir.rollout_file(0).stat().st_mtime_ns == moment
+    assert run_dir.rollouts_of(7).file(0).stat().st_mtime_ns == moment
 
 
 def test_stored_rollouts_that_changed_are_refused(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run", TRAIN_ONLY)
-    workload = FakeWorkload(rollouts=[f"save:{run_dir.rollout_template}:3"])
+    workload = FakeWorkload(rollouts={7: [f"save:{run_dir.rollouts_of(7).template}:3"]})
     run_example(run_dir, workload, analyse=break_analysis)
-    write_text(run_dir.rollout_file(1), "other")
+    write_text(run_dir.rollouts_of(7).file(1), "other")
     assert run_example(run_dir, workload, is_resuming=True) == 1
     assert message(run_dir) == (
-        f"rollouts: {run_dir.rollouts}: stored rollouts changed since they were made, got '1.pt'\n"
+        f"rollouts: {run_dir.rollouts}/7: stored rollouts changed since they were made, got '1.pt'\n"
         "  hint: submit a new run"
     )
 
@@ -291,12 +291,12 @@ def test_stored_rollouts_that_changed_are_refused(tmp_path: Path) -> None:
     ("actions", "expected"),
     [
         (["exit:5"], "stdout.log: rollouts were not stored (exit code 5)"),
-        (QUICK, "rollouts: 3 of 3 missing, got '0.pt'"),
+        (QUICK, "rollouts/7: 3 of 3 missing, got '0.pt'"),
     ],
 )
 def test_rollouts_that_do_not_come_are_an_error(tmp_path: Path, actions: list[str], expected: str) -> None:
     _, run_dir = make_staged(tmp_path / "run", TRAIN_ONLY)
-    assert run_example(run_dir, FakeWorkload(rollouts=actions)) == 1
+    assert run_example(run_dir, FakeWorkload(rollouts={7: actions})) == 1
     assert message(run_dir).endswith(expected)
     assert statuses(run_dir) == {}
 

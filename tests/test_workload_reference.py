@@ -17,7 +17,7 @@ from rlk_repro.rundir import RunDir
 from rlk_repro.workloads import WORKLOADS, environment, get_workload, reference
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
-from tests.job_examples import PROFILE, make_example_plan
+from tests.job_examples import PROFILE, SETTINGS, make_example_plan
 
 RUN_DIR = RunDir(Path("/runs/a b/{x}"))
 BASELINE, ENABLED = "00-p1-baseline", "01-p1-enabled"
@@ -79,16 +79,18 @@ def test_the_device_is_the_hardwares(hardware: str, device: str) -> None:
 
 
 def test_the_live_lane_stores_nothing_and_the_train_only_lane_reads_what_was_stored() -> None:
-    assert reference.rollout_command(make_example_plan()[0], RUN_DIR) is None
-    plan = make_example_plan(["lane=train-only"])[0]
-    stored = reference.rollout_command(plan, RUN_DIR)
-    assert stored is not None
-    assert "RLK_REPRO_OPS_DIR" not in stored.env
-    args = parse_args(stored.argv[3:])
-    assert (args.debug_rollout_only, args.seed, args.num_rollout) == (True, 1234, plan.num_steps)
-    assert args.save_debug_rollout_data == "/runs/a b/{x}/rollouts/{rollout_id}.pt"
+    assert reference.rollout_commands(make_example_plan()[0], RUN_DIR) == {}
+    plan = make_example_plan([*SETTINGS, "lane=train-only"])[0]
+    stored = reference.rollout_commands(plan, RUN_DIR)
+    assert list(stored) == [1234, 1235]
+    for seed, command in stored.items():
+        assert "RLK_REPRO_OPS_DIR" not in command.env
+        args = parse_args(command.argv[3:])
+        assert (args.seed, args.num_rollout, args.debug_rollout_only) == (seed, plan.num_steps, False)
+        assert args.save_debug_rollout_data == f"/runs/a b/{{x}}/rollouts/{seed}/{{rollout_id}}.pt"
     for command in commands(plan).values():
-        assert parse_args(command.argv[3:]).load_debug_rollout_data == args.save_debug_rollout_data
+        args = parse_args(command.argv[3:])
+        assert args.load_debug_rollout_data == f"/runs/a b/{{x}}/rollouts/{args.seed}/{{rollout_id}}.pt"
 
 
 def test_the_profiles_variables_reach_every_trainer_and_secrets_stay_names() -> None:

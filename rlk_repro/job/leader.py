@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.files import write_json
@@ -50,6 +51,7 @@ class Leader:
         scrubber = make_scrubber(profile_env(plan)[1], os.environ)
         self._journal = Journal(run_dir, place.allocation, place.node, scrubber.text)
         self._progress = ProgressWriter(run_dir, len(plan.trials), plan.num_steps)
+        self._limits = Limits(time_limit_s=plan.run.time_limit_min * 60, grace_s=parts.deadlines.grace_s)
         self._current = Current()
         self._findings: list[Finding] = []
 
@@ -118,11 +120,16 @@ class Leader:
         return missing if found is None else found
 
     def _store_rollouts(self) -> None:
-        command = self._parts.workload.rollout_command(self._plan, self._run_dir)
-        if command is None:
-            return
-        self._progress.enter(Phase.PREPARING, "storing rollouts")
-        store_rollouts(self._plan, self._run_dir, command, self._execute)
+        commands = self._parts.workload.rollout_commands(self._plan, self._run_dir)
+        for number, (seed, command) in enumerate(commands.items(), start=1):
+            self._progress.enter(Phase.PREPARING, f"storing rollouts {number} of {len(commands)}")
+            store_rollouts(self._plan, self._run_dir, seed, command, self._run_plainly)
+            if self._stop.signal is not None:
+                return
+
+    def _run_plainly(self, command: Command, log: Path) -> Outcome:
+        watch = Watch(see_output=lambda _: None, see_pid=lambda _: None)
+        return run_command(command, log, limits=self._limits, stop=self._stop, watch=watch)
 
     def _run_trials(self) -> None:
         trials = find_open_trials(self._plan, self._run_dir)
@@ -145,33 +152,33 @@ class Leader:
 
     def _run_trial(self, trial: Trial, *, num_left: int) -> None:
         self._progress.begin_trial(trial.name, trial.index, num_left)
-        outcome = self._execute(self._make_command(trial), trial)
+
+        def see_pid(pid: int) -> None:
+            self._current = Current(trial=trial.name, session=pid)
+
+        try:
+            outcome = run_trial(
+                self._make_command(trial),
+                self._run_dir,
+                self._run_dir.trial(trial.name),
+                allocation=self._place.allocation,
+                limits=self._limits,
+                stop=self._stop,
+                watch=Watch(see_output=self._progress.see_output, see_pid=see_pid),
+            )
+        finally:
+            self._current = Current()
         self._progress.end_trial(outcome.ended.duration_s)
         self._journal.record(
-            "trial", trial=trial.name, status=outcome.status.value, reason=outcome.reason,
+            "trial",
+            trial=trial.name,
+            status=outcome.status.value,
+            reason=outcome.reason,
             num_leftovers=outcome.ended.num_leftovers,
-        )  # fmt: skip
+        )
 
     def _make_command(self, trial: Trial) -> Command:
         return self._parts.workload.trainer_command(self._plan, trial, self._run_dir)
-
-    def _execute(self, command: Command, trial: Trial | None = None) -> Outcome:
-        name = None if trial is None else trial.name
-
-        def see_pid(pid: int) -> None:
-            self._current = Current(trial=name, session=pid)
-
-        watch = Watch(see_output=self._progress.see_output, see_pid=see_pid)
-        limits = Limits(time_limit_s=self._plan.run.time_limit_min * 60, grace_s=self._parts.deadlines.grace_s)
-        try:
-            if name is None:
-                return run_command(command, self._run_dir.rollouts_log, limits=limits, stop=self._stop, watch=watch)
-            return run_trial(
-                command, self._run_dir, self._run_dir.trial(name), allocation=self._place.allocation,
-                limits=limits, stop=self._stop, watch=watch,
-            )  # fmt: skip
-        finally:
-            self._current = Current()
 
     def _analyse(self) -> None:
         self._progress.enter(Phase.ENDING, "analysing")

@@ -33,5 +33,5 @@ class Workload(Protocol):
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         """The trainer of one trial."""
 
-    def rollout_command(self, plan: Plan, run_dir: RunDir) -> Command | None:
-        """What fills ``run_dir.rollouts`` once, before the trials; None where the lane stores none."""
+    def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:
+        """By seed, what fills ``run_dir.rollouts_of(seed)`` before the trials; none where the lane stores none."""

@@ -41,17 +41,24 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
     """One trial; the two trials of a pair differ in ``switch_env`` and ``record_env`` only."""
     lane = []
     if plan.run.lane == "train-only":
-        lane = ["--debug-train-only", "--load-debug-rollout-data", run_dir.rollout_template]
+        lane = ["--debug-train-only", "--load-debug-rollout-data", run_dir.rollouts_of(trial.seed).template]
     own = record_env(run_dir.trial(trial.name)) | switch_env(plan, trial)
     return _make_command(plan, trial.seed, ["--custom-megatron-init-path", INIT_PATH, *lane], own)
 
 
-def rollout_command(plan: Plan, run_dir: RunDir) -> Command | None:
-    """Store every rollout of the train-only lane, drawn with the run's first seed."""
+def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
+    """Store the rollouts of the train-only lane: a plain live run per pair.
+
+    The seed makes the weights, and training moves them: any other rollouts would be another policy's, and their
+    train_rollout_logprob_abs_diff would measure that instead of the variants.
+    """
     if plan.run.lane != "train-only":
-        return None
-    lane = ["--debug-rollout-only", "--save-debug-rollout-data", run_dir.rollout_template]
-    return _make_command(plan, plan.run.measure.seed, lane, {})
+        return {}
+    seeds = dict.fromkeys(trial.seed for trial in plan.trials)
+    return {
+        seed: _make_command(plan, seed, ["--save-debug-rollout-data", run_dir.rollouts_of(seed).template], {})
+        for seed in seeds
+    }
 
 
 def _make_command(plan: Plan, seed: int, flags: list[str], own: dict[str, str]) -> Command:
