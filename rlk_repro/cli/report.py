@@ -32,12 +32,11 @@ def report(
 
     unwanted = _verdict_words(fail_on)
     results = []
-    for source in sources:
+    for number, source in enumerate(sources):
         with open_bundle(source) as run_dir:
             analysis = _load_analysis(run_dir)
             context = report_context(run_dir, source, is_linked=source.is_dir() and output is None)
-        folder = _folder(source, output, analysis, is_many=len(sources) > 1)
-        files = write_report(analysis, folder, context)
+        files = write_report(analysis, _folder(source, output, number if len(sources) > 1 else None), context)
         results.append((source, analysis, files.html))
         if not as_json:
             print_summary(analysis, make_console(), context)
@@ -59,9 +58,10 @@ def _load_analysis(run_dir: RunDir) -> Analysis:
     return analyse(run_dir)
 
 
-def _folder(source: Path, output: Path | None, analysis: Analysis, *, is_many: bool) -> Path:
+def _folder(source: Path, output: Path | None, number: int | None) -> Path:
+    """Where a report goes; with several sources each gets a numbered folder, whatever their run ids say."""
     if output is not None:
-        return output / analysis.run_id if is_many else output
+        return output if number is None else output / str(number + 1)
     return source / "report" if source.is_dir() else source.parent / "report"
 
 
