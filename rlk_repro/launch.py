@@ -5,7 +5,6 @@ Everything that ``submit``, ``replay`` and their ``--dry-run`` share; the steps 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from rlk_repro.report import Context
 
 LOCAL: Final = "local"
-POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,14 +197,15 @@ def poll(launched: Launched) -> Status:
 
 
 def wait(launched: Launched, tell: Callable[[str], None]) -> None:
-    """Stay until the submission ends, telling progress; an interrupt leaves the job running and says so."""
+    """Stay until the submission ends, with live progress on a terminal; an interrupt leaves the job running."""
+    from rlk_repro.console import live_line
     from rlk_repro.job.progress import follow
 
     try:
-        follow(launched.run_dir, lambda: poll(launched), tell)
+        with live_line() as line:
+            follow(launched.run_dir, lambda: poll(launched), line.tell, is_live=line.is_live)
     except KeyboardInterrupt:
-        run_id = launched.run_dir.run_id
-        tell(f"the run goes on; stop it with: rlk-repro cancel {run_id}")
+        tell(f"the run goes on; stop it with: rlk-repro cancel {launched.run_dir.run_id}")
         raise
 
 
@@ -235,25 +234,23 @@ def load_manifests(run_dir: RunDir) -> tuple[Manifest, ...]:
     )
 
 
-def finish(run_dir: RunDir) -> Result:
+def finish(launched: Launched) -> Result:
     """Read what a finished run left, and write its report beside it.
 
     Raises:
         CheckFailed: the run was not sealed; what there is can be collected and resumed.
     """
-
     from rlk_repro.report import write_report
 
-    deadline = time.monotonic() + 5
-    while not run_dir.bundle.is_file() and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    if not run_dir.is_sealed or not run_dir.bundle.is_file():
+    run_dir = launched.run_dir
+    if not run_dir.is_sealed:
         raise CheckFailed(
             Problem(run_dir.run_id, "ended without being sealed", expected="a sealed bundle",
                     hint=f"see {run_dir.agent_log}, then rlk-repro submit --resume {run_dir.run_id}")
         )  # fmt: skip
+    bundle = get_backend(launched.submission.cluster).collect(launched.submission, run_dir)
     analysis = Analysis.from_json(load_json(run_dir.analysis), str(run_dir.analysis))
-    report = write_report(analysis, run_dir.report, report_context(run_dir, Path(run_dir.bundle.name)))
+    report = write_report(analysis, run_dir.report, report_context(run_dir, Path(bundle.name)))
     is_ok = all(trial.status is TrialStatus.OK for trial in analysis.trials)
-    return Result(analysis=analysis, bundle=run_dir.bundle, bundle_id=sha256_file(run_dir.checksums),
+    return Result(analysis=analysis, bundle=bundle, bundle_id=sha256_file(run_dir.checksums),
                   report=report.html, is_ok=is_ok)  # fmt: skip

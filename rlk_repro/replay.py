@@ -106,7 +106,7 @@ def run(prepared: Prepared, tell: Callable[[str], None]) -> Comparison:
     launched = launch.submit(prepared.launch, [("replay_of", prepared.recorded.bundle_id)])
     tell(f"run directory: {launched.run_dir.root}")
     launch.wait(launched, tell)
-    result = launch.finish(launched.run_dir)
+    result = launch.finish(launched)
     tell(f"bundle: {result.bundle}  (id {result.bundle_id[:12]})")
     return compare_analyses(prepared.recorded.analysis, result.analysis, drift=prepared.drift)
 

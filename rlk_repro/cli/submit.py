@@ -76,7 +76,7 @@ def submit(
         return
     note(f"run directory: {launched.run_dir.root}")
     launch.wait(launched, note)
-    _show_result(launched.run_dir, as_json=as_json)
+    _show_result(launched, as_json=as_json)
 
 
 def show_dry_run(plan: Plan, job: Job, run_dir: RunDir, *, as_json: bool) -> None:
@@ -116,17 +116,17 @@ def _show_submitted(launched: Launched, *, as_json: bool) -> None:
     say(f"next: rlk-repro status --watch {run_dir.run_id}")
 
 
-def _show_result(run_dir: RunDir, *, as_json: bool) -> None:
+def _show_result(launched: Launched, *, as_json: bool) -> None:
     from rlk_repro import launch
 
-    result = launch.finish(run_dir)
+    result = launch.finish(launched)
     if as_json:
         say_json(result.to_json())
     else:
         from rlk_repro.cli.output import make_console
         from rlk_repro.report.terminal import print_summary
 
-        print_summary(result.analysis, make_console(), launch.report_context(run_dir, result.bundle))
+        print_summary(result.analysis, make_console(), launch.report_context(launched.run_dir, result.bundle))
         say(f"\nbundle: {result.bundle}  (id {result.bundle_id[:12]})")
         say(f"report: {result.report}")
     if not result.is_ok:
