@@ -1,6 +1,7 @@
 """The report as a summary on a terminal, readable from 80 columns on and without colour.
 
-Verdict first, what to type next last; the single steps and everything about the machine are in the other formats.
+What ran, then what it showed, then the verdict, nearest to the prompt.  Module times, the single steps and everything
+about the machine are in the other formats.
 """
 
 from __future__ import annotations
@@ -38,23 +39,30 @@ STYLES: Final = {
 }
 WIDE: Final = 112
 MAX_REASONS: Final = 6
+SHOWN_METRICS: Final = frozenset(
+    {
+        *("step_time_s", "tokens_per_s", "rollout_time_s", "log_probs_time_s", "ref_log_probs_time_s"),
+        *("actor_train_time_s", "weight_sync_time_s", "peak_memory_bytes", "raw_reward", "response_length_mean"),
+        "train_rollout_logprob_abs_diff",
+    }
+)
 
 
 def print_summary(analysis: Analysis, console: Console, context: Context | None = None) -> None:
-    """Print verdict, basis, metrics, gates, trials, findings and the commands that come next."""
+    """Print trials, main metrics, gates, findings, the verdict with its basis, and the commands that come next."""
     view = make_view(analysis, context)
-    _print_verdict(view, console)
+    console.print(_text(f"{analysis.run}: {', '.join(f'{name} {value}' for name, value in make_identity(analysis))}"))
+    _print_trials(view, console)
     _print_metrics(view, console)
     _print_gates(view, console)
-    _print_trials(view, console)
     _print_findings(view, console)
     _print_next(view, console)
+    _print_verdict(view, console)
 
 
 def _print_verdict(view: View, console: Console) -> None:
     analysis = view.analysis
     word = analysis.verdict.word
-    console.print(_text(f"{analysis.run}: {', '.join(f'{name} {value}' for name, value in make_identity(analysis))}"))
     console.print()
     console.print(_text(word.value.upper(), f"bold {STYLES[VERDICT_TONES[word]]}".strip()))
     console.print(_text(describe_headline(analysis)))
@@ -79,7 +87,7 @@ def _print_metrics(view: View, console: Console) -> None:
         table.add_column("interval", justify="right", no_wrap=True)
         table.add_column("pairs", justify="right", no_wrap=True)
     for metric in view.metrics:
-        if metric in view.recorded:
+        if metric in view.recorded and metric in SHOWN_METRICS:
             table.add_row(*(_cell(cell) for cell in _metric_cells(view, metric, is_wide=is_wide)))
     console.print(table)
     if unrecorded := list_unrecorded(view):
