@@ -23,6 +23,7 @@ from rlk_repro.job.node import has_ended, mark_ended, read_preflight
 from rlk_repro.job.parts import Deadlines, make_place
 from rlk_repro.job.progress import read_state
 from rlk_repro.manifest import Manifest
+from rlk_repro.probes.environment import select
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
@@ -71,6 +72,8 @@ def test_a_run_is_executed_in_plan_order_sealed_and_packed(tmp_path: Path) -> No
 
 
 def test_a_trial_leaves_its_command_environment_log_and_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in select(os.environ):
+        monkeypatch.delenv(name)
     monkeypatch.setenv("VIME_RL_KERNEL", "1")
     monkeypatch.setenv("NCCL_DEBUG", "VERSION")
     _, run_dir = make_staged(tmp_path / "run")
@@ -81,7 +84,6 @@ def test_a_trial_leaves_its_command_environment_log_and_exit(tmp_path: Path, mon
         "NCCL_DEBUG": "VERSION",
         "RLK_REPRO_LIBRARIES_DIR": "{run_dir}/trials/00-p1-baseline/libraries",
         "RLK_REPRO_OPS_DIR": "{run_dir}/trials/00-p1-baseline/ops",
-        "RLK_REPRO_RUNS": str(tmp_path / "runs"),
     }
     lines = [line.split(" ", 1) for line in baseline.stdout.read_text().splitlines()]
     assert [text for _, text in lines] == ["VIME_RL_KERNEL=None", "NCCL_DEBUG=VERSION"]

@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).parent.parent / "rlk_repro"
 # the later one in a line imports the earlier one.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("rlk_repro", "errors"),
-    ("units", "clock", "findings", "files", "proc", "rundir", "procfs", "secrets", "operators", "yamlfile", "resources"),
+    ("units", "clock", "findings", "files", "proc", "procfs"),
+    ("rundir", "secrets", "operators", "yamlfile", "resources"),
     ("spec", "specfile", "manifest", "results", "store", "console"),
     ("plan", "gzip_stream", "checksums", "archive", "probes", "logs", "stats", "power", "gates"),
     ("verdict", "trials", "bundle", "backends", "workloads", "analysis", "schemas"),

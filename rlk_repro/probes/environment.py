@@ -24,7 +24,7 @@ NAMES: Final = ("PYTHONHASHSEED", "MEGATRON_SRC", "RLK_SRC")
 # Identities, addresses, and the job script's own paths
 PRIVATE: Final = re.compile(
     r"SLURM_.*(_USER|_UID|_GID|_GROUP|_ACCOUNT|_HOST|_IPADDR|_ADDR|_DIR|_PORT|_CONF|SUBMIT_.*)|RAY_ADDRESS|.*_HOST_IP"
-    r"|.*_SERVICE_(HOST|PORT)(_.*)?|.*_PORT(_\d+_(TCP|UDP)(_.*)?)?"
+    r"|.*_SERVICE_(HOST|PORT)(_.*)?|.*_PORT(_\d+_(TCP|UDP)(_.*)?)?|RLK_REPRO_RUNS"
 )
 
 
