@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar, get_args
+from functools import cached_property
+from typing import Any, Final, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.files import check_schema, dump_json, sha256_bytes
@@ -21,7 +24,6 @@ from rlk_repro.specfile import Loaded, Override
 
 SCHEMA: Final = 1
 _RUN_ID: Final = "run_id"
-M = TypeVar("M", bound=BaseModel)
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
 
@@ -49,9 +51,14 @@ class Plan:
     stack: Stack
     hardware: Hardware
     profile: Profile
-    trials: tuple[Trial, ...]
+    variants: tuple[Variant, ...] = (BASELINE, ENABLED)
     is_exploratory: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """In the order they run; follows from the rest, so that no plan can hold any other."""
+        return tuple(order_trials(self.run, has_enabled=ENABLED in self.variants))
 
     @property
     def layout(self) -> Layout:
@@ -77,6 +84,7 @@ class Plan:
             "run": _dump(self.run),
             "stack": _dump(self.stack),
             "hardware": _dump(self.hardware),
+            "variants": list(self.variants),
             "is_exploratory": self.is_exploratory,
             "trials": [_dump_trial(trial) for trial in self.trials],
         }
@@ -121,10 +129,13 @@ class Plan:
             for op in self.run.rl_kernel.ops
         ]
 
-    def gpu_hours(self) -> float | None:
-        """Expected GPU-hours from the run's own estimate; None where the run gives none for this hardware."""
-        minutes = self.run.expected_minutes.get(self.hardware.hardware)
-        return None if minutes is None else minutes / 60 * self.num_gpus
+    def expected_minutes(self) -> float | None:
+        """Of all trials, by the run's own estimate; None where it gives none for this hardware or its steps changed."""
+        minutes = self.run.expected_trial_minutes.get(self.hardware.hardware)
+        steps = (self.sources.get(f"measure.{name}_steps", "") for name in ("warmup", "scored"))
+        if minutes is None or any(source.startswith("--") for source in steps):
+            return None
+        return minutes * len(self.trials)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -145,27 +156,69 @@ class Plan:
         """
         check_schema(where, value, SCHEMA)
         try:
-            experiment = value["experiment"]
-            plan = cls(
-                run=_load(Run, experiment["run"]),
-                stack=_load(Stack, experiment["stack"]),
-                hardware=_load(Hardware, experiment["hardware"]),
-                profile=_load(Profile, value["profile"]),
-                trials=tuple(Trial(**{key: item for key, item in trial.items() if key != "name"})
-                             for trial in experiment["trials"]),
-                is_exploratory=bool(experiment["is_exploratory"]),
-                sources=dict(value["sources"]),
-            )  # fmt: skip
-            recorded = (value["experiment_hash"], value["plan_hash"])
-        except (KeyError, TypeError, ValidationError) as error:
-            raise BundleUnreadable(Problem(where, f"not a plan ({_first_line(error)})")) from None
-        _check_trials(plan, where)
-        if recorded != (plan.experiment_hash, plan.plan_hash):
-            raise BundleUnreadable(
-                Problem(where, "hashes do not fit the content", got=recorded[1][:12], expected=plan.plan_hash[:12],
-                        hint="the file was changed after submission")
-            )  # fmt: skip
+            record = _Record.model_validate_json(json.dumps(value))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise BundleUnreadable(Problem(f"{where}: {place}", f"not a plan ({first['msg']})")) from None
+        plan = record.to_plan()
+        _check_record(where, record, plan)
         return plan
+
+
+class _Experiment(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    run: Run
+    stack: Stack
+    hardware: Hardware
+    variants: tuple[Variant, ...]
+    is_exploratory: bool
+    trials: list[Any]
+
+
+class _Record(BaseModel):
+    """A plan file.  Its trials and hashes are not believed but compared with those that follow from the rest."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    experiment: _Experiment
+    profile: Profile
+    sources: dict[str, str]
+    experiment_hash: str
+    plan_hash: str
+
+    def to_plan(self) -> Plan:
+        found = self.experiment
+        return Plan(
+            run=found.run,
+            stack=found.stack,
+            hardware=found.hardware,
+            profile=self.profile,
+            variants=found.variants,
+            is_exploratory=found.is_exploratory,
+            sources=self.sources,
+        )
+
+
+def _check_record(where: str, record: _Record, plan: Plan) -> None:
+    problems = [*_layout_problems(plan.run, plan.hardware), *_variant_problems(plan.variants)]
+    if problems:
+        raise BundleUnreadable(
+            *(dataclasses.replace(problem, where=f"{where}: {problem.where}") for problem in problems)
+        )
+    if record.experiment.trials != [_dump_trial(trial) for trial in plan.trials]:
+        raise BundleUnreadable(Problem(where, "trials are not those of the plan", expected="its pairs in ABBA order"))
+    if (record.experiment_hash, record.plan_hash) != (plan.experiment_hash, plan.plan_hash):
+        raise BundleUnreadable(
+            Problem(
+                where,
+                "hashes do not fit the content",
+                got=record.plan_hash[:12],
+                expected=plan.plan_hash[:12],
+                hint="the file was changed after submission",
+            )
+        )
 
 
 def make_record(plan: Plan, run_id: str) -> dict[str, Any]:
@@ -211,7 +264,8 @@ def make_plan(
             changed without ``is_exploratory``, or the enabled variant has no eligible operator.
     """
     problems = [*_layout_problems(run.model, hardware.model), *_variant_problems(variants)]
-    problems += _rule_problems(overrides, is_exploratory)
+    if not is_exploratory:
+        problems += _rule_problems(overrides)
     if problems:
         raise SpecError(*problems)
     plan = Plan(
@@ -219,8 +273,8 @@ def make_plan(
         stack=stack.model,
         hardware=hardware.model,
         profile=profile.model,
-        trials=tuple(order_trials(run.model, has_enabled=ENABLED in variants)),
-        is_exploratory=is_exploratory,
+        variants=tuple(variant for variant in get_args(Variant) if variant in variants),
+        is_exploratory=is_exploratory and bool(_rule_problems(overrides)),
         sources=_sources(run),
     )
     if ENABLED in variants:
@@ -246,23 +300,6 @@ def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
             index += 1
 
 
-def _check_trials(plan: Plan, where: str) -> None:
-    """One seed per pair, another for every pair: without it the pairs are not what the statistics take them for."""
-    grouped: dict[str, list[Trial]] = {}
-    for trial in plan.trials:
-        grouped.setdefault(trial.pair, []).append(trial)
-    seeds = [{trial.seed for trial in trials} for trials in grouped.values()]
-    is_whole = all(len(trials) == 2 for trials in grouped.values())
-    if not is_whole or any(len(found) > 1 for found in seeds) or len(set().union(*seeds)) < len(seeds):
-        raise BundleUnreadable(
-            Problem(
-                where,
-                "trials make no pairs",
-                expected="two trials of one seed in each pair, another seed in every pair",
-            )
-        )
-
-
 def _layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
     name = hardware.hardware
     layout = run.layouts.get(name)
@@ -270,6 +307,10 @@ def _layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
         known = sorted(run.layouts)
         return [Problem(f"run {run.run}", "has no layout for this hardware", got=name,
                         expected=f"one of {', '.join(known)}", hint=suggest(name, known))]  # fmt: skip
+    if (layout.gpus_per_node == 0) is not (hardware.platform == "cpu"):
+        expected = "0 on a CPU" if hardware.platform == "cpu" else "1 or more"
+        return [Problem(f"run {run.run}: layouts.{name}.gpus_per_node", "does not fit the hardware",
+                        got=layout.gpus_per_node, expected=expected)]  # fmt: skip
     if layout.gpus_per_node > hardware.gpus_per_node:
         return [Problem(f"run {run.run}: layouts.{name}.gpus_per_node", "more than a node has",
                         got=layout.gpus_per_node, expected=f"at most {hardware.gpus_per_node}")]  # fmt: skip
@@ -288,7 +329,7 @@ def _variant_problems(variants: Sequence[str]) -> list[Problem]:
     return []
 
 
-def _rule_problems(overrides: Sequence[Override], is_exploratory: bool) -> list[Problem]:
+def _rule_problems(overrides: Sequence[Override]) -> list[Problem]:
     free = {("measure", "pairs"), ("measure", "control_pairs"), ("measure", "expected_pair_sd_pct")}
     return [
         Problem(
@@ -299,7 +340,7 @@ def _rule_problems(overrides: Sequence[Override], is_exploratory: bool) -> list[
             hint="add --exploratory, and the verdict will say so",
         )
         for item in overrides
-        if item.path[0] == "measure" and item.path not in free and not is_exploratory
+        if item.path[0] == "measure" and item.path not in free
     ]
 
 
@@ -343,13 +384,3 @@ def _dump(model: BaseModel) -> dict[str, Any]:
 def _dump_trial(trial: Trial) -> dict[str, Any]:
     return {"index": trial.index, "name": trial.name, "pair": trial.pair, "variant": trial.variant,
             "is_control": trial.is_control, "seed": trial.seed}  # fmt: skip
-
-
-def _load(model: type[M], value: Any) -> M:
-    import json
-
-    return model.model_validate_json(json.dumps(value))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

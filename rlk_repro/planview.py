@@ -13,7 +13,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     """The figures of a plan: trials, GPU-hours, smallest effect, operators."""
     measure = plan.run.measure
     num_pairs = len({trial.pair for trial in plan.trials if not trial.is_control})
-    minutes = plan.run.expected_minutes.get(plan.hardware.hardware)
+    minutes = plan.expected_minutes()
     effect = None
     if num_pairs:
         effect = smallest_effect(
@@ -28,7 +28,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "num_pairs": num_pairs,
         "num_control_pairs": measure.control_pairs if num_pairs else measure.pairs + measure.control_pairs,
         "expected_minutes": minutes,
-        "gpu_hours": plan.gpu_hours(),
+        "gpu_hours": None if minutes is None else minutes / 60 * plan.num_gpus,
         "smallest_visible_effect": effect,
         "operators": [
             {"op": item.op, "is_eligible": item.is_eligible, "reason": item.reason} for item in plan.eligibilities()
@@ -66,7 +66,7 @@ def plan_lines(plan: Plan) -> list[str]:
 
 def _duration(summary: dict[str, Any]) -> str:
     if summary["expected_minutes"] is None:
-        return "not estimated for this hardware"
+        return "not estimated for this hardware and these steps"
     text = f"about {format_duration(summary['expected_minutes'] * 60)}"
     return f"{text} · {summary['gpu_hours']:.2f} GPU-hours" if summary["gpu_hours"] else f"{text} · no GPU"
 

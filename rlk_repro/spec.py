@@ -155,7 +155,7 @@ class Run(Model):
     may_not_claim: tuple[Text, ...] = ()
     stack: Name
     lane: Lane
-    expected_minutes: dict[Name, Positive] = Field({}, description="whole run, by hardware")
+    expected_trial_minutes: dict[Name, Positive] = Field({}, description="of one trial with these steps, by hardware")
     time_limit_min: Positive = Field(30.0, description="of one trial")
     layouts: Annotated[dict[Name, Layout], Field(min_length=1)]
     measure: Measure = Measure()
@@ -283,8 +283,8 @@ def _run_problems(run: Run) -> list[PathProblem]:
         problems.append((("measure", "pairs"), "nothing to run", 0, "at least one pair or control pair"))
     menu = f"one of {', '.join(run.layouts)}"
     problems += [
-        (("expected_minutes", name), "no layout for this hardware", name, menu)
-        for name in run.expected_minutes
+        (("expected_trial_minutes", name), "no layout for this hardware", name, menu)
+        for name in run.expected_trial_minutes
         if name not in run.layouts
     ]
     return problems

@@ -143,3 +143,73 @@ def test_the_dry_run_says_what_the_pairs_can_show() -> None:
     few = "\n".join(plan_lines(plan_smoke("measure.pairs=2")))
     assert "2 pairs can never carry faster or slower" in few
     assert "measure.pairs (--set measure.pairs)" in few
+
+
+def forge(value: dict[str, Any]) -> dict[str, Any]:
+    """Redo both hashes as a forger would."""
+    from rlk_repro.files import dump_json, sha256_bytes
+
+    value["experiment_hash"] = sha256_bytes(dump_json(value["experiment"]))
+    value["plan_hash"] = sha256_bytes(dump_json({"experiment": value["experiment"], "profile": value["profile"]}))
+    return value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pair": "p1/../../../escape"},
+        {"variant": "enabled"},
+        {"is_control": True},
+        {"index": 7},
+        {"seed": 1},
+        {"name": "/tmp/x"},
+    ],
+)
+def test_trials_that_no_plan_makes_are_refused_whatever_the_hashes(change: dict[str, Any]) -> None:
+    value = plan_smoke().to_json()
+    value["experiment"]["trials"][0] |= change
+    with pytest.raises(BundleUnreadable, match="trials are not those of the plan"):
+        Plan.from_json(forge(value))
+
+
+@pytest.mark.parametrize(
+    ("path", "item"),
+    [
+        ("experiment.trials", "abc"),
+        ("experiment.variants", []),
+        ("experiment.variants", ["enabled", "x"]),
+        ("experiment.run.layouts", {}),
+        ("experiment.hardware.hardware", "h100"),
+        ("sources", ["abc"]),
+        ("profile", None),
+        ("plan_hash", 3),
+        ("experiment", []),
+    ],
+)
+def test_a_broken_plan_file_is_an_error_that_names_it(path: str, item: object) -> None:
+    value = plan_smoke().to_json()
+    target = value
+    for part in path.split(".")[:-1]:
+        target = target[part]
+    target[path.rpartition(".")[2]] = item
+    with pytest.raises(BundleUnreadable, match=r"^plan\.json"):
+        Plan.from_json(value)
+
+
+def test_a_gpu_layout_needs_gpus_and_a_cpu_layout_none() -> None:
+    with pytest.raises(SpecError, match="gpus_per_node: does not fit the hardware, got 0, expected 1 or more"):
+        plan_smoke("layouts.h200.gpus_per_node=0", hardware="h200")
+    with pytest.raises(SpecError, match="gpus_per_node: does not fit the hardware, got 1, expected 0 on a CPU"):
+        plan_smoke("layouts.cpu.gpus_per_node=1")
+
+
+def test_the_expected_duration_follows_the_number_of_trials() -> None:
+    assert plan_smoke("measure.pairs=12").expected_minutes() == pytest.approx(
+        2 * (plan_smoke().expected_minutes() or 0)
+    )
+    assert plan_smoke("measure.scored_steps=99", is_exploratory=True).expected_minutes() is None
+    assert plan_summary(plan_smoke(hardware="h200"))["gpu_hours"] == pytest.approx(12 * 0.1 / 60)
+
+
+def test_exploratory_without_a_changed_rule_is_not_exploratory() -> None:
+    assert not plan_smoke(is_exploratory=True).is_exploratory

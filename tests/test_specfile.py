@@ -200,7 +200,7 @@ VALUES = st.recursive(
 )
 PATHS = [
     *("schema", "run", "lane", "layouts", "layouts.cpu", "measure", "measure.margins", "measure.pairs", "rl_kernel"),
-    *("rl_kernel.ops", "workload", "workload.kind", "workload.model", "workload.grpo.lr", "expected_minutes"),
+    *("rl_kernel.ops", "workload", "workload.kind", "workload.model", "workload.grpo.lr", "expected_trial_minutes"),
 ]
 
 
