@@ -12,8 +12,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rlk_repro.errors import EnvironmentMissing, Problem
+
+# What a killed command left in its pipes is there at once; only who escaped its group can still hold them open.
+DRAIN_S: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,8 @@ def run(
 ) -> Completed:
     """Run a short command to its end.
 
-    A command that outlives ``timeout_s`` is killed with its process group and returned with ``is_timeout`` set.
+    A command that outlives ``timeout_s`` is killed with its process group and returned with ``is_timeout`` set.  What it
+    started in another session is not ours to kill and not waited for.
 
     Raises:
         EnvironmentMissing: the program is not on PATH or cannot be executed.
@@ -53,7 +58,7 @@ def run(
     except subprocess.TimeoutExpired:
         is_timeout = True
         signal_group(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
+        out, err = _drain(process)
     except BaseException:
         signal_group(process.pid, signal.SIGKILL)
         process.wait()
@@ -107,6 +112,18 @@ def signal_group(pid: int, number: signal.Signals) -> bool:
     except PermissionError:  # the leader is a zombie of another user namespace: nothing left to signal
         return False
     return True
+
+
+def _drain(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """What a killed command had written; its pipes are closed, whoever else still holds them."""
+    try:
+        return process.communicate(timeout=DRAIN_S)
+    except subprocess.TimeoutExpired as error:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
+        return error.output or b"", error.stderr or b""
 
 
 def _popen(
