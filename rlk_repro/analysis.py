@@ -121,8 +121,9 @@ def _make_pairs(plan: Plan, trials: Mapping[str, TrialResult]) -> Iterator[PairR
 
 
 def _pair_status(plan: Plan, first: TrialResult, second: TrialResult) -> tuple[PairStatus, str]:
-    if first.proof is not ProofStatus.NOT_REQUESTED:
-        return PairStatus.VOID, f"{first.name}: the baseline is none ({first.proof_reason or first.proof})"
+    for trial in (first, second):
+        if trial.variant == BASELINE and trial.proof is not ProofStatus.NOT_REQUESTED:
+            return PairStatus.VOID, f"{trial.name}: the baseline is none ({trial.proof_reason or trial.proof})"
     ended_badly = [trial for trial in (first, second) if trial.status is not TrialStatus.OK]
     if ended_badly:
         return PairStatus.DROPPED, "; ".join(f"{trial.name}: {trial.status}" for trial in ended_badly)

@@ -14,13 +14,18 @@ from rlk_repro.files import load_json
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.manifest import Manifest, diff_manifests
 from rlk_repro.plan import Plan
-from rlk_repro.results import Analysis, Effect, TrialResult
+from rlk_repro.results import Analysis, Effect, TrialResult, TrialStatus
 from rlk_repro.rundir import RunDir
+from rlk_repro.stats import t_interval
 from rlk_repro.units import format_number, format_percent
 
 # What a seed decides.  Where all of these are equal to the last printed digit, the replay was bitwise.
 SEEDED_METRICS: Final = ("loss", "raw_reward", "grad_norm", "kl_loss", "train_rollout_logprob_abs_diff")
-COMPARED_EFFECTS: Final = ("step_time_s", "raw_reward", "train_rollout_logprob_abs_diff", "peak_memory_bytes")
+COMPARED_EFFECTS: Final = ("step_time_s", "actor_train_time_s", "rollout_time_s", "peak_memory_bytes")
+# What training itself yields; times are the machine's and are compared as effects only.
+COMPARED_LEVELS: Final = ("raw_reward", "response_length_mean", "train_rollout_logprob_abs_diff")
+CONFIDENCE: Final = 0.95
+MAX_DETAILS: Final = 5
 
 
 class Match(StrEnum):
@@ -29,73 +34,111 @@ class Match(StrEnum):
     BITWISE = "bitwise"
     STATISTICAL = "statistical"
     DIFFERENT = "different"
+    NOT_COMPARABLE = "not comparable"
+
+
+MEANINGS: Final = {
+    Match.BITWISE: "losses and rewards are identical, step by step",
+    Match.STATISTICAL: "not identical, but nothing differs beyond its uncertainty",
+    Match.DIFFERENT: "something differs beyond its uncertainty",
+    Match.NOT_COMPARABLE: "the two results cannot be held against each other",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
+    """``obstacles`` say why two results cannot be compared at all."""
+
     level: Match
-    is_same_experiment: bool
     recorded_verdict: str
     new_verdict: str
+    obstacles: tuple[str, ...]
     details: tuple[str, ...]
     num_blocking_drift: int
 
     @property
     def is_ok(self) -> bool:
-        return self.level is not Match.DIFFERENT
+        return self.level in {Match.BITWISE, Match.STATISTICAL}
 
     def to_json(self) -> dict[str, Any]:
-        return {"level": self.level.value, "is_ok": self.is_ok, "is_same_experiment": self.is_same_experiment,
-                "recorded_verdict": self.recorded_verdict, "new_verdict": self.new_verdict,
-                "details": list(self.details), "num_blocking_drift": self.num_blocking_drift}  # fmt: skip
+        return {
+            "level": self.level.value,
+            "is_ok": self.is_ok,
+            "recorded_verdict": self.recorded_verdict,
+            "new_verdict": self.new_verdict,
+            "obstacles": list(self.obstacles),
+            "details": list(self.details),
+            "num_blocking_drift": self.num_blocking_drift,
+        }
 
     def lines(self) -> list[str]:
         """For people: the level first, then what it rests on."""
-        meaning = {
-            Match.BITWISE: "losses and rewards are identical, step by step",
-            Match.STATISTICAL: "not identical, but no effect differs beyond its uncertainty",
-            Match.DIFFERENT: "an effect differs beyond its uncertainty",
-        }[self.level]
-        lines = [f"replay level: {self.level} ({meaning})"]
-        if not self.is_same_experiment:
-            lines.append("  the experiment is not the recorded one")
+        lines = [f"replay level: {self.level} ({MEANINGS[self.level]})"]
+        lines += [f"  {obstacle}" for obstacle in self.obstacles]
         if self.num_blocking_drift:
-            lines.append(f"  on a machine with {self.num_blocking_drift} blocking differences")
+            lines.append(f"  blocking differences between the machines: {self.num_blocking_drift}")
         lines += [f"  recorded verdict: {self.recorded_verdict}", f"  new verdict:      {self.new_verdict}"]
         return lines + [f"  {detail}" for detail in self.details]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Comparand:
+    """One quantity held against itself; ``is_compatible`` is None where there is no interval to judge by."""
+
+    is_compatible: bool | None
+    text: str
+
+
 def compare_analyses(recorded: Analysis, new: Analysis, drift: Sequence[Finding] = ()) -> Comparison:
-    """Bitwise where every seeded metric of every trial is equal, else by the effects and their intervals."""
-    is_same = recorded.experiment_hash == new.experiment_hash
+    """Bitwise where every seeded metric of every trial is equal, else by effects and levels and their intervals.
+
+    Trials that did not end well, or whose proof differs, on either side make the results not comparable: agreement of
+    what is missing is no agreement.
+    """
+    obstacles = list(_find_obstacles(recorded, new))
     differing = list(_seeded_differences(recorded.trials, new.trials))
-    effects = [_compare_effect(name, recorded.effect(name), new.effect(name)) for name in COMPARED_EFFECTS]
-    if is_same and not differing:
+    found = [_match_effects(name, recorded, new) for name in COMPARED_EFFECTS]
+    found += [_match_levels(name, recorded, new) for name in COMPARED_LEVELS]
+    matches = [match for match in found if match is not None]
+    judged = [match.is_compatible for match in matches if match.is_compatible is not None]
+    if not obstacles and differing and not judged:
+        obstacles.append("not identical, and nothing has an interval on both sides")
+    if obstacles:
+        level = Match.NOT_COMPARABLE
+    elif not differing:
         level = Match.BITWISE
-    elif is_same and all(is_compatible for is_compatible, _ in effects):
-        level = Match.STATISTICAL
     else:
-        level = Match.DIFFERENT
+        level = Match.STATISTICAL if all(judged) else Match.DIFFERENT
     return Comparison(
         level=level,
-        is_same_experiment=is_same,
         recorded_verdict=recorded.verdict.word.value,
         new_verdict=new.verdict.word.value,
-        details=(*(text for _, text in effects if text), *differing[:5]),
+        obstacles=tuple(obstacles),
+        details=(*(match.text for match in matches), *differing[:MAX_DETAILS]),
         num_blocking_drift=sum(item.level is Level.BLOCKING for item in drift),
     )
+
+
+def _find_obstacles(recorded: Analysis, new: Analysis) -> Iterator[str]:
+    if recorded.experiment_hash != new.experiment_hash:
+        yield "the experiments differ"
+    by_name = {trial.name: trial for trial in new.trials}
+    for old in recorded.trials:
+        trial = by_name.get(old.name)
+        if trial is None:
+            yield f"{old.name}: not in the new result"
+        elif (old.status, trial.status) != (TrialStatus.OK, TrialStatus.OK):
+            yield f"{old.name}: recorded {old.status}, now {trial.status}"
+        elif old.proof is not trial.proof:
+            yield f"{old.name}: RL-Kernel recorded {old.proof}, now {trial.proof}"
 
 
 def _seeded_differences(recorded: Sequence[TrialResult], new: Sequence[TrialResult]) -> Iterator[str]:
     by_name = {trial.name: trial for trial in new}
     for old in recorded:
         trial = by_name.get(old.name)
-        if trial is None:
-            yield f"{old.name}: not in the replay"
-            continue
-        for metric in SEEDED_METRICS:
-            left, right = old.get_series(metric), trial.get_series(metric)
-            was, now = (() if left is None else left.values), (() if right is None else right.values)
+        for metric in SEEDED_METRICS if trial is not None else ():
+            was, now = _values(old, metric), _values(trial, metric)
             step = next((index for index, pair in enumerate(zip(was, now, strict=False)) if pair[0] != pair[1]), None)
             if step is not None:
                 yield f"{old.name}: {metric} first differs at step {step}: was {was[step]}, now {now[step]}"
@@ -103,22 +146,44 @@ def _seeded_differences(recorded: Sequence[TrialResult], new: Sequence[TrialResu
                 yield f"{old.name}: {metric} has {len(now)} steps, recorded {len(was)}"
 
 
-def _compare_effect(name: str, recorded: Effect | None, new: Effect | None) -> tuple[bool, str]:
-    """Whether two effects are compatible (Welch-style interval of their difference on the log scale), and a line."""
-    if recorded is None or new is None or recorded.ratio is None or new.ratio is None:
-        return True, ""
-    text = f"{name}: recorded {format_percent(recorded.ratio)} (n={recorded.n}), now {format_percent(new.ratio)} " \
-           f"(n={new.n})"  # fmt: skip
-    half_widths = [_half_width(effect) for effect in (recorded, new)]
+def _values(trial: TrialResult | None, metric: str) -> tuple[float | None, ...]:
+    series = None if trial is None else trial.get_series(metric)
+    return () if series is None else series.values
+
+
+def _match_effects(name: str, recorded: Analysis, new: Analysis) -> _Comparand | None:
+    """Compatible where the distance of the log ratios is within both half widths taken together (root sum of squares).
+
+    That is the interval of a difference of two independent estimates.  None where neither side has the effect.
+    """
+    old, now = recorded.effect(name), new.effect(name)
+    was_ratio, now_ratio = (None if effect is None else effect.ratio for effect in (old, now))
+    if was_ratio is None or now_ratio is None:
+        return None if was_ratio is now_ratio else _Comparand(is_compatible=None, text=f"{name}: on one side only")
+    assert old is not None
+    assert now is not None
+    text = f"{name}: recorded {format_percent(was_ratio)} (n={old.n}), now {format_percent(now_ratio)} (n={now.n})"
+    half_widths = [_half_width(effect) for effect in (old, now)]
     if None in half_widths:
-        return True, f"{text}, no interval"
-    distance = abs(math.log(new.ratio) - math.log(recorded.ratio))
+        return _Comparand(is_compatible=None, text=f"{text}, no interval")
+    distance = abs(math.log(now_ratio) - math.log(was_ratio))
     allowed = math.hypot(*(width for width in half_widths if width is not None))
-    is_compatible = distance <= allowed + 1e-12
-    return (
-        is_compatible,
-        f"{text}; apart {format_number(distance * 100, 3)} %, allowed {format_number(allowed * 100, 3)} %",
+    text += f"; apart {format_number(distance * 100, 3)} %, allowed {format_number(allowed * 100, 3)} %"
+    return _Comparand(is_compatible=distance <= allowed + 1e-12, text=text)
+
+
+def _match_levels(name: str, recorded: Analysis, new: Analysis) -> _Comparand | None:
+    """Compatible where the t interval of the differences between trials of one name (one seed) holds 0."""
+    by_name = {trial.name: trial for trial in new.trials}
+    pairs = [(old.summary(name), by_name[old.name].summary(name)) for old in recorded.trials if old.name in by_name]
+    interval = t_interval(
+        [now.mean - was.mean for was, now in pairs if was is not None and now is not None], CONFIDENCE
     )
+    if interval is None:
+        return None
+    bounds = f"{format_number(interval.low)} to {format_number(interval.high)}"
+    text = f"{name}: mean change {format_number(interval.estimate)} ({bounds}, n={interval.n} trials)"
+    return _Comparand(is_compatible=interval.low <= 0 <= interval.high, text=text)
 
 
 def _half_width(effect: Effect) -> float | None:
@@ -127,21 +192,35 @@ def _half_width(effect: Effect) -> float | None:
     return (math.log(effect.high) - math.log(effect.low)) / 2
 
 
-def diff_bundles(first: Path, second: Path) -> list[Finding]:
-    """How two bundles differ in plan and manifests, node by node in order.
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How two bundles differ; ``comparison`` only where both hold an analysis."""
+
+    findings: tuple[Finding, ...]
+    comparison: Comparison | None
+
+
+def diff_bundles(first: Path, second: Path) -> Difference:
+    """Compare plans, manifests node by node in order, and results where both have them.
 
     Raises:
         BundleUnreadable: either is broken or unsafe.
     """
     with open_bundle(first) as left, open_bundle(second) as right:
         findings = _diff_plans(left, right)
-        pairs = list(zip(_manifests(left), _manifests(right), strict=False))
-        num_left, num_right = len(_manifests(left)), len(_manifests(right))
-    if num_left != num_right:
-        findings.append(Finding(Level.BLOCKING, "nodes", str(num_left), str(num_right)))
-    for old, new in pairs:
-        findings += diff_manifests(old, new)
-    return sort_findings(findings)
+        old, new = _manifests(left), _manifests(right)
+        analyses = [_load_analysis(run_dir) for run_dir in (left, right)]
+    if len(old) != len(new):
+        findings.append(Finding(Level.BLOCKING, "nodes", str(len(old)), str(len(new))))
+    for was, now in zip(old, new, strict=False):
+        findings += diff_manifests(was, now)
+    recorded, later = analyses
+    comparison = None if recorded is None or later is None else compare_analyses(recorded, later, findings)
+    return Difference(findings=tuple(sort_findings(findings)), comparison=comparison)
+
+
+def _load_analysis(run_dir: RunDir) -> Analysis | None:
+    return Analysis.from_json(load_json(run_dir.analysis)) if run_dir.analysis.is_file() else None
 
 
 def _diff_plans(left: RunDir, right: RunDir) -> list[Finding]:
@@ -162,6 +241,8 @@ def _diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Findin
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (left, right) in enumerate(zip(old, new, strict=True)):
             yield from _diff_values(f"{path}.{index}", left, right, level)
+    elif isinstance(old, list) and isinstance(new, list):
+        yield Finding(level, path, f"{len(old)} entries", f"{len(new)} entries")
     elif old != new:
         yield Finding(level, path, str(old), str(new))
 

@@ -12,7 +12,6 @@ from typing import ClassVar, Final
 _NOTHING: Final = object()
 
 EXIT_BUG: Final = 70
-EXIT_INTERRUPT: Final = 130
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
+from rlk_repro.errors import BundleUnreadable, Problem
 from rlk_repro.files import check_schema
 from rlk_repro.findings import Finding, Level
 
@@ -44,7 +45,10 @@ class Manifest:
     @classmethod
     def from_json(cls, value: Any, where: str = "manifest") -> Manifest:
         check_schema(where, value, SCHEMA)
-        sections = {str(name): _decode_section(body) for name, body in value.get("sections", {}).items()}
+        found = value.get("sections", {})
+        if not isinstance(found, dict):
+            raise BundleUnreadable(Problem(where, "no manifest", got=found, expected="sections by name"))
+        sections = {str(name): _decode_section(body) for name, body in found.items()}
         return cls(node=str(value.get("node", "")), sections=sections)
 
     def facts(self) -> Iterator[tuple[str, Fact]]:
@@ -167,7 +171,8 @@ def _decode_section(body: Any) -> dict[str, Fact]:
 
 
 def _flatten(path: str, value: Any) -> Iterator[tuple[str, Fact]]:
-    if isinstance(value, Mapping) and value:
+    """Leaves with their paths; an empty mapping holds no fact."""
+    if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flatten(f"{path}.{key}", item)
     elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlk_repro.backends.api import Job
 from rlk_repro.plan import Plan
 from rlk_repro.power import smallest_effect
 from rlk_repro.units import format_duration
@@ -34,6 +35,12 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
             {"op": item.op, "is_eligible": item.is_eligible, "reason": item.reason} for item in plan.eligibilities()
         ],
     }
+
+
+def dry_run_json(plan: Plan, job: Job) -> dict[str, Any]:
+    """What ``submit --dry-run --json`` prints: the plan, its figures, and exactly the job."""
+    shown = {"files": dict(job.files), "command": list(job.command), "env": dict(job.env)}
+    return {"plan": plan.to_json(), "summary": plan_summary(plan), "job": shown}
 
 
 def plan_lines(plan: Plan) -> list[str]:

@@ -14,16 +14,16 @@ from rlk_repro import launch
 from rlk_repro.analysis import analyse
 from rlk_repro.bundle import open_bundle
 from rlk_repro.compare import Comparison, compare_analyses
-from rlk_repro.errors import CheckFailed, Problem
+from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem
 from rlk_repro.files import dump_json, load_json, sha256_file
-from rlk_repro.findings import Finding, Level, has_blocking
+from rlk_repro.findings import Finding, Level
 from rlk_repro.manifest import Manifest, diff_manifests
 from rlk_repro.plan import Plan
 from rlk_repro.probes import probe_node
+from rlk_repro.recorded import require_verified
 from rlk_repro.results import Analysis
 from rlk_repro.rundir import RunDir
 from rlk_repro.stage import Inputs
-from rlk_repro.verify import verify_bundle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,7 @@ def reanalyse(bundle: Path) -> Recorded:
         CheckFailed: a file is not what was sealed, or the logs do not give the sealed analysis.
         BundleUnreadable: broken or unsafe.
     """
-    findings = verify_bundle(bundle)
-    if has_blocking(findings):
-        problems = [Problem(f"bundle: {item.where}", "not what was sealed", got=item.found, expected=item.expected)
-                    for item in findings if item.level is Level.BLOCKING]  # fmt: skip
-        raise CheckFailed(*problems)
+    require_verified(bundle)
     with open_bundle(bundle) as run_dir:
         _require_same_analysis(run_dir)
         return Recorded(
@@ -132,9 +128,13 @@ def _first_difference(sealed: bytes, again: bytes) -> str:
 
 
 def _read_inputs(run_dir: RunDir) -> Inputs:
-    return Inputs(
-        run=run_dir.run_yaml.read_bytes(),
-        stack=run_dir.stack_yaml.read_bytes(),
-        hardware=run_dir.hardware_yaml.read_bytes(),
-        profile=run_dir.profile_yaml.read_bytes(),
-    )
+    try:
+        return Inputs(
+            run=run_dir.run_yaml.read_bytes(),
+            stack=run_dir.stack_yaml.read_bytes(),
+            hardware=run_dir.hardware_yaml.read_bytes(),
+            profile=run_dir.profile_yaml.read_bytes(),
+        )
+    except OSError as error:
+        name = Path(str(error.filename)).name
+        raise BundleUnreadable(Problem(f"bundle: {name}", "missing", expected="the author's file")) from None

@@ -93,7 +93,9 @@ def test_verify_inspect_and_diff_speak_of_a_bundle(call, sealed: RunDir) -> None
     bundle = str(sealed.bundle)
     assert call("verify", bundle)[:2] == (0, f"{bundle}: every file is what was sealed\n")
     assert call("inspect", bundle)[1].startswith("run 20261120T000000Z-made\nid ")
-    assert call("diff", bundle, bundle)[:2] == (0, "no difference in plan or manifests\n")
+    code, out, _ = call("diff", bundle, bundle)
+    assert (code, out.splitlines()[0]) == (0, "no difference in plan or manifests")
+    assert "replay level: bitwise" in out
     (sealed.root / "extra").write_text("x")
     code, out, _ = call("verify", str(sealed.root))
     assert code == 1
@@ -125,6 +127,29 @@ def test_a_report_is_rebuilt_and_may_set_the_exit_code(call, sealed: RunDir, tmp
     assert call("report", str(sealed.bundle), "-o", str(tmp_path / "out"), "--fail-on", "slower,not-comparable")[0] == 0
     code, _, err = call("report", str(sealed.bundle), "--fail-on", "worse")
     assert (code, "--fail-on: no such verdict, got 'worse', expected any of faster" in err) == (2, True)
+
+
+def test_a_forged_verdict_is_not_reported(call, sealed: RunDir) -> None:
+    sealed.analysis.write_text(sealed.analysis.read_text().replace('"word": "faster"', '"word": "slower"'))
+    for command in (["report", str(sealed.root)], ["diff", str(sealed.root), str(sealed.bundle)]):
+        code, out, err = call(*command)
+        assert (code, out) == (1, "")
+        assert "bundle: analysis/analysis.json: not what was sealed" in err
+
+
+def test_several_reports_do_not_overwrite_each_other(call, sealed: RunDir, tmp_path: Path) -> None:
+    bundle = str(sealed.bundle)
+    _, out, _ = call("report", bundle, bundle, "--json")
+    reports = [Path(item["report"]) for item in json.loads(out)]
+    assert [path.parent.name for path in reports] == ["1", "2"]
+    assert all(path.is_file() for path in reports)
+
+
+def test_a_report_that_cannot_be_written_says_so(call, sealed: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = call("report", str(sealed.bundle), "-o", str(tmp_path / "file" / "x"))
+    assert code == 3
+    assert "cannot be written (Not a directory)\n  hint: -o names another folder" in err
 
 
 def test_questions_about_nothing_have_an_answer(call) -> None:

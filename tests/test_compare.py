@@ -9,7 +9,7 @@ from rlk_repro.analysis import analyse
 from rlk_repro.compare import Match, compare_analyses, diff_bundles
 from rlk_repro.files import load_json, write_json
 from rlk_repro.findings import Finding, Level
-from rlk_repro.results import Analysis
+from rlk_repro.results import Analysis, TrialStatus
 from rlk_repro.rundir import RunDir
 from tests.make_run import Recipe, finish_run, make_run
 
@@ -48,13 +48,34 @@ def test_another_effect_is_different(analysis: Analysis, tmp_path: Path) -> None
 def test_another_experiment_is_never_a_match(analysis: Analysis) -> None:
     other = dataclasses.replace(analysis, experiment_hash="0" * 64)
     comparison = compare_analyses(analysis, other)
-    assert comparison.level is Match.DIFFERENT
-    assert "the experiment is not the recorded one" in comparison.lines()[1]
+    assert comparison.level is Match.NOT_COMPARABLE
+    assert comparison.lines()[:2] == [
+        "replay level: not comparable (the two results cannot be held against each other)",
+        "  the experiments differ",
+    ]
+
+
+def test_what_is_missing_on_both_sides_is_no_agreement(analysis: Analysis) -> None:
+    failed = tuple(dataclasses.replace(trial, status=TrialStatus.FAILED, series=()) for trial in analysis.trials)
+    broken = dataclasses.replace(analysis, trials=failed)
+    assert compare_analyses(broken, broken).level is Match.NOT_COMPARABLE
+    comparison = compare_analyses(analysis, broken)
+    assert not comparison.is_ok
+    assert comparison.obstacles[0] == "00-p1-baseline: recorded ok, now failed"
+
+
+def test_rl_kernel_that_ran_on_one_side_only_is_not_comparable(analysis: Analysis, tmp_path: Path) -> None:
+    new = analyse(make_run(tmp_path / "id", Recipe(speedup=1.1, is_routed=False)))
+    comparison = compare_analyses(analysis, new)
+    assert comparison.level is Match.NOT_COMPARABLE
+    assert comparison.obstacles[0] == "01-p1-enabled: RL-Kernel recorded proved, now fallback"
 
 
 def test_blocking_drift_is_part_of_the_answer(analysis: Analysis) -> None:
     drift = [Finding(Level.BLOCKING, "gpu.devices.0.name", "NVIDIA H200", "NVIDIA A100-SXM4-80GB")]
-    assert "on a machine with 1 blocking differences" in "\n".join(compare_analyses(analysis, analysis, drift).lines())
+    assert "blocking differences between the machines: 1" in "\n".join(
+        compare_analyses(analysis, analysis, drift).lines()
+    )
 
 
 def test_diff_names_what_differs_in_plan_and_manifest(tmp_path: Path) -> None:
@@ -66,8 +87,12 @@ def test_diff_names_what_differs_in_plan_and_manifest(tmp_path: Path) -> None:
 
     first = finish_run(make_run(tmp_path / "a" / "id"))
     second = finish_run(make_run(tmp_path / "b" / "id", Recipe(settings=("measure.pairs=7",)), change))
-    findings = diff_bundles(first, second)
-    found = {item.where: (item.level, item.expected, item.found) for item in findings}
+    difference = diff_bundles(first, second)
+    found = {item.where: (item.level, item.expected, item.found) for item in difference.findings}
+    assert found["plan.trials"] == (Level.BLOCKING, "12 entries", "14 entries")
+    assert difference.comparison is not None
+    assert difference.comparison.level is Match.NOT_COMPARABLE
     assert found["plan.run.measure.pairs"] == (Level.BLOCKING, "6", "7")
     assert found["gpu.driver"] == (Level.WARNING, "580.159.04", "570.10")
-    assert diff_bundles(first, first) == []
+    same = diff_bundles(first, first)
+    assert (same.findings, same.comparison and same.comparison.level) == ((), Match.BITWISE)

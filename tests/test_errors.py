@@ -26,7 +26,7 @@ def test_an_error_prints_all_its_problems() -> None:
 def test_exit_codes_are_unique_and_documented() -> None:
     types = [value for value in vars(errors).values() if isinstance(value, type)]
     classes = [item for item in types if issubclass(item, RlkReproError) and item is not RlkReproError]
-    codes = [item.exit_code for item in classes] + [errors.EXIT_BUG, errors.EXIT_INTERRUPT]
+    codes = [item.exit_code for item in classes] + [errors.EXIT_BUG]
     assert len(set(codes)) == len(codes)
     text = (ROOT / "docs" / "errors.md").read_text()
     for item in classes:

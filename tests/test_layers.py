@@ -17,7 +17,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("spec", "specfile", "manifest", "results", "store", "console"),
     ("plan", "gzip_stream", "checksums", "archive", "probes", "logs", "stats", "power", "gates"),
     ("verdict", "trials", "bundle", "backends", "workloads", "analysis", "schemas"),
-    ("stage", "doctor", "planview", "verify", "compare", "report", "job", "launch", "replay", "bench", "images"),
+    ("stage", "doctor", "planview", "verify", "compare", "report", "job", "launch", "recorded", "replay", "bench", "images"),
     ("cli", "__main__"),
 )
 ASIDE = {

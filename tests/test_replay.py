@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.bundle import inspect_bundle
-from rlk_repro.errors import CheckFailed
+from rlk_repro.errors import BundleUnreadable, CheckFailed
 from rlk_repro.files import load_json, write_json, write_text
 from rlk_repro.findings import Finding, Level
 from rlk_repro.launch import report_context
@@ -83,6 +83,12 @@ def test_a_changed_verdict_with_redone_checksums_is_refused(sealed: RunDir) -> N
 def test_a_missing_analysis_is_refused(sealed: RunDir) -> None:
     sealed.analysis.unlink()
     with pytest.raises(CheckFailed, match="the logs do not give the sealed analysis"):
+        reanalyse(reseal(sealed))
+
+
+def test_a_bundle_without_the_authors_file_is_unreadable(sealed: RunDir) -> None:
+    sealed.run_yaml.unlink()
+    with pytest.raises(BundleUnreadable, match=r"bundle: run\.yaml: missing"):
         reanalyse(reseal(sealed))
 
 

@@ -5,6 +5,11 @@ set -eu
 venv=$1
 python=${PYTHON:-python3}
 
+if ! command -v "$python" >/dev/null; then
+  echo "make: no $python on PATH" >&2
+  echo "  hint: install Python 3.11 or newer, or name it: make PYTHON=/path/to/python3" >&2
+  exit 3
+fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
   echo "make: $python is $("$python" -V 2>&1), expected Python 3.11 or newer" >&2
   echo "  hint: make PYTHON=python3.12" >&2

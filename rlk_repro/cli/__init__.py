@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
 from typing import Final
 
@@ -9,7 +11,7 @@ import typer
 
 from rlk_repro import __version__
 from rlk_repro.cli import bundles, doctor, jobs, replay, report, runs, submit
-from rlk_repro.errors import EXIT_BUG, RlkReproError
+from rlk_repro.errors import EXIT_BUG, EnvironmentMissing, RlkReproError
 
 app: Final = typer.Typer(
     name="rlk-repro",
@@ -18,6 +20,9 @@ app: Final = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+_OUTPUT_ERRORS: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF})
 
 
 def _print_version(value: bool) -> None:
@@ -44,11 +49,19 @@ doctor.register(app)
 
 def main() -> None:
     """Entry point: known errors in a few lines with their exit code, anything else as a bug with a crash file."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character must not end a run
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app(prog_name="rlk-repro")
     except RlkReproError as error:
         _print_error(error)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS:
+            sys.exit(_report_bug())
+        sys.stderr.write(f"rlk-repro: standard output: cannot be written ({error.strerror})\n")
+        sys.exit(EnvironmentMissing.exit_code)
     except Exception:  # noqa: BLE001  the one boundary: everything unknown is a bug
         sys.exit(_report_bug())
 

@@ -51,16 +51,23 @@ def diff(
     second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle to compare with.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare plans and manifests of two bundles; exit 1 when a difference is blocking."""
+    """Compare plans, manifests and results of two bundles; exit 1 when a difference is blocking."""
     from rlk_repro.compare import diff_bundles
     from rlk_repro.findings import has_blocking
+    from rlk_repro.recorded import require_intact
 
-    findings = diff_bundles(first, second)
+    for source in (first, second):
+        require_intact(source)
+    difference = diff_bundles(first, second)
+    comparison = difference.comparison
     if as_json:
-        say_json({"findings": [finding.to_json() for finding in findings]})
-    elif findings:
-        say_findings(findings)
+        findings = [finding.to_json() for finding in difference.findings]
+        say_json({"findings": findings, "comparison": None if comparison is None else comparison.to_json()})
     else:
-        say("no difference in plan or manifests")
-    if has_blocking(findings):
+        say_findings(difference.findings)
+        if not difference.findings:
+            say("no difference in plan or manifests")
+        for line in [] if comparison is None else comparison.lines():
+            say(line)
+    if has_blocking(difference.findings):
         raise typer.Exit(1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 from rlk_repro.cli.submit import ClusterName
+
+if TYPE_CHECKING:
+    from rlk_repro.replay import Prepared
 
 
 def register(app: typer.Typer) -> None:
@@ -36,16 +39,11 @@ def replay(
             say(recorded.analysis.verdict.headline)
         return
     prepared = steps.prepare(recorded, cluster=None if cluster is None else cluster.value, profile=profile)
-    if not as_json:
-        say("analysis reproduced byte for byte; drift of this machine against the recorded one:")
-        say_findings(prepared.drift)
-        if not prepared.drift:
-            say("  none")
     if is_dry_run:
-        from rlk_repro.cli.submit import show_dry_run
-
-        show_dry_run(prepared.launch.plan, prepared.launch.job, prepared.launch.run_dir, as_json=as_json)
+        _show_dry_run(prepared, as_json=as_json)
         return
+    if not as_json:
+        _say_drift(prepared)
     steps.check_drift(prepared.drift, is_accepted=is_accepted)
     comparison = steps.run(prepared, note)
     if as_json:
@@ -55,3 +53,25 @@ def replay(
             say(line)
     if not comparison.is_ok:
         raise typer.Exit(1)
+
+
+def _say_drift(prepared: Prepared) -> None:
+    from rlk_repro.findings import Level
+
+    shown = [finding for finding in prepared.drift if finding.level is not Level.INFO]
+    say("analysis reproduced byte for byte; drift of this machine against the recorded one:")
+    say_findings(shown)
+    say(f"  and {len(prepared.drift) - len(shown)} for information (--dry-run --json lists all)")
+
+
+def _show_dry_run(prepared: Prepared, *, as_json: bool) -> None:
+    from rlk_repro.cli.submit import show_dry_run
+    from rlk_repro.planview import dry_run_json
+
+    plan, job, run_dir = prepared.launch.plan, prepared.launch.job, prepared.launch.run_dir
+    if as_json:
+        drift = [finding.to_json() for finding in prepared.drift]
+        say_json({**dry_run_json(plan, job), "drift": drift, "replay_of": prepared.recorded.bundle_id})
+        return
+    _say_drift(prepared)
+    show_dry_run(plan, job, run_dir, as_json=False)

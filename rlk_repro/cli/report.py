@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rlk_repro.cli.output import AsJson, make_console, say, say_json
-
-if TYPE_CHECKING:
-    from rlk_repro.results import Analysis
-    from rlk_repro.rundir import RunDir
 
 
 def register(app: typer.Typer) -> None:
@@ -25,44 +21,47 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the HTML and Markdown report and print its summary."""
-    from rlk_repro.bundle import open_bundle
-    from rlk_repro.launch import report_context
+    from rlk_repro.errors import EnvironmentMissing, Problem
+    from rlk_repro.recorded import load_result
     from rlk_repro.report import write_report
     from rlk_repro.report.terminal import print_summary
 
     unwanted = _verdict_words(fail_on)
     results = []
-    for number, source in enumerate(sources):
-        with open_bundle(source) as run_dir:
-            analysis = _load_analysis(run_dir)
-            context = report_context(run_dir, source, is_linked=source.is_dir() and output is None)
-        files = write_report(analysis, _folder(source, output, number if len(sources) > 1 else None), context)
+    for number, source in enumerate(sources, start=1):
+        analysis, context = load_result(source, is_linked=source.is_dir() and output is None)
+        folder = _folder(source, output, number if len(sources) > 1 else None)
+        try:
+            files = write_report(analysis, folder, context)
+        except OSError as error:
+            problem = Problem(str(folder), f"cannot be written ({error.strerror})", hint="-o names another folder")
+            raise EnvironmentMissing(problem) from error
         results.append((source, analysis, files.html))
         if not as_json:
             print_summary(analysis, make_console(), context)
             say(f"\nreport: {files.html}\n")
     if as_json:
-        say_json([{"source": str(source), "verdict": analysis.verdict.word.value, "report": str(html),
-                   "headline": analysis.verdict.headline} for source, analysis, html in results])  # fmt: skip
+        say_json(
+            [
+                {
+                    "source": str(source),
+                    "verdict": analysis.verdict.word.value,
+                    "headline": analysis.verdict.headline,
+                    "report": str(html),
+                }
+                for source, analysis, html in results
+            ]
+        )
     if any(analysis.verdict.word.value in unwanted for _, analysis, _ in results):
         raise typer.Exit(1)
 
 
-def _load_analysis(run_dir: RunDir) -> Analysis:
-    from rlk_repro.analysis import analyse
-    from rlk_repro.files import load_json
-    from rlk_repro.results import Analysis
-
-    if run_dir.analysis.is_file():
-        return Analysis.from_json(load_json(run_dir.analysis), str(run_dir.analysis))
-    return analyse(run_dir)
-
-
 def _folder(source: Path, output: Path | None, number: int | None) -> Path:
     """Where a report goes; with several sources each gets a numbered folder, whatever their run ids say."""
-    if output is not None:
-        return output if number is None else output / str(number + 1)
-    return source / "report" if source.is_dir() else source.parent / "report"
+    if output is None and source.is_dir():
+        return source / "report"
+    folder = source.parent / "report" if output is None else output
+    return folder if number is None else folder / str(number)
 
 
 def _verdict_words(text: str) -> set[str]:
