@@ -45,8 +45,8 @@ def run(
 ) -> Completed:
     """Run a short command to its end.
 
-    A command that outlives ``timeout_s`` is killed with its process group and returned with ``is_timeout`` set.  What it
-    started in another session is not ours to kill and not waited for.
+    A command that outlives ``timeout_s`` is killed with its process group and returned with ``is_timeout`` set.
+    What it started in another session is neither killed nor waited for.
 
     Raises:
         EnvironmentMissing: the program is not on PATH or cannot be executed.

@@ -196,12 +196,10 @@ class Hardware(Model):
     platform: Platform
     machine: Literal["x86_64", "aarch64", "any"]
     gpus_per_node: Annotated[int, Field(ge=0, le=72)]
-    gpu_memory_gib: NonNegative = 0.0
-    gpu_arch: Annotated[str, Field(max_length=20)] = ""
+    gpu_memory_gib: NonNegative = Field(0.0, description="of one GPU, as its driver reports it")
     name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the name the driver reports")
     refused_name_parts: tuple[Text, ...] = Field((), description="products that look alike and are not this one")
     driver_floor: Annotated[str, Field(max_length=40)] = ""
-    fast_domain_gpus: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="GPUs within the scale-up link")
 
 
 class FromEnv(Model):

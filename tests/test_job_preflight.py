@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -11,9 +12,11 @@ from rlk_repro.findings import Finding, Level
 from rlk_repro.job import preflight
 from rlk_repro.job.preflight import Clock
 from rlk_repro.manifest import Fact, Manifest, Unknown
+from rlk_repro.probes import code
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.resources import hardware_folders
 from rlk_repro.rundir import RunDir
+from rlk_repro.spec import Pin, Stack
 from rlk_repro.specfile import load_hardware
 from tests.job_examples import make_staged
 
@@ -79,17 +82,33 @@ def test_an_implausible_year_is_a_warning() -> None:
     assert found == [Finding(Level.WARNING, "clock", "a year from 2025 to 2100", "1970")]
 
 
+def gpus(name: str, memory_mib: object, count: int = 8) -> list[dict[str, object]]:
+    return [{"name": name, "memory_total_mib": memory_mib}] * count
+
+
+H200S = gpus("NVIDIA H200", 143771)
+
+
 @pytest.mark.parametrize(
     ("machine", "gpu", "expected"),
     [
-        ("x86_64", {"count": 8, "driver": "570.86.15", "devices": [{"name": "NVIDIA H200"}] * 8}, []),
-        ("aarch64", {"count": 8}, [("host.machine", "x86_64", "aarch64")]),
-        ("x86_64", {"count": 4}, [("gpu.count", "at least 8", "4")]),
-        ("x86_64", {"count": Unknown("no driver")}, [("gpu.count", "at least 8", "unknown (no driver)")]),
-        ("x86_64", {"count": 8, "driver": "470.1"}, [("gpu.driver", "525 or newer", "470.1")]),
+        ("x86_64", {"count": 8, "driver": "570.86.15", "devices": H200S}, []),
+        ("aarch64", {"count": 8, "devices": H200S}, [("host.machine", "x86_64", "aarch64")]),
+        ("x86_64", {"count": 4, "devices": H200S}, [("gpu.count", "at least 8", "4")]),
         (
             "x86_64",
-            {"count": 8, "devices": [{"name": "NVIDIA A100-SXM4-80GB"}, {"name": "NVIDIA H200 NVL"}]},
+            {"count": Unknown("no driver"), "devices": Unknown("no driver")},
+            [
+                ("gpu.count", "at least 8", "unknown (no driver)"),
+                ("gpu.devices", "at least 8 described", "unknown (no driver)"),
+            ],
+        ),
+        ("x86_64", {"count": 8, "devices": []}, [("gpu.devices", "at least 8 described", "0")]),
+        ("x86_64", {"count": 8}, [("gpu.devices", "at least 8 described", "unknown (not recorded)")]),
+        ("x86_64", {"count": 8, "driver": "470.1", "devices": H200S}, [("gpu.driver", "525 or newer", "470.1")]),
+        (
+            "x86_64",
+            {"count": 8, "devices": [*gpus("NVIDIA A100-SXM4-80GB", 143771, 4), *gpus("NVIDIA H200 NVL", 143771, 4)]},
             [("gpu.devices.name", "*", "NVIDIA A100-SXM4-80GB"), ("gpu.devices.name", "*", "NVIDIA H200 NVL")],
         ),
     ],
@@ -101,6 +120,63 @@ def test_another_machine_than_the_plan_names_blocks(
     found = list(preflight.check_hardware(h200, 8, manifest_of(machine, **gpu)))
     assert found == [Finding(Level.BLOCKING, where, h200.title if want == "*" else want, got)
                      for where, want, got in expected]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hardware", "name", "memory_mib"),
+    [
+        ("a100", "NVIDIA A100-SXM4-80GB", 81920),
+        ("a100", "NVIDIA A100-SXM4-80GB", 81251),
+        ("h200", "NVIDIA H200", 143771),
+        ("gb200", "NVIDIA GB200", 189471),
+        ("mi300x", "AMD Instinct MI300X", 196592),
+    ],
+)
+def test_what_the_drivers_of_the_named_products_report_is_fit(hardware: str, name: str, memory_mib: int) -> None:
+    model = load_hardware(hardware, hardware_folders()).model
+    machine = manifest_of(model.machine, count=8, devices=gpus(name, memory_mib))
+    assert list(preflight.check_hardware(model, 8, machine)) == []
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "level", "found"),
+    [
+        (40960, Level.BLOCKING, "40.0 GiB"),
+        (96 * 1024, Level.BLOCKING, "96.0 GiB"),
+        (Unknown("no answer"), Level.WARNING, "unknown (no answer)"),
+    ],
+)
+def test_a_gpu_of_the_same_name_with_other_memory_blocks(memory_mib: object, level: Level, found: str) -> None:
+    a100 = load_hardware("a100", hardware_folders()).model
+    devices = gpus("NVIDIA A100-SXM4", memory_mib)
+    expected = Finding(level, "gpu.devices.memory_total_mib", "80 GiB within 5%", found)
+    assert list(preflight.check_hardware(a100, 8, manifest_of(count=8, devices=devices))) == [expected]
+
+
+PINNED = Stack(stack="pinned", purpose="x", pins={"megatron_lm": Pin(repository="x", commit="1" * 40)})
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ({"megatron": {"commit": "1" * 40, "is_dirty": False}}, None),
+        ({"megatron": {"commit": "1" * 40, "is_dirty": Unknown("no checkout")}}, None),
+        ({"megatron": {"commit": "1" * 40, "is_dirty": True}}, ("is_dirty", f"{'1' * 40} unchanged", "changed files")),
+        ({"megatron": {"commit": "2" * 40}}, ("commit", "1" * 40, "2" * 40)),
+        ({"megatron": {"commit": Unknown("absent")}}, ("commit", "1" * 40, "unknown (absent)")),
+        ({}, ("commit", "1" * 40, "unknown (not recorded)")),
+    ],
+)
+def test_a_pin_that_is_not_confirmed_blocks(code: dict[str, Fact], expected: tuple[str, str, str] | None) -> None:
+    found = list(preflight.check_pins(PINNED, Manifest(node="n", sections={"code": code})))
+    assert found == ([] if expected is None else
+                     [Finding(Level.BLOCKING, f"code.megatron.{expected[0]}", expected[1], expected[2])])  # fmt: skip
+
+
+def test_every_pin_of_a_stack_is_a_source_that_manifests_describe() -> None:
+    pins = get_args(get_args(Stack.model_fields["pins"].annotation)[0])
+    assert {name: preflight.PINNED_SOURCES[name] for name in pins} == preflight.PINNED_SOURCES
+    assert set(preflight.PINNED_SOURCES.values()) <= code.probe().keys()
 
 
 def test_busy_gpus_block_and_unknown_use_warns() -> None:

@@ -20,11 +20,15 @@ from rlk_repro.manifest import Manifest, Unknown
 from rlk_repro.plan import Plan
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir import RunDir
-from rlk_repro.spec import Hardware
+from rlk_repro.spec import Hardware, Stack
 
 SCHEMA: Final = 1
 MAX_SKEW_S: Final = 2.0
 YEARS: Final = (2025, 2100)
+# drivers report a few percent less than the data sheet; the next smaller product has a quarter less or more
+MEMORY_TOLERANCE: Final = 0.05
+# where a manifest's section ``code`` describes the sources that a stack pins
+PINNED_SOURCES: Final = {"vime": "vime", "rl_kernel": "rl_kernel", "megatron_lm": "megatron"}
 
 _GIB: Final = 1 << 30
 _MEMINFO: Final = Path("/proc/meminfo")
@@ -51,6 +55,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         *check_room("memory", read_free_memory(), limits.min_free_memory_gib),
         *check_modules(("torch",)),
         *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
+        *check_pins(plan.stack, manifest),
         *(check_idle(busy, Level.BLOCKING) if plan.layout.gpus_per_node else []),
     ]
 
@@ -105,7 +110,7 @@ def check_modules(names: Iterable[str]) -> Iterator[Finding]:
 
 
 def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Iterator[Finding]:
-    """The machine and its GPUs are those of the plan; what the manifest does not know is not judged."""
+    """The machine and its GPUs are those of the plan.  A GPU that nobody could describe is none of them."""
     machine = manifest.sections.get("host", {}).get("machine")
     if hardware.machine != "any" and isinstance(machine, str) and machine != hardware.machine:
         yield Finding(Level.BLOCKING, "host.machine", hardware.machine, machine)
@@ -118,10 +123,39 @@ def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Ite
     driver = gpu.get("driver")
     if isinstance(driver, str) and _version(driver) < _version(hardware.driver_floor):
         yield Finding(Level.BLOCKING, "gpu.driver", f"{hardware.driver_floor} or newer", driver)
-    devices: Any = gpu.get("devices")
-    for name in sorted({str(item.get("name")) for item in devices} if isinstance(devices, list) else set()):
+    devices = gpu.get("devices", Unknown("not recorded"))
+    described: list[dict[str, Any]] = devices if isinstance(devices, list) else []
+    if len(described) < num_gpus:
+        found = str(devices) if isinstance(devices, Unknown) else str(len(described))
+        yield Finding(Level.BLOCKING, "gpu.devices", f"at least {num_gpus} described", found)
+    for name in sorted({str(item.get("name")) for item in described}):
         if hardware.name_part not in name or any(part in name for part in hardware.refused_name_parts):
             yield Finding(Level.BLOCKING, "gpu.devices.name", hardware.title, name)
+    yield from _check_gpu_memory(hardware.gpu_memory_gib, described)
+
+
+def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Products of one name differ in memory: an A100 has 40 or 80 GB."""
+    where, expected = "gpu.devices.memory_total_mib", f"{expected_gib:g} GiB within {MEMORY_TOLERANCE:.0%}"
+    for found in sorted({str(item.get("memory_total_mib", "not recorded")) for item in devices}):
+        if not found.isdecimal():
+            yield Finding(Level.WARNING, where, expected, found)
+        elif abs(int(found) / 1024 - expected_gib) > MEMORY_TOLERANCE * expected_gib:
+            yield Finding(Level.BLOCKING, where, expected, f"{int(found) / 1024:.1f} GiB")
+
+
+def check_pins(stack: Stack, manifest: Manifest) -> Iterator[Finding]:
+    """The sources that the stack pins are those of this node; a pin that nobody can confirm must not be claimed."""
+    code = manifest.sections.get("code", {})
+    for name, pin in stack.pins.items():
+        where = f"code.{PINNED_SOURCES[name]}"
+        facts = code.get(PINNED_SOURCES[name])
+        source: dict[str, Any] = facts if isinstance(facts, dict) else {}
+        commit = source.get("commit", Unknown("not recorded"))
+        if commit != pin.commit:
+            yield Finding(Level.BLOCKING, f"{where}.commit", pin.commit, str(commit))
+        elif source.get("is_dirty") is True:
+            yield Finding(Level.BLOCKING, f"{where}.is_dirty", f"{pin.commit} unchanged", "changed files")
 
 
 def _version(text: str) -> tuple[int, ...]:
