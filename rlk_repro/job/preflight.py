@@ -137,11 +137,11 @@ def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Ite
 def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Iterator[Finding]:
     """Products of one name differ in memory: an A100 has 40 or 80 GB."""
     where, expected = "gpu.devices.memory_total_mib", f"{expected_gib:g} GiB within {MEMORY_TOLERANCE:.0%}"
-    for found in sorted({str(item.get("memory_total_mib", "not recorded")) for item in devices}):
-        if not found.isdecimal():
-            yield Finding(Level.WARNING, where, expected, found)
-        elif abs(int(found) / 1024 - expected_gib) > MEMORY_TOLERANCE * expected_gib:
-            yield Finding(Level.BLOCKING, where, expected, f"{int(found) / 1024:.1f} GiB")
+    for found in sorted({item.get("memory_total_mib", Unknown("not recorded")) for item in devices}, key=str):
+        if isinstance(found, Unknown):
+            yield Finding(Level.WARNING, where, expected, str(found))
+        elif abs(found / 1024 - expected_gib) > MEMORY_TOLERANCE * expected_gib:
+            yield Finding(Level.BLOCKING, where, expected, f"{found / 1024:.1f} GiB")
 
 
 def check_pins(stack: Stack, manifest: Manifest) -> Iterator[Finding]:
