@@ -156,7 +156,7 @@ class Plan:
         """
         check_schema(where, value, SCHEMA)
         try:
-            record = _Record.model_validate_json(json.dumps(value))
+            record = PlanRecord.model_validate_json(json.dumps(value))
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
@@ -166,7 +166,9 @@ class Plan:
         return plan
 
 
-class _Experiment(BaseModel):
+class PlanExperiment(BaseModel):
+    """What is measured, as a plan file holds it."""
+
     model_config = ConfigDict(strict=True, extra="ignore")
 
     run: Run
@@ -177,12 +179,12 @@ class _Experiment(BaseModel):
     trials: list[Any]
 
 
-class _Record(BaseModel):
+class PlanRecord(BaseModel):
     """A plan file.  Its trials and hashes are not believed but compared with those that follow from the rest."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    experiment: _Experiment
+    experiment: PlanExperiment
     profile: Profile
     sources: dict[str, str]
     experiment_hash: str
@@ -201,7 +203,7 @@ class _Record(BaseModel):
         )
 
 
-def _check_record(where: str, record: _Record, plan: Plan) -> None:
+def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
     problems = [*_layout_problems(plan.run, plan.hardware), *_variant_problems(plan.variants)]
     if problems:
         raise BundleUnreadable(

@@ -1,4 +1,4 @@
-"""Writes the JSON Schemas of the files authors write, for editors."""
+"""Writes JSON Schemas: of the files authors write, for editors; of plan and analysis, for scripts that read them."""
 
 from __future__ import annotations
 
@@ -6,29 +6,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from rlk_repro.files import dump_json, write_bytes
+from rlk_repro.plan import PlanRecord
 from rlk_repro.resources import data_dir
+from rlk_repro.results import Analysis
 from rlk_repro.spec import Hardware, Profile, Run, Stack
 
-MODELS: Final[Mapping[str, type[BaseModel]]] = {
+AUTHORED: Final[Mapping[str, type[BaseModel]]] = {
     "run": Run,
     "stack": Stack,
     "hardware": Hardware,
     "profile": Profile,
 }
+WRITTEN: Final[Mapping[str, type[Any]]] = {"plan": PlanRecord, "analysis": Analysis}
+KINDS: Final = (*AUTHORED, *WRITTEN)
 
 
 def make_schema(name: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of one kind of file."""
-    schema = MODELS[name].model_json_schema(by_alias=True)
+    schema = TypeAdapter({**AUTHORED, **WRITTEN}[name]).json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"rlk-repro {name}", **schema}
 
 
 def render_schemas() -> dict[str, bytes]:
     """File name to content for ``manifests/schema/``."""
-    return {f"{name}.schema.json": dump_json(make_schema(name)) for name in MODELS}
+    return {f"{name}.schema.json": dump_json(make_schema(name)) for name in KINDS}
 
 
 def write_schemas(folder: Path | None = None) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from rlk_repro.files import load_json
 from rlk_repro.resources import data_dir
-from rlk_repro.schemas import MODELS, make_schema, render_schemas
+from rlk_repro.schemas import AUTHORED, make_schema, render_schemas
 from rlk_repro.yamlfile import parse_yaml
+from tests.make_run import finish_run, make_run
 
 FILES = {
     "run": [*data_dir("jobs").glob("*.yaml")],
@@ -30,8 +32,15 @@ def test_shipped_files_satisfy_the_exported_schema(kind: str, path: Path) -> Non
     jsonschema.Draft202012Validator(make_schema(kind)).validate(parse_yaml(path.name, path.read_bytes()).value)
 
 
-@pytest.mark.parametrize("kind", sorted(MODELS))
+@pytest.mark.parametrize("kind", sorted(AUTHORED))
 def test_a_schema_refuses_an_unknown_key_as_the_models_do(kind: str) -> None:
     value = {**parse_yaml(kind, FILES[kind][0].read_bytes()).value, "no_such_key": 1}
     errors = list(jsonschema.Draft202012Validator(make_schema(kind)).iter_errors(value))
     assert any("no_such_key" in error.message for error in errors)
+
+
+def test_what_a_run_leaves_satisfies_the_exported_schemas(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "id")
+    finish_run(run_dir)
+    for kind, path in (("plan", run_dir.plan), ("analysis", run_dir.analysis)):
+        jsonschema.Draft202012Validator(make_schema(kind)).validate(load_json(path))
