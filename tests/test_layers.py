@@ -12,12 +12,25 @@ PACKAGE = Path(__file__).parent.parent / "rlk_repro"
 # the later one in a line imports the earlier one.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("rlk_repro", "errors"),
-    ("units", "clock", "findings", "files", "proc", "procfs"),
+    ("units", "clock", "findings", "files", "places", "proc", "procfs"),
     ("rundir", "secrets", "operators", "yamlfile", "resources"),
     ("spec", "specfile", "manifest", "results", "store", "console"),
     ("plan", "gzip_stream", "checksums", "archive", "probes", "logs", "stats", "power", "gates"),
     ("verdict", "trials", "bundle", "backends", "workloads", "analysis", "schemas"),
-    ("stage", "doctor", "planview", "verify", "compare", "report", "job", "launch", "recorded", "replay", "bench", "images"),
+    (
+        "stage",
+        "doctor",
+        "planview",
+        "verify",
+        "compare",
+        "report",
+        "job",
+        "launch",
+        "recorded",
+        "replay",
+        "bench",
+        "images",
+    ),
     ("cli", "__main__"),
 )
 ASIDE = {

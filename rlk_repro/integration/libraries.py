@@ -60,9 +60,11 @@ def _find_nccl_version() -> Any:
 def _find_collectives_file(maps: Path) -> Any:
     try:
         paths = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if COLLECTIVES.search(line)}
-        return [{"path": path, "sha256": sha256_file(Path(path))} for path in sorted(paths)] or _unknown("not loaded")
+        return [{"path": _name_file(path), "sha256": sha256_file(Path(path))} for path in sorted(paths)] or _unknown(
+            "not loaded"
+        )
     except OSError as error:
-        return _unknown(str(error))
+        return _unknown(error.strerror or "not readable")
 
 
 def _find_blas(configuration: str) -> Any:
@@ -81,4 +83,10 @@ def _find_file(modules: Mapping[str, ModuleType], name: str) -> Any:
     if name not in modules:
         return _unknown("not loaded")
     path = getattr(modules[name], "__file__", None)
-    return {"path": path, "sha256": sha256_file(Path(path))} if path else _unknown("the module has no file")
+    return {"path": _name_file(path), "sha256": sha256_file(Path(path))} if path else _unknown("the module has no file")
+
+
+def _name_file(path: str) -> str:
+    """From the packages' folder on, else the base name: the rest says whose machine it is, not which library."""
+    match = re.search(r"(?:site|dist)-packages/.*", path)
+    return match[0] if match else Path(path).name

@@ -15,23 +15,31 @@ from typing import Any, Self
 from rlk_repro.clock import utc_now
 from rlk_repro.errors import EXIT_BUG, RlkReproError
 from rlk_repro.files import dump_json_line
+from rlk_repro.places import hide_places
 from rlk_repro.rundir import RunDir
 
 
 class Journal:
-    """Appends events of one agent.  Once the run directory is sealed nothing is added to it any more."""
+    """Appends events of one agent.  Once the run directory is sealed nothing is added to it any more.
 
-    def __init__(self, run_dir: RunDir, allocation: str, node: str, scrub: Callable[[str], str]) -> None:
+    ``redact`` takes the secrets out of a text.
+    """
+
+    def __init__(self, run_dir: RunDir, allocation: str, node: str, redact: Callable[[str], str]) -> None:
         self._run_dir = run_dir
         self._common = {"allocation": allocation, "node": node}
-        self._scrub = scrub
+        self._redact = redact
 
     def record(self, event: str, **details: Any) -> None:
         if self._run_dir.is_sealed:
             return
-        line = dump_json_line({"t": utc_now(), "event": event, **self._common, **details})
+        clean = {name: self._clean(item) if isinstance(item, str) else item for name, item in details.items()}
+        line = dump_json_line({"t": utc_now(), "event": event, **self._common, **clean})
         with self._run_dir.agent_log.open("a", encoding="utf-8") as stream:
-            stream.write(self._scrub(line) + "\n")
+            stream.write(line + "\n")
+
+    def _clean(self, text: str) -> str:
+        return hide_places(self._redact(text), self._run_dir.root)
 
     def phase(self, name: str) -> PhaseRecord:
         """A context manager: begin, end and error of a phase."""
@@ -40,8 +48,8 @@ class Journal:
     def record_error(self, phase: str, error: BaseException) -> None:
         """To the journal and to standard error: after sealing, only the latter is left.  Bugs keep their traceback."""
         is_known = isinstance(error, RlkReproError)
-        text = self._scrub(f"{error}\n" if is_known else "".join(traceback.format_exception(error)))
-        sys.stderr.write(f"{phase}: {text}")
+        text = f"{error}\n" if is_known else "".join(traceback.format_exception(error))
+        sys.stderr.write(f"{phase}: {self._redact(text)}")
         self.record("error", phase=phase, kind=type(error).__name__, error=text)
 
 

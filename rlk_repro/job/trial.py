@@ -6,7 +6,6 @@ The order of trials, and what happens between them, is the agent's business.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from rlk_repro.job.outcome import count_oom_kills, judge
 from rlk_repro.job.process import Ended, Limits, run_guarded
 from rlk_repro.job.resume import EXIT_SCHEMA
 from rlk_repro.job.stop import Stop
+from rlk_repro.places import hide_places
 from rlk_repro.probes import environment
 from rlk_repro.results import TrialStatus
 from rlk_repro.rundir import RunDir, TrialDir
@@ -28,7 +28,6 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
 
 SCHEMA = 1
-RUN_DIR = "{run_dir}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +108,10 @@ def run_command(command: Command, log: Path, *, limits: Limits, stop: Stop, watc
 
 
 def record_command(command: Command, run_dir: RunDir) -> dict[str, Any]:
-    """The content of ``command.json``; paths in the run directory begin with ``{run_dir}``."""
+    """The content of ``command.json``, with the folders of this machine by name: ``{run_dir}``, ``{python}``."""
     scrubber = make_scrubber(command.from_env, os.environ)
     argv = [scrubber.text(part) for part in scrub_argv(command.argv)]
-    return {"schema": SCHEMA, "argv": [_relocate(part, run_dir) for part in argv]}
+    return {"schema": SCHEMA, "argv": [hide_places(part, run_dir.root) for part in argv]}
 
 
 def record_env(command: Command, run_dir: RunDir, env: Mapping[str, str]) -> dict[str, Any]:
@@ -120,9 +119,4 @@ def record_env(command: Command, run_dir: RunDir, env: Mapping[str, str]) -> dic
     scrubber = make_scrubber(command.from_env, os.environ)
     recorded = environment.select(env) | {name: scrubber.text(value) for name, value in command.env.items()}
     recorded |= {name: f"<from {source}>" for name, source in command.from_env.items()}
-    return {"schema": SCHEMA, "env": {name: _relocate(value, run_dir) for name, value in recorded.items()}}
-
-
-def _relocate(text: str, run_dir: RunDir) -> str:
-    """Our own folder by name: records of two runs can be compared, and tell nothing of whose home it is."""
-    return re.sub(re.escape(str(run_dir.root.absolute())) + r"(?=/|$)", RUN_DIR, text)
+    return {"schema": SCHEMA, "env": {name: hide_places(value, run_dir.root) for name, value in recorded.items()}}

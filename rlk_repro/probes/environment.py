@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.manifest import Fact
+from rlk_repro.places import hide_places
 from rlk_repro.secrets import looks_secret, scrub
 
 SECTION: Final = "environment"
@@ -36,7 +37,9 @@ def probe(_root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> 
 def select(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables worth recording, sorted; a value that looks like a secret is ``<redacted>``."""
     names = sorted(name for name in environ if _is_wanted(name))
-    return {name: REDACTED if looks_secret(name, environ[name]) else scrub(environ[name]) for name in names}
+    return {
+        name: REDACTED if looks_secret(name, environ[name]) else hide_places(scrub(environ[name])) for name in names
+    }
 
 
 def _is_wanted(name: str) -> bool:
