@@ -5,6 +5,7 @@ Everything that ``submit``, ``replay`` and their ``--dry-run`` share; the steps 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.backends import get_backend
 from rlk_repro.backends.api import Job, JobState, Status, Submission
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.errors import (
+    EXIT_BUG,
+    BundleUnreadable,
+    CheckFailed,
+    EnvironmentMissing,
+    Problem,
+    RlkReproError,
+    SpecError,
+)
 from rlk_repro.files import load_json, sha256_file, write_json
 from rlk_repro.manifest import Manifest
 from rlk_repro.plan import BASELINE, ENABLED, Plan, flag_overrides, make_plan
@@ -20,8 +29,9 @@ from rlk_repro.resources import hardware_folders, list_names, profile_folders, r
 from rlk_repro.results import Analysis, TrialStatus
 from rlk_repro.rundir import RunDir
 from rlk_repro.specfile import Loaded, load_hardware, load_profile, load_run, load_stack, parse_overrides
-from rlk_repro.stage import Inputs, new_run_dir, stage
+from rlk_repro.stage import Inputs, new_run_dir, stage, stage_again
 from rlk_repro.store import find_run_dir
+from rlk_repro.workloads import get_workload
 
 if TYPE_CHECKING:
     from rlk_repro.report import Context
@@ -48,10 +58,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Planned and rendered; nothing has been written or sent."""
+    """Planned and rendered; nothing has been written or sent.  ``inputs`` is None where they are staged already."""
 
     plan: Plan
-    inputs: Inputs
+    inputs: Inputs | None
     run_dir: RunDir
     job: Job
 
@@ -110,9 +120,41 @@ def prepare(request: Request) -> Prepared:
     return render(plan, inputs)
 
 
-def render(plan: Plan, inputs: Inputs) -> Prepared:
-    """Render a plan for its cluster; pure but for the choice of a new run id."""
-    run_dir = new_run_dir(plan)
+def prepare_resume(name: str) -> Prepared:
+    """The job of a run that did not finish, rendered again; its agent redoes whole pairs that are incomplete.
+
+    Raises:
+        CheckFailed: the run is sealed, or still running.
+        EnvironmentMissing: nobody here can tell whether it still runs.
+    """
+    run_dir = find_run_dir(name)
+    if run_dir.is_sealed:
+        raise CheckFailed(Problem(run_dir.run_id, "is sealed: every trial has run", hint="submit it again for more"))
+    submission = load_submission(run_dir)
+    if submission is not None:
+        _require_ended(run_dir, poll(Launched(run_dir=run_dir, submission=submission)))
+    return render(load_plan(run_dir), None, run_dir)
+
+
+def _require_ended(run_dir: RunDir, status: Status) -> None:
+    if status.state is JobState.UNKNOWN:
+        raise EnvironmentMissing(
+            Problem(run_dir.run_id, f"may still be running ({status.reason})", expected="one that has ended")
+        )
+    if not status.state.is_final:
+        raise CheckFailed(Problem(run_dir.run_id, "is still running", hint=f"rlk-repro cancel {run_dir.run_id}"))
+
+
+def render(plan: Plan, inputs: Inputs | None, run_dir: RunDir | None = None) -> Prepared:
+    """Render a plan for its cluster; pure but for the choice of a new run id where no directory is given.
+
+    Raises:
+        SpecError: neither the trainer nor the cluster could run this plan.
+    """
+    problems = get_workload(plan.run.workload.kind).find_problems(plan)
+    if problems:
+        raise SpecError(*problems)
+    run_dir = run_dir or new_run_dir(plan)
     job = get_backend(plan.cluster).render(plan, run_dir)
     return Prepared(plan=plan, inputs=inputs, run_dir=run_dir, job=job)
 
@@ -140,45 +182,27 @@ def resolve_profile(name: str | None, cluster: str | None) -> Loaded[Any]:
 
 
 def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launched:
-    """Write the run directory and send exactly the rendered job.
+    """Write what is not yet in the run directory and send exactly the rendered job.
 
     Raises:
         EnvironmentMissing: this machine has no such cluster.
         SchedulerRefused: the scheduler said no.
     """
+    run_dir = prepared.run_dir
     backend = get_backend(prepared.plan.cluster)
     reason = backend.available()
     if reason is not None:
         raise EnvironmentMissing(Problem(prepared.plan.cluster, reason, hint="--dry-run works anywhere"))
-    stage(prepared.plan, prepared.inputs, prepared.run_dir, prepared.job)
-    submission = backend.submit(prepared.job, prepared.run_dir)
-    extra = {**submission.details, **dict(details)}
-    submission = Submission(cluster=submission.cluster, job_id=submission.job_id,
-                            submitted_at=submission.submitted_at, details=extra)  # fmt: skip
-    write_json(prepared.run_dir.submission, submission.to_json())
-    return Launched(run_dir=prepared.run_dir, submission=submission)
-
-
-def resume(name: str) -> Launched:
-    """Submit the same job again; the agent redoes whole pairs that are incomplete.
-
-    Raises:
-        CheckFailed: the run is sealed, or still running.
-    """
-    run_dir = find_run_dir(name)
-    if run_dir.is_sealed:
-        raise CheckFailed(Problem(run_dir.run_id, "is sealed: every trial has run", hint="submit it again for more"))
-    plan = load_plan(run_dir)
-    backend = get_backend(plan.cluster)
     previous = load_submission(run_dir)
-    if previous is not None and backend.poll(previous).state not in _AT_REST:
-        raise CheckFailed(Problem(run_dir.run_id, "is still running", hint=f"rlk-repro cancel {run_dir.run_id}"))
-    submission = backend.submit(backend.render(plan, run_dir), run_dir)
+    if prepared.inputs is None:
+        stage_again(run_dir, prepared.job)
+    else:
+        stage(prepared.plan, prepared.inputs, run_dir, prepared.job)
+    submission = backend.submit(prepared.job, run_dir)
+    kept = {} if previous is None else previous.details
+    submission = dataclasses.replace(submission, details={**kept, **submission.details, **dict(details)})
     write_json(run_dir.submission, submission.to_json())
     return Launched(run_dir=run_dir, submission=submission)
-
-
-_AT_REST: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.UNKNOWN})
 
 
 def load_plan(run_dir: RunDir) -> Plan:
@@ -193,7 +217,7 @@ def load_submission(run_dir: RunDir) -> Submission | None:
 
 
 def poll(launched: Launched) -> Status:
-    return get_backend(launched.submission.cluster).poll(launched.submission)
+    return get_backend(launched.submission.cluster).poll(launched.submission, launched.run_dir)
 
 
 def wait(launched: Launched, tell: Callable[[str], None]) -> None:
@@ -238,19 +262,41 @@ def finish(launched: Launched) -> Result:
     """Read what a finished run left, and write its report beside it.
 
     Raises:
-        CheckFailed: the run was not sealed; what there is can be collected and resumed.
+        RlkReproError: the run was not sealed; the class is the one that its agent ended with.
     """
     from rlk_repro.report import write_report
 
     run_dir = launched.run_dir
     if not run_dir.is_sealed:
-        raise CheckFailed(
-            Problem(run_dir.run_id, "ended without being sealed", expected="a sealed bundle",
-                    hint=f"see {run_dir.agent_log}, then rlk-repro submit --resume {run_dir.run_id}")
-        )  # fmt: skip
+        raise _explain_end(launched)
     bundle = get_backend(launched.submission.cluster).collect(launched.submission, run_dir)
     analysis = Analysis.from_json(load_json(run_dir.analysis), str(run_dir.analysis))
     report = write_report(analysis, run_dir.report, report_context(run_dir, Path(bundle.name)))
     is_ok = all(trial.status is TrialStatus.OK for trial in analysis.trials)
     return Result(analysis=analysis, bundle=bundle, bundle_id=sha256_file(run_dir.checksums),
                   report=report.html, is_ok=is_ok)  # fmt: skip
+
+
+def _explain_end(launched: Launched) -> RlkReproError:
+    """Why a run is not sealed, as its agent put it; resuming is advised only where the same job could then end well."""
+    from rlk_repro.job.progress import read_state
+
+    run_dir = launched.run_dir
+    state = read_state(run_dir)
+    code = None if state is None else state.exit_code
+    refusal = None if code is None else _REFUSALS.get(code)
+    if state is not None and refusal is not None:
+        hint = f"see {run_dir.agent_log}" if code == EXIT_BUG else None
+        return refusal(Problem(run_dir.run_id, state.message, hint=hint))
+    reason = poll(launched).reason or "its agent left no word"
+    log = run_dir.agent_output if code is None else run_dir.agent_log
+    return CheckFailed(
+        Problem(run_dir.run_id, f"ended without being sealed ({reason})", expected="a sealed bundle",
+                hint=f"see {log}, then rlk-repro submit --resume {run_dir.run_id}")
+    )  # fmt: skip
+
+
+# by the exit code of an agent that was not interrupted: sent again, the same job would end in the same way
+_REFUSALS: Final[dict[int, type[RlkReproError]]] = {
+    error.exit_code: error for error in (CheckFailed, SpecError, EnvironmentMissing, BundleUnreadable, RlkReproError)
+}

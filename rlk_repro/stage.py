@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -38,25 +39,50 @@ def stage(plan: Plan, inputs: Inputs, run_dir: RunDir, job: Job) -> None:
         SpecError: the directory exists already, or the job names a file outside ``job/``.
         EnvironmentMissing: the directory cannot be made or written.
     """
-    files = dict(_list_files(plan, inputs, run_dir, job))
+    files = {
+        run_dir.run_yaml: inputs.run,
+        run_dir.stack_yaml: inputs.stack,
+        run_dir.hardware_yaml: inputs.hardware,
+        run_dir.profile_yaml: inputs.profile,
+        run_dir.plan: dump_json(make_record(plan, run_dir.run_id)),
+        **dict(_list_job_files(run_dir, job)),
+    }
     try:
         run_dir.root.mkdir(parents=True)
-        for path, data in files.items():
-            write_bytes(path, data)
+        _write_files(files)
     except FileExistsError:
         raise SpecError(Problem(str(run_dir.root), "exists already", expected="a new run directory")) from None
     except OSError as error:
-        raise EnvironmentMissing(
-            Problem(str(run_dir.root), f"cannot be written ({error.strerror})", hint="export RLK_REPRO_RUNS=…")
-        ) from error
+        raise _explain(run_dir, error) from error
 
 
-def _list_files(plan: Plan, inputs: Inputs, run_dir: RunDir, job: Job) -> Iterator[tuple[Path, bytes]]:
-    yield run_dir.run_yaml, inputs.run
-    yield run_dir.stack_yaml, inputs.stack
-    yield run_dir.hardware_yaml, inputs.hardware
-    yield run_dir.profile_yaml, inputs.profile
-    yield run_dir.plan, dump_json(make_record(plan, run_dir.run_id))
+def stage_again(run_dir: RunDir, job: Job) -> None:
+    """Put another job's files into ``job/``: it holds exactly what is sent.
+
+    Raises:
+        SpecError: the job names a file outside ``job/``.
+        EnvironmentMissing: the directory cannot be written.
+    """
+    files = dict(_list_job_files(run_dir, job))
+    try:
+        shutil.rmtree(run_dir.job, ignore_errors=True)
+        _write_files(files)
+    except OSError as error:
+        raise _explain(run_dir, error) from error
+
+
+def _write_files(files: Mapping[Path, bytes]) -> None:
+    for path, data in files.items():
+        write_bytes(path, data)
+
+
+def _explain(run_dir: RunDir, error: OSError) -> EnvironmentMissing:
+    return EnvironmentMissing(
+        Problem(str(run_dir.root), f"cannot be written ({error.strerror})", hint="export RLK_REPRO_RUNS=…")
+    )
+
+
+def _list_job_files(run_dir: RunDir, job: Job) -> Iterator[tuple[Path, bytes]]:
     for name, text in job.files.items():
         if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise SpecError(Problem("job file", "leaves the job folder", got=name, expected="a relative path"))

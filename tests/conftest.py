@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,22 @@ def own_runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test writes into the user's runs folder or reads the user's profiles."""
     monkeypatch.setenv("RLK_REPRO_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command line in this process; its exit code, standard output and standard error."""
+    from rlk_repro import cli
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rlk-repro", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        code = caught.value.code
+        captured = capfd.readouterr()
+        return (0 if code is None else int(code)), captured.out, captured.err
+
+    return run
 
 
 @pytest.fixture(params=WEIRD_NAMES)

@@ -1,29 +1,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from rlk_repro import cli
 from rlk_repro.rundir import RunDir
 from tests.make_run import Recipe, finish_run, make_run
-
-Output = tuple[int, str, str]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    def run(*arguments: str) -> Output:
-        monkeypatch.setattr(sys, "argv", ["rlk-repro", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        code = caught.value.code
-        captured = capfd.readouterr()
-        return (0 if code is None else int(code)), captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

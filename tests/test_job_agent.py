@@ -165,7 +165,7 @@ def test_blocking_findings_stop_before_the_first_trial(tmp_path: Path) -> None:
     findings = load_json(run_dir.node("node-0").preflight)["findings"]
     assert [(item["level"], item["where"]) for item in findings] == [("blocking", "disk")]
     assert not inspect_bundle(run_dir.bundle).is_sealed
-    assert message(run_dir).startswith("preflight: preflight: disk: is not fit, got ")
+    assert message(run_dir).startswith("preflight: disk: is not fit, got ")
 
 
 def test_a_profile_may_continue_in_spite_of_blocking_findings(tmp_path: Path) -> None:
@@ -219,6 +219,7 @@ def test_a_bug_in_the_analysis_does_not_lose_the_bundle(tmp_path: Path, capsys: 
     (error,) = events(run_dir, "error")
     assert (error["phase"], error["kind"]) == ("analyse", "ZeroDivisionError")
     assert "a bug in the analysis" in error["error"]
+    assert 'File "{packages}/tests/test_job_agent.py", line ' in error["error"]
     assert "Traceback" in capsys.readouterr().err
     assert run_example(run_dir, is_resuming=True) == 0
     assert verify_bundle(run_dir.bundle) == []
@@ -301,6 +302,8 @@ def test_rollouts_that_do_not_come_are_an_error(tmp_path: Path, actions: list[st
     assert run_example(run_dir, FakeWorkload(rollouts={7: actions})) == 1
     assert message(run_dir).endswith(expected)
     assert statuses(run_dir) == {}
+    (error,) = events(run_dir, "error")
+    assert error["error"].startswith("{run_dir}/rollouts/7")
 
 
 def test_an_unreadable_plan_is_a_finding_and_an_error(tmp_path: Path) -> None:

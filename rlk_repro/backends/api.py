@@ -55,12 +55,20 @@ class Submission:
 
     @classmethod
     def from_json(cls, value: Any, where: str = "submission.json") -> Submission:
+        """Raises BundleUnreadable for whatever ``to_json`` does not write."""
         check_schema(where, value, SCHEMA)
-        try:
-            return cls(cluster=value["cluster"], job_id=str(value["job_id"]), submitted_at=value["submitted_at"],
-                       details=dict(value["details"]))  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
-            raise BundleUnreadable(Problem(where, f"not a submission ({error})")) from None
+        details = value.get("details")
+        if not isinstance(details, Mapping):
+            raise BundleUnreadable(Problem(f"{where}: details", "wrong value", got=details, expected="a mapping"))
+        texts = {name: value.get(name) for name in ("cluster", "job_id", "submitted_at")}
+        wrong = [
+            Problem(f"{where}: {name}", "wrong value", got=item, expected="text")
+            for name, item in [*texts.items(), *((f"details.{name}", item) for name, item in details.items())]
+            if not isinstance(item, str)
+        ]
+        if wrong:
+            raise BundleUnreadable(*wrong)
+        return cls(**texts, details=dict(details))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +79,14 @@ class Status:
     reason: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line of a trial's log, without its end."""
+
+    trial: str
+    text: str
+
+
 class Backend(Protocol):
     """The module interface; mypy checks each module at its line of the registry."""
 
@@ -78,19 +94,19 @@ class Backend(Protocol):
         """None where this machine can use the cluster, else the reason why not."""
 
     def render(self, plan: Plan, run_dir: RunDir) -> Job:
-        """The job, without touching anything."""
+        """The job, without touching anything; SpecError for a plan that this cluster cannot run."""
 
     def submit(self, job: Job, run_dir: RunDir) -> Submission:
         """Send exactly that job."""
 
-    def poll(self, submission: Submission) -> Status:
-        """Ask once."""
+    def poll(self, submission: Submission, run_dir: RunDir) -> Status:
+        """Ask once; ``unknown`` where this machine cannot tell."""
 
-    def logs(self, submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[str]:
+    def logs(self, submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
         """Lines of the trials in order, ending when the job ends."""
 
-    def cancel(self, submission: Submission) -> None:
-        """Ask for the end, letting the agent pack; cancelling twice is fine."""
+    def cancel(self, submission: Submission, run_dir: RunDir) -> bool:
+        """Ask for the end, letting the agent pack; False where it has ended already.  Cancelling twice is fine."""
 
     def collect(self, submission: Submission, run_dir: RunDir) -> Path:
         """Bring the bundle to ``run_dir.bundle``."""

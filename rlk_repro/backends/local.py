@@ -1,4 +1,8 @@
-"""This machine as a cluster: one node agent, started detached, known by its pid and start time."""
+"""This machine as a cluster: one node agent, started detached.
+
+It is known by its pid and start time, and by its standard output, a file of the run directory: neither a later process
+with its pid nor the agent of the directory that this one was copied from is taken for it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro import proc, procfs
-from rlk_repro.backends.api import Job, JobState, Status, Submission
+from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission
 from rlk_repro.backends.triallogs import read_logs
 from rlk_repro.bundle import pack
 from rlk_repro.clock import utc_now
-from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem
+from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.files import dump_json, load_json
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
@@ -33,7 +37,14 @@ def available() -> str | None:
 
 
 def render(plan: Plan, run_dir: RunDir) -> Job:
-    """One agent, which leads.  The file names neither this machine's Python nor its folders; the command has to."""
+    """One agent, which leads.  The file names neither this machine's Python nor its folders; the command has to.
+
+    Raises:
+        SpecError: a stack with images, which nothing here would start, or more than one node.
+    """
+    problems = list(_find_problems(plan))
+    if problems:
+        raise SpecError(*problems)
     options = ("--resume",)
     record = {
         "schema": SCHEMA,
@@ -44,13 +55,31 @@ def render(plan: Plan, run_dir: RunDir) -> Job:
     return Job(files={COMMAND_FILE: dump_json(record).decode()}, command=command)
 
 
+def _find_problems(plan: Plan) -> Iterator[Problem]:
+    if plan.stack.images:
+        yield Problem(
+            f"stack {plan.stack.stack}",
+            "names images, and the local cluster starts no container",
+            expected="a stack without images",
+            hint="--stack host uses what this machine has",
+        )
+    if plan.layout.num_nodes > 1:
+        yield Problem(
+            f"run {plan.run.run}: layouts.{plan.hardware.hardware}.num_nodes",
+            "the local cluster is one node",
+            got=plan.layout.num_nodes,
+            expected="1",
+        )
+
+
 def submit(job: Job, run_dir: RunDir) -> Submission:
     """Start the agent in a session of its own; it outlives this process.
 
     Raises:
         EnvironmentMissing: this Python cannot be started.
     """
-    run_dir.state.unlink(missing_ok=True)  # an earlier agent's
+    for earlier in (run_dir.state, run_dir.bundle):  # an earlier agent's
+        earlier.unlink(missing_ok=True)
     with run_dir.agent_output.open("ab") as output:
         pid = proc.start_detached(job.command, output_fd=output.fileno(), env={**os.environ, **job.env})
     stat = procfs.read_stat(pid)
@@ -58,33 +87,44 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
         cluster="local",
         job_id=f"{pid}:{stat.start_ticks if stat else 0}",
         submitted_at=utc_now(),
-        details={"host": platform.node(), "run_dir": str(run_dir.root.absolute())},
+        details={"host": platform.node()},
     )
 
 
-def poll(submission: Submission) -> Status:
+def poll(submission: Submission, run_dir: RunDir) -> Status:
     """Whether that very process runs, else what it left."""
-    host = submission.details.get("host")
-    if host not in {None, platform.node()}:
-        return Status(state=JobState.UNKNOWN, reason=f"started on {host}, this is {platform.node()}")
-    if _find_pid(submission) is not None:
+    elsewhere = _find_other_host(submission)
+    if elsewhere is not None:
+        return Status(state=JobState.UNKNOWN, reason=elsewhere)
+    if _find_pid(submission, run_dir) is not None:
         return Status(state=JobState.RUNNING)
-    folder = submission.details.get("run_dir")
-    if folder is None or not Path(folder).is_dir():
+    if not run_dir.plan.is_file():
         return Status(state=JobState.UNKNOWN, reason=f"no process {submission.job_id} and no run directory")
-    return _describe_end(RunDir(Path(folder)))
+    return _describe_end(run_dir)
 
 
-def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[str]:
+def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
     """Lines of the trials in order; following ends when the agent does."""
-    return read_logs(run_dir, lambda: not is_following or poll(submission).state is not JobState.RUNNING)
+    return read_logs(run_dir, lambda: not is_following or poll(submission, run_dir).state is not JobState.RUNNING)
 
 
-def cancel(submission: Submission) -> None:
-    """Ask the agent to stop; it records, packs and ends.  Nothing happens where it has ended already."""
-    pid = _find_pid(submission)
-    if pid is not None:
+def cancel(submission: Submission, run_dir: RunDir) -> bool:
+    """Ask the agent to stop; it records, packs and ends.
+
+    Raises:
+        EnvironmentMissing: it was started on another host, or by another user.
+    """
+    _require_this_host(submission, run_dir)
+    pid = _find_pid(submission, run_dir)
+    if pid is None:
+        return False
+    try:
         os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        raise EnvironmentMissing(Problem(run_dir.run_id, "was started by another user")) from None
+    return True
 
 
 def collect(submission: Submission, run_dir: RunDir) -> Path:
@@ -92,22 +132,50 @@ def collect(submission: Submission, run_dir: RunDir) -> Path:
 
     Raises:
         CheckFailed: the run goes on.
+        EnvironmentMissing: it was started on another host and may go on there.
     """
-    if poll(submission).state is JobState.RUNNING:
+    if run_dir.is_sealed and run_dir.bundle.is_file():
+        return run_dir.bundle
+    _require_this_host(submission, run_dir)
+    if poll(submission, run_dir).state is JobState.RUNNING:
         raise CheckFailed(
             Problem(run_dir.run_id, "is still running", hint=f"rlk-repro status --watch {run_dir.run_id}")
         )
-    return run_dir.bundle if run_dir.is_sealed and run_dir.bundle.is_file() else pack(run_dir)
+    return pack(run_dir)
 
 
-def _find_pid(submission: Submission) -> int | None:
-    """The agent's pid while it runs; a later process with the same number has another start time."""
+def _find_other_host(submission: Submission) -> str | None:
+    host = submission.details.get("host")
+    return None if host in {None, platform.node()} else f"started on {host}, this is {platform.node()}"
+
+
+def _require_this_host(submission: Submission, run_dir: RunDir) -> None:
+    elsewhere = _find_other_host(submission)
+    if elsewhere is not None:
+        host = submission.details["host"]
+        raise EnvironmentMissing(
+            Problem(run_dir.run_id, elsewhere, hint=f"give this command on {host}, which knows whether it runs")
+        )
+
+
+def _find_pid(submission: Submission, run_dir: RunDir) -> int | None:
+    """The pid of this directory's agent while it runs."""
     pid, _, start_ticks = submission.job_id.partition(":")
     if not (pid.isdecimal() and start_ticks.isdecimal()):
         return None
     stat = procfs.read_stat(int(pid))
-    is_ours = stat is not None and stat.is_running and stat.start_ticks == int(start_ticks)
-    return int(pid) if is_ours else None
+    is_same = stat is not None and stat.is_running and stat.start_ticks == int(start_ticks)
+    return int(pid) if is_same and _has_output(int(pid), run_dir.agent_output) else None
+
+
+def _has_output(pid: int, path: Path) -> bool:
+    """Whether a process writes its standard output to that very file, wherever it was moved to."""
+    try:
+        return path.samefile(f"/proc/{pid}/fd/1")
+    except PermissionError:  # another user's, whom only pid and start time identify
+        return True
+    except OSError:
+        return False
 
 
 def _describe_end(run_dir: RunDir) -> Status:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from rlk_repro.backends.api import LogLine
 from rlk_repro.rundir import RunDir, TrialDir
 
 POLL_S: Final = 0.5
@@ -14,8 +15,8 @@ READ_BYTES: Final = 1 << 20
 
 def read_logs(
     run_dir: RunDir, is_over: Callable[[], bool], *, sleep: Callable[[float], object] = time.sleep
-) -> Iterator[str]:
-    """Every line of every trial's log, a header before each trial, until ``is_over`` and all is read.
+) -> Iterator[LogLine]:
+    """Every line of every trial's log until ``is_over`` and all is read.
 
     ``is_over`` is asked when nothing new is there; ``lambda: True`` reads what there is.
     """
@@ -25,8 +26,8 @@ def read_logs(
         news = [folder for folder in run_dir.trial_dirs() if folder.name not in seen and folder.stdout.is_file()]
         for folder in news:
             seen.add(folder.name)
-            yield f"==> {folder.name} <=="
-            yield from _read_log(folder, is_over, sleep)
+            for text in _read_log(folder, is_over, sleep):
+                yield LogLine(trial=folder.name, text=text)
         if not news:
             if was_over:
                 return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -11,6 +11,9 @@ from rlk_repro.cli.output import AsJson, note, say, say_json
 RunId = Annotated[
     str | None, typer.Argument(metavar="[ID]", help="Run id, its beginning, or a path; newest if absent.")
 ]
+
+
+STAGED: Final = "staged, never submitted"
 
 
 def register(app: typer.Typer) -> None:
@@ -32,24 +35,26 @@ def status(
 
     run_dir = find_run_dir(run_id)
     submission = launch.load_submission(run_dir)
-    if submission is None:
-        say(f"{run_dir.run_id}: staged, never submitted")
-        return
-    launched = launch.Launched(run_dir=run_dir, submission=submission)
-    if is_watching:
-        launch.wait(launched, note)
-    answer = launch.poll(launched)
+    answer = None
+    if submission is not None:
+        launched = launch.Launched(run_dir=run_dir, submission=submission)
+        if is_watching:
+            launch.wait(launched, note)
+        answer = launch.poll(launched)
     progress = read_state(run_dir)
     if as_json:
         say_json(
             {
                 "id": run_dir.run_id,
-                "state": answer.state.value,
-                "reason": answer.reason,
+                "state": None if answer is None else answer.state.value,
+                "reason": STAGED if answer is None else answer.reason,
                 "is_sealed": run_dir.is_sealed,
                 "progress": None if progress is None else progress.to_json(),
             }
         )
+        return
+    if answer is None:
+        say(f"{run_dir.run_id}: {STAGED}")
         return
     say(f"{run_dir.run_id}: {answer.state}{f' ({answer.reason})' if answer.reason else ''}")
     if progress is not None:
@@ -60,19 +65,30 @@ def status(
 def logs(
     run_id: RunId = None,
     is_following: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each line as a JSON object that names its trial.")
+    ] = False,
 ) -> None:
     """Print the trials' logs in order."""
     from rlk_repro import launch
     from rlk_repro.backends import get_backend
+    from rlk_repro.files import dump_json_line
     from rlk_repro.store import find_run_dir
 
     run_dir = find_run_dir(run_id)
     submission = launch.load_submission(run_dir)
     if submission is None:
-        note(f"{run_dir.run_id}: staged, never submitted")
+        note(f"{run_dir.run_id}: {STAGED}")
         return
+    trial = ""
     for line in get_backend(submission.cluster).logs(submission, run_dir, is_following=is_following):
-        say(line)
+        if as_json:
+            say(dump_json_line({"trial": line.trial, "line": line.text}))
+            continue
+        if line.trial != trial:
+            trial = line.trial
+            say(f"==> {trial} <==")
+        say(line.text)
 
 
 def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
@@ -83,12 +99,12 @@ def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
 
     run_dir = find_run_dir(run_id)
     submission = launch.load_submission(run_dir)
-    if submission is not None:
-        get_backend(submission.cluster).cancel(submission)
+    is_stopping = submission is not None and get_backend(submission.cluster).cancel(submission, run_dir)
     if as_json:
-        say_json({"id": run_dir.run_id, "is_submitted": submission is not None})
+        say_json({"id": run_dir.run_id, "is_submitted": submission is not None, "is_stopping": is_stopping})
         return
-    say(f"{run_dir.run_id}: {'asked to stop' if submission is not None else 'was never submitted'}")
+    answer = "asked to stop" if is_stopping else "has ended already" if submission is not None else STAGED
+    say(f"{run_dir.run_id}: {answer}")
 
 
 def collect(run_id: RunId = None, as_json: AsJson = False) -> None:

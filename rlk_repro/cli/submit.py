@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rlk_repro.launch import Launched
     from rlk_repro.plan import Plan
     from rlk_repro.rundir import RunDir
+
+
+_WITH_RESUME: Final = frozenset({"resume", "is_dry_run", "is_waiting", "as_json"})
 
 
 class ClusterName(StrEnum):
@@ -27,6 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def submit(
+    context: typer.Context,
     run: Annotated[str, typer.Option("--run", help="Run definition: a name from `runs list`, or a file.")] = "",
     cluster: Annotated[ClusterName | None, typer.Option(help="Where to run.", show_default="local")] = None,
     hardware: Annotated[str | None, typer.Option(help="Hardware; default from the profile.")] = None,
@@ -51,7 +55,8 @@ def submit(
     from rlk_repro import launch
 
     if resume is not None:
-        launched = launch.resume(resume)
+        _refuse_other_flags(context)
+        prepared = launch.prepare_resume(resume)
     else:
         request = launch.Request(
             run=run,
@@ -62,21 +67,44 @@ def submit(
             lane=lane,
             pairs=pairs,
             control_pairs=control_pairs,
-            variants=tuple(variants.split(",")),
+            variants=tuple(name.strip() for name in variants.split(",")),
             settings=tuple(settings or ()),
             is_exploratory=is_exploratory,
         )
         prepared = launch.prepare(request)
-        if is_dry_run:
-            show_dry_run(prepared.plan, prepared.job, prepared.run_dir, as_json=as_json)
-            return
-        launched = launch.submit(prepared)
+    if is_dry_run:
+        show_dry_run(prepared.plan, prepared.job, prepared.run_dir, as_json=as_json)
+        return
+    launched = launch.submit(prepared)
     if not is_waiting:
         _show_submitted(launched, as_json=as_json)
         return
     note(f"run directory: {launched.run_dir.root}")
     launch.wait(launched, note)
     _show_result(launched, as_json=as_json)
+
+
+def _refuse_other_flags(context: typer.Context) -> None:
+    """The plan of a run that is resumed is made already: a flag that would change it must not be ignored."""
+    from rlk_repro.errors import Problem, SpecError
+
+    given = [
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.name not in _WITH_RESUME and _is_given(context, parameter.name)
+    ]
+    if given:
+        raise SpecError(
+            *(
+                Problem(name, "cannot change a run that is resumed", expected="--dry-run, --wait or --json at most")
+                for name in given
+            )
+        )
+
+
+def _is_given(context: typer.Context, name: str | None) -> bool:
+    source = None if name is None else context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def show_dry_run(plan: Plan, job: Job, run_dir: RunDir, *, as_json: bool) -> None:

@@ -104,7 +104,7 @@ class Leader:
         blocking = [finding for finding in found if finding.level is Level.BLOCKING]
         if blocking and self._plan.profile.preflight.on_blocking == "stop":
             raise EnvironmentMissing(
-                *(Problem(f"preflight: {item.where}", "is not fit", got=item.found, expected=item.expected)
+                *(Problem(item.where, "is not fit", got=item.found, expected=item.expected)
                   for item in blocking)
             )  # fmt: skip
 

@@ -82,10 +82,10 @@ def test_a_job_that_nobody_knows_is_unknown_and_cancelling_it_twice_is_fine(
     backend: Backend, cluster: str, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    submission = a_submission(cluster, job_id)
-    assert backend.poll(submission).state is JobState.UNKNOWN
-    backend.cancel(submission)
-    backend.cancel(submission)
+    submission, run_dir = a_submission(cluster, job_id), RunDir(tmp_path)
+    assert backend.poll(submission, run_dir).state is JobState.UNKNOWN
+    assert not backend.cancel(submission, run_dir)
+    assert not backend.cancel(submission, run_dir)
     assert not (tmp_path / "pwned").exists()
 
 
