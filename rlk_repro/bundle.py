@@ -135,7 +135,9 @@ class FolderReader:
             with os.scandir(self._run_dir.root / folder) as entries:
                 return list(entries)
         except OSError as error:
-            self.refused[folder or "."] = f"unreadable ({error.strerror})"
+            if not folder:
+                raise _unreadable(self._run_dir.root, error) from error
+            self.refused[folder] = f"unreadable ({error.strerror})"
             return []
 
     def _find_problem(self, name: str, entry: os.DirEntry[str]) -> str | None:
@@ -223,7 +225,7 @@ def open_bundle(path: Path) -> Iterator[RunDir]:
     Raises:
         BundleUnreadable: as ``unpack``.
     """
-    if path.is_dir():
+    if is_folder(path):
         yield RunDir(path)
         return
     with tempfile.TemporaryDirectory(prefix="rlk-repro-") as folder:
@@ -236,7 +238,7 @@ def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
     Raises:
         BundleUnreadable: as ``verify_bundle``.
     """
-    if path.is_dir():
+    if is_folder(path):
         return _inspect(FolderReader(RunDir(path)), RunDir(path).run_id)
     with open_archive(path, limits=limits) as reader:
         return _inspect(reader, _UNPACKED)
@@ -247,14 +249,29 @@ def open_archive(
     path: Path, *, limits: Limits | None = None, see_compressed: Callable[[bytes], None] | None = None
 ) -> Iterator[ArchiveReader]:
     """The members of a bundle, streamed without unpacking."""
-    if not path.is_file():
-        raise BundleUnreadable(Problem(str(path), "no such file", expected="a bundle or a run directory"))
     try:
-        stream = path.open("rb")
+        if not path.is_file():
+            raise BundleUnreadable(Problem(str(path), "no such file", expected="a bundle or a run directory"))
+        with path.open("rb") as stream:
+            yield ArchiveReader(stream, str(path), limits=limits, see_compressed=see_compressed)
+    except OSError as error:  # here and in the block, which only reads or handles its own
+        raise _unreadable(path, error) from error
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a bundle is given as the run directory that it was packed from.
+
+    Raises:
+        BundleUnreadable: this user may not look.
+    """
+    try:
+        return path.is_dir()
     except OSError as error:
-        raise BundleUnreadable(Problem(str(path), f"cannot be opened ({error.strerror})")) from error
-    with stream:
-        yield ArchiveReader(stream, str(path), limits=limits, see_compressed=see_compressed)
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> BundleUnreadable:
+    return BundleUnreadable(Problem(str(path), f"cannot be read ({error.strerror})"))
 
 
 def _check_seal(run_dir: RunDir, digests: Mapping[str, str]) -> None:

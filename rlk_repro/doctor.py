@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -57,6 +58,7 @@ class Surroundings:
     """What this process sees beside the manifest."""
 
     disk_free_bytes: int
+    can_make_runs: bool
     tools: frozenset[str]
     modules: frozenset[str]
     busy: list[GpuUse] | Unknown
@@ -70,15 +72,21 @@ Judge: TypeAlias = Callable[[Manifest, Surroundings], Check]
 
 def look_around(runs_root: Path) -> Surroundings:
     """Gather what the judgements need: disk, tools on PATH, modules (found, never imported), GPU use, the clock."""
-    existing = next(folder for folder in (runs_root.absolute(), *runs_root.absolute().parents) if folder.is_dir())
+    existing = _find_existing(runs_root.absolute())
     return Surroundings(
         disk_free_bytes=shutil.disk_usage(existing).free,
+        can_make_runs=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
         tools=frozenset(tool for tool in TOOLS if shutil.which(tool)),
         modules=frozenset(name for name in MODULES if importlib.util.find_spec(name)),
         busy=busy_gpus(),
         now_s=time.time(),
         installed_s=Path(rlk_repro.__file__).stat().st_mtime,
     )
+
+
+def _find_existing(path: Path) -> Path:
+    """The path, or the nearest one above that is there and can be looked at."""
+    return next((place for place in (path, *path.parents) if os.path.lexists(place)), Path("/"))
 
 
 def diagnose(manifest: Manifest, around: Surroundings) -> list[Check]:
@@ -160,6 +168,8 @@ def _rl_kernel(manifest: Manifest, _: Surroundings) -> Check:
 def _disk(_: Manifest, around: Surroundings) -> Check:
     found = f"{format_bytes(around.disk_free_bytes)} free for runs"
     advice = "free some space, or point RLK_REPRO_RUNS to a larger file system"
+    if not around.can_make_runs:
+        return _fail("disk", "no run directory can be made here", "point RLK_REPRO_RUNS to a folder you may write to")
     if around.disk_free_bytes < GIB:
         return _fail("disk", found, advice)
     return _warn("disk", found, advice) if around.disk_free_bytes < 20 * GIB else _ok("disk", found)

@@ -41,8 +41,15 @@ def find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
     """A file by path (anything with a slash or ending in .yaml) or by name in ``folders``.
 
     Raises:
-        SpecError: no such file; the message lists what there is.
+        SpecError: no such file, and the message lists what there is; or a folder that cannot be looked into.
     """
+    try:
+        return _find_yaml(kind, name, folders)
+    except OSError as error:
+        raise SpecError(Problem(f"--{kind}", f"cannot be looked for ({error.strerror})", got=name)) from error
+
+
+def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(name)
         if path.is_file():

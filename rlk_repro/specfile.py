@@ -92,9 +92,14 @@ def load(
     """Read, override, validate, cross-check.
 
     Raises:
-        SpecError: with every problem found in the file.
+        SpecError: with every problem found in the file, or why it cannot be read.
     """
-    return load_bytes(model, display_name(path), path.read_bytes(), overrides, check)
+    name = display_name(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SpecError(Problem(name, f"cannot be read ({error.strerror})")) from error
+    return load_bytes(model, name, data, overrides, check)
 
 
 def load_bytes(

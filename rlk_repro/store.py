@@ -10,19 +10,36 @@ from rlk_repro.rundir import RunDir, runs_root
 
 
 def list_run_dirs(root: Path | None = None) -> list[RunDir]:
-    """Every run directory below the runs root, oldest first."""
+    """Every run directory below the runs root, oldest first; none where there is no such folder.
+
+    Raises:
+        SpecError: a folder that cannot be read.
+    """
     base = runs_root() if root is None else root
-    found = [RunDir(plan.parent) for plan in base.glob("*/*/plan.json")] if base.is_dir() else []
-    return sorted(found, key=lambda run_dir: (run_dir.plan.stat().st_mtime_ns, run_dir.run_id))
+    try:
+        folders = (folder for run in _list_folders(base) for folder in _list_folders(run))
+        found = [run_dir for run_dir in map(RunDir, folders) if run_dir.plan.is_file()]
+        return sorted(found, key=lambda run_dir: (run_dir.plan.stat().st_mtime_ns, run_dir.run_id))
+    except OSError as error:
+        where = str(error.filename or base)
+        what = f"cannot be read ({error.strerror})"
+        raise SpecError(Problem(where, what, expected="a folder of run directories")) from error
+
+
+def _list_folders(parent: Path) -> list[Path]:
+    try:
+        return [path for path in parent.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []
 
 
 def find_run_dir(name: str | None) -> RunDir:
     """A run directory by id, unambiguous prefix of an id, or path; the newest when ``name`` is None.
 
     Raises:
-        SpecError: none, or more than one; the message lists the newest ids.
+        SpecError: none, or more than one; the message lists the newest ids.  Or a folder that cannot be read.
     """
-    if name is not None and RunDir(Path(name)).plan.is_file():
+    if name is not None and _is_run_dir(Path(name)):
         return RunDir(Path(name))
     known = list_run_dirs()
     if name is None:
@@ -39,3 +56,10 @@ def find_run_dir(name: str | None) -> RunDir:
     newest = ", ".join(reversed(ids[-5:])) or "(none)"
     raise SpecError(Problem(str(runs_root()), what, got=name, expected=f"an id, newest first: {newest}",
                             hint=suggest(name, ids)))  # fmt: skip
+
+
+def _is_run_dir(path: Path) -> bool:
+    try:
+        return RunDir(path).plan.is_file()
+    except OSError as error:  # not permitted, or too long for a name
+        raise SpecError(Problem(str(path), f"cannot be read ({error.strerror})", expected="an id or a path")) from error

@@ -13,7 +13,7 @@ from typing import Final
 
 from rlk_repro import manifest, results
 from rlk_repro.archive import ArchiveReader
-from rlk_repro.bundle import MAX_OWN_BYTES, FolderReader, open_archive, read_own
+from rlk_repro.bundle import MAX_OWN_BYTES, FolderReader, is_folder, open_archive, read_own
 from rlk_repro.checksums import CHECKSUMS, HashThread, diff_checksums, parse_checksums
 from rlk_repro.errors import BundleUnreadable, Problem
 from rlk_repro.files import parse_json, printable
@@ -53,7 +53,7 @@ def verify_bundle(path: Path, *, limits: Limits | None = None) -> list[Finding]:
     Raises:
         BundleUnreadable: the archive cannot be read to its end, or is unsafe.  Names the members damaged before that.
     """
-    findings = _verify_folder(RunDir(path)) if path.is_dir() else _verify_archive(path, limits)
+    findings = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path, limits)
     return sort_findings(findings)
 
 

@@ -45,6 +45,7 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 AROUND = Surroundings(
     disk_free_bytes=500 << 30,
+    can_make_runs=True,
     tools=frozenset({"git", "sbatch", "enroot"}),
     modules=frozenset({"torch"}),
     busy=[],
@@ -119,6 +120,7 @@ def test_a_fault_of_one_gpu_names_it(name, device, status, found):
     [
         ("disk", {"disk_free_bytes": 1 << 20}, "fail", "1.0 MiB free for runs"),
         ("disk", {"disk_free_bytes": 10 << 30}, "warn", "10.0 GiB free for runs"),
+        ("disk", {"can_make_runs": False}, "fail", "no run directory can be made here"),
         ("git", {"tools": frozenset()}, "warn", "not on PATH"),
         ("scheduler", {"tools": frozenset()}, "warn", "neither sbatch nor kubectl"),
         ("containers", {"tools": frozenset()}, "warn", "no container runtime"),
@@ -143,6 +145,15 @@ def test_an_empty_manifest_is_judged_without_an_error():
     checks = diagnose(Manifest(node="n"), AROUND)
     assert len(checks) == len(JUDGES)
     assert worst(checks) is Status.FAIL
+
+
+def test_a_place_where_no_folder_can_be_made_is_told_from_one_that_only_does_not_exist_yet(tmp_path, monkeypatch):
+    assert look_around(tmp_path / "not" / "made yet").can_make_runs
+    (tmp_path / "file").write_text("")
+    assert not look_around(tmp_path / "file").can_make_runs
+    assert not look_around(tmp_path / "file" / "runs").can_make_runs
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert not look_around(tmp_path).can_make_runs
 
 
 def test_this_machine_can_be_diagnosed(tmp_path):

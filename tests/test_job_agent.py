@@ -331,9 +331,7 @@ def test_the_leader_waits_for_followers_and_a_missing_one_blocks(tmp_path: Path)
     _, run_dir = make_staged(tmp_path / "run")
     place = make_place("a", ("a", "b"), "job-7")
     assert run_agent(run_dir, place, is_resuming=False, parts=make_parts()) == 3
-    assert message(run_dir) == (
-        "preflight: preflight: nodes.b: is not fit, got 'no record', expected its agent within 0.1 s"
-    )
+    assert message(run_dir) == ("preflight: nodes.b: is not fit, got 'no record', expected its agent within 0.1 s")
 
 
 def test_a_follower_describes_its_node_and_ends_with_the_leader(tmp_path: Path) -> None:
