@@ -86,7 +86,7 @@ def look_around(runs_root: Path) -> Surroundings:
 
 def _find_existing(path: Path) -> Path:
     """The path, or the nearest one above that is there and can be looked at."""
-    return next((place for place in (path, *path.parents) if os.path.lexists(place)), Path("/"))
+    return next((place for place in (path, *path.parents) if os.path.exists(place)), Path("/"))  # noqa: PTH110
 
 
 def diagnose(manifest: Manifest, around: Surroundings) -> list[Check]:

@@ -152,7 +152,7 @@ def test_a_place_where_no_folder_can_be_made_is_told_from_one_that_only_does_not
     (tmp_path / "file").write_text("")
     assert not look_around(tmp_path / "file").can_make_runs
     assert not look_around(tmp_path / "file" / "runs").can_make_runs
-    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr("os.access", lambda *_: False)
     assert not look_around(tmp_path).can_make_runs
 
 
