@@ -262,10 +262,13 @@ def is_folder(path: Path) -> bool:
     """Whether a bundle is given as the run directory that it was packed from.
 
     Raises:
-        BundleUnreadable: this user may not look.
+        BundleUnreadable: this user may not look into it.
     """
     try:
-        return path.is_dir()
+        if not path.is_dir():
+            return False
+        with os.scandir(f"{path}/."):  # the dot needs the permission to search, listing the one to read
+            return True
     except OSError as error:
         raise _unreadable(path, error) from error
 

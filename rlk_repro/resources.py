@@ -46,7 +46,7 @@ def find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
     try:
         return _find_yaml(kind, name, folders)
     except OSError as error:
-        raise SpecError(Problem(f"--{kind}", f"cannot be looked for ({error.strerror})", got=name)) from error
+        raise SpecError(Problem(f"--{kind}: {error.filename}", f"cannot be read ({error.strerror})")) from error
 
 
 def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:

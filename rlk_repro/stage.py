@@ -53,7 +53,9 @@ def stage(plan: Plan, inputs: Inputs, run_dir: RunDir, job: Job) -> None:
     except FileExistsError:
         raise SpecError(Problem(str(run_dir.root), "exists already", expected="a new run directory")) from None
     except OSError as error:
-        raise _explain(run_dir, error) from error
+        raise EnvironmentMissing(
+            Problem(str(run_dir.root), f"cannot be written ({error.strerror})", hint="export RLK_REPRO_RUNS=…")
+        ) from error
 
 
 def stage_again(run_dir: RunDir, job: Job) -> None:
@@ -68,18 +70,12 @@ def stage_again(run_dir: RunDir, job: Job) -> None:
         shutil.rmtree(run_dir.job, ignore_errors=True)
         _write_files(files)
     except OSError as error:
-        raise _explain(run_dir, error) from error
+        raise EnvironmentMissing(Problem(str(run_dir.job), f"cannot be written ({error.strerror})")) from error
 
 
 def _write_files(files: Mapping[Path, bytes]) -> None:
     for path, data in files.items():
         write_bytes(path, data)
-
-
-def _explain(run_dir: RunDir, error: OSError) -> EnvironmentMissing:
-    return EnvironmentMissing(
-        Problem(str(run_dir.root), f"cannot be written ({error.strerror})", hint="export RLK_REPRO_RUNS=…")
-    )
 
 
 def _list_job_files(run_dir: RunDir, job: Job) -> Iterator[tuple[Path, bytes]]:
