@@ -21,6 +21,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the HTML and Markdown report and print its summary."""
+    from rlk_repro.bundle import is_folder
     from rlk_repro.errors import EnvironmentMissing, Problem
     from rlk_repro.recorded import load_result
     from rlk_repro.report import write_report
@@ -29,7 +30,7 @@ def report(
     unwanted = _verdict_words(fail_on)
     results = []
     for number, source in enumerate(sources, start=1):
-        analysis, context = load_result(source, is_linked=source.is_dir() and output is None)
+        analysis, context = load_result(source, is_linked=is_folder(source) and output is None)
         folder = _folder(source, output, number if len(sources) > 1 else None)
         try:
             files = write_report(analysis, folder, context)
@@ -58,7 +59,9 @@ def report(
 
 def _folder(source: Path, output: Path | None, number: int | None) -> Path:
     """Where a report goes; with several sources each gets a numbered folder, whatever their run ids say."""
-    if output is None and source.is_dir():
+    from rlk_repro.bundle import is_folder
+
+    if output is None and is_folder(source):
         return source / "report"
     folder = source.parent / "report" if output is None else output
     return folder if number is None else folder / str(number)

@@ -108,16 +108,10 @@ def _is_given(context: typer.Context, name: str | None) -> bool:
 
 
 def show_dry_run(plan: Plan, job: Job, run_dir: RunDir, *, as_json: bool) -> None:
-    from rlk_repro.planview import plan_lines, plan_summary
+    from rlk_repro.planview import dry_run_json, plan_lines
 
     if as_json:
-        say_json(
-            {
-                "plan": plan.to_json(),
-                "summary": plan_summary(plan),
-                "job": {"files": dict(job.files), "command": list(job.command), "env": dict(job.env)},
-            }
-        )
+        say_json(dry_run_json(plan, job))
         return
     for line in plan_lines(plan):
         say(line)
