@@ -198,7 +198,7 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
 
     Raises:
         BundleUnreadable: broken, unsafe or beyond the limits.
-        SpecError: the destination exists.
+        SpecError: no such bundle, or the destination exists.
         EnvironmentMissing: it cannot be written.
     """
     if destination.exists():
@@ -223,7 +223,7 @@ def open_bundle(path: Path) -> Iterator[RunDir]:
     """A run directory as it is, or a bundle unpacked for the duration of the block.
 
     Raises:
-        BundleUnreadable: as ``unpack``.
+        SpecError, BundleUnreadable: as ``unpack``.
     """
     if is_folder(path):
         yield RunDir(path)
@@ -248,10 +248,17 @@ def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
 def open_archive(
     path: Path, *, limits: Limits | None = None, see_compressed: Callable[[bytes], None] | None = None
 ) -> Iterator[ArchiveReader]:
-    """The members of a bundle, streamed without unpacking."""
+    """The members of a bundle, streamed without unpacking.
+
+    Raises:
+        SpecError: no such file.
+        BundleUnreadable: no archive of ours, broken, unsafe or beyond the limits; also from the block.
+    """
     try:
+        if not path.exists():
+            raise SpecError(Problem(str(path), "no such file", expected="a bundle or a run directory"))
         if not path.is_file():
-            raise BundleUnreadable(Problem(str(path), "no such file", expected="a bundle or a run directory"))
+            raise BundleUnreadable(Problem(str(path), "a device, socket or named pipe", expected="a regular file"))
         with path.open("rb") as stream:
             yield ArchiveReader(stream, str(path), limits=limits, see_compressed=see_compressed)
     except OSError as error:  # here and in the block, which only reads or handles its own

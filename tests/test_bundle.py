@@ -116,10 +116,17 @@ def test_opening_takes_a_bundle_or_a_run_directory(run_dir: RunDir, bundle: Path
     assert not opened.root.exists()
 
 
-def test_a_bundle_that_is_not_there_is_unreadable(tmp_path: Path) -> None:
-    with pytest.raises(BundleUnreadable) as caught, open_bundle(tmp_path / "no.tgz"):
+def test_a_bundle_that_is_not_there_is_a_wrong_argument(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught, open_bundle(tmp_path / "no.tgz"):
         pass
     assert str(caught.value) == f"{tmp_path}/no.tgz: no such file, expected a bundle or a run directory"
+
+
+def test_a_pipe_is_no_bundle(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BundleUnreadable) as caught, open_bundle(tmp_path / "pipe"):
+        pass
+    assert str(caught.value) == f"{tmp_path}/pipe: a device, socket or named pipe, expected a regular file"
 
 
 def test_an_interrupted_run_is_packed_without_a_seal(run_dir: RunDir) -> None:
