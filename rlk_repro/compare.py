@@ -13,10 +13,10 @@ from rlk_repro.bundle import open_bundle
 from rlk_repro.files import load_json
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.manifest import Manifest, diff_manifests
-from rlk_repro.plan import Plan
+from rlk_repro.plan import BASELINE, Plan
 from rlk_repro.results import Analysis, Effect, TrialResult, TrialStatus
 from rlk_repro.rundir import RunDir
-from rlk_repro.stats import t_interval
+from rlk_repro.stats import STEP_TIME, mean, t_interval
 from rlk_repro.units import format_number, format_percent
 
 # What a seed decides.  Where all of these are equal to the last printed digit, the replay was bitwise.
@@ -114,9 +114,26 @@ def compare_analyses(recorded: Analysis, new: Analysis, drift: Sequence[Finding]
         recorded_verdict=recorded.verdict.word.value,
         new_verdict=new.verdict.word.value,
         obstacles=tuple(obstacles),
-        details=(*(match.text for match in matches), *differing[:MAX_DETAILS]),
+        details=(*_describe_speed(recorded, new), *(match.text for match in matches), *differing[:MAX_DETAILS]),
         num_blocking_drift=sum(item.level is Level.BLOCKING for item in drift),
     )
+
+
+def _describe_speed(recorded: Analysis, new: Analysis) -> Iterator[str]:
+    """The machines' own speed and noise: told, never judged, since an effect is what a replay has to reproduce."""
+    old, now = (_baseline_step_time_s(analysis) for analysis in (recorded, new))
+    if old and now:
+        yield f"baseline step time: recorded {format_number(old)} s, now {format_number(now)} s (mean of trial medians)"
+    floors = [analysis.noise_floor.fraction for analysis in (recorded, new)]
+    if None not in floors:
+        was, is_now = (f"{format_number(100 * floor, 3)} %" for floor in floors if floor is not None)
+        yield f"noise floor: recorded {was}, now {is_now}"
+
+
+def _baseline_step_time_s(analysis: Analysis) -> float | None:
+    found = (trial.summary(STEP_TIME) for trial in analysis.trials if trial.variant == BASELINE)
+    medians = [summary.median for summary in found if summary is not None]
+    return mean(medians) if medians else None
 
 
 def _find_obstacles(recorded: Analysis, new: Analysis) -> Iterator[str]:
@@ -182,7 +199,7 @@ def _match_levels(name: str, recorded: Analysis, new: Analysis) -> _Comparand | 
     if interval is None:
         return None
     bounds = f"{format_number(interval.low)} to {format_number(interval.high)}"
-    text = f"{name}: mean change {format_number(interval.estimate)} ({bounds}, n={interval.n} trials)"
+    text = f"{name}: mean change {format_number(interval.estimate)} ({bounds}, n = {interval.n} trials of equal seed)"
     return _Comparand(is_compatible=interval.low <= 0 <= interval.high, text=text)
 
 

@@ -166,6 +166,7 @@ def resolve_profile(name: str | None, cluster: str | None) -> Loaded[Any]:
         SpecError: none given for a real cluster, or a profile made for another cluster.
     """
     wanted = cluster or LOCAL
+    get_backend(wanted)
     folders = profile_folders(wanted)
     if name is None:
         if wanted != LOCAL:

@@ -57,6 +57,13 @@ class Manifest:
             yield from _flatten(name, dict(section))
 
 
+# Packages that a trainer computes with or runs on; a linter of another version changes nothing that is measured.
+TRAINER_PACKAGES: Final = (
+    *("apex", "cupy*", "flash-attn*", "flashinfer*", "megatron-core", "numpy", "nvidia-*", "ray", "rl-engine"),
+    *("safetensors", "sglang*", "tokenizers", "torch-memory-saver", "torchvision", "transformer-engine*"),
+    *("transformers", "triton*", "vime", "vllm*", "xgrammar"),
+)
+
 # First match decides.  Patterns are over dotted paths; ``*`` also crosses dots.
 SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
     ("gpu.devices.*.name", Level.BLOCKING),
@@ -78,7 +85,8 @@ SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
     ("code.rlk_repro.is_dirty", Level.WARNING),
     ("code.rlk_repro.version", Level.WARNING),
     ("code.rlk_repro.*", Level.INFO),
-    ("code.packages.*", Level.WARNING),
+    *((f"code.packages.{name}", Level.WARNING) for name in TRAINER_PACKAGES),
+    ("code.packages.*", Level.INFO),
     ("code.python", Level.WARNING),
     ("code.*", Level.INFO),
     ("gpu.driver", Level.WARNING),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlk_repro.backends.api import Job
-from rlk_repro.plan import Plan
+from rlk_repro.plan import ENABLED, Plan
 from rlk_repro.power import smallest_effect
 from rlk_repro.units import format_duration
 
@@ -57,9 +57,7 @@ def plan_lines(plan: Plan) -> list[str]:
         ("order", " ".join(f"{trial.pair}:{trial.variant[0]}" for trial in plan.trials)),
         ("duration", _duration(summary)),
         ("smallest effect", _effect(summary, plan)),
-        ("rl-kernel", f"mode {plan.run.rl_kernel.mode}"),
-        *[("  " + item["op"], "eligible" if item["is_eligible"] else f"not eligible: {item['reason']}")
-          for item in summary["operators"]],
+        *(_operator_rows(plan, summary) if ENABLED in plan.variants else ()),
         ("experiment", plan.experiment_hash),
         ("plan", plan.plan_hash),
     ]  # fmt: skip
@@ -69,6 +67,14 @@ def plan_lines(plan: Plan) -> list[str]:
     if changed:
         rows.append(("set by flags", ", ".join(changed)))
     return [f"{name:<16} {text}" for name, text in rows]
+
+
+def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the layout allows; whether RL-Kernel is there is for the job's preflight to say."""
+    rows = [("rl-kernel", f"mode {plan.run.rl_kernel.mode}; what this layout allows, if RL-Kernel is there:")]
+    for item in summary["operators"]:
+        rows.append((f"  {item['op']}", "eligible" if item["is_eligible"] else f"not eligible: {item['reason']}"))
+    return rows
 
 
 def _duration(summary: dict[str, Any]) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from rlk_repro.analysis import analyse
 from rlk_repro.bundle import open_bundle
 from rlk_repro.errors import CheckFailed, Problem
-from rlk_repro.files import load_json
-from rlk_repro.findings import Level
+from rlk_repro.files import dump_json
+from rlk_repro.findings import Finding, Level
 from rlk_repro.launch import report_context
 from rlk_repro.report import Context
 from rlk_repro.results import Analysis
+from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
 
 
@@ -39,7 +41,10 @@ def require_intact(source: Path) -> None:
 
 
 def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
-    """The analysis of a run and what surrounds it; one that was never sealed is analysed now.
+    """The analysis that the logs give, and what surrounds it.
+
+    Computed here and now, never taken from the bundle: whoever can redo checksums can also write a verdict.  A sealed
+    analysis that says something else becomes a blocking finding of the context.
 
     Raises:
         CheckFailed: it was sealed and has been changed.
@@ -47,7 +52,23 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
     """
     require_intact(source)
     with open_bundle(source) as run_dir:
+        analysis = analyse(run_dir)
         context = report_context(run_dir, source, is_linked=is_linked)
-        if run_dir.is_sealed and run_dir.analysis.is_file():
-            return Analysis.from_json(load_json(run_dir.analysis), str(run_dir.analysis)), context
-        return analyse(run_dir), context
+        difference = find_difference(run_dir, analysis) if run_dir.is_sealed else None
+    if difference is None:
+        return analysis, context
+    forged = Finding(Level.BLOCKING, run_dir.analysis.name, "what the logs give, shown here", difference)
+    return analysis, dataclasses.replace(context, findings=(*context.findings, forged))
+
+
+def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
+    """Where the sealed analysis differs from ``analysis``, None where the bytes are the same."""
+    sealed = run_dir.analysis.read_bytes() if run_dir.analysis.is_file() else b""
+    again = dump_json(analysis.to_json())
+    if sealed == again:
+        return None
+    for number, pair in enumerate(zip(sealed.splitlines(), again.splitlines(), strict=False), start=1):
+        if pair[0] != pair[1]:
+            was, now = (line.decode(errors="replace").strip().rstrip(",") for line in pair)
+            return f"line {number}: sealed {was}; the logs give {now}"
+    return f"sealed {len(sealed)} bytes; the logs give {len(again)}"

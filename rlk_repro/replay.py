@@ -15,12 +15,12 @@ from rlk_repro.analysis import analyse
 from rlk_repro.bundle import open_bundle
 from rlk_repro.compare import Comparison, compare_analyses
 from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem
-from rlk_repro.files import dump_json, load_json, sha256_file
+from rlk_repro.files import sha256_file
 from rlk_repro.findings import Finding, Level
 from rlk_repro.manifest import Manifest, diff_manifests
 from rlk_repro.plan import Plan
 from rlk_repro.probes import probe_node
-from rlk_repro.recorded import require_verified
+from rlk_repro.recorded import find_difference, require_verified
 from rlk_repro.results import Analysis
 from rlk_repro.rundir import RunDir
 from rlk_repro.stage import Inputs
@@ -53,12 +53,12 @@ def reanalyse(bundle: Path) -> Recorded:
     """
     require_verified(bundle)
     with open_bundle(bundle) as run_dir:
-        _require_same_analysis(run_dir)
+        analysis = _require_same_analysis(run_dir)
         return Recorded(
             bundle_id=sha256_file(run_dir.checksums),
             plan=launch.load_plan(run_dir),
             inputs=_read_inputs(run_dir),
-            analysis=Analysis.from_json(load_json(run_dir.analysis), str(run_dir.analysis)),
+            analysis=analysis,
             manifests=launch.load_manifests(run_dir),
         )
 
@@ -104,27 +104,24 @@ def run(prepared: Prepared, tell: Callable[[str], None]) -> Comparison:
     launch.wait(launched, tell)
     result = launch.finish(launched)
     tell(f"bundle: {result.bundle}  (id {result.bundle_id[:12]})")
+    tell(f"report: {result.report}")
     return compare_analyses(prepared.recorded.analysis, result.analysis, drift=prepared.drift)
 
 
-def _require_same_analysis(run_dir: RunDir) -> None:
-    sealed = run_dir.analysis.read_bytes() if run_dir.analysis.is_file() else b""
-    again = dump_json(analyse(run_dir).to_json())
-    if sealed == again:
-        return
-    where = _first_difference(sealed, again)
-    raise CheckFailed(
-        Problem(f"bundle: {run_dir.analysis.relative_to(run_dir.root)}", f"the logs do not give the sealed analysis "
-                f"({where})", expected="the same bytes", hint="the logs, the analysis or rlk-repro itself was changed")
-    )  # fmt: skip
-
-
-def _first_difference(sealed: bytes, again: bytes) -> str:
-    for number, (left, right) in enumerate(zip(sealed.splitlines(), again.splitlines(), strict=False), start=1):
-        if left != right:
-            return f"line {number}: sealed {left.decode(errors='replace').strip()}, " \
-                   f"now {right.decode(errors='replace').strip()}"  # fmt: skip
-    return f"sealed {len(sealed)} bytes, now {len(again)}"
+def _require_same_analysis(run_dir: RunDir) -> Analysis:
+    analysis = analyse(run_dir)
+    difference = find_difference(run_dir, analysis)
+    if difference is not None:
+        name = run_dir.analysis.relative_to(run_dir.root)
+        raise CheckFailed(
+            Problem(
+                f"bundle: {name}",
+                f"is not what the logs give ({difference})",
+                expected="the same bytes",
+                hint="the logs, the analysis or rlk-repro itself was changed",
+            )
+        )
+    return analysis
 
 
 def _read_inputs(run_dir: RunDir) -> Inputs:

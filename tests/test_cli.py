@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlk_repro.bundle import pack, seal
 from rlk_repro.rundir import RunDir
 from tests.make_run import Recipe, finish_run, make_run
 
@@ -120,6 +121,19 @@ def test_a_forged_verdict_is_not_reported(call, sealed: RunDir) -> None:
         assert "bundle: analysis/analysis.json: not what was sealed" in err
 
 
+def test_a_verdict_forged_with_its_checksums_is_computed_away(call, sealed: RunDir, tmp_path: Path) -> None:
+    sealed.analysis.write_text(sealed.analysis.read_text().replace('"word": "faster"', '"word": "slower"'))
+    sealed.checksums.unlink()
+    sealed.bundle.unlink()
+    seal(sealed)
+    bundle = str(pack(sealed))
+    code, out, _ = call("report", bundle, "-o", str(tmp_path / "out"))
+    assert code == 1
+    assert "\nFASTER\n" in out
+    assert "analysis.json: expected what the logs give, shown here" in out
+    assert "expected what the logs give" in (tmp_path / "out" / "report.md").read_text()
+
+
 def test_several_reports_do_not_overwrite_each_other(call, sealed: RunDir, tmp_path: Path) -> None:
     bundle = str(sealed.bundle)
     _, out, _ = call("report", bundle, bundle, "--json")
@@ -148,10 +162,9 @@ def test_a_run_is_found_by_its_beginning(call, sealed: RunDir) -> None:
     assert "no run directory of this id, got '2027', expected an id, newest first: 20261120T000000Z-made" in err
 
 
-def test_a_cluster_that_is_not_here_says_so(call) -> None:
+def test_a_cluster_that_is_not_in_this_version_says_so(call) -> None:
     code, _, err = call("submit", "--run", "smoke", "--cluster", "slurm", "--dry-run")
-    assert code == 2
-    assert err.startswith("rlk-repro: --profile: needed for cluster slurm")
+    assert (code, err) == (2, "rlk-repro: --cluster: not in this version, got 'slurm', expected one of local\n")
 
 
 def test_doctor_answers_with_a_next_step(call) -> None:

@@ -28,8 +28,6 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "launch",
         "recorded",
         "replay",
-        "bench",
-        "images",
     ),
     ("cli", "__main__"),
 )
@@ -37,7 +35,7 @@ ASIDE = {
     "integration": {"errors", "files", "operators", "procfs", "rundir", "units", "refengine"},
     "refengine": {"errors"},
 }
-TORCH_ALLOWED = ("integration", "refengine", "bench")
+TORCH_ALLOWED = ("integration", "refengine")
 
 
 def _name(path: Path) -> str:

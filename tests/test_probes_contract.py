@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.findings import Level
-from rlk_repro.manifest import SEVERITY, Manifest, Unknown, diff_manifests, severity
+from rlk_repro.manifest import SEVERITY, TRAINER_PACKAGES, Manifest, Unknown, diff_manifests, severity
 from rlk_repro.probes import PROBES, code, gpu, gpu_amd, gpu_nvidia, nvml, probe_node
 from rlk_repro.rundir import RunDir
 from tests.probe_examples import HOST, NETWORK, SMI_ANSWERS, FakeNvml, tools, write_amd, write_tool, write_tree
@@ -119,6 +119,7 @@ def test_what_diff_judges_exists(tmp_path, tools, monkeypatch):
         "environment.VIME_SRC": "",
     }
     facts["code.rlk_repro.commit"] = facts["code.rlk_repro.is_dirty"] = ""
+    facts |= dict.fromkeys((f"code.packages.{name}" for name in TRAINER_PACKAGES), "")
     assert [pattern for pattern, _ in SEVERITY if not any(fnmatchcase(path, pattern) for path in facts)] == []
 
 

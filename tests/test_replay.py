@@ -69,20 +69,20 @@ def test_a_changed_log_with_redone_checksums_is_refused(sealed: RunDir) -> None:
         "'perf/step_time': 1.", "'perf/step_time': 0.9"))  # fmt: skip
     with pytest.raises(CheckFailed) as caught:
         reanalyse(reseal(sealed))
-    assert "analysis/analysis.json: the logs do not give the sealed analysis (line" in str(caught.value)
+    assert "analysis/analysis.json: is not what the logs give (line" in str(caught.value)
 
 
 def test_a_changed_verdict_with_redone_checksums_is_refused(sealed: RunDir) -> None:
     value = load_json(sealed.analysis)
     value["verdict"]["word"] = "faster"
     write_json(sealed.analysis, value)
-    with pytest.raises(CheckFailed, match="the logs do not give the sealed analysis"):
+    with pytest.raises(CheckFailed, match="is not what the logs give"):
         reanalyse(reseal(sealed))
 
 
 def test_a_missing_analysis_is_refused(sealed: RunDir) -> None:
     sealed.analysis.unlink()
-    with pytest.raises(CheckFailed, match="the logs do not give the sealed analysis"):
+    with pytest.raises(CheckFailed, match="is not what the logs give"):
         reanalyse(reseal(sealed))
 
 

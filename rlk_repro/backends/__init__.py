@@ -17,5 +17,5 @@ def get_backend(cluster: str) -> Backend:
     """
     if cluster not in BACKENDS:
         known = ", ".join(BACKENDS)
-        raise SpecError(Problem("--cluster", "no backend of this name", got=cluster, expected=f"one of {known}"))
+        raise SpecError(Problem("--cluster", "not in this version", got=cluster, expected=f"one of {known}"))
     return BACKENDS[cluster]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
-from rlk_repro.cli.submit import ClusterName
 
 if TYPE_CHECKING:
     from rlk_repro.replay import Prepared
@@ -22,7 +21,7 @@ def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a sealed run directory.")],
     is_analyze_only: Annotated[bool, typer.Option("--analyze-only", help="Stop after the re-analysis.")] = False,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show drift and the job; send nothing.")] = False,
-    cluster: Annotated[ClusterName | None, typer.Option(help="Where to run; default as recorded.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Where to run; default as recorded.")] = None,
     profile: Annotated[str | None, typer.Option(help="Site profile; default as recorded.")] = None,
     is_accepted: Annotated[bool, typer.Option("--yes", help="Go on in spite of blocking drift.")] = False,
     as_json: AsJson = False,
@@ -38,7 +37,7 @@ def replay(
             say(f"{bundle}: the analysis is reproduced byte for byte from its logs (level: re-analysis, exact)")
             say(recorded.analysis.verdict.headline)
         return
-    prepared = steps.prepare(recorded, cluster=None if cluster is None else cluster.value, profile=profile)
+    prepared = steps.prepare(recorded, cluster=cluster, profile=profile)
     if is_dry_run:
         _show_dry_run(prepared, as_json=as_json)
         return
@@ -59,9 +58,13 @@ def _say_drift(prepared: Prepared) -> None:
     from rlk_repro.findings import Level
 
     shown = [finding for finding in prepared.drift if finding.level is not Level.INFO]
-    say("analysis reproduced byte for byte; drift of this machine against the recorded one:")
+    rest = f"{len(prepared.drift) - len(shown)} for information only (--dry-run --json lists them)"
+    say("analysis reproduced byte for byte from the logs")
+    if not shown:
+        say(f"this machine against the recorded one: no drift that matters, {rest}")
+        return
+    say(f"drift of this machine against the recorded one, and {rest}:")
     say_findings(shown)
-    say(f"  and {len(prepared.drift) - len(shown)} for information (--dry-run --json lists all)")
 
 
 def _show_dry_run(prepared: Prepared, *, as_json: bool) -> None:

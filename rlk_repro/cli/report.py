@@ -23,12 +23,13 @@ def report(
     """Write the HTML and Markdown report and print its summary."""
     from rlk_repro.bundle import is_folder
     from rlk_repro.errors import EnvironmentMissing, Problem
+    from rlk_repro.findings import has_blocking
     from rlk_repro.recorded import load_result
     from rlk_repro.report import write_report
     from rlk_repro.report.terminal import print_summary
 
     unwanted = _verdict_words(fail_on)
-    results = []
+    results, is_forged = [], False
     for number, source in enumerate(sources, start=1):
         analysis, context = load_result(source, is_linked=is_folder(source) and output is None)
         folder = _folder(source, output, number if len(sources) > 1 else None)
@@ -38,6 +39,7 @@ def report(
             problem = Problem(str(folder), f"cannot be written ({error.strerror})", hint="-o names another folder")
             raise EnvironmentMissing(problem) from error
         results.append((source, analysis, files.html))
+        is_forged = is_forged or has_blocking(context.findings)
         if not as_json:
             print_summary(analysis, make_console(), context)
             say(f"\nreport: {files.html}\n")
@@ -53,7 +55,7 @@ def report(
                 for source, analysis, html in results
             ]
         )
-    if any(analysis.verdict.word.value in unwanted for _, analysis, _ in results):
+    if is_forged or any(analysis.verdict.word.value in unwanted for _, analysis, _ in results):
         raise typer.Exit(1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
 _WITH_RESUME: Final = frozenset({"resume", "is_dry_run", "is_waiting", "as_json"})
 
 
-class ClusterName(StrEnum):
-    LOCAL = "local"
-    SLURM = "slurm"
-    K8S = "k8s"
-
-
 def register(app: typer.Typer) -> None:
     app.command("submit")(submit)
 
@@ -32,7 +25,7 @@ def register(app: typer.Typer) -> None:
 def submit(
     context: typer.Context,
     run: Annotated[str, typer.Option("--run", help="Run definition: a name from `runs list`, or a file.")] = "",
-    cluster: Annotated[ClusterName | None, typer.Option(help="Where to run.", show_default="local")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Where to run: local.", show_default="local")] = None,
     hardware: Annotated[str | None, typer.Option(help="Hardware; default from the profile.")] = None,
     profile: Annotated[str | None, typer.Option(help="Site profile: a name or a file.")] = None,
     stack: Annotated[str | None, typer.Option(help="Set of pins; default from the run.")] = None,
@@ -60,7 +53,7 @@ def submit(
     else:
         request = launch.Request(
             run=run,
-            cluster=None if cluster is None else cluster.value,
+            cluster=cluster,
             hardware=hardware,
             profile=profile,
             stack=stack,

@@ -84,7 +84,7 @@ def make_basis(view: View) -> tuple[tuple[str, str], ...]:
 def describe_effect(effect: Effect | None) -> str:
     """``-4.90 % (95 % interval -5.93 % to -3.85 %, n = 6 pairs)``."""
     if effect is None or effect.ratio is None:
-        return NOT_RECORDED if effect is None else f"{NOT_RECORDED} (n = {effect.n} pairs)"
+        return NOT_RECORDED if effect is None else f"no comparison (n = {effect.n} pairs)"
     interval = f"{describe_confidence(effect)} interval {describe_interval(effect)}"
     return f"{format_percent(effect.ratio)} ({interval}, n = {effect.n} pairs)"
 
@@ -159,7 +159,7 @@ def _effect_row(view: View, effect: Effect) -> tuple[Cell, ...]:
     label = find_label(effect.metric).label
     return make_row(
         view.metric_cell(effect.metric, label),
-        NOT_RECORDED if effect.ratio is None else format_percent(effect.ratio),
+        "no comparison" if effect.ratio is None else format_percent(effect.ratio),
         describe_interval(effect),
         str(effect.n),
         _describe_p(effect.p_value),
