@@ -6,6 +6,7 @@ Whether its numbers can be had again from its logs is replay's business.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -15,7 +16,7 @@ from rlk_repro import manifest, results
 from rlk_repro.archive import ArchiveReader
 from rlk_repro.bundle import MAX_OWN_BYTES, FolderReader, is_folder, open_archive, read_own
 from rlk_repro.checksums import CHECKSUMS, HashThread, diff_checksums, parse_checksums
-from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.files import parse_json, printable
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.gzip_stream import Limits
@@ -32,6 +33,15 @@ _SCHEMAS: Final = {
     str(_LAYOUT.node("*").manifest): manifest.SCHEMA,
     str(_LAYOUT.trial("*").exit): 1,
 }
+_ID: Final = re.compile("[0-9a-f]{12,64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What checking a bundle gave.  ``bundle_id`` is None where it was never sealed; it says nothing about findings."""
+
+    findings: tuple[Finding, ...]
+    bundle_id: str | None
 
 
 @dataclass
@@ -43,31 +53,41 @@ class _Contents:
     findings: list[Finding] = field(default_factory=list)
 
 
-def verify_bundle(path: Path, *, limits: Limits | None = None) -> list[Finding]:
+def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None = None) -> Verification:
     """Check a bundle or a run directory against its SHA256SUMS, and the schema numbers of our own JSON files.
 
-    Returns:
-        Blocking: changed, missing, extra, malformed, unsealed, newer schema, repacked wrongly.  Warning: packed by
-        another tool, where owners, modes and times are not ours to judge.  No finding: as sealed.
+    Findings are blocking: changed, missing, extra, malformed, unsealed, newer schema, repacked wrongly, an id that does
+    not begin with ``expected_id``; or a warning: packed by another tool, where owners, modes and times are not ours to
+    judge.  None: as sealed.  All of it, the id too, comes from one pass.
 
     Raises:
+        SpecError: no such file, or ``expected_id`` is not 12 to 64 hex digits.
         BundleUnreadable: the archive cannot be read to its end, or is unsafe.  Names the members damaged before that.
     """
-    findings = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path, limits)
-    return sort_findings(findings)
+    if expected_id is not None and _ID.fullmatch(expected_id) is None:
+        raise SpecError(Problem("--id", "no bundle id", got=expected_id, expected="12 to 64 hex digits in lower case"))
+    found = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path, limits)
+    findings = [*found.findings, *_check_id(found.bundle_id, expected_id)]
+    return Verification(findings=tuple(sort_findings(findings)), bundle_id=found.bundle_id)
 
 
-def _verify_folder(run_dir: RunDir) -> list[Finding]:
+def verify_bundle(path: Path, *, limits: Limits | None = None) -> list[Finding]:
+    """The findings of ``verify``, whatever the id."""
+    return list(verify(path, limits=limits).findings)
+
+
+def _verify_folder(run_dir: RunDir) -> Verification:
     reader = FolderReader(run_dir)
     contents = _Contents()
     with HashThread() as hashes:
         _read(reader, hashes, contents)
         digests = hashes.finish()
     refused = [Finding(Level.BLOCKING, name, "a regular file", what) for name, what in reader.refused.items()]
-    return [*contents.findings, *refused, *_compare(contents, digests)]
+    findings = (*contents.findings, *refused, *_compare(contents, digests))
+    return Verification(findings=findings, bundle_id=digests.get(CHECKSUMS))
 
 
-def _verify_archive(path: Path, limits: Limits | None) -> list[Finding]:
+def _verify_archive(path: Path, limits: Limits | None) -> Verification:
     contents = _Contents()
     packed = hashlib.sha256()
     with (
@@ -80,7 +100,14 @@ def _verify_archive(path: Path, limits: Limits | None) -> list[Finding]:
             raise BundleUnreadable(*error.problems, *_find_damaged(path, contents, hashes.finish())) from None
         digests = hashes.finish()
     packing = _check_packing(path, reader, packed.digest())
-    return [*contents.findings, *_compare(contents, digests), *_find_extra_folders(contents, digests), *packing]
+    found = (*contents.findings, *_compare(contents, digests), *_find_extra_folders(contents, digests), *packing)
+    return Verification(findings=found, bundle_id=digests.get(CHECKSUMS))
+
+
+def _check_id(bundle_id: str | None, expected_id: str | None) -> list[Finding]:
+    if expected_id is None or (bundle_id is not None and bundle_id.startswith(expected_id)):
+        return []
+    return [Finding(Level.BLOCKING, "id", expected_id, bundle_id or "none: it was never sealed")]
 
 
 def _read(reader: ArchiveReader | FolderReader, hashes: HashThread, contents: _Contents) -> None:

@@ -7,17 +7,20 @@ import random
 import subprocess
 import tarfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlk_repro import manifest, plan, results, verify
+from rlk_repro.archive import ArchiveReader
 from rlk_repro.backends import api
-from rlk_repro.bundle import pack, seal, unpack
+from rlk_repro.bundle import open_archive, pack, seal, unpack
 from rlk_repro.checksums import CHECKSUMS, parse_checksums, render_checksums
-from rlk_repro.errors import BundleUnreadable
+from rlk_repro.errors import BundleUnreadable, SpecError
 from rlk_repro.files import printable, sha256_bytes
 from rlk_repro.findings import Finding, Level, has_blocking
 from rlk_repro.job import resume
@@ -61,6 +64,48 @@ def is_found(bundle: Path) -> bool:
 def test_what_was_sealed_gives_no_finding(run_dir: RunDir, bundle: Path) -> None:
     assert verify_bundle(bundle) == []
     assert verify_bundle(run_dir.root) == []
+
+
+def test_a_bundle_and_its_folder_have_one_id(run_dir: RunDir, bundle: Path) -> None:
+    bundle_id = sha256_bytes(run_dir.checksums.read_bytes())
+    for path in (bundle, run_dir.root):
+        for expected_id in (None, bundle_id, bundle_id[:12]):
+            assert verify.verify(path, expected_id=expected_id) == verify.Verification(findings=(), bundle_id=bundle_id)
+
+
+def test_another_bundle_that_is_sound_is_told_by_its_id(run_dir: RunDir, bundle: Path) -> None:
+    bundle_id = sha256_bytes(run_dir.checksums.read_bytes())
+    run_dir.checksums.unlink()
+    run_dir.run_yaml.write_bytes(b"run: other\n")
+    other_id = seal(run_dir)
+    found = verify.verify(pack(run_dir), expected_id=bundle_id)
+    assert found.findings == (Finding(Level.BLOCKING, "id", bundle_id, other_id),)
+
+
+def test_what_was_never_sealed_has_no_id(run_dir: RunDir) -> None:
+    run_dir.checksums.unlink()
+    found = verify.verify(pack(run_dir), expected_id="0" * 12)
+    assert found.bundle_id is None
+    assert found.findings[-1] == Finding(Level.BLOCKING, "id", "0" * 12, "none: it was never sealed")
+
+
+@pytest.mark.parametrize("expected_id", ["", "0" * 11, "0" * 65, "g" * 12, "A" * 12, "0" * 12 + "\n"])
+def test_what_cannot_be_an_id_is_a_wrong_argument(bundle: Path, expected_id: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        verify.verify(bundle, expected_id=expected_id)
+    assert str(caught.value) == f"--id: no bundle id, got {expected_id!r}, expected 12 to 64 hex digits in lower case"
+
+
+def test_the_id_costs_no_second_reading(run_dir: RunDir, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def open_once(path: Path, **options: Any) -> AbstractContextManager[ArchiveReader]:
+        opened.append(path)
+        return open_archive(path, **options)
+
+    monkeypatch.setattr(verify, "open_archive", open_once)
+    verify.verify(bundle, expected_id=sha256_bytes(run_dir.checksums.read_bytes()))
+    assert opened == [bundle]
 
 
 def test_every_single_byte_change_of_a_bundle_is_found_and_named(bundle: Path, tmp_path: Path) -> None:

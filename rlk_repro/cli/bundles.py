@@ -18,17 +18,26 @@ def register(app: typer.Typer) -> None:
     app.command("diff")(diff)
 
 
-def verify(bundle: BundlePath, as_json: AsJson = False) -> None:
+def verify(
+    bundle: BundlePath,
+    expected_id: Annotated[
+        str | None, typer.Option("--id", metavar="SHA256", help="The id it must have; 12 hex digits or more.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check every file of a bundle against its checksums; all findings in one pass."""
+    from rlk_repro import verify as checks
     from rlk_repro.findings import has_blocking
-    from rlk_repro.verify import verify_bundle
 
-    findings = verify_bundle(bundle)
-    is_ok = not has_blocking(findings)
+    found = checks.verify(bundle, expected_id=expected_id)
+    is_ok = not has_blocking(found.findings)
     if as_json:
-        say_json({"is_ok": is_ok, "findings": [finding.to_json() for finding in findings]})
+        findings = [finding.to_json() for finding in found.findings]
+        say_json({"is_ok": is_ok, "bundle_id": found.bundle_id, "findings": findings})
     else:
-        say_findings(findings)
+        say_findings(found.findings)
+        if found.bundle_id is not None:
+            say(f"id {found.bundle_id}")
         say(f"{bundle}: {'every file is what was sealed' if is_ok else 'does not verify'}")
     if not is_ok:
         raise typer.Exit(1)
