@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rlk_repro.findings import Level, sort_findings
+from rlk_repro.findings import Level, has_blocking, sort_findings
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text, Tone, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, find_label, headline_value, name_with_unit
 from rlk_repro.report.sections import (
@@ -201,6 +201,8 @@ def make_cautions(view: View) -> tuple[str, ...]:
     cautions = [REFERENCE_SENTENCE] if analysis.workload == "reference" else []
     if analysis.verdict.is_exploratory:
         cautions.append("Exploratory: the plan was not the one fixed before the first trial.")
+    if has_blocking(view.context.findings):
+        cautions.append("The bundle is not what it says it is: see findings. This report is computed from its logs.")
     return tuple(cautions)
 
 
