@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -227,6 +229,24 @@ def test_the_program_prints_its_log_with_vimes_prefix_and_exits_zero() -> None:
     lines = result.stdout.splitlines()
     assert all(re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] \w+\.py:\d+ - ", line) for line in lines)
     assert len(_parse_log([line.partition(" - ")[2] for line in lines])) == 4
+
+
+def test_the_program_is_silent_about_a_missing_numpy(tmp_path: Path) -> None:
+    package = tmp_path / "numpy"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "rlk_repro.refengine", *SMALL.split(), "--num-rollout", "1"]
+    result = run_process(command, env={**os.environ, "PYTHONPATH": path}, timeout_s=120)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_what_setting_up_left_is_frozen_during_the_rollouts_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(trainer, "step_end_hooks", [lambda _: counts.append(gc.get_freeze_count())])
+    run("")
+    assert min(counts) > 10_000
+    assert gc.get_freeze_count() < min(counts)
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Sequence
 
 from rlk_repro.errors import RlkReproError
@@ -15,6 +16,8 @@ TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt=TIME_FORMAT, stream=sys.stdout)
+    # torch says so once, with a path of this machine, where numpy is missing; nothing here needs numpy
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
     try:
         args = parse_args(argv)
         from rlk_repro.refengine.trainer import run
