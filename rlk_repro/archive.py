@@ -19,6 +19,7 @@ from rlk_repro.gzip_stream import GzipReader, GzipWriter, Limits, Place
 from rlk_repro.rundir import RunDir
 from rlk_repro.units import format_bytes
 
+MAX_OWN_BYTES: Final = 16 << 20
 _BLOCK_BYTES: Final = tarfile.BLOCKSIZE
 _ZERO_BLOCK: Final = bytes(_BLOCK_BYTES)
 _MAX_OCTAL: Final = 8**11
@@ -297,6 +298,17 @@ class ArchiveReader:
             command = f"tar czf bundle.tgz -C {shlex.quote(printable(folder))} ."
             self._place.refuse("packed with the folder around it", got=plan,
                                expected=f"{_PLAN} at the top", hint=f"pack it from inside: {command}")  # fmt: skip
+
+
+def read_own(pieces: Iterable[bytes | memoryview]) -> bytes | None:
+    """One of our own small files, or None where it is too large for one; the pieces are exhausted either way."""
+    data = bytearray()
+    num_bytes = 0
+    for piece in pieces:
+        num_bytes += len(piece)
+        if num_bytes <= MAX_OWN_BYTES:
+            data += piece
+    return bytes(data) if num_bytes <= MAX_OWN_BYTES else None
 
 
 def _parse_long_name(body: bytes) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from rlk_repro.archive import ArchiveReader, ArchiveWriter, Member, find_unsafe
+from rlk_repro.archive import ArchiveReader, ArchiveWriter, Member, find_unsafe, read_own
 from rlk_repro.checksums import (
     CHECKSUMS,
     HashThread,
@@ -31,17 +31,35 @@ from rlk_repro.results import TrialStatus
 from rlk_repro.rundir import NODES, TRIALS, RunDir
 from rlk_repro.units import format_bytes
 
-MAX_OWN_BYTES: Final = 16 << 20
 _LAYOUT: Final = RunDir(Path())
+_PLAN: Final = str(_LAYOUT.plan)
+_ANALYSIS: Final = str(_LAYOUT.analysis)
 _UNPACKED: Final = "bundle"
+_SHORT_HASH: Final = 12
+_MAX_FACT: Final = 500
+# What a reader asks for first: which file records it, under which keys.
+_FACTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "name": (_PLAN, ("experiment", "run", "run")),
+    "lane": (_PLAN, ("experiment", "run", "lane")),
+    "hardware": (_PLAN, ("experiment", "hardware", "hardware")),
+    "cluster": (_PLAN, ("profile", "cluster")),
+    "plan_hash": (_PLAN, ("plan_hash",)),
+    "verdict": (_ANALYSIS, ("verdict", "word")),
+    "headline": (_ANALYSIS, ("verdict", "headline")),
+    "rlk_repro": (_ANALYSIS, ("facts", "rlk-repro")),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleInfo:
-    """What a bundle holds.  ``bundle_id`` is None where it was never sealed; ``trials`` are names with exit status."""
+    """What a bundle holds.  ``bundle_id`` is None where it was never sealed; ``trials`` are names with exit status.
+
+    ``facts`` are what plan and analysis record, by the names of ``_FACTS``, None where they do not.
+    """
 
     run_id: str
     bundle_id: str | None
+    facts: Mapping[str, str | None]
     num_files: int
     size_bytes: int
     trials: Mapping[str, str]
@@ -53,15 +71,27 @@ class BundleInfo:
 
     def lines(self) -> list[str]:
         """The same for reading."""
-        seal = self.bundle_id or "none: interrupted or not finished"
-        trials = [f"trial {name}: {status}" for name, status in self.trials.items()]
-        files = f"{self.num_files} files, {format_bytes(self.size_bytes)}"
-        return [f"run {self.run_id}", f"id {seal}", files, f"nodes {', '.join(self.nodes) or 'none'}", *trials]
+        facts = {name: value or "not recorded" for name, value in self.facts.items()}
+        if self.facts["plan_hash"]:
+            facts["plan_hash"] = facts["plan_hash"][:_SHORT_HASH]
+        if self.facts["verdict"]:
+            facts["verdict"] += f" (as {'sealed' if self.is_sealed else 'recorded'}, not recomputed)"
+        return [
+            f"run {self.run_id}",
+            f"id {self.bundle_id or 'none: interrupted or not finished'}",
+            f"sealed {'yes' if self.is_sealed else 'no'}",
+            *(f"{name.replace('_', '-')} {value}" for name, value in facts.items()),
+            f"{self.num_files} files, {format_bytes(self.size_bytes)}",
+            f"nodes {', '.join(map(printable, self.nodes)) or 'none'}",
+            *(f"trial {printable(name)}: {printable(status)}" for name, status in self.trials.items()),
+        ]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "run_id": self.run_id,
             "bundle_id": self.bundle_id,
+            "is_sealed": self.is_sealed,
+            **self.facts,
             "num_files": self.num_files,
             "size_bytes": self.size_bytes,
             "trials": dict(self.trials),
@@ -313,17 +343,6 @@ def _write_members(reader: ArchiveReader, folder: Path) -> None:
                 stream.write(piece)
 
 
-def read_own(pieces: Iterable[Piece]) -> bytes | None:
-    """One of our own small files, or None where it is too large for one; the pieces are exhausted either way."""
-    data = bytearray()
-    num_bytes = 0
-    for piece in pieces:
-        num_bytes += len(piece)
-        if num_bytes <= MAX_OWN_BYTES:
-            data += piece
-    return bytes(data) if num_bytes <= MAX_OWN_BYTES else None
-
-
 def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleInfo:
     from rlk_repro.plan import find_run_id  # pydantic, which verifying does without
 
@@ -331,15 +350,15 @@ def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleIn
     nodes: set[str] = set()
     trials: dict[str, str] = {}
     bundle_id = None
-    run_id = folder_name
+    records: dict[str, Any] = {}
     for member in reader:
         parts = member.name.split("/")
         if not member.is_folder:
             sizes_bytes.append(member.size_bytes)
         if member.name == CHECKSUMS:
             bundle_id = sha256_bytes(read_own(reader.data()) or b"")
-        elif member.name == str(_LAYOUT.plan):
-            run_id = find_run_id(_load_own(reader.data()), folder_name)
+        elif member.name in {_PLAN, _ANALYSIS}:
+            records[member.name] = _load_own(reader.data())
         elif parts[0] == NODES and len(parts) > 2:
             nodes.add(parts[1])
         elif parts[0] == TRIALS and len(parts) > 2:
@@ -347,13 +366,21 @@ def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleIn
             if member.name == str(_LAYOUT.trial(parts[1]).exit):
                 trials[parts[1]] = _read_status(reader.data())
     return BundleInfo(
-        run_id=run_id,
+        run_id=find_run_id(records.get(_PLAN), folder_name),
         bundle_id=bundle_id,
+        facts={name: _find_fact(records.get(file), keys) for name, (file, keys) in _FACTS.items()},
         num_files=len(sizes_bytes),
         size_bytes=sum(sizes_bytes),
         trials=trials,
         nodes=tuple(sorted(nodes)),
     )
+
+
+def _find_fact(value: Any, keys: Iterable[str]) -> str | None:
+    """The beginning of a text, fit to print, or None where a stranger's record has no text in that place."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return printable(value[:_MAX_FACT]) if isinstance(value, str) and value else None
 
 
 def _read_status(pieces: Iterable[Piece]) -> str:

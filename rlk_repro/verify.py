@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from rlk_repro import manifest, results
-from rlk_repro.archive import ArchiveReader
-from rlk_repro.bundle import MAX_OWN_BYTES, FolderReader, is_folder, open_archive, read_own
+from rlk_repro.archive import MAX_OWN_BYTES, ArchiveReader, read_own
+from rlk_repro.bundle import FolderReader, is_folder, open_archive
 from rlk_repro.checksums import CHECKSUMS, HashThread, diff_checksums, parse_checksums
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.files import parse_json, printable

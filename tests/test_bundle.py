@@ -1,6 +1,7 @@
 """Sealing, packing, unpacking and listing."""
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -9,16 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rlk_repro.analysis import analyse
 from rlk_repro.archive import render_header
 from rlk_repro.bundle import FolderReader, inspect_bundle, open_bundle, pack, seal, unpack
 from rlk_repro.checksums import CHECKSUMS, parse_checksums, render_checksums
 from rlk_repro.errors import BundleUnreadable, CheckFailed, SpecError
-from rlk_repro.files import sha256_bytes
+from rlk_repro.files import dump_json, sha256_bytes, write_bytes, write_json
 from rlk_repro.rundir import RunDir
 from tests.bundle_examples import LOG, ODD_NAMES, RUN_ID, TRIAL, make_run_dir, read_tar
+from tests.make_run import make_run
+
+KEYS = ("experiment", "run", "lane", "hardware", "profile", "cluster", "plan_hash", "verdict", "word", "headline",
+        "facts", "rlk-repro", "run_id", "status")  # fmt: skip
 
 
 @pytest.fixture
@@ -255,9 +261,69 @@ def test_inspecting_lists_trials_with_status_and_nodes(run_dir: RunDir, bundle: 
     assert info.lines() == [
         f"run {RUN_ID}",
         f"id {sha256_bytes(run_dir.checksums.read_bytes())}",
+        "sealed yes",
+        "name not recorded",
+        "lane not recorded",
+        "hardware not recorded",
+        "cluster not recorded",
+        "plan-hash not recorded",
+        "verdict not recorded",
+        "headline not recorded",
+        "rlk-repro not recorded",
         f"30 files, {info.size_bytes / 1024:.1f} KiB",
         "nodes n0",
         f"trial {TRIAL}: ok",
         "trial 01-p0-enabled: failed",
         "trial 02-p1-enabled: missing",
     ]
+
+
+def test_inspecting_says_what_was_measured_and_found(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / RUN_ID)
+    analysis = analyse(run_dir)
+    version = {"rlk-repro": "0.1.0"}
+    write_json(run_dir.analysis, {**analysis.to_json(), "facts": version})
+    assert f"verdict {analysis.verdict.word} (as recorded, not recomputed)" in inspect_bundle(run_dir.root).lines()
+    seal(run_dir)
+    info = inspect_bundle(pack(run_dir))
+    assert info.lines()[2:11] == [
+        "sealed yes",
+        "name smoke",
+        f"lane {analysis.lane}",
+        "hardware h200",
+        "cluster local",
+        f"plan-hash {analysis.plan_hash[:12]}",
+        f"verdict {analysis.verdict.word} (as sealed, not recomputed)",
+        f"headline {analysis.verdict.headline}",
+        "rlk-repro 0.1.0",
+    ]
+    found = info.to_json()
+    assert (found["is_sealed"], found["plan_hash"], found["rlk_repro"]) == (True, analysis.plan_hash, "0.1.0")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    )
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_inspecting_survives_any_record(tmp_path: Path, record: object) -> None:
+    run_dir = RunDir(tmp_path / RUN_ID)
+    for path in (run_dir.plan, run_dir.analysis, run_dir.trial(TRIAL).exit):
+        write_bytes(path, json.dumps(record).encode(), is_durable=False)
+    info = inspect_bundle(run_dir.root)
+    assert all(line.isprintable() for line in info.lines())
+    dump_json(info.to_json())
+
+
+def test_what_a_terminal_would_obey_is_quoted(run_dir: RunDir) -> None:
+    verdict = {"word": "faster\x1b[2J", "headline": "\ud800" + "x" * 10_000}
+    write_json(run_dir.analysis, {"verdict": verdict, "facts": ["rlk-repro"]})
+    write_json(run_dir.trial(TRIAL).exit, {"status": "\x9b2J"})
+    run_dir.trial("\x1b").exit.parent.mkdir()
+    run_dir.trial("\x1b").exit.write_text("{}")
+    lines = inspect_bundle(pack(run_dir)).lines()
+    assert "verdict 'faster\\x1b[2J' (as recorded, not recomputed)" in lines
+    assert {f"trial {TRIAL}: '\\x9b2J'", "trial '\\x1b': not recorded"} < set(lines)
+    assert all(line.isprintable() and len(line) < 1000 for line in lines)
