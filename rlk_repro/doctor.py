@@ -155,7 +155,8 @@ def _rl_kernel(manifest: Manifest, _: Surroundings) -> Check:
     rl_kernel = facts if isinstance(facts, dict) else {}
     compiled = rl_kernel.get("is_compiled", facts)
     if isinstance(compiled, Unknown):
-        return _warn("rl-kernel", compiled, "the enabled variant needs RL-Kernel: install it, or use a pinned image")
+        advice = "the enabled variant needs it: install RL-Kernel, or measure noise with --variants baseline"
+        return _warn("rl-kernel", compiled, advice)
     symbols = rl_kernel.get("extension_symbols")
     if compiled:
         return _ok("rl-kernel", f"compiled, binds {', '.join(symbols) if isinstance(symbols, list) else symbols}")

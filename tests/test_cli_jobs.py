@@ -10,6 +10,7 @@ import pytest
 
 from rlk_repro.backends import local
 from rlk_repro.files import load_json, write_json, write_text
+from rlk_repro.job.progress import Phase, Progress
 from rlk_repro.rundir import RunDir, runs_root
 from tests.job_examples import make_staged
 from tests.test_launch import GONE, make_submitted
@@ -67,6 +68,22 @@ def test_a_staged_run_has_a_state_of_null(call: Call) -> None:
         "progress": None,
     }
     assert call("status")[1] == f"{run_dir.run_id}: staged, never submitted\n"
+
+
+def test_a_run_whose_agent_died_has_no_time_left_and_says_where_to_look(call: Call) -> None:
+    run_dir = make_submitted()
+    state = Progress(
+        phase=Phase.TRIAL, num_trials=12, num_steps=12, trial="02-p2-enabled", trial_index=2,
+        step=6, step_time_s=0.4, eta_s=99.0,
+    )  # fmt: skip
+    write_json(run_dir.state, state.to_json())
+    lines = call("status")[1].splitlines()
+    assert lines[1:3] == [
+        "  ended in trial 3/12 (02-p2-enabled)",
+        f"  hint: its agent left no last word; what it did is in {run_dir.agent_log}",
+    ]
+    shown = json.loads(call("status", "--json")[1])["progress"]
+    assert [shown[name] for name in ("trial", "step", "step_time_s", "eta_s")] == ["02-p2-enabled", None, None, None]
 
 
 def test_logs_name_their_trial_once_or_on_every_json_line(call: Call) -> None:

@@ -166,8 +166,18 @@ def ended(**changes: object) -> Ended:
     ("how", "tail", "has_oom_kill", "expected"),
     [
         (ended(code=0), b"CUDA out of memory", True, (TrialStatus.OK, "")),
-        (ended(code=1), b"boom", False, (TrialStatus.FAILED, "exit code 1")),
-        (ended(signal=signal.SIGSEGV), b"", True, (TrialStatus.FAILED, "killed by SIGSEGV")),
+        (ended(code=1), b"boom", False, (TrialStatus.FAILED, "exit code 1; its log ends: boom")),
+        (ended(code=1), b"", False, (TrialStatus.FAILED, "exit code 1")),
+        (
+            ended(code=3), b"[x] begin\n\x1b[31mthis machine cannot\x1b[0m: no GPU\n  hint: a CPU\r\n", False,
+            (TrialStatus.FAILED, "exit code 3; its log ends: this machine cannot: no GPU; hint: a CPU"),
+        ),
+        (ended(code=1), b"\n  cut off\n\n", False, (TrialStatus.FAILED, "exit code 1; its log ends: cut off")),
+        (
+            ended(code=1), b"E: " + b"x" * 999, False,
+            (TrialStatus.FAILED, f"exit code 1; its log ends: E: {'x' * 297}…"),
+        ),
+        (ended(signal=signal.SIGSEGV), b"step 3", True, (TrialStatus.FAILED, "killed by SIGSEGV")),
         (ended(signal=signal.SIGKILL), b"", False, (TrialStatus.FAILED, "killed by SIGKILL")),
         (
             ended(signal=signal.SIGKILL), b"", True,

@@ -19,8 +19,10 @@ fi
 if ! "$python" -c 'import ensurepip' 2>/dev/null; then
   package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "make: installing $package with apt-get …" >&2
     apt-get update -qq && apt-get install -y -qq "$package"
   elif sudo -n true 2>/dev/null && command -v apt-get >/dev/null; then
+    echo "make: installing $package with sudo apt-get …" >&2
     sudo -n apt-get update -qq && sudo -n apt-get install -y -qq "$package"
   else
     echo "make: $python has no venv module" >&2

@@ -30,7 +30,7 @@ def status(
 ) -> None:
     """Say where a submission stands."""
     from rlk_repro import launch
-    from rlk_repro.job.progress import read_state, render_progress
+    from rlk_repro.job.progress import Phase, drop_forecast, read_state, render_progress
     from rlk_repro.store import find_run_dir
 
     run_dir = find_run_dir(run_id)
@@ -42,6 +42,9 @@ def status(
             launch.wait(launched, note)
         answer = launch.poll(launched)
     progress = read_state(run_dir)
+    is_over = answer is not None and answer.state.is_final
+    if is_over and progress is not None:
+        progress = drop_forecast(progress)
     if as_json:
         say_json(
             {
@@ -58,7 +61,9 @@ def status(
         return
     say(f"{run_dir.run_id}: {answer.state}{f' ({answer.reason})' if answer.reason else ''}")
     if progress is not None:
-        say(f"  {render_progress(progress)}")
+        say(f"  {'ended in ' if is_over and progress.phase is not Phase.ENDED else ''}{render_progress(progress)}")
+        if is_over and progress.phase is not Phase.ENDED:
+            say(f"  hint: its agent left no last word; what it did is in {run_dir.agent_log}")
     say(f"  {'sealed' if run_dir.is_sealed else 'not sealed'} · {run_dir.root}")
 
 

@@ -15,6 +15,8 @@ from rlk_repro.units import format_duration
 _DEVICE_OUT_OF_MEMORY: Final = re.compile(
     rb"OutOfMemoryError|(?i:CUDA|HIP) out of memory|(?i:CUDA|HIP) (?:error|failure)[^\n]{0,40} '?out of memory"
 )
+_MAX_QUOTE: Final = 300
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _VMSTAT: Final = Path("/proc/vmstat")
 _EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
 _OOM_KILL: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
@@ -52,4 +54,18 @@ def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus
         return TrialStatus.OUT_OF_MEMORY, f"device memory: {found[0].decode()}; {how}"
     if ended.signal is signal.SIGKILL and has_oom_kill:
         return TrialStatus.OUT_OF_MEMORY, f"host memory: the kernel's out-of-memory killer; {how}"
-    return TrialStatus.FAILED, how
+    quote = quote_end(tail) if ended.signal is None else ""
+    return TrialStatus.FAILED, f"{how}; its log ends: {quote}" if quote else how
+
+
+def quote_end(tail: bytes) -> str:
+    """The last line of a log on one line, with the indented lines that continue it; at most 300 characters."""
+    lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if not line[0].isspace()]
+    text = "; ".join(_clean(line) for line in lines[starts[-1] if starts else -1 :])
+    return text if len(text) <= _MAX_QUOTE else f"{text[:_MAX_QUOTE]}…"
+
+
+def _clean(line: str) -> str:
+    """Without colours and control characters, which a record has no use for."""
+    return " ".join("".join(char if char.isprintable() else " " for char in _COLOUR.sub("", line)).split())

@@ -65,6 +65,11 @@ class Progress:
         return cls(**fields | {"phase": Phase(value["phase"])})
 
 
+def drop_forecast(state: Progress) -> Progress:
+    """What is still true of a state once the submission has ended: the agent may have died without a last word."""
+    return dataclasses.replace(state, step=None, step_time_s=None, eta_s=None)
+
+
 def read_state(run_dir: RunDir) -> Progress | None:
     """The last written state, or None where no agent has begun."""
     try:
@@ -110,6 +115,8 @@ def follow(
         state = read_state(run_dir)
         num_unknown = num_unknown + 1 if status.state is JobState.UNKNOWN else 0
         is_over = status.state.is_final or num_unknown == NUM_UNKNOWN
+        if is_over and state is not None:
+            state = drop_forecast(state)
         told.see(state, status, is_last=is_over)
         if is_over:
             return status

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,8 @@ def run_trial(
     folder.libraries.mkdir()
     write_json(folder.command, record_command(command, run_dir))
     write_json(folder.env, record_env(command, run_dir, env))
-    outcome = run_command(command, folder.stdout, limits=limits, stop=stop, watch=watch)
+    found = run_command(command, folder.stdout, limits=limits, stop=stop, watch=watch)
+    outcome = replace(found, reason=hide_places(found.reason, run_dir.root))
     write_json(folder.exit, outcome.to_json(allocation))
     return outcome
 
