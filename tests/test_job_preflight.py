@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import get_args
@@ -16,9 +17,9 @@ from rlk_repro.probes import code
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.resources import hardware_folders
 from rlk_repro.rundir import RunDir
-from rlk_repro.spec import Pin, Stack
+from rlk_repro.spec import Pin, Stack, Variant
 from rlk_repro.specfile import load_hardware
-from tests.job_examples import make_staged
+from tests.job_examples import PROFILE, SETTINGS, make_example_plan, make_staged
 
 GIB = 1 << 30
 
@@ -29,7 +30,8 @@ def manifest_of(machine: str = "x86_64", **gpu: Fact) -> Manifest:
 
 def test_this_machine_is_fit_for_a_small_cpu_run(tmp_path: Path) -> None:
     plan, run_dir = make_staged(tmp_path / "run")
-    assert preflight.check_node(plan, run_dir, manifest_of(os.uname().machine), []) == []
+    found = preflight.check_node(plan, run_dir, manifest_of(os.uname().machine), [])
+    assert [finding for finding in found if finding.level is not Level.INFO] == []
     assert list(run_dir.trials.iterdir()) == []
 
 
@@ -60,6 +62,35 @@ def test_free_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
 def test_a_missing_module_blocks() -> None:
     found = list(preflight.check_modules(("json", "no_such_module")))
     assert found == [Finding(Level.BLOCKING, "python module no_such_module", "installed", "missing")]
+
+
+FALLBACK = Finding(Level.INFO, "python module no_such_module", "installed", "missing: the enabled variant falls back")
+MISSING = Finding(Level.BLOCKING, "python module no_such_module", "installed, as rl_kernel.mode is require", "missing")
+
+
+@pytest.mark.parametrize(
+    ("module", "mode", "variants", "expected"),
+    [
+        ("json", "require", ("baseline", "enabled"), []),
+        ("no_such_module", "auto", ("baseline", "enabled"), [FALLBACK]),
+        ("no_such_module", "require", ("baseline", "enabled"), [MISSING]),
+        ("no_such_module", "require", ("baseline",), []),
+    ],
+)
+def test_a_missing_rl_kernel_blocks_only_where_it_is_required(
+    monkeypatch: pytest.MonkeyPatch, module: str, mode: str, variants: tuple[Variant, ...], expected: list[Finding]
+) -> None:
+    monkeypatch.setattr(preflight, "RL_KERNEL", dataclasses.replace(code.RL_KERNEL, module=module))
+    plan = make_example_plan((*SETTINGS, f"rl_kernel.mode={mode}"))[0]
+    assert list(preflight.check_rl_kernel(dataclasses.replace(plan, variants=variants))) == expected
+
+
+def test_an_rl_kernel_on_the_trainers_own_path_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(preflight, "RL_KERNEL", dataclasses.replace(code.RL_KERNEL, module="only_there"))
+    (tmp_path / "only_there").mkdir()
+    (tmp_path / "only_there" / "__init__.py").touch()
+    profile = PROFILE + f"env: {{PYTHONPATH: {tmp_path}}}\n".encode()
+    assert list(preflight.check_rl_kernel(make_example_plan(profile=profile)[0])) == []
 
 
 @pytest.mark.parametrize(

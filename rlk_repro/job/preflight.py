@@ -6,21 +6,25 @@ Hardware is judged by the node's manifest, so that preflight and bundle speak of
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.findings import Finding, Level
 from rlk_repro.manifest import Manifest, Unknown
-from rlk_repro.plan import Plan
+from rlk_repro.plan import ENABLED, Plan
+from rlk_repro.probes.code import RL_KERNEL
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir import RunDir
 from rlk_repro.spec import Hardware, Stack
+from rlk_repro.workloads.environment import profile_env
 
 SCHEMA: Final = 1
 MAX_SKEW_S: Final = 2.0
@@ -54,6 +58,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         *check_room("disk", shutil.disk_usage(run_dir.root).free, limits.min_free_disk_gib),
         *check_room("memory", read_free_memory(), limits.min_free_memory_gib),
         *check_modules(("torch",)),
+        *check_rl_kernel(plan),
         *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
         *check_pins(plan.stack, manifest),
         *(check_idle(busy, Level.BLOCKING) if plan.layout.gpus_per_node else []),
@@ -107,6 +112,26 @@ def check_modules(names: Iterable[str]) -> Iterator[Finding]:
     for name in names:
         if importlib.util.find_spec(name) is None:
             yield Finding(Level.BLOCKING, f"python module {name}", "installed", "missing")
+
+
+def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
+    """Whether the enabled variant's trainer will find RL-Kernel; looked for, never imported.
+
+    Where it is found an operator may still have no route: the trainer knows, and refuses before its first step.
+    """
+    if ENABLED not in plan.variants or _is_found(RL_KERNEL.module, profile_env(plan)[0].get("PYTHONPATH", "")):
+        return
+    where = f"python module {RL_KERNEL.module}"
+    if plan.run.rl_kernel.mode == "require":
+        yield Finding(Level.BLOCKING, where, "installed, as rl_kernel.mode is require", "missing")
+    else:
+        yield Finding(Level.INFO, where, "installed", "missing: the enabled variant falls back")
+
+
+def _is_found(module: str, trainer_path: str) -> bool:
+    """In this Python, or in the folders that the profile adds for the trainer."""
+    folders = [folder for folder in trainer_path.split(os.pathsep) if folder]
+    return importlib.util.find_spec(module) is not None or PathFinder.find_spec(module, folders) is not None
 
 
 def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Iterator[Finding]:
