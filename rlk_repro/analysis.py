@@ -5,12 +5,13 @@ Nothing here knows when or where it runs: no clock, no environment, no folder na
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlk_repro.errors import BundleUnreadable
-from rlk_repro.files import load_json
+from rlk_repro.files import dump_json, load_json
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
 from rlk_repro.manifest import Manifest, Unknown, diff_manifests
@@ -71,7 +72,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         differences=differences,
         is_exploratory=plan.is_exploratory,
     )
-    return Analysis(
+    analysis = Analysis(
         run=plan.run.run,
         run_id=find_run_id(record, run_dir.run_id),
         lane=plan.run.lane,
@@ -95,6 +96,8 @@ def analyse(run_dir: RunDir) -> Analysis:
         notes=tuple(_notes(run_dir)),
         findings=tuple(sort_findings([*findings, *differences])),
     )
+    # as it will be read back: with the digits that are kept
+    return Analysis.from_json(json.loads(dump_json(analysis.to_json())))
 
 
 def _read_telemetry(run_dir: RunDir) -> Mapping[str, TrialTelemetry]:

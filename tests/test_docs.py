@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 
 from rlk_repro.cli import app
+from rlk_repro.verify import verify
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -89,3 +90,12 @@ def test_make_targets_in_the_documents_exist() -> None:
         for match in BLOCK.finditer(page.read_text()):
             for words in re.findall(r"^make ((?:[a-z-]+ ?)+)", match.group(2), re.MULTILINE):
                 assert set(words.split()) <= targets, page
+
+
+@pytest.mark.parametrize("bundle", sorted((ROOT / "docs" / "evidence").glob("*.tgz")), ids=lambda path: path.name)
+def test_evidence_is_there_and_is_what_was_sealed(bundle: Path) -> None:
+    verification = verify(bundle)
+    page = (bundle.parent / "README.md").read_text()
+    assert verification.findings == ()
+    assert verification.bundle_id is not None
+    assert f"| `{bundle.name}` | `{verification.bundle_id[:12]}…` |" in page
