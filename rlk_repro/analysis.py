@@ -28,24 +28,24 @@ DECLARED: Final = re.compile(r"VIME_RL_KERNEL(_[A-Z_]+)?|RLK_REPRO_(OPS|LIBRARIE
 # What RL-Kernel brings along when it is routed in.
 ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages"})
 
-# Facts for the head of a report: label, and the places of the manifest that may hold it.
-HEADLINE_FACTS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("CPU", ("host.cpu_model",)),
-    ("CPUs", ("host.num_cpus",)),
-    ("kernel", ("host.kernel",)),
-    ("GPU", ("gpu.devices.0.name",)),
-    ("GPUs per node", ("gpu.count",)),
-    ("driver", ("gpu.driver",)),
-    ("CUDA driver", ("gpu.cuda_driver_version",)),
-    ("ROCm", ("gpu.rocm_version",)),
-    ("Python", ("code.python",)),
-    ("image", ("container.image_digest",)),
-    ("rlk-repro", ("code.rlk_repro.version",)),
-    ("rlk-repro commit", ("code.rlk_repro.commit",)),
-    ("vime commit", ("code.vime.commit",)),
-    ("RL-Kernel commit", ("code.rl_kernel.commit",)),
-    ("Megatron-LM commit", ("code.megatron.commit",)),
-)  # fmt: skip
+# Facts for the head of a report: label, and the place in the manifest.
+HEADLINE_FACTS: Final = (
+    ("CPU", "host.cpu_model"),
+    ("CPUs", "host.num_cpus"),
+    ("kernel", "host.kernel"),
+    ("GPU", "gpu.devices.0.name"),
+    ("GPUs per node", "gpu.count"),
+    ("driver", "gpu.driver"),
+    ("CUDA driver", "gpu.cuda_driver_version"),
+    ("ROCm", "gpu.rocm_version"),
+    ("Python", "code.python"),
+    ("image", "container.image_digest"),
+    ("rlk-repro", "code.rlk_repro.version"),
+    ("rlk-repro commit", "code.rlk_repro.commit"),
+    ("vime commit", "code.vime.commit"),
+    ("RL-Kernel commit", "code.rl_kernel.commit"),
+    ("Megatron-LM commit", "code.megatron.commit"),
+)
 LIBRARIES: Final = ("torch", "cuda", "hip", "cudnn", "nccl")
 
 
@@ -221,8 +221,8 @@ def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[Tria
     """Facts that every reader asks for first; an unknown one is left to the manifest, which has its reason."""
     facts: dict[str, str] = {"nodes": str(len(manifests))}
     known = dict(manifests[0].facts()) if manifests else {}
-    for label, paths in HEADLINE_FACTS:
-        value = next((known[path] for path in paths if path in known), None)
+    for label, path in HEADLINE_FACTS:
+        value = known.get(path)
         if value is not None and not isinstance(value, Unknown):
             facts[label] = str(value)
     first = next((trial for trial in trials if trial.variant == BASELINE and trial.status is TrialStatus.OK), None)

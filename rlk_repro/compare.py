@@ -9,10 +9,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from rlk_repro.analysis import analyse
 from rlk_repro.bundle import open_bundle
 from rlk_repro.files import load_json
 from rlk_repro.findings import Finding, Level, sort_findings
-from rlk_repro.manifest import Manifest, diff_manifests
+from rlk_repro.manifest import diff_manifests, load_manifests
 from rlk_repro.plan import BASELINE, Plan
 from rlk_repro.results import Analysis, Effect, TrialResult, TrialStatus
 from rlk_repro.rundir import RunDir
@@ -218,15 +219,15 @@ class Difference:
 
 
 def diff_bundles(first: Path, second: Path) -> Difference:
-    """Compare plans, manifests node by node in order, and results where both have them.
+    """Compare plans, manifests node by node in order, and what the logs give where both were analysed.
 
     Raises:
         BundleUnreadable: either is broken or unsafe.
     """
     with open_bundle(first) as left, open_bundle(second) as right:
         findings = _diff_plans(left, right)
-        old, new = _manifests(left), _manifests(right)
-        analyses = [_load_analysis(run_dir) for run_dir in (left, right)]
+        old, new = load_manifests(left), load_manifests(right)
+        analyses = [analyse(run_dir) if run_dir.analysis.is_file() else None for run_dir in (left, right)]
     if len(old) != len(new):
         findings.append(Finding(Level.BLOCKING, "nodes", str(len(old)), str(len(new))))
     for was, now in zip(old, new, strict=False):
@@ -234,10 +235,6 @@ def diff_bundles(first: Path, second: Path) -> Difference:
     recorded, later = analyses
     comparison = None if recorded is None or later is None else compare_analyses(recorded, later, findings)
     return Difference(findings=tuple(sort_findings(findings)), comparison=comparison)
-
-
-def _load_analysis(run_dir: RunDir) -> Analysis | None:
-    return Analysis.from_json(load_json(run_dir.analysis)) if run_dir.analysis.is_file() else None
 
 
 def _diff_plans(left: RunDir, right: RunDir) -> list[Finding]:
@@ -262,8 +259,3 @@ def _diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Findin
         yield Finding(level, path, f"{len(old)} entries", f"{len(new)} entries")
     elif old != new:
         yield Finding(level, path, str(old), str(new))
-
-
-def _manifests(run_dir: RunDir) -> list[Manifest]:
-    files = [node.manifest for node in run_dir.node_dirs() if node.manifest.is_file()]
-    return [Manifest.from_json(load_json(path), str(path)) for path in files]

@@ -23,7 +23,7 @@ from rlk_repro.errors import (
     SpecError,
 )
 from rlk_repro.files import load_json, sha256_file, write_json
-from rlk_repro.manifest import Manifest
+from rlk_repro.manifest import load_manifests
 from rlk_repro.plan import BASELINE, ENABLED, Plan, flag_overrides, make_plan
 from rlk_repro.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
 from rlk_repro.results import Analysis, TrialStatus
@@ -248,14 +248,6 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
         manifests=load_manifests(run_dir),
         may_claim=run.may_claim,
         may_not_claim=run.may_not_claim,
-    )
-
-
-def load_manifests(run_dir: RunDir) -> tuple[Manifest, ...]:
-    return tuple(
-        Manifest.from_json(load_json(node.manifest), str(node.manifest))
-        for node in run_dir.node_dirs()
-        if node.manifest.is_file()
     )
 
 

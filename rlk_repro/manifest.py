@@ -12,8 +12,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
 from rlk_repro.errors import BundleUnreadable, Problem
-from rlk_repro.files import check_schema
+from rlk_repro.files import check_schema, load_json
 from rlk_repro.findings import Finding, Level
+from rlk_repro.rundir import RunDir
 
 SCHEMA: Final = 1
 
@@ -133,6 +134,16 @@ SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
     ("environment.*", Level.WARNING),
     ("*", Level.INFO),
 )
+
+
+def load_manifests(run_dir: RunDir) -> tuple[Manifest, ...]:
+    """Those that the nodes of a run wrote, in the order of their names.
+
+    Raises:
+        BundleUnreadable: one of them is none.
+    """
+    files = (node.manifest for node in run_dir.node_dirs())
+    return tuple(Manifest.from_json(load_json(path), str(path)) for path in files if path.is_file())
 
 
 def severity(path: str) -> Level:

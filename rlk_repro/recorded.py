@@ -14,7 +14,7 @@ from rlk_repro.launch import report_context
 from rlk_repro.report import Context
 from rlk_repro.results import Analysis
 from rlk_repro.rundir import RunDir
-from rlk_repro.verify import verify_bundle
+from rlk_repro.verify import Verification, verify
 
 
 def require_verified(source: Path) -> None:
@@ -24,20 +24,24 @@ def require_verified(source: Path) -> None:
         CheckFailed: naming each file that is not what was sealed, or the missing seal.
         BundleUnreadable: broken or unsafe.
     """
-    problems = [
-        Problem(f"bundle: {item.where}", "not what was sealed", got=item.found, expected=item.expected)
-        for item in verify_bundle(source)
-        if item.level is Level.BLOCKING
-    ]
-    if problems:
-        raise CheckFailed(*problems)
+    _refuse(verify(source))
 
 
 def require_intact(source: Path) -> None:
     """The same for what is sealed; a run that was never sealed has nothing to be held to."""
-    with open_bundle(source) as run_dir:
-        if run_dir.is_sealed:
-            require_verified(source)
+    verification = verify(source)
+    if verification.bundle_id is not None:
+        _refuse(verification)
+
+
+def _refuse(verification: Verification) -> None:
+    problems = [
+        Problem(f"bundle: {item.where}", "not what was sealed", got=item.found, expected=item.expected)
+        for item in verification.findings
+        if item.level is Level.BLOCKING
+    ]
+    if problems:
+        raise CheckFailed(*problems)
 
 
 def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:

@@ -17,7 +17,7 @@ from rlk_repro.compare import Comparison, compare_analyses
 from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem
 from rlk_repro.files import sha256_file
 from rlk_repro.findings import Finding, Level
-from rlk_repro.manifest import Manifest, diff_manifests
+from rlk_repro.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.plan import Plan
 from rlk_repro.probes import probe_node
 from rlk_repro.recorded import find_difference, require_verified
@@ -59,7 +59,7 @@ def reanalyse(bundle: Path) -> Recorded:
             plan=launch.load_plan(run_dir),
             inputs=_read_inputs(run_dir),
             analysis=analysis,
-            manifests=launch.load_manifests(run_dir),
+            manifests=load_manifests(run_dir),
         )
 
 

@@ -20,8 +20,6 @@ from rlk_repro.yamlfile import Path_, Source, format_path, parse_scalar, parse_y
 
 M = TypeVar("M", bound=BaseModel)
 
-FILE: Final = "file"
-
 
 @dataclass(frozen=True)
 class Loaded(Generic[M]):

@@ -133,6 +133,7 @@ def test_a_verdict_forged_with_its_checksums_is_computed_away(call, sealed: RunD
     assert "\nFASTER\n" in out
     assert "analysis.json: expected what the logs give, shown here" in out
     assert "The bundle is not what it says it is" in " ".join(out.split())
+    assert "new verdict:      faster" in call("diff", bundle, bundle)[1]
     assert "what the logs give, shown here" in (tmp_path / "out" / "report.md").read_text()
 
 
