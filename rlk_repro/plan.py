@@ -61,6 +61,11 @@ class Plan:
         return tuple(order_trials(self.run, has_enabled=ENABLED in self.variants))
 
     @property
+    def has_enabled(self) -> bool:
+        """Whether any trial is of the enabled variant; control pairs alone have none."""
+        return any(trial.variant == ENABLED for trial in self.trials)
+
+    @property
     def layout(self) -> Layout:
         return self.run.layouts[self.hardware.hardware]
 
@@ -117,7 +122,7 @@ class Plan:
 
     def eligibilities(self) -> list[Eligibility]:
         """Operator by operator: may it run in this layout, and if not, why."""
-        loss = read_loss_options(_dump(self.run.workload.grpo))
+        loss = read_loss_options(self.run.workload.loss_options)
         return [
             eligibility(
                 op,
@@ -279,7 +284,7 @@ def make_plan(
         is_exploratory=is_exploratory and bool(_rule_problems(overrides)),
         sources=_sources(run),
     )
-    if ENABLED in variants:
+    if plan.has_enabled:
         _check_operators(plan)
     return plan
 

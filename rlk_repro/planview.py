@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlk_repro.backends.api import Job
-from rlk_repro.plan import ENABLED, Plan
+from rlk_repro.plan import Plan
 from rlk_repro.power import smallest_effect
 from rlk_repro.units import format_duration
 
@@ -57,10 +57,12 @@ def plan_lines(plan: Plan) -> list[str]:
         ("order", " ".join(f"{trial.pair}:{trial.variant[0]}" for trial in plan.trials)),
         ("duration", _duration(summary)),
         ("smallest effect", _effect(summary, plan)),
-        *(_operator_rows(plan, summary) if ENABLED in plan.variants else ()),
+        *(_operator_rows(plan, summary) if plan.has_enabled else ()),
         ("experiment", plan.experiment_hash),
         ("plan", plan.plan_hash),
     ]  # fmt: skip
+    if not plan.run.entropy_metric:
+        rows.append(("entropy metric", "not computed, in both variants"))
     if plan.is_exploratory:
         rows.append(("exploratory", "measurement rules were changed; the verdict will say so"))
     changed = [f"{path} ({source})" for path, source in plan.sources.items() if source.startswith("--")]

@@ -116,8 +116,11 @@ def load_bytes(
     try:
         result = model.model_validate_json(_as_json(value))
     except ValidationError as error:
+        found = error.errors()
         problems += [
-            _problem(model, value, details, where) for details in error.errors() if not _is_other_form(details)
+            _problem(model, value, details, where)
+            for details in found
+            if not _is_other_form(details) and not _is_consequence(details, found)
         ]
         raise SpecError(*problems) from None
     if check is not None:
@@ -172,15 +175,16 @@ def _as_json(value: Any) -> bytes:
 def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _Locator) -> Problem:
     path = _real_path(value, details["loc"])
     kind, found = details["type"], details["input"]
+    if kind in _TAG_ERRORS:
+        path, found = (*path, _TAG), found.get(_TAG)
     if kind == "extra_forbidden":
-        known = _keys_at(model, path[:-1])
+        known = _keys_at(model, value, path[:-1])
         return Problem(where(path), "unknown key", expected=f"one of {', '.join(known)}" if known else None,
                        hint=suggest(str(path[-1]), known))  # fmt: skip
-    if kind == "missing":
+    if kind in {"missing", "union_tag_not_found"}:
         return Problem(where(path), "missing", expected="a value")
     expected, hint = _expected(details), None
-    if kind == "literal_error" and isinstance(found, str):
-        expected = str(details.get("ctx", {}).get("expected", expected))
+    if kind in {"literal_error", "union_tag_invalid"} and isinstance(found, str):
         hint = suggest(found, [word.strip("' ") for word in expected.replace(" or ", ",").split(",")])
     elif kind == "string_type" and isinstance(found, int | float):
         hint = f'quote it: "{found}"'
@@ -196,14 +200,31 @@ def _is_other_form(details: ErrorDetails) -> bool:
     return is_mapping == ("str" in forms)
 
 
+def _is_consequence(details: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
+    """A list whose entries are all wrong is called too short as well."""
+    location = details["loc"]
+    return details["type"] == "too_short" and any(
+        item["loc"][: len(location)] == location and item is not details for item in errors
+    )
+
+
 def _expected(details: ErrorDetails) -> str:
     kind, context = details["type"], details.get("ctx", {})
+    if kind == "literal_error":
+        return str(context["expected"])
+    if kind == "union_tag_invalid":
+        *others, last = context["expected_tags"].split(", ")
+        return f"{', '.join(others)} or {last}"
     if kind == "string_pattern_mismatch":
         return f"text matching {context['pattern']}"
     if kind == "too_short":
         return f"at least {context['min_length']} entry"
     return _EXPECTED.get(kind) or str(details["msg"]).removeprefix("Input should be ")
 
+
+# the key that says which model of a union a mapping is, and what pydantic calls its absence and its misuse
+_TAG: Final = "kind"
+_TAG_ERRORS: Final = frozenset({"union_tag_not_found", "union_tag_invalid"})
 
 _EXPECTED: Final = {
     "string_type": "text",
@@ -241,27 +262,39 @@ def _has(value: Any, part: int | str) -> bool:
 _UNION_NAMES: Final = frozenset({"str", "int", "float", "bool", "FromEnv"})
 
 
-def _keys_at(model: type[BaseModel], path: Path_) -> list[str]:
-    """The valid keys at a path; empty where any key goes."""
+def _keys_at(model: type[BaseModel], value: Any, path: Path_) -> list[str]:
+    """The valid keys at a path of ``value``; empty where any key goes."""
     current: Any = model
     for part in path:
-        current = _step(current, str(part))
+        current = _step(current, value, str(part))
+        value = value[part] if _has(value, part) else None
         if current is None:
             return []
-    candidates = [item for item in _members(current) if isinstance(item, type) and issubclass(item, BaseModel)]
+    candidates = _models(current, value)
     return [field.alias or name for item in candidates[:1] for name, field in item.model_fields.items()]
 
 
-def _step(annotation: Any, key: str) -> Any:
+def _step(annotation: Any, value: Any, key: str) -> Any:
+    for item in _models(annotation, value):
+        for name, field in item.model_fields.items():
+            if key in (name, field.alias):
+                return field.annotation
     for item in _members(annotation):
-        if isinstance(item, type) and issubclass(item, BaseModel):
-            for name, field in item.model_fields.items():
-                if key in (name, field.alias):
-                    return field.annotation
-        elif get_origin(item) in (dict, tuple, list):
+        if get_origin(item) in (dict, tuple, list):
             arguments = get_args(item)
             return arguments[1] if get_origin(item) is dict else arguments[0]
     return None
+
+
+def _models(annotation: Any, value: Any) -> list[type[BaseModel]]:
+    """The models among the members of an annotation; of several, those that the value's tag names."""
+    models = [item for item in _members(annotation) if isinstance(item, type) and issubclass(item, BaseModel)]
+    tag = value.get(_TAG) if isinstance(value, dict) else None
+    if len(models) < 2:
+        return models
+    return [
+        item for item in models if _TAG in item.model_fields and tag in get_args(item.model_fields[_TAG].annotation)
+    ]
 
 
 def _members(annotation: Any) -> list[Any]:

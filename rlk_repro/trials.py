@@ -80,7 +80,7 @@ def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[st
     if not folder.stdout.is_file():
         return (), {}
     parsed = parse_log(folder.stdout)
-    num_steps_per_rollout = plan.run.workload.grpo.num_steps_per_rollout
+    num_steps_per_rollout = plan.run.workload.num_steps_per_rollout
     found = metric_series(parsed, num_rollouts=plan.num_steps, num_steps_per_rollout=num_steps_per_rollout)
     source = _place(folder, folder.stdout)
     return tuple(_series(name, item, source) for name, item in found.items()), dict(parsed.reject_counts)

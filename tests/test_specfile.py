@@ -18,7 +18,7 @@ from rlk_repro.resources import (
     run_folders,
     stack_folders,
 )
-from rlk_repro.spec import Hardware, Profile, Run, Stack, run_problems
+from rlk_repro.spec import Hardware, Profile, ReferenceWorkload, Run, Stack, run_problems
 from rlk_repro.specfile import (
     load_bytes,
     load_hardware,
@@ -94,8 +94,8 @@ def test_all_errors_of_a_file_come_in_one_go_with_line_path_and_nearest_key() ->
         ("ops: [logp, ratio_kl]", "ops: [logp, kl]", "rl_kernel.ops[1]: no such operator, got 'kl', expected one of "
          "logp, ratio_kl, grpo_loss, linear_logp"),
         ("ops: [logp, ratio_kl]", "ops: [logp, linear_logp]", "two operators would serve the same call"),
-        ("kind: reference", "kind: referenc", "workload.kind: wrong value, got 'referenc', expected 'reference'"
-         "\n  hint: did you mean 'reference'?"),
+        ("kind: reference", "kind: referenc", "workload.kind: wrong value, got 'referenc', expected 'reference', "
+         "'module' or 'operators'\n  hint: did you mean 'reference'?"),
         ("num_steps_per_rollout: 2", "num_steps_per_rollout: 5", "workload.grpo.num_steps_per_rollout: does not divide "
          "the samples of a rollout, got 5, expected a divisor of 256"),
         ("lane: live", "lane: fixed-rollout", "lane: the reference trainer has no inference server to keep live"),
@@ -139,6 +139,7 @@ def test_a_secret_in_a_setting_is_refused_without_repeating_it() -> None:
 def test_settings_are_typed_and_name_the_flag_when_wrong() -> None:
     run = load_run("smoke", run_folders(), parse_overrides(["measure.pairs=8", "workload.grpo.lr=3e-4"])).model
     assert run.measure.pairs == 8
+    assert isinstance(run.workload, ReferenceWorkload)
     assert run.workload.grpo.lr == 3e-4
     with pytest.raises(SpecError) as caught:
         load_run("smoke", run_folders(), parse_overrides(["measure.pairs=x", "measure.pirs=3", "foo.bar=1"]))

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -14,6 +15,7 @@ from rlk_repro.integration import switch
 from rlk_repro.plan import Plan
 from rlk_repro.refengine.arguments import parse_args
 from rlk_repro.rundir import RunDir
+from rlk_repro.spec import ReferenceWorkload, Workload
 from rlk_repro.workloads import WORKLOADS, environment, get_workload, reference
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
@@ -28,7 +30,9 @@ def commands(plan: Plan) -> dict[str, Command]:
 
 
 def test_the_kinds_of_the_model_are_the_registry() -> None:
-    assert list(WORKLOADS) == ["reference"]
+    assert list(WORKLOADS) == [
+        get_args(kind.model_fields["kind"].annotation)[0] for kind in get_args(get_args(Workload)[0])
+    ]
     assert get_workload("reference") is reference
 
 
@@ -66,6 +70,7 @@ def test_every_flag_is_the_trainers_and_every_setting_arrives() -> None:
     assert argv[:3] == (sys.executable, "-m", "rlk_repro.refengine")
     args = parse_args(argv[3:])
     workload = plan.run.workload
+    assert isinstance(workload, ReferenceWorkload)
     expected = workload.model.model_dump() | workload.grpo.model_dump() | {"max_operand": 7, "num_threads": 3}
     assert {name: getattr(args, name) for name in expected} == expected
     assert (args.num_rollout, args.device, args.dtype) == (7, "cpu", "bfloat16")
@@ -121,13 +126,8 @@ def test_switches_left_over_in_the_shell_reach_no_trainer() -> None:
 
 
 def test_the_names_of_the_switches_are_the_integrations() -> None:
-    assert {
-        switch.SWITCH_VARIABLE,
-        switch.MODE_VARIABLE,
-        switch.OPS_VARIABLE,
-        switch.OPS_DIR_VARIABLE,
-        switch.LIBRARIES_DIR_VARIABLE,
-    } == environment.DECLARED
+    found = {value for name, value in vars(switch).items() if name.endswith("_VARIABLE")}
+    assert found | {environment.ENTROPY_METRIC} == environment.DECLARED
 
 
 def test_a_profile_may_not_set_what_the_launcher_sets() -> None:

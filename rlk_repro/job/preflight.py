@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from rlk_repro.findings import Finding, Level
 from rlk_repro.manifest import Manifest, Unknown
-from rlk_repro.plan import ENABLED, Plan
+from rlk_repro.plan import Plan
 from rlk_repro.probes.code import RL_KERNEL
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir import RunDir
@@ -119,7 +119,7 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
 
     Where it is found an operator may still have no route: the trainer knows, and refuses before its first step.
     """
-    if ENABLED not in plan.variants or _is_found(RL_KERNEL.module, profile_env(plan)[0].get("PYTHONPATH", "")):
+    if not plan.has_enabled or _is_found(RL_KERNEL.module, profile_env(plan)[0].get("PYTHONPATH", "")):
         return
     where = f"python module {RL_KERNEL.module}"
     if plan.run.rl_kernel.mode == "require":

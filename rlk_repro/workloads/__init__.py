@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlk_repro.workloads import reference
+from rlk_repro.workloads import module, operators, reference
 
 if TYPE_CHECKING:
     from rlk_repro.workloads.api import Workload
 
-WORKLOADS: dict[str, Workload] = {"reference": reference}
+WORKLOADS: dict[str, Workload] = {"reference": reference, "module": module, "operators": operators}
 
 
 def get_workload(kind: str) -> Workload:

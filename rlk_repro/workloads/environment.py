@@ -11,7 +11,7 @@ from typing import Final
 
 from rlk_repro.errors import Problem, SpecError
 from rlk_repro.plan import ENABLED, Plan, Trial
-from rlk_repro.rundir import TrialDir
+from rlk_repro.rundir import RunDir, TrialDir
 from rlk_repro.spec import FromEnv
 from rlk_repro.workloads.api import Command
 
@@ -20,9 +20,19 @@ SWITCH_MODE: Final = "VIME_RL_KERNEL_MODE"
 SWITCH_OPS: Final = "VIME_RL_KERNEL_OPS"
 OPS_DIR: Final = "RLK_REPRO_OPS_DIR"
 LIBRARIES_DIR: Final = "RLK_REPRO_LIBRARIES_DIR"
+ENTROPY_METRIC: Final = "RLK_REPRO_ENTROPY_METRIC"
 
-# Left over in somebody's shell, one of these would make a baseline an enabled trial.
-DECLARED: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, OPS_DIR, LIBRARIES_DIR})
+THREADS: Final = "OMP_NUM_THREADS"
+FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
+"""Of every trainer; a workload that has a setting for the threads replaces that one."""
+
+# Left over in somebody's shell, one of these would make a baseline an enabled trial, or change both.
+DECLARED: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, OPS_DIR, LIBRARIES_DIR, ENTROPY_METRIC})
+
+
+def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
+    """What the trainer of one trial gets from us: the records' folders, the run's metrics, the declared switches."""
+    return record_env(run_dir.trial(trial.name)) | metric_env(plan) | switch_env(plan, trial)
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
@@ -30,6 +40,11 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
     if trial.variant != ENABLED:
         return {}
     return {SWITCH: "1", SWITCH_MODE: plan.run.rl_kernel.mode, SWITCH_OPS: ",".join(plan.run.rl_kernel.ops)}
+
+
+def metric_env(plan: Plan) -> dict[str, str]:
+    """What both variants leave out; empty where they compute all that vime does."""
+    return {} if plan.run.entropy_metric else {ENTROPY_METRIC: "0"}
 
 
 def record_env(trial_dir: TrialDir) -> dict[str, str]:
@@ -44,12 +59,12 @@ def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
     return plain, {name: value.from_env for name, value in items if isinstance(value, FromEnv)}
 
 
-def find_profile_problems(plan: Plan, own: frozenset[str]) -> list[Problem]:
+def find_profile_problems(plan: Plan) -> list[Problem]:
     """Variables of the profile that would change what the launcher sets itself."""
     where = f"profile {plan.profile.profile}: env"
     return [
         Problem(f"{where}.{name}", "is set by the launcher", expected="another variable")
-        for name in sorted(plan.profile.env.keys() & (own | DECLARED))
+        for name in sorted(plan.profile.env.keys() & (FIXED_ENV.keys() | DECLARED))
     ]
 
 

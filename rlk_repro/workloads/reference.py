@@ -6,35 +6,24 @@ Nothing is started here and nothing is read but the plan.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Final
-
-from pydantic import BaseModel
 
 from rlk_repro.errors import Problem
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir import RunDir
+from rlk_repro.spec import ReferenceWorkload
 from rlk_repro.workloads.api import Command
-from rlk_repro.workloads.environment import find_profile_problems, profile_env, record_env, switch_env
+from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
+from rlk_repro.workloads.environment import FIXED_ENV, THREADS, find_profile_problems, profile_env, trial_env
 
 TRAINER: Final = "rlk_repro.refengine"
 INIT_PATH: Final = "rlk_repro.integration.reference.install"
 
-_THREADS: Final = "OMP_NUM_THREADS"
-_FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
-
 
 def find_problems(plan: Plan) -> list[Problem]:
     """More than one node or device, and profile variables that are the launcher's own."""
-    problems = find_profile_problems(plan, frozenset({_THREADS, *_FIXED_ENV}))
-    where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}"
-    for name, value in plan.layout.model_dump().items():
-        if value > 1:
-            problems.append(
-                Problem(f"{where}.{name}", "the reference trainer is one process on one device", got=value,
-                        expected="at most 1")
-            )  # fmt: skip
-    return problems
+    what = "the reference trainer is one process on one device"
+    return [*find_profile_problems(plan), *find_layout_problems(plan, what)]
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
@@ -42,7 +31,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
     lane = []
     if plan.run.lane == "train-only":
         lane = ["--debug-train-only", "--load-debug-rollout-data", run_dir.rollouts_of(trial.seed).template]
-    own = record_env(run_dir.trial(trial.name)) | switch_env(plan, trial)
+    own = trial_env(plan, trial, run_dir)
     return _make_command(plan, trial.seed, ["--custom-megatron-init-path", INIT_PATH, *lane], own)
 
 
@@ -63,22 +52,11 @@ def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
 
 def _make_command(plan: Plan, seed: int, flags: list[str], own: dict[str, str]) -> Command:
     workload = plan.run.workload
+    assert isinstance(workload, ReferenceWorkload)
     plain, from_env = profile_env(plan)
-    argv = [sys.executable, "-m", TRAINER, "--seed", str(seed), "--num-rollout", str(plan.num_steps)]
-    argv += ["--device", "cpu" if plan.hardware.platform == "cpu" else "cuda"]
-    argv += ["--num-threads", str(workload.num_threads)]
-    argv += _flags(workload.model)
-    argv += _flags(workload.task)
-    argv += _flags(workload.grpo)
-    env = plain | _FIXED_ENV | {_THREADS: str(workload.num_threads)} | own
+    argv = [sys.executable, "-m", TRAINER, *trial_flags(plan, seed), "--num-threads", str(workload.num_threads)]
+    argv += setting_flags(workload.model)
+    argv += setting_flags(workload.task)
+    argv += setting_flags(workload.grpo)
+    env = plain | FIXED_ENV | {THREADS: str(workload.num_threads)} | own
     return Command(argv=(*argv, *flags), env=env, from_env=from_env)
-
-
-def _flags(settings: BaseModel) -> Iterator[str]:
-    """Field names are the trainer's flag names; True is a bare flag, False is none."""
-    for name, value in settings.model_dump(exclude={"kind"}).items():
-        if value is False:
-            continue
-        yield f"--{name.replace('_', '-')}"
-        if value is not True:
-            yield str(value)

@@ -1,40 +1,33 @@
-"""What authors write: run, stack, hardware and profile as strict, frozen models.  Loading them is specfile's business.
+"""The files that authors write (run, stack, hardware and profile) and the rules that tie their values together.
 
-Every model refuses unknown keys and converts nothing.  Rules that tie several values together are in ``run_problems``;
-they return paths, so that errors can name the line.
+Rules are in ``run_problems``; they return paths, so that errors can name the line.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from rlk_repro.operators import OPERATORS, find_conflicts
-
-SCHEMA: Final = 1
-
-Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=2000)]
-Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", max_length=40)]
-Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
-NonNegative: TypeAlias = Annotated[float, Field(ge=0, le=1e12)]
-Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e12)]
-Commit: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-Digest: TypeAlias = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
-Schema: TypeAlias = Literal[1]
-Lane: TypeAlias = Literal["live", "fixed-rollout", "train-only"]
-Variant: TypeAlias = Literal["baseline", "enabled"]
-Cluster: TypeAlias = Literal["local", "slurm", "k8s"]
-Platform: TypeAlias = Literal["cpu", "cuda", "rocm"]
-Mode: TypeAlias = Literal["auto", "require"]
-KlLossType: TypeAlias = Literal["k1", "k2", "k3", "low_var_kl"]
-
-
-class Model(BaseModel):
-    """Base of everything an author writes."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+from rlk_repro.spec.values import (
+    Cluster,
+    Commit,
+    Count,
+    Digest,
+    EnvName,
+    Lane,
+    Mode,
+    Model,
+    Name,
+    NonNegative,
+    PathProblem,
+    Platform,
+    Positive,
+    Schema,
+    Text,
+)
+from rlk_repro.spec.workloads import Workload
 
 
 class Margins(Model):
@@ -81,70 +74,6 @@ class Layout(Model):
     expert_parallel: Count = 1
 
 
-class ReferenceModel(Model):
-    """Sizes of the reference trainer's decoder, in vime's flag names."""
-
-    num_layers: Count = 2
-    hidden_size: Count = 64
-    num_attention_heads: Count = 4
-    num_query_groups: Count = 2
-    kv_channels: Count = 16
-    ffn_hidden_size: Count = 128
-    vocab_size: Annotated[int, Field(ge=16, le=10**7)] = 64
-    untie_embeddings_and_output_weights: bool = False
-    rotary_base: Positive = 10000.0
-    norm_epsilon: Positive = 1e-6
-    dtype: Literal["float32", "bfloat16"] = "float32"
-
-
-class ReferenceTask(Model):
-    """The arithmetic task that the reference trainer generates."""
-
-    kind: Literal["addition"] = "addition"
-    max_operand: Count = 9
-
-
-class Grpo(Model):
-    """GRPO settings, in vime's flag names."""
-
-    rollout_batch_size: Count = Field(8, description="prompts per rollout")
-    n_samples_per_prompt: Annotated[int, Field(ge=2, le=10**6)] = Field(8, description="samples per prompt")
-    num_steps_per_rollout: Count = Field(1, description="optimizer steps per rollout")
-    micro_batch_size: Count = 32
-    rollout_max_response_len: Count = 8
-    rollout_temperature: Positive = 1.0
-    lr: Positive = 1e-3
-    weight_decay: NonNegative = 0.0
-    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
-    clip_grad: NonNegative = 1.0
-    use_kl_loss: bool = True
-    kl_loss_coef: NonNegative = 0.0
-    kl_loss_type: KlLossType = "low_var_kl"
-    eps_clip: Positive = 0.2
-    eps_clip_high: Positive = 0.28
-    entropy_coef: NonNegative = 0.0
-    log_probs_chunk_size: Annotated[int, Field(ge=-1, le=10**9)] = -1
-    calculate_per_token_loss: bool = False
-
-    @property
-    def num_samples(self) -> int:
-        return self.rollout_batch_size * self.n_samples_per_prompt
-
-
-class ReferenceWorkload(Model):
-    """The reference trainer: for smoke, bring-up and tests; never for claims about vime."""
-
-    kind: Literal["reference"]
-    model: ReferenceModel = ReferenceModel()
-    task: ReferenceTask = ReferenceTask()
-    grpo: Grpo = Grpo()
-    num_threads: Annotated[int, Field(ge=1, le=512)] = Field(1, description="CPU threads of a trainer")
-
-
-Workload: TypeAlias = ReferenceWorkload
-
-
 class Run(Model):
     """A benchmark definition, ``jobs/<run>.yaml``."""
 
@@ -160,6 +89,7 @@ class Run(Model):
     layouts: Annotated[dict[Name, Layout], Field(min_length=1)]
     measure: Measure = Measure()
     rl_kernel: RlKernel = RlKernel()
+    entropy_metric: bool = Field(True, description="both variants compute the entropy that vime reports")
     workload: Workload
 
 
@@ -183,8 +113,8 @@ class Stack(Model):
     schema_: Schema = Field(alias="schema", default=1)
     stack: Name
     purpose: Text
-    images: dict[Literal["cuda-amd64", "cuda-arm64", "rocm-amd64"], Image] = {}
-    pins: dict[Literal["vime", "rl_kernel", "megatron_lm"], Pin] = {}
+    images: dict[Literal["cuda-amd64", "cuda-arm64", "rocm-amd64"], Image] = Field({})
+    pins: dict[Literal["vime", "rl_kernel", "megatron_lm"], Pin] = Field({})
 
 
 class Hardware(Model):
@@ -229,12 +159,10 @@ class Profile(Model):
     telemetry_interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 1.0
 
 
-PathProblem: TypeAlias = "tuple[tuple[str, ...], str, Any, str]"
-
-
 def run_problems(run: Run) -> list[PathProblem]:
     """Combinations that no single field can refuse: (path, what is wrong, got, expected)."""
-    return [*_operator_problems(run.rl_kernel), *_workload_problems(run.workload), *_run_problems(run)]
+    in_workload = [(("workload", *path), *rest) for path, *rest in run.workload.find_problems()]
+    return [*_operator_problems(run.rl_kernel), *in_workload, *_run_problems(run)]
 
 
 def _operator_problems(rl_kernel: RlKernel) -> list[PathProblem]:
@@ -255,28 +183,14 @@ def _operator_problems(rl_kernel: RlKernel) -> list[PathProblem]:
     return problems
 
 
-def _workload_problems(workload: ReferenceWorkload) -> list[PathProblem]:
-    grpo, model = workload.grpo, workload.model
-    problems: list[PathProblem] = []
-    if grpo.num_samples % grpo.num_steps_per_rollout:
-        path = ("workload", "grpo", "num_steps_per_rollout")
-        expected = f"a divisor of {grpo.num_samples}"
-        problems.append((path, "does not divide the samples of a rollout", grpo.num_steps_per_rollout, expected))
-    if model.num_attention_heads % model.num_query_groups:
-        path = ("workload", "model", "num_query_groups")
-        expected = f"a divisor of {model.num_attention_heads}"
-        problems.append((path, "does not divide the attention heads", model.num_query_groups, expected))
-    if model.kv_channels % 2:
-        path = ("workload", "model", "kv_channels")
-        problems.append((path, "rotary embedding needs an even size", model.kv_channels, "an even number"))
-    return problems
-
-
 def _run_problems(run: Run) -> list[PathProblem]:
     problems: list[PathProblem] = []
-    if run.lane == "fixed-rollout":
-        what = "the reference trainer has no inference server to keep live"
-        problems.append((("lane",), what, run.lane, "live or train-only"))
+    workload = run.workload
+    if run.lane not in workload.lanes:
+        problems.append((("lane",), workload.lane_limit, run.lane, " or ".join(workload.lanes)))
+    if run.measure.pairs and not workload.has_variants:
+        what, expected = "this workload has no enabled variant", "0, and control pairs"
+        problems.append((("measure", "pairs"), what, run.measure.pairs, expected))
     if run.measure.pairs + run.measure.control_pairs == 0:
         problems.append((("measure", "pairs"), "nothing to run", 0, "at least one pair or control pair"))
     menu = f"one of {', '.join(run.layouts)}"

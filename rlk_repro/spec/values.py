@@ -1,0 +1,32 @@
+"""The types of values that every model of the package shares, and the base of the models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA: Final = 1
+
+Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=2000)]
+Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", max_length=40)]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
+NonNegative: TypeAlias = Annotated[float, Field(ge=0, le=1e12)]
+Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e12)]
+Commit: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+Digest: TypeAlias = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
+Schema: TypeAlias = Literal[1]
+Lane: TypeAlias = Literal["live", "fixed-rollout", "train-only"]
+Variant: TypeAlias = Literal["baseline", "enabled"]
+Cluster: TypeAlias = Literal["local", "slurm", "k8s"]
+Platform: TypeAlias = Literal["cpu", "cuda", "rocm"]
+Mode: TypeAlias = Literal["auto", "require"]
+KlLossType: TypeAlias = Literal["k1", "k2", "k3", "low_var_kl"]
+PathProblem: TypeAlias = "tuple[tuple[str, ...], str, Any, str]"
+
+
+class Model(BaseModel):
+    """Base of everything an author writes."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)

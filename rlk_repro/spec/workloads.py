@@ -1,0 +1,211 @@
+"""The kinds of workload that a run can name, each with its settings; how one is started is in ``workloads``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import Field
+
+from rlk_repro.spec.values import Count, KlLossType, Lane, Model, Name, NonNegative, PathProblem, Positive, Text
+
+
+class ReferenceModel(Model):
+    """Sizes of the reference trainer's decoder, in vime's flag names."""
+
+    num_layers: Count = 2
+    hidden_size: Count = 64
+    num_attention_heads: Count = 4
+    num_query_groups: Count = 2
+    kv_channels: Count = 16
+    ffn_hidden_size: Count = 128
+    vocab_size: Annotated[int, Field(ge=16, le=10**7)] = 64
+    untie_embeddings_and_output_weights: bool = False
+    rotary_base: Positive = 10000.0
+    norm_epsilon: Positive = 1e-6
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class ReferenceTask(Model):
+    """The arithmetic task that the reference trainer generates."""
+
+    kind: Literal["addition"] = "addition"
+    max_operand: Count = 9
+
+
+class PolicyLoss(Model):
+    """What decides which loss is computed and how often, in vime's flag names."""
+
+    num_steps_per_rollout: Count = Field(1, description="optimizer steps per rollout")
+    rollout_temperature: Positive = 1.0
+    use_kl_loss: bool = True
+    kl_loss_coef: NonNegative = 0.0
+    kl_loss_type: KlLossType = "low_var_kl"
+    eps_clip: Positive = 0.2
+    eps_clip_high: Positive = 0.28
+    entropy_coef: NonNegative = 0.0
+    log_probs_chunk_size: Annotated[int, Field(ge=-1, le=10**9)] = -1
+    calculate_per_token_loss: bool = False
+
+
+class Grpo(PolicyLoss):
+    """GRPO settings, in vime's flag names."""
+
+    rollout_batch_size: Count = Field(8, description="prompts per rollout")
+    n_samples_per_prompt: Annotated[int, Field(ge=2, le=10**6)] = Field(8, description="samples per prompt")
+    micro_batch_size: Count = 32
+    rollout_max_response_len: Count = 8
+    lr: Positive = 1e-3
+    weight_decay: NonNegative = 0.0
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
+    clip_grad: NonNegative = 1.0
+
+    @property
+    def num_samples(self) -> int:
+        return self.rollout_batch_size * self.n_samples_per_prompt
+
+
+class AnyWorkload(Model):
+    """What plan and analysis ask of every kind of workload.
+
+    ``lanes`` are those it can run in, ``lane_limit`` why no other; without ``has_variants`` there is nothing to enable.
+    """
+
+    lanes: ClassVar[tuple[Lane, ...]]
+    lane_limit: ClassVar[str]
+    has_variants: ClassVar[bool] = True
+
+    @property
+    def num_steps_per_rollout(self) -> int:
+        """Optimizer steps, each with its ``step`` line, per rollout."""
+        return 1
+
+    @property
+    def loss_options(self) -> dict[str, Any]:
+        """The settings that decide which operators may run, in vime's argument names."""
+        return {}
+
+    def find_problems(self) -> Iterator[PathProblem]:
+        """Combinations within the workload that cannot be, by path from its own top."""
+        yield from ()
+
+
+class ReferenceWorkload(AnyWorkload):
+    """The reference trainer: for smoke, bring-up and tests; never for claims about vime."""
+
+    lanes = ("live", "train-only")
+    lane_limit = "the reference trainer has no inference server to keep live"
+
+    kind: Literal["reference"]
+    model: ReferenceModel = ReferenceModel()
+    task: ReferenceTask = ReferenceTask()
+    grpo: Grpo = Grpo()
+    num_threads: Annotated[int, Field(ge=1, le=512)] = Field(1, description="CPU threads of a trainer")
+
+    @property
+    def num_steps_per_rollout(self) -> int:
+        return self.grpo.num_steps_per_rollout
+
+    @property
+    def loss_options(self) -> dict[str, Any]:
+        return self.grpo.model_dump()
+
+    def find_problems(self) -> Iterator[PathProblem]:
+        grpo, model = self.grpo, self.model
+        if grpo.num_samples % grpo.num_steps_per_rollout:
+            path = ("grpo", "num_steps_per_rollout")
+            expected = f"a divisor of {grpo.num_samples}"
+            yield path, "does not divide the samples of a rollout", grpo.num_steps_per_rollout, expected
+        if model.num_attention_heads % model.num_query_groups:
+            path = ("model", "num_query_groups")
+            expected = f"a divisor of {model.num_attention_heads}"
+            yield path, "does not divide the attention heads", model.num_query_groups, expected
+        if model.kv_channels % 2:
+            yield ("model", "kv_channels"), "rotary embedding needs an even size", model.kv_channels, "an even number"
+
+
+class ModuleLoss(PolicyLoss):
+    """The settings of vime's policy loss, in its flag names."""
+
+    advantage_estimator: Literal["grpo", "gspo", "cispo"] = "grpo"
+    use_unbiased_kl: bool = False
+    use_tis: bool = False
+
+
+class ModuleBatch(Model):
+    """The random batches of a module run.  A microbatch packs its samples into one row of fp32 logits."""
+
+    num_samples: Count = Field(16, description="samples per microbatch")
+    num_tokens: Count = Field(9216, description="packed tokens per microbatch, prompts and responses")
+    prompt_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(0.25, description="of a sample's tokens, at least one")
+    num_microbatches: Count = Field(1, description="microbatches per optimizer step")
+    vocab_size: Annotated[int, Field(ge=16, le=10**7)] = Field(description="before padding to 128 x tensor parallel")
+
+
+class ModuleWorkload(AnyWorkload):
+    """vime's own log-prob and policy loss functions on random packed batches; no model, no optimizer, no rollouts."""
+
+    lanes = ("train-only",)
+    lane_limit = "the module tier makes its batches itself"
+
+    kind: Literal["module"]
+    model: Text = Field(description="whose vocabulary this is, for the reader")
+    grpo: ModuleLoss = ModuleLoss()
+    batch: ModuleBatch
+
+    @property
+    def num_steps_per_rollout(self) -> int:
+        return self.grpo.num_steps_per_rollout
+
+    @property
+    def loss_options(self) -> dict[str, Any]:
+        return self.grpo.model_dump()
+
+    def find_problems(self) -> Iterator[PathProblem]:
+        if self.batch.num_tokens < 2 * self.batch.num_samples:
+            what, expected = "too few for the samples", f"at least {2 * self.batch.num_samples}, two per sample"
+            yield ("batch", "num_tokens"), what, self.batch.num_tokens, expected
+
+
+OperatorName: TypeAlias = Literal["logp", "ratio_kl", "grpo_loss", "linear_logp"]
+Shape: TypeAlias = Annotated[tuple[Count, ...], Field(min_length=1)]
+Density: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+
+
+class Grid(Model):
+    """The cases of one operator: every combination of these."""
+
+    operator: OperatorName
+    num_tokens: Shape
+    vocab_size: Shape
+    hidden_size: tuple[Count, ...] = Field((), description="of linear_logp, and of nothing else")
+    dtypes: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], Field(min_length=1)] = ("float32",)
+    densities: Annotated[tuple[Density, ...], Field(min_length=1)] = Field((1.0,), description="wanted rows of all")
+    passes: Annotated[tuple[Literal["forward", "forward_backward"], ...], Field(min_length=1)] = ("forward",)
+
+
+class OperatorsWorkload(AnyWorkload):
+    """Operators alone, case by case and implementation by implementation; a rollout is one sweep over all of them."""
+
+    lanes = ("train-only",)
+    lane_limit = "the operator tier has no rollouts"
+    has_variants = False
+
+    kind: Literal["operators"]
+    grids: Annotated[tuple[Grid, ...], Field(min_length=1)]
+    implementations: tuple[Name, ...] = Field((), description="none named: all that serve the operator")
+    warmup_calls: Annotated[int, Field(ge=0, le=10**6)] = Field(3, description="untimed calls before those of a cell")
+    timed_calls: Count = Field(20, description="timed calls per cell and sweep")
+    oracle_rows: Count = Field(64, description="rows of a case that are checked against float64")
+    memory_limit_gib: Positive | None = Field(None, description="cases expected to need more are blocked")
+
+    def find_problems(self) -> Iterator[PathProblem]:
+        for index, grid in enumerate(self.grids):
+            if bool(grid.hidden_size) is not (grid.operator == "linear_logp"):
+                expected = "one size or more" if grid.operator == "linear_logp" else "none"
+                got = list(grid.hidden_size)
+                yield ("grids", str(index), "hidden_size"), f"does not fit {grid.operator}", got, expected
+
+
+Workload: TypeAlias = Annotated[ReferenceWorkload | ModuleWorkload | OperatorsWorkload, Field(discriminator="kind")]

@@ -1,0 +1,55 @@
+"""The module tier as a workload: a plan becomes the arguments and environment of ``rlk_repro.bench.module``.
+
+Nothing is started here and nothing is read but the plan.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from rlk_repro.errors import Problem
+from rlk_repro.plan import Plan, Trial
+from rlk_repro.rundir import RunDir
+from rlk_repro.spec import ModuleWorkload
+from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
+from rlk_repro.workloads.environment import FIXED_ENV, find_profile_problems, profile_env, trial_env
+
+TRAINER: Final = "rlk_repro.bench.module"
+
+
+def find_problems(plan: Plan) -> list[Problem]:
+    """Layouts that are not one node with a GPU per tensor parallel rank, and variables that are the launcher's own."""
+    what = "the module tier splits the vocabulary over the GPUs of one node, and nothing else"
+    problems = [
+        *find_profile_problems(plan),
+        *find_layout_problems(plan, what, free={"tensor_parallel", "gpus_per_node"}),
+    ]
+    layout = plan.layout
+    if plan.num_gpus and layout.gpus_per_node != layout.tensor_parallel:
+        where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}.gpus_per_node"
+        expected = f"{layout.tensor_parallel}, a GPU per tensor parallel rank"
+        problems.append(Problem(where, "does not fit tensor_parallel", got=layout.gpus_per_node, expected=expected))
+    return problems
+
+
+def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
+    """One trial; the two trials of a pair differ in the declared switches and in where they write."""
+    workload = plan.run.workload
+    assert isinstance(workload, ModuleWorkload)
+    num_ranks = plan.layout.tensor_parallel
+    argv = [sys.executable, "-m"]
+    if num_ranks > 1:
+        argv += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks), "-m"]
+    argv += [TRAINER, *trial_flags(plan, trial.seed), "--tensor-model-parallel-size", str(num_ranks)]
+    argv += setting_flags(workload.batch)
+    argv += setting_flags(workload.grpo)
+    plain, from_env = profile_env(plan)
+    env = plain | FIXED_ENV | trial_env(plan, trial, run_dir)
+    return Command(argv=tuple(argv), env=env, from_env=from_env)
+
+
+def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG001
+    """None: the batches follow from the seed."""
+    return {}

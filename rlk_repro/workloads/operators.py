@@ -1,0 +1,44 @@
+"""The operator tier as a workload: a plan becomes the arguments and environment of ``rlk_repro.bench.operators``.
+
+Its trials are all baseline: each one measures every implementation, and two of them show the spread between processes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Final
+
+from rlk_repro.errors import Problem
+from rlk_repro.plan import Plan, Trial
+from rlk_repro.rundir import RunDir
+from rlk_repro.spec import OperatorsWorkload
+from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.arguments import find_layout_problems, trial_flags
+from rlk_repro.workloads.environment import FIXED_ENV, find_profile_problems, profile_env, trial_env
+
+TRAINER: Final = "rlk_repro.bench.operators"
+
+
+def find_problems(plan: Plan) -> list[Problem]:
+    """More than one node or device, and profile variables that are the launcher's own."""
+    what = "the operator tier is one process on one device"
+    return [*find_profile_problems(plan), *find_layout_problems(plan, what)]
+
+
+def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
+    """One trial: ``--num-rollout`` sweeps over the cases of ``--suite``, the workload as JSON."""
+    workload = plan.run.workload
+    assert isinstance(workload, OperatorsWorkload)
+    suite = json.dumps(workload.model_dump(mode="json"), sort_keys=True)
+    plain, from_env = profile_env(plan)
+    return Command(
+        argv=(sys.executable, "-m", TRAINER, *trial_flags(plan, trial.seed), "--suite", suite),
+        env=plain | FIXED_ENV | trial_env(plan, trial, run_dir),
+        from_env=from_env,
+    )
+
+
+def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG001
+    """None: the cases follow from the seed."""
+    return {}
