@@ -34,8 +34,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
 ASIDE = {
     "integration": {"errors", "files", "operators", "procfs", "rundir", "units", "refengine"},
     "refengine": {"errors"},
+    # the processes of the module and operator tiers
+    "bench": {"errors", "files", "integration", "operators", "refengine", "results", "rundir", "spec", "units"},
 }
-TORCH_ALLOWED = ("integration", "refengine")
+TORCH_ALLOWED = ("integration", "refengine", "bench")
 
 
 def _name(path: Path) -> str:

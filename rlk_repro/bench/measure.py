@@ -1,0 +1,145 @@
+"""Times calls on the device they run on, the memory they take, the kernels they run, and how fast the device can be.
+
+One call is one sample; nothing here knows what is called.  Timing and profiling never share a call.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from rlk_repro.integration.profile import Clock, DeviceClock, HostClock
+
+RATE_REPEATS: Final = 10
+MAX_KERNELS: Final = 32
+MAX_KERNEL_NAME: Final = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds of every timed call in order; ``peak_extra_bytes`` is None where the device keeps no such count."""
+
+    samples_s: tuple[float, ...]
+    peak_extra_bytes: int | None
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.samples_s)
+
+    @property
+    def minimum_s(self) -> float:
+        return min(self.samples_s)
+
+    @property
+    def maximum_s(self) -> float:
+        return max(self.samples_s)
+
+    @property
+    def mad_s(self) -> float:
+        """Median absolute deviation from the median."""
+        centre = self.median_s
+        return statistics.median(abs(sample - centre) for sample in self.samples_s)
+
+
+def measure_calls(function: Callable[[], object], *, device: torch.device, warmup: int, repeats: int) -> Timing:
+    """Call ``function`` ``warmup`` times, then ``repeats`` times under the clock; what it returns is dropped at once.
+
+    On a device by events on the current stream: the time of the device, not of the launch.  Caches are not flushed
+    between calls: the tensors of a case worth measuring are gigabytes and a device's last cache is some tens of MiB, so
+    that each call finds little of the previous one; a case that fits is measured warm.  The peak is torch's allocator's
+    during the timed calls, above what was allocated before them.  Garbage collection waits, as in ``timeit``.
+
+    Raises:
+        torch.OutOfMemoryError, or whatever ``function`` raises.
+    """
+    for _ in range(warmup):
+        function()
+    is_device = device.type == "cuda"
+    clock: Clock = DeviceClock() if is_device else HostClock()
+    was_collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        before = _reset_peak(device) if is_device else 0
+        marks = [_mark_call(function, clock) for _ in range(repeats)]
+        clock.settle()
+        peak = torch.cuda.max_memory_allocated(device) - before if is_device else None
+    finally:
+        if was_collecting:
+            gc.enable()
+    return Timing(samples_s=tuple(clock.elapsed_s(*pair) for pair in marks), peak_extra_bytes=peak)
+
+
+def _reset_peak(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _mark_call(function: Callable[[], object], clock: Clock) -> tuple[Any, Any]:
+    begin = clock.mark()
+    function()
+    return begin, clock.mark()
+
+
+def record_kernels(function: Callable[[], object]) -> tuple[str, ...]:
+    """The device kernels that one call runs, each name once, in order of appearance; none on a CPU.
+
+    The profiler leaves hooks behind that slow later launches: call this when nothing is timed any more.
+    """
+    if not torch.cuda.is_available():
+        return ()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        function()
+        torch.cuda.synchronize()
+    on_device = torch._C._autograd.DeviceType.CUDA  # noqa: SLF001  the public name is an alias without a stub
+    names = (event.name for event in profiler.events() or () if event.device_type == on_device)
+    found = dict.fromkeys(name[:MAX_KERNEL_NAME] for name in names if not name.startswith(("Memcpy", "Memset")))
+    return tuple(found)[:MAX_KERNELS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """The best this device did in this process: bytes moved per second, and operations per second by dtype."""
+
+    bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+
+
+def measure_rates(device: torch.device, dtypes: Iterable[torch.dtype]) -> Rates:
+    """Move a large buffer and multiply large matrices of random numbers; the fastest call of each counts.
+
+    Bandwidth is the better of a copy (bytes read and written) and a read (a sum), so that no operator that only reads
+    can beat it by that alone.
+    """
+    flops = {name_dtype(dtype): _measure_matmul(device, dtype) for dtype in dict.fromkeys(dtypes)}
+    return Rates(bytes_per_s=_measure_bandwidth(device), flops_per_s=flops)
+
+
+def _measure_bandwidth(device: torch.device) -> float:
+    num_bytes = (2 << 30) if device.type == "cuda" else (64 << 20)
+    source = torch.ones(num_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    copied = 2 * num_bytes / _find_best_s(lambda: target.copy_(source), device)
+    read = num_bytes / _find_best_s(source.sum, device)
+    return max(copied, read)
+
+
+def _measure_matmul(device: torch.device, dtype: torch.dtype) -> float:
+    size = 8192 if device.type == "cuda" else 384
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    return float(2 * size**3 / _find_best_s(lambda: left @ right, device))
+
+
+def _find_best_s(function: Callable[[], object], device: torch.device) -> float:
+    return measure_calls(function, device=device, warmup=3, repeats=RATE_REPEATS).minimum_s
+
+
+def name_dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
