@@ -105,6 +105,7 @@ class Pin(Model):
 
     repository: Text
     commit: Commit
+    tree: Commit | None = Field(None, description="git's hash of the commit's files: by it an archive is known")
 
 
 class Stack(Model):
