@@ -34,6 +34,10 @@ class Reason(StrEnum):
     NOT_IMPORTABLE = "RL-Kernel cannot be imported"
     NO_ROUTE = "there is no route to it in this version"
     NOT_ACCEPTED = "resolved to an implementation that does not count"
+    DTYPE = "knows no logits of this dtype"
+    DEVICE = "needs the logits on the device that it was resolved for"
+    FOREIGN_ID = "a token id lies outside the vocabulary"
+    NEGATIVE_INFINITY = "logits of -inf would become NaN in its kernels"
 
 
 class Calls(StrEnum):
@@ -55,7 +59,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Implementation:
-    """An operator class of RL-Kernel and the name of its ``OpBackend`` member.
+    """An operator class of RL-Kernel, the name of its ``OpBackend`` member, and the compiled symbols it needs.
 
     A native one is plain PyTorch: it shows that the operator was invoked, and never carries a speed verdict.
     """
@@ -63,6 +67,7 @@ class Implementation:
     class_name: str
     backend: str
     is_native: bool = False
+    symbols: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +153,7 @@ def _native(class_name: str, backend: str) -> tuple[Implementation, ...]:
     return (Implementation(class_name, backend, is_native=True),)
 
 
+_ONLINE_LOGP: Final = ("fused_logp", "fused_logp_forward_online_fp32")
 _SELECTED_LOG_PROBS: Final = "calculate_log_probs_and_entropy"
 _TRITON_LINEAR_LOGP: Final = Implementation("TritonLinearLogpOp", "TRITON_LINEAR_LOGP")
 _TRITON_RATIO_KL: Final = (Implementation("TritonRatioKLOp", "TRITON_RATIO_KL"),)
@@ -163,8 +169,8 @@ OPERATORS: Final[Mapping[str, Operator]] = {
             calls=Calls.NO_GRAD,
             implementations={
                 Platform.CUDA: (
-                    Implementation("FusedLogpGenericOp", "CUDA_FUSED_LOGP_GENERIC"),
-                    Implementation("FusedLogpSM90Op", "CUDA_FUSED_LOGP_SM90"),
+                    Implementation("FusedLogpGenericOp", "CUDA_FUSED_LOGP_GENERIC", symbols=_ONLINE_LOGP),
+                    Implementation("FusedLogpSM90Op", "CUDA_FUSED_LOGP_SM90", symbols=_ONLINE_LOGP),
                 ),
                 Platform.CPU: _native("NativeLogpOp", "PYTORCH_NATIVE"),
             },
@@ -204,7 +210,9 @@ OPERATORS: Final[Mapping[str, Operator]] = {
             implementations={
                 Platform.CUDA: (
                     _TRITON_LINEAR_LOGP,
-                    Implementation("FusedLinearLogpSM90Op", "CUDA_FUSED_LINEAR_LOGP_SM90"),
+                    Implementation(
+                        "FusedLinearLogpSM90Op", "CUDA_FUSED_LINEAR_LOGP_SM90", symbols=("fused_linear_logp_sm90",)
+                    ),
                 ),
                 Platform.ROCM: (_TRITON_LINEAR_LOGP,),
                 Platform.CPU: _native("NativeLinearLogpOp", "PYTORCH_LINEAR_LOGP"),

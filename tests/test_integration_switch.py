@@ -190,6 +190,7 @@ def test_auto_without_rl_kernel_warns_once_and_counts_every_fallback(
         "schema": 1,
         "event": "install",
         "mode": "auto",
+        "has_entropy_metric": True,
         "is_requested": True,
         "ops": ["logp", "ratio_kl"],
         "rank": 0,

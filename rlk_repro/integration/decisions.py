@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -20,6 +20,8 @@ import torch
 
 from rlk_repro.errors import CheckFailed, Problem, SpecError
 from rlk_repro.files import dump_json_line
+from rlk_repro.integration.old_log_probs import CurrentBatch
+from rlk_repro.integration.watch import Watch
 from rlk_repro.operators import OPERATORS, OPS_SCHEMA, Case, Operator, Reason, Refusal, find_refusal
 from rlk_repro.rundir import ops_file
 
@@ -55,11 +57,14 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class RouteContext:
-    """What a route may build on: the case, the trainer's own function and its options."""
+    """What a route may build on: the case, the trainer's own function and its options, the batch whose loss is being
+    computed, and who looks after the answers."""
 
     case: Case
     native: Callable[..., Any]
     args: Any
+    batch: CurrentBatch = field(default_factory=CurrentBatch)
+    watch: Watch = field(default_factory=Watch)
 
 
 RouteFactory: TypeAlias = Callable[[RouteContext], Route | Refusal]
@@ -179,10 +184,22 @@ class Ledger:
         self._step[op].add(count)
         self._total[op].add(count)
 
-    def end_step(self, step: int, timers: Mapping[str, float], memory: Mapping[str, int]) -> None:
-        self._write("step", step=step, timers=timers, memory=memory, calls=_as_json(self._step))
+    def end_step(
+        self, step: int, timers: Mapping[str, float], memory: Mapping[str, int], odd: Mapping[str, str]
+    ) -> None:
+        """Record a step; ``odd`` is what was wrong with RL-Kernel's answers, by operator.
+
+        Raises:
+            CheckFailed: something was, and the mode forbids going on.
+        """
+        self._write("step", step=step, timers=timers, memory=memory, calls=_as_json(self._step), odd=odd)
         self._step = {op: Count() for op in self._step}
         self._num_steps += 1
+        for op, what in odd.items():
+            logger.error("rlk-repro: %s: step %d: %s", op, step, what)
+        if odd and not self._is_fallback_allowed:
+            raise CheckFailed(*(Problem(f"{op}, step {step}", what, hint="run the baseline to see whether the logits "
+                                        "were at fault") for op, what in odd.items()))  # fmt: skip
 
     def close(self) -> None:
         self._write("end", num_steps=self._num_steps, calls=_as_json(self._total))

@@ -16,6 +16,7 @@ from rlk_repro.files import write_json
 from rlk_repro.integration.decisions import Ledger
 from rlk_repro.integration.libraries import loaded_libraries
 from rlk_repro.integration.profile import Profile
+from rlk_repro.integration.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,8 @@ class Installation:
     ``undo`` restores everything and ends the ops file; leaving ``with`` and the end of the process do the same.
     """
 
-    def __init__(self, profile: Profile, ledger: Ledger, libraries: Path | None) -> None:
-        self.profile, self.ledger = profile, ledger
+    def __init__(self, profile: Profile, ledger: Ledger, watch: Watch, libraries: Path | None) -> None:
+        self.profile, self.ledger, self._watch = profile, ledger, watch
         self._libraries = libraries
         self._undo = ExitStack()
         self._undo.callback(ledger.close)
@@ -62,12 +63,17 @@ class Installation:
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
 
     def end_step(self, rollout_id: int) -> None:
-        """Write what one rollout's training took, and with the first one which libraries did it."""
+        """Write what one rollout's training took, and with the first one which libraries did it.
+
+        Raises:
+            CheckFailed: RL-Kernel's answers were odd, and the mode forbids going on.
+        """
         timers, memory = self.profile.end_step()
-        self.ledger.end_step(rollout_id, timers, memory)
+        odd = self._watch.settle()
         if self._libraries is not None:
             write_json(self._libraries, loaded_libraries())
             self._libraries = None
+        self.ledger.end_step(rollout_id, timers, memory, odd)
 
 
 def find_installation(owner: Any, names: Iterable[str]) -> Installation | None:

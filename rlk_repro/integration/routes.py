@@ -2,9 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from rlk_repro.integration.decisions import RouteFactory
+import torch
 
-ROUTES: Final[Mapping[str, RouteFactory]] = {}
+from rlk_repro.integration import log_probs
+from rlk_repro.integration.decisions import Call, Route, RouteContext, RouteFactory
+from rlk_repro.integration.log_probs import Operators, Shard
+from rlk_repro.integration.rl_kernel import LoadedOperator, load_operator
+from rlk_repro.operators import Platform, Reason, Refusal
+
+
+def make_logp_route(context: RouteContext) -> Route | Refusal:
+    """Log-probs without gradient, by the kernel that reads the logits once."""
+    loaded = load_operator("logp", context.case.platform)
+    if isinstance(loaded, Refusal):
+        return loaded
+
+    def run(call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
+        joined = log_probs.select_no_grad(
+            loaded.op.online_fp32, logits, call["tokens"], shard, with_entropy=call["with_entropy"]
+        )
+        return joined.log_probs, joined.entropy
+
+    return _make_route("logp", loaded, context, run)
+
+
+def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
+    """Log-probs with gradient: the ratio to themselves, whose logarithm has their gradient."""
+    loaded = load_operator("ratio_kl", context.case.platform)
+    if isinstance(loaded, Refusal):
+        return loaded
+    operators = _find_operators(loaded, context.case.platform)
+
+    def run(call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
+        hint = context.batch.find_old_log_probs(len(logits)) if context.case.context_parallel == 1 else None
+        return log_probs.select_with_grad(
+            operators, logits, call["tokens"], shard, with_entropy=call["with_entropy"], hint=hint
+        )
+
+    return _make_route("ratio_kl", loaded, context, run)
+
+
+def _find_operators(ratio_kl: LoadedOperator, platform: str) -> Operators:
+    """What the log-probs are held against comes from ``logp`` where that is offered, else from the entropy's pass."""
+    logp = load_operator("logp", platform)
+    if isinstance(logp, Refusal):
+        return Operators(ratio_kl=ratio_kl.op, logp=log_probs.select_by_moments)
+    plain = Operators(ratio_kl=ratio_kl.op, logp=logp.op.online_fp32)
+    if platform == Platform.CPU:
+        return plain
+    mending = Operators(ratio_kl=plain.ratio_kl, logp=plain.logp, logp_of_far=_make_logp_of_far(logp.op))
+    device = torch.device("cuda", torch.cuda.current_device())
+    return mending if log_probs.can_mend(mending, device) else plain
+
+
+def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
+    """Its indexed kernel starts one block a row and leaves at once where the index is none of a row's."""
+
+    def find(logits: torch.Tensor, columns: torch.Tensor, is_near: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(len(logits), device=logits.device)
+        result: torch.Tensor = op.online_indexed_fp32(logits, columns, rows.masked_fill_(is_near, -1))
+        return result
+
+    return find
+
+
+def _make_route(
+    name: str,
+    loaded: LoadedOperator,
+    context: RouteContext,
+    run: Callable[[Call, torch.Tensor, Shard], tuple[torch.Tensor, torch.Tensor | None]],
+) -> Route:
+    """The shape of vime's function around ``run``: [T, V] logits in, [T, 1] log-probs and [T] entropy out."""
+    is_on_device = context.case.platform != Platform.CPU
+    is_first = True
+
+    def refuse(call: Call) -> Refusal | None:
+        nonlocal is_first
+        logits: torch.Tensor = call["logits"]
+        if call["log_prob_keep_mask"] is not None:
+            return Refusal(Reason.TOP_P_REPLAY)
+        if call["with_entropy"] and call["with_entropy_grad"] and logits.requires_grad and torch.is_grad_enabled():
+            return Refusal(Reason.ENTROPY_GRADIENT)
+        if logits.dtype not in log_probs.DTYPES:
+            return Refusal(Reason.DTYPE, str(logits.dtype))
+        if logits.is_cuda != is_on_device:
+            return Refusal(Reason.DEVICE, str(logits.device))
+        if not is_first:
+            return None  # from the second call on the watch says so, and nothing waits for the device
+        refusal = log_probs.find_value_refusal(logits, call["tokens"], Shard.of(call["tp_group"]))
+        is_first = refusal is not None
+        return refusal
+
+    def compute(call: Call) -> Any:
+        logits, shard = call["logits"].contiguous(), Shard.of(call["tp_group"])
+        if not len(logits):
+            return context.native(**call)
+        values, entropy = run(call, logits, shard)
+        context.watch.add(name, call["tokens"], shard.size * logits.shape[1], values)
+        return values.unsqueeze(-1), entropy
+
+    return Route(implementation=loaded.implementation, version=loaded.version, refuse=refuse, run=compute)
+
+
+ROUTES: Final[Mapping[str, RouteFactory]] = {"logp": make_logp_route, "ratio_kl": make_ratio_kl_route}

@@ -7,13 +7,14 @@ beneath the timers.  No trainer file is edited, and nothing is used because it h
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -29,14 +30,18 @@ from rlk_repro.integration.decisions import (
     resolve,
 )
 from rlk_repro.integration.installation import Installation, check_signatures, find_installation
+from rlk_repro.integration.old_log_probs import CurrentBatch
 from rlk_repro.integration.profile import Profile, Timers
+from rlk_repro.integration.ranks import check_ranks_agree, find_rank
 from rlk_repro.integration.routes import ROUTES
+from rlk_repro.integration.watch import Watch
 from rlk_repro.operators import DEFAULT_OPS, OPERATORS, Case, Platform, Refusal, find_conflicts
 from rlk_repro.rundir import libraries_beside, libraries_file
 
 SWITCH_VARIABLE: Final = "VIME_RL_KERNEL"
 MODE_VARIABLE: Final = "VIME_RL_KERNEL_MODE"
 OPS_VARIABLE: Final = "VIME_RL_KERNEL_OPS"
+ENTROPY_VARIABLE: Final = "RLK_REPRO_ENTROPY_METRIC"
 OPS_DIR_VARIABLE: Final = "RLK_REPRO_OPS_DIR"
 LIBRARIES_DIR_VARIABLE: Final = "RLK_REPRO_LIBRARIES_DIR"
 
@@ -55,6 +60,7 @@ class Settings:
     ops: tuple[str, ...] = ()
     ops_dir: Path | None = None
     libraries_dir: Path | None = None
+    has_entropy_metric: bool = True
 
     @property
     def is_requested(self) -> bool:
@@ -62,8 +68,8 @@ class Settings:
 
     @property
     def is_active(self) -> bool:
-        """Whether there is anything to do: RL-Kernel to route in, or measurements to write."""
-        return self.is_requested or self.ops_dir is not None
+        """Whether there is anything to do: RL-Kernel to route in, measurements to write, a metric to leave out."""
+        return self.is_requested or self.ops_dir is not None or not self.has_entropy_metric
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -75,6 +81,7 @@ class Settings:
         problems: list[Problem] = []
         switch = _read_choice(environ, SWITCH_VARIABLE, ("1", "0"), "0", problems)
         mode = _read_choice(environ, MODE_VARIABLE, tuple(Mode), Mode.REQUIRE, problems)
+        entropy = _read_choice(environ, ENTROPY_VARIABLE, ("1", "0"), "1", problems)
         ops = _read_ops(environ.get(OPS_VARIABLE) or ",".join(DEFAULT_OPS), problems)
         if problems:
             raise SpecError(*problems)
@@ -85,6 +92,7 @@ class Settings:
             ops=ops if is_requested else (),
             ops_dir=ops_dir,
             libraries_dir=_read_folder(environ, LIBRARIES_DIR_VARIABLE) or (ops_dir and libraries_beside(ops_dir)),
+            has_entropy_metric=entropy == "1",
         )
 
 
@@ -121,17 +129,18 @@ class Target:
     timers: Timers
 
 
+LOG_PROBS: Final = "calculate_log_probs_and_entropy"
+LOSS: Final = "policy_loss_function"
+Wrapper: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 _RATIO_KL: Final = Timers("ratio_kl_forward", "ratio_kl_backward")
 TARGETS: Final[Mapping[str, Target]] = {
-    "calculate_log_probs_and_entropy": Target(
+    LOG_PROBS: Target(
         "(logits, tokens, tp_group, with_entropy, chunk_size, log_prob_keep_mask, with_entropy_grad)",
         Timers("log_probs_forward", "log_probs_backward", "log_probs_no_grad"),
     ),
     "compute_approx_kl": Target("(log_probs, log_probs_base, kl_loss_type, importance_ratio)", _RATIO_KL),
     "compute_policy_loss": Target("(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c)", _RATIO_KL),
-    "policy_loss_function": Target(
-        "(args, batch, logits, sum_of_sample_mean)", Timers("grpo_loss_forward", "grpo_loss_backward")
-    ),
+    LOSS: Target("(args, batch, logits, sum_of_sample_mean)", Timers("grpo_loss_forward", "grpo_loss_backward")),
 }
 
 
@@ -155,10 +164,15 @@ def install_into(
     if installed is not None:
         return installed
     check_signatures(target, {name: spec.parameters for name, spec in TARGETS.items()})
-    found = {op: resolve(op, _make_context(op, target, case, args), routes) for op in settings.ops}
+    batch, watch = CurrentBatch(), Watch()
+    found = {}
+    for op in settings.ops:
+        native = getattr(target, OPERATORS[op].function)
+        found[op] = resolve(op, RouteContext(case=case, native=native, args=args, batch=batch, watch=watch), routes)
     if settings.mode is Mode.REQUIRE:
         _forbid_fallbacks(found)
     rank, world_size = find_rank()
+    check_ranks_agree(rank, world_size, _describe_choice(settings, found))
     ledger = Ledger(
         OpsWriter(settings.ops_dir, rank) if settings.ops_dir else None,
         ops=settings.ops,
@@ -166,7 +180,7 @@ def install_into(
         is_fallback_allowed=settings.mode is not Mode.REQUIRE,
     )
     libraries = libraries_file(settings.libraries_dir, rank) if settings.libraries_dir else None
-    installation = Installation(Profile(case.platform), ledger, libraries)
+    installation = Installation(Profile(case.platform), ledger, watch, libraries)
     ledger.open(
         mode=settings.mode.value,
         is_requested=settings.is_requested,
@@ -177,15 +191,17 @@ def install_into(
         platform=str(case.platform),
         pid=os.getpid(),
         is_memory_per_step=installation.profile.is_memory_per_step,
+        has_entropy_metric=settings.has_entropy_metric,
     )
     for op, result in found.items():
         ledger.decide(op, result)
-    _rebind_targets(installation, target, found)
+    _rebind_targets(installation, target, found, batch=batch, has_entropy_metric=settings.has_entropy_metric)
     return installation
 
 
-def _make_context(op: str, target: ModuleType, case: Case, args: Any) -> RouteContext:
-    return RouteContext(case=case, native=getattr(target, OPERATORS[op].function), args=args)
+def _describe_choice(settings: Settings, found: Mapping[str, Route | Refusal]) -> str:
+    ops = [f"{op}: {item.implementation if isinstance(item, Route) else item}" for op, item in found.items()]
+    return f"mode {settings.mode}, entropy metric {settings.has_entropy_metric}, {'; '.join(ops) or 'no operators'}"
 
 
 def _forbid_fallbacks(found: Mapping[str, Route | Refusal]) -> None:
@@ -207,27 +223,60 @@ def _forbid_fallbacks(found: Mapping[str, Route | Refusal]) -> None:
         )
 
 
-def _rebind_targets(installation: Installation, target: ModuleType, found: Mapping[str, Route | Refusal]) -> None:
+def _rebind_targets(
+    installation: Installation,
+    target: ModuleType,
+    found: Mapping[str, Route | Refusal],
+    *,
+    batch: CurrentBatch,
+    has_entropy_metric: bool,
+) -> None:
     claims = [Claim(OPERATORS[op], result if isinstance(result, Route) else None) for op, result in found.items()]
     for name, spec in TARGETS.items():
         own = [claim for claim in claims if claim.operator.function == name]
-        routed = [claim.operator.name for claim in own if claim.route is not None]
-        make = functools.partial(_wrap, installation, own, spec.timers)
-        installation.rebind(target, name, make, ", ".join(["timers", *routed]))
+        wrappers: list[Wrapper] = []
+        if own:
+            wrappers.append(functools.partial(dispatch_calls, claims=own, ledger=installation.ledger))
+        reasons = ["timers", *(claim.operator.name for claim in own if claim.route is not None)]
+        if name == LOG_PROBS and not has_entropy_metric:
+            wrappers.append(without_entropy_metric)
+            reasons.append("no entropy metric")
+        if name == LOSS and claims:
+            wrappers.append(functools.partial(_hold_batch, batch))
+        make = functools.partial(_wrap, installation, wrappers, spec.timers)
+        installation.rebind(target, name, make, ", ".join(reasons))
 
 
 def _wrap(
-    installation: Installation, claims: Sequence[Claim], timers: Timers, function: Callable[..., Any]
+    installation: Installation, wrappers: Sequence[Wrapper], timers: Timers, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    inner = dispatch_calls(function, claims, installation.ledger) if claims else function
-    return installation.profile.time_function(inner, timers)
+    for wrapper in wrappers:
+        function = wrapper(function)
+    return installation.profile.time_function(function, timers)
 
 
-def find_rank() -> tuple[int, int]:
-    """This process's rank and the world size: torch's where it knows, else the launcher's, else a world of one."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+def without_entropy_metric(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An entropy that carries no gradient becomes zeros; one that the loss needs stays."""
+    signature = inspect.signature(function)
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if not bound.arguments["with_entropy"] or bound.arguments["with_entropy_grad"]:
+            return function(*args, **kwargs)
+        bound.arguments["with_entropy"] = False
+        log_probs, _ = function(*bound.args, **bound.kwargs)
+        return log_probs, log_probs.new_zeros(len(log_probs))
+
+    return functools.update_wrapper(compute, function, updated=())
+
+
+def _hold_batch(current: CurrentBatch, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compute(args: Any, batch: Any, *rest: Any, **named: Any) -> Any:
+        with current.hold(args, batch):
+            return function(args, batch, *rest, **named)
+
+    return functools.update_wrapper(compute, function, updated=())
 
 
 def probe_platform() -> Platform:

@@ -28,14 +28,25 @@ def install(args: argparse.Namespace) -> Installation | None:
     settings = Settings.from_env()
     if not settings.is_active:
         return None
-    from vime.backends.megatron_utils import actor, loss
+    from vime.backends.megatron_utils import actor
 
     check_signatures(actor, ACTOR_FUNCTIONS)
-    installation = install_into(loss, settings, trainer=TRAINER, case=_make_case(args), args=args)
+    installation = install_loss(args)
+    assert installation is not None, "the same settings"
     make_initialize = functools.partial(_time_optimizer, installation)
     installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer")
     installation.rebind(actor, "log_perf_data", functools.partial(_end_step_after, installation), "end of step")
     return installation
+
+
+def install_loss(args: argparse.Namespace) -> Installation | None:
+    """Install into vime's loss module alone, for a program that calls its functions and is not vime's trainer."""
+    settings = Settings.from_env()
+    if not settings.is_active:
+        return None
+    from vime.backends.megatron_utils import loss
+
+    return install_into(loss, settings, trainer=TRAINER, case=_make_case(args), args=args)
 
 
 def _make_case(args: argparse.Namespace) -> Case:

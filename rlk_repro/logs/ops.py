@@ -72,13 +72,14 @@ class Decided(_Event):
 
 
 class Step(_Event):
-    """One rollout's training on a rank: seconds, bytes and counts."""
+    """One rollout's training on a rank: seconds, bytes, counts, and what was odd about an operator's answers."""
 
     event: Literal["step"]
     step: Count
     timers: dict[str, Seconds]
     memory: dict[str, Count]
     calls: dict[str, OpCount]
+    odd: dict[str, str] = {}
 
 
 class End(_Event):
@@ -332,6 +333,10 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str) -> OpProof:
         return OpProof(status=ProofStatus.FALLBACK, reason=f"{refused} does not count on {platform}")
     if ops_log.calls.get(op, OpCount()).fallbacks:
         return OpProof(status=ProofStatus.FALLBACK, reason=f"{ops_log.calls[op].fallbacks} calls fell back")
+    odd = next((f"{rank.source}:{line}: {step.odd[op]}" for rank in ops_log.ranks
+                for line, step in rank.steps.values() if op in step.odd), None)  # fmt: skip
+    if odd is not None:
+        return OpProof(status=ProofStatus.MISSING, reason=odd)
     idle = next((step for step in ops_log.steps() if not ops_log.calls_in(op, step).calls), None)
     if idle is not None:
         return OpProof(status=ProofStatus.MISSING, reason=f"never called in step {idle}")

@@ -1,0 +1,272 @@
+"""Selected log-probs over a vocabulary that may be split over ranks, from operators that know one rank only.
+
+``logp`` answers log_softmax(logits)[id]; ``ratio_kl`` answers exp(that - old), with gradient.  Everything else here is
+arithmetic on [T] vectors: T is the number of packed rows, V the columns of this rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from rlk_repro.errors import CheckFailed, Problem
+from rlk_repro.integration.moments import find_moments
+from rlk_repro.operators import Reason, Refusal
+
+LogP: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LogPOfRows: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+RatioKL: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+PROBED_COLUMNS: Final = 256
+"""Both kernels answer NaN for a row only if it has -inf among these first columns (two strides of the online kernel's
+128 threads; the whole first tile of the Triton one, which begins with them)."""
+NEAR: Final = 8.0
+"""Largest |log ratio| to a given old log-prob at which exp and log lose less than float32 log-probs do anyway."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This rank's place in the group over which the vocabulary is split; ``group`` None or of one rank: it is not."""
+
+    rank: int
+    size: int
+    group: Any
+
+    @classmethod
+    def of(cls, group: Any) -> Shard:
+        if group is None or dist.get_world_size(group) == 1:
+            return cls(0, 1, None)
+        return cls(dist.get_rank(group), dist.get_world_size(group), group)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Each row's token as a column of this shard.  ``is_own`` is None where the vocabulary is whole.
+
+    Rows whose token is another rank's use column 0: any column gives the shard's normaliser.
+    """
+
+    columns: torch.Tensor
+    is_own: torch.Tensor | None
+    logits: torch.Tensor
+
+    @classmethod
+    def find(cls, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Targets:
+        columns, is_own = tokens, None
+        if shard.size > 1:
+            columns = tokens - shard.rank * logits.shape[1]
+            is_own = (columns >= 0) & (columns < logits.shape[1])
+            columns = torch.where(is_own, columns, 0)
+        return cls(columns, is_own, logits.detach().gather(1, columns.unsqueeze(1)).squeeze(1).float())
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Per row: the log-prob over the whole vocabulary, this shard's share of the probability, and the entropy."""
+
+    log_probs: torch.Tensor
+    weights: torch.Tensor | None
+    entropy: torch.Tensor | None
+
+
+def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
+    """Values for which the kernels would answer otherwise than vime; the same answer on all ranks of the shard's group.
+
+    Waits for the device once, before the kernels are queued.
+    """
+    if not len(logits):
+        return None
+    is_outside = ((tokens < 0) | (tokens >= shard.size * logits.shape[1])).any()
+    columns = (tokens - shard.rank * logits.shape[1]).clamp(0, logits.shape[1] - 1)
+    is_infinite = torch.isneginf(logits[:, :PROBED_COLUMNS]).any() | torch.isneginf(
+        logits.gather(1, columns.unsqueeze(1))
+    ).any()  # fmt: skip
+    flags = torch.stack((is_outside, is_infinite)).to(torch.int32)
+    if shard.size > 1:
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=shard.group)
+    has_outside, has_infinite = flags.tolist()
+    if has_outside:
+        return Refusal(Reason.FOREIGN_ID)
+    return Refusal(Reason.NEGATIVE_INFINITY) if has_infinite else None
+
+
+def select_no_grad(
+    logp: LogP, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard, *, with_entropy: bool
+) -> Joined:
+    """Log-probs and, if asked, entropies without gradient.
+
+    Args:
+        logits: [T, V], contiguous, T > 0.
+        tokens: [T] ids in the whole vocabulary.
+    """
+    targets = Targets.find(logits, tokens, shard)
+    local = logp(logits, targets.columns)
+    _check_result("logp", local, tokens)
+    means = find_moments(logits)[1] if with_entropy else None
+    return _join(targets, local, means, shard)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operators:
+    """What log-probs with gradient are made of.  ``logp_of_far``: exact log-probs at rows that are not near, zero
+    elsewhere; None where that cannot be told apart on the device."""
+
+    ratio_kl: RatioKL
+    logp: LogP
+    logp_of_far: LogPOfRows | None = None
+
+
+def select_with_grad(
+    operators: Operators,
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    shard: Shard,
+    *,
+    with_entropy: bool,
+    hint: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probs [T] with gradient to ``logits``, and entropies [T] without.
+
+    log_prob = old + log(ratio) for whatever ``old`` is; taken at the log-prob itself the ratio is 1 up to rounding, so
+    that exp and log lose nothing.  The entropy's pass over the logits yields that ``old`` too; without it a ``hint``
+    [T] does where it is near, and saves another read of the logits.
+    """
+    detached = logits.detach()
+    targets = Targets.find(detached, tokens, shard)
+    means = far = None
+    if with_entropy:
+        normalisers, means = find_moments(detached)
+        old = targets.logits - normalisers
+    elif hint is not None and operators.logp_of_far is not None and shard.size == 1:
+        old, far = hint, operators.logp_of_far
+    else:
+        old = operators.logp(detached, targets.columns)
+        _check_result("logp", old, tokens)
+    result: tuple[torch.Tensor, torch.Tensor | None] = _RatioLogProbs.apply(  # type: ignore[no-untyped-call]
+        logits, targets, old, means, operators.ratio_kl, far, shard
+    )
+    return result
+
+
+class _RatioLogProbs(torch.autograd.Function):
+    """The operator's graph stays inside, because over a split vocabulary its gradient is not yet the whole one.
+
+    The operator gives d local / d logits = onehot - p, with p the softmax of this shard.  Wanted is own - w * p, with w
+    the shard's share of the probability: w times the operator's, and at one element of each row the rest.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        targets: Targets,
+        old: torch.Tensor,
+        means: torch.Tensor | None,
+        ratio_kl: RatioKL,
+        logp_of_far: LogPOfRows | None,
+        shard: Shard,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            mask = torch.ones_like(targets.columns, dtype=torch.bool)
+            ratio = ratio_kl(leaf, leaf.detach(), targets.columns, mask, old)[0]
+        _check_result("ratio_kl", ratio, old)
+        if not ratio.requires_grad:
+            raise CheckFailed(Problem("ratio_kl", "returned a result without gradient", expected="one with a gradient"))
+        if logp_of_far is not None:
+            old = _mend_far_rows(ratio, old, leaf.detach(), targets.columns, logp_of_far)
+        joined = _join(targets, old + ratio.detach().log(), means, shard)
+        ctx.leaf, ctx.ratio, ctx.targets, ctx.weights = leaf, ratio, targets, joined.weights
+        if joined.entropy is not None:
+            ctx.mark_non_differentiable(joined.entropy)
+        return joined.log_probs, joined.entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _entropy: torch.Tensor | None = None) -> tuple[Any, ...]:
+        ratio = ctx.ratio
+        if ratio is None:
+            raise RuntimeError("the graph of these log-probs was walked before and has been freed")
+        if ctx.weights is None:
+            (result,) = torch.autograd.grad(ratio, ctx.leaf, grad / ratio.detach())
+        else:
+            (result,) = torch.autograd.grad(ratio, ctx.leaf, grad * ctx.weights / ratio.detach())
+            rest = grad * (ctx.targets.is_own - ctx.weights)
+            result.scatter_add_(1, ctx.targets.columns.unsqueeze(1), rest.unsqueeze(1).to(result.dtype))
+        ctx.leaf = ctx.ratio = ctx.targets = None
+        return result, None, None, None, None, None, None
+
+
+def _mend_far_rows(
+    ratio: torch.Tensor, old: torch.Tensor, logits: torch.Tensor, columns: torch.Tensor, logp_of_far: LogPOfRows
+) -> torch.Tensor:
+    """Return ``old`` with the exact log-prob where it was far off, and set the ratio there to the 1 that follows.
+
+    The operator keeps the ratio that it returns for its backward pass, whose normaliser does not depend on ``old``:
+    with ratio 1 that pass is exact, whatever underflowed before.  ``can_mend`` makes sure of it.  Nothing waits for the
+    device.
+    """
+    values = ratio.data
+    is_near = (values > math.exp(-NEAR)) & (values < math.exp(NEAR))
+    exact = logp_of_far(logits, columns, is_near)
+    values.copy_(torch.where(is_near, values, 1.0))
+    return torch.where(is_near, old, exact)
+
+
+def can_mend(operators: Operators, device: torch.device) -> bool:
+    """Whether far rows come out right from these operators: tried on a small example, against torch."""
+    assert operators.logp_of_far is not None
+    logits = torch.linspace(-3, 3, 4 * 64, device=device).sin().reshape(4, 64)
+    tokens = torch.tensor([5, 0, 63, 17], device=device)
+    hint = torch.tensor([-4.0, -300.0, 300.0, float("nan")], device=device)
+    results = []
+    for is_expected in (False, True):
+        leaf = logits.clone().requires_grad_()
+        if is_expected:
+            values = leaf.log_softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+        else:
+            values, _ = select_with_grad(operators, leaf, tokens, Shard(0, 1, None), with_entropy=False, hint=hint)
+        (grad,) = torch.autograd.grad(values, leaf, torch.tensor([1.0, -2.0, 0.5, 3.0], device=device))
+        results.append((values.detach(), grad))
+    return all(torch.allclose(one, other, atol=1e-5, rtol=0) for one, other in zip(*results, strict=True))
+
+
+def _join(targets: Targets, local: torch.Tensor, means: torch.Tensor | None, shard: Shard) -> Joined:
+    """From log-probs within the shard to those over the whole vocabulary.
+
+    With n_r the log-sum-exp of shard r and w_r = exp(n_r - n): log_prob = target - n, and the entropy is n minus the
+    mean logit, the sum of w_r times the shard's mean logit.  Every rank gets the same bits.
+    """
+    normalisers = targets.logits - local
+    if targets.is_own is None:
+        return Joined(local, None, None if means is None else normalisers - means)
+    parts = [normalisers, torch.where(targets.is_own, targets.logits, 0.0), *([] if means is None else [means])]
+    mine = torch.stack(parts)
+    gathered = [torch.empty_like(mine) for _ in range(shard.size)]
+    dist.all_gather(gathered, mine, group=shard.group)
+    everyone = torch.stack(gathered)
+    total = everyone[:, 0].logsumexp(dim=0)
+    entropy = None
+    if means is not None:
+        entropy = total - ((everyone[:, 0] - total).exp() * everyone[:, 2]).sum(dim=0)
+    return Joined(everyone[:, 1].sum(dim=0) - total, (normalisers - total).exp(), entropy)
+
+
+def select_by_moments(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """``logp`` where RL-Kernel offers none on this platform."""
+    return logits.gather(1, columns.unsqueeze(1)).squeeze(1).float() - find_moments(logits)[0]
+
+
+def _check_result(op: str, result: Any, like: torch.Tensor) -> None:
+    """An operator's answer must have the form it is documented to have; values are watched elsewhere."""
+    if not isinstance(result, torch.Tensor) or result.shape != like.shape or result.dtype != torch.float32:
+        got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, torch.Tensor) else type(result).__name__
+        raise CheckFailed(
+            Problem(op, "RL-Kernel returned something else than it documents", got=got,
+                    expected=f"{tuple(like.shape)} torch.float32")
+        )  # fmt: skip

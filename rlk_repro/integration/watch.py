@@ -1,0 +1,51 @@
+"""Looks after RL-Kernel's answers without waiting for the device: what is odd is known when the step ends.
+
+Two reductions of a [T] vector per call.  Not a check of accuracy: it sees what cannot be a log-prob, and what no
+vocabulary holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+HIGHEST: Final = 1e-3
+"""A log-prob is at most 0; rounding adds far less than this."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    op: str
+    num_columns: int
+    lowest_token: torch.Tensor
+    highest_token: torch.Tensor
+    highest: torch.Tensor
+
+
+@dataclass
+class Watch:
+    """The calls of one step, as scalars that are still on the device."""
+
+    _seen: list[_Seen] = field(default_factory=list)
+
+    def add(self, op: str, tokens: torch.Tensor, num_columns: int, log_probs: torch.Tensor) -> None:
+        """Note a call: its token ids and the log-probs that came out, both [T] with T > 0."""
+        lowest, highest = torch.aminmax(tokens)
+        self._seen.append(_Seen(op, num_columns, lowest, highest, log_probs.detach().amax()))
+
+    def settle(self) -> dict[str, str]:
+        """What was odd since the last time, by operator; waits for the device."""
+        seen, self._seen = self._seen, []
+        if not seen:
+            return {}
+        tokens = torch.stack([torch.stack((item.lowest_token, item.highest_token)) for item in seen]).tolist()
+        highest = torch.stack([item.highest for item in seen]).tolist()
+        odd: dict[str, str] = {}
+        for item, (low, high), value in zip(seen, tokens, highest, strict=True):
+            if low < 0 or high >= item.num_columns:
+                odd.setdefault(item.op, f"token ids from {low} to {high} in a vocabulary of {item.num_columns}")
+            if not value <= HIGHEST:
+                odd.setdefault(item.op, f"RL-Kernel answered a log-prob of {value}")
+        return odd
