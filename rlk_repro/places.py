@@ -19,12 +19,14 @@ PACKAGES: Final = "{packages}"
 HOME: Final = "~"
 
 _PACKAGES: Final = Path(__file__).resolve().parent.parent
+# the variables that name checkouts of the code under test
+_CHECKOUTS: Final = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC")
 # the same on every machine, so that they tell nothing and need no name
 _SHARED: Final = frozenset({"/", "/usr", "/usr/local"})
 
 
 def hide_places(text: str, run_dir: Path | None = None) -> str:
-    """``text`` with this machine's folders by name: the run directory, Python and its environment, home."""
+    """``text`` with this machine's folders by name: run directory, checkouts, Python and its environment, home."""
     names = {path: name for path, name in _list_places(run_dir) if path.startswith("/") and path not in _SHARED}
     longest_first = sorted(names, key=len, reverse=True)
     pattern = rf"({'|'.join(re.escape(path) for path in longest_first)})(?![\w.-])"
@@ -40,6 +42,7 @@ def _list_places(run_dir: Path | None) -> Iterator[tuple[str, str]]:
         (sys.prefix, PREFIX),
         (str(_PACKAGES), PACKAGES),
     ]
+    places += [(os.environ[name], f"{{{name.lower()}}}") for name in _CHECKOUTS if os.environ.get(name)]
     if run_dir is not None:
         places.append((str(run_dir.absolute()), RUN_DIR))
     for path, name in places:

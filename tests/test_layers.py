@@ -19,6 +19,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("verdict", "trials", "bundle", "backends", "workloads", "analysis", "schemas"),
     (
         "stage",
+        "checkouts",
         "doctor",
         "planview",
         "verify",
@@ -35,7 +36,7 @@ ASIDE = {
     "integration": {"errors", "files", "operators", "procfs", "rundir", "units", "refengine"},
     "refengine": {"errors"},
     # the processes of the module and operator tiers
-    "bench": {"errors", "files", "integration", "operators", "refengine", "results", "rundir", "spec", "units"},
+    "bench": {"checkouts", "errors", "files", "integration", "operators", "probes", "refengine", "results", "rundir", "spec", "units"},
 }
 TORCH_ALLOWED = ("integration", "refengine", "bench")
 

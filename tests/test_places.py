@@ -18,6 +18,7 @@ def some_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "base_prefix", "/usr")
     monkeypatch.setattr(sys, "executable", "/home/ada/it's a venv/bin/python")
     monkeypatch.setattr(places, "_PACKAGES", Path("/home/ada/src"))
+    monkeypatch.setenv("VIME_SRC", "/data/vime")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,7 @@ def some_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/home/adam /home/ada.old /home/ada-2", "/home/adam /home/ada.old /home/ada-2"),
         ("/home/ada/runs/a/trials and /home/ada/runs/a2", "{run_dir}/trials and ~/runs/a2"),
         ("/usr/bin/env /opt/x", "/usr/bin/env /opt/x"),
+        ("/data/vime/vime/loss.py /data/vimes", "{vime_src}/vime/loss.py /data/vimes"),
     ],
 )
 def test_folders_have_names(text: str, expected: str) -> None:

@@ -10,7 +10,7 @@ from rlk_repro.cli.output import AsJson, note, say, say_json
 
 if TYPE_CHECKING:
     from rlk_repro.backends.api import Job
-    from rlk_repro.launch import Launched
+    from rlk_repro.launch import Launched, Prepared
     from rlk_repro.plan import Plan
     from rlk_repro.rundir import RunDir
 
@@ -65,6 +65,13 @@ def submit(
             is_exploratory=is_exploratory,
         )
         prepared = launch.prepare(request)
+    send(prepared, is_dry_run=is_dry_run, is_waiting=is_waiting, as_json=as_json)
+
+
+def send(prepared: Prepared, *, is_dry_run: bool, is_waiting: bool, as_json: bool) -> None:
+    """Show what would be sent, or send it, and with ``is_waiting`` stay for its result."""
+    from rlk_repro import launch
+
     if is_dry_run:
         show_dry_run(prepared.plan, prepared.job, prepared.run_dir, as_json=as_json)
         return

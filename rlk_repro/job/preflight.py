@@ -57,7 +57,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         *check_writable(run_dir),
         *check_room("disk", shutil.disk_usage(run_dir.root).free, limits.min_free_disk_gib),
         *check_room("memory", read_free_memory(), limits.min_free_memory_gib),
-        *check_modules(("torch",)),
+        *check_modules(plan.run.workload.modules, _trainer_path(plan)),
         *check_rl_kernel(plan),
         *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
         *check_pins(plan.stack, manifest),
@@ -107,10 +107,10 @@ def read_free_memory(path: Path = _MEMINFO) -> int | None:
     return int(found[0]) * 1024 if found else None
 
 
-def check_modules(names: Iterable[str]) -> Iterator[Finding]:
+def check_modules(names: Iterable[str], trainer_path: str = "") -> Iterator[Finding]:
     """The trainer runs in this Python."""
     for name in names:
-        if importlib.util.find_spec(name) is None:
+        if not _is_found(name, trainer_path):
             yield Finding(Level.BLOCKING, f"python module {name}", "installed", "missing")
 
 
@@ -119,13 +119,17 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
 
     Where it is found an operator may still have no route: the trainer knows, and refuses before its first step.
     """
-    if not plan.has_enabled or _is_found(RL_KERNEL.module, profile_env(plan)[0].get("PYTHONPATH", "")):
+    if not plan.has_enabled or _is_found(RL_KERNEL.module, _trainer_path(plan)):
         return
     where = f"python module {RL_KERNEL.module}"
     if plan.run.rl_kernel.mode == "require":
         yield Finding(Level.BLOCKING, where, "installed, as rl_kernel.mode is require", "missing")
     else:
         yield Finding(Level.INFO, where, "installed", "missing: the enabled variant falls back")
+
+
+def _trainer_path(plan: Plan) -> str:
+    return profile_env(plan)[0].get("PYTHONPATH", "")
 
 
 def _is_found(module: str, trainer_path: str) -> bool:

@@ -70,11 +70,13 @@ class AnyWorkload(Model):
     """What plan and analysis ask of every kind of workload.
 
     ``lanes`` are those it can run in, ``lane_limit`` why no other; without ``has_variants`` there is nothing to enable.
+    ``modules`` are the Python modules that its trainer cannot do without.
     """
 
     lanes: ClassVar[tuple[Lane, ...]]
     lane_limit: ClassVar[str]
     has_variants: ClassVar[bool] = True
+    modules: ClassVar[tuple[str, ...]] = ("torch",)
 
     @property
     def num_steps_per_rollout(self) -> int:
@@ -148,6 +150,7 @@ class ModuleWorkload(AnyWorkload):
 
     lanes = ("train-only",)
     lane_limit = "the module tier makes its batches itself"
+    modules = ("torch", "vime", "megatron")
 
     kind: Literal["module"]
     model: Text = Field(description="whose vocabulary this is, for the reader")

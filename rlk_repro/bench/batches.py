@@ -1,0 +1,179 @@
+"""Random packed batches as vime's loss functions take them.
+
+The same seed gives the same bytes in every process.  Numbers per token come from the CPU, so that all ranks agree on
+them; the logits come from the device and are each rank's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import distributed
+
+# Megatron-LM's default of --make-vocab-size-divisible-by
+VOCABULARY_MULTIPLE: Final = 128
+# Spread of what a policy update does to the logit of a token that was taken, and of what the rollout's own kernels do
+# to its log-prob; with them a few percent of the ratios are clipped and log-probs differ as they do between engines.
+UPDATE_SPREAD: Final = 0.2
+ROLLOUT_SPREAD: Final = 0.02
+MASKED_FRACTION: Final = 0.1
+ORACLE_ROWS: Final = 256
+# two updates and the rollout
+NUM_CHANGES: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchShape:
+    """Sizes of one microbatch, on one of ``num_ranks`` that share the vocabulary."""
+
+    num_samples: int
+    num_tokens: int
+    prompt_fraction: float
+    vocab_size: int
+    rank: int = 0
+    num_ranks: int = 1
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """As Megatron-LM pads it: a multiple of 128 columns on every rank."""
+        multiple = VOCABULARY_MULTIPLE * self.num_ranks
+        return math.ceil(self.vocab_size / multiple) * multiple
+
+    @property
+    def num_columns(self) -> int:
+        return self.padded_vocab_size // self.num_ranks
+
+
+class Microbatch:
+    """Logits [1, T, V / ranks] float32 that want a gradient, and the ``batch`` that belongs to them.
+
+    ``batch`` holds what a rollout leaves behind but for the trainer's own log-probs.  Only the logits of taken tokens
+    ever change, and nothing here waits for the device.
+    """
+
+    def __init__(self, logits: torch.Tensor, batch: dict[str, Any], taken: Taken) -> None:
+        self.logits, self.batch = logits.requires_grad_(), batch
+        self._taken = taken
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """What an optimizer step would do to them."""
+        self._taken.logits.add_(next(self._taken.noise), alpha=UPDATE_SPREAD)
+        self._taken.write(self.logits)
+
+    @torch.no_grad()
+    def add_rollout_log_probs(self, temperature: float, group: Any) -> None:
+        """Give the batch the log-probs of the policy as it is now, as another engine would have computed them."""
+        log_probs = self._taken.logits / temperature - find_normaliser(self.logits[0], temperature, group)
+        log_probs.add_(next(self._taken.noise), alpha=ROLLOUT_SPREAD)
+        self.batch["rollout_log_probs"] = cut_responses(
+            log_probs, self.batch["total_lengths"], self.batch["response_lengths"]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """The logit of each row's next token [T] on all ranks; which rows and columns of it this rank holds.
+
+    ``noise`` yields [T] standard normal, for each change once.
+    """
+
+    logits: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
+    noise: Iterator[torch.Tensor]
+
+    def write(self, logits: torch.Tensor) -> None:
+        logits[0, self.rows, self.columns] = self.logits[self.rows]
+
+
+def make_microbatch(shape: BatchShape, device: torch.device, *key: int) -> Microbatch:
+    """The microbatch of a key such as (seed, rollout, step, number).
+
+    Logits of other tokens are standard normal, those of taken ones high enough that their probabilities spread around
+    0.7, as sampled tokens' do.
+    """
+    generator = torch.Generator().manual_seed(make_seed(*key))
+    batch, targets = _make_batch(shape, device, generator)
+    taken = _make_taken(shape, device, generator, targets)
+    own = torch.Generator(device).manual_seed(make_seed(*key, shape.rank))
+    logits = torch.randn(1, shape.num_tokens, shape.num_columns, generator=own, device=device)
+    taken.write(logits)
+    return Microbatch(logits, batch, taken)
+
+
+def _make_taken(shape: BatchShape, device: torch.device, generator: torch.Generator, targets: torch.Tensor) -> Taken:
+    first = shape.rank * shape.num_columns
+    rows = torch.nonzero((targets >= first) & (targets < first + shape.num_columns)).squeeze(-1)
+    odds, *noise = torch.randn(1 + NUM_CHANGES, shape.num_tokens, generator=generator).to(device)
+    return Taken(
+        # the logarithm of what V standard normal logits add up to is about ln V + 1/2
+        logits=math.log(shape.padded_vocab_size) + 0.5 + 1 + 2 * odds,
+        rows=rows.to(device),
+        columns=(targets[rows] - first).to(device),
+        noise=iter(noise),
+    )
+
+
+def _make_batch(
+    shape: BatchShape, device: torch.device, generator: torch.Generator
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """The batch, and the next token of each row on the CPU; -1 where there is none."""
+    totals = split_tokens(shape.num_tokens, shape.num_samples, generator)
+    responses = [total - min(max(round(total * shape.prompt_fraction), 1), total - 1) for total in totals]
+    tokens = torch.randint(shape.vocab_size, (shape.num_tokens,), generator=generator)
+    targets = tokens.roll(-1)
+    targets[torch.tensor(totals).cumsum(0) - 1] = -1
+    masks = [(torch.rand(length, generator=generator) >= MASKED_FRACTION).float().to(device) for length in responses]
+    advantages = torch.randn(shape.num_samples, generator=generator).tolist()
+    batch = {
+        "unconcat_tokens": list(torch.split(tokens.to(device), totals)),
+        "total_lengths": totals,
+        "response_lengths": responses,
+        "loss_masks": masks,
+        "rollout_mask_sums": torch.stack([mask.sum() for mask in masks]),
+        "advantages": [
+            torch.full((length,), advantage, device=device)
+            for length, advantage in zip(responses, advantages, strict=True)
+        ],
+    }
+    return batch, targets
+
+
+def make_seed(*key: int) -> int:
+    """A seed of 63 bits that keys share by chance only."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
+
+
+def split_tokens(num_tokens: int, num_samples: int, generator: torch.Generator) -> list[int]:
+    """Lengths of samples that add up to ``num_tokens``: each at least 2, none more than about three times another."""
+    weights = 0.5 + torch.rand(num_samples, generator=generator, dtype=torch.float64)
+    spare = num_tokens - 2 * num_samples
+    ends = (weights.cumsum(0) / weights.sum() * spare).round().long()
+    ends[-1] = spare
+    return (2 + ends.diff(prepend=ends.new_zeros(1))).tolist()
+
+
+def cut_responses(rows: torch.Tensor, totals: list[int], responses: list[int]) -> list[torch.Tensor]:
+    """Row i of a sample predicts token i + 1, so a response of length R is rows [-R - 1, -1) of its sample."""
+    samples = torch.split(rows, totals)
+    return [sample[-length - 1 : -1] for sample, length in zip(samples, responses, strict=True)]
+
+
+def find_normaliser(logits: torch.Tensor, temperature: float, group: Any) -> torch.Tensor:
+    """Log of the sum of exponentials of each row [T], over the columns of all ranks; a few rows at a time.
+
+    Plain torch on purpose: no variant under test has a part in it.
+    """
+    own = torch.cat([(rows / temperature).logsumexp(-1) for rows in torch.split(logits, ORACLE_ROWS)])
+    if distributed.get_world_size(group) == 1:
+        return own
+    parts = [torch.empty_like(own) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(parts, own, group=group)
+    return torch.stack(parts).logsumexp(0)

@@ -1,0 +1,291 @@
+"""``python -m rlk_repro.bench.module``: vime's own log-prob and policy loss functions on random packed batches.
+
+No model, no optimizer, no rollouts: only the calls that a rollout's training makes of vime's loss module, in their
+order, with vime's log lines.  One process per tensor parallel rank; the first one prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import math
+import os
+import statistics
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import distributed
+
+from rlk_repro.bench.batches import BatchShape, Microbatch, make_microbatch
+from rlk_repro.bench.module_arguments import parse_args
+from rlk_repro.bench.sources import load_vime_loss
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.integration.profile import DeviceClock, HostClock
+
+logger = logging.getLogger(__name__)
+
+LOG_FORMAT: Final = "[%(asctime)s] %(filename)s:%(lineno)d - %(message)s"
+TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
+PER_TOKEN: Final = ("rollout_log_probs", "ref_log_probs", "log_probs", "advantages")
+Reducer: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_args(argv)
+    rank = int(os.environ.get("RANK", "0"))
+    level = logging.ERROR if rank else logging.INFO
+    logging.basicConfig(level=level, format=LOG_FORMAT, datefmt=TIME_FORMAT, stream=sys.stdout)
+    warnings.formatwarning = format_warning
+    if rank:
+        warnings.simplefilter("ignore")
+    try:
+        run(args, rank)
+    except RlkReproError as error:
+        sys.stderr.write(f"{error.title}: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Without the source line, and without the folders of this machine, which a log must not tell."""
+    del line
+    return f"{Path(filename).name}:{lineno}: {category.__name__}: {message}\n"
+
+
+def run(args: argparse.Namespace, rank: int = 0) -> None:
+    """All rollouts.
+
+    Raises:
+        EnvironmentMissing: the device or the trainer's code is not there, or RL-Kernel is required and cannot run.
+        CheckFailed: the gradient norm is no longer a number.
+    """
+    device = make_device(args.device)
+    loss_module = load_vime_loss()
+    with process_group(args.tensor_model_parallel_size, device):
+        from rlk_repro.integration.vime import install_loss
+
+        installation = install_loss(args)
+        bench = ModuleBench(args, loss_module, device, rank)
+        # a full collection walks all that importing torch left behind, in the middle of some step
+        gc.collect()
+        gc.freeze()
+        for rollout_id in range(args.num_rollout):
+            bench.train(rollout_id)
+            if installation is not None:
+                installation.end_step(rollout_id)
+
+
+def make_device(name: str) -> torch.device:
+    """This rank's device, made current."""
+    if name == "cpu":
+        # vime compiles two functions of a few thousand elements; a CPU has no speed verdict that it could change
+        torch._dynamo.config.disable = True  # noqa: SLF001
+        return torch.device("cpu")
+    index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= count:
+        raise EnvironmentMissing(Problem("--device cuda", "too few GPUs are seen", got=count, expected=f"{index + 1}"))
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+@contextmanager
+def process_group(num_ranks: int, device: torch.device) -> Iterator[None]:
+    """The groups that vime's loss asks Megatron-LM for."""
+    from megatron.core import mpu
+
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    if num_ranks == 1:
+        distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    else:
+        distributed.init_process_group(backend)
+    mpu.initialize_model_parallel(tensor_model_parallel_size=num_ranks)
+    try:
+        yield
+    finally:
+        mpu.destroy_model_parallel()
+        distributed.destroy_process_group()
+
+
+class Phases:
+    """Seconds per phase, summed over its calls.  Nothing waits for the device before ``settle``.
+
+    The ranks of ``group`` begin a phase together: waiting for another one's batch is no part of it.
+    """
+
+    def __init__(self, device: torch.device, group: Any) -> None:
+        self._clock: Any = HostClock() if device.type == "cpu" else DeviceClock()
+        self._group, self._token = group, torch.zeros(1, device=device)
+        self._intervals: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        distributed.all_reduce(self._token, group=self._group)
+        begin = self._clock.mark()
+        yield
+        self._intervals.append((name, begin, self._clock.mark()))
+
+    def settle(self) -> dict[str, float]:
+        self._clock.settle()
+        elapsed_s: dict[str, float] = {}
+        for name, begin, end in self._intervals:
+            elapsed_s[name] = elapsed_s.get(name, 0.0) + self._clock.elapsed_s(begin, end)
+        self._intervals.clear()
+        return elapsed_s
+
+
+class OptimizerStep:
+    """Sums over the microbatches of one optimizer step; on the device until they are read."""
+
+    def __init__(self) -> None:
+        self.batches: list[dict[str, Any]] = []
+        self._sums: dict[str, torch.Tensor] = {}
+        self._squares: list[torch.Tensor] = []
+
+    def add(self, batch: dict[str, Any], metrics: Mapping[str, torch.Tensor], gradient: torch.Tensor) -> None:
+        self.batches.append(batch)
+        self._squares.append(torch.linalg.vector_norm(gradient).square())
+        for name, value in metrics.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def read(self, *, is_per_token: bool, group: Any) -> dict[str, float]:
+        """vime's metrics and the norm of the gradient of all ranks' logits, by the divisor that vime would use."""
+        squares = torch.stack(self._squares).sum()
+        distributed.all_reduce(squares, group=group)
+        mask_sums = torch.cat([batch["rollout_mask_sums"] for batch in self.batches])
+        divisor = mask_sums.clamp_min(1).sum().item() if is_per_token else len(mask_sums)
+        metrics = {name: value.item() / divisor for name, value in self._sums.items()}
+        return {**metrics, "grad_norm": math.sqrt(squares.item()) / divisor}
+
+
+class ModuleBench:
+    """The loss calls of one rank, rollout after rollout."""
+
+    def __init__(self, args: argparse.Namespace, loss_module: ModuleType, device: torch.device, rank: int) -> None:
+        from megatron.core import mpu
+
+        self.args, self.device = args, device
+        self.loss: Any = loss_module
+        self.group = mpu.get_tensor_model_parallel_group()
+        self.phases = Phases(device, self.group)
+        self.shape = BatchShape(
+            num_samples=args.num_samples,
+            num_tokens=args.num_tokens,
+            prompt_fraction=args.prompt_fraction,
+            vocab_size=args.vocab_size,
+            rank=rank,
+            num_ranks=args.tensor_model_parallel_size,
+        )
+
+    def train(self, rollout_id: int) -> None:
+        """Every optimizer step of one rollout, then its log lines."""
+        args = self.args
+        steps = [OptimizerStep() for _ in range(args.num_steps_per_rollout)]
+        for number, step in enumerate(steps):
+            for index in range(args.num_microbatches):
+                self._train_microbatch(step, rollout_id, number, index)
+        elapsed_s = self.phases.settle()
+        batches = [batch for step in steps for batch in step.batches]
+        logger.info("rollout %d: %s", rollout_id, self._make_rollout_metrics(batches))
+        for number, step in enumerate(steps, start=rollout_id * len(steps)):
+            self._log_step(number, step)
+        num_tokens = sum(sum(batch["total_lengths"]) for batch in batches)
+        logger.info("perf %d: %s", rollout_id, make_perf_metrics(elapsed_s, num_tokens))
+
+    def _train_microbatch(self, step: OptimizerStep, *key: int) -> None:
+        """The passes that vime's actor makes with these settings, each on logits that an update has moved.
+
+        The batch is made here so that no two microbatches' logits live at once.
+        """
+        args = self.args
+        microbatch = make_microbatch(self.shape, self.device, args.seed, *key)
+        batch = microbatch.batch
+        if args.use_kl_loss:
+            with self.phases.phase("ref_log_probs"):
+                batch["ref_log_probs"] = self._find_log_probs(microbatch)
+            microbatch.update()
+        microbatch.add_rollout_log_probs(args.rollout_temperature, self.group)
+        if has_old_policy_pass(args):
+            with self.phases.phase("log_probs"):
+                batch["log_probs"] = self._find_log_probs(microbatch)
+            microbatch.update()
+        reducer = self._make_reducer(batch)
+        with self.phases.phase("actor_train"):
+            loss, metrics = self.loss.policy_loss_function(args, batch, microbatch.logits, reducer)
+            (gradient,) = torch.autograd.grad(loss, microbatch.logits)
+        step.add(batch, metrics, gradient)
+
+    @torch.no_grad()
+    def _find_log_probs(self, microbatch: Microbatch) -> list[torch.Tensor]:
+        """As vime's forward-only passes call it."""
+        _, found = self.loss.get_log_probs_and_entropy(
+            microbatch.logits.detach(),
+            args=self.args,
+            unconcat_tokens=microbatch.batch["unconcat_tokens"],
+            total_lengths=microbatch.batch["total_lengths"],
+            response_lengths=microbatch.batch["response_lengths"],
+            with_entropy=False,
+        )
+        log_probs: list[torch.Tensor] = found["log_probs"]
+        return log_probs
+
+    def _make_reducer(self, batch: Mapping[str, Any], *, is_per_token: bool | None = None) -> Reducer:
+        reducer: Reducer = self.loss.get_sum_of_sample_mean(
+            batch["total_lengths"],
+            batch["response_lengths"],
+            batch["loss_masks"],
+            batch["rollout_mask_sums"],
+            self.args.calculate_per_token_loss if is_per_token is None else is_per_token,
+        )
+        return reducer
+
+    def _make_rollout_metrics(self, batches: Sequence[dict[str, Any]]) -> dict[str, float]:
+        """The ``rollout N`` line: means over samples, of per-token values as means of sample means."""
+        responses = [length for batch in batches for length in batch["response_lengths"]]
+        totals = [length for batch in batches for length in batch["total_lengths"]]
+        metrics = {"response_lengths": statistics.fmean(responses), "total_lengths": statistics.fmean(totals)}
+        for name in PER_TOKEN:
+            sums = [
+                self._make_reducer(batch, is_per_token=False)(torch.cat(batch[name]))
+                for batch in batches
+                if name in batch
+            ]
+            if sums:
+                metrics[name] = torch.stack(sums).sum().item() / len(responses)
+        return {f"rollout/{name}": value for name, value in metrics.items()}
+
+    def _log_step(self, number: int, step: OptimizerStep) -> None:
+        metrics = step.read(is_per_token=self.args.calculate_per_token_loss, group=self.group)
+        num_samples = sum(len(batch["total_lengths"]) for batch in step.batches)
+        line = {f"train/{name}": value for name, value in metrics.items()}
+        logger.info("step %d: %s", number, {**line, "train/global_batch_size": num_samples, "train/step": number})
+        norm = metrics["grad_norm"]
+        if not math.isfinite(norm):
+            raise CheckFailed(Problem(f"step {number}", "gradient norm", got=norm, expected="a finite number"))
+
+
+def has_old_policy_pass(args: argparse.Namespace) -> bool:
+    """vime skips it where the loss can reuse its own log-probs (``train_actor`` of its actor)."""
+    return bool(args.num_steps_per_rollout > 1 or args.advantage_estimator == "gspo")
+
+
+def make_perf_metrics(elapsed_s: Mapping[str, float], num_tokens: int) -> dict[str, float]:
+    """The ``perf N`` line; a step is its phases and nothing else, since making batches is no part of training."""
+    step_time_s = math.fsum(elapsed_s.values())
+    metrics = {f"perf/{name}_time": value for name, value in elapsed_s.items()}
+    metrics["perf/train_time"] = step_time_s
+    metrics["perf/actor_train_tok_per_s"] = num_tokens / elapsed_s["actor_train"]
+    metrics["perf/step_time"] = step_time_s
+    return metrics
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""What a bench process imports of the trainer that it measures."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Final
+
+from rlk_repro.checkouts import require_importable
+from rlk_repro.errors import EnvironmentMissing, Problem
+from rlk_repro.probes.code import MEGATRON, VIME
+
+LOSS_MODULE: Final = "vime.backends.megatron_utils.loss"
+
+
+def load_vime_loss() -> ModuleType:
+    """vime's loss module; importing it imports Megatron-LM's core.
+
+    Raises:
+        EnvironmentMissing: vime, Megatron-LM or something that they import is not there.
+    """
+    require_importable(VIME, MEGATRON)
+    try:
+        return importlib.import_module(LOSS_MODULE)
+    except ModuleNotFoundError as error:
+        raise EnvironmentMissing(
+            Problem(f"python module {error.name}", "missing", expected=f"what {LOSS_MODULE} imports",
+                    hint="install the requirements of vime and Megatron-LM")
+        ) from error  # fmt: skip
