@@ -12,14 +12,26 @@ COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --
   --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock"
 # Workers of the unit tests.
 JOBS ?= 2
+# RL-Kernel: the stack that pins it, sources to take instead of fetching them, options of its installer.
+RLK_STACK ?= rl-kernel-host
+RLK_SRC ?=
+RLK_OPTIONS ?=
+# What the demo runs on; by default what this machine is.
+HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
 
-.PHONY: help demo test test-real lint types fmt goldens docs-check lock bench clean
+.PHONY: help demo demo-rl-kernel test test-real lint types fmt goldens docs-check lock bench clean
 
 help: ## Print this help
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.torch ## Install, run the smoke run, print verdict and report
 	$(BIN)/rlk-repro submit --cluster local --run smoke --wait
+
+# RLK_SRC says what to install; what the run then finds is what is installed.
+demo-rl-kernel: $(VENV)/.torch ## The same with RL-Kernel, installed at its pinned commit
+	$(BIN)/python -m tools.rl_kernel --stack "$(RLK_STACK)" $(if $(RLK_SRC),--source "$(RLK_SRC)") $(RLK_OPTIONS)
+	hardware="$(HARDWARE)" && env -u RLK_SRC $(BIN)/rlk-repro submit --cluster local --run smoke --wait \
+	  --stack "$(RLK_STACK)" --hardware "$$hardware" --set rl_kernel.mode=require
 
 test: $(VENV)/.dev $(VENV)/.torch ## Run the tests (a few minutes)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not real"
@@ -55,6 +67,7 @@ lock: ## Rewrite the hash locks (needs uv)
 	$(COMPILE) pyproject.toml -o requirements/base.txt
 	$(COMPILE) -c requirements/base.txt --group build -o requirements/build.txt
 	$(COMPILE) -c requirements/base.txt --group dev -o requirements/dev.txt
+	$(COMPILE) --group rl-kernel -o requirements/rl-kernel.txt
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

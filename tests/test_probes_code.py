@@ -7,10 +7,10 @@ import pytest
 from rlk_repro import proc
 from rlk_repro.files import sha256_bytes
 from rlk_repro.manifest import Unknown
-from rlk_repro.probes import code
+from rlk_repro.probes import code, extension
 from rlk_repro.probes.checkout import probe_checkout
-from rlk_repro.probes.extension import build_variables, find_bound_names, probe_extension
-from tests.probe_examples import write_tree
+from rlk_repro.probes.extension import build_variables, find_bound_names, list_device_code, probe_extension
+from tests.probe_examples import write_tool, write_tree
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
 # as the linker lays them out: bound names are C strings, mangled names and file names are not
@@ -67,7 +67,8 @@ def test_variables_of_an_outer_git_do_not_mislead(checkout, monkeypatch):
     assert isinstance(probe_checkout(checkout)["commit"], str)
 
 
-def test_rl_kernel_is_described_from_its_checkout(checkout, tmp_path):
+def test_rl_kernel_is_described_from_its_checkout(checkout, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(checkout))
     library = checkout / "rl_engine/_C.cpython-311-x86_64-linux-gnu.so"
     library.write_bytes(EXTENSION)
     facts = code.probe(tmp_path, {"RLK_SRC": str(checkout), "TORCH_CUDA_ARCH_LIST": "9.0+PTX"})["rl_kernel"]
@@ -85,6 +86,23 @@ def test_a_build_without_the_extension_is_known_as_such(checkout):
     facts = probe_extension(checkout / "rl_engine")
     assert facts["is_compiled"] is False
     assert facts["extension_sha256"] == Unknown("rl_engine holds no _C*.so")
+
+
+def test_a_build_names_the_gpus_it_holds_code_for(tmp_path, monkeypatch):
+    library = tmp_path / "_C.so"
+    library.write_bytes(EXTENSION)
+    monkeypatch.setattr(extension, "CUOBJDUMP", ("cuobjdump-of-a-test",))
+    assert list_device_code(library) == Unknown("cuobjdump is not on PATH")
+    machine = "ELF file    1: _C.1.sm_80.cubin\nELF file    2: _C.2.sm_90a.cubin\n"
+    answers = {"--list-elf": machine, "--list-ptx": "PTX file    1: _C.1.sm_90.ptx"}
+    write_tool(tmp_path, "cuobjdump-of-a-test", answers)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert list_device_code(library) == ["compute_90", "sm_80", "sm_90a"]
+    assert probe_extension(tmp_path)["extension_architectures"] == ["compute_90", "sm_80", "sm_90a"]
+    write_tool(tmp_path, "cuobjdump-of-a-test", {"--list-elf": machine})
+    assert list_device_code(library) == ["sm_80", "sm_90a"]
+    write_tool(tmp_path, "cuobjdump-of-a-test", {}, refusal=f"no code in {library}")
+    assert list_device_code(library) == Unknown("cuobjdump found no code for a GPU")
 
 
 def test_names_are_read_up_to_their_end_only():
@@ -114,9 +132,19 @@ def test_pips_record_of_a_commit_stands_in_for_a_checkout(tmp_path, monkeypatch)
     )
     facts = code.probe_source(code.VIME, {}, {"vime": "unused"})
     assert (facts["version"], facts["source"], facts["commit"]) == ("0.3", "installed", "c0ffee")
-    assert facts["is_dirty"] == Unknown("its folder is not a git checkout")
+    assert facts["is_dirty"] == Unknown("pip recorded no files of it")
     assert code.probe_packages()["vime"] == "0.3"
     assert "vime" not in sys.modules
+
+
+def test_what_python_imports_counts_not_what_a_variable_names(tmp_path, monkeypatch):
+    _install(tmp_path / "site", monkeypatch, {"vcs_info": {"vcs": "git", "commit_id": "c0ffee"}})
+    elsewhere = write_tree(tmp_path / "elsewhere", {"vime/__init__.py": ""})
+    facts = code.probe_source(code.VIME, {"VIME_SRC": str(elsewhere)}, {})
+    assert (facts["source"], facts["commit"]) == ("installed", "c0ffee")
+    monkeypatch.syspath_prepend(str(elsewhere))
+    facts = code.probe_source(code.VIME, {"VIME_SRC": str(elsewhere)}, {})
+    assert (facts["source"], facts["commit"]) == ("VIME_SRC", Unknown("its folder is not a git checkout"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ Nothing is imported to learn this.  Which libraries a rank really loaded is writ
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -22,6 +21,7 @@ from rlk_repro.manifest import Fact, Unknown
 from rlk_repro.probes.checkout import probe_checkout, unknown_checkout
 from rlk_repro.probes.container import load_provenance
 from rlk_repro.probes.extension import build_variables, probe_extension
+from rlk_repro.probes.installed import load_build_record, probe_installed
 
 SECTION: Final = "code"
 
@@ -61,7 +61,7 @@ def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> d
         "rl_kernel": {
             **probe_source(RL_KERNEL, variables, commits),
             **probe_extension(find_package(RL_KERNEL, variables)),
-            "build_variables": build_variables(variables),
+            **probe_build(variables),
         },
     }
 
@@ -77,7 +77,9 @@ def probe_packages() -> dict[str, Fact]:
 
 
 def probe_source(source: Source, environ: Mapping[str, str], commits: Mapping[str, str]) -> dict[str, Fact]:
-    """Version and commit of one code base: from its checkout, else pip's record of a VCS install, else the image's."""
+    """Version and commit of one code base: from its checkout, else what was recorded at its installation, else the
+    image's record.
+    """
     distribution = _distribution(source)
     version: Fact = Unknown(f"no distribution named {' or '.join(source.distributions)}")
     if distribution is not None:
@@ -85,28 +87,55 @@ def probe_source(source: Source, environ: Mapping[str, str], commits: Mapping[st
     package = find_package(source, environ)
     if isinstance(package, Unknown):
         return {"version": version, "source": package, **unknown_checkout(package.reason)}
-    checkout = probe_checkout(package)
-    if isinstance(checkout["commit"], Unknown):
-        recorded = _installed_commit(distribution) or commits.get(source.pin)
-        checkout["commit"] = recorded or checkout["commit"]
-    return {"version": version, "source": source.variable if environ.get(source.variable) else "installed", **checkout}
+    facts = probe_checkout(package)
+    if isinstance(facts["commit"], Unknown) and distribution is not None and _holds(distribution, package):
+        facts = probe_installed(distribution, source.module)
+    if isinstance(facts["commit"], Unknown):
+        facts["commit"] = commits.get(source.pin) or facts["commit"]
+    return {"version": version, "source": _origin(source, package, environ), **facts}
+
+
+def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
+    """How RL-Kernel was built, by the record that its installer left; ``tree`` is its sources as git hashes them."""
+    package, distribution = find_package(RL_KERNEL, environ), _distribution(RL_KERNEL)
+    is_installed = isinstance(package, Path) and distribution is not None and _holds(distribution, package)
+    record = load_build_record(distribution) if is_installed else None
+    if record is None:
+        reason = Unknown("not installed by make demo-rl-kernel")
+        return {"tree": reason, "repairs": reason, "build_variables": build_variables(environ)}
+    return {
+        "tree": record.tree,
+        "repairs": [repair.name for repair in record.repairs],
+        "build_variables": build_variables(record.build_variables),
+    }
 
 
 def find_package(source: Source, environ: Mapping[str, str]) -> Path | Unknown:
-    """The folder of the module: in the checkout that the variable names, else where Python would import it from."""
-    named = environ.get(source.variable)
-    if named:
-        folder = Path(named)
-        inside = folder / source.module
-        return (
-            inside if inside.is_dir() else folder if folder.is_dir() else Unknown(f"{source.variable} names no folder")
-        )
+    """The folder of the module: where Python would import it from, else in the checkout that the variable names."""
     try:
         spec = importlib.util.find_spec(source.module)
     except (ImportError, ValueError):  # a module that is half imported has no spec
         spec = None
     places = list(spec.submodule_search_locations or []) if spec else []
-    return Path(places[0]) if places else Unknown(f"{source.variable} is not set and {source.module} is not installed")
+    if places:
+        return Path(places[0])
+    named = environ.get(source.variable)
+    if not named:
+        return Unknown(f"{source.variable} is not set and {source.module} is not installed")
+    folder = Path(named)
+    inside = folder / source.module
+    return inside if inside.is_dir() else folder if folder.is_dir() else Unknown(f"{source.variable} names no folder")
+
+
+def _origin(source: Source, package: Path, environ: Mapping[str, str]) -> str:
+    """The variable, where it names the checkout that holds the package."""
+    named = environ.get(source.variable)
+    return source.variable if named and package.resolve().is_relative_to(Path(named).resolve()) else "installed"
+
+
+def _holds(distribution: metadata.Distribution, package: Path) -> bool:
+    """Whether the package is the one that pip installed, not another in front of it."""
+    return Path(str(distribution.locate_file(package.name))).resolve() == package.resolve()
 
 
 def normalise(name: str) -> str:
@@ -128,16 +157,6 @@ def _distribution(source: Source) -> metadata.Distribution | None:
         except metadata.PackageNotFoundError:
             continue
     return None
-
-
-def _installed_commit(distribution: metadata.Distribution | None) -> str | None:
-    """The commit that ``pip install git+…`` recorded (PEP 610)."""
-    text = distribution.read_text("direct_url.json") if distribution else None
-    try:
-        commit = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
-    except (ValueError, AttributeError):
-        return None
-    return commit if isinstance(commit, str) else None
 
 
 def _python_kind() -> str:

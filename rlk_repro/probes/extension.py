@@ -6,17 +6,21 @@ Without the extension RL-Kernel falls back to plain PyTorch and only logs it, so
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.files import sha256_file
 from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.probes.sources import ask, derive
 
 # pybind11 keeps each bound name as a C string; mangled kernel names have a digit before the name and do not match
 BOUND_NAME: Final = re.compile(
     rb"(?<![A-Za-z0-9_])((?:fused|deterministic|batch_invariant|prefix_shared|sm\d+)_[a-z0-9_]+)\0"
 )
+CUOBJDUMP: Final = ("cuobjdump", "/usr/local/cuda/bin/cuobjdump")
+DEVICE_CODE: Final = re.compile(r"\.sm_(\d+[a-z]?)\.(cubin|ptx)$", re.MULTILINE)
 BUILD_PREFIXES: Final = ("KERNEL_ALIGN_", "FUSED_LOGP_")
 BUILD_NAMES: Final = ("TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH", "RL_KERNEL_REQUIRE_EXT", "FORCE_CUDA")
 
@@ -25,7 +29,7 @@ def probe_extension(package: Path | Unknown) -> dict[str, Fact]:
     """Facts of ``_C*.so`` in the folder of the package ``rl_engine``."""
     if isinstance(package, Unknown):
         return _absent(package, package)
-    files = sorted(package.glob("_C*.so"))
+    files = find_extensions(package)
     if not files:
         return _absent(False, Unknown("rl_engine holds no _C*.so"))
     return {
@@ -33,7 +37,12 @@ def probe_extension(package: Path | Unknown) -> dict[str, Fact]:
         "extension": files[0].name,
         "extension_sha256": sha256_file(files[0]),
         "extension_symbols": list[Any](find_bound_names(files[0].read_bytes())),
+        "extension_architectures": derive(list_device_code(files[0]), list[Any]),
     }
+
+
+def find_extensions(package: Path) -> list[Path]:
+    return sorted(package.glob("_C*.so"))
 
 
 def _absent(is_compiled: Fact, reason: Unknown) -> dict[str, Fact]:
@@ -42,6 +51,7 @@ def _absent(is_compiled: Fact, reason: Unknown) -> dict[str, Fact]:
         "extension": reason,
         "extension_sha256": reason,
         "extension_symbols": reason,
+        "extension_architectures": reason,
     }
 
 
@@ -50,8 +60,22 @@ def find_bound_names(data: bytes) -> list[str]:
     return sorted({match[1].decode() for match in BOUND_NAME.finditer(data)})
 
 
+def list_device_code(file: Path) -> list[str] | Unknown:
+    """The GPUs that a compiled extension holds machine code for (``sm_90``), or code to translate (``compute_90``).
+
+    CUDA's ``cuobjdump`` knows; it comes with the compiler and is absent from most machines that only run.
+    """
+    tool = next((name for name in CUOBJDUMP if shutil.which(name)), None)
+    if tool is None:
+        return Unknown("cuobjdump is not on PATH")
+    code = [ask([tool, question, str(file)], timeout_s=60.0) for question in ("--list-elf", "--list-ptx")]
+    text = "".join(answer for answer in code if not isinstance(answer, Unknown))
+    names = {f"{'sm' if kind == 'cubin' else 'compute'}_{number}" for number, kind in DEVICE_CODE.findall(text)}
+    return sorted(names) or Unknown("cuobjdump found no code for a GPU")
+
+
 def build_variables(environ: Mapping[str, str]) -> dict[str, Fact] | Unknown:
-    """The variables that steer RL-Kernel's build, as set now; an image keeps those of its own build set."""
+    """Those variables of an environment that steer RL-Kernel's build."""
     names = sorted(name for name in environ if name in BUILD_NAMES or name.startswith(BUILD_PREFIXES))
     found: dict[str, Fact] = {name: environ[name] for name in names}
     return found or Unknown("no variable of RL-Kernel's build is set")

@@ -1,0 +1,113 @@
+"""What pip and our installer recorded of an installed code base: its commit, and whether its files are still those.
+
+``tools/rl_kernel`` writes the build record; here it is only read.  Nothing is imported.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from rlk_repro.files import sha256_bytes
+from rlk_repro.manifest import Fact, Unknown
+
+BUILD_RECORD: Final = "rlk_repro_build.json"
+"""In the ``.dist-info`` folder, and listed in its RECORD, so that uninstalling removes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppliedRepair:
+    """A named change of one source file before it was built."""
+
+    name: str
+    file: str
+    before_sha256: str
+    after_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRecord:
+    """What an installed RL-Kernel was built from and for.  No path and no time: equal builds have equal records.
+
+    ``tree`` names the sources as git hashes them, before any repair; ``commit`` is None where nothing proves one.
+    """
+
+    schema: int = 1
+    repository: str | None
+    commit: str | None
+    tree: str
+    is_dirty: bool
+    diff_sha256: str
+    repairs: tuple[AppliedRepair, ...] = ()
+    build_variables: Mapping[str, str] = field(default_factory=dict)
+    platform: str
+    device_capability: str | None
+    torch: str
+    toolkit: str | None
+    nvcc: str | None
+
+
+def load_build_record(distribution: metadata.Distribution | None) -> BuildRecord | None:
+    """The record of our installer; None where somebody else installed it."""
+    text = distribution.read_text(BUILD_RECORD) if distribution else None
+    try:
+        return TypeAdapter(BuildRecord).validate_json(text) if text else None
+    except ValidationError:
+        return None
+
+
+def probe_installed(distribution: metadata.Distribution, module: str) -> dict[str, Fact]:
+    """``commit``, ``is_dirty`` and ``diff_sha256``, as ``probe_checkout`` has them, or why nobody knows."""
+    record = load_build_record(distribution)
+    commit = record.commit if record else _find_commit(distribution)
+    facts: dict[str, Fact] = {"commit": commit or Unknown("no commit was recorded at its installation")}
+    changed = find_changed_files(distribution, module)
+    if isinstance(changed, Unknown):
+        return facts | {"is_dirty": changed, "diff_sha256": changed}
+    if changed:
+        return facts | {"is_dirty": True, "diff_sha256": sha256_bytes("\n".join(changed).encode(errors="replace"))}
+    if record:
+        return facts | {"is_dirty": record.is_dirty, "diff_sha256": record.diff_sha256}
+    return facts | {"is_dirty": False, "diff_sha256": "clean"}
+
+
+def find_changed_files(distribution: metadata.Distribution, module: str) -> list[str] | Unknown:
+    """Files of ``module`` that are not those that pip installed, each with what it holds now, sorted."""
+    recorded = list(_recorded_files(distribution, module))
+    if not recorded:
+        return Unknown("pip recorded no files of it")
+    return sorted(f"{file} {found}" for file, expected, found in recorded if expected != found)
+
+
+def _recorded_files(distribution: metadata.Distribution, module: str) -> Iterator[tuple[str, str, str]]:
+    for file in distribution.files or []:
+        if file.parts[0] == module and file.hash is not None:
+            yield str(file), file.hash.value, record_digest(Path(str(file.locate())), file.hash.mode)
+
+
+def record_digest(path: Path, algorithm: str = "sha256") -> str:
+    """A file's digest as RECORD writes it, URL-safe base64 without padding; ``absent`` where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, algorithm).digest()
+    except OSError:
+        return "absent"
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _find_commit(distribution: metadata.Distribution) -> str | None:
+    """The commit that ``pip install git+…`` recorded (PEP 610)."""
+    try:
+        value: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
+        commit = value.get("vcs_info", {}).get("commit_id")
+    except (ValueError, AttributeError):
+        return None
+    return commit if isinstance(commit, str) else None

@@ -1,0 +1,1 @@
+"""What the Makefile runs; no part of the installed package."""

@@ -1,0 +1,117 @@
+"""``python -m tools.rl_kernel``: install, check, and say what was got."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlk_repro.errors import CheckFailed, RlkReproError
+from rlk_repro.manifest import Unknown
+from rlk_repro.operators import Platform
+from rlk_repro.probes.code import RL_KERNEL
+from rlk_repro.probes.extension import build_variables
+from rlk_repro.probes.installed import AppliedRepair, BuildRecord
+from rlk_repro.resources import stack_folders
+from rlk_repro.specfile import load_stack
+from tools.rl_kernel import build, proof, record
+from tools.rl_kernel.repair import CCCL3_FUNCTIONALS, apply_repair
+from tools.rl_kernel.source import Sources, get_sources
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.rl_kernel", description=__doc__)
+    parser.add_argument("--stack", default="rl-kernel-host", help="the stack whose pin rl_kernel is installed")
+    parser.add_argument("--source", type=Path, help="a git checkout or an unpacked archive, instead of fetching")
+    parser.add_argument("--sm90", action="store_true", help="with the operators for Hopper, repaired for CUDA 13")
+    options = parser.parse_args()
+    try:
+        install(options.stack, options.source, is_sm90=options.sm90)
+    except RlkReproError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def install(stack: str, origin: Path | None, *, is_sm90: bool = False) -> None:
+    """Get the sources, build them unless this very build is there, and prove what is installed.
+
+    Raises:
+        RlkReproError: what went wrong, and the next step.
+    """
+    pin = load_stack(stack, stack_folders()).model.pins.get("rl_kernel")
+    machine = build.describe_machine(proof.ask("machine"), os.environ)
+    build.check_compiler(machine, is_sm90=is_sm90)
+    environ = build.make_environment(os.environ, is_sm90=is_sm90)
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
+        sources = get_sources(pin, origin, Path(parent) / "RL-Kernel")
+        needs_repair = is_sm90 and int((machine.toolkit or "0").split(".")[0]) >= 13
+        repairs = (apply_repair(CCCL3_FUNCTIONALS, sources.folder),) if needs_repair else ()
+        wanted = make_record(sources, repairs, machine, environ)
+        if record.is_installed(wanted):
+            print(f"{_name(sources)} is installed already")
+        else:
+            print(f"building {_name(sources)} …", flush=True)
+            _install(sources, wanted, environ)
+    prove(machine, is_sm90=is_sm90)
+
+
+def _install(sources: Sources, wanted: BuildRecord, environ: Mapping[str, str]) -> None:
+    kept = record.read_own_commands()
+    try:
+        build.pip_install(sources.folder, environ, needs_ninja=wanted.platform != Platform.CPU)
+    finally:
+        restored = record.restore_commands(kept)
+    record.write_record(wanted, restored)
+    for path in restored:
+        print(f"kept our own command {path.name}: RL-Kernel brings one of the same name, which is not installed")
+
+
+def make_record(
+    sources: Sources, repairs: Sequence[AppliedRepair], machine: build.Machine, environ: Mapping[str, str]
+) -> BuildRecord:
+    variables = build_variables(environ)
+    return BuildRecord(
+        repository=sources.repository,
+        commit=sources.commit,
+        tree=sources.tree,
+        is_dirty=sources.is_dirty,
+        diff_sha256=sources.diff_sha256,
+        repairs=tuple(repairs),
+        build_variables={} if isinstance(variables, Unknown) else {name: str(variables[name]) for name in variables},
+        platform=machine.platform,
+        device_capability=machine.device_capability,
+        torch=machine.torch,
+        toolkit=machine.toolkit,
+        nvcc=machine.nvcc,
+    )
+
+
+def prove(machine: build.Machine, *, is_sm90: bool) -> None:
+    """Say which class and which kernels every operator resolves to.
+
+    Raises:
+        CheckFailed: they are not those that this machine should have.
+    """
+    found = proof.find_rl_kernel()
+    distribution = record.find_distribution()
+    assert distribution is not None
+    installed = Path(str(distribution.locate_file(RL_KERNEL.module)))
+    problems = list(proof.find_problems(found, platform=machine.platform, installed=installed, is_sm90=is_sm90))
+    if problems:
+        raise CheckFailed(*problems)
+    print(f"RL-Kernel {distribution.version} on {machine.device or 'the CPU'}:")
+    for line in proof.describe(found, machine.platform):
+        print(f"  {line}")
+
+
+def _name(sources: Sources) -> str:
+    what = sources.commit[:12] if sources.commit else f"tree {sources.tree[:12]}"
+    return f"RL-Kernel {what}{' with changed files' if sources.is_dirty else ''}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

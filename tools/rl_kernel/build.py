@@ -1,0 +1,140 @@
+"""Builds RL-Kernel from a folder and installs it into this Python's environment; nothing else in it changes.
+
+RL-Kernel's setup compiles its extension only where torch sees a GPU, and says nothing otherwise.  So what must be there
+for that is asked for first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro import proc
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.operators import Platform
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+BUILD_TOOLS: Final = ROOT / "requirements" / "rl-kernel.txt"
+PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
+TIMEOUT_S: Final = 3600.0
+SM90: Final = "KERNEL_ALIGN_FORCE_SM90"
+# What a failed build says, and what it means; asked in this order.
+BUILD_TROUBLE: Final = (
+    ("mismatches the version that was used to compile", "use the nvcc of the CUDA release that torch was built with"),
+    ("Unsupported gpu architecture", "this nvcc is too old for this GPU, or TORCH_CUDA_ARCH_LIST names another"),
+    ('has no member "Max"', "CUDA 13 needs the repair that comes with --sm90"),
+    ("Killed", "too little memory: MAX_JOBS=2"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What ``check.py machine`` answers, and the compiler."""
+
+    platform: str
+    device: str
+    device_capability: str | None
+    torch: str
+    toolkit: str | None
+    nvcc: str | None
+
+
+def find_nvcc(environ: Mapping[str, str]) -> Path | None:
+    """The CUDA compiler that torch would take."""
+    home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
+    on_path = shutil.which("nvcc")
+    path = Path(home) / "bin/nvcc" if home else Path(on_path or "/usr/local/cuda/bin/nvcc")
+    return path if path.is_file() else None
+
+
+def read_nvcc_version(nvcc: Path | None) -> str | None:
+    """``13.0``, or None where there is no compiler or it does not say."""
+    if nvcc is None:
+        return None
+    match = re.search(r"release (\d+\.\d+)", proc.run([str(nvcc), "--version"]).stdout)
+    return match[1] if match else None
+
+
+def describe_machine(answer: Mapping[str, Any], environ: Mapping[str, str]) -> Machine:
+    """From what ``check.py machine`` answered and the compiler that is here."""
+    nvcc = read_nvcc_version(find_nvcc(environ)) if answer["platform"] == Platform.CUDA else None
+    return Machine(**answer, nvcc=nvcc)
+
+
+def check_compiler(machine: Machine, *, is_sm90: bool = False) -> None:
+    """Refuse early where the build would leave the extension out, or fail, on a machine with an NVIDIA GPU.
+
+    Raises:
+        EnvironmentMissing: no nvcc, one of another CUDA release than torch's, or no Hopper GPU for ``--sm90``.
+    """
+    if is_sm90 and not (machine.platform == Platform.CUDA and (machine.device_capability or "").startswith("9.")):
+        raise EnvironmentMissing(Problem("--sm90", "needs a Hopper GPU", got=machine.device or "no GPU"))
+    if machine.platform != Platform.CUDA:
+        return
+    where = f"RL-Kernel on {machine.device}"
+    if machine.nvcc is None:
+        hint = "install the CUDA toolkit, or name it by CUDA_HOME; CUDA_VISIBLE_DEVICES= for the native operators only"
+        raise EnvironmentMissing(Problem(where, "nvcc is absent, so its kernels cannot be built", hint=hint))
+    if machine.toolkit and machine.nvcc.split(".")[0] != machine.toolkit.split(".")[0]:
+        raise EnvironmentMissing(
+            Problem("nvcc", "is of another CUDA release than torch", got=machine.nvcc, expected=machine.toolkit,
+                    hint="name the right toolkit by CUDA_HOME")
+        )  # fmt: skip
+
+
+def make_environment(environ: Mapping[str, str], *, is_sm90: bool) -> dict[str, str]:
+    """The build's environment: ours, with the Hopper sources switched by the option alone."""
+    kept = {name: value for name, value in environ.items() if name != SM90}
+    return kept | ({SM90: "1"} if is_sm90 else {})
+
+
+def pip_install(folder: Path, environ: Mapping[str, str], *, needs_ninja: bool) -> None:
+    """Build and install without dependencies and without isolation: torch and all that is pinned stay as they are.
+
+    Raises:
+        CheckFailed: the build failed; its last words are quoted.
+    """
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-tools-") as tools:
+        if not _has_build_tools(needs_ninja=needs_ninja):
+            _pip("--require-hashes", "--target", tools, "-r", str(BUILD_TOOLS), environ=environ)
+        paths = {
+            "PYTHONPATH": os.pathsep.join(filter(None, [tools, environ.get("PYTHONPATH", "")])),
+            "PATH": os.pathsep.join([str(Path(tools) / "bin"), environ.get("PATH", os.defpath)]),
+        }
+        _pip("--no-deps", "--no-build-isolation", str(folder), environ={**environ, **paths})
+
+
+def _has_build_tools(*, needs_ninja: bool) -> bool:
+    """Whether the environment has them itself, as torch's users often do; else the locked ones are borrowed."""
+    try:
+        setuptools = int(metadata.version("setuptools").split(".")[0])
+    except (metadata.PackageNotFoundError, ValueError):
+        return False
+    has_wheel = setuptools >= 71 or importlib.util.find_spec("wheel") is not None
+    return setuptools >= 64 and has_wheel and (not needs_ninja or shutil.which("ninja") is not None)
+
+
+def _pip(*arguments: str, environ: Mapping[str, str]) -> None:
+    done = proc.run([*PIP, *arguments], env=environ, timeout_s=TIMEOUT_S)
+    if done.is_ok:
+        return
+    text = f"{done.stdout}\n{done.stderr}"
+    words = "took more than an hour" if done.is_timeout else "\n    ".join(_last_errors(text))
+    hint = next((hint for needle, hint in BUILD_TROUBLE if needle in text), None)
+    raise CheckFailed(Problem("pip install", f"did not finish:\n    {words}", hint=hint))
+
+
+def _last_errors(text: str, limit: int = 8) -> list[str]:
+    """The lines that speak of errors, or just the last ones."""
+    lines = [line.strip()[:300] for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"error|Error|ERROR|Killed", line)]
+    return (errors or lines)[-limit:]

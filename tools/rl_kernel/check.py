@@ -1,0 +1,78 @@
+"""What the trainer's Python finds in the GPU and in RL-Kernel: one JSON object as the last line of the output.
+
+Run as a script, by the Python that is asked about: the importing is what is checked.  It judges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+NUM_ROWS, VOCAB = 64, 1000
+
+
+def describe_machine() -> dict[str, Any]:
+    """Which platform torch offers here; RL-Kernel's build and its registry ask the same."""
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    platform = "cpu" if not has_gpu else "rocm" if torch.version.hip else "cuda"
+    capability = torch.cuda.get_device_capability() if has_gpu else None
+    return {
+        "platform": platform,
+        "device": torch.cuda.get_device_name() if has_gpu else "",
+        "device_capability": f"{capability[0]}.{capability[1]}" if capability else None,
+        "torch": torch.__version__,
+        "toolkit": torch.version.hip or torch.version.cuda,
+    }
+
+
+def describe_rl_kernel() -> dict[str, Any]:
+    """Where it lies, what its extension offers, and per operator the class and its largest error on this device."""
+    import rl_engine
+
+    try:
+        from rl_engine import _C
+    except ImportError as error:
+        symbols, reason = [], str(error)
+    else:
+        symbols, reason = sorted(name for name in dir(_C) if not name.startswith("_")), ""
+    return {
+        "folder": str(Path(rl_engine.__path__[0]).resolve()),
+        "symbols": symbols,
+        "extension_error": reason,
+        "operators": run_operators(),
+    }
+
+
+def run_operators() -> dict[str, dict[str, Any]]:
+    """Each operator once on this device, against float64."""
+    import torch
+    from rl_engine.kernels.registry import kernel_registry
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(NUM_ROWS, VOCAB, generator=generator).to(device).requires_grad_()
+    tokens = torch.randint(VOCAB, (NUM_ROWS,), generator=generator).to(device)
+    exact = torch.log_softmax(logits.detach().double(), dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+    logp, ratio_kl = kernel_registry.get_op("logp"), kernel_registry.get_op("ratio_kl")
+    with torch.no_grad():
+        found = logp.apply_fp32(logits, tokens)
+    every = torch.ones(NUM_ROWS, dtype=torch.bool, device=device)
+    ratio, _ = ratio_kl(logits, logits.detach(), tokens, every, exact.float())
+    (gradient,) = torch.autograd.grad(ratio.sum(), logits)
+    expected = -torch.softmax(logits.detach().double(), dim=-1)
+    expected[torch.arange(NUM_ROWS, device=device), tokens] += 1
+    return {
+        "logp": {"class_name": type(logp).__name__, "error": (found - exact).abs().max().item()},
+        "ratio_kl": {"class_name": type(ratio_kl).__name__, "error": (gradient - expected).abs().max().item()},
+    }
+
+
+QUESTIONS = {"machine": describe_machine, "rl_kernel": describe_rl_kernel}
+
+if __name__ == "__main__":
+    print(json.dumps(QUESTIONS[sys.argv[1]]()))

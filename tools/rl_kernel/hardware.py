@@ -1,0 +1,42 @@
+"""``python -m tools.rl_kernel.hardware``: the hardware name that describes this machine, for ``--hardware``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from rlk_repro.errors import EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.resources import hardware_folders, list_names
+from rlk_repro.spec import Hardware
+from rlk_repro.specfile import load_hardware
+from tools.rl_kernel.proof import ask
+
+
+def find_hardware(known: Iterable[Hardware], platform: str, device: str) -> Hardware | None:
+    """The first whose platform and name fit what torch reports."""
+    for hardware in known:
+        is_refused = any(part in device for part in hardware.refused_name_parts)
+        if hardware.platform == platform and hardware.name_part in device and not is_refused:
+            return hardware
+    return None
+
+
+def main() -> int:
+    try:
+        machine = ask("machine")
+        names = list_names(hardware_folders())
+        known = [load_hardware(name, hardware_folders()).model for name in names]
+        found = find_hardware(known, machine["platform"], machine["device"])
+        if found is None:
+            hint = "name one: HARDWARE=…; or CUDA_VISIBLE_DEVICES= for the CPU"
+            raise EnvironmentMissing(Problem(machine["device"], "no hardware file describes it",
+                                             expected=f"one of {', '.join(names)}", hint=hint))  # fmt: skip
+    except RlkReproError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(found.hardware)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Judges what was installed: the class that every operator resolves to, the kernels behind it, and its numbers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro import proc
+from rlk_repro.errors import CheckFailed, Problem
+from rlk_repro.operators import OPERATORS, Implementation, Platform
+from rlk_repro.probes.extension import find_extensions, list_device_code
+from rlk_repro.probes.sources import derive
+
+CHECK: Final = Path(__file__).with_name("check.py")
+TIMEOUT_S: Final = 600.0
+MAX_ERROR: Final = 1e-4
+SYMBOLS: Final = (
+    "fused_logp",
+    "fused_logp_forward_fp32",
+    "fused_logp_forward_indexed_fp32",
+    "fused_logp_forward_online_fp32",
+    "fused_logp_forward_online_indexed_fp32",
+)
+SM90_SYMBOLS: Final = ("fused_linear_logp_sm90", "fused_logp_sm90")
+# What a failing import or kernel says, and what it means.
+RUN_TROUBLE: Final = (
+    ("No module named 'torch'", "install torch first: make demo"),
+    ("rl_engine.kernels.registry", "these sources are of another generation of RL-Kernel than this tool knows"),
+    ("no kernel image is available", "the extension was built for another GPU: see TORCH_CUDA_ARCH_LIST"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """One operator as the registry answers for it; ``error`` is the largest, against float64."""
+
+    name: str
+    class_name: str
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What ``check.py`` found of RL-Kernel."""
+
+    folder: Path
+    symbols: tuple[str, ...]
+    extension_error: str
+    operators: tuple[Operator, ...]
+
+
+def ask(question: str) -> dict[str, Any]:
+    """What ``check.py`` answers, in a process of its own.
+
+    Raises:
+        CheckFailed: it did not come to an end.
+    """
+    done = proc.run([sys.executable, "-P", str(CHECK), question], timeout_s=TIMEOUT_S)
+    if not done.is_ok:
+        words = (done.stderr.strip() or "no message").splitlines()[-1]
+        hint = next((hint for needle, hint in RUN_TROUBLE if needle in done.stderr), None)
+        raise CheckFailed(Problem(question.replace("_", " "), f"cannot be asked ({words})", hint=hint))
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def find_rl_kernel() -> Found:
+    answer = ask("rl_kernel")
+    return Found(
+        folder=Path(answer["folder"]),
+        symbols=tuple(answer["symbols"]),
+        extension_error=answer["extension_error"],
+        operators=tuple(Operator(name=name, **facts) for name, facts in sorted(answer["operators"].items())),
+    )
+
+
+def find_problems(found: Found, *, platform: str, installed: Path, is_sm90: bool = False) -> Iterator[Problem]:
+    """Everything that is not as it should be on this platform."""
+    if found.folder != installed.resolve():
+        hint = "take the other one out of PYTHONPATH"
+        yield Problem(
+            "rl_engine", "is imported from elsewhere", got=str(found.folder), expected=str(installed), hint=hint
+        )
+    if platform == Platform.CUDA:
+        yield from _extension_problems(found, (*SYMBOLS, *(SM90_SYMBOLS if is_sm90 else ())))
+    for operator in found.operators:
+        accepted = OPERATORS[operator.name].implementations.get(platform, ())
+        if accepted and find_implementation(operator, platform) is None:
+            expected = " or ".join(item.class_name for item in accepted)
+            yield Problem(operator.name, "resolves to another class", got=operator.class_name, expected=expected)
+        if not operator.error <= MAX_ERROR:
+            where = f"{operator.name} ({operator.class_name})"
+            yield Problem(
+                where, "computes something else", got=operator.error, expected=f"an error up to {MAX_ERROR:g}"
+            )
+
+
+def _extension_problems(found: Found, wanted: tuple[str, ...]) -> Iterator[Problem]:
+    missing = [name for name in wanted if name not in found.symbols]
+    if found.extension_error:
+        hint = "its setup builds it only where torch sees the GPU; a build for another torch does not load"
+        yield Problem("rl_engine._C", f"cannot be imported ({found.extension_error})", hint=hint)
+    elif missing:
+        yield Problem("rl_engine._C", "lacks operators", got=list(found.symbols), expected=", ".join(missing))
+
+
+def find_implementation(operator: Operator, platform: str) -> Implementation | None:
+    return OPERATORS[operator.name].find_implementation(platform, operator.class_name)
+
+
+def describe(found: Found, platform: str) -> Iterator[str]:
+    """What runs here, a line per operator: native ones are called native."""
+    for operator in found.operators:
+        implementation = find_implementation(operator, platform)
+        is_kernel = implementation is not None and not implementation.is_native
+        kind = "kernel" if is_kernel else "native: plain PyTorch"
+        yield f"{operator.name:<9} {operator.class_name:<20} {kind}, largest error {operator.error:.1e}"
+    if platform == Platform.CPU:
+        yield "native operators only: torch sees no GPU here, so RL-Kernel builds no kernels; no speed can be claimed"
+    elif platform == Platform.ROCM:
+        yield "no compiled extension: RL-Kernel has none for ROCm"
+    else:
+        code = derive(list_device_code(next(iter(find_extensions(found.folder)))), ", ".join)
+        yield f"{len(found.symbols)} compiled symbols, for {code}"

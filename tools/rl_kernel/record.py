@@ -1,0 +1,84 @@
+"""Marks in the environment: the build record beside RL-Kernel's metadata, and our own command kept as it was."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.errors import CheckFailed, Problem
+from rlk_repro.files import write_json, write_text
+from rlk_repro.probes.code import RL_KERNEL
+from rlk_repro.probes.installed import BUILD_RECORD, BuildRecord, find_changed_files, load_build_record, record_digest
+
+# newer generations of RL-Kernel declare a command of the same name
+OWN_COMMANDS: Final = ("rlk-repro",)
+
+
+def find_distribution() -> metadata.Distribution | None:
+    """RL-Kernel as pip installed it just now or earlier."""
+    importlib.invalidate_caches()
+    for name in RL_KERNEL.distributions:
+        try:
+            return metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def is_installed(record: BuildRecord) -> bool:
+    """Whether exactly this build is there, and nobody has changed its files."""
+    distribution = find_distribution()
+    if distribution is None or load_build_record(distribution) != record:
+        return False
+    return find_changed_files(distribution, RL_KERNEL.module) == []
+
+
+def read_own_commands() -> dict[Path, bytes]:
+    """Our commands in this environment, byte for byte."""
+    folder = Path(sysconfig.get_path("scripts"))
+    return {folder / name: (folder / name).read_bytes() for name in OWN_COMMANDS if (folder / name).is_file()}
+
+
+def restore_commands(kept: dict[Path, bytes]) -> list[Path]:
+    """Write back what the installation overwrote; those files."""
+    lost = [path for path, data in kept.items() if not path.is_file() or path.read_bytes() != data]
+    for path in lost:
+        path.write_bytes(kept[path])
+        path.chmod(0o755)
+    return lost
+
+
+def write_record(record: BuildRecord, not_its_own: Iterable[Path]) -> None:
+    """Add the build record to what pip installed; files that are not RL-Kernel's are no longer claimed by it.
+
+    Raises:
+        CheckFailed: pip reported success and installed nothing that can be found.
+    """
+    distribution = find_distribution()
+    listed = [file for file in (distribution.files if distribution else None) or [] if file.name == "RECORD"]
+    if distribution is None or not listed:
+        raise CheckFailed(Problem("pip install", f"left no distribution {' or '.join(RL_KERNEL.distributions)}"))
+    listing = Path(str(listed[0].locate()))
+    written = listing.parent / BUILD_RECORD
+    write_json(written, asdict(record))
+    foreign = {path.resolve() for path in [*not_its_own, written]}
+    rows = [
+        row for row in csv.reader(io.StringIO(listing.read_text())) if row and not _names(row[0], distribution, foreign)
+    ]
+    rows.append(
+        [f"{listing.parent.name}/{BUILD_RECORD}", f"sha256={record_digest(written)}", str(written.stat().st_size)]
+    )
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text(listing, text.getvalue())
+
+
+def _names(entry: str, distribution: metadata.Distribution, paths: set[Path]) -> bool:
+    return Path(str(distribution.locate_file(entry))).resolve() in paths

@@ -1,0 +1,61 @@
+"""Named repairs of RL-Kernel's sources: applied to a build copy only, and only to the file they were written for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.errors import Problem, SpecError
+from rlk_repro.files import sha256_bytes
+from rlk_repro.probes.installed import AppliedRepair
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """``substitutions`` are (anchor, replacement); each anchor stands in the file once."""
+
+    name: str
+    file: str
+    before_sha256: str
+    after_sha256: str
+    substitutions: tuple[tuple[str, str], ...]
+
+
+CCCL3_FUNCTIONALS: Final = Repair(
+    # CUDA 13 brings CCCL 3, which has no cub::Max and cub::Sum any more; these are what it names in their place
+    name="cccl3-functionals",
+    file="csrc/cuda/fused_logp_sm90.cu",
+    before_sha256="c2aa72ce91173d4ee47d2c289cc19f9929d68adb4bc2385cff3f10c27756f27e",
+    after_sha256="34eb015e74b22b75e4967905b1e32560920fcdc04527eeef4cf50fbf4e785b21",
+    substitutions=(
+        (
+            "#include <cub/cub.cuh>\n",
+            "#include <cub/cub.cuh>\n#include <cuda/functional>\n#include <cuda/std/functional>\n",
+        ),
+        ("cub::Max()", "cuda::maximum<>{}"),
+        ("cub::Sum()", "cuda::std::plus<>{}"),
+    ),
+)
+
+
+def apply_repair(repair: Repair, folder: Path) -> AppliedRepair:
+    """Change one file of a build copy.
+
+    Raises:
+        SpecError: the file is not the one that the repair was written for.
+    """
+    path = folder / repair.file
+    found = sha256_bytes(path.read_bytes()) if path.is_file() else "absent"
+    if found != repair.before_sha256:
+        where = f"repair {repair.name}: {repair.file}"
+        raise SpecError(Problem(where, "is another file", got=found, expected=repair.before_sha256))
+    text = path.read_text()
+    for anchor, replacement in repair.substitutions:
+        text = text.replace(anchor, replacement)
+    data = text.encode()
+    assert sha256_bytes(data) == repair.after_sha256, "the repair does not do what it says"
+    path.write_bytes(data)
+    return AppliedRepair(
+        name=repair.name, file=repair.file, before_sha256=repair.before_sha256, after_sha256=repair.after_sha256
+    )

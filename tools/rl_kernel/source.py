@@ -1,0 +1,188 @@
+"""RL-Kernel's sources in a folder of our own: fetched, or copied from a checkout or an unpacked archive.
+
+The user's folder is only read.  Sources are known by git's hash of their files, so that an archive, which names no
+commit, can be held against a pin as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlk_repro import proc
+from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.probes.checkout import GIT, probe_checkout
+from rlk_repro.spec import Pin
+
+FETCH_TIMEOUT_S: Final = 600.0
+NEVER_COPIED: Final = (".git", "__pycache__")
+# no credential is asked for, no hook of a template runs
+NO_PROGRAMS: Final = ("-c", "credential.helper=", "-c", "core.hooksPath=/dev/null")
+# What git says, and what it means; asked in this order.
+FETCH_TROUBLE: Final = (
+    ("not our ref", "the repository has no such commit: is the pin right?"),
+    ("could not read Username", "git was asked for a password: is the repository's address right?"),
+    ("Repository not found", "is the repository's address right?"),
+    ("", "this machine may reach no network: bring the sources and name them by RLK_SRC=/path/to/RL-Kernel"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What lies in the build folder: ``tree`` is its hash, ``commit`` is None where nothing proves one."""
+
+    folder: Path
+    repository: str | None
+    commit: str | None
+    tree: str
+    is_dirty: bool
+    diff_sha256: str
+
+
+def get_sources(pin: Pin | None, origin: Path | None, folder: Path) -> Sources:
+    """Put the sources into ``folder``, which does not exist yet, and hold them against the pin.
+
+    Raises:
+        SpecError: neither pin nor path; the path holds something else than the pin says.
+        EnvironmentMissing: git is absent, or the repository cannot be reached.
+    """
+    if origin is None:
+        if pin is None:
+            raise SpecError(Problem("stack", "pins no rl_kernel", hint="name sources: RLK_SRC=/path/to/RL-Kernel"))
+        return fetch(pin, folder)
+    if not (origin / "setup.py").is_file() or not (origin / "rl_engine").is_dir():
+        raise SpecError(Problem(str(origin), "is no RL-Kernel", expected="a folder with setup.py and rl_engine"))
+    is_checkout = (origin / ".git").exists()
+    return copy_checkout(pin, origin, folder) if is_checkout else copy_archive(pin, origin, folder)
+
+
+def fetch(pin: Pin, folder: Path) -> Sources:
+    """Fetch one commit without its history, and without any credential."""
+    folder.mkdir(parents=True)
+    _git(folder, "init", "--quiet")
+    done = _ask_git(folder, "fetch", "--quiet", "--depth=1", pin.repository, pin.commit, timeout_s=FETCH_TIMEOUT_S)
+    if not done.is_ok:
+        words = "no answer in time" if done.is_timeout else _last_line(done.stderr)
+        hint = next(hint for needle, hint in FETCH_TROUBLE if needle in done.stderr)
+        raise EnvironmentMissing(
+            Problem(f"{pin.repository} at {pin.commit[:12]}", f"cannot be fetched ({words})", hint=hint)
+        )
+    _git(folder, "checkout", "--quiet", "FETCH_HEAD")
+    commit, tree = _git(folder, "rev-parse", "HEAD", "HEAD^{tree}").split()
+    _require("fetched commit", commit, pin.commit)
+    _require("fetched files", hash_tree(folder), tree)
+    _require(f"tree of {commit[:12]}", tree, pin.tree or tree)
+    return Sources(
+        folder=folder, repository=pin.repository, commit=commit, tree=tree, is_dirty=False, diff_sha256="clean"
+    )
+
+
+def copy_checkout(pin: Pin | None, origin: Path, folder: Path) -> Sources:
+    """Copy what git knows of a checkout and what it does not ignore: a stale build in it stays behind."""
+    commit, committed = _git(origin, "rev-parse", "HEAD", "HEAD^{tree}").split()
+    listed = _git(origin, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    _copy(origin, folder, sorted({name for name in listed if name}))
+    tree = hash_tree(folder)
+    if pin is not None and commit != pin.commit:
+        raise _other_sources(origin, f"commit {commit}", f"{pin.commit}, as the stack pins", "git checkout that commit")
+    if pin is not None and tree != committed:
+        raise _other_sources(origin, "changed files", f"{pin.commit} unchanged", "git stash them")
+    diff = probe_checkout(origin)["diff_sha256"]
+    return Sources(
+        folder=folder,
+        repository=pin.repository if pin else None,
+        commit=commit,
+        tree=tree,
+        is_dirty=tree != committed,
+        diff_sha256="clean" if tree == committed else str(diff),
+    )
+
+
+def copy_archive(pin: Pin | None, origin: Path, folder: Path) -> Sources:
+    """Copy an unpacked archive.  It names no commit: its files prove one where they are those of the pin's tree."""
+    shutil.copytree(origin, folder, symlinks=True, ignore=shutil.ignore_patterns(*NEVER_COPIED))
+    tree = hash_tree(folder)
+    if pin is not None and tree != pin.tree:
+        expected = (
+            f"{pin.tree}, the files of {pin.commit[:12]}" if pin.tree else "a git checkout: the pin names no tree"
+        )
+        raise _other_sources(origin, f"an archive of tree {tree}", expected, "unpack a fresh one")
+    return Sources(
+        folder=folder,
+        repository=pin.repository if pin else None,
+        commit=pin.commit if pin else None,
+        tree=tree,
+        is_dirty=False,
+        diff_sha256="clean",
+    )
+
+
+def hash_tree(folder: Path) -> str:
+    """The hash that git gives the files of a folder; ``.git`` and ``__pycache__`` are none of them.
+
+    https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
+    """
+    entries = [entry for path in folder.iterdir() if path.name not in NEVER_COPIED for entry in _tree_entry(path)]
+    return _hash_object("tree", b"".join(line for _, line in sorted(entries))).hex()
+
+
+def _tree_entry(path: Path) -> Iterable[tuple[bytes, bytes]]:
+    """Its place among its siblings and its line; git knows no empty folder, and sorts a folder as if it ended in /."""
+    name = os.fsencode(path.name)
+    if path.is_symlink():
+        mode, digest = b"120000", _hash_object("blob", os.fsencode(path.readlink()))
+    elif path.is_dir():
+        mode, digest = b"40000", bytes.fromhex(hash_tree(path))
+        if digest == _EMPTY_TREE:
+            return
+    else:
+        mode = b"100755" if path.stat().st_mode & 0o100 else b"100644"
+        digest = _hash_object("blob", path.read_bytes())
+    yield name + (b"/" if mode == b"40000" else b""), mode + b" " + name + b"\0" + digest
+
+
+def _hash_object(kind: str, data: bytes) -> bytes:
+    return hashlib.sha1(f"{kind} {len(data)}\0".encode() + data, usedforsecurity=False).digest()
+
+
+_EMPTY_TREE: Final = _hash_object("tree", b"")
+
+
+def _copy(origin: Path, folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        source, target = origin / name, folder / name
+        if source.is_symlink() or source.is_file():  # a deleted file is listed too, a submodule is a folder
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _other_sources(origin: Path, got: str, expected: str, remedy: str) -> SpecError:
+    hint = f"{remedy}, or measure what is there without a pin: RLK_STACK=host"
+    return SpecError(Problem(str(origin), f"is {got}", expected=expected, hint=hint))
+
+
+def _require(what: str, got: str, expected: str) -> None:
+    if got != expected:
+        raise SpecError(Problem(what, "is another one", got=got, expected=expected))
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = _ask_git(folder, *arguments, timeout_s=60.0)
+    if not done.is_ok:
+        raise EnvironmentMissing(Problem(f"git {arguments[0]}", f"refused ({_last_line(done.stderr)})"))
+    return done.stdout.rstrip("\n")
+
+
+def _ask_git(folder: Path, *arguments: str, timeout_s: float) -> proc.Completed:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "LC_ALL": "C"}
+    return proc.run([*GIT, *NO_PROGRAMS, *arguments], cwd=folder, env=inherited | quiet, timeout_s=timeout_s)
+
+
+def _last_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()[-1:]), "no message")
