@@ -13,10 +13,10 @@ PACKAGE = Path(__file__).parent.parent / "rlk_repro"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("rlk_repro", "errors"),
     ("units", "clock", "findings", "files", "places", "proc", "procfs"),
-    ("rundir", "secrets", "operators", "yamlfile", "resources"),
+    ("rundir", "secrets", "operators", "yamlfile", "resources", "wording"),
     ("spec", "specfile", "manifest", "results", "store", "console"),
     ("plan", "gzip_stream", "checksums", "archive", "probes", "logs", "stats", "power", "gates"),
-    ("verdict", "trials", "bundle", "backends", "workloads", "analysis", "schemas"),
+    ("verdict", "trials", "bundle", "backends", "workloads", "analysis", "claims", "schemas"),
     (
         "stage",
         "checkouts",
@@ -36,7 +36,10 @@ ASIDE = {
     "integration": {"errors", "files", "operators", "procfs", "rundir", "units", "refengine"},
     "refengine": {"errors"},
     # the processes of the module and operator tiers
-    "bench": {"checkouts", "errors", "files", "integration", "operators", "probes", "refengine", "results", "rundir", "spec", "units"},
+    "bench": {
+        *("checkouts", "claims", "errors", "files", "integration", "manifest", "operators", "probes", "refengine"),
+        *("results", "rundir", "spec", "units"),
+    },
 }
 TORCH_ALLOWED = ("integration", "refengine", "bench")
 
