@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rlk_repro.errors import BundleUnreadable
@@ -15,12 +16,13 @@ from rlk_repro.files import dump_json, load_json
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
 from rlk_repro.manifest import Manifest, Unknown, diff_manifests
+from rlk_repro.operator_table import OperatorTable, read_operators
 from rlk_repro.plan import BASELINE, ENABLED, Plan, Trial, find_run_id
 from rlk_repro.results import Analysis, PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus
 from rlk_repro.rundir import RunDir, TrialDir
 from rlk_repro.stats import pair_metrics
 from rlk_repro.trials import read_trial
-from rlk_repro.verdict import judge
+from rlk_repro.verdict import Judgement, decline, judge
 
 # What the two variants may differ in: the switch itself, and where each trial writes.
 DECLARED: Final = re.compile(r"VIME_RL_KERNEL(_[A-Z_]+)?|RLK_REPRO_(OPS|LIBRARIES)_DIR")
@@ -64,14 +66,8 @@ def analyse(run_dir: RunDir) -> Analysis:
     pairs = tuple(_make_pairs(plan, {trial.name: trial for trial in trials}))
     manifests, findings = _read_manifests(run_dir)
     differences = [finding for pair in pairs for finding in _differences(run_dir, pair)]
-    judgement = judge(
-        plan.run.measure,
-        lane=plan.run.lane,
-        pairs=pairs,
-        trials=trials,
-        differences=differences,
-        is_exploratory=plan.is_exploratory,
-    )
+    table = None if plan.run.workload.has_variants else read_operators(plan, run_dir)
+    judgement = _judge(plan, pairs, trials, differences)
     analysis = Analysis(
         run=plan.run.run,
         run_id=find_run_id(record, run_dir.run_id),
@@ -86,8 +82,8 @@ def analyse(run_dir: RunDir) -> Analysis:
         num_control_pairs_planned=len({trial.pair for trial in plan.trials if trial.is_control}),
         num_warmup_steps=plan.run.measure.warmup_steps,
         num_scored_steps=plan.run.measure.scored_steps,
-        facts=_facts(run_dir, manifests, trials),
-        trials=trials,
+        facts=_facts(run_dir, manifests, trials) | ({} if table is None else dict(table.facts)),
+        trials=trials if table is None else tuple(_add_rejects(trials, table)),
         pairs=pairs,
         effects=judgement.effects,
         noise_floor=judgement.noise_floor,
@@ -95,9 +91,32 @@ def analyse(run_dir: RunDir) -> Analysis:
         verdict=judgement.verdict,
         notes=tuple(_notes(run_dir)),
         findings=tuple(sort_findings([*findings, *differences])),
+        operators=() if table is None else table.results,
     )
     # as it will be read back: with the digits that are kept
     return Analysis.from_json(json.loads(dump_json(analysis.to_json())))
+
+
+def _judge(
+    plan: Plan, pairs: Sequence[PairResult], trials: Sequence[TrialResult], differences: Sequence[Finding]
+) -> Judgement:
+    measure = plan.run.measure
+    if not plan.run.workload.has_variants:
+        return decline(measure, pairs=pairs, trials=trials, is_exploratory=plan.is_exploratory)
+    return judge(
+        measure,
+        lane=plan.run.lane,
+        pairs=pairs,
+        trials=trials,
+        differences=differences,
+        is_exploratory=plan.is_exploratory,
+    )
+
+
+def _add_rejects(trials: Sequence[TrialResult], table: OperatorTable) -> Iterator[TrialResult]:
+    for trial in trials:
+        found = {f"operators: {reason}": number for reason, number in table.rejects.get(trial.name, {}).items()}
+        yield replace(trial, rejects={**trial.rejects, **found})
 
 
 def _read_telemetry(run_dir: RunDir) -> Mapping[str, TrialTelemetry]:

@@ -16,6 +16,8 @@ from rlk_repro.files import check_schema
 from rlk_repro.findings import Finding
 
 SCHEMA: Final = 1
+REFERENCE: Final = "vime"
+"""The implementation of an operator that speedups are relative to: vime's own function without the entropy metric."""
 
 
 class TrialStatus(StrEnum):
@@ -50,6 +52,8 @@ class VerdictWord(StrEnum):
     EQUIVALENT = "equivalent"
     INCONCLUSIVE = "inconclusive"
     NOT_COMPARABLE = "not comparable"
+    NO_COMPARISON = "no comparison"
+    """The run was never meant to compare variants: it measures operators one by one."""
 
 
 class ProofStatus(StrEnum):
@@ -64,6 +68,28 @@ class ProofStatus(StrEnum):
     FALLBACK = "fallback"
     MISSING = "missing"
     NOT_REQUESTED = "not requested"
+
+
+class OperatorStatus(StrEnum):
+    """What became of one implementation in one case.  ``oom`` is a result; blocked and failed come with a reason."""
+
+    PASSED = "pass"
+    OOM = "oom"
+    BLOCKED = "blocked"
+    FAILED = "failed"
+
+
+class OperatorKind(StrEnum):
+    """``vime`` is vime's own functions, ``fused`` and ``native`` RL-Kernel's, by class; ``peer`` anybody else's.
+
+    ``unresolved``: RL-Kernel's, but nobody got as far as a class.
+    """
+
+    VIME = "vime"
+    FUSED = "fused"
+    NATIVE = "native"
+    PEER = "peer"
+    UNRESOLVED = "unresolved"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +249,66 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OperatorCase:
+    """What an operator was measured on.  ``density`` is the fraction of rows whose value is wanted.
+
+    ``work`` is forward or forward_backward.  Policy losses build their graph in either, log-probs only in the latter.
+    """
+
+    operator: str
+    num_tokens: int
+    vocab_size: int
+    hidden_size: int | None
+    dtype: str
+    density: float
+    work: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorTrial:
+    """One implementation in one case in one process, over the calls of its scored sweeps; all None unless it passed.
+
+    ``speedup`` is the median of vime's own function in the same case and process over this median.  ``floor_fraction``
+    is the least time this device could take over this median.  ``line`` is the first log line that tells of it.
+    """
+
+    trial: str
+    status: OperatorStatus
+    reason: str
+    num_calls: int
+    median_s: float | None
+    minimum_s: float | None
+    maximum_s: float | None
+    mad_s: float | None
+    peak_extra_bytes: int | None
+    speedup: float | None
+    floor_fraction: float | None
+    line: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorResult:
+    """One implementation in one case.
+
+    ``error`` is the largest difference from float64 over the checked rows; ``gradient_error`` likewise, as a fraction
+    of the largest gradient element there; both are the worst of all processes.  ``process_spread`` is how far apart the
+    medians of the processes lie, as a fraction of the smallest.
+    """
+
+    case: OperatorCase
+    implementation: str
+    kind: OperatorKind
+    class_name: str
+    version: str
+    kernels: tuple[str, ...]
+    error: float | None
+    gradient_error: float | None
+    is_repeatable: bool | None
+    process_spread: float | None
+    trials: tuple[OperatorTrial, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Analysis:
     run: str
     run_id: str
@@ -246,12 +332,17 @@ class Analysis:
     verdict: Verdict
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
+    operators: tuple[OperatorResult, ...] = ()
 
     def effect(self, metric: str) -> Effect | None:
         return next((item for item in self.effects if item.metric == metric), None)
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+        """Plain values.  What only some runs have is absent from the others."""
+        fields = dataclasses.asdict(self)
+        if not self.operators:
+            del fields["operators"]
+        return {"schema": SCHEMA, **fields}
 
     @classmethod
     def from_json(cls, value: Any, where: str = "analysis.json") -> Analysis:

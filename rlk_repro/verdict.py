@@ -20,6 +20,7 @@ from rlk_repro.results import (
     PairResult,
     PairStatus,
     TrialResult,
+    TrialStatus,
     Verdict,
     VerdictWord,
 )
@@ -31,6 +32,9 @@ PRIMARY: Final = "primary"
 SECONDARY: Final = "secondary"
 MAX_THROTTLED_FRACTION: Final = 0.01
 SHOWN: Final = (VerdictWord.FASTER, VerdictWord.SLOWER)
+NOTHING_COMPARED: Final = (
+    "operators are measured one by one: no variants are compared, and nothing is said about a trainer's speed"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +133,30 @@ def judge(
         is_exploratory=is_exploratory,
     )
     return Judgement(effects=case.effects, noise_floor=case.floor, gates=case.gates, verdict=verdict)
+
+
+def decline(
+    measure: Measure, *, pairs: Sequence[PairResult], trials: Sequence[TrialResult], is_exploratory: bool = False
+) -> Judgement:
+    """The verdict of a run that has no variants: that there is none.  Its control pairs still show noise."""
+    controls = [pair for pair in pairs if pair.status is PairStatus.SCORED]
+    lost = [pair for pair in pairs if pair.status is not PairStatus.SCORED]
+    reasons = [
+        f"{trial.name}: {trial.status} ({trial.reason})" for trial in trials if trial.status is not TrialStatus.OK
+    ]
+    reasons += [f"pair {pair.pair} {pair.status}: {pair.reason}" for pair in lost]
+    smallest = measure.smallest_effect_pct / 100
+    verdict = Verdict(
+        word=VerdictWord.NO_COMPARISON,
+        headline=("exploratory: " if is_exploratory else "") + NOTHING_COMPARED,
+        reasons=tuple(reasons),
+        threshold=smallest,
+        smallest_effect=smallest,
+        num_pairs=0,
+        is_exploratory=is_exploratory,
+    )
+    floor = noise_floor(_log_ratios(controls, STEP_TIME), alpha=measure.alpha)
+    return Judgement(effects=(), noise_floor=floor, gates=(), verdict=verdict)
 
 
 def _make_effects(evidence: Evidence) -> tuple[Effect, ...]:

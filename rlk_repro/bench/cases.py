@@ -1,0 +1,199 @@
+"""The cases of the operator tier: their tensors, and the least time that any implementation could take.
+
+Which implementations there are is not known here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import torch
+
+from rlk_repro.bench.measure import Rates
+from rlk_repro.results import OperatorCase
+from rlk_repro.spec import Grid
+
+FORWARD_BACKWARD: Final = "forward_backward"
+POLICY_OPERATORS: Final = ("ratio_kl", "grpo_loss")
+MAX_SAMPLES: Final = 8
+CLIP: Final = 0.2
+CLIP_HIGH: Final = 0.28
+_ROWS_PER_CHUNK: Final = 256
+
+
+def expand_grids(grids: Iterable[Grid]) -> tuple[OperatorCase, ...]:
+    """Every combination of every grid, each case once, in the order written."""
+    return tuple(dict.fromkeys(case for grid in grids for case in _expand_grid(grid)))
+
+
+def _expand_grid(grid: Grid) -> Iterator[OperatorCase]:
+    sizes: tuple[int | None, ...] = grid.hidden_size or (None,)
+    axes = itertools.product(grid.vocab_size, grid.num_tokens, sizes, grid.dtypes, grid.densities, grid.passes)
+    for vocab_size, num_tokens, hidden_size, dtype, density, work in axes:
+        yield OperatorCase(
+            operator=grid.operator,
+            num_tokens=num_tokens,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            dtype=dtype,
+            density=density,
+            work=work,
+        )
+
+
+def needs_grad(case: OperatorCase) -> bool:
+    """A policy loss builds its graph in the forward pass too; log-probs are also wanted without any."""
+    return case.work == FORWARD_BACKWARD or case.operator in POLICY_OPERATORS
+
+
+def clip_high(case: OperatorCase) -> float:
+    """RL-Kernel's ``grpo_loss`` clips symmetrically."""
+    return CLIP if case.operator == "grpo_loss" else CLIP_HIGH
+
+
+def find_dtype(case: OperatorCase) -> torch.dtype:
+    found = getattr(torch, case.dtype)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The tensors of one case: N rows, V columns, D hidden, B samples of T = N / B rows each.
+
+    ``logits`` [N, V] for all operators but ``linear_logp``, which has ``hidden`` [N, D] and ``weight`` [V, D] instead.
+    ``mask`` [N] holds the wanted rows: the end of every sample, as a response follows its prompt.
+    """
+
+    case: OperatorCase
+    tokens: torch.Tensor
+    mask: torch.Tensor
+    sample_advantages: torch.Tensor
+    noise: torch.Tensor
+    logits: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+
+    @cached_property
+    def leaves(self) -> tuple[torch.Tensor, ...]:
+        """What gradients are taken of, on the same storage: logits, or hidden and weight; marked only where needed.
+
+        Some kernels overwrite an input that requires a gradient even where none is computed.
+        """
+        given = [tensor for tensor in (self.logits, self.hidden, self.weight) if tensor is not None]
+        return tuple(tensor.detach().requires_grad_(needs_grad(self.case)) for tensor in given)
+
+    def derive(self) -> None:
+        """Compute the derived tensors now, so that none is made under the clock."""
+        tensors = [*self.leaves, self.rows, self.weights, self.advantages]
+        if self.case.operator in POLICY_OPERATORS:
+            tensors.append(self.old_log_probs)
+        assert all(tensor.device == self.tokens.device for tensor in tensors)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.sample_advantages)
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """The wanted rows by number, int64, ascending."""
+        return self.mask.nonzero().squeeze(1)
+
+    @cached_property
+    def weights(self) -> torch.Tensor:
+        """[N] float32: what each row's value counts in the loss, which is the mean over the wanted rows."""
+        return self.mask.float() / self.mask.sum()
+
+    @cached_property
+    def advantages(self) -> torch.Tensor:
+        """[N] float32: a sample's advantage on each of its rows."""
+        return self.sample_advantages.repeat_interleave(self.case.num_tokens // self.num_samples)
+
+    @cached_property
+    def old_log_probs(self) -> torch.Tensor:
+        """[N] float32: the current log-probs moved a little, so that some ratios are clipped and most are not."""
+        assert self.logits is not None, "a policy operator has logits"
+        chunks = zip(torch.split(self.logits, _ROWS_PER_CHUNK), torch.split(self.tokens, _ROWS_PER_CHUNK), strict=True)
+        current = [logits.float().log_softmax(-1).gather(1, ids.unsqueeze(1)).squeeze(1) for logits, ids in chunks]
+        return torch.cat(current) + 0.15 * self.noise
+
+
+def make_inputs(case: OperatorCase, device: torch.device, seed: int) -> Inputs:
+    """Random tensors from the seed alone, the same for every implementation, sweep and process.
+
+    Raises:
+        torch.OutOfMemoryError: the case itself does not fit.
+    """
+    source = torch.Generator(device).manual_seed(seed)
+    num_samples, _, _ = _split_rows(case)
+    dtype, num_tokens, vocab_size = find_dtype(case), case.num_tokens, case.vocab_size
+    logits = hidden = weight = None
+    if case.hidden_size is None:
+        logits = torch.randn(num_tokens, vocab_size, device=device, dtype=dtype, generator=source).mul_(2)
+    else:
+        hidden = torch.randn(num_tokens, case.hidden_size, device=device, dtype=dtype, generator=source)
+        weight = torch.randn(vocab_size, case.hidden_size, device=device, dtype=dtype, generator=source)
+        weight.mul_(2 / math.sqrt(case.hidden_size))
+    inputs = Inputs(
+        case=case,
+        tokens=torch.randint(vocab_size, (num_tokens,), device=device, generator=source),
+        mask=_make_mask(case, device),
+        sample_advantages=torch.randn(num_samples, device=device, generator=source),
+        noise=torch.randn(num_tokens, device=device, generator=source),
+        logits=logits,
+        hidden=hidden,
+        weight=weight,
+    )
+    inputs.derive()
+    return inputs
+
+
+def _make_mask(case: OperatorCase, device: torch.device) -> torch.Tensor:
+    num_samples, length, num_wanted = _split_rows(case)
+    return (torch.arange(length, device=device) >= length - num_wanted).repeat(num_samples)
+
+
+def _split_rows(case: OperatorCase) -> tuple[int, int, int]:
+    """Samples, rows per sample, and wanted rows per sample."""
+    num_samples = math.gcd(case.num_tokens, MAX_SAMPLES)
+    length = case.num_tokens // num_samples
+    return num_samples, length, max(1, round(case.density * length))
+
+
+def estimate_bytes(case: OperatorCase) -> int:
+    """Device memory that a straightforward implementation needs: the inputs, fp32 logits if there are none, and one
+    fp32 intermediate as large as the logits for each direction."""
+    size = find_dtype(case).itemsize
+    logits = 4 * case.num_tokens * case.vocab_size
+    given = case.num_tokens * case.vocab_size * size
+    if case.hidden_size is not None:
+        given = (case.num_tokens + case.vocab_size) * case.hidden_size * size + logits
+    return given + logits * (2 if case.work == FORWARD_BACKWARD else 1)
+
+
+def find_floor_s(case: OperatorCase, rates: Rates) -> float:
+    """The least time of the case on this device: its unavoidable traffic or arithmetic, whichever takes longer.
+
+    Logits: the wanted rows are read once, and for the gradient once more, which is written for all rows.  Hidden states
+    and weight likewise, with 2 N D V operations forward and 4 N D V backward, N counting wanted rows.
+    """
+    size, width = find_dtype(case).itemsize, case.hidden_size
+    num_samples, _, num_wanted_each = _split_rows(case)
+    num_wanted = num_samples * num_wanted_each
+    if width is None:
+        read, written, num_flops = num_wanted * case.vocab_size * size, case.num_tokens * case.vocab_size * size, 0
+    else:
+        read = (num_wanted + case.vocab_size) * width * size
+        written = (case.num_tokens + case.vocab_size) * width * size
+        num_flops = 2 * num_wanted * width * case.vocab_size
+    if case.work == FORWARD_BACKWARD:
+        num_bytes, num_flops = 2 * read + written, 3 * num_flops
+    else:
+        num_bytes = read
+    arithmetic_s = num_flops / rates.flops_per_s[case.dtype] if num_flops else 0.0
+    return max(num_bytes / rates.bytes_per_s, arithmetic_s)

@@ -1,0 +1,223 @@
+"""Puts implementations through the cases of a suite and logs what became of each, one line per cell.
+
+Whatever an implementation does to itself is its cell's status, and the others are measured all the same.  Nothing is
+left out for being expected to fail: only the run's own memory limit blocks a case before it was tried.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from subprocess import SubprocessError
+from typing import Any, Final, TypeVar
+
+import torch
+
+from rlk_repro.bench.cases import Inputs, estimate_bytes, find_floor_s, make_inputs
+from rlk_repro.bench.implementation import Blocked, Call, Implementation, Ready, make_call
+from rlk_repro.bench.measure import Rates, Timing, measure_calls, record_kernels
+from rlk_repro.bench.references import Check, Truth, check_call, compute_truth
+from rlk_repro.errors import CheckFailed, Problem
+from rlk_repro.files import dump_json_line
+from rlk_repro.results import OperatorCase, OperatorStatus
+from rlk_repro.spec import OperatorsWorkload
+from rlk_repro.units import format_bytes
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON: Final = 300
+OOM_WORDS: Final = ("out of memory", "can't allocate memory")
+# What foreign code is known to raise.  Triton's own errors are added where it is installed.
+FAILURES: Final[tuple[type[Exception], ...]] = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, OSError, RuntimeError,
+    SubprocessError, TypeError, ValueError,
+)  # fmt: skip
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no number."""
+
+    status: OperatorStatus
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """An implementation bound to the tensors of a case."""
+
+    ready: Ready
+    call: Call
+
+
+def log_record(event: str, **fields: Any) -> None:
+    """One record of the operator tier; ``logs.operators`` reads it."""
+    logger.info("operator %s", dump_json_line({"event": event, **fields}))
+
+
+class Harness:
+    """Cases one after the other, each with its tensors made anew, and its implementations one by one within it."""
+
+    def __init__(
+        self,
+        suite: OperatorsWorkload,
+        implementations: tuple[Implementation, ...],
+        device: torch.device,
+        rates: Rates,
+        seed: int,
+    ) -> None:
+        self._suite, self._implementations, self._seed = suite, implementations, seed
+        self._device, self._rates = device, rates
+        self._failures = find_failures()
+        self._passed: set[tuple[OperatorCase, str]] = set()
+
+    def time_case(self, case: OperatorCase, sweep: int) -> None:
+        """Log a ``time`` record per implementation; every other sweep backwards, so that none always comes first."""
+        inputs = self._make_inputs(case)
+        order = self._find_implementations(case)
+        for implementation in reversed(order) if sweep % 2 else order:
+            cell = self._build(implementation, inputs)
+            timing = cell if isinstance(cell, Failure) else self._attempt(partial(self._time, cell.call))
+            if isinstance(timing, Timing):
+                self._passed.add((case, implementation.name))
+            log_record(
+                "time",
+                case=asdict(case),
+                implementation=implementation.name,
+                sweep=sweep,
+                floor_s=find_floor_s(case, self._rates),
+                **_describe_cell(implementation, cell),
+                **_describe_timing(timing),
+            )
+            del cell
+            self._release()
+
+    def check_case(self, case: OperatorCase) -> None:
+        """Log a ``check`` record per implementation that ran in any sweep."""
+        implementations = [item for item in self._find_implementations(case) if (case, item.name) in self._passed]
+        if not implementations:
+            return
+        inputs = self._make_inputs(case)
+        truth: Truth | Failure
+        if isinstance(inputs, Failure):
+            truth = inputs
+        else:
+            truth = self._attempt(partial(compute_truth, inputs, self._suite.oracle_rows))
+        for implementation in implementations:
+            cell = self._build(implementation, inputs)
+            log_record("check", case=asdict(case), implementation=implementation.name, **self._check(cell, truth))
+            del cell
+            self._release()
+
+    def _find_implementations(self, case: OperatorCase) -> list[Implementation]:
+        return [
+            item
+            for item in self._implementations
+            if item.operator == case.operator and (case.density < 1 or not item.is_sparse)
+        ]
+
+    def _make_inputs(self, case: OperatorCase) -> Inputs | Failure:
+        limit_gib, needed = self._suite.memory_limit_gib, estimate_bytes(case)
+        if limit_gib is not None and needed > limit_gib * 2**30:
+            reason = f"expected to need {format_bytes(needed)}; the run's memory limit is {limit_gib:g} GiB"
+            return Failure(OperatorStatus.BLOCKED, reason)
+        made = self._attempt(partial(make_inputs, case, self._device, self._seed))
+        return Failure(made.status, _shorten(f"inputs: {made.reason}")) if isinstance(made, Failure) else made
+
+    def _build(self, implementation: Implementation, inputs: Inputs | Failure) -> Cell | Failure:
+        if isinstance(inputs, Failure):
+            return inputs
+        ready = self._attempt(partial(implementation.build, inputs))
+        if isinstance(ready, Blocked):
+            return Failure(OperatorStatus.BLOCKED, _shorten(ready.reason))
+        return ready if isinstance(ready, Failure) else Cell(ready, make_call(inputs, ready))
+
+    def _time(self, call: Call) -> Timing:
+        suite = self._suite
+        return measure_calls(call, device=self._device, warmup=suite.warmup_calls, repeats=suite.timed_calls)
+
+    def _check(self, cell: Cell | Failure, truth: Truth | Failure) -> dict[str, Any]:
+        if isinstance(cell, Failure):
+            return _describe_check(cell, ())
+        check = truth if isinstance(truth, Failure) else self._attempt(partial(check_call, cell.call, truth))
+        kernels = self._attempt(partial(record_kernels, cell.call))
+        return _describe_check(check, () if isinstance(kernels, Failure) else kernels)
+
+    def _attempt(self, action: Callable[[], R]) -> R | Failure:
+        """Do it, or turn what it raises into a status.
+
+        Raises:
+            CheckFailed: the device is in an error state that every later call would meet.
+        """
+        try:
+            return action()
+        except self._failures as error:
+            text = _shorten(f"{type(error).__name__}: {error}")
+            is_oom = isinstance(error, MemoryError) or any(words in str(error).lower() for words in OOM_WORDS)
+        self._release()
+        return Failure(OperatorStatus.OOM if is_oom else OperatorStatus.FAILED, text)
+
+    def _release(self) -> None:
+        """Give memory back, so that every cell finds the allocator as the first one did."""
+        gc.collect()
+        if self._device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            raise CheckFailed(Problem("device", "unusable after this cell", got=_shorten(str(error)))) from error
+
+
+def find_failures() -> tuple[type[Exception], ...]:
+    """``FAILURES`` and the base of Triton's own errors, where it is installed."""
+    try:
+        from triton.errors import TritonError
+    except ImportError:
+        return FAILURES
+    return (*FAILURES, TritonError)
+
+
+def _describe_cell(implementation: Implementation, cell: Cell | Failure) -> dict[str, Any]:
+    if isinstance(cell, Failure):
+        return {"kind": implementation.kind.value, "class_name": "", "version": ""}
+    ready = cell.ready
+    return {"kind": ready.kind.value, "class_name": ready.class_name, "version": ready.version}
+
+
+def _describe_timing(timing: Timing | Failure) -> dict[str, Any]:
+    if isinstance(timing, Failure):
+        numbers: dict[str, Any] = {"samples_s": (), "peak_extra_bytes": None}
+        return {"status": timing.status.value, "reason": timing.reason, **numbers}
+    numbers = {"samples_s": timing.samples_s, "peak_extra_bytes": timing.peak_extra_bytes}
+    return {"status": OperatorStatus.PASSED.value, "reason": "", **numbers}
+
+
+def _describe_check(check: Check | Failure, kernels: tuple[str, ...]) -> dict[str, Any]:
+    """What was found; numbers that are none make the cell a failed one."""
+    status, reason = OperatorStatus.PASSED, ""
+    error = gradient_error = is_repeatable = None
+    if isinstance(check, Failure):
+        status, reason = check.status, check.reason
+    else:
+        error, gradient_error, is_repeatable = check.error, check.gradient_error, check.is_repeatable
+        if not all(math.isfinite(value) for value in (error, gradient_error or 0.0)):
+            status, reason = OperatorStatus.FAILED, "returned values that are no numbers"
+    return {
+        "status": status.value,
+        "reason": reason,
+        "error": error,
+        "gradient_error": gradient_error,
+        "is_repeatable": is_repeatable,
+        "kernels": kernels,
+    }
+
+
+def _shorten(text: str) -> str:
+    """One line of bounded length."""
+    return " ".join(text.split())[:MAX_REASON]

@@ -1,0 +1,98 @@
+"""What an implementation of an operator is to the harness: a call bound to the tensors of a case, or why there is none.
+
+The implementations themselves are in ``references``, ``rl_kernel`` and ``peers``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, Inputs, clip_high, needs_grad
+from rlk_repro.results import OperatorKind
+
+IMPORT_ERRORS: Final = (ImportError, AttributeError, OSError, RuntimeError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """``forward`` computes on ``Inputs.leaves``: one value per row [N], or their weighted sum (``grpo_loss``)."""
+
+    forward: Callable[[], torch.Tensor]
+    kind: OperatorKind
+    class_name: str
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Why an implementation cannot be measured here."""
+
+    reason: str
+
+
+Builder: TypeAlias = Callable[[Inputs], Ready | Blocked]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """One name in the tables.  ``kind`` is what it is where it cannot even be built."""
+
+    name: str
+    operator: str
+    kind: OperatorKind
+    build: Builder
+    is_sparse: bool = False
+    """Skips unwanted rows: measured only where there are some."""
+
+
+Call: TypeAlias = Callable[[], tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
+
+
+def make_call(inputs: Inputs, ready: Ready) -> Call:
+    """What is timed and checked: the values and, where the case goes backward, the gradients of the leaves."""
+
+    def forward() -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        with torch.set_grad_enabled(needs_grad(inputs.case)):
+            return ready.forward(), ()
+
+    def forward_backward() -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        values = ready.forward()
+        loss = values if values.ndim == 0 else (values * inputs.weights).sum()
+        return values, torch.autograd.grad(loss, inputs.leaves)
+
+    return forward_backward if inputs.case.work == FORWARD_BACKWARD else forward
+
+
+def find_attribute(path: str) -> Any | Blocked:
+    """Import ``module.name``, or say why that cannot be done."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except IMPORT_ERRORS as error:
+        return Blocked(f"{path} cannot be imported ({type(error).__name__}: {error})")
+
+
+def find_version(distribution: str) -> str:
+    """The installed version; ``unversioned`` for a source tree on the path."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "unversioned"
+
+
+def clip_losses(ratio: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """The clipped surrogate per row, as vime's ``compute_policy_loss`` computes it."""
+    advantages = inputs.advantages
+    clipped = ratio.clamp(1 - CLIP, 1 + clip_high(inputs.case))
+    return torch.maximum(-ratio * advantages, -clipped * advantages)
+
+
+def reduce_losses(losses: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """Per row for ``ratio_kl``; for ``grpo_loss`` the mean over wanted rows, as its kernel returns nothing else."""
+    return (losses * inputs.weights).sum() if inputs.case.operator == "grpo_loss" else losses

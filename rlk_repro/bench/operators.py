@@ -1,0 +1,131 @@
+"""``python -m rlk_repro.bench.operators``: every case of a suite by every implementation, as log lines.
+
+Sweeps are timed and nothing else happens in them; numbers and kernels are checked after the last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from rlk_repro.bench.cases import expand_grids, find_dtype
+from rlk_repro.bench.harness import Harness, log_record
+from rlk_repro.bench.implementation import Implementation
+from rlk_repro.bench.measure import measure_rates
+from rlk_repro.bench.peers import list_peers
+from rlk_repro.bench.references import list_references
+from rlk_repro.bench.rl_kernel import list_operators
+from rlk_repro.errors import EnvironmentMissing, Problem, RlkReproError, SpecError
+from rlk_repro.files import write_json
+from rlk_repro.integration.libraries import loaded_libraries
+from rlk_repro.integration.switch import LIBRARIES_DIR_VARIABLE
+from rlk_repro.refengine.__main__ import LOG_FORMAT, TIME_FORMAT
+from rlk_repro.rundir import libraries_file
+from rlk_repro.spec import OperatorsWorkload
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt=TIME_FORMAT, stream=sys.stdout)
+    try:
+        run(parse_args(argv))
+    except RlkReproError as error:
+        sys.stderr.write(f"{error.title}: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m rlk_repro.bench.operators",
+        description="Time operators alone, and hold their numbers against float64.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--seed", type=int, required=True, help="seed of every case's tensors")
+    parser.add_argument("--num-rollout", type=int, required=True, help="sweeps over all cases")
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True, help="cuda is also AMD's")
+    parser.add_argument("--suite", type=_parse_suite, required=True, help="the workload of the run, as JSON")
+    return parser.parse_args(argv)
+
+
+def _parse_suite(text: str) -> OperatorsWorkload:
+    try:
+        return OperatorsWorkload.model_validate_json(text)
+    except ValidationError as error:
+        raise argparse.ArgumentTypeError(f"not a workload: {error}") from None
+
+
+def run(args: argparse.Namespace) -> None:
+    """All sweeps, then the checks.
+
+    Raises:
+        SpecError: the suite names an implementation that does not exist.
+        EnvironmentMissing: the device is not there.
+        CheckFailed: an implementation left the device unusable.
+    """
+    implementations = list_implementations(args.suite)
+    device = make_device(args.device)
+    cases = expand_grids(args.suite.grids)
+    rates = measure_rates(device, (find_dtype(case) for case in cases if case.hidden_size is not None))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    log_record("device", name=name, bytes_per_s=rates.bytes_per_s, flops_per_s=rates.flops_per_s)
+    harness = Harness(args.suite, implementations, device, rates, args.seed)
+    for sweep in range(args.num_rollout):
+        # what is there by now need not be walked again before every cell
+        gc.collect()
+        gc.freeze()
+        began = time.perf_counter()
+        for case in cases:
+            harness.time_case(case, sweep)
+        logger.info("perf %d: %s", sweep, {"perf/step_time": time.perf_counter() - began})
+        if sweep == 0:
+            _record_libraries()
+    for case in cases:
+        harness.check_case(case)
+
+
+def list_implementations(suite: OperatorsWorkload) -> tuple[Implementation, ...]:
+    """Those that the suite names, or all, of the operators in it.
+
+    Raises:
+        SpecError: a name that no operator of the suite has.
+    """
+    operators = {grid.operator for grid in suite.grids}
+    known = [item for item in (*list_references(), *list_operators(), *list_peers()) if item.operator in operators]
+    menu = ", ".join(dict.fromkeys(item.name for item in known))
+    unknown = sorted(set(suite.implementations) - {item.name for item in known})
+    if unknown:
+        where = "workload.implementations"
+        problems = (Problem(where, "no such implementation", got=name, expected=f"any of {menu}") for name in unknown)
+        raise SpecError(*problems)
+    return tuple(item for item in known if not suite.implementations or item.name in suite.implementations)
+
+
+def make_device(name: str) -> torch.device:
+    """The one device of the process.  On a CPU nothing is compiled: it would take longer than all that is measured."""
+    if name == "cpu":
+        torch._dynamo.config.disable = True  # noqa: SLF001  the setting that torch documents
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise EnvironmentMissing(Problem("--device", "torch sees no GPU", got=name, hint="use --device cpu"))
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _record_libraries() -> None:
+    folder = os.environ.get(LIBRARIES_DIR_VARIABLE)
+    if folder:
+        write_json(libraries_file(Path(folder), 0), loaded_libraries())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Implementations by others, each only where it is installed: torch.compile, torch's own, Liger, cut-cross-entropy.
+
+They show what the same case costs elsewhere; none of them takes part in a comparison of variants.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch.nn import functional
+
+from rlk_repro.bench.cases import POLICY_OPERATORS, Inputs, needs_grad
+from rlk_repro.bench.implementation import (
+    Blocked,
+    Implementation,
+    Ready,
+    clip_losses,
+    find_attribute,
+    find_version,
+    reduce_losses,
+)
+from rlk_repro.results import OperatorKind
+
+MAX_RECOMPILES: Final = 1024
+
+
+def _select(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return logits.float().log_softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+
+
+def _select_from_hidden(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return _select(functional.linear(hidden, weight), tokens)
+
+
+def _compute_losses(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    ratio = (_compile(_select)(logits, inputs.tokens) - inputs.old_log_probs).exp()
+    return reduce_losses(clip_losses(ratio, inputs), inputs)
+
+
+@functools.cache
+def _compile(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Compile for each shape of its own, all of them in one process.
+
+    With ``fullgraph`` torch raises where it would otherwise go on uncompiled, as it does after a few shapes.
+    """
+    config: Any = torch._dynamo.config  # noqa: SLF001  torch documents these settings and offers no other way to them
+    for name in ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit"):
+        if hasattr(config, name):
+            setattr(config, name, MAX_RECOMPILES)
+    return torch.compile(function, fullgraph=True, dynamic=False)
+
+
+def _build_compiled(inputs: Inputs) -> Ready | Blocked:
+    if not inputs.tokens.is_cuda:
+        return Blocked("nothing is compiled on a CPU, vime's own functions neither")
+    if inputs.case.operator in POLICY_OPERATORS:
+        forward, text = partial(_compute_losses, inputs.leaves[0], inputs), "log_softmax + gather, then the clip"
+    elif inputs.hidden is None:
+        forward, text = partial(_compile(_select), inputs.leaves[0], inputs.tokens), "log_softmax + gather"
+    else:
+        forward = partial(_compile(_select_from_hidden), *inputs.leaves, inputs.tokens)
+        text = "linear + log_softmax + gather"
+    return Ready(
+        forward=forward, kind=OperatorKind.PEER, class_name=f"torch.compile: {text}", version=torch.__version__
+    )
+
+
+def _build_peer(inputs: Inputs, *, path: str, distribution: str, options: dict[str, Any]) -> Ready | Blocked:
+    """A cross-entropy per row: what the others call the log-prob, negated."""
+    function = find_attribute(path)
+    if isinstance(function, Blocked):
+        return function
+
+    def forward() -> torch.Tensor:
+        losses = function(*inputs.leaves, inputs.tokens, reduction="none", **options)
+        assert isinstance(losses, torch.Tensor)
+        return -losses.float()
+
+    return Ready(forward=forward, kind=OperatorKind.PEER, class_name=path, version=find_version(distribution))
+
+
+def _build_liger(inputs: Inputs) -> Ready | Blocked:
+    if needs_grad(inputs.case):
+        return Blocked("it overwrites the logits with their gradient: calls after the first would see other logits")
+    path = "liger_kernel.transformers.functional.liger_cross_entropy"
+    return _build_peer(inputs, path=path, distribution="liger-kernel", options={})
+
+
+def _build_torch_linear(inputs: Inputs) -> Ready | Blocked:
+    """torch's own chunked loss, which its plain call is not."""
+    options = find_attribute("torch.nn.LinearCrossEntropyOptions")
+    if isinstance(options, Blocked):
+        return Blocked(f"torch {torch.__version__} has no torch.nn.LinearCrossEntropyOptions")
+    path = "torch.nn.functional.linear_cross_entropy"
+    return _build_peer(inputs, path=path, distribution="torch", options={"options": options()})
+
+
+def list_peers() -> tuple[Implementation, ...]:
+    liger = partial(
+        _build_peer,
+        path="liger_kernel.transformers.functional.liger_fused_linear_cross_entropy",
+        distribution="liger-kernel",
+        options={},
+    )
+    apple = partial(
+        _build_peer, path="cut_cross_entropy.linear_cross_entropy", distribution="cut-cross-entropy", options={}
+    )
+    return (
+        *(_make("torch-compile", operator, _build_compiled) for operator in ("logp", *POLICY_OPERATORS, "linear_logp")),
+        _make("liger", "logp", _build_liger),
+        _make("liger", "linear_logp", liger),
+        _make("torch-chunked", "linear_logp", _build_torch_linear),
+        _make("cut-cross-entropy", "linear_logp", apple),
+    )
+
+
+def _make(name: str, operator: str, build: Callable[[Inputs], Ready | Blocked]) -> Implementation:
+    return Implementation(name=name, operator=operator, kind=OperatorKind.PEER, build=build)

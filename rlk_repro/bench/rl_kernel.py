@@ -1,0 +1,142 @@
+"""RL-Kernel's operators as implementations: what its registry resolves to, and its plain PyTorch ones by class.
+
+One counts as fused only where our own table says that its class is, and its compiled symbols are there; which kernels
+then ran is recorded apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import torch
+
+from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, Inputs
+from rlk_repro.bench.implementation import Blocked, Implementation, Ready, clip_losses, find_attribute
+from rlk_repro.integration.rl_kernel import find_absent_symbols, find_version, load_operator
+from rlk_repro.integration.switch import probe_platform
+from rlk_repro.operators import OPERATORS, Calls, Platform, Reason, Refusal
+from rlk_repro.results import OperatorKind
+
+Use: TypeAlias = Callable[[Any, Inputs], torch.Tensor]
+
+NATIVE: Final = "rl-kernel-native"
+TRITON: Final = "rl-kernel-triton"
+TRITON_LINEAR_LOGP: Final = "rl_engine.kernels.ops.triton.loss.linear_logp.TritonLinearLogpOp"
+
+
+class _LogpMethod(NamedTuple):
+    """A method of the log-prob operator and the compiled symbol behind it; a sparse one takes the wanted rows."""
+
+    name: str
+    symbol: str
+    is_sparse: bool = False
+
+
+LOGP_METHODS: Final = {
+    "rl-kernel-fp32": _LogpMethod("apply_fp32", "fused_logp_forward_fp32"),
+    "rl-kernel-online": _LogpMethod("online_fp32", "fused_logp_forward_online_fp32"),
+    "rl-kernel-indexed": _LogpMethod("indexed_fp32", "fused_logp_forward_indexed_fp32", is_sparse=True),
+    "rl-kernel-online-indexed": _LogpMethod(
+        "online_indexed_fp32", "fused_logp_forward_online_indexed_fp32", is_sparse=True
+    ),
+}
+
+
+def _select(method: _LogpMethod, op: Any, inputs: Inputs) -> torch.Tensor:
+    rows = (inputs.rows,) if method.is_sparse else ()
+    return _as_tensor(getattr(op, method.name)(inputs.leaves[0], inputs.tokens, *rows))
+
+
+def _compute_ratios(op: Any, inputs: Inputs) -> torch.Tensor:
+    """The operator's KL, here to the same logits, is zero and not used."""
+    (leaf,) = inputs.leaves
+    ratio, _ = op(leaf, leaf.detach(), inputs.tokens, inputs.mask, inputs.old_log_probs)
+    return clip_losses(ratio, inputs)
+
+
+def _compute_loss(op: Any, inputs: Inputs) -> torch.Tensor:
+    shape = (inputs.num_samples, -1)
+    logits = inputs.leaves[0].view(*shape, inputs.case.vocab_size)
+    tokens, old, mask = (item.view(shape) for item in (inputs.tokens, inputs.old_log_probs, inputs.mask))
+    loss, _, _ = op.apply(logits, logits.detach(), tokens, old, inputs.sample_advantages, mask, clip_eps=CLIP, beta=0.0)
+    return _as_tensor(loss)
+
+
+def _select_from_hidden(op: Any, inputs: Inputs) -> torch.Tensor:
+    return _as_tensor(op(*inputs.leaves, inputs.tokens))
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def _build_resolved(inputs: Inputs, *, use: Use, method: _LogpMethod | None = None) -> Ready | Blocked:
+    """What RL-Kernel's registry gives for the case's operator, if its class counts here."""
+    case, platform = inputs.case, _find_platform(inputs)
+    operator = OPERATORS[case.operator]
+    if platform not in operator.implementations:
+        return Blocked(str(Refusal(Reason.PLATFORM, platform)))
+    loaded = load_operator(case.operator, platform)
+    if isinstance(loaded, Refusal):
+        return Blocked(str(loaded))
+    accepted = operator.find_implementation(platform, loaded.implementation)
+    is_native = accepted is not None and accepted.is_native
+    if not is_native and case.work == FORWARD_BACKWARD and operator.calls is Calls.NO_GRAD:
+        return Blocked(f"{loaded.implementation} computes no gradient")
+    if method is not None and not is_native and find_absent_symbols((method.symbol,)):
+        return Blocked(f"{loaded.implementation}: its extension lacks {method.symbol}")
+    return Ready(
+        forward=partial(use, loaded.op, inputs),
+        kind=OperatorKind.NATIVE if is_native else OperatorKind.FUSED,
+        class_name=loaded.implementation + (f".{method.name}" if method else ""),
+        version=loaded.version,
+    )
+
+
+def _find_platform(inputs: Inputs) -> Platform:
+    return probe_platform() if inputs.tokens.is_cuda else Platform.CPU
+
+
+def _build_by_class(inputs: Inputs, *, path: str, kind: OperatorKind, use: Use) -> Ready | Blocked:
+    """A class of RL-Kernel itself, whatever its registry would choose."""
+    found = find_attribute(path)
+    if isinstance(found, Blocked):
+        return found
+    return Ready(
+        forward=partial(use, found(), inputs),
+        kind=kind,
+        class_name=path.rpartition(".")[2],
+        version=find_version(),
+    )
+
+
+def list_operators() -> Iterator[Implementation]:
+    """Every way to call RL-Kernel, operator by operator."""
+    for name, method in LOGP_METHODS.items():
+        build = partial(_build_resolved, use=partial(_select, method), method=method)
+        yield _make(name, "logp", build, is_sparse=method.is_sparse)
+    uses: dict[str, Use] = {
+        "ratio_kl": _compute_ratios,
+        "grpo_loss": _compute_loss,
+        "linear_logp": _select_from_hidden,
+    }
+    for operator, use in uses.items():
+        yield _make("rl-kernel", operator, partial(_build_resolved, use=use))
+    triton = partial(_build_by_class, path=TRITON_LINEAR_LOGP, kind=OperatorKind.FUSED, use=_select_from_hidden)
+    yield _make(TRITON, "linear_logp", triton)
+    uses["logp"] = partial(_select, LOGP_METHODS["rl-kernel-fp32"])
+    for operator, use in uses.items():
+        native = next(item for item in OPERATORS[operator].implementations[Platform.CPU] if item.is_native)
+        path = f"rl_engine.kernels.ops.pytorch.loss.{operator}.{native.class_name}"
+        build = partial(_build_by_class, path=path, kind=OperatorKind.NATIVE, use=use)
+        yield _make(NATIVE, operator, build)
+
+
+def _make(
+    name: str, operator: str, build: Callable[[Inputs], Ready | Blocked], *, is_sparse: bool = False
+) -> Implementation:
+    kind = OperatorKind.UNRESOLVED
+    return Implementation(name=name, operator=operator, kind=kind, build=build, is_sparse=is_sparse)

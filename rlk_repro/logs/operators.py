@@ -1,0 +1,209 @@
+"""Reads what the operator tier prints: the device's own rates, times per cell and sweep, and checks.
+
+A cell is one implementation in one case.  The lines are written by ``bench.operators``; a log from a stranger may hold
+anything, so that sizes and counts are bounded, and what does not fit is refused with its line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.logs.lines import LineScanner, LogLine
+from rlk_repro.logs.rejects import Reject, RejectLog
+from rlk_repro.results import OperatorCase, OperatorKind, OperatorStatus
+
+MAX_RECORD_BYTES: Final = 1 << 20
+MAX_CELLS: Final = 20_000
+MAX_TIMES: Final = 200_000
+
+_NEEDLE: Final = b" - operator "
+_LINE: Final = re.compile(
+    rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\r\n]{0,40}\] [\w.\-]{1,100}\.py:\d{1,6} - operator (?=\{)"
+)
+
+Text: TypeAlias = Annotated[str, Field(max_length=400)]
+Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Number: TypeAlias = Annotated[int, Field(ge=0, le=10**15)]
+Seconds: TypeAlias = Annotated[float, Field(ge=1e-12, le=1e6)]
+Rate: TypeAlias = Annotated[float, Field(gt=0, le=1e24)]
+Size: TypeAlias = Annotated[float, Field(ge=0, le=1e300)]
+
+
+class Reason(StrEnum):
+    """Why a line was refused."""
+
+    NOT_A_RECORD = "not an operator record"
+    CUT_OFF = "the record is cut off"
+    TOO_LONG = "the record is too long"
+    TOO_MANY = "more records than are read"
+    REPEATED = "the same record again"
+    UNTIMED = "a check of a cell that was never timed"
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class Device(_Event):
+    """What the process measured of its device before the first sweep: bytes and operations per second."""
+
+    event: Literal["device"]
+    name: Text
+    bytes_per_s: Rate
+    flops_per_s: Annotated[dict[Word, Rate], Field(max_length=8)]
+
+
+class _Case(_Event):
+    operator: Word
+    num_tokens: Number
+    vocab_size: Number
+    hidden_size: Number | None
+    dtype: Word
+    density: Annotated[float, Field(gt=0, le=1)]
+    work: Word
+
+
+class _Cell(_Event):
+    case: _Case
+    implementation: Word
+
+    @property
+    def key(self) -> CellKey:
+        return OperatorCase(**self.case.model_dump()), self.implementation
+
+
+class Time(_Cell):
+    """One cell in one sweep: the seconds of each timed call, or why there are none."""
+
+    event: Literal["time"]
+    sweep: Number
+    kind: OperatorKind
+    class_name: Text
+    version: Text
+    status: OperatorStatus
+    reason: Text
+    samples_s: Annotated[tuple[Seconds, ...], Field(max_length=10_000)]
+    peak_extra_bytes: Number | None
+    floor_s: Seconds | None
+
+
+class Check(_Cell):
+    """One cell against float64 and against itself, and the kernels that it ran; after the last sweep."""
+
+    event: Literal["check"]
+    status: OperatorStatus
+    reason: Text
+    error: Size | None
+    gradient_error: Size | None
+    is_repeatable: bool | None
+    kernels: Annotated[tuple[Text, ...], Field(max_length=64)]
+
+
+CellKey: TypeAlias = tuple[OperatorCase, str]
+Event: TypeAlias = Device | Time | Check
+_EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorLog:
+    """What one process printed.  ``times`` are by cell in the order first seen, then by sweep, with their log lines."""
+
+    device: Device | None
+    times: Mapping[CellKey, Mapping[int, tuple[int, Time]]]
+    checks: Mapping[CellKey, tuple[int, Check]]
+    rejects: tuple[Reject, ...]
+    num_rejects: Mapping[str, int]
+
+
+def parse_operators(path: Path) -> OperatorLog:
+    """Read a trial's ``stdout.log``.
+
+    Raises:
+        BundleUnreadable: the file is absent or cannot be read.  No content raises.
+    """
+    try:
+        with path.open("rb", buffering=0) as stream:
+            return parse_operator_stream(stream)
+    except OSError as error:
+        raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from error
+
+
+def parse_operator_stream(stream: BinaryIO) -> OperatorLog:
+    """``parse_operators`` for an open binary stream."""
+    reader = _Reader()
+    for line in LineScanner(stream, {_NEEDLE: b""}):
+        reader.read_line(line)
+    return OperatorLog(
+        device=reader.device,
+        times=reader.times,
+        checks=reader.checks,
+        rejects=reader.rejects.kept,
+        num_rejects=reader.rejects.totals,
+    )
+
+
+class _Reader:
+    """Takes lines in order; the first record of its kind counts, a later one is refused."""
+
+    def __init__(self) -> None:
+        self.device: Device | None = None
+        self.times: dict[CellKey, dict[int, tuple[int, Time]]] = {}
+        self.checks: dict[CellKey, tuple[int, Check]] = {}
+        self.rejects = RejectLog()
+        self._num_times = 0
+
+    def read_line(self, line: LogLine) -> None:
+        found = None if line.is_continued else _LINE.search(line.text)
+        if found is None:
+            return
+        body = line.text[found.end() :]
+        if len(body) > MAX_RECORD_BYTES:
+            self.rejects.add(line.number, Reason.TOO_LONG.value, f"{len(body)} bytes")
+            return
+        try:
+            event = _EVENTS.validate_json(body)
+        except ValidationError as error:
+            reason = Reason.NOT_A_RECORD if body.rstrip().endswith(b"}") else Reason.CUT_OFF
+            self.rejects.add(line.number, reason.value, _describe(error))
+        else:
+            self._take(line.number, event)
+
+    def _take(self, number: int, event: Event) -> None:
+        refusal = self._refuse(event)
+        if refusal is not None:
+            self.rejects.add(number, refusal.value, event.event)
+        elif isinstance(event, Device):
+            self.device = event
+        elif isinstance(event, Time):
+            self._num_times += 1
+            self.times.setdefault(event.key, {})[event.sweep] = (number, event)
+        else:
+            self.checks[event.key] = (number, event)
+
+    def _refuse(self, event: Event) -> Reason | None:
+        if isinstance(event, Device):
+            return Reason.REPEATED if self.device is not None else None
+        if isinstance(event, Check):
+            if event.key not in self.times:
+                return Reason.UNTIMED
+            return Reason.REPEATED if event.key in self.checks else None
+        if event.sweep in self.times.get(event.key, {}):
+            return Reason.REPEATED
+        return Reason.TOO_MANY if self._is_full() else None
+
+    def _is_full(self) -> bool:
+        return len(self.times) >= MAX_CELLS or self._num_times >= MAX_TIMES
+
+
+def _describe(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
