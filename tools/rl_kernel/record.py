@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -33,11 +34,12 @@ def find_distribution() -> metadata.Distribution | None:
 
 
 def is_installed(record: BuildRecord) -> bool:
-    """Whether exactly this build is there, and nobody has changed its files."""
+    """Whether exactly this build is in this very environment, and nobody has changed its files."""
     distribution = find_distribution()
     if distribution is None or load_build_record(distribution) != record:
         return False
-    return find_changed_files(distribution, RL_KERNEL.module) == []
+    is_ours = Path(str(distribution.locate_file(""))).resolve().is_relative_to(Path(sys.prefix).resolve())
+    return is_ours and find_changed_files(distribution, RL_KERNEL.module) == []
 
 
 def read_own_commands() -> dict[Path, bytes]:
@@ -55,8 +57,8 @@ def restore_commands(kept: dict[Path, bytes]) -> list[Path]:
     return lost
 
 
-def write_record(record: BuildRecord, not_its_own: Iterable[Path]) -> None:
-    """Add the build record to what pip installed; files that are not RL-Kernel's are no longer claimed by it.
+def write_record(record: BuildRecord, not_its_own: Collection[Path]) -> None:
+    """Add the build record to what pip installed; commands that are not RL-Kernel's are no longer claimed by it.
 
     Raises:
         CheckFailed: pip reported success and installed nothing that can be found.
@@ -66,19 +68,30 @@ def write_record(record: BuildRecord, not_its_own: Iterable[Path]) -> None:
     if distribution is None or not listed:
         raise CheckFailed(Problem("pip install", f"left no distribution {' or '.join(RL_KERNEL.distributions)}"))
     listing = Path(str(listed[0].locate()))
-    written = listing.parent / BUILD_RECORD
-    write_json(written, asdict(record))
-    foreign = {path.resolve() for path in [*not_its_own, written]}
-    rows = [
-        row for row in csv.reader(io.StringIO(listing.read_text())) if row and not _names(row[0], distribution, foreign)
-    ]
-    rows.append(
-        [f"{listing.parent.name}/{BUILD_RECORD}", f"sha256={record_digest(written)}", str(written.stat().st_size)]
-    )
+    written = [listing.parent / BUILD_RECORD]
+    write_json(written[0], asdict(record))
+    if not_its_own:
+        written.append(listing.parent / "entry_points.txt")
+        _drop_commands(written[1], {path.name for path in not_its_own})
+    _list_again(listing, distribution, written, {path.resolve() for path in not_its_own})
+
+
+def _drop_commands(entry_points: Path, names: set[str]) -> None:
+    """Else uninstalling RL-Kernel would remove commands that are not its own."""
+    lines = entry_points.read_text().splitlines()
+    write_text(entry_points, "".join(f"{line}\n" for line in lines if line.partition("=")[0].strip() not in names))
+
+
+def _list_again(listing: Path, distribution: metadata.Distribution, written: list[Path], foreign: set[Path]) -> None:
+    """The RECORD without ``foreign`` files, and with ``written`` ones as they are now."""
+
+    def locate(entry: str) -> Path:
+        return Path(str(distribution.locate_file(entry))).resolve()
+
+    replaced = foreign | {path.resolve() for path in written}
+    rows = [row for row in csv.reader(io.StringIO(listing.read_text())) if row and locate(row[0]) not in replaced]
+    for path in written:
+        rows.append([f"{listing.parent.name}/{path.name}", f"sha256={record_digest(path)}", str(path.stat().st_size)])
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     write_text(listing, text.getvalue())
-
-
-def _names(entry: str, distribution: metadata.Distribution, paths: set[Path]) -> bool:
-    return Path(str(distribution.locate_file(entry))).resolve() in paths

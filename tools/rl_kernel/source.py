@@ -67,7 +67,7 @@ def fetch(pin: Pin, folder: Path) -> Sources:
     _git(folder, "init", "--quiet")
     done = _ask_git(folder, "fetch", "--quiet", "--depth=1", pin.repository, pin.commit, timeout_s=FETCH_TIMEOUT_S)
     if not done.is_ok:
-        words = "no answer in time" if done.is_timeout else _last_line(done.stderr)
+        words = "no answer in time" if done.is_timeout else _first_complaint(done.stderr)
         hint = next(hint for needle, hint in FETCH_TROUBLE if needle in done.stderr)
         raise EnvironmentMissing(
             Problem(f"{pin.repository} at {pin.commit[:12]}", f"cannot be fetched ({words})", hint=hint)
@@ -174,7 +174,7 @@ def _require(what: str, got: str, expected: str) -> None:
 def _git(folder: Path, *arguments: str) -> str:
     done = _ask_git(folder, *arguments, timeout_s=60.0)
     if not done.is_ok:
-        raise EnvironmentMissing(Problem(f"git {arguments[0]}", f"refused ({_last_line(done.stderr)})"))
+        raise EnvironmentMissing(Problem(f"git {arguments[0]}", f"refused ({_first_complaint(done.stderr)})"))
     return done.stdout.rstrip("\n")
 
 
@@ -184,5 +184,6 @@ def _ask_git(folder: Path, *arguments: str, timeout_s: float) -> proc.Completed:
     return proc.run([*GIT, *NO_PROGRAMS, *arguments], cwd=folder, env=inherited | quiet, timeout_s=timeout_s)
 
 
-def _last_line(text: str) -> str:
-    return next(iter(text.strip().splitlines()[-1:]), "no message")
+def _first_complaint(text: str) -> str:
+    lines = text.strip().splitlines()
+    return next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else "no message")
