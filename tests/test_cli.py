@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.bundle import pack, seal
+from rlk_repro.resources import list_names, run_folders
 from rlk_repro.rundir import RunDir
 from tests.make_run import Recipe, finish_run, make_run
+
+MENU = ", ".join(list_names(run_folders()))
 
 
 @pytest.fixture
@@ -21,8 +24,7 @@ def test_an_error_is_two_lines_with_its_code(call) -> None:
     code, out, err = call("submit", "--run", "smoek", "--dry-run")
     assert (code, out) == (2, "")
     assert err == (
-        "rlk-repro: --run: no run of this name, got 'smoek', expected one of learn, smoke\n"
-        "  hint: did you mean 'smoke'?\n"
+        f"rlk-repro: --run: no run of this name, got 'smoek', expected one of {MENU}\n  hint: did you mean 'smoke'?\n"
     )
 
 
@@ -35,7 +37,7 @@ def test_with_json_an_error_is_one_object(call) -> None:
 def test_a_missing_run_lists_the_menu(call) -> None:
     code, _, err = call("submit", "--dry-run")
     assert code == 2
-    assert err.startswith("rlk-repro: --run: missing, expected a file, or one of learn, smoke")
+    assert err.startswith(f"rlk-repro: --run: missing, expected a file, or one of {MENU}")
 
 
 def test_a_bug_is_one_line_and_a_crash_file(call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,11 @@ def test_all_errors_of_a_file_come_in_one_go_with_line_path_and_nearest_key() ->
          "'module' or 'operators'\n  hint: did you mean 'reference'?"),
         ("num_steps_per_rollout: 2", "num_steps_per_rollout: 5", "workload.grpo.num_steps_per_rollout: does not divide "
          "the samples of a rollout, got 5, expected a divisor of 256"),
+        ("kind: reference", "kind: 7", "workload.kind: wrong value, got 7, expected 'reference', "
+         "'module' or 'operators'"),
+        ("kind: reference", "knd: reference", "workload.kind: missing, expected a value"),
+        ("kind: reference", "kind: module", "workload.grpo.lr: unknown key, expected one of num_steps_per_rollout, "),
+        ("kind: reference", "kind: module", "workload.batch: missing, expected a value"),
         ("lane: live", "lane: fixed-rollout", "lane: the reference trainer has no inference server to keep live"),
     ],
 )  # fmt: skip
@@ -106,6 +111,40 @@ def test_each_mistake_names_its_place(old: str, new: str, message: str) -> None:
     assert any(
         message in problem and problem.startswith("jobs/x.yaml:") for problem in problems_of(SMOKE.replace(old, new))
     )
+
+
+MODULE = (data_dir("jobs") / "module-smoke.yaml").read_text()
+OPERATORS = (data_dir("jobs") / "operators-smoke.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "message"),
+    [
+        (MODULE, "lane: train-only", "lane: live", "lane: the module tier makes its batches itself, got 'live', "
+         "expected train-only"),
+        (MODULE, "num_tokens: 512", "num_tokens: 15", "workload.batch.num_tokens: too few for the samples, got 15, "
+         "expected at least 16, two per sample"),
+        (MODULE, "num_tokens: 512", "num_token: 512", "workload.batch.num_token: unknown key, expected one of "
+         "num_samples, num_tokens, prompt_fraction, num_microbatches, vocab_size\n  hint: did you mean 'num_tokens'?"),
+        (OPERATORS, "pairs: 0", "pairs: 6", "measure.pairs: this workload has no enabled variant, got 6, expected 0, "
+         "and control pairs"),
+        (OPERATORS, "hidden_size: [64]", "hidden_size: []", "workload.grids[3].hidden_size: does not fit linear_logp, "
+         "got [], expected one size or more"),
+        (OPERATORS, "operator: logp,", "operator: logp, hidden_size: [8],", "workload.grids[0].hidden_size: does not "
+         "fit logp, got [8], expected none"),
+    ],
+)  # fmt: skip
+def test_the_tiers_have_rules_of_their_own(text: str, old: str, new: str, message: str) -> None:
+    assert old in text
+    assert any(message in problem for problem in problems_of(text.replace(old, new, 1)))
+
+
+def test_a_list_whose_entries_are_all_wrong_is_not_called_too_short() -> None:
+    start = OPERATORS.index("  grids:")
+    text = OPERATORS[:start] + "  grids: [{operator: logp, num_tokens: [1], vocab_size: [2], passes: [up]}]\n"
+    assert [problem.partition(": ")[2] for problem in problems_of(text)] == [
+        "workload.grids[0].passes[0]: wrong value, got 'up', expected 'forward' or 'forward_backward'"
+    ]
 
 
 def test_a_value_may_be_text_or_the_name_of_a_variable() -> None:

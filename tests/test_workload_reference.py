@@ -127,7 +127,7 @@ def test_switches_left_over_in_the_shell_reach_no_trainer() -> None:
 
 def test_the_names_of_the_switches_are_the_integrations() -> None:
     found = {value for name, value in vars(switch).items() if name.endswith("_VARIABLE")}
-    assert found | {environment.ENTROPY_METRIC} == environment.DECLARED
+    assert found == environment.DECLARED
 
 
 def test_a_profile_may_not_set_what_the_launcher_sets() -> None:

@@ -92,7 +92,7 @@ def make_device(name: str) -> torch.device:
         return torch.device("cpu")
     index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if index >= count:
-        raise EnvironmentMissing(Problem("--device cuda", "too few GPUs are seen", got=count, expected=f"{index + 1}"))
+        raise EnvironmentMissing(Problem("--device cuda", "too few GPUs are seen", got=count, expected=f"{index + 1} or more"))
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

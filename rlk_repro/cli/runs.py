@@ -26,9 +26,10 @@ def list_runs(as_json: AsJson = False) -> None:
         say_json([{"run": run.run, "lane": run.lane, "workload": run.workload.kind, "purpose": run.purpose,
                    "hardware": sorted(run.layouts)} for run in models])  # fmt: skip
         return
+    width = max(len(run.run) for run in models)
     for run in models:
-        say(f"{run.run:<20} {run.workload.kind:<10} {run.lane:<14} {', '.join(sorted(run.layouts))}")
-        say(f"{'':<20} {run.purpose}")
+        say(f"{run.run:<{width}} {run.workload.kind:<10} {run.lane:<14} {', '.join(sorted(run.layouts))}")
+        say(f"{'':<{width}} {run.purpose}")
 
 
 def show_run(

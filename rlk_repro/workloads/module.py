@@ -21,7 +21,7 @@ TRAINER: Final = "rlk_repro.bench.module"
 
 def find_problems(plan: Plan) -> list[Problem]:
     """Layouts that are not one node with a GPU per tensor parallel rank, and variables that are the launcher's own."""
-    what = "the module tier splits the vocabulary over the GPUs of one node, and nothing else"
+    what = "the module tier only splits the vocabulary, over one node's GPUs"
     problems = [
         *find_profile_problems(plan),
         *find_layout_problems(plan, what, free={"tensor_parallel", "gpus_per_node"}),
@@ -29,7 +29,7 @@ def find_problems(plan: Plan) -> list[Problem]:
     layout = plan.layout
     if plan.num_gpus and layout.gpus_per_node != layout.tensor_parallel:
         where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}.gpus_per_node"
-        expected = f"{layout.tensor_parallel}, a GPU per tensor parallel rank"
+        expected = f"{layout.tensor_parallel}, one per rank"
         problems.append(Problem(where, "does not fit tensor_parallel", got=layout.gpus_per_node, expected=expected))
     return problems
 
