@@ -47,23 +47,44 @@ class Shard:
 
 @dataclass(frozen=True)
 class Targets:
-    """Each row's token as a column of this shard.  ``is_own`` is None where the vocabulary is whole.
+    """Each row's token, and the ``columns`` whose log-prob within the shard is asked for, with their ``logits``.
 
-    Rows whose token is another rank's use column 0: any column gives the shard's normaliser.
+    Over a whole vocabulary they are the tokens and ``split`` is None.  Else any column gives the shard's normaliser, a
+    likely one with the most digits: the largest of the first few.
     """
 
     columns: torch.Tensor
-    is_own: torch.Tensor | None
     logits: torch.Tensor
+    split: SplitTokens | None
 
     @classmethod
     def find(cls, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Targets:
-        columns, is_own = tokens, None
-        if shard.size > 1:
-            columns = tokens - shard.rank * logits.shape[1]
-            is_own = (columns >= 0) & (columns < logits.shape[1])
-            columns = torch.where(is_own, columns, 0)
-        return cls(columns, is_own, logits.detach().gather(1, columns.unsqueeze(1)).squeeze(1).float())
+        logits = logits.detach()
+        if shard.size == 1:
+            return cls(tokens, _pick(logits, tokens), None)
+        split = SplitTokens.find(logits, tokens, shard)
+        largest, columns = logits[:, :PROBED_COLUMNS].max(dim=1)
+        return cls(columns, largest.float(), split)
+
+
+@dataclass(frozen=True)
+class SplitTokens:
+    """Tokens as columns of this shard; those of another rank are column 0, and not ``is_own``."""
+
+    columns: torch.Tensor
+    is_own: torch.Tensor
+    logits: torch.Tensor
+
+    @classmethod
+    def find(cls, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> SplitTokens:
+        columns = tokens - shard.rank * logits.shape[1]
+        is_own = (columns >= 0) & (columns < logits.shape[1])
+        columns = torch.where(is_own, columns, 0)
+        return cls(columns, is_own, torch.where(is_own, _pick(logits, columns), 0.0))
+
+
+def _pick(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    return logits.gather(1, columns.unsqueeze(1)).squeeze(1).float()
 
 
 @dataclass(frozen=True)
@@ -108,8 +129,8 @@ def select_no_grad(
     targets = Targets.find(logits, tokens, shard)
     local = logp(logits, targets.columns)
     _check_result("logp", local, tokens)
-    means = find_moments(logits)[1] if with_entropy else None
-    return _join(targets, local, means, shard)
+    entropy = find_moments(logits).entropy if with_entropy else None
+    return _join(targets, local, entropy, shard)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,17 +160,17 @@ def select_with_grad(
     """
     detached = logits.detach()
     targets = Targets.find(detached, tokens, shard)
-    means = far = None
+    entropy = far = None
     if with_entropy:
-        normalisers, means = find_moments(detached)
-        old = targets.logits - normalisers
+        largest, log_sum, entropy = find_moments(detached)
+        old = targets.logits - largest - log_sum
     elif hint is not None and operators.logp_of_far is not None and shard.size == 1:
         old, far = hint, operators.logp_of_far
     else:
         old = operators.logp(detached, targets.columns)
         _check_result("logp", old, tokens)
     result: tuple[torch.Tensor, torch.Tensor | None] = _RatioLogProbs.apply(  # type: ignore[no-untyped-call]
-        logits, targets, old, means, operators.ratio_kl, far, shard
+        logits, targets, old, entropy, operators.ratio_kl, far, shard
     )
     return result
 
@@ -157,8 +178,9 @@ def select_with_grad(
 class _RatioLogProbs(torch.autograd.Function):
     """The operator's graph stays inside, because over a split vocabulary its gradient is not yet the whole one.
 
-    The operator gives d local / d logits = onehot - p, with p the softmax of this shard.  Wanted is own - w * p, with w
-    the shard's share of the probability: w times the operator's, and at one element of each row the rest.
+    The operator gives d local / d logits = e_c - p, with p the softmax of this shard and e_c one at the column that was
+    asked for.  Wanted is e_t - w * p, with w the shard's share of the probability and e_t one at the token where it is
+    this shard's: w times the operator's, and the rest at two elements of each row.
     """
 
     @staticmethod
@@ -167,7 +189,7 @@ class _RatioLogProbs(torch.autograd.Function):
         logits: torch.Tensor,
         targets: Targets,
         old: torch.Tensor,
-        means: torch.Tensor | None,
+        entropy: torch.Tensor | None,
         ratio_kl: RatioKL,
         logp_of_far: LogPOfRows | None,
         shard: Shard,
@@ -181,7 +203,7 @@ class _RatioLogProbs(torch.autograd.Function):
             raise CheckFailed(Problem("ratio_kl", "returned a result without gradient", expected="one with a gradient"))
         if logp_of_far is not None:
             old = _mend_far_rows(ratio, old, leaf.detach(), targets.columns, logp_of_far)
-        joined = _join(targets, old + ratio.detach().log(), means, shard)
+        joined = _join(targets, old + ratio.detach().log(), entropy, shard)
         ctx.leaf, ctx.ratio, ctx.targets, ctx.weights = leaf, ratio, targets, joined.weights
         if joined.entropy is not None:
             ctx.mark_non_differentiable(joined.entropy)
@@ -192,12 +214,15 @@ class _RatioLogProbs(torch.autograd.Function):
         ratio = ctx.ratio
         if ratio is None:
             raise RuntimeError("the graph of these log-probs was walked before and has been freed")
-        if ctx.weights is None:
+        split: SplitTokens | None = ctx.targets.split
+        if split is None:
             (result,) = torch.autograd.grad(ratio, ctx.leaf, grad / ratio.detach())
         else:
-            (result,) = torch.autograd.grad(ratio, ctx.leaf, grad * ctx.weights / ratio.detach())
-            rest = grad * (ctx.targets.is_own - ctx.weights)
-            result.scatter_add_(1, ctx.targets.columns.unsqueeze(1), rest.unsqueeze(1).to(result.dtype))
+            own = grad * split.is_own.to(grad.dtype)
+            grad = grad * ctx.weights
+            (result,) = torch.autograd.grad(ratio, ctx.leaf, grad / ratio.detach())
+            result.scatter_add_(1, split.columns.unsqueeze(1), own.unsqueeze(1).to(result.dtype))
+            result.scatter_add_(1, ctx.targets.columns.unsqueeze(1), -grad.unsqueeze(1).to(result.dtype))
         ctx.leaf = ctx.ratio = ctx.targets = None
         return result, None, None, None, None, None, None
 
@@ -236,30 +261,38 @@ def can_mend(operators: Operators, device: torch.device) -> bool:
     return all(torch.allclose(one, other, atol=1e-5, rtol=0) for one, other in zip(*results, strict=True))
 
 
-def _join(targets: Targets, local: torch.Tensor, means: torch.Tensor | None, shard: Shard) -> Joined:
-    """From log-probs within the shard to those over the whole vocabulary.
+def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, shard: Shard) -> Joined:
+    """From log-probs and entropies within the shard to those over the whole vocabulary.
 
-    With n_r the log-sum-exp of shard r and w_r = exp(n_r - n): log_prob = target - n, and the entropy is n minus the
-    mean logit, the sum of w_r times the shard's mean logit.  Every rank gets the same bits.
+    The shard's column c has logit a and log-prob l in it, so that its log-sum-exp is n_r = a - l.  With n that of all
+    shards and w_r = exp(n_r - n): log_prob = target - n, entropy = sum w_r (entropy_r - log w_r).  All are taken
+    relative to the largest a, for the sake of digits; every rank gets the same bits.
     """
-    normalisers = targets.logits - local
-    if targets.is_own is None:
-        return Joined(local, None, None if means is None else normalisers - means)
-    parts = [normalisers, torch.where(targets.is_own, targets.logits, 0.0), *([] if means is None else [means])]
+    if targets.split is None:
+        return Joined(local, None, entropy)
+    parts = [targets.logits, local, targets.split.logits, targets.split.is_own.float()]
+    if entropy is not None:
+        parts.append(entropy)
     mine = torch.stack(parts)
     gathered = [torch.empty_like(mine) for _ in range(shard.size)]
     dist.all_gather(gathered, mine, group=shard.group)
-    everyone = torch.stack(gathered)
-    total = everyone[:, 0].logsumexp(dim=0)
-    entropy = None
-    if means is not None:
-        entropy = total - ((everyone[:, 0] - total).exp() * everyone[:, 2]).sum(dim=0)
-    return Joined(everyone[:, 1].sum(dim=0) - total, (normalisers - total).exp(), entropy)
+    logits, locals_, tokens, is_own, *entropies = torch.stack(gathered, dim=1)
+    top = logits.amax(dim=0)
+    normalisers = (logits - top) - locals_
+    total = normalisers.logsumexp(dim=0)
+    log_weights = normalisers - total
+    weights = log_weights.exp()
+    log_probs = torch.where(is_own.bool(), tokens - top, 0.0).sum(dim=0) - total
+    if entropies:
+        # a shard without weight has log 0, and nothing to add
+        entropy = (weights * (entropies[0] - log_weights.clamp_min(torch.finfo(torch.float32).min))).sum(dim=0)
+    return Joined(log_probs, weights[shard.rank], entropy)
 
 
 def select_by_moments(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """``logp`` where RL-Kernel offers none on this platform."""
-    return logits.gather(1, columns.unsqueeze(1)).squeeze(1).float() - find_moments(logits)[0]
+    largest, log_sum, _ = find_moments(logits)
+    return _pick(logits, columns) - largest - log_sum
 
 
 def _check_result(op: str, result: Any, like: torch.Tensor) -> None:
