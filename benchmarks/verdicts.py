@@ -309,7 +309,7 @@ def find_misses(outcomes: Sequence[Outcome]) -> list[str]:
 
 def render_table(outcomes: Sequence[Outcome]) -> str:
     """Markdown, shares in percent."""
-    columns = [word.value for word in VerdictWord]
+    columns = [word.value for word in VerdictWord if word is not VerdictWord.NO_COMPARISON]
     lines = [
         f"| scenario | n | {' | '.join(columns)} | coverage | pair sd |",
         f"|---|{'---:|' * (len(columns) + 3)}",

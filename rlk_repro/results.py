@@ -307,6 +307,17 @@ class OperatorResult:
     process_spread: float | None
     trials: tuple[OperatorTrial, ...]
 
+    @property
+    def status(self) -> OperatorStatus:
+        """The worst of all processes."""
+        order = (OperatorStatus.FAILED, OperatorStatus.OOM, OperatorStatus.BLOCKED)
+        found = {trial.status for trial in self.trials}
+        return next((status for status in order if status in found), OperatorStatus.PASSED)
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(dict.fromkeys(trial.reason for trial in self.trials if trial.reason))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:

@@ -23,7 +23,7 @@ from tests.judged_pairs import (
     make_pairs,
 )
 
-FASTER, SLOWER, EQUIVALENT, INCONCLUSIVE, NOT_COMPARABLE = VerdictWord
+FASTER, SLOWER, EQUIVALENT, INCONCLUSIVE, NOT_COMPARABLE, NO_COMPARISON = VerdictWord
 RATIOS = st.lists(st.floats(0.5, 2.0), min_size=6, max_size=10)
 
 

@@ -74,6 +74,8 @@ def find_attribute(path: str) -> Any | Blocked:
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        return Blocked(f"{module} needs the module {error.name}, which is not installed")
     except IMPORT_ERRORS as error:
         return Blocked(f"{path} cannot be imported ({type(error).__name__}: {error})")
 

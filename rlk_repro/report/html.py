@@ -59,7 +59,8 @@ def load_style() -> str:
 
 
 def _render_head(view: View) -> Iterator[str]:
-    yield f"<header><h1>{_escape(view.analysis.run)}</h1><p>RL-Kernel enabled against baseline</p>"
+    subject = "RL-Kernel enabled against baseline" if view.is_comparison else "Operators, one by one"
+    yield f"<header><h1>{_escape(view.analysis.run)}</h1><p>{subject}</p>"
     yield '<dl class="identity">'
     for name, value in make_identity(view.analysis):
         yield f"<div><dt>{name}</dt><dd>{_escape(value)}</dd></div>"
@@ -89,9 +90,9 @@ def _render_reasons(reasons: Sequence[str]) -> Iterator[str]:
 
 
 def _render_contents(sections: Iterable[Section]) -> Iterator[str]:
-    links = [(section.key, section.title) for section in sections]
-    place = [key for key, _ in links].index(PLOTS_AFTER) + 1
-    links[place:place] = [("plots", "Plots")]
+    links: list[tuple[str, str]] = []
+    for section in sections:
+        links += [(section.key, section.title), *([("plots", "Plots")] if section.key == PLOTS_AFTER else [])]
     links.append(("evidence", "Evidence"))
     yield '<nav aria-label="Contents"><ul>'
     yield from (f'<li><a href="#{key}">{_escape(title)}</a></li>' for key, title in links)

@@ -11,6 +11,7 @@ from typing import Final
 
 from rlk_repro.report.blocks import Block, Bullets, Cell, Section, Table, Text, Tone, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, find_label, format_count, start_sentence, title_of
+from rlk_repro.report.operators import make_operator_basis
 from rlk_repro.report.view import View, log_path
 from rlk_repro.results import (
     Analysis,
@@ -34,6 +35,7 @@ VERDICT_TONES: Final = {
     VerdictWord.EQUIVALENT: Tone.PLAIN,
     VerdictWord.INCONCLUSIVE: Tone.OPEN,
     VerdictWord.NOT_COMPARABLE: Tone.BAD,
+    VerdictWord.NO_COMPARISON: Tone.PLAIN,
 }
 GATE_TONES: Final = {
     GateStatus.PASSED: Tone.GOOD,
@@ -69,7 +71,9 @@ def describe_headline(analysis: Analysis) -> str:
 
 
 def make_basis(view: View) -> tuple[tuple[str, str], ...]:
-    """What the verdict rests on, as name and value."""
+    """What the verdict rests on, as name and value; without a comparison, what was measured instead."""
+    if not view.is_comparison:
+        return make_operator_basis(view)
     analysis = view.analysis
     effect = analysis.effect(view.primary)
     return (
@@ -277,11 +281,18 @@ def _trial_row(view: View, trial: TrialResult) -> tuple[Cell, ...]:
         NOT_RECORDED if trial.duration_s is None else format_duration(trial.duration_s),
         view.value_cell(view.primary, trial, mean),
         view.value_cell(view.primary, trial, median),
-        Cell(text=trial.proof.value, tone=PROOF_TONES[trial.proof]),
+        make_proof_cell(view, trial),
         throttled,
         view.file_cell(log_path(trial.name), "log"),
         "; ".join(part for part in (trial.reason, trial.proof_reason) if part),
     )
+
+
+def make_proof_cell(view: View, trial: TrialResult) -> Cell:
+    """Whether RL-Kernel ran in a trial; where nothing is enabled the cells of the trial tell, one by one."""
+    if not view.is_comparison:
+        return Cell(text="n/a", tone=Tone.FAINT)
+    return Cell(text=trial.proof.value, tone=PROOF_TONES[trial.proof])
 
 
 def _describe_rejects(trials: Iterable[TrialResult]) -> Iterable[str]:

@@ -12,6 +12,7 @@ from typing import Final
 from rlk_repro.findings import Level, has_blocking, sort_findings
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text, Tone, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, find_label, headline_value, name_with_unit
+from rlk_repro.report.operators import make_cells
 from rlk_repro.report.sections import (
     make_effects,
     make_gates,
@@ -38,6 +39,9 @@ NESTING: Final = (
 )
 REFERENCE_SENTENCE: Final = (
     "The reference trainer produced these numbers. They show what this tool does and say nothing about vime."
+)
+OPERATORS_SENTENCE: Final = (
+    "An operator is a part of a training step: how much faster a step gets does not follow from this."
 )
 MAY_NOT_CLAIM: Final = (
     "anything about other hardware, stacks, models, lanes or layouts than the ones named here.",
@@ -179,6 +183,16 @@ def make_reproduce(view: View) -> Section:
 
 def make_sections(view: View) -> tuple[Section, ...]:
     """Every section of a report after the verdict, in reading order."""
+    if not view.is_comparison:
+        return (
+            make_cells(view),
+            make_noise(view),
+            make_trials(view),
+            make_setup(view),
+            make_findings(view),
+            make_claims(view),
+            make_reproduce(view),
+        )
     return (
         make_effects(view),
         make_gates(view),
@@ -199,6 +213,8 @@ def make_cautions(view: View) -> tuple[str, ...]:
     """What a reader must know before the verdict."""
     analysis = view.analysis
     cautions = [REFERENCE_SENTENCE] if analysis.workload == "reference" else []
+    if not view.is_comparison:
+        cautions.append(OPERATORS_SENTENCE)
     if analysis.verdict.is_exploratory:
         cautions.append("Exploratory: the plan was not the one fixed before the first trial.")
     if has_blocking(view.context.findings):

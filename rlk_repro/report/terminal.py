@@ -15,19 +15,30 @@ from rich.text import Text
 from rlk_repro.findings import Level, sort_findings
 from rlk_repro.report.blocks import Cell, Tone
 from rlk_repro.report.labels import NOT_RECORDED, clean, name_with_unit
+from rlk_repro.report.operators import (
+    KIND_TONES,
+    STATUS_TONES,
+    describe_case,
+    describe_error,
+    describe_floor_share,
+    describe_median,
+    describe_memory,
+    describe_speedup,
+    group_by_case,
+)
 from rlk_repro.report.sections import (
     GATE_TONES,
-    PROOF_TONES,
     VERDICT_TONES,
     describe_floor,
     describe_headline,
     describe_interval,
     make_basis,
     make_identity,
+    make_proof_cell,
 )
 from rlk_repro.report.surroundings import describe_range, list_unrecorded, make_cautions, make_commands
 from rlk_repro.report.view import Context, View, make_view
-from rlk_repro.results import Analysis, TrialResult, TrialStatus
+from rlk_repro.results import Analysis, OperatorResult, TrialResult, TrialStatus
 from rlk_repro.units import format_percent
 
 STYLES: Final = {
@@ -39,6 +50,7 @@ STYLES: Final = {
 }
 WIDE: Final = 112
 MAX_REASONS: Final = 6
+MAX_CASES: Final = 24
 SHOWN_METRICS: Final = frozenset(
     {
         *("step_time_s", "tokens_per_s", "rollout_time_s", "log_probs_time_s", "ref_log_probs_time_s"),
@@ -53,8 +65,11 @@ def print_summary(analysis: Analysis, console: Console, context: Context | None 
     view = make_view(analysis, context)
     console.print(_text(f"{analysis.run}: {', '.join(f'{name} {value}' for name, value in make_identity(analysis))}"))
     _print_trials(view, console)
-    _print_metrics(view, console)
-    _print_gates(view, console)
+    if view.is_comparison:
+        _print_metrics(view, console)
+        _print_gates(view, console)
+    else:
+        _print_cells(view, console)
     _print_findings(view, console)
     _print_next(view, console)
     _print_verdict(view, console)
@@ -70,7 +85,8 @@ def _print_verdict(view: View, console: Console) -> None:
         console.print(_text(caution, "bold"))
     console.print()
     grid = _make_table()
-    for name, value in (*make_basis(view), ("noise floor", describe_floor(analysis.noise_floor))):
+    noise = [("noise floor", describe_floor(analysis.noise_floor))] if view.is_comparison else []
+    for name, value in (*make_basis(view), *noise):
         grid.add_row(_text(name, "dim"), _text(value))
     console.print(grid)
     for reason in analysis.verdict.reasons[:MAX_REASONS]:
@@ -112,6 +128,39 @@ def _print_gates(view: View, console: Console) -> None:
     console.print(table)
 
 
+def _print_cells(view: View, console: Console) -> None:
+    """One table per case; why a cell has no number is said once for all that share the reason."""
+    cases = group_by_case(view.analysis.operators)
+    _print_heading(console, "Operators", "median in ms, lowest .. highest process; × vime: how many times as fast")
+    numbers = ("median", "× vime", "error", *(("extra memory", "of floor") if console.width >= WIDE else ()))
+    reasons: dict[str, list[str]] = {}
+    for case, results in cases[:MAX_CASES]:
+        console.print(_text(describe_case(case), "bold"))
+        table = _make_table("implementation", "kind", *numbers, numbers=numbers)
+        for result in results:
+            table.add_row(*(_cell(cell) for cell in _operator_cells(result, is_wide=console.width >= WIDE)))
+            if result.reason:
+                reasons.setdefault(f"{result.status}: {result.reason}", []).append(result.implementation)
+        console.print(table)
+    if rest := cases[MAX_CASES:]:
+        console.print(_text(f"and {len(rest)} more cases, in the report", "dim"))
+    for reason, names in reasons.items():
+        console.print(_make_bullet(f"{', '.join(dict.fromkeys(names))}: {reason}"))
+
+
+def _operator_cells(result: OperatorResult, *, is_wide: bool) -> list[Cell]:
+    cells = [
+        Cell(text=result.implementation),
+        Cell(text=result.kind.value, tone=KIND_TONES[result.kind]),
+        Cell(text=describe_median(result).replace(" – ", ".."), tone=STATUS_TONES[result.status]),
+        Cell(text=describe_speedup(result).replace(" – ", "..")),
+        Cell(text=describe_error(result)),
+    ]
+    if is_wide:
+        cells += [Cell(text=describe_memory(result)), Cell(text=describe_floor_share(result).replace(" – ", ".."))]
+    return cells
+
+
 def _print_trials(view: View, console: Console) -> None:
     _print_heading(console, "Trials", f"in the order they ran; mean {name_with_unit(view.primary)}")
     table = _make_table("trial", "status", "steps", "mean", "RL-Kernel", numbers=("steps", "mean"))
@@ -132,7 +181,7 @@ def _trial_cells(view: View, trial: TrialResult) -> tuple[Cell, ...]:
         Cell(text=trial.status.value, tone=Tone.PLAIN if trial.status is TrialStatus.OK else Tone.BAD),
         Cell(text=f"{trial.num_steps_found}/{trial.num_steps_expected}"),
         Cell(text=view.numbers.format(view.primary, summary.mean) if summary else NOT_RECORDED),
-        Cell(text=trial.proof.value, tone=PROOF_TONES[trial.proof]),
+        make_proof_cell(view, trial),
     )
 
 

@@ -12,7 +12,7 @@ from rlk_repro.findings import Finding
 from rlk_repro.manifest import Manifest
 from rlk_repro.report.blocks import Cell, Tone
 from rlk_repro.report.labels import NOT_RECORDED, Numbers, list_metrics, measured_metric, recorded_metrics
-from rlk_repro.results import Analysis, Series, TrialResult
+from rlk_repro.results import Analysis, Series, TrialResult, VerdictWord
 from rlk_repro.rundir import RunDir
 
 STEP_TIME: Final = "step_time_s"
@@ -67,6 +67,11 @@ class View:
     def primary(self) -> str:
         """The metric the verdict is about."""
         return next((effect.metric for effect in self.analysis.effects if effect.role == "primary"), STEP_TIME)
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether the run was meant to compare variants; operators alone are measured without."""
+        return self.analysis.verdict.word is not VerdictWord.NO_COMPARISON
 
     def metric_rank(self, metric: str) -> tuple[int, bool]:
         """Sorts metrics into the report's order, a derived one after what it is derived from."""

@@ -1,0 +1,281 @@
+"""The tables of an operator run: every implementation of a case in a row, held against vime's own function.
+
+Pure layout, like ``sections``.  A native implementation is called native wherever it is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rlk_repro.report.blocks import Block, Cell, Section, Table, Text, Tone, make_columns, make_row
+from rlk_repro.report.labels import NOT_RECORDED, format_count, format_fixed
+from rlk_repro.report.view import View, log_path
+from rlk_repro.results import (
+    REFERENCE,
+    OperatorCase,
+    OperatorKind,
+    OperatorResult,
+    OperatorStatus,
+    OperatorTrial,
+)
+from rlk_repro.units import format_bytes, format_number
+
+KIND_TONES: Final = {
+    OperatorKind.VIME: Tone.PLAIN,
+    OperatorKind.FUSED: Tone.GOOD,
+    OperatorKind.NATIVE: Tone.OPEN,
+    OperatorKind.PEER: Tone.FAINT,
+    OperatorKind.UNRESOLVED: Tone.FAINT,
+}
+STATUS_TONES: Final = {
+    OperatorStatus.PASSED: Tone.PLAIN,
+    OperatorStatus.OOM: Tone.OPEN,
+    OperatorStatus.BLOCKED: Tone.FAINT,
+    OperatorStatus.FAILED: Tone.BAD,
+}
+WORKS: Final = {"forward": "forward", "forward_backward": "forward and backward"}
+MAX_PROCESSES: Final = 4
+MAX_KERNELS: Final = 6
+MAX_KERNEL_NAME: Final = 60
+
+INTRODUCTION: Final = (
+    "Each row is one implementation on the same tensors. vime: vime's own functions, to which × vime is relative, in the "
+    "same process. fused: RL-Kernel's kernels, by class and compiled symbols; native: RL-Kernel's plain PyTorch; peer: "
+    "somebody else's, for orientation. blocked could not be tried, oom did not fit; both are results."
+)
+LEGEND: Final = (
+    "Median of a process over all calls of its scored sweeps. ±: median absolute deviation within a process, the "
+    "larger. Apart: how far the processes' medians lie apart. Extra memory: peak during the calls above what was there "
+    "before. Error: largest difference from float64 over the checked rows; of the gradient, as a fraction of its "
+    "largest element. Of floor: the least time this device could take, by the bandwidth and matrix rate measured in "
+    "the same process, over the median. A vocabulary that is one rank's share is measured on one device, without "
+    "communication."
+)
+
+
+def make_cells(view: View) -> Section:
+    """One table per case, then what each implementation consisted of."""
+    results = view.analysis.operators
+    title = "Operators, case by case"
+    if not results:
+        return Section(key="cells", title=title, blocks=(Text(text=f"Operators: {NOT_RECORDED}."),))
+    tables = [_make_table(view, case, found) for case, found in group_by_case(results)]
+    blocks: list[Block] = [Text(text=INTRODUCTION), Text(text=LEGEND), *tables, _make_origin_table(results)]
+    return Section(key="cells", title=title, blocks=tuple(blocks))
+
+
+def group_by_case(results: Iterable[OperatorResult]) -> list[tuple[OperatorCase, list[OperatorResult]]]:
+    groups: dict[OperatorCase, list[OperatorResult]] = {}
+    for result in results:
+        groups.setdefault(result.case, []).append(result)
+    return list(groups.items())
+
+
+def describe_case(case: OperatorCase) -> str:
+    """``logp, forward: 9,216 tokens, vocabulary 151,936, float32, 50 % of rows wanted``."""
+    parts = [f"{format_count(case.num_tokens)} tokens"]
+    if case.hidden_size is not None:
+        parts.append(f"hidden {format_count(case.hidden_size)}")
+    parts += [f"vocabulary {format_count(case.vocab_size)}", case.dtype]
+    if case.density < 1:
+        parts.append(f"{case.density * 100:.3g} % of rows wanted")
+    return f"{case.operator}, {WORKS.get(case.work, case.work)}: {', '.join(parts)}"
+
+
+def _make_table(view: View, case: OperatorCase, results: Sequence[OperatorResult]) -> Table:
+    """Columns without any entry, such as the gradient's in a forward pass, are left out."""
+    places = {trial.name: trial.index for trial in view.analysis.trials}
+    names = list(dict.fromkeys(trial.trial for result in results for trial in result.trials))
+    shown = names if len(names) <= MAX_PROCESSES else []
+    medians = [f"median {places.get(name, 0):02d} (ms)" for name in shown] or ["median (ms)"]
+    numbers = (*medians, "±", "apart", "× vime", "extra memory", "error", "gradient error", "of floor")
+    columns = make_columns("implementation", "kind", "status", *numbers, numbers=numbers)
+    rows = [_make_row(view, result, shown) for result in results]
+    kept = [place for place in range(len(columns)) if any(row[place].text for row in rows)]
+    return Table(
+        title=describe_case(case),
+        columns=tuple(columns[place] for place in kept),
+        rows=tuple(tuple(row[place] for place in kept) for row in rows),
+    )
+
+
+def _make_row(view: View, result: OperatorResult, shown: Sequence[str]) -> tuple[Cell, ...]:
+    by_name = {trial.trial: trial for trial in result.trials}
+    medians = [_median_cell(view, by_name.get(name)) for name in shown] or [Cell(text=describe_median(result))]
+    return make_row(
+        Cell(text=result.implementation, is_code=True),
+        Cell(text=result.kind.value, tone=KIND_TONES[result.kind]),
+        Cell(text=result.status.value, tone=STATUS_TONES[result.status]),
+        *medians,
+        _show_percents(_find_spreads(result), only_largest=True),
+        "" if result.process_spread is None else _show_percent(result.process_spread),
+        describe_speedup(result),
+        describe_memory(result),
+        _show_error(result.error),
+        _show_error(result.gradient_error),
+        describe_floor_share(result),
+    )
+
+
+def _median_cell(view: View, trial: OperatorTrial | None) -> Cell:
+    """A process's median, linked to its log, with the line of its first record."""
+    if trial is None or trial.median_s is None:
+        return Cell(text="–", tone=Tone.FAINT)
+    target = view.file_cell(log_path(trial.trial), "").target
+    return Cell(text=format_ms(trial.median_s), note=f":{trial.line}", target=target)
+
+
+def format_ms(seconds: float) -> str:
+    """Milliseconds with four significant digits."""
+    value = seconds * 1e3
+    decimals = 3 - math.floor(math.log10(value)) if value > 0 else 0
+    return format_fixed(value, min(6, max(0, decimals)))
+
+
+def describe_median(result: OperatorResult) -> str:
+    """``4.480 – 4.482`` over the processes, or the status where there is none."""
+    values = sorted(trial.median_s for trial in result.trials if trial.median_s is not None)
+    if not values:
+        return result.status.value
+    return _show_range(dict.fromkeys((format_ms(values[0]), format_ms(values[-1]))))
+
+
+def describe_speedup(result: OperatorResult) -> str:
+    """``3.07``, ``3.05 – 3.09``; ``1`` for the reference itself, empty where there is none."""
+    if result.implementation == REFERENCE:
+        return "1" if result.status is OperatorStatus.PASSED else ""
+    values = sorted(trial.speedup for trial in result.trials if trial.speedup is not None)
+    return _show_range(dict.fromkeys(f"{value:#.3g}" for value in (values[0], values[-1]))) if values else ""
+
+
+def describe_memory(result: OperatorResult) -> str:
+    peaks = [trial.peak_extra_bytes for trial in result.trials if trial.peak_extra_bytes is not None]
+    return format_bytes(max(peaks)) if peaks else ""
+
+
+def describe_error(result: OperatorResult) -> str:
+    return _show_error(result.error)
+
+
+def describe_floor_share(result: OperatorResult) -> str:
+    fractions = [trial.floor_fraction for trial in result.trials if trial.floor_fraction is not None]
+    return _show_percents(fractions)
+
+
+def _find_spreads(result: OperatorResult) -> list[float]:
+    return [trial.mad_s / trial.median_s for trial in result.trials if trial.mad_s is not None and trial.median_s]
+
+
+def _show_percents(fractions: Sequence[float], *, only_largest: bool = False) -> str:
+    if not fractions:
+        return ""
+    ends = (max(fractions),) if only_largest else (min(fractions), max(fractions))
+    return _show_range(dict.fromkeys(map(_show_hundredths, ends))) + " %"
+
+
+def _show_percent(fraction: float) -> str:
+    return f"{_show_hundredths(fraction)} %"
+
+
+def _show_hundredths(fraction: float) -> str:
+    value = fraction * 100
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _show_error(error: float | None) -> str:
+    return "" if error is None else format_number(error, 2)
+
+
+def _show_range(ends: Iterable[str]) -> str:
+    return " – ".join(ends)
+
+
+def _make_origin_table(results: Sequence[OperatorResult]) -> Table:
+    """Class, version and kernels of what passed, the reason of what did not; cases that agree share a row."""
+    groups: dict[tuple[str, ...], list[OperatorResult]] = {}
+    for result in results:
+        key = (result.case.operator, result.implementation, result.kind, result.class_name, result.version)
+        groups.setdefault((*key, result.status, result.reason), []).append(result)
+    columns = make_columns(
+        "implementation", "operator", "kind", "status", "cases", "class or function, version", "kernels", "repeats",
+        "why not", numbers=("cases",), prose=("class or function, version", "kernels", "why not"),
+    )  # fmt: skip
+    rows = tuple(_make_origin_row(found) for found in groups.values())
+    note = (
+        "Kernels: as the profiler named them in one call of each case, after all timing. Repeats: a second call gave "
+        "the same bits."
+    )
+    return Table(title="Implementations", columns=columns, rows=rows, note=note)
+
+
+def _make_origin_row(found: Sequence[OperatorResult]) -> tuple[Cell, ...]:
+    first = found[0]
+    repeats = {result.is_repeatable for result in found}
+    return make_row(
+        Cell(text=first.implementation, is_code=True),
+        first.case.operator,
+        Cell(text=first.kind.value, tone=KIND_TONES[first.kind]),
+        Cell(text=first.status.value, tone=STATUS_TONES[first.status]),
+        str(len(found)),
+        ", ".join(part for part in (first.class_name, first.version) if part),
+        _describe_kernels(found),
+        "no" if False in repeats else "yes" if True in repeats else "",
+        first.reason,
+    )
+
+
+def _describe_kernels(found: Sequence[OperatorResult]) -> str:
+    names = list(dict.fromkeys(_shorten_kernel(name) for result in found for name in result.kernels))
+    rest = len(names) - MAX_KERNELS
+    return ", ".join(names[:MAX_KERNELS]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _shorten_kernel(name: str) -> str:
+    """The function's own name: without its type, namespaces, template arguments and parameters."""
+    plain = name.removeprefix("void ").replace("(anonymous namespace)", "")
+    head = plain.split("<")[0].split("(")[0]
+    return (head.rpartition("::")[2] or head or name)[:MAX_KERNEL_NAME]
+
+
+def make_operator_basis(view: View) -> tuple[tuple[str, str], ...]:
+    """What the tables hold, as name and value."""
+    results = view.analysis.operators
+    counts = Counter(result.status for result in results)
+    cells = ", ".join(f"{counts[status]} {status}" for status in OperatorStatus if counts[status])
+    num_cases = len({result.case for result in results})
+    return (
+        ("cells", f"{cells} (in {num_cases} cases)" if results else NOT_RECORDED),
+        ("processes", _describe_processes(results)),
+        ("vime", _describe_reference(results)),
+        ("RL-Kernel", _describe_rl_kernel(results)),
+    )
+
+
+def _describe_processes(results: Sequence[OperatorResult]) -> str:
+    num_processes = len({trial.trial for result in results for trial in result.trials})
+    spreads = sorted(result.process_spread for result in results if result.process_spread is not None)
+    if not spreads:
+        return f"{num_processes}, nothing to tell their spread by"
+    middle, largest = (_show_percent(spreads[place]) for place in (len(spreads) // 2, -1))
+    return f"{num_processes}, whose medians of a cell lie {middle} apart in half the cells, {largest} at most"
+
+
+def _describe_reference(results: Sequence[OperatorResult]) -> str:
+    found = [result for result in results if result.implementation == REFERENCE]
+    passed = sum(result.status is OperatorStatus.PASSED for result in found)
+    if found and not passed:
+        return f"nothing is relative to it: {found[0].status} ({found[0].reason})"
+    return f"measured in {passed} of {len(found)} cases" if found else "not in this run"
+
+
+def _describe_rl_kernel(results: Sequence[OperatorResult]) -> str:
+    passed = [result for result in results if result.status is OperatorStatus.PASSED]
+    fused = dict.fromkeys(result.class_name for result in passed if result.kind is OperatorKind.FUSED)
+    if fused:
+        return f"fused: {', '.join(fused)}"
+    if any(result.kind is OperatorKind.NATIVE for result in passed):
+        return "no fused implementation ran: what ran is plain PyTorch"
+    return "no implementation of it ran"
