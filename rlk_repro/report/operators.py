@@ -42,9 +42,9 @@ MAX_KERNELS: Final = 6
 MAX_KERNEL_NAME: Final = 60
 
 INTRODUCTION: Final = (
-    "Each row is one implementation on the same tensors. vime: vime's own functions, to which × vime is relative, in the "
-    "same process. fused: RL-Kernel's kernels, by class and compiled symbols; native: RL-Kernel's plain PyTorch; peer: "
-    "somebody else's, for orientation. blocked could not be tried, oom did not fit; both are results."
+    "Each row is one implementation on the same tensors. vime: vime's own functions, to which × vime is relative, in "
+    "the same process. fused: RL-Kernel's kernels, by class and compiled symbols; native: RL-Kernel's plain PyTorch; "
+    "peer: somebody else's, for orientation. blocked could not be tried, oom did not fit; both are results."
 )
 LEGEND: Final = (
     "Median of a process over all calls of its scored sweeps. ±: median absolute deviation within a process, the "
