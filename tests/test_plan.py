@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -8,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlk_repro.errors import BundleUnreadable, SpecError
+from rlk_repro.files import dump_json
 from rlk_repro.plan import Plan, flag_overrides, make_plan, order_trials
 from rlk_repro.planview import plan_lines, plan_summary
-from rlk_repro.resources import hardware_folders, profile_folders, run_folders, stack_folders
+from rlk_repro.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
 from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.workloads import get_workload
 
 
 def plan_smoke(*settings: str, hardware: str = "cpu", **options: Any) -> Plan:
@@ -213,3 +216,17 @@ def test_the_expected_duration_follows_the_number_of_trials() -> None:
 
 def test_exploratory_without_a_changed_rule_is_not_exploratory() -> None:
     assert not plan_smoke(is_exploratory=True).is_exploratory
+
+
+@pytest.mark.parametrize("name", list_names(run_folders()))
+def test_every_shipped_run_plans_on_every_hardware_that_it_names(name: str) -> None:
+    run = load_run(name, run_folders())
+    for hardware in run.model.layouts:
+        plan = make_plan(
+            run=run,
+            stack=load_stack(run.model.stack, stack_folders()),
+            hardware=load_hardware(hardware, hardware_folders()),
+            profile=load_profile("local", profile_folders("local")),
+        )
+        assert get_workload(run.model.workload.kind).find_problems(plan) == []
+        assert Plan.from_json(json.loads(dump_json(plan.to_json()))).plan_hash == plan.plan_hash

@@ -1,0 +1,112 @@
+"""Random batches: the same for equal keys, shaped as vime packs them, and with the log-probs that they claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed
+
+from rlk_repro.bench.batches import BatchShape, Microbatch, cut_responses, make_microbatch, split_tokens
+
+CPU = torch.device("cpu")
+SHAPE = BatchShape(num_samples=5, num_tokens=300, prompt_fraction=0.25, vocab_size=200)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def group_of_one() -> Iterator[None]:
+    store = distributed.HashStore()  # type: ignore[attr-defined]
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def make(*key: int, **changes: Any) -> Microbatch:
+    return make_microbatch(BatchShape(**{**vars(SHAPE), **changes}), CPU, *key)
+
+
+def find_log_probs(microbatch: Microbatch, temperature: float) -> torch.Tensor:
+    """Of the response tokens, straight from the definition."""
+    batch = microbatch.batch
+    rows = (microbatch.logits[0].detach().double() / temperature).log_softmax(-1)
+    targets = torch.cat(batch["unconcat_tokens"]).roll(-1)
+    selected = rows.gather(1, targets.unsqueeze(1)).squeeze(1)
+    return torch.cat(cut_responses(selected, batch["total_lengths"], batch["response_lengths"]))
+
+
+def test_a_key_gives_the_same_bytes_and_another_key_others() -> None:
+    one, same, other = make(1, 2, 3), make(1, 2, 3), make(1, 2, 4)
+    for microbatch in (one, same, other):
+        microbatch.update()
+        microbatch.add_rollout_log_probs(1.0, None)
+    assert torch.equal(one.logits, same.logits)
+    assert not torch.equal(one.logits, other.logits)
+    assert one.batch.keys() == same.batch.keys()
+    for name, found in one.batch.items():
+        for part, expected in zip(found, same.batch[name], strict=True):
+            assert part == expected if isinstance(part, int) else torch.equal(part, expected)
+
+
+def test_a_batch_is_packed_as_vime_packs_it() -> None:
+    batch = make(1).batch
+    assert sum(batch["total_lengths"]) == 300
+    assert [len(tokens) for tokens in batch["unconcat_tokens"]] == batch["total_lengths"]
+    assert all(0 < response < total for response, total in zip(batch["response_lengths"], batch["total_lengths"]))  # noqa: B905
+    for name in ("loss_masks", "advantages"):
+        assert [len(values) for values in batch[name]] == batch["response_lengths"]
+    assert batch["rollout_mask_sums"].tolist() == [mask.sum() for mask in batch["loss_masks"]]
+    assert 0 < torch.cat(batch["loss_masks"]).mean() < 1
+    assert all(len(set(values.tolist())) == 1 for values in batch["advantages"])
+
+
+@pytest.mark.parametrize(("num_ranks", "columns"), [(1, 256), (2, 128), (4, 128)])
+def test_the_vocabulary_is_padded_as_megatron_pads_it(num_ranks: int, columns: int) -> None:
+    logits = make(1, num_ranks=num_ranks, rank=num_ranks - 1).logits
+    assert (logits.shape, logits.dtype, logits.requires_grad) == ((1, 300, columns), torch.float32, True)
+    shape = BatchShape(num_samples=1, num_tokens=2, prompt_fraction=0, vocab_size=151936, num_ranks=2)
+    assert shape.padded_vocab_size == 152064
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_rollout_log_probs_are_the_policys_own_but_for_another_engines_noise(temperature: float) -> None:
+    microbatch = make(1)
+    microbatch.update()
+    microbatch.add_rollout_log_probs(temperature, None)
+    found = torch.cat(microbatch.batch["rollout_log_probs"])
+    apart = found - find_log_probs(microbatch, temperature)
+    assert 0.01 < apart.abs().mean() < 0.02
+    assert apart.abs().max() < 0.1
+
+
+def test_an_update_moves_taken_tokens_a_little_and_nothing_else() -> None:
+    microbatch = make(1)
+    before, old = microbatch.logits.detach().clone(), find_log_probs(microbatch, 1.0)
+    microbatch.update()
+    moved = (microbatch.logits.detach() != before)[0]
+    assert moved.sum(-1).max() == 1
+    assert int(moved.sum()) == 300 - SHAPE.num_samples
+    ratios = (find_log_probs(microbatch, 1.0) - old).exp()
+    assert 0 < ((ratios < 0.8) | (ratios > 1.28)).float().mean() < 0.1
+
+
+def test_ranks_share_the_tokens_and_split_the_taken_columns_between_them() -> None:
+    parts = [make(1, num_ranks=2, rank=rank) for rank in (0, 1)]
+    assert all(torch.equal(*pair) for pair in zip(*(part.batch["unconcat_tokens"] for part in parts), strict=True))
+    assert not torch.equal(parts[0].logits, parts[1].logits)
+    befores = [part.logits.detach().clone() for part in parts]
+    for part in parts:
+        part.update()
+    moved = sum((part.logits.detach() != before).sum() for part, before in zip(parts, befores, strict=True))
+    assert moved == 300 - SHAPE.num_samples
+
+
+@given(num_samples=st.integers(1, 40), spare=st.integers(0, 2000), seed=st.integers(0, 99))
+def test_lengths_always_add_up(num_samples: int, spare: int, seed: int) -> None:
+    num_tokens = 2 * num_samples + spare
+    lengths = split_tokens(num_tokens, num_samples, torch.Generator().manual_seed(seed))
+    assert (len(lengths), sum(lengths)) == (num_samples, num_tokens)
+    assert min(lengths) >= 2

@@ -1,0 +1,70 @@
+"""``bench``: the lower tiers from the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+SOURCES = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC")
+
+
+@pytest.fixture(autouse=True)
+def no_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*SOURCES, "PYTHONPATH"):
+        monkeypatch.setenv(name, "")
+
+
+def test_a_dry_run_needs_no_checkout_and_shows_the_job(call) -> None:
+    code, out, err = call("bench", "module", "--run", "module-qwen3-4b", "--hardware", "h200", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "run              module-qwen3-4b · module · lane train-only" in out
+    assert "GPU-hours" in out
+    code, out, _ = call("bench", "operators", "--dry-run", "--json")
+    assert code == 0
+    assert json.loads(out)["plan"]["experiment"]["run"]["run"] == "operators-smoke"
+
+
+def test_pairs_and_settings_reach_the_plan(call) -> None:
+    arguments = ["--pairs", "2", "--control-pairs", "3", "--set", "entropy_metric=false", "--dry-run"]
+    code, out, _ = call("bench", "module", *arguments)
+    assert code == 0
+    assert "10: 2 pairs, 3 control pairs" in out
+    assert "entropy metric   not computed, in both variants" in out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vime") is not None, reason="vime is installed")
+def test_without_vime_the_flags_are_named_before_anything_is_made(call, tmp_path: Path) -> None:
+    code, out, err = call("bench", "module")
+    assert (code, out) == (3, "")
+    assert "rlk-repro: python module vime: missing, expected an installed package or a checkout" in err
+    assert "  hint: give --vime-src, or set VIME_SRC" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_is_no_checkout_is_named(call, tmp_path: Path) -> None:
+    code, _, err = call("bench", "module", "--vime-src", str(tmp_path), "--dry-run")
+    assert code == 2
+    assert err == (f"rlk-repro: --vime-src: holds no such package, got '{tmp_path}', expected a folder with vime/\n")
+
+
+def test_checkouts_come_from_the_variables_as_well(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rl_engine").mkdir()
+    monkeypatch.setenv("RLK_SRC", str(tmp_path))
+    assert call("bench", "operators", "--dry-run")[0] == 0
+    assert os.environ["PYTHONPATH"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tier", "run", "kind"), [("module", "smoke", "reference"), ("operators", "module-smoke", "module")]
+)
+def test_a_run_of_another_tier_is_refused(call, tier: str, run: str, kind: str) -> None:
+    code, _, err = call("bench", tier, "--run", run, "--dry-run")
+    assert code == 2
+    assert err == (
+        f"rlk-repro: --run: is no run of the {tier} tier, got '{run} ({kind})', expected kind {tier}\n"
+        f"  hint: rlk-repro submit --run {run}\n"
+    )
