@@ -35,6 +35,9 @@ class Ticks:
     def elapsed_s(self, begin: int, end: int) -> float:
         return float(end - begin)
 
+    def forget(self) -> None:
+        pass
+
 
 def make_profile(*, is_counting: bool = False) -> Profile:
     profile = Profile("cpu")
@@ -227,6 +230,32 @@ def test_a_wrapped_call_costs_less_than_fifty_microseconds() -> None:
 
     timed = make_profile().time_function(identity, TIMERS)
     assert min(seconds_per_call(timed) for _ in range(10)) < 50e-6
+
+
+class FakeMemory:
+    """Peaks that are handed in, in the order they are read; the last one stays."""
+
+    is_per_step = True
+
+    def __init__(self, *peaks: int) -> None:
+        self.peaks = list(peaks)
+
+    def reset(self) -> None:
+        pass
+
+    def read_peaks(self) -> dict[str, int]:
+        return {"peak": self.peaks.pop(0) if len(self.peaks) > 1 else self.peaks[0]}
+
+
+def test_a_phase_has_a_peak_of_its_own_and_the_step_has_the_largest() -> None:
+    profile = make_profile()
+    profile._memory = FakeMemory(3, 9, 1, 4, 2)  # type: ignore[assignment]
+    with profile.phase("forward_only"):
+        pass
+    with profile.phase("update"):
+        pass
+    assert profile.end_step()[1] == {"peak": 9, "peak_in_forward_only": 9, "peak_in_update": 4}
+    assert profile.end_step()[1] == {"peak": 2}
 
 
 def test_peak_memory_is_that_of_the_step() -> None:

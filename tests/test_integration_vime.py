@@ -43,6 +43,15 @@ class FakeVime:
         def log_perf_data(rollout_id: int, args: Any, extra_metrics: dict[str, Any] | None = None) -> None:
             self.perf_lines.append((rollout_id, extra_metrics))
 
+        def forward_only(f: Any, args: Any, model: Any, data_iterator: Any, num_microbatches: Any,
+                         store_prefix: str = "", use_rollout_top_p_replay: bool = False) -> str:  # fmt: skip
+            return f"{store_prefix}passed"
+
+        def train(rollout_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any, data_iterator: Any,
+                  num_microbatches: Any, global_batch_sizes: Any) -> str:  # fmt: skip
+            return "trained"
+
+        self.actor.forward_only, self.actor.train = forward_only, train  # type: ignore[attr-defined]
         self.actor.initialize_model_and_optimizer = initialize_model_and_optimizer  # type: ignore[attr-defined]
         self.actor.log_perf_data = log_perf_data  # type: ignore[attr-defined]
 
@@ -89,6 +98,8 @@ def test_a_step_ends_when_vime_has_logged_it_and_holds_the_optimizer(
     _, optimizer, _, iteration = actor.initialize_model_and_optimizer(args, "actor")
     assert iteration == -1
     for rollout_id in (5, 6):
+        assert actor.forward_only(None, args, [], [], [], store_prefix="ref_") == "ref_passed"
+        assert actor.train(rollout_id, [], optimizer, None, [], [], []) == "trained"
         train_once(fake_vime.loss, args)
         assert optimizer.step() == (True, 0.5, None)
         actor.log_perf_data(rollout_id, args, extra_metrics={"x": 1})
@@ -100,6 +111,8 @@ def test_a_step_ends_when_vime_has_logged_it_and_holds_the_optimizer(
     assert (header["trainer"], header["is_requested"], end["event"]) == ("vime", False, "end")
     assert [step["step"] for step in steps] == [5, 6]
     assert all({"optimizer", "step", "grpo_loss_backward"} <= set(step["timers"]) for step in steps)
+    phases = {f"peak_rss_bytes{phase}" for phase in ("", "_in_forward_only", "_in_update")}
+    assert all(set(step["memory"]) == phases for step in steps)
     assert (tmp_path / "libraries" / "0.json").is_file()
 
 

@@ -11,6 +11,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -20,6 +21,8 @@ import torch
 from rlk_repro.operators import Platform
 
 STEP_TIMER: Final = "step"
+FORWARD_ONLY: Final = "forward_only"
+UPDATE: Final = "update"
 R = TypeVar("R")
 
 
@@ -33,13 +36,15 @@ class Timers:
 
 
 class Clock(Protocol):
-    """Marks moments now, and tells seconds between them once they have been settled."""
+    """Marks moments now, and tells seconds between them once they have been settled, until they are forgotten."""
 
     def mark(self) -> Any: ...
 
     def settle(self) -> None: ...
 
     def elapsed_s(self, begin: Any, end: Any) -> float: ...
+
+    def forget(self) -> None: ...
 
 
 class HostClock:
@@ -52,12 +57,25 @@ class HostClock:
     def elapsed_s(self, begin: float, end: float) -> float:
         return end - begin
 
+    def forget(self) -> None:
+        pass
+
 
 class DeviceClock:
-    """Events on the stream that is current when a mark is made: time on the device, its idle gaps included."""
+    """Events on the stream that is current when a mark is made: time on the device, its idle gaps included.
+
+    Events are used again: to make one costs the host more than to record one.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+        self._num_used = 0
 
     def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        if self._num_used == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        event = self._events[self._num_used]
+        self._num_used += 1
         event.record()
         return event
 
@@ -67,9 +85,12 @@ class DeviceClock:
     def elapsed_s(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return float(begin.elapsed_time(end)) / 1e3
 
+    def forget(self) -> None:
+        self._num_used = 0
+
 
 class Profile:
-    """Seconds per timer over one step, and the peak memory of the step.
+    """Seconds per timer over one step, and the peak memory of the step and of its phases.
 
     Timers are sums over calls and inclusive: one function called inside another counts in both.
     """
@@ -80,6 +101,7 @@ class Profile:
         self._intervals: list[tuple[str, Any, Any]] = []
         self._spans: list[_BackwardSpan] = []
         self._step_began = time.perf_counter()
+        self._peaks: dict[str, int] = {}
         self._memory.reset()
 
     @property
@@ -113,6 +135,31 @@ class Profile:
         # not functools.wraps: a compiled function's own attributes must not come along
         return functools.update_wrapper(timed, function, updated=())
 
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Note the peaks of a part of the step by themselves, as ``<peak>_in_<name>``; phases do not nest."""
+        self._keep_peaks()
+        try:
+            yield
+        finally:
+            self._keep_peaks(f"_in_{name}")
+
+    def run_in_phase(self, name: str, function: Callable[..., R]) -> Callable[..., R]:
+        """Wrap a function that is a phase as a whole."""
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> R:
+            with self.phase(name):
+                return function(*args, **kwargs)
+
+        return run
+
+    def _keep_peaks(self, suffix: str | None = None) -> None:
+        for key, value in self._memory.read_peaks().items():
+            for name in (key, *([] if suffix is None else [key + suffix])):
+                self._peaks[name] = max(self._peaks.get(name, 0), value)
+        self._memory.reset()
+
     def end_step(self) -> tuple[dict[str, float], dict[str, int]]:
         """Return seconds per timer and peak bytes since the last call, and start over.
 
@@ -130,8 +177,9 @@ class Profile:
         self._spans.clear()
         self._intervals.clear()
         self._step_began = now
-        peaks = self._memory.read_peaks()
-        self._memory.reset()
+        self._clock.forget()
+        self._keep_peaks()
+        peaks, self._peaks = self._peaks, {}
         return {name: math.fsum(values) for name, values in seconds.items()}, peaks
 
 

@@ -7,11 +7,12 @@ import functools
 from typing import Final
 
 from rlk_repro.integration.installation import Installation
-from rlk_repro.integration.profile import Timers
+from rlk_repro.integration.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.operators import Case, Platform, read_loss_options
 
 TRAINER: Final = "reference"
+PHASES: Final = {"compute_log_probs": FORWARD_ONLY, "_train_step": UPDATE}
 
 
 def install(args: argparse.Namespace) -> Installation | None:
@@ -25,6 +26,9 @@ def install(args: argparse.Namespace) -> Installation | None:
     installation = install_into(core, settings, trainer=TRAINER, case=_make_case(args), args=args)
     time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
     installation.rebind(AdamW, "step", time_step, "timer")
+    for name, phase in PHASES.items():
+        make = functools.partial(installation.profile.run_in_phase, phase)
+        installation.rebind(trainer.Trainer, name, make, "peak memory")
     if installation.end_step not in trainer.step_end_hooks:
         trainer.step_end_hooks.append(installation.end_step)
         installation.on_undo(trainer.step_end_hooks.remove, installation.end_step)

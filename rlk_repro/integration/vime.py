@@ -11,13 +11,16 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rlk_repro.integration.installation import Installation, check_signatures
-from rlk_repro.integration.profile import Timers
+from rlk_repro.integration.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.operators import Case, read_loss_options
 
 TRAINER: Final = "vime"
 # as of vime 1fc199d9, in its actor module
+PHASES: Final = {"forward_only": FORWARD_ONLY, "train": UPDATE}
 ACTOR_FUNCTIONS: Final = {
+    "forward_only": "(f, args, model, data_iterator, num_microbatches, store_prefix, use_rollout_top_p_replay)",
+    "train": "(rollout_id, model, optimizer, opt_param_scheduler, data_iterator, num_microbatches, global_batch_sizes)",
     "initialize_model_and_optimizer": "(args, role)",
     "log_perf_data": "(rollout_id, args, extra_metrics)",
 }
@@ -35,6 +38,8 @@ def install(args: argparse.Namespace) -> Installation | None:
     assert installation is not None, "the same settings"
     make_initialize = functools.partial(_time_optimizer, installation)
     installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer")
+    for name, phase in PHASES.items():
+        installation.rebind(actor, name, functools.partial(installation.profile.run_in_phase, phase), "peak memory")
     installation.rebind(actor, "log_perf_data", functools.partial(_end_step_after, installation), "end of step")
     return installation
 
