@@ -98,9 +98,10 @@ def _series(name: str, found: LogSeries, source: str) -> Series:
 def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
     """Module timers and peak memory; each value is that of the rank that had the largest, with its file and line."""
     columns = {f"module_{timer}_s": samples for timer, samples in ops.timers.items()}
-    peak = next((ops.memory[name] for name in PEAK_MEMORY if name in ops.memory), None)
+    peak = next((name for name in PEAK_MEMORY if name in ops.memory), None)
     if peak is not None:
-        columns["peak_memory_bytes"] = peak
+        columns |= {_name_peak(name.removeprefix(peak)): samples for name, samples in ops.memory.items()
+                    if name.startswith(peak)}  # fmt: skip
     for name, by_step in columns.items():
         samples = [by_step.get(step) for step in range(plan.num_steps)]
         sources = {sample.source for sample in samples if sample is not None}
@@ -111,6 +112,11 @@ def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
             values=tuple(None if sample is None else _finite(sample.value) for sample in samples),
             lines=tuple(None if sample is None else sample.line for sample in samples),
         )
+
+
+def _name_peak(suffix: str) -> str:
+    """``peak_memory_bytes``, or a phase's own: ``peak_memory_in_update_bytes``."""
+    return f"peak_memory{suffix}_bytes"
 
 
 def _place(folder: TrialDir, path: Path) -> str:
