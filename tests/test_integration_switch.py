@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -15,13 +16,20 @@ import torch
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, SpecError
 from rlk_repro.integration.decisions import Call, Route, RouteContext, RouteFactory, resolve
 from rlk_repro.integration.installation import Installation
+from rlk_repro.integration.ranks import find_rank
 from rlk_repro.integration.routes import ROUTES
-from rlk_repro.integration.switch import TARGETS, Mode, Settings, find_rank, install_into
+from rlk_repro.integration.switch import TARGETS, Mode, Settings, install_into
 from rlk_repro.operators import Case, LossOptions, Reason, Refusal
 from tests.loss_examples import LENGTHS, load_loss_module, make_args, train_once
 
 CPU = Case(platform="cpu")
 NUM_ROWS = sum(total for total, _ in LENGTHS)
+
+
+@pytest.fixture(autouse=True)
+def without_rl_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not it is installed here."""
+    monkeypatch.setitem(sys.modules, "rl_engine", None)
 
 
 def make_settings(tmp_path: Path, mode: Mode = Mode.AUTO, *ops: str) -> Settings:

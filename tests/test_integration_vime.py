@@ -63,6 +63,12 @@ class FakeVime:
             setattr(sys.modules[PACKAGE], name, module)
 
 
+@pytest.fixture(autouse=True)
+def without_rl_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not it is installed here."""
+    monkeypatch.setitem(sys.modules, "rl_engine", None)
+
+
 @pytest.fixture
 def fake_vime(monkeypatch: pytest.MonkeyPatch) -> FakeVime:
     fake = FakeVime()

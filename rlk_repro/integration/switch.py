@@ -173,6 +173,7 @@ def install_into(
         _forbid_fallbacks(found)
     rank, world_size = find_rank()
     check_ranks_agree(rank, world_size, _describe_choice(settings, found))
+    profile = Profile(case.platform)
     ledger = Ledger(
         OpsWriter(settings.ops_dir, rank) if settings.ops_dir else None,
         ops=settings.ops,
@@ -180,7 +181,7 @@ def install_into(
         is_fallback_allowed=settings.mode is not Mode.REQUIRE,
     )
     libraries = libraries_file(settings.libraries_dir, rank) if settings.libraries_dir else None
-    installation = Installation(Profile(case.platform), ledger, watch, libraries)
+    installation = Installation(profile, ledger, watch, libraries)
     ledger.open(
         mode=settings.mode.value,
         is_requested=settings.is_requested,
@@ -190,7 +191,7 @@ def install_into(
         target=target.__name__,
         platform=str(case.platform),
         pid=os.getpid(),
-        is_memory_per_step=installation.profile.is_memory_per_step,
+        is_memory_per_step=profile.is_memory_per_step,
         has_entropy_metric=settings.has_entropy_metric,
     )
     for op, result in found.items():
