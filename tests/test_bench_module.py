@@ -71,6 +71,15 @@ def test_without_vime_two_lines_name_the_flags() -> None:
     )
 
 
+def test_ranks_that_nobody_started_are_refused() -> None:
+    done = run_module("--tensor-model-parallel-size", "2", environ={"RANK": "1", "WORLD_SIZE": "4"})
+    assert done.returncode == 2
+    assert done.stderr == (
+        "input: --tensor-model-parallel-size: needs a process per rank, got 2, expected 4\n"
+        "  hint: python -m torch.distributed.run --standalone --nproc-per-node 2 -m …\n"
+    )
+
+
 def test_a_device_that_is_not_there_is_named() -> None:
     done = run_module("--device", "cuda", environ={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 3

@@ -26,7 +26,7 @@ from torch import distributed
 from rlk_repro.bench.batches import BatchShape, Microbatch, make_microbatch
 from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.bench.sources import load_vime_loss
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, RlkReproError, SpecError
 from rlk_repro.integration.profile import DeviceClock, HostClock
 
 logger = logging.getLogger(__name__)
@@ -39,13 +39,9 @@ Reducer: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
-    rank = int(os.environ.get("RANK", "0"))
-    level = logging.ERROR if rank else logging.INFO
-    logging.basicConfig(level=level, format=LOG_FORMAT, datefmt=TIME_FORMAT, stream=sys.stdout)
-    warnings.formatwarning = format_warning
-    if rank:
-        warnings.simplefilter("ignore")
     try:
+        rank = find_rank(args.tensor_model_parallel_size)
+        start_log(is_quiet=rank > 0)
         run(args, rank)
     except RlkReproError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
@@ -53,10 +49,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def find_rank(num_ranks: int) -> int:
+    """This process's place among those that torch's launcher started; variables around a single one mean nothing.
+
+    Raises:
+        SpecError: the launcher started another number of them.
+    """
+    if num_ranks == 1:
+        return 0
+    found = int(os.environ.get("WORLD_SIZE", "1"))
+    if found != num_ranks:
+        raise SpecError(
+            Problem("--tensor-model-parallel-size", "needs a process per rank", got=num_ranks, expected=str(found),
+                    hint=f"python -m torch.distributed.run --standalone --nproc-per-node {num_ranks} -m …")
+        )  # fmt: skip
+    return int(os.environ["RANK"])
+
+
+def start_log(*, is_quiet: bool) -> None:
+    """Lines and warnings as vime prints them, but without the folders of this machine."""
+    level = logging.ERROR if is_quiet else logging.INFO
+    logging.basicConfig(level=level, format=LOG_FORMAT, datefmt=TIME_FORMAT, stream=sys.stdout)
+    warnings.formatwarning = format_warning
+    if is_quiet:
+        warnings.simplefilter("ignore")
+
+
 def format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Without the source line, and without the folders of this machine, which a log must not tell."""
+    """One line that names the file and not its folder."""
     del line
     return f"{Path(filename).name}:{lineno}: {category.__name__}: {message}\n"
 
@@ -68,51 +90,55 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
         EnvironmentMissing: the device or the trainer's code is not there, or RL-Kernel is required and cannot run.
         CheckFailed: the gradient norm is no longer a number.
     """
-    device = make_device(args.device)
+    device = make_device(args.device, rank)
     loss_module = load_vime_loss()
-    with process_group(args.tensor_model_parallel_size, device):
-        from rlk_repro.integration.vime import install_loss
+    from rlk_repro.integration.vime import install_loss
 
+    with process_group(args.tensor_model_parallel_size, device):
         installation = install_loss(args)
         bench = ModuleBench(args, loss_module, device, rank)
-        # a full collection walks all that importing torch left behind, in the middle of some step
-        gc.collect()
-        gc.freeze()
         for rollout_id in range(args.num_rollout):
+            # a full collection walks all that importing and compiling left behind, in the middle of some step
+            gc.collect()
+            gc.freeze()
             bench.train(rollout_id)
             if installation is not None:
                 installation.end_step(rollout_id)
 
 
-def make_device(name: str) -> torch.device:
-    """This rank's device, made current."""
+def make_device(name: str, rank: int) -> torch.device:
+    """The device of a rank, made current."""
     if name == "cpu":
         # vime compiles two functions of a few thousand elements; a CPU has no speed verdict that it could change
         torch._dynamo.config.disable = True  # noqa: SLF001
         return torch.device("cpu")
-    index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if index >= count:
-        raise EnvironmentMissing(Problem("--device cuda", "too few GPUs are seen", got=count, expected=f"{index + 1} or more"))
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+    count = torch.cuda.device_count()
+    if rank >= count:
+        raise EnvironmentMissing(
+            Problem("--device cuda", "too few GPUs are seen", got=count, expected=f"{rank + 1} or more")
+        )
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
 
 
 @contextmanager
 def process_group(num_ranks: int, device: torch.device) -> Iterator[None]:
-    """The groups that vime's loss asks Megatron-LM for."""
+    """The groups that vime's loss asks Megatron-LM for.  After an error they end with the process.
+
+    Taking them down would wait for ranks that wait for this one.
+    """
     from megatron.core import mpu
 
     backend = "gloo" if device.type == "cpu" else "nccl"
     if num_ranks == 1:
-        distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     else:
         distributed.init_process_group(backend)
     mpu.initialize_model_parallel(tensor_model_parallel_size=num_ranks)
-    try:
-        yield
-    finally:
-        mpu.destroy_model_parallel()
-        distributed.destroy_process_group()
+    yield
+    mpu.destroy_model_parallel()
+    distributed.destroy_process_group()
 
 
 class Phases:
