@@ -15,7 +15,7 @@ from rlk_repro.files import load_json
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.manifest import diff_manifests, load_manifests
 from rlk_repro.plan import BASELINE, Plan
-from rlk_repro.results import Analysis, Effect, TrialResult, TrialStatus
+from rlk_repro.results import Analysis, Effect, OperatorResult, TrialResult, TrialStatus
 from rlk_repro.rundir import RunDir
 from rlk_repro.stats import STEP_TIME, mean, t_interval
 from rlk_repro.units import format_number, format_percent
@@ -26,6 +26,7 @@ COMPARED_EFFECTS: Final = ("step_time_s", "actor_train_time_s", "rollout_time_s"
 # What training itself yields; times are the machine's and are compared as effects only.
 COMPARED_LEVELS: Final = ("raw_reward", "response_length_mean", "train_rollout_logprob_abs_diff")
 CONFIDENCE: Final = 0.95
+OPERATOR_TOLERANCE: Final = 0.1
 MAX_DETAILS: Final = 5
 
 
@@ -93,6 +94,8 @@ class _Comparand:
 def compare_analyses(recorded: Analysis, new: Analysis, drift: Sequence[Finding] = ()) -> Comparison:
     """Bitwise where every seeded metric of every trial is equal, else by effects and levels and their intervals.
 
+    Operators are compared cell by cell, and never bitwise: what is recorded of them are times.
+
     Trials that did not end well, or whose proof differs, on either side make the results not comparable: agreement of
     what is missing is no agreement.
     """
@@ -100,13 +103,13 @@ def compare_analyses(recorded: Analysis, new: Analysis, drift: Sequence[Finding]
     differing = list(_seeded_differences(recorded.trials, new.trials))
     found = [_match_effects(name, recorded, new) for name in COMPARED_EFFECTS]
     found += [_match_levels(name, recorded, new) for name in COMPARED_LEVELS]
-    matches = [match for match in found if match is not None]
+    matches = [*(match for match in found if match is not None), *_match_operators(recorded, new)]
     judged = [match.is_compatible for match in matches if match.is_compatible is not None]
     if not obstacles and differing and not judged:
         obstacles.append("not identical, and nothing has an interval on both sides")
     if obstacles:
         level = Match.NOT_COMPARABLE
-    elif not differing:
+    elif not differing and not recorded.operators:
         level = Match.BITWISE
     else:
         level = Match.STATISTICAL if all(judged) else Match.DIFFERENT
@@ -202,6 +205,46 @@ def _match_levels(name: str, recorded: Analysis, new: Analysis) -> _Comparand | 
     bounds = f"{format_number(interval.low)} to {format_number(interval.high)}"
     text = f"{name}: mean change {format_number(interval.estimate)} ({bounds}, n = {interval.n} trials of equal seed)"
     return _Comparand(is_compatible=interval.low <= 0 <= interval.high, text=text)
+
+
+def _match_operators(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
+    """A cell agrees in its status, and in its speedup over vime's function where it has one.
+
+    Speedups may lie ``OPERATOR_TOLERANCE`` apart, and as far again as the processes of either result do.
+    """
+    if not recorded.operators:
+        return
+    by_cell = {(cell.case, cell.implementation): cell for cell in new.operators}
+    differing = []
+    for old in recorded.operators:
+        now = by_cell.get((old.case, old.implementation))
+        if now is None or old.status is not now.status:
+            differing.append(f"{_name_cell(old)}: recorded {old.status}, now {'absent' if now is None else now.status}")
+        elif not _is_same_speed(old, now):
+            was, is_now = (format_number(_mean_speedup(cell) or 0.0, 3) for cell in (old, now))
+            differing.append(f"{_name_cell(old)}: {was} times vime's speed, now {is_now}")
+    num_agreeing = len(recorded.operators) - len(differing)
+    yield _Comparand(is_compatible=not differing, text=f"operators: {num_agreeing} of {len(recorded.operators)} agree")
+    yield from (_Comparand(is_compatible=False, text=text) for text in differing[:MAX_DETAILS])
+
+
+def _name_cell(cell: OperatorResult) -> str:
+    case = cell.case
+    shape = "x".join(str(size) for size in (case.num_tokens, case.hidden_size, case.vocab_size) if size is not None)
+    return f"{case.operator} {case.work} {shape} {case.dtype} density {case.density:g} {cell.implementation}"
+
+
+def _is_same_speed(old: OperatorResult, new: OperatorResult) -> bool:
+    was, now = _mean_speedup(old), _mean_speedup(new)
+    if was is None or now is None:
+        return was is now
+    allowed = math.log1p(OPERATOR_TOLERANCE) + sum(math.log1p(cell.process_spread or 0.0) for cell in (old, new))
+    return abs(math.log(now / was)) <= allowed
+
+
+def _mean_speedup(cell: OperatorResult) -> float | None:
+    speedups = [trial.speedup for trial in cell.trials if trial.speedup]
+    return mean(speedups) if speedups else None
 
 
 def _half_width(effect: Effect) -> float | None:

@@ -589,6 +589,19 @@ def small() -> Analysis:
     )
 
 
+def operators() -> Analysis:
+    """A run of the operator tier, made from logs."""
+    from tests import operator_examples
+
+    return operator_examples.operators()
+
+
+def hostile_operators() -> Analysis:
+    from tests import operator_examples
+
+    return operator_examples.hostile_operators()
+
+
 EXAMPLES: Final[dict[str, Callable[[], Analysis]]] = {
     "faster": faster,
     "slower": slower,
@@ -601,4 +614,6 @@ EXAMPLES: Final[dict[str, Callable[[], Analysis]]] = {
     "huge": huge,
     "hostile": hostile,
     "small": small,
+    "operators": operators,
+    "hostile-operators": hostile_operators,
 }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from rlk_repro.analysis import analyse
 from rlk_repro.compare import Match, compare_analyses, diff_bundles
 from rlk_repro.files import load_json, write_json
 from rlk_repro.findings import Finding, Level
-from rlk_repro.results import Analysis, TrialStatus
+from rlk_repro.results import Analysis, OperatorResult, TrialStatus
 from rlk_repro.rundir import RunDir
 from tests.make_run import Recipe, finish_run, make_run
+from tests.operator_examples import operators
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,32 @@ def test_another_effect_is_different(analysis: Analysis, tmp_path: Path) -> None
     assert comparison.level is Match.DIFFERENT
     assert not comparison.is_ok
     assert any(detail.startswith("step_time_s: recorded") for detail in comparison.details)
+
+
+def test_operators_agree_cell_by_cell_and_never_bitwise() -> None:
+    recorded = operators()
+    comparison = compare_analyses(recorded, recorded)
+    assert comparison.level is Match.STATISTICAL
+    assert "operators: 10 of 10 agree" in comparison.details
+
+    def slow_down(cell: OperatorResult) -> OperatorResult:
+        trials = (replace(trial, speedup=trial.speedup and trial.speedup / 1.2) for trial in cell.trials)
+        return replace(cell, trials=tuple(trials)) if cell.implementation == "rl-kernel-online" else cell
+
+    slower = replace(recorded, operators=tuple(map(slow_down, recorded.operators)))
+    comparison = compare_analyses(recorded, slower)
+    assert comparison.level is Match.DIFFERENT
+    assert "operators: 9 of 10 agree" in comparison.details
+    assert (
+        "logp forward 9216x151936 float32 density 1 rl-kernel-online: 7.78 times vime's speed, now 6.48"
+    ) in comparison.details
+
+
+def test_an_operator_that_now_fails_is_a_difference() -> None:
+    recorded = operators()
+    comparison = compare_analyses(recorded, replace(recorded, operators=recorded.operators[1:]))
+    assert comparison.level is Match.DIFFERENT
+    assert "logp forward 9216x151936 float32 density 1 vime: recorded pass, now absent" in comparison.details
 
 
 def test_another_experiment_is_never_a_match(analysis: Analysis) -> None:
