@@ -116,11 +116,11 @@ def _needs_one_rank(case: Case) -> Refusal | None:
 
 
 def _needs_plain_loss(case: Case) -> Refusal | None:
-    """``grpo_loss`` clips symmetrically, knows no KL but k3, and has no correction terms."""
+    """``grpo_loss`` clips symmetrically, takes its KL from the reference model's logits, and has no other terms."""
     if not case.loss.is_clip_symmetric:
         return Refusal(Reason.LOSS_OPTIONS, "asymmetric clip")
-    if case.loss.kl_loss_type not in {None, "k3"}:
-        return Refusal(Reason.LOSS_OPTIONS, f"KL type {case.loss.kl_loss_type}")
+    if case.loss.kl_loss_type is not None:
+        return Refusal(Reason.LOSS_OPTIONS, f"KL type {case.loss.kl_loss_type} from stored log-probs")
     return Refusal(Reason.LOSS_OPTIONS, "correction terms") if case.loss.has_other_terms else None
 
 
@@ -287,7 +287,9 @@ def read_loss_options(options: Mapping[str, Any]) -> LossOptions:
     )
 
 
-_CORRECTIONS: Final = ("use_tis", "use_opsm", "use_opd", "use_unbiased_kl", "get_mismatch_metrics")
+_CORRECTIONS: Final = (
+    "use_tis", "use_opsm", "use_opd", "use_unbiased_kl", "get_mismatch_metrics", "custom_pg_loss_reducer_function_path"
+)  # fmt: skip
 
 
 def _is_plain_estimator(options: Mapping[str, Any]) -> bool:

@@ -27,13 +27,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run_ranks(folder: Path, world: int, kind: str) -> dict[str, Any]:
+def run_ranks(folder: Path, world: int, *words: str) -> dict[str, Any]:
     sources = [str(REPOSITORY), *(os.environ[name] for name in SOURCES), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sources), "OMP_NUM_THREADS": "1"}
 
     def run(rank: int) -> proc.Completed:
-        words = [str(rank), str(world), str(folder), str(NUM_BATCHES), "20260701", kind]
-        command = [sys.executable, "-m", "tests.vime_agreement", *words]
+        place = [str(rank), str(world), str(folder), str(NUM_BATCHES), "20260701"]
+        command = [sys.executable, "-m", "tests.vime_agreement", *place, *words]
         return proc.run(command, cwd=REPOSITORY, env=environment, timeout_s=300)
 
     with ThreadPoolExecutor(world) as pool:
@@ -58,3 +58,11 @@ def test_on_wild_batches_neither_is_nearer_to_float64(tmp_path: Path, world: int
     result = run_ranks(tmp_path, world, "wild")
     assert result["largest_ratio"] <= 2
     assert result["num_refused_and_same"] == result["num_refused"] > NUM_BATCHES // 10
+
+
+def test_the_whole_loss_agrees_wherever_it_is_eligible(tmp_path: Path) -> None:
+    result = run_ranks(tmp_path, 1, "realistic", "grpo_loss")
+    assert result["worst"]["loss"] <= 2e-5
+    assert result["worst"]["metrics"] <= 2e-5
+    assert result["worst"]["gradient"] <= 1e-5
+    assert NUM_BATCHES - result["num_refused"] > NUM_BATCHES // 20

@@ -1,8 +1,9 @@
 """Run by test_integration_agreement with vime, Megatron-LM and RL-Kernel on the path: vime's own policy loss, bare and
 with RL-Kernel routed in, on random batches and options; float64 says which of the two is nearer where they differ.
 
-``python -m tests.vime_agreement RANK WORLD FOLDER NUM SEED KIND`` with KIND realistic or wild; rank 0 prints one JSON
-object.  The vocabulary is split over the ranks.
+``python -m tests.vime_agreement RANK WORLD FOLDER NUM SEED KIND [OP]`` with KIND realistic or wild, and OP, ratio_kl if
+not given, what the differentiated log-probs or the whole loss go to; rank 0 prints one JSON object.  The vocabulary is
+split over the ranks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import torch.distributed as dist
 torch._dynamo.config.disable = True  # vime compiles two functions; here that only costs time
 
 VOCABULARY = 48
+PLAIN = {"advantage_estimator": "grpo", "entropy_coef": 0.0, "eps_clip_high": 0.2, "get_mismatch_metrics": False,
+         "use_kl_loss": False, "use_tis": False, "use_unbiased_kl": False}  # fmt: skip
 ESTIMATORS = ("grpo", "grpo", "grpo", "gspo", "cispo")
 
 
@@ -154,13 +157,14 @@ def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], *, is_w
 
 
 def main() -> None:
-    rank, world, folder, number, seed, kind = sys.argv[1:]
+    rank, world, folder, number, seed, kind, *rest = sys.argv[1:]
+    op = rest[0] if rest else "ratio_kl"
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=int(rank), world_size=int(world))
     from megatron.core import mpu
     from vime.backends.megatron_utils import loss as loss_module
 
     from rlk_repro.integration.switch import Mode, Settings, install_into
-    from rlk_repro.operators import Case, read_loss_options
+    from rlk_repro.operators import Case, find_refusal, read_loss_options
 
     mpu.initialize_model_parallel(int(world), 1)
     trainer, rng, generator = Trainer(loss_module, int(rank), int(world)), random.Random(int(seed)), torch.Generator()
@@ -170,18 +174,20 @@ def main() -> None:
     same_refused = num_refused = 0
     for _ in range(int(number)):
         options, (batch, logits) = draw_options(rng), draw_batch(rng, generator, is_wild=kind == "wild")
+        if op == "grpo_loss" and rng.random() < 0.6:
+            options |= PLAIN
         expected = trainer.run(options, batch, logits)
         loss_options = dataclasses.replace(read_loss_options(options), has_no_grad_pass=True)
         case = Case(platform="cpu", tensor_parallel=int(world), loss=loss_options)
-        is_eligible = not options["entropy_coef"]
-        settings = Settings(mode=Mode.REQUIRE if is_eligible else Mode.AUTO, ops=("logp", "ratio_kl"))
+        is_eligible = find_refusal(op, case) is None and (op == "ratio_kl" or has_old_log_probs(options, batch))
+        settings = Settings(mode=Mode.REQUIRE if is_eligible else Mode.AUTO, ops=("logp", op))
         with install_into(loss_module, settings, trainer="vime", case=case) as installation:
             found = trainer.run(options, batch, logits)
             odd = installation._watch.settle()
             decisions = {item.op: item for item in installation.ledger.decisions}
         assert not odd, odd
         assert decisions["logp"].is_rl_kernel
-        assert decisions["ratio_kl"].is_rl_kernel == is_eligible
+        assert decisions[op].is_rl_kernel == is_eligible
         if not is_eligible:
             num_refused += 1
             del expected["log_probs"], found["log_probs"]  # the pass without gradient is served all the same
@@ -202,6 +208,10 @@ def main() -> None:
                   "num_refused_and_same": same_refused}  # fmt: skip
         sys.stdout.write(json.dumps(result) + "\n")
     dist.destroy_process_group()
+
+
+def has_old_log_probs(options: dict[str, Any], batch: dict[str, Any]) -> bool:
+    return bool(options["use_rollout_logprobs"] or batch["log_probs"])
 
 
 if __name__ == "__main__":

@@ -117,6 +117,30 @@ def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard)
     return Refusal(Reason.NEGATIVE_INFINITY) if has_infinite else None
 
 
+class FirstCallCheck:
+    """``find_value_refusal`` until it finds nothing, once: what is wrong with a model's logits is wrong from the start.
+
+    From then on nothing waits for the device; ``watch`` sees what the step ends with.
+    """
+
+    def __init__(self) -> None:
+        self._is_passed = False
+
+    def find_refusal(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
+        if self._is_passed:
+            return None
+        refusal = find_value_refusal(logits, tokens, shard)
+        self._is_passed = refusal is None
+        return refusal
+
+
+def find_form_refusal(logits: torch.Tensor, *, is_on_device: bool) -> Refusal | None:
+    """Dtypes and places that the kernels do not know."""
+    if logits.dtype not in DTYPES:
+        return Refusal(Reason.DTYPE, str(logits.dtype))
+    return Refusal(Reason.DEVICE, str(logits.device)) if logits.is_cuda != is_on_device else None
+
+
 def select_no_grad(
     logp: LogP, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard, *, with_entropy: bool
 ) -> Joined:

@@ -5,7 +5,7 @@ They are near the current ones, and that is all they are used for; a layout that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -40,9 +40,16 @@ class CurrentBatch:
         parts, totals, responses = (self.batch.get(key) for key in (name, "total_lengths", "response_lengths"))
         if not parts or not totals or not responses or sum(totals) > num_rows or responses != [len(p) for p in parts]:
             return None
-        padding = parts[0].new_zeros(num_rows)
-        pieces, position = [], 0
-        for part, total, response in zip(parts, totals, responses, strict=True):
-            pieces += [padding[: total - response - 1], part, padding[:1]]
-            position += total
-        return torch.cat([*pieces, padding[: num_rows - position]]).float()
+        return pack_rows(parts, totals, responses, num_rows).float()
+
+
+def pack_rows(
+    parts: Sequence[torch.Tensor], totals: Sequence[int], responses: Sequence[int], num_rows: int
+) -> torch.Tensor:
+    """[num_rows]: per-token values of the responses in the rows that predict them, zero elsewhere."""
+    padding = parts[0].new_zeros(num_rows)
+    pieces, position = [], 0
+    for part, total, response in zip(parts, totals, responses, strict=True):
+        pieces += [padding[: total - response - 1], part, padding[:1]]
+        position += total
+    return torch.cat([*pieces, padding[: num_rows - position]])

@@ -9,7 +9,8 @@ import torch
 
 from rlk_repro.integration import log_probs
 from rlk_repro.integration.decisions import Call, Route, RouteContext, RouteFactory
-from rlk_repro.integration.log_probs import Operators, Shard
+from rlk_repro.integration.grpo_loss import make_grpo_loss_route
+from rlk_repro.integration.log_probs import FirstCallCheck, Operators, Shard
 from rlk_repro.integration.rl_kernel import LoadedOperator, load_operator
 from rlk_repro.operators import Platform, Reason, Refusal
 
@@ -76,35 +77,30 @@ def _make_route(
     run: Callable[[Call, torch.Tensor, Shard], tuple[torch.Tensor, torch.Tensor | None]],
 ) -> Route:
     """The shape of vime's function around ``run``: [T, V] logits in, [T, 1] log-probs and [T] entropy out."""
-    is_on_device = context.case.platform != Platform.CPU
-    is_first = True
+    is_on_device, values = context.case.platform != Platform.CPU, FirstCallCheck()
 
     def refuse(call: Call) -> Refusal | None:
-        nonlocal is_first
         logits: torch.Tensor = call["logits"]
         if call["log_prob_keep_mask"] is not None:
             return Refusal(Reason.TOP_P_REPLAY)
         if call["with_entropy"] and call["with_entropy_grad"] and logits.requires_grad and torch.is_grad_enabled():
             return Refusal(Reason.ENTROPY_GRADIENT)
-        if logits.dtype not in log_probs.DTYPES:
-            return Refusal(Reason.DTYPE, str(logits.dtype))
-        if logits.is_cuda != is_on_device:
-            return Refusal(Reason.DEVICE, str(logits.device))
-        if not is_first:
-            return None  # from the second call on the watch says so, and nothing waits for the device
-        refusal = log_probs.find_value_refusal(logits, call["tokens"], Shard.of(call["tp_group"]))
-        is_first = refusal is not None
-        return refusal
+        form = log_probs.find_form_refusal(logits, is_on_device=is_on_device)
+        return form or values.find_refusal(logits, call["tokens"], Shard.of(call["tp_group"]))
 
     def compute(call: Call) -> Any:
         logits, shard = call["logits"].contiguous(), Shard.of(call["tp_group"])
         if not len(logits):
             return context.native(**call)
-        values, entropy = run(call, logits, shard)
-        context.watch.add(name, call["tokens"], shard.size * logits.shape[1], values)
-        return values.unsqueeze(-1), entropy
+        selected, entropy = run(call, logits, shard)
+        context.watch.add(name, call["tokens"], shard.size * logits.shape[1], selected)
+        return selected.unsqueeze(-1), entropy
 
     return Route(implementation=loaded.implementation, version=loaded.version, refuse=refuse, run=compute)
 
 
-ROUTES: Final[Mapping[str, RouteFactory]] = {"logp": make_logp_route, "ratio_kl": make_ratio_kl_route}
+ROUTES: Final[Mapping[str, RouteFactory]] = {
+    "logp": make_logp_route,
+    "ratio_kl": make_ratio_kl_route,
+    "grpo_loss": make_grpo_loss_route,
+}

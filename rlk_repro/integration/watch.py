@@ -31,7 +31,8 @@ class Watch:
     _seen: list[_Seen] = field(default_factory=list)
 
     def add(self, op: str, tokens: torch.Tensor, num_columns: int, log_probs: torch.Tensor) -> None:
-        """Note a call: its token ids and the log-probs that came out, both [T] with T > 0."""
+        """Note a call: its token ids and what came out, log-probs or other numbers that are never above 0; no empty
+        tensors."""
         lowest, highest = torch.aminmax(tokens)
         self._seen.append(_Seen(op, num_columns, lowest, highest, log_probs.detach().amax()))
 
@@ -47,5 +48,5 @@ class Watch:
             if low < 0 or high >= item.num_columns:
                 odd.setdefault(item.op, f"token ids from {low} to {high} in a vocabulary of {item.num_columns}")
             if not value <= HIGHEST:
-                odd.setdefault(item.op, f"RL-Kernel answered a log-prob of {value}")
+                odd.setdefault(item.op, f"RL-Kernel answered {value} where nothing above 0 can be")
         return odd
