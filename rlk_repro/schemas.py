@@ -1,4 +1,4 @@
-"""Writes JSON Schemas: of the files authors write, for editors; of plan and analysis, for scripts that read them."""
+"""Writes JSON Schemas: of the files authors write, for editors; of what we write, for scripts that read it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 
+from rlk_repro.claims.files import Claim
+from rlk_repro.claims.results import ClaimsCheck
 from rlk_repro.files import dump_json, write_bytes
 from rlk_repro.plan import PlanRecord
 from rlk_repro.resources import data_dir
@@ -19,8 +21,9 @@ AUTHORED: Final[Mapping[str, type[BaseModel]]] = {
     "stack": Stack,
     "hardware": Hardware,
     "profile": Profile,
+    "claim": Claim,
 }
-WRITTEN: Final[Mapping[str, type[Any]]] = {"plan": PlanRecord, "analysis": Analysis}
+WRITTEN: Final[Mapping[str, type[Any]]] = {"plan": PlanRecord, "analysis": Analysis, "claims-check": ClaimsCheck}
 KINDS: Final = (*AUTHORED, *WRITTEN)
 
 

@@ -18,6 +18,7 @@ FILES = {
     "hardware": [*data_dir("jobs").glob("hardware/*.yaml")],
     "profile": [*data_dir("jobs").glob("profiles/*.yaml")],
     "stack": [*data_dir("manifests").glob("stacks/*.yaml")],
+    "claim": [*data_dir("manifests").glob("claims/*.yaml")],
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlk_repro.schemas import write_schemas
-from tests.test_docs import ROOT, TABLE, command_table
+from tests.test_docs import CLAIMS, ROOT, TABLE, claims_table, command_table
 
 
 def main() -> None:
@@ -12,6 +12,8 @@ def main() -> None:
     readme.write_text(
         TABLE.sub(lambda _: f"<!-- commands -->\n{command_table()}<!-- /commands -->", readme.read_text())
     )
+    claims = ROOT / "docs" / "claims.md"
+    claims.write_text(CLAIMS.sub(lambda _: f"<!-- claims -->\n{claims_table()}<!-- /claims -->", claims.read_text()))
 
 
 if __name__ == "__main__":

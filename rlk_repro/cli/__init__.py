@@ -10,7 +10,7 @@ from typing import Final
 import typer
 
 from rlk_repro import __version__
-from rlk_repro.cli import bench, bundles, doctor, jobs, replay, report, runs, submit
+from rlk_repro.cli import bench, bundles, claims, doctor, jobs, replay, report, runs, submit
 from rlk_repro.errors import EXIT_BUG, EnvironmentMissing, RlkReproError
 
 app: Final = typer.Typer(
@@ -45,6 +45,7 @@ bundles.register(app)
 replay.register(app)
 report.register(app)
 bench.register(app)
+claims.register(app)
 doctor.register(app)
 
 

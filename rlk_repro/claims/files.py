@@ -1,0 +1,300 @@
+"""Published claims, ``manifests/claims/<claim>.yaml``: strict, frozen models and how they are loaded.
+
+A claim holds numbers as their authors printed them, with their units and doubts; nothing in it was measured here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import Field
+
+from rlk_repro.errors import Problem, SpecError
+from rlk_repro.resources import data_dir, list_names, suggest
+from rlk_repro.spec.values import Count, Model, Name, NonNegative, PathProblem, Positive, Schema, Text
+from rlk_repro.specfile import load
+
+ShortCommit: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{7,40}$")]
+Pass: TypeAlias = Literal["forward", "forward-backward", "sample", "step"]
+Unit: TypeAlias = Literal["ms", "s", "MB", "GB", "x", "tok/GPU/s", "none"]
+Dtype: TypeAlias = Literal["float16", "bfloat16", "float32"]
+
+SECONDS: Final[Mapping[str, float]] = {"ms": 1e-3, "s": 1.0}
+# All published memory follows from its shapes in binary multiples only, whatever the printed unit says.
+BYTES: Final[Mapping[str, int]] = {"MB": 2**20, "GB": 2**30}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurable:
+    """An operator that ``bench.claims`` can call: by which implementations, over which dimensions, in which passes."""
+
+    implementations: tuple[str, ...]
+    dimensions: tuple[str, ...]
+    passes: tuple[Pass, ...] = ("forward",)
+    settings: tuple[str, ...] = ()
+
+
+_LOGITS: Final = ("sequences", "tokens", "vocab")
+MEASURABLE: Final[Mapping[str, Measurable]] = {
+    "logp": Measurable(implementations=("native", "fused"), dimensions=_LOGITS),
+    "sampler-logp": Measurable(implementations=("native", "sampler"), dimensions=_LOGITS),
+    "ratio-kl": Measurable(implementations=("native", "triton"), dimensions=_LOGITS),
+    "grpo-loss": Measurable(
+        implementations=("native", "triton"),
+        dimensions=("prompts", "samples", "tokens", "vocab"),
+        passes=("forward", "forward-backward"),
+        settings=("clip_eps", "beta"),
+    ),
+    "linear-logp": Measurable(
+        implementations=("native", "triton", "sm90"),
+        dimensions=("tokens", "hidden", "vocab"),
+        passes=("forward", "forward-backward"),
+    ),
+    "sampling": Measurable(
+        implementations=("native", "flashinfer"),
+        dimensions=("sequences", "vocab"),
+        passes=("sample",),
+        settings=("top_k", "top_p"),
+    ),
+}
+
+
+class Source(Model):
+    """Where it was published."""
+
+    repository: Text
+    document: Text | None = Field(None, description="path in the repository")
+    thread: Text | None = Field(None, description="issue or pull request")
+    commit: ShortCommit | None = Field(None, description="at which the document was read, where known")
+
+    def __str__(self) -> str:
+        places = ", ".join(place for place in (self.document, self.thread) if place)
+        return f"{self.repository} {places}" + (f" at {self.commit[:12]}" if self.commit else "")
+
+
+class Testbed(Model):
+    """What it was measured on, in its authors' words; what they do not say is named."""
+
+    __test__ = False
+
+    gpu: Text
+    name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the name its driver reports")
+    num_gpus: Count = 1
+    stack: Text
+    unknown: tuple[Text, ...] = ()
+
+
+class Quantity(Model):
+    """One column of the published table."""
+
+    unit: Unit
+    pass_: Pass = Field(alias="pass")
+    meaning: Text
+
+
+class Row(Model):
+    """One row of the published table: values by implementation, then quantity; ``oom`` ran out of memory there."""
+
+    row: Name
+    shape: dict[Name, Count] = Field({})
+    published: dict[Name, dict[Name, NonNegative]] = Field({})
+    oom: tuple[Name, ...] = ()
+
+    def find(self, implementation: str, quantity: str) -> float | None:
+        return self.published.get(implementation, {}).get(quantity)
+
+    @property
+    def num_logits(self) -> int:
+        return math.prod(size for name, size in self.shape.items() if name != "hidden")
+
+
+class SpeedComparison(Model):
+    """The time of ``baseline`` divided by that of ``candidate``; absolute times are shown and never compared.
+
+    ``is_cold``: the baseline's first call in a fresh process, as that row was published; the warm ratio is shown too.
+    """
+
+    kind: Literal["speed"]
+    quantity: Name
+    baseline: Name
+    candidate: Name
+    rows: tuple[Name, ...] = Field((), description="only these; all rows where empty")
+    is_cold: bool = False
+    tolerance_pct: Positive = Field(25.0, description="of the ratio, both ways")
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        return (self.baseline, self.candidate)
+
+
+class MemoryComparison(Model):
+    """The peak of one implementation, with its inputs or above them.
+
+    ``bytes_per_logit`` is what the shape demands, where ``made_of`` explains it: the check where there is no GPU.
+    """
+
+    kind: Literal["memory"]
+    quantity: Name
+    implementation: Name
+    counts_inputs: bool
+    rows: tuple[Name, ...] = Field((), description="only these; all rows where empty")
+    bytes_per_logit: NonNegative | None = None
+    made_of: Text | None = None
+    tolerance_pct: Positive = 2.0
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        return (self.implementation,)
+
+
+Comparison: TypeAlias = Annotated[SpeedComparison | MemoryComparison, Field(discriminator="kind")]
+
+
+class MeasureCheck(Model):
+    """How this tool re-runs the claim on one GPU."""
+
+    kind: Literal["measure"]
+    operator: Literal["logp", "sampler-logp", "ratio-kl", "grpo-loss", "linear-logp", "sampling"]
+    settings: dict[Name, NonNegative] = Field({})
+    compare: Annotated[tuple[Comparison, ...], Field(min_length=1)]
+
+
+class NotRunnable(Model):
+    """Why this tool cannot re-run the claim anywhere."""
+
+    kind: Literal["not_runnable"]
+    reason: Text
+
+
+Check: TypeAlias = Annotated[MeasureCheck | NotRunnable, Field(discriminator="kind")]
+
+
+class Claim(Model):
+    """A published claim, ``manifests/claims/<claim>.yaml``."""
+
+    schema_: Schema = Field(alias="schema", default=1)
+    claim: Name
+    title: Text
+    tier: Literal["operator", "end-to-end"]
+    operator: Text
+    source: Source
+    testbed: Testbed
+    dtype: Dtype | None = None
+    quantities: Annotated[dict[Name, Quantity], Field(min_length=1)]
+    rows: Annotated[tuple[Row, ...], Field(min_length=1)]
+    doubts: tuple[Text, ...] = ()
+    check: Check
+
+
+def claims_dir() -> Path:
+    return data_dir("manifests") / "claims"
+
+
+def load_claims(names: Sequence[str] = ()) -> list[Claim]:
+    """The shipped claims, or those of these names in this order.
+
+    Raises:
+        SpecError: no claim of a name, or what is wrong in a file.
+    """
+    known = list_names([claims_dir()])
+    unknown = [name for name in dict.fromkeys(names) if name not in known]
+    if unknown:
+        hint = "rlk-repro claims list shows them all"
+        raise SpecError(*(Problem("ID", "no claim of this name", got=name, hint=suggest(name, known) or hint)
+                          for name in unknown))  # fmt: skip
+    chosen = dict.fromkeys(names) if names else known
+    return [load(Claim, claims_dir() / f"{name}.yaml", check=claim_problems).model for name in chosen]
+
+
+def claim_problems(claim: Claim) -> list[PathProblem]:
+    """What no single field can refuse: (path, what is wrong, got, expected)."""
+    problems = [*_source_problems(claim), *_row_problems(claim)]
+    if isinstance(claim.check, MeasureCheck):
+        problems += [*_measure_problems(claim, claim.check)]
+        for index, comparison in enumerate(claim.check.compare):
+            path = ("check", "compare", str(index))
+            problems += [
+                ((*path, *inner), *rest)
+                for inner, *rest in _comparison_problems(claim, MEASURABLE[claim.check.operator], comparison)
+            ]
+    return problems
+
+
+def _source_problems(claim: Claim) -> Iterator[PathProblem]:
+    if claim.source.document is None and claim.source.thread is None:
+        yield ("source",), "says nowhere to look it up", claim.source.repository, "a document or a thread"
+
+
+def _row_problems(claim: Claim) -> Iterator[PathProblem]:
+    names = [row.row for row in claim.rows]
+    if len(set(names)) != len(names):
+        yield ("rows",), "two rows of one name", names, "each name once"
+    menu = f"one of {', '.join(claim.quantities)}"
+    for index, row in enumerate(claim.rows):
+        for implementation, values in row.published.items():
+            for quantity in values:
+                if quantity not in claim.quantities:
+                    path = ("rows", str(index), "published", implementation, quantity)
+                    yield path, "no such quantity", quantity, menu
+
+
+def _measure_problems(claim: Claim, check: MeasureCheck) -> Iterator[PathProblem]:
+    measurable = MEASURABLE[check.operator]
+    if set(check.settings) != set(measurable.settings):
+        expected = ", ".join(measurable.settings) or "none"
+        yield ("check", "settings"), "not the settings of this operator", sorted(check.settings), expected
+    if claim.dtype is None:
+        yield ("check", "operator"), "measured in no type of numbers", None, "dtype in the claim"
+    for index, row in enumerate(claim.rows):
+        if set(row.shape) != set(measurable.dimensions):
+            expected = ", ".join(measurable.dimensions)
+            yield ("rows", str(index), "shape"), "not the dimensions of this operator", sorted(row.shape), expected
+
+
+def _comparison_problems(
+    claim: Claim, measurable: Measurable, comparison: SpeedComparison | MemoryComparison
+) -> Iterator[PathProblem]:
+    quantity = claim.quantities.get(comparison.quantity)
+    if quantity is None:
+        menu = f"one of {', '.join(claim.quantities)}"
+        yield ("quantity",), "no such quantity", comparison.quantity, menu
+        return
+    units = BYTES if isinstance(comparison, MemoryComparison) else {*SECONDS, "x"}
+    if quantity.unit not in units:
+        yield ("quantity",), "of another unit", quantity.unit, f"one in {', '.join(sorted(units))}"
+    if quantity.pass_ not in measurable.passes:
+        yield ("quantity",), "of a pass that is not measured", quantity.pass_, ", ".join(measurable.passes)
+    for name in comparison.implementations:
+        if name not in measurable.implementations:
+            menu = f"one of {', '.join(measurable.implementations)}"
+            yield (), "no such implementation of this operator", name, menu
+    yield from _chosen_rows_problems(claim, comparison)
+
+
+def _chosen_rows_problems(claim: Claim, comparison: SpeedComparison | MemoryComparison) -> Iterator[PathProblem]:
+    names = [row.row for row in claim.rows]
+    for name in comparison.rows:
+        if name not in names:
+            yield ("rows",), "no such row", name, f"one of {', '.join(names)}"
+    if all(find_published(claim, row, comparison) is None for row in chosen_rows(claim, comparison)):
+        what: Any = comparison.quantity
+        yield ("quantity",), "no row publishes what is compared", what, "values of these implementations"
+
+
+def chosen_rows(claim: Claim, comparison: SpeedComparison | MemoryComparison) -> list[Row]:
+    return [row for row in claim.rows if not comparison.rows or row.row in comparison.rows]
+
+
+def find_published(claim: Claim, row: Row, comparison: SpeedComparison | MemoryComparison) -> float | None:
+    """What was published for a comparison: a ratio, or memory in the printed unit; None where the row has none."""
+    if isinstance(comparison, MemoryComparison):
+        return row.find(comparison.implementation, comparison.quantity)
+    candidate = row.find(comparison.candidate, comparison.quantity)
+    if claim.quantities[comparison.quantity].unit == "x":
+        return candidate
+    baseline = row.find(comparison.baseline, comparison.quantity)
+    return baseline / candidate if baseline is not None and candidate else None

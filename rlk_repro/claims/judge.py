@@ -1,0 +1,237 @@
+"""Holds what was measured here against what was published: ratios of times, and memory.  Nothing is measured here.
+
+On other hardware than the published one a word is about the ratio alone, and a row that did not fit refutes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rlk_repro.claims.files import (
+    BYTES,
+    Claim,
+    MeasureCheck,
+    MemoryComparison,
+    Row,
+    SpeedComparison,
+    chosen_rows,
+    find_published,
+)
+from rlk_repro.claims.results import (
+    Basis,
+    Cell,
+    ClaimResult,
+    Compared,
+    Measurement,
+    RowResult,
+    Status,
+    Word,
+    join_words,
+)
+
+# what "~0 MB" and "0.00 GB" may hide: workspaces and one value per row
+ZERO_BYTES: Final = 32 << 20
+NO_GPU: Final = "no GPU here, and nothing of speed is checked on a CPU"
+COMPUTED: Final = "memory was computed and nothing ran"
+NOTHING_COMPARED: Final = "out of memory where it was published, so that there is nothing to compare with"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """This machine: the name that its GPU's driver gives, empty where there is no GPU."""
+
+    gpu: str
+
+    @property
+    def name(self) -> str:
+        return self.gpu or "a CPU"
+
+    def is_same(self, name_part: str) -> bool | None:
+        if not name_part or not self.gpu:
+            return None
+        return re.search(rf"(?<![A-Za-z0-9]){re.escape(name_part)}(?![0-9])", self.gpu) is not None
+
+
+def list_cells(claim: Claim) -> list[Cell]:
+    """What has to be measured for a claim, each once, row by row."""
+    if not isinstance(claim.check, MeasureCheck):
+        return []
+    cells: dict[Cell, None] = {}
+    for row in claim.rows:
+        for comparison in claim.check.compare:
+            if row in chosen_rows(claim, comparison) and find_published(claim, row, comparison) is not None:
+                cells.update(dict.fromkeys(_cells_of(claim, row, comparison)))
+    return list(cells)
+
+
+def _cells_of(claim: Claim, row: Row, comparison: SpeedComparison | MemoryComparison) -> Iterator[Cell]:
+    pass_ = claim.quantities[comparison.quantity].pass_
+    for implementation in comparison.implementations:
+        yield Cell(row=row.row, implementation=implementation, pass_=pass_)
+    if isinstance(comparison, SpeedComparison) and comparison.is_cold:
+        yield Cell(row=row.row, implementation=comparison.baseline, pass_=pass_, is_cold=True)
+
+
+def judge_claim(claim: Claim, here: Here, measurements: Mapping[Cell, Measurement]) -> ClaimResult:
+    """Find the word for each row.  A cell without a measurement counts as not runnable."""
+    is_same = here.is_same(claim.testbed.name_part)
+    return ClaimResult(
+        claim=claim.claim,
+        title=claim.title,
+        source=str(claim.source),
+        published_on=f"GPU {claim.testbed.gpu}, stack {claim.testbed.stack}",
+        here=here.name,
+        is_same_hardware=is_same,
+        rows=tuple(_judge_row(claim, row, here, measurements) for row in claim.rows),
+        measurements=tuple(measurements.values()),
+        doubts=claim.doubts,
+    )
+
+
+def _judge_row(claim: Claim, row: Row, here: Here, measurements: Mapping[Cell, Measurement]) -> RowResult:
+    if not isinstance(claim.check, MeasureCheck):
+        return RowResult(row=row.row, word=Word.NOT_RUNNABLE, reason=claim.check.reason)
+    comparisons = [
+        comparison
+        for comparison in claim.check.compare
+        if row in chosen_rows(claim, comparison) and find_published(claim, row, comparison) is not None
+    ]
+    if not comparisons:
+        return RowResult(row=row.row, word=Word.NOT_RUNNABLE, reason=NOTHING_COMPARED)
+    compared = tuple(_compare(claim, row, comparison, here, measurements) for comparison in comparisons)
+    gaps = dict.fromkeys([*_list_gaps(compared), *_list_ignored(row, comparisons)])
+    word = join_words(item.word for item in compared)
+    return RowResult(
+        row=row.row,
+        word=Word.PARTLY if gaps and word is Word.REPRODUCED else word,
+        reason="; ".join(gaps),
+        compared=compared,
+    )
+
+
+def _list_gaps(compared: tuple[Compared, ...]) -> Iterator[str]:
+    """Why some comparisons of a row say less than they could."""
+    for item in compared:
+        if item.word is Word.NOT_RUNNABLE:
+            yield item.reason
+        elif item.basis is Basis.ARITHMETIC:
+            yield COMPUTED
+
+
+def _list_ignored(row: Row, comparisons: Sequence[SpeedComparison | MemoryComparison]) -> Iterator[str]:
+    """Published values that no comparison of the row uses."""
+    used = {(name, comparison.quantity) for comparison in comparisons for name in comparison.implementations}
+    for implementation, values in row.published.items():
+        for quantity in values:
+            if (implementation, quantity) not in used:
+                yield f"{quantity} of {implementation} is not compared"
+
+
+def _compare(
+    claim: Claim,
+    row: Row,
+    comparison: SpeedComparison | MemoryComparison,
+    here: Here,
+    measurements: Mapping[Cell, Measurement],
+) -> Compared:
+    if isinstance(comparison, SpeedComparison):
+        return _compare_speed(claim, row, comparison, here, measurements)
+    return _compare_memory(claim, row, comparison, here, measurements)
+
+
+def _compare_speed(
+    claim: Claim, row: Row, comparison: SpeedComparison, here: Here, measurements: Mapping[Cell, Measurement]
+) -> Compared:
+    pass_ = claim.quantities[comparison.quantity].pass_
+    published = find_published(claim, row, comparison)
+    what = f"{pass_}, {comparison.baseline} / {comparison.candidate}"
+    baseline, candidate, *first = (measurements.get(cell) for cell in _cells_of(claim, row, comparison))
+    reason = _find_obstacle(here, baseline, candidate, *first)
+    warm = _ratio(baseline, candidate)
+    ratio = _ratio(first[0], candidate) if first else warm
+    if reason is None and published and ratio is not None:
+        is_near = max(ratio / published, published / ratio) <= 1 + comparison.tolerance_pct / 100
+        word = Word.REPRODUCED if is_near else Word.NOT_REPRODUCED
+    else:
+        word = _word_without(claim, here, baseline, candidate)
+    return Compared(
+        what=f"{what}, cold start" if first else what,
+        unit="x",
+        word=word,
+        published=published,
+        here=ratio,
+        warm=warm if first else None,
+        tolerance_pct=comparison.tolerance_pct,
+        reason=reason or "",
+    )
+
+
+def _ratio(baseline: Measurement | None, candidate: Measurement | None) -> float | None:
+    times = [item.median_s if item is not None else None for item in (baseline, candidate)]
+    return times[0] / times[1] if times[0] is not None and times[1] else None
+
+
+def _compare_memory(
+    claim: Claim, row: Row, comparison: MemoryComparison, here: Here, measurements: Mapping[Cell, Measurement]
+) -> Compared:
+    quantity = claim.quantities[comparison.quantity]
+    published = find_published(claim, row, comparison)
+    (measurement,) = (measurements.get(cell) for cell in _cells_of(claim, row, comparison))
+    is_arithmetic = not here.gpu and comparison.bytes_per_logit is not None
+    scale = BYTES[quantity.unit]
+    found = _found_bytes(row, comparison, measurement, is_arithmetic=is_arithmetic)
+    reason = None if is_arithmetic else _find_obstacle(here, measurement)
+    if found is not None and published is not None:
+        is_near = _is_near_bytes(found, published * scale, comparison.tolerance_pct)
+        word = Word.REPRODUCED if is_near else Word.NOT_REPRODUCED
+    else:
+        word = _word_without(claim, here, measurement)
+    counted = "with inputs" if comparison.counts_inputs else "above inputs"
+    return Compared(
+        what=f"{quantity.pass_}, memory {counted}, {comparison.implementation}",
+        unit=quantity.unit,
+        word=word,
+        published=published,
+        here=None if found is None else found / scale,
+        tolerance_pct=comparison.tolerance_pct,
+        basis=Basis.ARITHMETIC if is_arithmetic else Basis.MEASURED,
+        reason=(comparison.made_of or "") if is_arithmetic else reason or "",
+    )
+
+
+def _found_bytes(
+    row: Row, comparison: MemoryComparison, measurement: Measurement | None, *, is_arithmetic: bool
+) -> float | None:
+    if is_arithmetic and comparison.bytes_per_logit is not None:
+        return comparison.bytes_per_logit * row.num_logits
+    if measurement is None or measurement.peak_extra_bytes is None:
+        return None
+    inputs = (measurement.input_bytes or 0) if comparison.counts_inputs else 0
+    return measurement.peak_extra_bytes + inputs
+
+
+def _is_near_bytes(found: float, published: float, tolerance_pct: float) -> bool:
+    return abs(found - published) <= max(published * tolerance_pct / 100, ZERO_BYTES if published < ZERO_BYTES else 0)
+
+
+def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
+    """Why a comparison has no numbers of ours; None where each measurement passed."""
+    if not here.gpu:
+        return NO_GPU
+    for measurement in measurements:
+        if measurement is None:
+            return "was not measured"
+        if measurement.status is Status.OOM:
+            return f"{measurement.cell.implementation} ran out of memory here"
+        if measurement.status is not Status.DONE:
+            return f"{measurement.cell.implementation}: {measurement.reason or measurement.status.value}"
+    return None
+
+
+def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
+    """Out of memory on the published hardware is a result; anywhere else, and any other obstacle, is none."""
+    is_oom = any(item is not None and item.status is Status.OOM for item in measurements)
+    return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE

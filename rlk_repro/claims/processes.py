@@ -1,0 +1,137 @@
+"""Runs ``python -m rlk_repro.bench.claims`` and gathers what it measured; a cell that kills it never ends the rest.
+
+The process answers cell by cell.  When it dies or falls silent, the cell at work has failed, and a new one takes the
+remaining cells.  torch is imported there and never here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from signal import Signals
+from typing import Any, Final
+
+from rlk_repro import proc
+from rlk_repro.claims.files import Claim, MeasureCheck
+from rlk_repro.claims.judge import list_cells
+from rlk_repro.claims.results import ANSWER, Cell, Measurement, Status
+from rlk_repro.places import hide_places
+
+MAX_REASON: Final = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """How the measuring processes are started; ``timeout_s`` is for the cells of one claim together."""
+
+    device: str = "cuda"
+    warmup: int = 3
+    repeats: int = 10
+    timeout_s: float = 180.0
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """``process`` is what the process says of itself: device, torch, where its operators come from."""
+
+    measurements: Mapping[Cell, Measurement]
+    process: Mapping[str, Any]
+
+
+def measure_claim(claim: Claim, bench: Bench) -> Measured:
+    """Measure every cell of a claim: the warm ones together, each cold one in a process of its own."""
+    cells = list_cells(claim)
+    groups = [[cell for cell in cells if not cell.is_cold], *([cell] for cell in cells if cell.is_cold)]
+    measurements: dict[Cell, Measurement] = {}
+    process: Mapping[str, Any] = {}
+    for group in groups:
+        measured = _measure_cells(claim, group, bench)
+        measurements |= measured.measurements
+        process = process or measured.process
+    return Measured(measurements=measurements, process=process)
+
+
+def _measure_cells(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Measured:
+    found: dict[Cell, Measurement] = {}
+    process: Mapping[str, Any] = {}
+    while pending := [cell for cell in cells if cell not in found]:
+        done = proc.run(
+            [sys.executable, "-m", "rlk_repro.bench.claims"],
+            stdin=json.dumps(_make_task(claim, pending, bench)).encode(),
+            env=bench.env,
+            timeout_s=bench.timeout_s,
+        )
+        header, answers = _read_answers(done.stdout)
+        process = process or header
+        found |= dict(zip(pending, map(_read_measurement, pending, answers), strict=False))
+        died_at = pending[len(answers) :]
+        if not header:
+            found |= {cell: _failed(cell, done) for cell in died_at}
+        elif died_at:
+            found[died_at[0]] = _failed(died_at[0], done)
+    return Measured(measurements=found, process=process)
+
+
+def _make_task(claim: Claim, cells: Sequence[Cell], bench: Bench) -> dict[str, Any]:
+    assert isinstance(claim.check, MeasureCheck)
+    shapes = {row.row: row.shape for row in claim.rows}
+    return {
+        "operator": claim.check.operator,
+        "settings": claim.check.settings,
+        "dtype": claim.dtype,
+        "device": bench.device,
+        "warmup": bench.warmup,
+        "repeats": bench.repeats,
+        "cells": [
+            {
+                "row": cell.row,
+                "shape": shapes[cell.row],
+                "implementation": cell.implementation,
+                "pass": cell.pass_,
+                "is_cold": cell.is_cold,
+            }
+            for cell in cells
+        ],
+    }
+
+
+def _read_answers(stdout: str) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
+    """The process's word about itself, and its answers in order; a last line that was cut off is none."""
+    values = []
+    for line in stdout.splitlines():
+        if line.startswith(ANSWER):
+            try:
+                values.append(json.loads(line.removeprefix(ANSWER)))
+            except ValueError:
+                break
+    return (values[0], values[1:]) if values else ({}, [])
+
+
+def _read_measurement(cell: Cell, answer: Mapping[str, Any]) -> Measurement:
+    return Measurement(
+        cell=cell,
+        status=Status(answer["status"]),
+        reason=_shorten(answer["reason"]),
+        ran=answer["ran"],
+        samples_s=tuple(answer["samples_s"]),
+        peak_extra_bytes=answer["peak_extra_bytes"],
+        input_bytes=answer["input_bytes"],
+    )
+
+
+def _failed(cell: Cell, done: proc.Completed) -> Measurement:
+    if done.is_timeout:
+        reason = "no answer in time"
+    elif done.returncode < 0:
+        reason = f"its process was killed by {Signals(-done.returncode).name}"
+    else:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        reason = lines[-1] if lines else f"its process ended with {done.returncode}"
+    return Measurement(cell=cell, status=Status.FAILED, reason=_shorten(reason))
+
+
+def _shorten(reason: str) -> str:
+    return hide_places(" ".join(reason.split()))[:MAX_REASON]

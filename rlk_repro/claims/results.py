@@ -1,0 +1,146 @@
+"""The record of a check of published claims: what was measured here, beside what was published, and the words.
+
+Values only; ``judge`` finds the words and ``check`` does the measuring.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+from typing import Any, Final
+
+SCHEMA: Final = 1
+ANSWER: Final = "rlk-repro-claims "
+"""What a line of the measuring process begins with; RL-Kernel writes to standard output as well."""
+RL_KERNEL: Final = "rl_kernel"
+"""Under which name that process tells which RL-Kernel it imports, as the section ``code`` of a manifest does."""
+
+
+class Word(StrEnum):
+    """What a check says of a row.  ``in part``: what could be compared here holds, and something could not be."""
+
+    REPRODUCED = "reproduced"
+    PARTLY = "reproduced in part"
+    NOT_REPRODUCED = "not reproduced"
+    NOT_RUNNABLE = "not runnable here"
+
+
+class Status(StrEnum):
+    """How a measurement ended, in the words of RL-Kernel's own rules for benchmarks, and ``failed``."""
+
+    DONE = "pass"
+    OOM = "oom"
+    BLOCKED = "blocked"
+    FAILED = "failed"
+
+
+class Basis(StrEnum):
+    MEASURED = "measured"
+    ARITHMETIC = "follows from the shape"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One thing to measure.  ``is_cold``: the first call of a fresh process, and that call alone."""
+
+    row: str
+    implementation: str
+    pass_: str
+    is_cold: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.row}, {self.implementation}, {self.pass_}" + (", cold" if self.is_cold else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What one cell gave: seconds of each timed call, bytes above the inputs at the peak, bytes of the inputs.
+
+    ``ran`` is the class that was called.  A count that the device does not keep is None.
+    """
+
+    cell: Cell
+    status: Status
+    reason: str = ""
+    ran: str = ""
+    samples_s: tuple[float, ...] = ()
+    peak_extra_bytes: int | None = None
+    input_bytes: int | None = None
+
+    @property
+    def median_s(self) -> float | None:
+        return median(self.samples_s) if self.samples_s else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One comparison in one row.  ``published`` and ``here`` are in ``unit``; ``warm`` is the ratio without cold start.
+
+    Memory is held against memory and a ratio of times against a ratio of times, never time against time.
+    """
+
+    what: str
+    unit: str
+    word: Word
+    published: float | None = None
+    here: float | None = None
+    warm: float | None = None
+    tolerance_pct: float
+    basis: Basis = Basis.MEASURED
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowResult:
+    row: str
+    word: Word
+    reason: str = ""
+    compared: tuple[Compared, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimResult:
+    """``is_same_hardware`` is None where the claim names no hardware, or there is no GPU here."""
+
+    claim: str
+    title: str
+    source: str
+    published_on: str
+    here: str
+    is_same_hardware: bool | None
+    rows: tuple[RowResult, ...]
+    measurements: tuple[Measurement, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimsCheck:
+    """The whole record.  ``environment`` holds the sections ``gpu`` and ``code`` of a manifest, ``process`` what the
+    measuring process says of itself; both as JSON."""
+
+    version: str
+    results: tuple[ClaimResult, ...]
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    process: Mapping[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def count(self) -> dict[Word, int]:
+        found = Counter(row.word for result in self.results for row in result.rows)
+        return {word: found[word] for word in Word}
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "rows": {word.value: number for word, number in self.count().items()}}
+
+
+def join_words(words: Iterable[Word]) -> Word:
+    """The word of a row from those of its comparisons; one that fails outweighs all that hold."""
+    found = set(words)
+    if Word.NOT_REPRODUCED in found:
+        return Word.NOT_REPRODUCED
+    if Word.REPRODUCED not in found:
+        return Word.NOT_RUNNABLE
+    return Word.PARTLY if Word.NOT_RUNNABLE in found else Word.REPRODUCED

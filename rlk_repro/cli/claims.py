@@ -1,0 +1,107 @@
+"""``claims list``, ``claims check`` and ``claims lint``: published numbers, and what may be said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlk_repro.cli.output import AsJson, say, say_json
+
+if TYPE_CHECKING:
+    from rlk_repro.claims.results import ClaimsCheck
+
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Claims by id; all where none is given.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Published claims about RL-Kernel, and the wording policy.", no_args_is_help=True)
+    group.command("list")(list_claims)
+    group.command("check")(check)
+    group.command("lint")(lint)
+    app.add_typer(group, name="claims")
+
+
+def list_claims(as_json: AsJson = False) -> None:
+    """List the published claims this tool knows, with their sources and doubts."""
+    from rlk_repro.claims.files import load_claims
+    from rlk_repro.claims.text import list_lines
+
+    claims = load_claims()
+    if as_json:
+        say_json([claim.model_dump(mode="json", by_alias=True) for claim in claims])
+        return
+    for line in list_lines(claims):
+        say(line)
+
+
+def check(
+    ids: Ids = None,
+    rl_kernel_src: Annotated[
+        Path | None,
+        typer.Option("--rl-kernel-src", envvar="RLK_SRC", help="Checkout of RL-Kernel; else the installed one."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the record.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure published claims again here; numbers of both sides, a word per row."""
+    from rlk_repro.checkouts import use_checkouts
+    from rlk_repro.claims.check import check_claims
+    from rlk_repro.claims.files import load_claims
+    from rlk_repro.claims.text import check_lines
+    from rlk_repro.console import live_line
+    from rlk_repro.probes.code import RL_KERNEL
+
+    claims = load_claims(ids or ())
+    use_checkouts({} if rl_kernel_src is None else {RL_KERNEL: rl_kernel_src})
+    with live_line() as line:
+        found = check_claims(claims, tell=line.tell)
+    if output is not None:
+        _write(found, output)
+    if as_json:
+        say_json(found.to_json())
+    else:
+        for text in check_lines(found):
+            say(text)
+    _exit(found)
+
+
+def _write(found: ClaimsCheck, output: Path) -> None:
+    from rlk_repro.errors import EnvironmentMissing, Problem
+    from rlk_repro.files import write_json
+
+    try:
+        write_json(output, found.to_json())
+    except OSError as error:
+        raise EnvironmentMissing(Problem(str(output), f"cannot be written ({error.strerror})")) from error
+
+
+def _exit(found: ClaimsCheck) -> None:
+    """0 when every row that could run was reproduced, 1 when one was not, 3 when none could run."""
+    from rlk_repro.claims.results import Word
+    from rlk_repro.errors import CheckFailed, EnvironmentMissing
+
+    rows = found.count()
+    if rows[Word.NOT_REPRODUCED]:
+        raise typer.Exit(CheckFailed.exit_code)
+    if not rows[Word.REPRODUCED] + rows[Word.PARTLY]:
+        raise typer.Exit(EnvironmentMissing.exit_code)
+
+
+def lint(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Text, Markdown or HTML.")],
+    as_json: AsJson = False,
+) -> None:
+    """Find sentences that claim more than the evidence carries (docs/wording.md)."""
+    from rlk_repro.errors import CheckFailed
+    from rlk_repro.wording import lint_file
+
+    offences = [(file, offence) for file in files for offence in lint_file(file)]
+    if as_json:
+        say_json([{"file": str(file), **offence.to_json()} for file, offence in offences])
+    else:
+        for file, offence in offences:
+            say(f"{file}:{offence}")
+    if offences:
+        raise typer.Exit(CheckFailed.exit_code)

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from rlk_repro.claims.files import load_claims
+from rlk_repro.claims.results import Word
+from rlk_repro.schemas import make_schema
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLK_SRC", raising=False)
+    monkeypatch.setattr("rlk_repro.claims.check.gpu.probe", lambda: {"vendor": "none", "count": 0, "devices": []})
+
+
+def test_the_list_has_two_lines_a_claim(call) -> None:
+    code, out, err = call("claims", "list")
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == 2 * len(load_claims())
+
+
+def test_the_list_as_json_holds_the_files(call) -> None:
+    code, out, _ = call("claims", "list", "--json")
+    assert code == 0
+    schema = make_schema("claim")
+    for claim in json.loads(out):
+        assert claim["claim"]
+        jsonschema.Draft202012Validator(schema["properties"]["rows"] | {"$defs": schema["$defs"]}).validate(
+            claim["rows"]
+        )
+
+
+def test_without_a_gpu_a_check_says_what_follows_from_shapes(call) -> None:
+    code, out, _ = call("claims", "check", "ratio-kl-forward")
+    assert code == 0
+    assert out.splitlines()[-1] == "0 reproduced, 2 reproduced in part, 0 not reproduced, 0 not runnable here (rows)"
+    assert "  here:      a CPU" in out.splitlines()
+    assert "other hardware" not in out
+
+
+def test_where_nothing_runs_the_exit_code_is_3(call) -> None:
+    code, out, _ = call("claims", "check", "vime-smoke-8xh100", "sampling-readme")
+    assert code == 3
+    assert "  not runnable here (needs 8 GPUs end to end and a fork of vime; run it as a pair with" in out
+
+
+def test_a_claim_that_fails_gives_1(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlk_repro.claims.judge._is_near_bytes", lambda *_: False)
+    assert call("claims", "check", "ratio-kl-forward")[0] == 1
+
+
+def test_an_unknown_id_is_a_wrong_argument(call) -> None:
+    code, out, err = call("claims", "check", "ratio-kl")
+    assert (code, out) == (2, "")
+    assert err == "rlk-repro: ID: no claim of this name, got 'ratio-kl'\n  hint: did you mean 'ratio-kl-forward'?\n"
+
+
+def test_a_folder_without_rl_kernel_is_a_wrong_argument(call, tmp_path: Path) -> None:
+    code, _, err = call("claims", "check", "ratio-kl-forward", "--rl-kernel-src", str(tmp_path))
+    assert code == 2
+    assert err.startswith("rlk-repro: --rl-kernel-src: holds no such package")
+
+
+def test_the_record_is_written_and_satisfies_its_schema(call, tmp_path: Path) -> None:
+    file = tmp_path / "claims.json"
+    code, out, _ = call("claims", "check", "-o", str(file), "--json")
+    assert code == 0
+    assert json.loads(out) == json.loads(file.read_text())
+    record = json.loads(out)
+    jsonschema.Draft202012Validator(make_schema("claims-check")).validate(record)
+    assert record["schema"] == 1
+    assert set(record["environment"]) == {"gpu", "code"}
+    assert sum(record["rows"].values()) == sum(len(claim.rows) for claim in load_claims())
+    assert record["rows"][Word.REPRODUCED] == record["rows"][Word.NOT_REPRODUCED] == 0
+
+
+def test_a_record_that_cannot_be_written_is_named(call, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, _, err = call("claims", "check", "ratio-kl-forward", "-o", str(tmp_path / "file" / "claims.json"))
+    assert code == 3
+    assert "cannot be written" in err
+
+
+def test_lint_prints_place_reason_and_better_words(call, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\nAll is well. In MoE runs RL-Kernel replaces R3.\n")
+    code, out, _ = call("claims", "lint", str(page))
+    assert code == 1
+    assert out == (
+        f"{page}:3:36: r3-replacement: “replaces R3”: RL-Kernel leaves vime's R3 routing replay as it is\n"
+        "  instead: vime + R3 vs vime + R3 + RL-Kernel\n"
+    )
+
+
+def test_lint_of_clean_files_says_nothing(call, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<p>RL-Kernel does not replace R3.</p>")
+    assert call("claims", "lint", str(page), str(page)) == (0, "", "")
+
+
+def test_lint_as_json_names_the_file_of_each_offence(call, tmp_path: Path) -> None:
+    page = tmp_path / "page.txt"
+    page.write_text("RL-Kernel replaces R3.")
+    code, out, _ = call("claims", "lint", str(page), "--json")
+    assert code == 1
+    (offence,) = json.loads(out)
+    assert (offence["file"], offence["line"], offence["column"]) == (str(page), 1, 11)
+
+
+def test_a_file_that_is_not_there_is_a_wrong_argument(call, tmp_path: Path) -> None:
+    code, _, err = call("claims", "lint", str(tmp_path / "none.md"))
+    assert code == 2
+    assert err.endswith("none.md: cannot be read (No such file or directory), expected a text file\n")
