@@ -59,7 +59,8 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Implementation:
-    """An operator class of RL-Kernel, the name of its ``OpBackend`` member, and the compiled symbols it needs.
+    """An operator class of RL-Kernel, the name of its ``OpBackend`` member, the compiled symbols that its route needs,
+    and parts of the names of the kernels that it then runs.
 
     A native one is plain PyTorch: it shows that the operator was invoked, and never carries a speed verdict.
     """
@@ -68,6 +69,7 @@ class Implementation:
     backend: str
     is_native: bool = False
     symbols: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +156,12 @@ def _native(class_name: str, backend: str) -> tuple[Implementation, ...]:
 
 
 _ONLINE_LOGP: Final = ("fused_logp", "fused_logp_forward_online_fp32")
+_ONLINE_KERNEL: Final = ("fused_logp_forward_online_kernel",)
 _SELECTED_LOG_PROBS: Final = "calculate_log_probs_and_entropy"
 _TRITON_LINEAR_LOGP: Final = Implementation("TritonLinearLogpOp", "TRITON_LINEAR_LOGP")
-_TRITON_RATIO_KL: Final = (Implementation("TritonRatioKLOp", "TRITON_RATIO_KL"),)
-_TRITON_GRPO_LOSS: Final = (Implementation("TritonGRPOLossOp", "TRITON_GRPO_LOSS"),)
+_RATIO_KL_KERNELS: Final = ("_ratio_kl_fwd_kernel", "_ratio_kl_bwd_kernel")
+_TRITON_RATIO_KL: Final = (Implementation("TritonRatioKLOp", "TRITON_RATIO_KL", kernels=_RATIO_KL_KERNELS),)
+_TRITON_GRPO_LOSS: Final = (Implementation("TritonGRPOLossOp", "TRITON_GRPO_LOSS", kernels=_RATIO_KL_KERNELS),)
 
 OPERATORS: Final[Mapping[str, Operator]] = {
     operator.name: operator
@@ -169,8 +173,12 @@ OPERATORS: Final[Mapping[str, Operator]] = {
             calls=Calls.NO_GRAD,
             implementations={
                 Platform.CUDA: (
-                    Implementation("FusedLogpGenericOp", "CUDA_FUSED_LOGP_GENERIC", symbols=_ONLINE_LOGP),
-                    Implementation("FusedLogpSM90Op", "CUDA_FUSED_LOGP_SM90", symbols=_ONLINE_LOGP),
+                    Implementation(
+                        "FusedLogpGenericOp", "CUDA_FUSED_LOGP_GENERIC", symbols=_ONLINE_LOGP, kernels=_ONLINE_KERNEL
+                    ),
+                    Implementation(
+                        "FusedLogpSM90Op", "CUDA_FUSED_LOGP_SM90", symbols=_ONLINE_LOGP, kernels=_ONLINE_KERNEL
+                    ),
                 ),
                 Platform.CPU: _native("NativeLogpOp", "PYTORCH_NATIVE"),
             },

@@ -112,7 +112,7 @@ def test_no_file_is_an_empty_log(tmp_path: Path) -> None:
         ("not json\n", "not an event", "Invalid JSON: expected ident at line 1 column 2"),
         ('{"event":"lunch"}\n', "not an event",
          "Input tag 'lunch' found using 'event' does not match any of the expected tags: "
-         "'install', 'decision', 'step', 'end'"),
+         "'install', 'decision', 'step', 'kernels', 'end'"),
         ('{"event":"step","step":9,"timers":{"step":-1},"memory":{},"calls":{}}\n', "not an event",
          "step.timers.step: Input should be greater than or equal to 0"),
         (json.dumps(make_install(3)) + "\n", "another process's line", "rank 3"),
@@ -247,3 +247,39 @@ def test_decisions_are_summed_over_ranks(tmp_path: Path) -> None:
         DecisionSummary(op="ratio_kl", implementation="TritonRatioKLOp", reason="", is_rl_kernel=True,
                         calls=4, tokens=40, fallbacks=0),
     )  # fmt: skip
+
+
+SEEN = ("void fused_logp_forward_online_kernel<float, 128>", "_ratio_kl_fwd_kernel", "_ratio_kl_bwd_kernel", "gemm")
+
+
+def make_kernels(*names: str) -> dict[str, Any]:
+    return {"event": "kernels", "names": list(names)}
+
+
+def test_kernels_that_a_profiler_saw_bear_the_classes_out(tmp_path: Path) -> None:
+    assert prove_events(tmp_path, [*make_events(), make_kernels(*SEEN)]).status is ProofStatus.PROVED
+
+
+def test_a_kernel_that_a_profiler_did_not_see_is_a_missing_proof(tmp_path: Path) -> None:
+    proof = prove_events(tmp_path, [*make_events(), make_kernels(*SEEN[:2])])
+    assert proof.status is ProofStatus.MISSING
+    assert proof.reason == "ratio_kl: ops/0.jsonl: the profiler saw no _ratio_kl_bwd_kernel"
+
+
+def test_a_baseline_in_which_rl_kernel_s_kernels_ran_is_none(tmp_path: Path) -> None:
+    head = make_install(mode="off", is_requested=False, ops=[])
+    step = make_step(0) | {"calls": {}}
+    assert prove_events(tmp_path, [head, step, make_kernels("gemm")], variant="baseline").status is (
+        ProofStatus.NOT_REQUESTED
+    )
+    proof = prove_events(tmp_path, [head, step, make_kernels(*SEEN)], variant="baseline")
+    assert (proof.status, proof.reason) == (
+        ProofStatus.MISSING,
+        "ops/0.jsonl: RL-Kernel's void fused_logp_forward_online_kernel<float, 128> ran, though it was off",
+    )
+
+
+def test_an_odd_answer_is_a_missing_proof(tmp_path: Path) -> None:
+    events = [*make_events(num_steps=1)[:-1], make_step(1) | {"odd": {"logp": "RL-Kernel answered nan"}}]
+    proof = prove_events(tmp_path, events)
+    assert (proof.status, proof.reason) == (ProofStatus.MISSING, "logp: ops/0.jsonl:5: RL-Kernel answered nan")

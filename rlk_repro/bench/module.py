@@ -15,7 +15,7 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias
@@ -24,16 +24,18 @@ import torch
 from torch import distributed
 
 from rlk_repro.bench.batches import BatchShape, Microbatch, make_microbatch
+from rlk_repro.bench.measure import record_kernels
 from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.bench.sources import load_vime_loss
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, RlkReproError, SpecError
-from rlk_repro.integration.profile import DeviceClock, HostClock
+from rlk_repro.integration.profile import FORWARD_ONLY, UPDATE, DeviceClock, HostClock, Profile
 
 logger = logging.getLogger(__name__)
 
 LOG_FORMAT: Final = "[%(asctime)s] %(filename)s:%(lineno)d - %(message)s"
 TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
 PER_TOKEN: Final = ("rollout_log_probs", "ref_log_probs", "log_probs", "advantages")
+TRAIN: Final = "actor_train"
 Reducer: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -96,7 +98,7 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
 
     with process_group(args.tensor_model_parallel_size, device):
         installation = install_loss(args)
-        bench = ModuleBench(args, loss_module, device, rank)
+        bench = ModuleBench(args, loss_module, device, rank, None if installation is None else installation.profile)
         for rollout_id in range(args.num_rollout):
             # a full collection walks all that importing and compiling left behind, in the middle of some step
             gc.collect()
@@ -104,6 +106,10 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
             bench.train(rollout_id)
             if installation is not None:
                 installation.end_step(rollout_id)
+        if installation is not None and device.type != "cpu":
+            # after all that is timed: a profiler slows what it looks at
+            names = record_kernels(lambda: bench.run_microbatch(OptimizerStep(), args.num_rollout, 0, 0))
+            installation.ledger.record_kernels(names)
 
 
 def make_device(name: str, rank: int) -> torch.device:
@@ -144,20 +150,26 @@ def process_group(num_ranks: int, device: torch.device) -> Iterator[None]:
 class Phases:
     """Seconds per phase, summed over its calls.  Nothing waits for the device before ``settle``.
 
-    The ranks of ``group`` begin a phase together: waiting for another one's batch is no part of it.
+    The device is kept busy before a phase, as a model's forward pass keeps it: the host issues calls ahead.  The ranks
+    of ``group`` begin a phase together: waiting for another one's batch is no part of it.
     """
 
-    def __init__(self, device: torch.device, group: Any) -> None:
+    def __init__(self, device: torch.device, group: Any, lead_ms: float, profile: Profile | None) -> None:
         self._clock: Any = HostClock() if device.type == "cpu" else DeviceClock()
-        self._group, self._token = group, torch.zeros(1, device=device)
+        self._lead = 0 if device.type == "cpu" else round(lead_ms * find_cycles_per_ms()) if lead_ms else 0
+        self._group, self._token, self._profile = group, torch.zeros(1, device=device), profile
         self._intervals: list[tuple[str, Any, Any]] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        distributed.all_reduce(self._token, group=self._group)
-        begin = self._clock.mark()
-        yield
-        self._intervals.append((name, begin, self._clock.mark()))
+        part = UPDATE if name == TRAIN else FORWARD_ONLY
+        with nullcontext() if self._profile is None else self._profile.phase(part):
+            if self._lead:
+                keep_busy(self._lead)
+            distributed.all_reduce(self._token, group=self._group)
+            begin = self._clock.mark()
+            yield
+            self._intervals.append((name, begin, self._clock.mark()))
 
     def settle(self) -> dict[str, float]:
         self._clock.settle()
@@ -165,7 +177,24 @@ class Phases:
         for name, begin, end in self._intervals:
             elapsed_s[name] = elapsed_s.get(name, 0.0) + self._clock.elapsed_s(begin, end)
         self._intervals.clear()
+        self._clock.forget()
         return elapsed_s
+
+
+def keep_busy(cycles: int) -> None:
+    """Let the device's queue wait so long, as torch's own tests do."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # noqa: SLF001
+
+
+def find_cycles_per_ms() -> float:
+    """How far the counter gets that a busy device waits by."""
+    clock, cycles = DeviceClock(), 10_000_000
+    keep_busy(cycles)  # the first call loads the kernel
+    begin = clock.mark()
+    keep_busy(cycles)
+    end = clock.mark()
+    clock.settle()
+    return cycles / (1e3 * clock.elapsed_s(begin, end))
 
 
 class OptimizerStep:
@@ -195,13 +224,20 @@ class OptimizerStep:
 class ModuleBench:
     """The loss calls of one rank, rollout after rollout."""
 
-    def __init__(self, args: argparse.Namespace, loss_module: ModuleType, device: torch.device, rank: int) -> None:
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        loss_module: ModuleType,
+        device: torch.device,
+        rank: int,
+        profile: Profile | None = None,
+    ) -> None:
         from megatron.core import mpu
 
         self.args, self.device = args, device
         self.loss: Any = loss_module
         self.group = mpu.get_tensor_model_parallel_group()
-        self.phases = Phases(device, self.group)
+        self.phases = Phases(device, self.group, args.lead_ms, profile)
         self.shape = BatchShape(
             num_samples=args.num_samples,
             num_tokens=args.num_tokens,
@@ -217,7 +253,7 @@ class ModuleBench:
         steps = [OptimizerStep() for _ in range(args.num_steps_per_rollout)]
         for number, step in enumerate(steps):
             for index in range(args.num_microbatches):
-                self._train_microbatch(step, rollout_id, number, index)
+                self.run_microbatch(step, rollout_id, number, index)
         elapsed_s = self.phases.settle()
         batches = [batch for step in steps for batch in step.batches]
         logger.info("rollout %d: %s", rollout_id, self._make_rollout_metrics(batches))
@@ -226,7 +262,7 @@ class ModuleBench:
         num_tokens = sum(sum(batch["total_lengths"]) for batch in batches)
         logger.info("perf %d: %s", rollout_id, make_perf_metrics(elapsed_s, num_tokens))
 
-    def _train_microbatch(self, step: OptimizerStep, *key: int) -> None:
+    def run_microbatch(self, step: OptimizerStep, *key: int) -> None:
         """The passes that vime's actor makes with these settings, each on logits that an update has moved.
 
         The batch is made here so that no two microbatches' logits live at once.
@@ -244,7 +280,7 @@ class ModuleBench:
                 batch["log_probs"] = self._find_log_probs(microbatch)
             microbatch.update()
         reducer = self._make_reducer(batch)
-        with self.phases.phase("actor_train"):
+        with self.phases.phase(TRAIN):
             loss, metrics = self.loss.policy_loss_function(args, batch, microbatch.logits, reducer)
             (gradient,) = torch.autograd.grad(loss, microbatch.logits)
         step.add(batch, metrics, gradient)
@@ -308,7 +344,7 @@ def make_perf_metrics(elapsed_s: Mapping[str, float], num_tokens: int) -> dict[s
     step_time_s = math.fsum(elapsed_s.values())
     metrics = {f"perf/{name}_time": value for name, value in elapsed_s.items()}
     metrics["perf/train_time"] = step_time_s
-    metrics["perf/actor_train_tok_per_s"] = num_tokens / elapsed_s["actor_train"]
+    metrics["perf/actor_train_tok_per_s"] = num_tokens / elapsed_s[TRAIN]
     metrics["perf/step_time"] = step_time_s
     return metrics
 

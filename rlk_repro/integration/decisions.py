@@ -201,6 +201,10 @@ class Ledger:
             raise CheckFailed(*(Problem(f"{op}, step {step}", what, hint="run the baseline to see whether the logits "
                                         "were at fault") for op, what in odd.items()))  # fmt: skip
 
+    def record_kernels(self, names: Sequence[str]) -> None:
+        """The kernels that a profiler saw on the device, in one pass over everything that was measured."""
+        self._write("kernels", names=list(names))
+
     def close(self) -> None:
         self._write("end", num_steps=self._num_steps, calls=_as_json(self._total))
         if self._writer is not None:

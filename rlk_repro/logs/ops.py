@@ -7,7 +7,7 @@ Damaged lines are rejected with their number and never stop the reading.  No tor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from rlk_repro.files import check_schema
 from rlk_repro.logs.rejects import Reject, RejectLog
-from rlk_repro.operators import OPERATORS, OPS_SCHEMA
+from rlk_repro.operators import OPERATORS, OPS_SCHEMA, Implementation
 from rlk_repro.results import DecisionSummary, ProofStatus
 from rlk_repro.rundir import TrialDir
 
@@ -82,11 +82,18 @@ class Step(_Event):
     odd: dict[str, str] = {}
 
 
+class Kernels(_Event):
+    """Names of the kernels that a profiler saw, after the last step."""
+
+    event: Literal["kernels"]
+    names: tuple[str, ...]
+
+
 class End(_Event):
     event: Literal["end"]
 
 
-Event: TypeAlias = Install | Decided | Step | End
+Event: TypeAlias = Install | Decided | Step | Kernels | End
 _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
@@ -99,6 +106,7 @@ class RankOps:
     install: Install | None
     decisions: tuple[tuple[int, Decided], ...]
     steps: Mapping[int, tuple[int, Step]]
+    kernels: Kernels | None
     is_ended: bool
     rejects: tuple[Reject, ...]
     num_rejects: Mapping[str, int]
@@ -191,6 +199,7 @@ def _read_rank(rank: int, path: Path) -> RankOps:
     install: Install | None = None
     decisions: list[tuple[int, Decided]] = []
     steps: dict[int, tuple[int, Step]] = {}
+    kernels: Kernels | None = None
     is_ended = False
     for line, event in _read_events(path, source, rejects):
         match event:
@@ -204,6 +213,8 @@ def _read_rank(rank: int, path: Path) -> RankOps:
                 steps[event.step] = (line, event)
             case Step():
                 rejects.add(line, "step written twice", f"step {event.step}")
+            case Kernels():
+                kernels = event
             case End():
                 is_ended = True
     return RankOps(
@@ -212,6 +223,7 @@ def _read_rank(rank: int, path: Path) -> RankOps:
         install=install,
         decisions=tuple(decisions),
         steps=steps,
+        kernels=kernels,
         is_ended=is_ended,
         rejects=rejects.kept,
         num_rejects=rejects.totals,
@@ -290,7 +302,8 @@ def prove(ops_log: OpsLog, *, variant: str, requested_ops: Sequence[str], platfo
     """
     is_touched = any(rank.install is not None and rank.install.is_requested for rank in ops_log.ranks)
     if variant == BASELINE and not is_touched and not ops_log.decisions():
-        return Proof(status=ProofStatus.NOT_REQUESTED, reason="")
+        foreign = _find_foreign_kernel(ops_log)
+        return Proof(status=ProofStatus.MISSING if foreign else ProofStatus.NOT_REQUESTED, reason=foreign)
     gap = _find_gap(ops_log)
     if gap:
         return Proof(status=ProofStatus.MISSING, reason=gap)
@@ -340,6 +353,34 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str) -> OpProof:
     idle = next((step for step in ops_log.steps() if not ops_log.calls_in(op, step).calls), None)
     if idle is not None:
         return OpProof(status=ProofStatus.MISSING, reason=f"never called in step {idle}")
+    unseen = _find_unseen_kernel(ops_log, found.values())
+    if unseen:
+        return OpProof(status=ProofStatus.MISSING, reason=unseen)
     is_native = any(implementation is not None and implementation.is_native for implementation in found.values())
     reason = "plain PyTorch, as everywhere on a CPU" if is_native else ""
     return OpProof(status=ProofStatus.NATIVE if is_native else ProofStatus.PROVED, reason=reason)
+
+
+def _find_foreign_kernel(ops_log: OpsLog) -> str:
+    """A kernel of RL-Kernel that a profiler saw in a trial that asked for none; empty if it saw none."""
+    known = {
+        part for operator in OPERATORS.values() for items in operator.implementations.values()
+        for item in items for part in item.kernels
+    }  # fmt: skip
+    for rank in ops_log.ranks:
+        names = rank.kernels.names if rank.kernels is not None else ()
+        found = next((name for name in names if any(part in name for part in known)), None)
+        if found is not None:
+            return f"{rank.source}: RL-Kernel's {found} ran, though it was off"
+    return ""
+
+
+def _find_unseen_kernel(ops_log: OpsLog, implementations: Iterable[Implementation | None]) -> str:
+    """Where a profiler looked, it must have seen every kernel of what is said to have run; empty if it did."""
+    wanted = [part for item in implementations if item is not None for part in item.kernels]
+    for rank in ops_log.ranks:
+        names = rank.kernels.names if rank.kernels is not None else None
+        absent = [part for part in wanted if names is not None and not any(part in name for name in names)]
+        if absent:
+            return f"{rank.source}: the profiler saw no {', '.join(absent)}"
+    return ""

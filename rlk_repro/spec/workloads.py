@@ -156,6 +156,11 @@ class ModuleWorkload(AnyWorkload):
     model: Text = Field(description="whose vocabulary this is, for the reader")
     grpo: ModuleLoss = ModuleLoss()
     batch: ModuleBatch
+    lead_ms: Annotated[float, Field(ge=0, le=10000)] = Field(
+        30.0,
+        description="the device is kept busy for so long before each pass, as by the forward pass of a model; with 0, "
+        "passes that the host cannot issue as fast as the device runs them count the waiting",
+    )
 
     @property
     def num_steps_per_rollout(self) -> int:

@@ -43,6 +43,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
     if num_ranks > 1:
         argv += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks), "-m"]
     argv += [TRAINER, *trial_flags(plan, trial.seed), "--tensor-model-parallel-size", str(num_ranks)]
+    argv += ["--lead-ms", str(workload.lead_ms)]
     argv += setting_flags(workload.batch)
     argv += setting_flags(workload.grpo)
     plain, from_env = profile_env(plan)
