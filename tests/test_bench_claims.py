@@ -23,9 +23,16 @@ from rlk_repro.claims.check import check_claims
 from rlk_repro.claims.files import MEASURABLE, Claim, Pass
 from rlk_repro.claims.processes import Bench, measure_claim
 from rlk_repro.claims.results import Status, Word
+from rlk_repro.claims.text import check_lines
 from tests.claim_examples import CLAIM, cell, make_claim
 
 DOUBLE = Path(__file__).parent / "fake_rl_engine"
+TWO_ROWS = CLAIM.replace(
+    "rows:\n",
+    "rows:\n  - row: first\n    shape: {sequences: 1, tokens: 1, vocab: 8}\n"
+    "    published: {native: {time: 1}, triton: {time: 1}}\n",
+    1,
+)
 SHAPE = {"sequences": 4, "prompts": 2, "samples": 2, "tokens": 3, "hidden": 8, "vocab": 50}
 
 
@@ -136,9 +143,7 @@ def test_a_cell_that_kills_its_process_says_how_it_ended(tmp_path: Path, body: s
 
 def test_a_cell_that_fails_never_ends_the_rest(tmp_path: Path) -> None:
     folder = write_operator(tmp_path, "raise ValueError('no such shape')")
-    text = CLAIM.replace("rows:\n", "rows:\n  - row: first\n    shape: {sequences: 1, tokens: 1, vocab: 8}\n"
-                         "    published: {native: {time: 1}, triton: {time: 1}}\n", 1)  # fmt: skip
-    found = measure_claim(make_claim(text), make_bench(folder)).measurements
+    found = measure_claim(make_claim(TWO_ROWS), make_bench(folder)).measurements
     statuses = {(item.cell.row, item.cell.implementation): item.status for item in found.values()}
     assert statuses == {
         ("first", "native"): Status.FAILED,
@@ -149,11 +154,13 @@ def test_a_cell_that_fails_never_ends_the_rest(tmp_path: Path) -> None:
     assert {item.reason for item in found.values() if item.status is Status.FAILED} == {"ValueError: no such shape"}
 
 
-def test_a_cell_that_hangs_is_given_up(tmp_path: Path) -> None:
+def test_an_implementation_that_hangs_is_given_up_once_and_for_all(tmp_path: Path) -> None:
     bench = make_bench(write_operator(tmp_path, "time.sleep(60)"), timeout_s=8.0)
-    found = measure_claim(make_claim(), bench).measurements
-    assert (found[cell("native")].status, found[cell("native")].reason) == (Status.FAILED, "no answer in time")
-    assert found[cell("triton")].status is Status.BLOCKED
+    found = measure_claim(make_claim(TWO_ROWS), bench).measurements
+    assert {(item.status, item.reason) for item in found.values() if item.cell.implementation == "native"} == {
+        (Status.FAILED, "no answer in time")
+    }
+    assert {item.status for item in found.values() if item.cell.implementation == "triton"} == {Status.BLOCKED}
 
 
 def test_without_torch_every_cell_fails_at_once_with_the_reason(tmp_path: Path) -> None:
@@ -190,7 +197,7 @@ def test_on_a_gpu_every_claim_is_announced_and_its_environment_recorded(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device is a CPU underneath; only the name of the GPU is made up."""
-    devices = {"vendor": "nvidia", "count": 1, "devices": [{"name": "NVIDIA H200"}]}
+    devices = {"vendor": "nvidia", "count": 1, "driver": "580.1", "devices": [{"name": "NVIDIA H200"}]}
     monkeypatch.setattr("rlk_repro.claims.check.gpu.probe", lambda: devices)
     heard: list[str] = []
     claim: Claim = make_claim()
@@ -200,6 +207,8 @@ def test_on_a_gpu_every_claim_is_announced_and_its_environment_recorded(
     assert found.results[0].is_same_hardware is False
     assert found.process["torch"] == str(torch.__version__)
     assert found.environment["code"]["rl_kernel"]["is_compiled"] is False
+    with_what = next(line for line in check_lines(found) if line.startswith("measured with "))
+    assert with_what.startswith(f"measured with cpu, driver 580.1, torch {torch.__version__}, RL-Kernel at ")
 
 
 @pytest.mark.gpu

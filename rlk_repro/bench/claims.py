@@ -74,23 +74,22 @@ FUNCTIONS: Final = frozenset({("sampler-logp", "native"), ("sampling", "native")
 def main() -> None:
     order = json.load(sys.stdin)
     device = torch.device(order["device"])
-    _say(_describe(device))
     if device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("torch sees no GPU")
+    _say(_describe(device))
     for _, cells in itertools.groupby(order["cells"], key=lambda cell: cell["row"]):
         for answer in _measure_row([_read_task(order, cell, device) for cell in cells]):
             _say(answer)
 
 
 def _say(value: Mapping[str, Any]) -> None:
-    sys.stdout.write(f"{ANSWER}{json.dumps(value)}\n")
+    sys.stdout.write(f"\n{ANSWER}{json.dumps(value)}\n")  # whatever a library left on the line before
     sys.stdout.flush()
 
 
 def _describe(device: torch.device) -> dict[str, Any]:
-    is_here = device.type == "cuda" and torch.cuda.is_available()
     return {
-        "device": torch.cuda.get_device_name(device) if is_here else device.type,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,

@@ -1,7 +1,7 @@
 """Runs ``python -m rlk_repro.bench.claims`` and gathers what it measured; a cell that kills it never ends the rest.
 
-The process answers cell by cell.  When it dies or falls silent, the cell at work has failed, and a new one takes the
-remaining cells.  torch is imported there and never here.
+The process answers cell by cell.  When it dies, the cell at work has failed, and a new one takes the remaining cells.
+An implementation that falls silent once is not waited for again.  torch is imported there and never here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Bench:
     device: str = "cuda"
     warmup: int = 3
     repeats: int = 10
-    timeout_s: float = 180.0
+    timeout_s: float = 120.0
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -67,12 +67,18 @@ def _measure_cells(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Measure
         header, answers = _read_answers(done.stdout)
         process = process or header
         found |= dict(zip(pending, map(_read_measurement, pending, answers), strict=False))
-        died_at = pending[len(answers) :]
-        if not header:
-            found |= {cell: _failed(cell, done) for cell in died_at}
-        elif died_at:
-            found[died_at[0]] = _failed(died_at[0], done)
+        lost = _find_lost(pending[len(answers) :], is_started=bool(header), is_silent=done.is_timeout)
+        found |= {cell: _failed(cell, done) for cell in lost}
     return Measured(measurements=found, process=process)
+
+
+def _find_lost(rest: Sequence[Cell], *, is_started: bool, is_silent: bool) -> Sequence[Cell]:
+    """Which of the cells without an answer are not worth another process."""
+    if not is_started:
+        return rest
+    if is_silent:
+        return [cell for cell in rest if cell.implementation == rest[0].implementation]
+    return rest[:1]
 
 
 def _make_task(claim: Claim, cells: Sequence[Cell], bench: Bench) -> dict[str, Any]:

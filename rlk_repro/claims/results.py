@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import Field
 
 SCHEMA: Final = 1
 ANSWER: Final = "rlk-repro-claims "
@@ -49,7 +51,7 @@ class Cell:
 
     row: str
     implementation: str
-    pass_: str
+    pass_: Annotated[str, Field(alias="pass")]
     is_cold: bool = False
 
     def __str__(self) -> str:
@@ -133,7 +135,11 @@ class ClaimsCheck:
         return {word: found[word] for word in Word}
 
     def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "rows": {word.value: number for word, number in self.count().items()}}
+        return dataclasses.asdict(self, dict_factory=_rename_keywords)
+
+
+def _rename_keywords(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {name.rstrip("_"): value for name, value in items}
 
 
 def join_words(words: Iterable[Word]) -> Word:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rlk_repro.claims.files import Claim, MeasureCheck
 from rlk_repro.claims.results import Basis, ClaimResult, ClaimsCheck, Compared, RowResult, Word
@@ -20,10 +21,26 @@ def list_lines(claims: Sequence[Claim]) -> Iterator[str]:
 def check_lines(check: ClaimsCheck) -> Iterator[str]:
     for result in check.results:
         yield from _claim_lines(result)
+    if check.process:
+        yield f"measured with {', '.join(_list_tools(check))}"
     counts = check.count()
     yield ", ".join(f"{number} {word}" for word, number in counts.items()) + " (rows)"
     if any(_is_elsewhere(result) for result in check.results):
         yield "other hardware: the word is about ratios and bytes alone, and refutes nothing"
+
+
+def _list_tools(check: ClaimsCheck) -> Iterator[str]:
+    gpu, code = check.environment["gpu"], check.environment["code"]
+    rl_kernel = code["rl_kernel"]
+    yield f"{check.process['device']}, driver {_fact(gpu['driver'])}"
+    yield f"torch {check.process['torch']}"
+    built = "compiled" if rl_kernel["is_compiled"] is True else "without its extension"
+    yield f"RL-Kernel at {_fact(rl_kernel['commit'])[:12]} {built}"
+    yield f"rlk-repro {check.version} at {_fact(code['rlk_repro']['commit'])[:12]}"
+
+
+def _fact(fact: Any) -> str:
+    return "unknown" if isinstance(fact, dict) else str(fact)
 
 
 def _claim_lines(result: ClaimResult) -> Iterator[str]:
@@ -36,6 +53,7 @@ def _claim_lines(result: ClaimResult) -> Iterator[str]:
         for row in result.rows:
             yield from _row_lines(row)
         yield from _first_calls(result)
+        yield from (f"  doubt: {doubt}" for doubt in result.doubts)
     yield ""
 
 

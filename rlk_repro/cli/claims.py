@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_claims(as_json: AsJson = False) -> None:
-    """List the published claims this tool knows, with their sources and doubts."""
+    """List the published claims that are known, where they are from and what a check does."""
     from rlk_repro.claims.files import load_claims
     from rlk_repro.claims.text import list_lines
 

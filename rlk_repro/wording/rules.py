@@ -143,8 +143,8 @@ RULES: Final[tuple[Rule, ...]] = (
         patterns=_compile(
             r"(?:up to|as much as|as high as|more than) (?:\d[\d.]*|ten|a hundred) ?(?:x|×|times|fold) ~2"
             r" (?:faster|smaller|less|lower|speedups?|memory|vram|reduction)",
-            r"\d[\d.]*(?:x|×|×) (?:faster|speedups?) ~6 rl kernel",
-            r"163 ?(?:x|×)",
+            r"\d[\d.]*[x×] (?:faster|speedups?) ~6 rl kernel",
+            r"163 ?[x×]",
         ),
         unless=re.compile(_ATTRIBUTED),
         reason="the best row of a table, without its shape, hardware and spread, is no result",
