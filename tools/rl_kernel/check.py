@@ -32,6 +32,7 @@ def describe_machine() -> dict[str, Any]:
 def describe_rl_kernel() -> dict[str, Any]:
     """Where it lies, what its extension offers, and per operator the class and its largest error on this device."""
     import rl_engine
+    import torch  # noqa: F401 the extension finds torch's libraries only where torch has loaded them
 
     try:
         from rl_engine import _C
