@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from rlk_repro.operators import OPERATORS
 from rlk_repro.report.blocks import Block, Bullets, Cell, Section, Table, Text, Tone, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, find_label, format_count, start_sentence, title_of
 from rlk_repro.report.operators import make_operator_basis
@@ -327,13 +328,23 @@ def _operator_row(found: list[tuple[TrialResult, DecisionSummary]]) -> tuple[Cel
     return make_row(
         Cell(text=first.op, is_code=True),
         Cell(text=first.implementation, is_code=True),
-        Cell(text="yes" if first.is_rl_kernel else "no", tone=Tone.GOOD if first.is_rl_kernel else Tone.PLAIN),
+        _make_rl_kernel_cell(first),
         first.reason,
         ", ".join(f"{trial.index:02d}" for trial, _ in found),
         _count_range(item.calls for item in decisions),
         _count_range(item.tokens for item in decisions),
         _count_range(item.fallbacks for item in decisions),
     )
+
+
+def _make_rl_kernel_cell(decision: DecisionSummary) -> Cell:
+    """Plain PyTorch of RL-Kernel is called native: its route ran, none of its kernels did."""
+    if not decision.is_rl_kernel:
+        return Cell(text="no")
+    accepted = OPERATORS[decision.op].implementations.values() if decision.op in OPERATORS else ()
+    found = [item for items in accepted for item in items if item.class_name == decision.implementation]
+    is_native = any(item.is_native for item in found)
+    return Cell(text="native", tone=Tone.OPEN) if is_native else Cell(text="yes", tone=Tone.GOOD)
 
 
 def _count_range(values: Iterable[int]) -> str:
