@@ -15,7 +15,9 @@ from rlk_repro.files import dump_json
 from rlk_repro.report.html import render_html
 from rlk_repro.report.markdown import render_markdown
 from rlk_repro.report.operators import describe_case, describe_memory, describe_speedup, format_ms
+from rlk_repro.report.plots import make_figures
 from rlk_repro.report.terminal import print_summary
+from rlk_repro.report.view import make_view
 from rlk_repro.results import Analysis, OperatorCase, OperatorKind, OperatorResult, OperatorStatus, VerdictWord
 from rlk_repro.rundir import RunDir
 from tests.analysis_examples import small
@@ -130,7 +132,7 @@ def test_the_table_says_what_ran_and_how_fast() -> None:
 def test_native_is_never_called_fused_in_any_format() -> None:
     analysis = operators()
     for text in (render_markdown(analysis), render_html(analysis), render_terminal(analysis, 120)):
-        rows = [line for line in text.splitlines() if "rl-kernel-native" in line]
+        rows = [line for line in text.splitlines() if "rl-kernel-native" in line and "<svg" not in line]
         assert rows
         assert all("native" in row.replace("rl-kernel-native", "") for row in rows)
         assert not any("fused" in row for row in rows)
@@ -150,6 +152,15 @@ def test_the_terminal_shows_every_case_and_each_reason_once(width: int) -> None:
         assert f"\n{operator}, forward" in text
     assert "\nNO COMPARISON\n" in text
     assert "Gates" not in text
+
+
+def test_there_is_one_plot_per_operator_and_the_reference_is_its_line_at_one() -> None:
+    figures = make_figures(make_view(operators()))
+    titles = [figure.title for figure in figures]
+    assert titles == [f"{name}: times vime's speed" for name in ("logp", "ratio_kl", "linear_logp")]
+    assert "rl-kernel-online: 7.78" in figures[0].svg
+    assert not any("<title>vime:" in figure.svg for figure in figures)
+    assert all(figure.svg.count("<circle") + figure.svg.count("<polygon") >= 2 for figure in figures)
 
 
 def test_hostile_texts_are_text() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -49,10 +50,11 @@ class Timing:
 def measure_calls(function: Callable[[], object], *, device: torch.device, warmup: int, repeats: int) -> Timing:
     """Call ``function`` ``warmup`` times, then ``repeats`` times under the clock; what it returns is dropped at once.
 
-    On a device by events on the current stream: the time of the device, not of the launch.  Caches are not flushed
-    between calls: the tensors of a case worth measuring are gigabytes and a device's last cache is some tens of MiB, so
-    that each call finds little of the previous one; a case that fits is measured warm.  The peak is torch's allocator's
-    during the timed calls, above what was allocated before them.  Garbage collection waits, as in ``timeit``.
+    On a device by events on the current stream: the time of the device, not of the launch, which the previous call
+    hides; one more untimed call hides that of the first.  Caches are not flushed between calls: the tensors of a case
+    worth measuring are gigabytes and a device's last cache is some tens of MiB, so that each call finds little of the
+    previous one; a case that fits is measured warm.  The peak is torch's allocator's during these calls, above what was
+    allocated before them.  Garbage collection waits, as in ``timeit``.
 
     Raises:
         torch.OutOfMemoryError, or whatever ``function`` raises.
@@ -66,6 +68,8 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
     gc.disable()
     try:
         before = _reset_peak(device) if is_device else 0
+        if is_device:
+            function()
         marks = [_mark_call(function, clock) for _ in range(repeats)]
         clock.settle()
         peak = torch.cuda.max_memory_allocated(device) - before if is_device else None
@@ -95,9 +99,11 @@ def record_kernels(function: Callable[[], object]) -> tuple[str, ...]:
     if not torch.cuda.is_available():
         return ()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        function()
-        torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it tells of cycles of events, of which there is one here
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            function()
+            torch.cuda.synchronize()
     on_device = torch._C._autograd.DeviceType.CUDA  # noqa: SLF001  the public name is an alias without a stub
     names = (event.name for event in profiler.events() or () if event.device_type == on_device)
     found = dict.fromkeys(name[:MAX_KERNEL_NAME] for name in names if not name.startswith(("Memcpy", "Memset")))

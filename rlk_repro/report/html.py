@@ -22,6 +22,7 @@ from rlk_repro.results import Analysis
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 PLOTS_AFTER: Final = "gates"
+PLOTS_BEFORE: Final = "cells"
 MAX_REASONS: Final = 4
 
 
@@ -47,6 +48,8 @@ def _render_lines(view: View) -> Iterator[str]:
     yield from _render_verdict(view)
     yield from _render_contents(sections)
     for section in sections:
+        if section.key == PLOTS_BEFORE:
+            yield from _render_plots(make_figures(view))
         yield from _render_section(section)
         if section.key == PLOTS_AFTER:
             yield from _render_plots(make_figures(view))
@@ -90,9 +93,10 @@ def _render_reasons(reasons: Sequence[str]) -> Iterator[str]:
 
 
 def _render_contents(sections: Iterable[Section]) -> Iterator[str]:
-    links: list[tuple[str, str]] = []
-    for section in sections:
-        links += [(section.key, section.title), *([("plots", "Plots")] if section.key == PLOTS_AFTER else [])]
+    links = [(section.key, section.title) for section in sections]
+    keys = [key for key, _ in links]
+    place = keys.index(PLOTS_AFTER) + 1 if PLOTS_AFTER in keys else keys.index(PLOTS_BEFORE)
+    links[place:place] = [("plots", "Plots")]
     links.append(("evidence", "Evidence"))
     yield '<nav aria-label="Contents"><ul>'
     yield from (f'<li><a href="#{key}">{_escape(title)}</a></li>' for key, title in links)

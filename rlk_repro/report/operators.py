@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rlk_repro.report.blocks import Block, Cell, Section, Table, Text, Tone, make_columns, make_row
@@ -38,8 +38,8 @@ STATUS_TONES: Final = {
 }
 WORKS: Final = {"forward": "forward", "forward_backward": "forward and backward"}
 MAX_PROCESSES: Final = 4
-MAX_KERNELS: Final = 6
-MAX_KERNEL_NAME: Final = 60
+MAX_KERNELS: Final = 5
+MAX_KERNEL_NAME: Final = 40
 
 INTRODUCTION: Final = (
     "Each row is one implementation on the same tensors. vime: vime's own functions, to which × vime is relative, in "
@@ -63,7 +63,7 @@ def make_cells(view: View) -> Section:
     if not results:
         return Section(key="cells", title=title, blocks=(Text(text=f"Operators: {NOT_RECORDED}."),))
     tables = [_make_table(view, case, found) for case, found in group_by_case(results)]
-    blocks: list[Block] = [Text(text=INTRODUCTION), Text(text=LEGEND), *tables, _make_origin_table(results)]
+    blocks: list[Block] = [Text(text=INTRODUCTION), Text(text=LEGEND), *tables, *_make_origin_tables(results)]
     return Section(key="cells", title=title, blocks=tuple(blocks))
 
 
@@ -110,8 +110,8 @@ def _make_row(view: View, result: OperatorResult, shown: Sequence[str]) -> tuple
         Cell(text=result.kind.value, tone=KIND_TONES[result.kind]),
         Cell(text=result.status.value, tone=STATUS_TONES[result.status]),
         *medians,
-        _show_percents(_find_spreads(result), only_largest=True),
-        "" if result.process_spread is None else _show_percent(result.process_spread),
+        _show_percent(_find_spread(result)),
+        _show_percent(result.process_spread),
         describe_speedup(result),
         describe_memory(result),
         _show_error(result.error),
@@ -162,27 +162,23 @@ def describe_error(result: OperatorResult) -> str:
 
 def describe_floor_share(result: OperatorResult) -> str:
     fractions = [trial.floor_fraction for trial in result.trials if trial.floor_fraction is not None]
-    return _show_percents(fractions)
-
-
-def _find_spreads(result: OperatorResult) -> list[float]:
-    return [trial.mad_s / trial.median_s for trial in result.trials if trial.mad_s is not None and trial.median_s]
-
-
-def _show_percents(fractions: Sequence[float], *, only_largest: bool = False) -> str:
     if not fractions:
         return ""
-    ends = (max(fractions),) if only_largest else (min(fractions), max(fractions))
-    return _show_range(dict.fromkeys(map(_show_hundredths, ends))) + " %"
+    ends = (f"{value * 100:.0f}" if value >= 0.01 else "<1" for value in (min(fractions), max(fractions)))
+    return f"{_show_range(dict.fromkeys(ends))} %"
 
 
-def _show_percent(fraction: float) -> str:
-    return f"{_show_hundredths(fraction)} %"
+def _find_spread(result: OperatorResult) -> float | None:
+    """The deviation within a process as a fraction of its median, the largest of the processes."""
+    found = [trial.mad_s / trial.median_s for trial in result.trials if trial.mad_s is not None and trial.median_s]
+    return max(found, default=None)
 
 
-def _show_hundredths(fraction: float) -> str:
+def _show_percent(fraction: float | None) -> str:
+    if fraction is None:
+        return ""
     value = fraction * 100
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+    return f"{value:.0f} %" if value >= 10 else f"{value:.2g} %"
 
 
 def _show_error(error: float | None) -> str:
@@ -193,42 +189,59 @@ def _show_range(ends: Iterable[str]) -> str:
     return " – ".join(ends)
 
 
-def _make_origin_table(results: Sequence[OperatorResult]) -> Table:
-    """Class, version and kernels of what passed, the reason of what did not; cases that agree share a row."""
+def _make_origin_tables(results: Sequence[OperatorResult]) -> Iterator[Table]:
+    """What each implementation consisted of, and what was not measured and why; cases that agree share a row."""
+    passed = _group(result for result in results if result.status is OperatorStatus.PASSED)
+    others = _group(result for result in results if result.status is not OperatorStatus.PASSED)
+    names = ("implementation", "operator", "kind")
+    if passed:
+        prose = ("class or function, version", "kernels")
+        note = (
+            "Kernels: as the profiler named them in one call of each case, after all timing. Repeats: a second call "
+            "gave the same bits."
+        )
+        columns = make_columns(*names, *prose, "repeats", prose=prose)
+        yield Table(title="Implementations", columns=columns, rows=tuple(map(_make_origin_row, passed)), note=note)
+    if others:
+        columns = make_columns(*names, "status", "cases", "why", numbers=("cases",), prose=("why",))
+        yield Table(title="Not measured", columns=columns, rows=tuple(map(_make_reason_row, others)))
+
+
+def _group(results: Iterable[OperatorResult]) -> list[list[OperatorResult]]:
     groups: dict[tuple[str, ...], list[OperatorResult]] = {}
     for result in results:
         key = (result.case.operator, result.implementation, result.kind, result.class_name, result.version)
         groups.setdefault((*key, result.status, result.reason), []).append(result)
-    columns = make_columns(
-        "implementation", "operator", "kind", "status", "cases", "class or function, version", "kernels", "repeats",
-        "why not", numbers=("cases",), prose=("class or function, version", "kernels", "why not"),
-    )  # fmt: skip
-    rows = tuple(_make_origin_row(found) for found in groups.values())
-    note = (
-        "Kernels: as the profiler named them in one call of each case, after all timing. Repeats: a second call gave "
-        "the same bits."
-    )
-    return Table(title="Implementations", columns=columns, rows=rows, note=note)
+    return list(groups.values())
 
 
 def _make_origin_row(found: Sequence[OperatorResult]) -> tuple[Cell, ...]:
     first = found[0]
     repeats = {result.is_repeatable for result in found}
     return make_row(
-        Cell(text=first.implementation, is_code=True),
-        first.case.operator,
-        Cell(text=first.kind.value, tone=KIND_TONES[first.kind]),
-        Cell(text=first.status.value, tone=STATUS_TONES[first.status]),
-        str(len(found)),
+        *_name_cells(first),
         ", ".join(part for part in (first.class_name, first.version) if part),
         _describe_kernels(found),
-        "no" if False in repeats else "yes" if True in repeats else "",
-        first.reason,
+        "no" if False in repeats else "yes" if True in repeats else NOT_RECORDED,
     )
 
 
+def _make_reason_row(found: Sequence[OperatorResult]) -> tuple[Cell, ...]:
+    first = found[0]
+    status = Cell(text=first.status.value, tone=STATUS_TONES[first.status])
+    return make_row(*_name_cells(first), status, str(len(found)), first.reason)
+
+
+def _name_cells(result: OperatorResult) -> tuple[Cell, Cell, Cell]:
+    kind = Cell(text=result.kind.value, tone=KIND_TONES[result.kind])
+    return Cell(text=result.implementation, is_code=True), Cell(text=result.case.operator), kind
+
+
 def _describe_kernels(found: Sequence[OperatorResult]) -> str:
-    names = list(dict.fromkeys(_shorten_kernel(name) for result in found for name in result.kernels))
+    """The implementation's own kernels first, torch's general ones after them."""
+    kernels = [name for result in found for name in result.kernels]
+    own_first = sorted(kernels, key=lambda name: "at::native::" in name)
+    names = list(dict.fromkeys(map(_shorten_kernel, own_first)))
     rest = len(names) - MAX_KERNELS
     return ", ".join(names[:MAX_KERNELS]) + (f" and {rest} more" if rest > 0 else "")
 

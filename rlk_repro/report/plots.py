@@ -27,6 +27,7 @@ from rlk_repro.report.figure import (
     variant_class,
 )
 from rlk_repro.report.labels import NOT_RECORDED, find_label, headline_value, name_with_unit, scaled, title_of
+from rlk_repro.report.operator_plots import plot_speedups
 from rlk_repro.report.row_plots import plot_modules, plot_pairs
 from rlk_repro.report.svg import Scale, clip, line, make_scale, marker, polyline, rect, text
 from rlk_repro.report.view import STEP_TIME, View
@@ -38,6 +39,8 @@ MAX_TICK_LABELS: Final = 10
 
 def make_figures(view: View) -> tuple[Figure, ...]:
     """Every plot of the report, in reading order."""
+    if not view.is_comparison:
+        return plot_speedups(view)
     return (
         plot_pairs(view),
         plot_trials(view, STEP_TIME),

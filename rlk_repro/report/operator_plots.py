@@ -1,0 +1,99 @@
+"""The plots of an operator run: per operator, how many times as fast as vime's own function, case by case."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rlk_repro.report.figure import LEGEND_Y, Figure, is_drawable, make_figure
+from rlk_repro.report.operators import describe_case, describe_speedup, group_by_case
+from rlk_repro.report.svg import WIDTH, Scale, line, marker, text
+from rlk_repro.report.view import View
+from rlk_repro.results import REFERENCE, OperatorCase, OperatorKind, OperatorResult
+
+LEFT: Final = 178
+RIGHT: Final = WIDTH - 14
+TOP: Final = 28
+ROW: Final = 22
+MAX_ROWS: Final = 40
+STYLES: Final = {
+    OperatorKind.FUSED: ("triangle", "dot enabled", "RL-Kernel, fused"),
+    OperatorKind.NATIVE: ("circle", "dot hollow", "RL-Kernel, native"),
+    OperatorKind.PEER: ("diamond", "dot other", "peer"),
+    OperatorKind.VIME: ("circle", "dot baseline", "vime, entropy too"),
+}
+
+
+def plot_speedups(view: View) -> tuple[Figure, ...]:
+    """One figure per operator that has a speedup; what has none is in the tables."""
+    results = [result for result in view.analysis.operators if _find_speedup(result) is not None]
+    operators = list(dict.fromkeys(result.case.operator for result in results))
+    return tuple(
+        _plot_operator(place, operator, [result for result in results if result.case.operator == operator])
+        for place, operator in enumerate(operators)
+    )
+
+
+def _find_speedup(result: OperatorResult) -> float | None:
+    """The geometric middle of the processes; none for the reference, which is 1 by definition."""
+    speedups = [trial.speedup for trial in result.trials if is_drawable(trial.speedup) and trial.speedup > 0]
+    if result.implementation == REFERENCE or not speedups:
+        return None
+    return math.exp(math.fsum(map(math.log, speedups)) / len(speedups))
+
+
+def _plot_operator(place: int, operator: str, results: Sequence[OperatorResult]) -> Figure:
+    cases = group_by_case(results)
+    shown = cases[:MAX_ROWS]
+    logs = [math.log2(speedup) for result in results if (speedup := _find_speedup(result)) is not None]
+    x = Scale(min(-1.0, math.floor(min(logs))), max(1.0, math.ceil(max(logs))), LEFT, RIGHT)
+    bottom = TOP + ROW * len(shown) + 6
+    kinds = [kind for kind in STYLES if any(result.kind is kind for result in results)]
+    body = [*_draw_axis(x, bottom), *_draw_legend(kinds)]
+    for number, (case, found) in enumerate(shown):
+        body += _draw_row(case, found, x, TOP + ROW * (number + 0.5) + 3)
+    caption = (
+        "A mark is one implementation in one case: the middle of its processes, each relative to vime's own function "
+        "in the same process. The axis is logarithmic; right of 1 is faster than vime."
+    )
+    if len(cases) > len(shown):
+        caption += f" The first {len(shown)} of {len(cases)} cases."
+    return make_figure(f"plot-operator-{place}", f"{operator}: times vime's speed", caption, bottom + 40, body)
+
+
+def _draw_axis(x: Scale, bottom: float) -> Iterator[str]:
+    step = max(1, math.ceil((x.high - x.low) / 8))
+    for power in range(math.ceil(x.low), math.floor(x.high) + 1):
+        if power % step == 0:
+            yield line(x(power), TOP, x(power), bottom, "zero" if power == 0 else "grid")
+            yield text(x(power), bottom + 17, f"{2.0**power:g}", "tick", "middle")
+    yield text((LEFT + RIGHT) / 2, bottom + 36, "times vime's speed", "axis", "middle")
+
+
+def _draw_legend(kinds: Sequence[OperatorKind]) -> Iterator[str]:
+    for place, kind in enumerate(kinds):
+        shape, style, name = STYLES[kind]
+        yield marker(shape, 5 + 130 * place, LEGEND_Y - 4, 4.5, style)
+        yield text(16 + 130 * place, LEGEND_Y, name, "legend")
+
+
+def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y: float) -> Iterator[str]:
+    yield text(LEFT - 8, y + 4, _label(case), "tick", "end")
+    for result in results:
+        speedup = _find_speedup(result)
+        if speedup is None or result.kind not in STYLES:
+            continue
+        shape, style, _ = STYLES[result.kind]
+        tip = f"{result.implementation}: {describe_speedup(result)} ({describe_case(case)})"
+        yield marker(shape, x(math.log2(speedup)), y, 4.5, style, tip)
+
+
+def _label(case: OperatorCase) -> str:
+    """``9216 × 151936 bf16 50 % f+b``: short, because the tables have the words."""
+    sizes = (case.num_tokens, case.vocab_size) if case.hidden_size is None else (
+        case.num_tokens, case.hidden_size, case.vocab_size
+    )  # fmt: skip
+    dtype = case.dtype.replace("bfloat", "bf").replace("float", "fp")
+    wanted = "" if case.density == 1 else f" {case.density * 100:.3g} %"
+    return f"{'×'.join(map(str, sizes))} {dtype}{wanted} {'f+b' if 'backward' in case.work else 'f'}"[:34]
