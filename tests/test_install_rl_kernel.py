@@ -29,21 +29,7 @@ from tools.rl_kernel.source import get_sources, hash_tree
 
 ROOT = Path(__file__).parent.parent
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
-METADATA = """\
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-[project]
-name = "RL-Kernel"
-version = "0.1.0"
-dependencies = ["a-package-that-nobody-has"]
-[project.scripts]
-rlk-repro = "rl_engine:main"
-rlk = "rl_engine:main"
-[tool.setuptools.packages.find]
-include = ["rl_engine*"]
-"""
-URL = "https://github.com/RL-Align/RL-Kernel"
+COMMANDS = '[project.scripts]\nrlk-repro = "rl_engine:main"\nrlk = "rl_engine:main"\n'
 PINNED = load_stack("rl-kernel-host", stack_folders()).model.pins["rl_kernel"]
 
 
@@ -61,11 +47,11 @@ class Checkout:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    """The double as a repository of one commit, with the metadata of a newer generation: it brings our command too."""
+    """The double as a repository of one commit; as newer generations do, it brings a command of our own name."""
     folder = tmp_path / "with space"
     shutil.copytree(ROOT / "tests/fake_rl_engine", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    setup = "from setuptools import setup\nsetup()\n"
-    write_tree(folder, {"pyproject.toml": METADATA, "setup.py": setup, ".gitignore": "*.so\n__pycache__\n"})
+    metadata = (folder / "pyproject.toml").read_text() + COMMANDS
+    write_tree(folder, {"pyproject.toml": metadata, "README": "", ".gitignore": "*.so\n__pycache__\n"})
     git(folder, "init", "-q")
     git(folder, "add", ".")
     git(folder, "commit", "-q", "-m", "first")
@@ -140,7 +126,7 @@ def test_another_commit_is_refused(checkout: Checkout, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["setup.py", "a new file"])
+@pytest.mark.parametrize("name", ["README", "a new file"])
 def test_changed_files_are_refused_under_a_pin_and_said_without_one(
     checkout: Checkout, tmp_path: Path, name: str
 ) -> None:
@@ -165,7 +151,7 @@ def test_an_archive_is_known_by_its_files(checkout: Checkout, tmp_path: Path) ->
     assert get_sources(None, archive, tmp_path / "unpinned").commit is None
     with pytest.raises(SpecError, match="a git checkout: the pin names no tree"):
         get_sources(checkout.pin.model_copy(update={"tree": None}), archive, tmp_path / "no tree")
-    (archive / "setup.py").write_text("")
+    (archive / "README").write_text("changed")
     with pytest.raises(SpecError) as caught:
         get_sources(checkout.pin, archive, tmp_path / "other")
     assert str(caught.value) == (
@@ -178,7 +164,7 @@ def test_an_archive_is_known_by_its_files(checkout: Checkout, tmp_path: Path) ->
 def test_what_is_no_rl_kernel_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         get_sources(PINNED, tmp_path, tmp_path / "copy")
-    assert str(caught.value) == f"{tmp_path}: is no RL-Kernel, expected a folder with setup.py and rl_engine"
+    assert str(caught.value) == f"{tmp_path}: is no RL-Kernel, expected a folder with pyproject.toml and rl_engine"
 
 
 def test_a_repair_changes_the_file_it_was_written_for_and_no_other(tmp_path: Path) -> None:
@@ -385,7 +371,7 @@ def test_the_whole_road_with_the_double(checkout: Checkout, environment: Environ
     lines = done.stdout.splitlines()
     assert lines[0] == f"building RL-Kernel {checkout.pin.commit[:12]} …"
     assert lines[1] == "kept our own command rlk-repro: RL-Kernel brings one of the same name, which is not installed"
-    assert lines[2] == "RL-Kernel 0.1.0 on the CPU:"
+    assert lines[2] == "RL-Kernel 0+double on the CPU:"
     assert lines[3].startswith("  logp      NativeLogpOp         native: plain PyTorch, largest error ")
     assert lines[5].startswith("  native operators only: torch sees no GPU here")
     assert (environment.folder / "bin/rlk-repro").read_text() == "ours\n"

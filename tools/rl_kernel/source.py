@@ -55,8 +55,8 @@ def get_sources(pin: Pin | None, origin: Path | None, folder: Path) -> Sources:
         if pin is None:
             raise SpecError(Problem("stack", "pins no rl_kernel", hint="name sources: RLK_SRC=/path/to/RL-Kernel"))
         return fetch(pin, folder)
-    if not (origin / "setup.py").is_file() or not (origin / "rl_engine").is_dir():
-        raise SpecError(Problem(str(origin), "is no RL-Kernel", expected="a folder with setup.py and rl_engine"))
+    if not (origin / "pyproject.toml").is_file() or not (origin / "rl_engine").is_dir():
+        raise SpecError(Problem(str(origin), "is no RL-Kernel", expected="a folder with pyproject.toml and rl_engine"))
     is_checkout = (origin / ".git").exists()
     return copy_checkout(pin, origin, folder) if is_checkout else copy_archive(pin, origin, folder)
 
