@@ -67,7 +67,7 @@ def _find_median(records: Sequence[tuple[int, Time]]) -> float | None:
 
 
 def _find_status(records: Sequence[Time], check: Check | None) -> tuple[OperatorStatus, str]:
-    """The first thing that went wrong in a scored sweep or in the check, else passed."""
+    """The first thing that went wrong in a scored sweep or in the check; else passed, with the check's remark."""
     if not records:
         return OperatorStatus.FAILED, "the process ended before a scored sweep"
     for record in (*records, *(() if check is None else (check,))):
@@ -75,7 +75,7 @@ def _find_status(records: Sequence[Time], check: Check | None) -> tuple[Operator
             return record.status, record.reason
     if not all(record.samples_s for record in records):
         return OperatorStatus.FAILED, "a sweep without a time"
-    return OperatorStatus.PASSED, ""
+    return OperatorStatus.PASSED, "" if check is None else check.reason
 
 
 def _make_trial(

@@ -21,7 +21,7 @@ from rlk_repro.bench.implementation import Blocked, Implementation, Ready, make_
 from rlk_repro.bench.measure import Rates
 from rlk_repro.bench.operators import list_implementations, parse_args
 from rlk_repro.bench.peers import list_peers
-from rlk_repro.bench.references import check_call, compute_truth
+from rlk_repro.bench.references import Truth, check_call, compute_truth
 from rlk_repro.errors import SpecError
 from rlk_repro.logs.operators import parse_operators
 from rlk_repro.operators import Reason, Refusal
@@ -220,6 +220,18 @@ def test_values_that_are_no_numbers_fail_the_check(caplog: pytest.LogCaptureFixt
     found = put_through(caplog, make_implementation(lambda inputs: ready(lambda: selected(inputs) * float("nan"))))
     assert found[-1]["event"] == "check"
     assert (found[-1]["status"], found[-1]["reason"]) == ("failed", "returned values that are no numbers")
+
+
+def test_where_float64_does_not_fit_the_times_stand_and_no_error_is_claimed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> Truth:
+        raise RuntimeError("CUDA out of memory.")
+
+    monkeypatch.setattr("rlk_repro.bench.harness.compute_truth", run_out)
+    check = put_through(caplog, make_implementation(lambda inputs: ready(lambda: selected(inputs))))[-1]
+    assert (check["event"], check["status"], check["error"]) == ("check", "pass", None)
+    assert check["reason"] == "not checked: RuntimeError: CUDA out of memory."
 
 
 def test_only_the_run_s_own_limit_blocks_a_case_beforehand(caplog: pytest.LogCaptureFixture) -> None:

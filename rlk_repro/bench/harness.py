@@ -144,9 +144,10 @@ class Harness:
     def _check(self, cell: Cell | Failure, truth: Truth | Failure) -> dict[str, Any]:
         if isinstance(cell, Failure):
             return _describe_check(cell, ())
-        check = truth if isinstance(truth, Failure) else self._attempt(partial(check_call, cell.call, truth))
+        check = None if isinstance(truth, Failure) else self._attempt(partial(check_call, cell.call, truth))
         kernels = self._attempt(partial(record_kernels, cell.call))
-        return _describe_check(check, () if isinstance(kernels, Failure) else kernels)
+        record = _describe_check(check, () if isinstance(kernels, Failure) else kernels)
+        return record | ({"reason": _shorten(f"not checked: {truth.reason}")} if isinstance(truth, Failure) else {})
 
     def _attempt(self, action: Callable[[], R]) -> R | Failure:
         """Do it, or turn what it raises into a status.
@@ -198,13 +199,13 @@ def _describe_timing(timing: Timing | Failure) -> dict[str, Any]:
     return {"status": OperatorStatus.PASSED.value, "reason": "", **numbers}
 
 
-def _describe_check(check: Check | Failure, kernels: tuple[str, ...]) -> dict[str, Any]:
-    """What was found; numbers that are none make the cell a failed one."""
+def _describe_check(check: Check | Failure | None, kernels: tuple[str, ...]) -> dict[str, Any]:
+    """What was found, if anything could be; numbers that are none make the cell a failed one."""
     status, reason = OperatorStatus.PASSED, ""
     error = gradient_error = is_repeatable = None
     if isinstance(check, Failure):
         status, reason = check.status, check.reason
-    else:
+    elif check is not None:
         error, gradient_error, is_repeatable = check.error, check.gradient_error, check.is_repeatable
         if not all(math.isfinite(value) for value in (error, gradient_error or 0.0)):
             status, reason = OperatorStatus.FAILED, "returned values that are no numbers"

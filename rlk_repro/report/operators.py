@@ -220,7 +220,7 @@ def _make_origin_row(found: Sequence[OperatorResult]) -> tuple[Cell, ...]:
     repeats = {result.is_repeatable for result in found}
     return make_row(
         *_name_cells(first),
-        ", ".join(part for part in (first.class_name, first.version) if part),
+        ", ".join(part for part in (first.class_name, first.version, first.reason) if part),
         _describe_kernels(found),
         "no" if False in repeats else "yes" if True in repeats else NOT_RECORDED,
     )
