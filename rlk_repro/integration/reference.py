@@ -20,6 +20,9 @@ def install(args: argparse.Namespace) -> Installation | None:
     settings = Settings.from_env()
     if not settings.is_active:
         return None
+    # torch imports it at the first gradient that a route asks for: 40 MB in one variant only would be the route's
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
     from rlk_repro.refengine import core, trainer
     from rlk_repro.refengine.optimizer import AdamW
 
