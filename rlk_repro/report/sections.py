@@ -133,10 +133,14 @@ def _describe_gates(gates: tuple[Gate, ...]) -> str:
 
 
 def _describe_proof(analysis: Analysis) -> str:
-    found = [trial.proof for trial in analysis.trials if trial.variant == "enabled"]
-    counts = Counter(found)
+    found = [trial for trial in analysis.trials if trial.variant == "enabled"]
+    counts = Counter(trial.proof for trial in found)
     parts = [f"{status} in {counts[status]} of {len(found)}" for status in ProofStatus if counts[status]]
-    return f"{', '.join(parts)} enabled trials" if parts else "no enabled trial"
+    if not parts:
+        return "no enabled trial"
+    decisions = (decision for trial in found for decision in trial.decisions)
+    ran = dict.fromkeys(f"{item.op} by {item.implementation}" for item in decisions if item.is_rl_kernel and item.calls)
+    return f"{', '.join(parts)} enabled trials{': ' if ran else ''}{', '.join(ran)}"
 
 
 def make_effects(view: View) -> Section:
