@@ -91,7 +91,7 @@ def _mark_call(function: Callable[[], object], clock: Clock) -> tuple[Any, Any]:
     return begin, clock.mark()
 
 
-def record_kernels(function: Callable[[], object]) -> tuple[str, ...]:
+def record_kernels(function: Callable[[], object], limit: int = MAX_KERNELS) -> tuple[str, ...]:
     """The device kernels that one call runs, each name once, in order of appearance; none on a CPU.
 
     The profiler leaves hooks behind that slow later launches: call this when nothing is timed any more.
@@ -107,7 +107,7 @@ def record_kernels(function: Callable[[], object]) -> tuple[str, ...]:
     on_device = torch._C._autograd.DeviceType.CUDA  # noqa: SLF001  the public name is an alias without a stub
     names = (event.name for event in profiler.events() or () if event.device_type == on_device)
     found = dict.fromkeys(name[:MAX_KERNEL_NAME] for name in names if not name.startswith(("Memcpy", "Memset")))
-    return tuple(found)[:MAX_KERNELS]
+    return tuple(found)[:limit]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ LOG_FORMAT: Final = "[%(asctime)s] %(filename)s:%(lineno)d - %(message)s"
 TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
 PER_TOKEN: Final = ("rollout_log_probs", "ref_log_probs", "log_probs", "advantages")
 TRAIN: Final = "actor_train"
+MAX_KERNELS: Final = 1000
 Reducer: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
                 installation.end_step(rollout_id)
         if installation is not None and device.type != "cpu":
             # after all that is timed: a profiler slows what it looks at
-            names = record_kernels(lambda: bench.run_microbatch(OptimizerStep(), args.num_rollout, 0, 0))
+            names = record_kernels(lambda: bench.run_microbatch(OptimizerStep(), args.num_rollout, 0, 0), MAX_KERNELS)
             installation.ledger.record_kernels(names)
 
 

@@ -64,19 +64,24 @@ class HostClock:
 class DeviceClock:
     """Events on the stream that is current when a mark is made: time on the device, its idle gaps included.
 
-    Events are used again: to make one costs the host more than to record one.
+    Events are used again, and the stream's object is made again only when it is another stream: both cost the host more
+    than to record an event.
     """
 
     def __init__(self) -> None:
         self._events: list[torch.cuda.Event] = []
         self._num_used = 0
+        self._device = torch.cuda.current_device()
+        self._stream = torch.cuda.current_stream()
 
     def mark(self) -> torch.cuda.Event:
         if self._num_used == len(self._events):
             self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
         event = self._events[self._num_used]
         self._num_used += 1
-        event.record()
+        if torch._C._cuda_getCurrentRawStream(self._device) != self._stream.cuda_stream:  # noqa: SLF001
+            self._stream = torch.cuda.current_stream()
+        event.record(self._stream)
         return event
 
     def settle(self) -> None:
