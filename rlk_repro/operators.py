@@ -34,6 +34,8 @@ class Reason(StrEnum):
     NOT_IMPORTABLE = "RL-Kernel cannot be imported"
     NO_ROUTE = "there is no route to it in this version"
     NOT_ACCEPTED = "resolved to an implementation that does not count"
+    GENERATION = "is not in this generation of RL-Kernel"
+    NOT_DISPATCHED = "RL-Kernel's own dispatch refuses it"
     DTYPE = "knows no logits of this dtype"
     DEVICE = "needs the logits on the device that it was resolved for"
     FOREIGN_ID = "a token id lies outside the vocabulary"
@@ -59,8 +61,8 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Implementation:
-    """An operator class of RL-Kernel, the name of its ``OpBackend`` member, the compiled symbols that its route needs,
-    and parts of the names of the kernels that it then runs.
+    """An operator class of RL-Kernel, the name of its ``OpBackend`` member or, where it is dispatched by contract, its
+    backend id, the compiled symbols that its route needs, and parts of the names of the kernels that it then runs.
 
     A native one is plain PyTorch: it shows that the operator was invoked, and never carries a speed verdict.
     """
@@ -162,6 +164,11 @@ _TRITON_LINEAR_LOGP: Final = Implementation("TritonLinearLogpOp", "TRITON_LINEAR
 _RATIO_KL_KERNELS: Final = ("_ratio_kl_fwd_kernel", "_ratio_kl_bwd_kernel")
 _TRITON_RATIO_KL: Final = (Implementation("TritonRatioKLOp", "TRITON_RATIO_KL", kernels=_RATIO_KL_KERNELS),)
 _TRITON_GRPO_LOSS: Final = (Implementation("TritonGRPOLossOp", "TRITON_GRPO_LOSS", kernels=_RATIO_KL_KERNELS),)
+_HIP_LOGP: Final = ("hip_deterministic_logp_tile_stats", "hip_deterministic_logp_backward")
+_VOCAB_PARALLEL_KERNELS: Final = ("_vocab_tile_stats_kernel", "_vocab_logp_backward_kernel")
+_TRITON_VOCAB_PARALLEL_LOGP: Final = Implementation(
+    "TritonVocabParallelLogprobOp", "triton-vocab-parallel-logp-ws2", kernels=_VOCAB_PARALLEL_KERNELS
+)
 
 OPERATORS: Final[Mapping[str, Operator]] = {
     operator.name: operator
@@ -227,6 +234,23 @@ OPERATORS: Final[Mapping[str, Operator]] = {
             },
             rules=(_needs_no_entropy_gradient, _needs_every_column),
             excludes=frozenset({"logp", "ratio_kl", "grpo_loss"}),
+            is_opt_in=True,
+        ),
+        Operator(
+            name="vocab_parallel_logp",
+            covers="log-probs with and without gradient, by the dispatch of RL-Kernel's later generation",
+            function=_SELECTED_LOG_PROBS,
+            calls=Calls.ALL,
+            implementations={
+                Platform.CUDA: (_TRITON_VOCAB_PARALLEL_LOGP,),
+                Platform.ROCM: (
+                    Implementation("RocmVocabParallelLogprobOp", "rocm-vocab-parallel-logp-ws2", symbols=_HIP_LOGP),
+                    _TRITON_VOCAB_PARALLEL_LOGP,
+                ),
+                Platform.CPU: _native("VocabParallelLogprobOp", "pytorch-vocab-parallel-logp-ws2"),
+            },
+            rules=(_needs_no_entropy_gradient, _needs_every_column),
+            excludes=frozenset({"logp", "ratio_kl", "grpo_loss", "linear_logp"}),
             is_opt_in=True,
         ),
     )

@@ -77,6 +77,7 @@ def test_every_operator_is_named_as_its_key_and_runs_natively_on_cpu(op: str) ->
         ("grpo_loss", Case(platform="cuda", loss=LossOptions(has_other_terms=True)),
          Refusal(Reason.LOSS_OPTIONS, "correction terms")),
         ("linear_logp", Case(platform="rocm", tensor_parallel=8), None),
+        ("vocab_parallel_logp", Case(platform="rocm", tensor_parallel=8, context_parallel=2), None),
     ],
 )  # fmt: skip
 def test_a_case_is_refused_for_its_first_reason(op: str, case: Case, expected: Refusal | None) -> None:
@@ -104,7 +105,14 @@ def test_an_implementation_counts_by_class_or_backend_name_and_only_on_its_platf
 
 
 @pytest.mark.parametrize(
-    ("op", "served"), [("logp", {False}), ("ratio_kl", {True}), ("grpo_loss", {True}), ("linear_logp", {True, False})]
+    ("op", "served"),
+    [
+        ("logp", {False}),
+        ("ratio_kl", {True}),
+        ("grpo_loss", {True}),
+        ("linear_logp", {True, False}),
+        ("vocab_parallel_logp", {True, False}),
+    ],
 )
 def test_which_calls_an_operator_serves(op: str, served: set[bool]) -> None:
     assert {needs_grad for needs_grad in (True, False) if OPERATORS[op].serves(needs_grad=needs_grad)} == served

@@ -21,6 +21,7 @@ import torch
 from rlk_repro.errors import CheckFailed, Problem, SpecError
 from rlk_repro.files import dump_json_line
 from rlk_repro.integration.old_log_probs import CurrentBatch
+from rlk_repro.integration.rl_kernel import Provenance
 from rlk_repro.integration.watch import Watch
 from rlk_repro.operators import OPERATORS, OPS_SCHEMA, Case, Operator, Reason, Refusal, find_refusal
 from rlk_repro.rundir import ops_file
@@ -33,13 +34,17 @@ Call: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What an operator resolved to.  In a fallback ``implementation`` is the trainer's module, ``version`` empty."""
+    """What an operator resolved to.  In a fallback ``implementation`` is the trainer's module, ``version`` empty.
+
+    ``provenance`` is RL-Kernel's own account, where it dispatched by contract.
+    """
 
     op: str
     implementation: str
     version: str
     reason: str
     is_rl_kernel: bool
+    provenance: Provenance | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,7 @@ class Route:
     version: str
     refuse: Callable[[Call], Refusal | None]
     run: Callable[[Call], Any]
+    provenance: Provenance | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +162,12 @@ class Ledger:
         """Record what ``op`` resolved to, unless that is recorded already; a fallback is also a warning."""
         if isinstance(found, Route):
             decision = Decision(
-                op=op, implementation=found.implementation, version=found.version, reason="", is_rl_kernel=True
+                op=op,
+                implementation=found.implementation,
+                version=found.version,
+                reason="",
+                is_rl_kernel=True,
+                provenance=found.provenance,
             )
         else:
             decision = Decision(op=op, implementation=self._own, version="", reason=str(found), is_rl_kernel=False)
@@ -167,7 +178,8 @@ class Ledger:
             logger.info("rlk-repro: %s: %s %s", op, decision.implementation, decision.version)
         else:
             logger.warning("rlk-repro: %s: falls back to %s: %s", op, self._own, decision.reason)
-        self._write("decision", **dataclasses.asdict(decision))
+        fields = dataclasses.asdict(decision)
+        self._write("decision", **{name: value for name, value in fields.items() if value is not None})
 
     def refuse_call(self, op: str, refusal: Refusal) -> None:
         """Record why a call falls back.

@@ -21,6 +21,7 @@ from rlk_repro.operators import Reason, Refusal
 LogP: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LogPOfRows: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 RatioKL: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+ValueCheck: TypeAlias = Callable[[torch.Tensor, torch.Tensor, "Shard"], Refusal | None]
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 PROBED_COLUMNS: Final = 256
@@ -117,19 +118,25 @@ def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard)
     return Refusal(Reason.NEGATIVE_INFINITY) if has_infinite else None
 
 
+def find_foreign_id(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
+    """A token of no vocabulary; all ranks of the shard's group have the same tokens.  Waits for the device once."""
+    is_outside = (tokens < 0) | (tokens >= shard.size * logits.shape[1])
+    return Refusal(Reason.FOREIGN_ID) if bool(is_outside.any()) else None
+
+
 class FirstCallCheck:
-    """``find_value_refusal`` until it finds nothing, once: what is wrong with a model's logits is wrong from the start.
+    """``find`` until it finds nothing, once: what is wrong with a model's logits is wrong from the start.
 
     From then on nothing waits for the device; ``watch`` sees what the step ends with.
     """
 
-    def __init__(self) -> None:
-        self._is_passed = False
+    def __init__(self, find: ValueCheck = find_value_refusal) -> None:
+        self._find, self._is_passed = find, False
 
     def find_refusal(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
         if self._is_passed:
             return None
-        refusal = find_value_refusal(logits, tokens, shard)
+        refusal = self._find(logits, tokens, shard)
         self._is_passed = refusal is None
         return refusal
 
@@ -152,7 +159,7 @@ def select_no_grad(
     """
     targets = Targets.find(logits, tokens, shard)
     local = logp(logits, targets.columns)
-    _check_result("logp", local, tokens)
+    check_result("logp", local, tokens)
     entropy = find_moments(logits).entropy if with_entropy else None
     return _join(targets, local, entropy, shard)
 
@@ -192,7 +199,7 @@ def select_with_grad(
         old, far = hint, operators.logp_of_far
     else:
         old = operators.logp(detached, targets.columns)
-        _check_result("logp", old, tokens)
+        check_result("logp", old, tokens)
     result: tuple[torch.Tensor, torch.Tensor | None] = _RatioLogProbs.apply(  # type: ignore[no-untyped-call]
         logits, targets, old, entropy, operators.ratio_kl, far, shard
     )
@@ -222,9 +229,7 @@ class _RatioLogProbs(torch.autograd.Function):
             leaf = logits.detach().requires_grad_()
             mask = torch.ones_like(targets.columns, dtype=torch.bool)
             ratio = ratio_kl(leaf, leaf.detach(), targets.columns, mask, old)[0]
-        _check_result("ratio_kl", ratio, old)
-        if not ratio.requires_grad:
-            raise CheckFailed(Problem("ratio_kl", "returned a result without gradient", expected="one with a gradient"))
+        check_result("ratio_kl", ratio, old, needs_grad=True)
         if logp_of_far is not None:
             old = _mend_far_rows(ratio, old, leaf.detach(), targets.columns, logp_of_far)
         joined = _join(targets, old + ratio.detach().log(), entropy, shard)
@@ -308,9 +313,14 @@ def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, s
     weights = log_weights.exp()
     log_probs = torch.where(is_own.bool(), tokens - top, 0.0).sum(dim=0) - total
     if entropies:
-        # a shard without weight has log 0, and nothing to add
-        entropy = (weights * (entropies[0] - log_weights.clamp_min(torch.finfo(torch.float32).min))).sum(dim=0)
+        entropy = join_entropies(log_weights, entropies[0])
     return Joined(log_probs, weights[shard.rank], entropy)
+
+
+def join_entropies(log_weights: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+    """[T], from [R, T] of each shard's share of the probability, as a logarithm, and entropy within it."""
+    # a shard without weight has log 0, and nothing to add
+    return (log_weights.exp() * (entropies - log_weights.clamp_min(torch.finfo(torch.float32).min))).sum(dim=0)
 
 
 def select_by_moments(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -319,7 +329,7 @@ def select_by_moments(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tens
     return _pick(logits, columns) - largest - log_sum
 
 
-def _check_result(op: str, result: Any, like: torch.Tensor) -> None:
+def check_result(op: str, result: Any, like: torch.Tensor, *, needs_grad: bool = False) -> None:
     """An operator's answer must have the form it is documented to have; values are watched elsewhere."""
     if not isinstance(result, torch.Tensor) or result.shape != like.shape or result.dtype != torch.float32:
         got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, torch.Tensor) else type(result).__name__
@@ -327,3 +337,5 @@ def _check_result(op: str, result: Any, like: torch.Tensor) -> None:
             Problem(op, "RL-Kernel returned something else than it documents", got=got,
                     expected=f"{tuple(like.shape)} torch.float32")
         )  # fmt: skip
+    if needs_grad and not result.requires_grad:
+        raise CheckFailed(Problem(op, "returned a result without gradient", expected="one with a gradient"))

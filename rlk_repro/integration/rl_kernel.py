@@ -7,18 +7,52 @@ it says is taken on trust: the class is held against our own table, and the comp
 from __future__ import annotations
 
 import importlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from rlk_repro.operators import OPERATORS, Reason, Refusal
 
 PACKAGE: Final = "rl_engine"
 EXTENSION: Final = "rl_engine._C"
 REGISTRIES: Final = ("rl_engine.runtime.registry", "rl_engine.kernels.registry")
-"""One module per generation, newest first.  The newer one resolves the same operators to the same classes."""
+"""One module per generation, newest first; both resolve our names to the same classes.  The first that is there is the
+generation: where it is broken, an older one beside it is not what was installed."""
+CONTRACTS: Final = "rl_engine.contracts.operators.logprob"
 _DISTRIBUTIONS: Final = ("RL-Kernel", "rl-engine")
+_MAX_CHARS: Final = 300
+_MAX_REJECTIONS: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What RL-Kernel says of a dispatch of its own; texts are cut, and so is their number."""
+
+    requested_backend: str
+    actual_backend: str
+    backend_enum: str
+    platform: str
+    fallback: bool
+    prior_rejections: tuple[str, ...]
+
+    @classmethod
+    def read(cls, said: Mapping[str, Any]) -> Self:
+        return cls(
+            requested_backend=cut(said.get("requested_backend", "")),
+            actual_backend=cut(said.get("actual_backend", "")),
+            backend_enum=cut(said.get("backend_enum", "")),
+            platform=cut(said.get("platform", "")),
+            fallback=bool(said.get("fallback")),
+            prior_rejections=tuple(cut(text) for text in said.get("prior_rejections", ())[:_MAX_REJECTIONS]),
+        )
+
+
+def cut(text: object) -> str:
+    """As much of RL-Kernel's words as a decision keeps."""
+    return str(text)[:_MAX_CHARS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,26 +62,55 @@ class LoadedOperator:
     op: Any
     implementation: str
     version: str
+    provenance: Provenance | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contracts:
+    """The later generation: a registry that dispatches by contract, and the module that contracts are made of."""
+
+    registry: Any
+    types: Any
+    version: str
 
 
 def load_operator(name: str, platform: str) -> LoadedOperator | Refusal:
     """Resolve one operator of our table, or say why that cannot be done."""
-    registry = _find_registry()
-    if isinstance(registry, Refusal):
-        return registry
-    module, registry_name = registry
+    found = _find_registry()
+    if isinstance(found, Refusal):
+        return found
+    module, registry_name = found
     try:
         op = module.kernel_registry.get_op(name)
     except (ImportError, AttributeError, RuntimeError) as error:
         return Refusal(Reason.NOT_IMPORTABLE, f"{registry_name}: {name}: {error}")
-    implementation = OPERATORS[name].find_implementation(platform, type(op).__name__)
+    refusal = find_class_refusal(name, platform, type(op).__name__)
+    return refusal or LoadedOperator(op=op, implementation=type(op).__name__, version=_name_version(registry_name))
+
+
+def load_contracts() -> Contracts | Refusal:
+    """What the later generation dispatches by; a refusal where that is not what is installed."""
+    found = _find_registry()
+    if isinstance(found, Refusal):
+        return found
+    module, registry_name = found
+    registry = module.kernel_registry
+    if not hasattr(registry, "get_logprob_op"):
+        return Refusal(Reason.GENERATION, registry_name)
+    try:
+        types = importlib.import_module(CONTRACTS)
+    except ImportError as error:
+        return Refusal(Reason.NOT_IMPORTABLE, f"{CONTRACTS}: {error}")
+    return Contracts(registry=registry, types=types, version=_name_version(registry_name))
+
+
+def find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | None:
+    """Why this class does not count as our operator ``name`` on a platform; None where it does."""
+    implementation = OPERATORS[name].find_implementation(platform, class_name)
     if implementation is None:
-        why = f"{type(op).__name__}, because {_explain(name, platform)}"
-        return Refusal(Reason.NOT_ACCEPTED, why)
+        return Refusal(Reason.NOT_ACCEPTED, f"{class_name}, because {_explain(name, platform)}")
     absent = find_absent_symbols(implementation.symbols)
-    if absent:
-        return Refusal(Reason.NOT_ACCEPTED, f"{type(op).__name__}: {EXTENSION} lacks {', '.join(absent)}")
-    return LoadedOperator(op=op, implementation=type(op).__name__, version=f"{find_version()} ({registry_name})")
+    return Refusal(Reason.NOT_ACCEPTED, f"{class_name}: {EXTENSION} lacks {', '.join(absent)}") if absent else None
 
 
 def find_absent_symbols(symbols: tuple[str, ...]) -> list[str]:
@@ -62,26 +125,40 @@ def find_absent_symbols(symbols: tuple[str, ...]) -> list[str]:
 
 
 def find_version() -> str:
-    """The installed distribution's version; ``unversioned`` for a source tree on the path."""
+    """The installed distribution's version and, where its installation recorded one, commit; ``unversioned`` for a
+    source tree on the path."""
     for name in _DISTRIBUTIONS:
         try:
-            return version(name)
+            installed = distribution(name)
         except PackageNotFoundError:
             continue
+        commit = _find_commit(installed)
+        return f"{installed.version} at {commit[:12]}" if commit else installed.version
     return "unversioned"
+
+
+def _name_version(registry_name: str) -> str:
+    return f"{find_version()} ({registry_name})"
+
+
+def _find_commit(installed: Distribution) -> str | None:
+    """As our installer recorded it, else as pip did (PEP 610)."""
+    ours = json.loads(installed.read_text("rlk_repro_build.json") or "{}")
+    pip = json.loads(installed.read_text("direct_url.json") or "{}")
+    commit = ours.get("commit") or pip.get("vcs_info", {}).get("commit_id")
+    return str(commit) if commit else None
 
 
 def _find_registry() -> tuple[Any, str] | Refusal:
     if find_spec(PACKAGE) is None:
         return Refusal(Reason.NOT_IMPORTABLE)
-    errors = []
     for name in REGISTRIES:
         try:
             return importlib.import_module(name), name
         except ImportError as error:
-            if error.name is None or not name.startswith(error.name):
-                errors.append(f"{name}: {error}")
-    return Refusal(Reason.NOT_IMPORTABLE, "; ".join(errors) or f"none of {', '.join(REGISTRIES)}")
+            if error.name is None or not name.startswith(f"{error.name}."):
+                return Refusal(Reason.NOT_IMPORTABLE, f"{name}: {error}")
+    return Refusal(Reason.NOT_IMPORTABLE, f"none of {', '.join(REGISTRIES)}")
 
 
 def _explain(name: str, platform: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -12,7 +12,11 @@ from rlk_repro.integration.decisions import Call, Route, RouteContext, RouteFact
 from rlk_repro.integration.grpo_loss import make_grpo_loss_route
 from rlk_repro.integration.log_probs import FirstCallCheck, Operators, Shard
 from rlk_repro.integration.rl_kernel import LoadedOperator, load_operator
+from rlk_repro.integration.vocab_parallel import VocabParallelLogp
 from rlk_repro.operators import Platform, Reason, Refusal
+
+Run: TypeAlias = Callable[[Call, torch.Tensor, Shard], tuple[torch.Tensor, torch.Tensor | None]]
+Check: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Shard], Refusal | None]
 
 
 def make_logp_route(context: RouteContext) -> Route | Refusal:
@@ -70,14 +74,23 @@ def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
     return find
 
 
+def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
+    """Log-probs with and without gradient, over any number of ranks, by what RL-Kernel itself dispatches to."""
+    found = VocabParallelLogp.find(context.case)
+    if isinstance(found, Refusal):
+        return found
+    return _make_route("vocab_parallel_logp", found.loaded, context, found.run, found.check)
+
+
 def _make_route(
-    name: str,
-    loaded: LoadedOperator,
-    context: RouteContext,
-    run: Callable[[Call, torch.Tensor, Shard], tuple[torch.Tensor, torch.Tensor | None]],
+    name: str, loaded: LoadedOperator, context: RouteContext, run: Run, check: Check | None = None
 ) -> Route:
-    """The shape of vime's function around ``run``: [T, V] logits in, [T, 1] log-probs and [T] entropy out."""
-    is_on_device, values = context.case.platform != Platform.CPU, FirstCallCheck()
+    """The shape of vime's function around ``run``: [T, V] logits in, [T, 1] log-probs and [T] entropy out.
+
+    ``check`` says what is wrong with the logits or tokens of a call, T > 0.
+    """
+    is_on_device = context.case.platform != Platform.CPU
+    find_refusal = check or FirstCallCheck().find_refusal
 
     def refuse(call: Call) -> Refusal | None:
         logits: torch.Tensor = call["logits"]
@@ -86,7 +99,9 @@ def _make_route(
         if call["with_entropy"] and call["with_entropy_grad"] and logits.requires_grad and torch.is_grad_enabled():
             return Refusal(Reason.ENTROPY_GRADIENT)
         form = log_probs.find_form_refusal(logits, is_on_device=is_on_device)
-        return form or values.find_refusal(logits, call["tokens"], Shard.of(call["tp_group"]))
+        if form is not None or not len(logits):
+            return form
+        return find_refusal(logits, call["tokens"], Shard.of(call["tp_group"]))
 
     def compute(call: Call) -> Any:
         logits, shard = call["logits"].contiguous(), Shard.of(call["tp_group"])
@@ -96,11 +111,18 @@ def _make_route(
         context.watch.add(name, call["tokens"], shard.size * logits.shape[1], selected)
         return selected.unsqueeze(-1), entropy
 
-    return Route(implementation=loaded.implementation, version=loaded.version, refuse=refuse, run=compute)
+    return Route(
+        implementation=loaded.implementation,
+        version=loaded.version,
+        refuse=refuse,
+        run=compute,
+        provenance=loaded.provenance,
+    )
 
 
 ROUTES: Final[Mapping[str, RouteFactory]] = {
     "logp": make_logp_route,
     "ratio_kl": make_ratio_kl_route,
     "grpo_loss": make_grpo_loss_route,
+    "vocab_parallel_logp": make_vocab_parallel_logp_route,
 }

@@ -60,6 +60,17 @@ class Install(_Event):
     is_memory_per_step: bool = True
 
 
+class Dispatch(_Event):
+    """What RL-Kernel said of a dispatch of its own."""
+
+    requested_backend: str
+    actual_backend: str
+    backend_enum: str
+    platform: str
+    fallback: bool
+    prior_rejections: tuple[str, ...]
+
+
 class Decided(_Event):
     """What an operator resolved to on a rank."""
 
@@ -69,6 +80,7 @@ class Decided(_Event):
     version: str
     reason: str
     is_rl_kernel: bool
+    provenance: Dispatch | None = None
 
 
 class Step(_Event):
