@@ -63,3 +63,16 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 @pytest.fixture(params=WEIRD_NAMES)
 def weird_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def rl_kernel_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an earlier test imported: where the module lies is found anew."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rl_engine"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture
+def without_rl_kernel(rl_kernel_not_imported: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were not installed in this environment, where ``make demo-rl-kernel`` has put it."""
+    monkeypatch.setitem(sys.modules, "rl_engine", None)

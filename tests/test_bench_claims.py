@@ -171,8 +171,9 @@ def test_without_torch_every_cell_fails_at_once_with_the_reason(tmp_path: Path) 
     }
 
 
-def test_where_rl_kernel_is_absent_the_cell_says_so() -> None:
-    found = measure_claim(make_claim(), make_bench()).measurements
+def test_where_rl_kernel_is_absent_the_cell_says_so(tmp_path: Path) -> None:
+    (tmp_path / "rl_engine.py").write_text("raise ModuleNotFoundError(\"No module named 'rl_engine'\")\n")
+    found = measure_claim(make_claim(), make_bench(tmp_path)).measurements
     assert found[cell("native")].status is Status.BLOCKED
     assert found[cell("native")].reason == "cannot be imported (No module named 'rl_engine')"
 

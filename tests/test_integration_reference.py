@@ -76,7 +76,7 @@ def test_installing_twice_hooks_once_and_undo_takes_everything_out(
     assert before == (vars(core), AdamW.step, trainer.step_end_hooks)
 
 
-@pytest.mark.usefixtures("torch_as_it_was")
+@pytest.mark.usefixtures("torch_as_it_was", "without_rl_kernel")
 def test_a_trial_in_auto_mode_falls_back_and_its_files_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -101,7 +101,7 @@ def test_a_trial_in_auto_mode_falls_back_and_its_files_say_so(
     assert json.loads(trial.libraries_file(0).read_text())["schema"] == 1
 
 
-@pytest.mark.usefixtures("torch_as_it_was")
+@pytest.mark.usefixtures("torch_as_it_was", "without_rl_kernel")
 def test_a_trial_in_require_mode_does_not_start_and_says_why_in_two_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ def test_variables_of_an_outer_git_do_not_mislead(checkout, monkeypatch):
     assert isinstance(probe_checkout(checkout)["commit"], str)
 
 
+@pytest.mark.usefixtures("rl_kernel_not_imported")
 def test_rl_kernel_is_described_from_its_checkout(checkout, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(checkout))
     library = checkout / "rl_engine/_C.cpython-311-x86_64-linux-gnu.so"

@@ -20,6 +20,7 @@ from rlk_repro.probes.installed import (
 )
 from tests.probe_examples import write_tree
 
+pytestmark = pytest.mark.usefixtures("rl_kernel_not_imported")
 RECORD = BuildRecord(
     repository="https://example.com/x",
     commit="1" * 40,
