@@ -178,7 +178,7 @@ def _show_percent(fraction: float | None) -> str:
     if fraction is None:
         return ""
     value = fraction * 100
-    return f"{value:.0f} %" if value >= 10 else f"{value:.2g} %"
+    return "<0.1 %" if 0 < value < 0.1 else f"{value:.0f} %" if value >= 10 else f"{value:.1f} %"
 
 
 def _show_error(error: float | None) -> str:
