@@ -12,16 +12,17 @@ from rlk_repro.report.svg import WIDTH, Scale, line, marker, text
 from rlk_repro.report.view import View
 from rlk_repro.results import REFERENCE, OperatorCase, OperatorKind, OperatorResult
 
-LEFT: Final = 178
+LEFT: Final = 200
 RIGHT: Final = WIDTH - 14
 TOP: Final = 28
 ROW: Final = 22
 MAX_ROWS: Final = 40
+LEGEND_LEFTS: Final = (5, 143, 283, 350)
 STYLES: Final = {
-    OperatorKind.FUSED: ("triangle", "dot enabled", "RL-Kernel, fused"),
-    OperatorKind.NATIVE: ("circle", "dot hollow", "RL-Kernel, native"),
+    OperatorKind.FUSED: ("triangle", "dot enabled", "RL-Kernel fused"),
+    OperatorKind.NATIVE: ("circle", "dot hollow", "RL-Kernel native"),
     OperatorKind.PEER: ("diamond", "dot other", "peer"),
-    OperatorKind.VIME: ("circle", "dot baseline", "vime, entropy too"),
+    OperatorKind.VIME: ("circle", "dot baseline", "vime + entropy"),
 }
 
 
@@ -74,8 +75,9 @@ def _draw_axis(x: Scale, bottom: float) -> Iterator[str]:
 def _draw_legend(kinds: Sequence[OperatorKind]) -> Iterator[str]:
     for place, kind in enumerate(kinds):
         shape, style, name = STYLES[kind]
-        yield marker(shape, 5 + 130 * place, LEGEND_Y - 4, 4.5, style)
-        yield text(16 + 130 * place, LEGEND_Y, name, "legend")
+        left = LEGEND_LEFTS[place]
+        yield marker(shape, left, LEGEND_Y - 4, 4.5, style)
+        yield text(left + 11, LEGEND_Y, name, "legend")
 
 
 def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y: float) -> Iterator[str]:
