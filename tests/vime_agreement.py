@@ -2,8 +2,8 @@
 with RL-Kernel routed in, on random batches and options; float64 says which of the two is nearer where they differ.
 
 ``python -m tests.vime_agreement RANK WORLD FOLDER NUM SEED KIND [OP]`` with KIND realistic or wild, and OP, ratio_kl if
-not given, what the differentiated log-probs or the whole loss go to; rank 0 prints one JSON object.  The vocabulary is
-split over the ranks.
+not given, what the differentiated log-probs, all of them or the whole loss go to; rank 0 prints one JSON object.  The
+vocabulary is split over the ranks.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def main() -> None:
     from vime.backends.megatron_utils import loss as loss_module
 
     from rlk_repro.integration.switch import Mode, Settings, install_into
-    from rlk_repro.operators import Case, find_refusal, read_loss_options
+    from rlk_repro.operators import Case, find_conflicts, find_refusal, read_loss_options
 
     mpu.initialize_model_parallel(int(world), 1)
     trainer, rng, generator = Trainer(loss_module, int(rank), int(world)), random.Random(int(seed)), torch.Generator()
@@ -172,6 +172,7 @@ def main() -> None:
     worst: dict[str, float] = {}
     ratios: list[float] = []
     same_refused = num_refused = 0
+    ops = (op,) if find_conflicts(("logp", op)) else ("logp", op)
     for _ in range(int(number)):
         options, (batch, logits) = draw_options(rng), draw_batch(rng, generator, is_wild=kind == "wild")
         if op == "grpo_loss" and rng.random() < 0.6:
@@ -179,14 +180,14 @@ def main() -> None:
         expected = trainer.run(options, batch, logits)
         loss_options = dataclasses.replace(read_loss_options(options), has_no_grad_pass=True)
         case = Case(platform="cpu", tensor_parallel=int(world), loss=loss_options)
-        is_eligible = find_refusal(op, case) is None and (op == "ratio_kl" or has_old_log_probs(options, batch))
-        settings = Settings(mode=Mode.REQUIRE if is_eligible else Mode.AUTO, ops=("logp", op))
+        is_eligible = find_refusal(op, case) is None and (op != "grpo_loss" or has_old_log_probs(options, batch))
+        settings = Settings(mode=Mode.REQUIRE if is_eligible else Mode.AUTO, ops=ops)
         with install_into(loss_module, settings, trainer="vime", case=case) as installation:
             found = trainer.run(options, batch, logits)
             odd = installation._watch.settle()
             decisions = {item.op: item for item in installation.ledger.decisions}
         assert not odd, odd
-        assert decisions["logp"].is_rl_kernel
+        assert all(decisions[name].is_rl_kernel for name in ops if name != op)
         assert decisions[op].is_rl_kernel == is_eligible
         if not is_eligible:
             num_refused += 1
