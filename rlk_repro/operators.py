@@ -6,7 +6,7 @@ RL-Kernel answers an unknown name with a native operator, so its word is never t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
@@ -29,8 +29,13 @@ class Reason(StrEnum):
     CONTEXT_PARALLEL = "needs whole sequences on one rank"
     NO_SUCH_CALL = "this run needs no reference or old-policy pass"
     ENTROPY_GRADIENT = "computes no gradient of the entropy bonus"
+    ENTROPY_METRIC = "computes no entropy, which this run reports"
     TOP_P_REPLAY = "cannot leave out the columns that top-p sampling removed"
+    TEMPERATURE = "would round hidden states that are divided by a temperature"
     LOSS_OPTIONS = "computes another loss than these options ask for"
+    LOSS_TYPE = "serves the policy loss only"
+    OUTPUT_LAYER = "needs an output layer that can hand over its hidden states"
+    LOGITS = "needs hidden states, and this call has logits"
     NOT_IMPORTABLE = "RL-Kernel cannot be imported"
     NO_ROUTE = "there is no route to it in this version"
     NOT_ACCEPTED = "resolved to an implementation that does not count"
@@ -64,12 +69,14 @@ class Implementation:
     """An operator class of RL-Kernel, the name of its ``OpBackend`` member or, where it is dispatched by contract, its
     backend id, the compiled symbols that its route needs, and parts of the names of the kernels that it then runs.
 
-    A native one is plain PyTorch: it shows that the operator was invoked, and never carries a speed verdict.
+    A native one is plain PyTorch: it shows that the operator was invoked, and never carries a speed verdict.  One that
+    ``needs_whole_vocabulary`` is plain PyTorch over a split one.
     """
 
     class_name: str
     backend: str
     is_native: bool = False
+    needs_whole_vocabulary: bool = False
     symbols: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
 
@@ -84,16 +91,21 @@ class LossOptions:
     is_clip_symmetric: bool = True
     kl_loss_type: str | None = None
     has_other_terms: bool = False
+    loss_type: str = "policy_loss"
+    rollout_temperature: float = 1.0
+    has_multi_token_prediction: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Everything eligibility depends on."""
+    """Everything eligibility depends on.  Without ``has_output_layer`` logits come from elsewhere than a model."""
 
     platform: str
     tensor_parallel: int = 1
     context_parallel: int = 1
     loss: LossOptions = LossOptions()
+    has_entropy_metric: bool = True
+    has_output_layer: bool = True
 
 
 Rule: TypeAlias = Callable[[Case], Refusal | None]
@@ -128,6 +140,25 @@ def _needs_plain_loss(case: Case) -> Refusal | None:
     return Refusal(Reason.LOSS_OPTIONS, "correction terms") if case.loss.has_other_terms else None
 
 
+def _needs_output_layer(case: Case) -> Refusal | None:
+    if not case.has_output_layer:
+        return Refusal(Reason.OUTPUT_LAYER, "here are none")
+    return Refusal(Reason.OUTPUT_LAYER, "multi-token prediction") if case.loss.has_multi_token_prediction else None
+
+
+def _needs_policy_loss(case: Case) -> Refusal | None:
+    return None if case.loss.loss_type == "policy_loss" else Refusal(Reason.LOSS_TYPE, case.loss.loss_type)
+
+
+def _needs_no_entropy_metric(case: Case) -> Refusal | None:
+    return Refusal(Reason.ENTROPY_METRIC) if case.has_entropy_metric else None
+
+
+def _needs_no_temperature(case: Case) -> Refusal | None:
+    value = case.loss.rollout_temperature
+    return None if value == 1 else Refusal(Reason.TEMPERATURE, f"{value:g}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operator:
     """One operator.  ``function`` is the trainer's function whose ``calls`` it serves.
@@ -160,7 +191,13 @@ def _native(class_name: str, backend: str) -> tuple[Implementation, ...]:
 _ONLINE_LOGP: Final = ("fused_logp", "fused_logp_forward_online_fp32")
 _ONLINE_KERNEL: Final = ("fused_logp_forward_online_kernel",)
 _SELECTED_LOG_PROBS: Final = "calculate_log_probs_and_entropy"
-_TRITON_LINEAR_LOGP: Final = Implementation("TritonLinearLogpOp", "TRITON_LINEAR_LOGP")
+_TRITON_LINEAR_LOGP: Final = Implementation(
+    "TritonLinearLogpOp", "TRITON_LINEAR_LOGP", needs_whole_vocabulary=True, kernels=("_linear_logp_fwd_kernel",)
+)
+_SM90_SYMBOL: Final = "fused_linear_logp_sm90"
+_SM90_LINEAR_LOGP: Final = Implementation(
+    "FusedLinearLogpSM90Op", "CUDA_FUSED_LINEAR_LOGP_SM90", symbols=(_SM90_SYMBOL,), kernels=(f"{_SM90_SYMBOL}_kernel",)
+)
 _RATIO_KL_KERNELS: Final = ("_ratio_kl_fwd_kernel", "_ratio_kl_bwd_kernel")
 _TRITON_RATIO_KL: Final = (Implementation("TritonRatioKLOp", "TRITON_RATIO_KL", kernels=_RATIO_KL_KERNELS),)
 _TRITON_GRPO_LOSS: Final = (Implementation("TritonGRPOLossOp", "TRITON_GRPO_LOSS", kernels=_RATIO_KL_KERNELS),)
@@ -223,16 +260,18 @@ OPERATORS: Final[Mapping[str, Operator]] = {
             function=_SELECTED_LOG_PROBS,
             calls=Calls.ALL,
             implementations={
-                Platform.CUDA: (
-                    _TRITON_LINEAR_LOGP,
-                    Implementation(
-                        "FusedLinearLogpSM90Op", "CUDA_FUSED_LINEAR_LOGP_SM90", symbols=("fused_linear_logp_sm90",)
-                    ),
-                ),
+                Platform.CUDA: (_TRITON_LINEAR_LOGP, _SM90_LINEAR_LOGP),
                 Platform.ROCM: (_TRITON_LINEAR_LOGP,),
                 Platform.CPU: _native("NativeLinearLogpOp", "PYTORCH_LINEAR_LOGP"),
             },
-            rules=(_needs_no_entropy_gradient, _needs_every_column),
+            rules=(
+                _needs_output_layer,
+                _needs_policy_loss,
+                _needs_no_entropy_gradient,
+                _needs_no_entropy_metric,
+                _needs_every_column,
+                _needs_no_temperature,
+            ),
             excludes=frozenset({"logp", "ratio_kl", "grpo_loss"}),
             is_opt_in=True,
         ),
@@ -274,26 +313,28 @@ class Eligibility:
         return "" if self.refusal is None else str(self.refusal)
 
 
-def eligibility(
-    op: str,
-    *,
-    platform: str,
-    tensor_parallel: int = 1,
-    context_parallel: int = 1,
-    loss: LossOptions = LossOptions(),
-) -> Eligibility:
+def eligibility(op: str, case: Case) -> Eligibility:
     """Say whether an operator of the table may run here; what is installed plays no part."""
-    case = Case(platform=platform, tensor_parallel=tensor_parallel, context_parallel=context_parallel, loss=loss)
     return Eligibility(op=op, refusal=find_refusal(op, case))
 
 
 def find_refusal(op: str, case: Case) -> Refusal | None:
     """The first reason why ``op`` cannot run in this case, None where it can."""
     operator = OPERATORS[op]
-    if case.platform not in operator.implementations:
+    offered = operator.implementations.get(case.platform)
+    if offered is None:
         return Refusal(Reason.PLATFORM, case.platform)
     refusals = (rule(case) for rule in operator.rules)
-    return next((refusal for refusal in refusals if refusal is not None), None)
+    first = next((refusal for refusal in refusals if refusal is not None), None)
+    return first or find_split_refusal(offered, case)
+
+
+def find_split_refusal(implementations: Sequence[Implementation], case: Case) -> Refusal | None:
+    """Why none of these counts where the vocabulary is split; None where one does, or it is whole."""
+    if case.tensor_parallel == 1 or not all(item.needs_whole_vocabulary for item in implementations):
+        return None
+    what = f"{implementations[0].class_name} is plain PyTorch with tensor parallel size {case.tensor_parallel}"
+    return Refusal(Reason.TENSOR_PARALLEL, what)
 
 
 def find_conflicts(ops: Iterable[str]) -> list[tuple[str, str]]:
@@ -316,6 +357,9 @@ def read_loss_options(options: Mapping[str, Any]) -> LossOptions:
         is_clip_symmetric=options.get("eps_clip_high") in {None, options.get("eps_clip", 0.2)},
         kl_loss_type=options.get("kl_loss_type", "k1") if options.get("use_kl_loss") and kl_loss_coef else None,
         has_other_terms=any(options.get(name) for name in _CORRECTIONS) or not _is_plain_estimator(options),
+        loss_type=options.get("loss_type", "policy_loss"),
+        rollout_temperature=options.get("rollout_temperature", 1.0),
+        has_multi_token_prediction=bool(options.get("mtp_num_layers")),
     )
 
 

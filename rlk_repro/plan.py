@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.files import check_schema, dump_json, sha256_bytes
-from rlk_repro.operators import Eligibility, eligibility, read_loss_options
+from rlk_repro.operators import Case, Eligibility, eligibility, read_loss_options
 from rlk_repro.resources import suggest
 from rlk_repro.spec import Hardware, Layout, Profile, Run, Stack, Variant
 from rlk_repro.specfile import Loaded, Override
@@ -122,17 +122,15 @@ class Plan:
 
     def eligibilities(self) -> list[Eligibility]:
         """Operator by operator: may it run in this layout, and if not, why."""
-        loss = read_loss_options(self.run.workload.loss_options)
-        return [
-            eligibility(
-                op,
-                platform=self.hardware.platform,
-                tensor_parallel=self.layout.tensor_parallel,
-                context_parallel=self.layout.context_parallel,
-                loss=loss,
-            )
-            for op in self.run.rl_kernel.ops
-        ]
+        case = Case(
+            platform=self.hardware.platform,
+            tensor_parallel=self.layout.tensor_parallel,
+            context_parallel=self.layout.context_parallel,
+            loss=read_loss_options(self.run.workload.loss_options),
+            has_entropy_metric=self.run.entropy_metric,
+            has_output_layer=self.run.workload.has_output_layer,
+        )
+        return [eligibility(op, case) for op in self.run.rl_kernel.ops]
 
     def expected_minutes(self) -> float | None:
         """Of all trials, by the run's own estimate; None where it gives none for this hardware or its steps changed."""

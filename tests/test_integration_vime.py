@@ -141,6 +141,34 @@ def test_the_layout_decides_what_may_be_routed(
     ]
 
 
+def test_output_layers_are_looked_at_in_the_actor_s_model_only(
+    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[Any] = []
+    monkeypatch.setattr(vime, "defer_output_layers", lambda _, model: models.append(model))
+    monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))
+    args = make_vime_args()
+    installation = vime.install(args)
+    assert installation is not None
+    with installation:
+        fake_vime.actor.initialize_model_and_optimizer(args, "critic")
+        assert models == []
+        fake_vime.actor.initialize_model_and_optimizer(args)
+        assert models == ["model"]
+
+
+def test_a_program_without_a_model_has_no_output_layer(
+    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_OPS", "linear_logp"),
+                        ("RLK_REPRO_ENTROPY_METRIC", "0")):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(EnvironmentMissing, match=r"linear_logp: needs an output layer .* \(here are none\)"):
+        vime.install_loss(make_vime_args())
+    with pytest.raises(EnvironmentMissing, match="linear_logp: RL-Kernel cannot be imported"):
+        vime.install(make_vime_args())
+
+
 def test_another_vime_is_refused_before_anything_is_replaced(
     fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,11 @@ QWEN3_4B = {
 }
 
 
+def make_linear_case(**changes: Any) -> Case:
+    """One in which nothing stands against ``linear_logp``."""
+    return Case(**{"platform": "cuda", "has_entropy_metric": False, **changes})
+
+
 def test_the_narrow_seam_is_what_is_routed_by_default() -> None:
     assert DEFAULT_OPS == ("logp", "ratio_kl")
     assert find_conflicts(DEFAULT_OPS) == []
@@ -76,7 +81,22 @@ def test_every_operator_is_named_as_its_key_and_runs_natively_on_cpu(op: str) ->
          Refusal(Reason.LOSS_OPTIONS, "KL type k3 from stored log-probs")),
         ("grpo_loss", Case(platform="cuda", loss=LossOptions(has_other_terms=True)),
          Refusal(Reason.LOSS_OPTIONS, "correction terms")),
-        ("linear_logp", Case(platform="rocm", tensor_parallel=8), None),
+        ("linear_logp", make_linear_case(), None),
+        ("linear_logp", make_linear_case(tensor_parallel=8, context_parallel=2), None),
+        ("linear_logp", make_linear_case(platform="rocm"), None),
+        ("linear_logp", make_linear_case(platform="rocm", tensor_parallel=8),
+         Refusal(Reason.TENSOR_PARALLEL, "TritonLinearLogpOp is plain PyTorch with tensor parallel size 8")),
+        ("linear_logp", make_linear_case(has_entropy_metric=True), Refusal(Reason.ENTROPY_METRIC)),
+        ("linear_logp", make_linear_case(has_output_layer=False), Refusal(Reason.OUTPUT_LAYER, "here are none")),
+        ("linear_logp", make_linear_case(loss=LossOptions(has_multi_token_prediction=True)),
+         Refusal(Reason.OUTPUT_LAYER, "multi-token prediction")),
+        ("linear_logp", make_linear_case(loss=LossOptions(loss_type="sft_loss")),
+         Refusal(Reason.LOSS_TYPE, "sft_loss")),
+        ("linear_logp", make_linear_case(loss=LossOptions(rollout_temperature=0.8)),
+         Refusal(Reason.TEMPERATURE, "0.8")),
+        ("linear_logp", make_linear_case(loss=LossOptions(has_entropy_gradient=True)),
+         Refusal(Reason.ENTROPY_GRADIENT)),
+        ("linear_logp", make_linear_case(loss=LossOptions(is_top_p_replayed=True)), Refusal(Reason.TOP_P_REPLAY)),
         ("vocab_parallel_logp", Case(platform="rocm", tensor_parallel=8, context_parallel=2), None),
     ],
 )  # fmt: skip
@@ -85,11 +105,13 @@ def test_a_case_is_refused_for_its_first_reason(op: str, case: Case, expected: R
 
 
 def test_plans_read_the_same_answer_as_words() -> None:
-    assert eligibility("logp", platform="cuda", tensor_parallel=4) == Eligibility(op="logp")
-    refused = eligibility("grpo_loss", platform="cuda", tensor_parallel=4)
+    assert eligibility("logp", Case(platform="cuda", tensor_parallel=4)) == Eligibility(op="logp")
+    refused = eligibility("grpo_loss", Case(platform="cuda", tensor_parallel=4))
     assert not refused.is_eligible
     assert refused.reason == "needs the whole vocabulary on one rank (tensor parallel size 4)"
-    assert eligibility("logp", platform="rocm").reason == "has no implementation that counts on this platform (rocm)"
+    assert (
+        eligibility("logp", Case(platform="rocm")).reason == "has no implementation that counts on this platform (rocm)"
+    )
 
 
 def test_an_implementation_counts_by_class_or_backend_name_and_only_on_its_platform() -> None:
@@ -169,6 +191,9 @@ def test_a_pass_without_gradient_is_found_where_vime_makes_one(changes: dict[str
         ({"use_tis": True}, "has_other_terms", True),
         ({"advantage_estimator": "gspo"}, "has_other_terms", True),
         ({"loss_type": "custom_loss"}, "has_other_terms", True),
+        ({"loss_type": "custom_loss"}, "loss_type", "custom_loss"),
+        ({"rollout_temperature": 0.9}, "rollout_temperature", 0.9),
+        ({"mtp_num_layers": 1}, "has_multi_token_prediction", True),
     ],
 )
 def test_each_option_is_seen(changes: dict[str, Any], field: str, value: object) -> None:

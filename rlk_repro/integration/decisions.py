@@ -181,6 +181,10 @@ class Ledger:
         fields = dataclasses.asdict(decision)
         self._write("decision", **{name: value for name, value in fields.items() if value is not None})
 
+    def find_rl_kernel(self, op: str) -> Decision | None:
+        """The decision that RL-Kernel serves ``op``, if that is what was decided."""
+        return next((item for item in self.decisions if item.op == op and item.is_rl_kernel), None)
+
     def refuse_call(self, op: str, refusal: Refusal) -> None:
         """Record why a call falls back.
 

@@ -58,8 +58,9 @@ class Installation:
             return
         replacement = make(original)
         setattr(replacement, _HANDLE, self)
+        undo = (setattr, owner, name, original) if name in vars(owner) else (delattr, owner, name)
         setattr(owner, name, replacement)
-        self._undo.callback(setattr, owner, name, original)
+        self._undo.callback(*undo)
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
 
     def end_step(self, rollout_id: int) -> None:

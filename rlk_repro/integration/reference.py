@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import functools
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
+from rlk_repro.integration.hidden_states import Head, HiddenStates
 from rlk_repro.integration.installation import Installation
 from rlk_repro.integration.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.operators import Case, Platform, read_loss_options
+
+if TYPE_CHECKING:
+    from rlk_repro.refengine.data import Microbatch
+    from rlk_repro.refengine.model import Transformer
 
 TRAINER: Final = "reference"
 PHASES: Final = {"compute_log_probs": FORWARD_ONLY, "_train_step": UPDATE}
@@ -32,10 +38,24 @@ def install(args: argparse.Namespace) -> Installation | None:
     for name, phase in PHASES.items():
         make = functools.partial(installation.profile.run_in_phase, phase)
         installation.rebind(trainer.Trainer, name, make, "peak memory")
+    if installation.ledger.find_rl_kernel("linear_logp") is not None:
+        installation.rebind(trainer, "forward", _hand_over, "hands over hidden states")
     if installation.end_step not in trainer.step_end_hooks:
         trainer.step_end_hooks.append(installation.end_step)
         installation.on_undo(trainer.step_end_hooks.remove, installation.end_step)
     return installation
+
+
+def _hand_over(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Hidden states [1, T, D] with the weight of the output layer, in place of logits."""
+
+    @functools.wraps(forward)
+    def hand_over(model: Transformer, microbatch: Microbatch) -> HiddenStates:
+        layout = microbatch.layout
+        hidden = model.find_hidden_states(microbatch.tokens, layout.positions, layout.attend)
+        return HiddenStates.of(hidden.unsqueeze(0), Head(model.output_weight.to(hidden.dtype)))
+
+    return hand_over
 
 
 def _make_case(args: argparse.Namespace) -> Case:

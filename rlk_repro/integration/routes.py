@@ -10,6 +10,7 @@ import torch
 from rlk_repro.integration import log_probs
 from rlk_repro.integration.decisions import Call, Route, RouteContext, RouteFactory
 from rlk_repro.integration.grpo_loss import make_grpo_loss_route
+from rlk_repro.integration.linear_logp import make_linear_logp_route
 from rlk_repro.integration.log_probs import FirstCallCheck, Operators, Shard
 from rlk_repro.integration.rl_kernel import LoadedOperator, load_operator
 from rlk_repro.integration.vocab_parallel import VocabParallelLogp
@@ -124,5 +125,6 @@ ROUTES: Final[Mapping[str, RouteFactory]] = {
     "logp": make_logp_route,
     "ratio_kl": make_ratio_kl_route,
     "grpo_loss": make_grpo_loss_route,
+    "linear_logp": make_linear_logp_route,
     "vocab_parallel_logp": make_vocab_parallel_logp_route,
 }

@@ -6,6 +6,7 @@ beneath the timers.  No trainer file is edited, and nothing is used because it h
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -164,6 +165,7 @@ def install_into(
     if installed is not None:
         return installed
     check_signatures(target, {name: spec.parameters for name, spec in TARGETS.items()})
+    case = dataclasses.replace(case, has_entropy_metric=settings.has_entropy_metric)
     batch, watch = CurrentBatch(), Watch()
     found = {}
     for op in settings.ops:

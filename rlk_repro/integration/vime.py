@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rlk_repro.integration.installation import Installation, check_signatures
+from rlk_repro.integration.linear_logp import defer_output_layers
 from rlk_repro.integration.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.operators import Case, read_loss_options
@@ -34,10 +35,9 @@ def install(args: argparse.Namespace) -> Installation | None:
     from vime.backends.megatron_utils import actor
 
     check_signatures(actor, ACTOR_FUNCTIONS)
-    installation = install_loss(args)
-    assert installation is not None, "the same settings"
-    make_initialize = functools.partial(_time_optimizer, installation)
-    installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer")
+    installation = _install_loss(args, settings, has_output_layer=True)
+    make_initialize = functools.partial(_prepare_model, installation)
+    installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer, output layers")
     for name, phase in PHASES.items():
         installation.rebind(actor, name, functools.partial(installation.profile.run_in_phase, phase), "peak memory")
     installation.rebind(actor, "log_perf_data", functools.partial(_end_step_after, installation), "end of step")
@@ -47,33 +47,37 @@ def install(args: argparse.Namespace) -> Installation | None:
 def install_loss(args: argparse.Namespace) -> Installation | None:
     """Install into vime's loss module alone, for a program that calls its functions and is not vime's trainer."""
     settings = Settings.from_env()
-    if not settings.is_active:
-        return None
+    return _install_loss(args, settings, has_output_layer=False) if settings.is_active else None
+
+
+def _install_loss(args: argparse.Namespace, settings: Settings, *, has_output_layer: bool) -> Installation:
     from vime.backends.megatron_utils import loss
 
-    return install_into(loss, settings, trainer=TRAINER, case=_make_case(args), args=args)
-
-
-def _make_case(args: argparse.Namespace) -> Case:
-    return Case(
+    case = Case(
         platform=probe_platform(),
         tensor_parallel=args.tensor_model_parallel_size,
         context_parallel=args.context_parallel_size,
         loss=read_loss_options(vars(args)),
+        has_output_layer=has_output_layer,
     )
+    return install_into(loss, settings, trainer=TRAINER, case=case, args=args)
 
 
-def _time_optimizer(installation: Installation, initialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Megatron's ``optimizer.step`` on the optimizer that is built: unscaling, clipping, update, parameter copies."""
+def _prepare_model(installation: Installation, initialize: Callable[..., Any]) -> Callable[..., Any]:
+    """Time Megatron's ``optimizer.step`` on the optimizer that is built: unscaling, clipping, update, parameter copies;
+    and have the actor's model leave its logits out where nothing needs them."""
     time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
 
     @functools.wraps(initialize)
-    def initialize_and_time(*args: Any, **kwargs: Any) -> Any:
-        result = initialize(*args, **kwargs)
-        installation.rebind(result[1], "step", time_step, "timer")
+    def initialize_and_prepare(args: argparse.Namespace, role: str = "actor") -> Any:
+        result = initialize(args, role)
+        model, optimizer = result[:2]
+        installation.rebind(optimizer, "step", time_step, "timer")
+        if role == "actor":
+            defer_output_layers(installation, model)
         return result
 
-    return initialize_and_time
+    return initialize_and_prepare
 
 
 def _end_step_after(installation: Installation, log_perf_data: Callable[..., Any]) -> Callable[..., Any]:

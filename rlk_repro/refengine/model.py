@@ -132,14 +132,23 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.norm_epsilon)
         self.head = None if config.is_head_tied else Linear(config.hidden_size, config.vocab_size)
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+    @property
+    def output_weight(self) -> nn.Parameter:
+        """[V, D]: the matrix that turns hidden states into logits."""
+        return self.embedding if self.head is None else self.head.weight
+
+    def find_hidden_states(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """[N, D], in the dtype of the activations."""
         x = F.embedding(tokens, self.embedding).to(self.config.dtype)
         rotation = make_rotation(positions, self.config.head_size, self.config.rotary_base)
         for block in self.blocks:
             x = block(x, rotation, attend)
-        x = self.norm(x)
-        logits = F.linear(x, self.embedding.to(x.dtype)) if self.head is None else self.head(x)
-        return logits.float()
+        hidden: torch.Tensor = self.norm(x)
+        return hidden
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        x = self.find_hidden_states(tokens, positions, attend)
+        return F.linear(x, self.output_weight.to(x.dtype)).float()
 
 
 def make_model(config: ModelConfig, seed: int, device: torch.device) -> Transformer:

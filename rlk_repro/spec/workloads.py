@@ -70,12 +70,14 @@ class AnyWorkload(Model):
     """What plan and analysis ask of every kind of workload.
 
     ``lanes`` are those it can run in, ``lane_limit`` why no other; without ``has_variants`` there is nothing to enable.
-    ``modules`` are the Python modules that its trainer cannot do without.
+    Without ``has_output_layer`` its logits are no model's.  ``modules`` are the Python modules that its trainer cannot
+    do without.
     """
 
     lanes: ClassVar[tuple[Lane, ...]]
     lane_limit: ClassVar[str]
     has_variants: ClassVar[bool] = True
+    has_output_layer: ClassVar[bool] = True
     modules: ClassVar[tuple[str, ...]] = ("torch",)
 
     @property
@@ -150,6 +152,7 @@ class ModuleWorkload(AnyWorkload):
 
     lanes = ("train-only",)
     lane_limit = "the module tier makes its batches itself"
+    has_output_layer = False
     modules = ("torch", "vime", "megatron")
 
     kind: Literal["module"]
