@@ -55,8 +55,8 @@ def get_registry() -> Any:
     return importlib.import_module("rl_engine.runtime.registry").kernel_registry
 
 
-def make_route(case: Case = CPU) -> Route:
-    found = ROUTES[NAME](RouteContext(case=case, native=lambda **_: "native", args=None))
+def make_route(case: Case = CPU, name: str = NAME) -> Route:
+    found = ROUTES[name](RouteContext(case=case, native=lambda **_: "native", args=None))
     assert isinstance(found, Route), found
     return found
 

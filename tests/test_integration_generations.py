@@ -91,6 +91,16 @@ def test_a_registry_without_its_contracts_is_refused(double: Any, monkeypatch: p
     assert str(found).startswith(f"RL-Kernel cannot be imported ({rl_kernel.CONTRACTS}: ")
 
 
+def test_ratio_kl_needs_no_logp_where_that_is_not_offered(double: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on ROCm."""
+    triton = type("TritonRatioKLOp", (), {})()
+    original = double.get_op
+    monkeypatch.setattr(double, "get_op", lambda name: triton if name == "ratio_kl" else original(name))
+    assert load_operator("logp", "rocm") == Refusal(Reason.PLATFORM, "rocm")
+    found = make_route(Case(platform="rocm"), "ratio_kl")
+    assert found.implementation == "TritonRatioKLOp"
+
+
 @pytest.mark.parametrize(
     ("record", "expected"),
     [

@@ -76,6 +76,8 @@ class Contracts:
 
 def load_operator(name: str, platform: str) -> LoadedOperator | Refusal:
     """Resolve one operator of our table, or say why that cannot be done."""
+    if platform not in OPERATORS[name].implementations:
+        return Refusal(Reason.PLATFORM, platform)
     found = _find_registry()
     if isinstance(found, Refusal):
         return found
