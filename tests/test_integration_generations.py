@@ -141,8 +141,7 @@ def test_where_its_kernels_are_absent_rl_kernel_s_words_are_the_refusal(double: 
     del double.backends["cuda"][0]
     assert VocabParallelLogp.find(Case(platform="cuda")) == Refusal(
         Reason.NOT_DISPATCHED,
-        "PYTORCH_VOCAB_PARALLEL_LOGP: does not satisfy requested_backend=production | "
-        "PYTORCH_BATCH_INVARIANT_LOGP: does not satisfy requested_backend=production",
+        "PYTORCH_VOCAB_PARALLEL_LOGP: is not production | PYTORCH_BATCH_INVARIANT_LOGP: is not production",
     )
 
 
@@ -192,7 +191,7 @@ def test_a_shape_that_its_implementation_does_not_serve_is_refused_before_the_ca
     refusal = route.refuse(make_call(logits.bfloat16(), tokens))
     assert refusal is not None
     assert str(refusal).startswith(
-        "RL-Kernel's own dispatch refuses it (PYTORCH_VOCAB_PARALLEL_LOGP: dtype=bf16 is unsupported | "
+        "RL-Kernel's own dispatch refuses it (PYTORCH_VOCAB_PARALLEL_LOGP: serves no bf16 logits | "
     )
     assert route.refuse(make_call(logits, tokens)) is None
 

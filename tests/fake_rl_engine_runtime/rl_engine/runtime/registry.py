@@ -63,7 +63,7 @@ class KernelRegistry:
         for backend in self.backends[self.platform]:
             capability = backend.capability
             if requested_backend not in {"auto", capability.implementation_kind, capability.backend_id}:
-                rejected.append(f"{backend.name}: does not satisfy requested_backend={requested_backend}")
+                rejected.append(f"{backend.name}: is not {requested_backend}")
                 continue
             reasons = capability.incompatibilities(contract)
             if reasons:
@@ -81,10 +81,8 @@ class KernelRegistry:
                 "capability": {"backend_id": capability.backend_id},
             }
             return LogprobDispatchResult(backend.op, capability, provenance)
-        raise RuntimeError(
-            f"No logprob backend supports the requested WS2 contract on {self.platform}. "
-            f"Rejections: {' | '.join(rejected) or 'no candidates registered'}"
-        )
+        why = " | ".join(rejected) or "nothing registered"
+        raise RuntimeError(f"nothing on {self.platform} serves this contract. Rejections: {why}")
 
 
 kernel_registry = KernelRegistry()

@@ -56,7 +56,7 @@ class ShardingSpec:
         if [start for start, _ in self.vocab_shard_bounds] != edges[:-1] or sorted(set(edges)) != edges:
             raise LogprobContractError(f"vocab_shard_bounds {self.vocab_shard_bounds} are no partition")
         if len(self.vocab_shard_bounds) != self.tp_world_size or edges[-1] != self.padded_vocab_size:
-            raise LogprobContractError("vocab_shard_bounds must cover padded_vocab_size, one range a rank")
+            raise LogprobContractError("the ranges are not one a rank, or end before the padded vocabulary does")
         if not 0 < self.real_vocab_size <= self.padded_vocab_size:
             raise LogprobContractError(f"real_vocab_size={self.real_vocab_size} is none")
 
@@ -92,9 +92,9 @@ class LogprobBackendCapability:
         """Every reason why this backend cannot serve the contract."""
         size = contract.sharding.tp_world_size
         reasons = {
-            f"dtype={contract.dtype.value} is unsupported": contract.dtype not in self.dtypes,
-            f"TP={size} is unsupported": self.tp_world_sizes is not None and size not in self.tp_world_sizes,
-            "vocab-domain LSE export is unsupported": contract.export_lse and not self.exports_vocab_lse,
+            f"serves no {contract.dtype.value} logits": contract.dtype not in self.dtypes,
+            f"serves no group of {size}": self.tp_world_sizes is not None and size not in self.tp_world_sizes,
+            "exports no log-sum-exp": contract.export_lse and not self.exports_vocab_lse,
         }
         return tuple(reason for reason, is_so in reasons.items() if is_so)
 

@@ -75,12 +75,12 @@ class VocabParallelLogprobOp:
         is_active = torch.tensor(mask.active_mask, device=local_logits.device)
         is_foreign = is_active & ((target_ids < 0) | (target_ids >= sharding.real_vocab_size))
         if validate and is_foreign.any():
-            raise LogprobContractError("active target_ids must lie in the real vocabulary")
+            raise LogprobContractError("a target is no token of the real vocabulary")
         values: tuple[torch.Tensor, torch.Tensor] = _Function.apply(  # type: ignore[no-untyped-call]
             local_logits, target_ids, is_active, sharding, tp_group
         )
         if validate and (is_active & ~values[1].isfinite()).any():
-            raise LogprobContractError("non-finite logsumexp on an active row")
+            raise LogprobContractError("a row that counts has no finite log-sum-exp")
         return values
 
 
