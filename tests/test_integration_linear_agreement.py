@@ -18,8 +18,9 @@ from rlk_repro import proc
 
 REPOSITORY = Path(__file__).parent.parent
 SOURCES = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC")
-FLOAT32 = {"log_probs": 4e-6, "loss": 4e-6, "hidden": 1e-5, "head": 1e-5, "weights": 1e-5}
-BFLOAT16 = {"log_probs": 0.02, "loss": 0.02, "hidden": 0.02, "head": 0.02, "weights": 0.04}
+FLOAT32 = {"log_probs": 4e-6, "loss": 2e-5, "hidden": 1e-5, "head": 1e-5, "weights": 1e-5}
+BFLOAT16 = {"log_probs": 0.02, "loss": 0.02, "hidden": 0.02, "head": 0.04, "weights": 0.06}
+"""The trainer rounds its logits to bfloat16, the operator does not where the vocabulary is split."""
 
 pytestmark = pytest.mark.skipif(
     not all(os.environ.get(name) for name in SOURCES),

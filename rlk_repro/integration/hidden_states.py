@@ -15,8 +15,8 @@ import torch
 from rlk_repro.errors import CheckFailed, Problem
 
 _MOVES: Final = frozenset(
-    {"__get__", "__len__", "__repr__", "contiguous", "detach", "dim", "float", "is_contiguous", "size", "squeeze",
-     "transpose", "unsqueeze", "view_as"}
+    {"__get__", "__len__", "__repr__", "contiguous", "detach", "dim", "float", "get_device", "is_contiguous", "size",
+     "squeeze", "transpose", "unsqueeze", "view_as"}
 )  # fmt: skip
 """Names of methods whose results hold the same numbers; ``__get__`` is every attribute's."""
 
