@@ -24,6 +24,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import layers as megatron_layers
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.module import Float16Module
@@ -79,11 +80,18 @@ class Norm(torch.nn.Module):
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
+def add_weight_gradient(rows: torch.Tensor, gradient: torch.Tensor, total: torch.Tensor) -> None:
+    total.addmm_(gradient.T.float(), rows.float())
+
+
 class OnCpu(TorchFunctionMode):
-    """For Megatron, which names its device itself and keeps states of its random numbers."""
+    """For Megatron, which names its device itself, keeps states of its random numbers, and adds up the gradients of its
+    weights by a kernel of Apex's."""
 
     def __init__(self) -> None:
         super().__init__()
+        megatron_layers._grad_accum_fusion_available = True
+        megatron_layers.fused_weight_gradient_mlp_cuda = argparse.Namespace(wgrad_gemm_accum_fp32=add_weight_gradient)
         torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
         megatron_random.CudaRNGStatesTracker.fork = lambda *_, **__: contextlib.nullcontext()
 
@@ -92,7 +100,7 @@ class OnCpu(TorchFunctionMode):
         return func(*args, **(kwargs | {"device": "cpu"} if kwargs.get("device") == "cuda" else kwargs))
 
 
-def make_model(*, is_tied: bool, is_sequence_parallel: bool, is_bf16: bool) -> Any:
+def make_model(*, is_tied: bool, is_sequence_parallel: bool = False, is_fused: bool = False, is_bf16: bool) -> Any:
     dtype = torch.bfloat16 if is_bf16 else torch.float32
     config = TransformerConfig(
         num_layers=2,
@@ -105,6 +113,7 @@ def make_model(*, is_tied: bool, is_sequence_parallel: bool, is_bf16: bool) -> A
         tensor_model_parallel_size=mpu.get_tensor_model_parallel_world_size(),
         context_parallel_size=mpu.get_context_parallel_world_size(),
         sequence_parallel=is_sequence_parallel,
+        gradient_accumulation_fusion=is_fused,
         bf16=is_bf16,
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -275,7 +284,7 @@ def compare(**shape: bool) -> dict[str, float]:
 
 def find_refusals() -> dict[str, str]:
     """What becomes of calls that the route cannot serve, or that never reach it."""
-    model = make_model(is_tied=True, is_sequence_parallel=False, is_bf16=False)
+    model = make_model(is_tied=True, is_bf16=False)
     trainer = Trainer(model)
     native, group = loss_module.calculate_log_probs_and_entropy, mpu.get_tensor_model_parallel_group()
     batch = trainer.batches[0]
@@ -321,10 +330,10 @@ def main() -> None:
 
 
 def find_shapes(tensor_parallel: int) -> Iterator[tuple[str, dict[str, bool]]]:
-    kinds = (("untied", "tied"), ("", "sequence parallel"), ("float32", "bfloat16"))
+    kinds = (("untied", "tied"), ("", "sequence parallel"), ("", "fused weight gradients"), ("float32", "bfloat16"))
     for words in itertools.product(*kinds):
         flags = [word == second for word, (_, second) in zip(words, kinds, strict=True)]
-        shape = dict(zip(("is_tied", "is_sequence_parallel", "is_bf16"), flags, strict=True))
+        shape = dict(zip(("is_tied", "is_sequence_parallel", "is_fused", "is_bf16"), flags, strict=True))
         if tensor_parallel > 1 or not shape["is_sequence_parallel"]:
             yield ", ".join(filter(None, words)), shape
 

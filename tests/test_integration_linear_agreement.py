@@ -44,7 +44,7 @@ def run_ranks(folder: Path, world: int, kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("world", "kind", "num_shapes"), [(1, "tensor", 4), (2, "tensor", 8), (2, "context", 4)], ids=["1", "TP 2", "CP 2"]
+    ("world", "kind", "num_shapes"), [(1, "tensor", 8), (2, "tensor", 16), (2, "context", 8)], ids=["1", "TP 2", "CP 2"]
 )
 def test_log_probs_loss_and_every_gradient_are_the_baseline_s(
     tmp_path: Path, world: int, kind: str, num_shapes: int
