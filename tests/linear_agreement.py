@@ -134,7 +134,10 @@ def make_model(*, is_tied: bool, is_sequence_parallel: bool = False, is_fused: b
     )
     if is_bf16:
         model = Float16Module(config, model)
-    return DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
+    sharing = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=True)
+    model = DistributedDataParallel(config, sharing, model)
+    config.no_sync_func, config.finalize_model_grads_func = model.no_sync, lambda *_, **__: model.finish_grad_sync()
+    return model
 
 
 def make_batch(number: int, lengths: tuple[tuple[int, int], ...]) -> dict[str, Any]:
