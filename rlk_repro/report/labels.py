@@ -36,6 +36,8 @@ _LABELS: Final[dict[str, str]] = {
     "pg_clipfrac": "clipped fraction",
     "grad_norm": "gradient norm",
     "peak_memory_bytes": "peak memory",
+    "peak_memory_in_forward_only_bytes": "peak memory, passes without gradient",
+    "peak_memory_in_update_bytes": "peak memory, update",
     "module_log_probs_forward_s": "log-prob, forward",
     "module_log_probs_backward_s": "log-prob, backward",
     "module_log_probs_no_grad_s": "log-prob, no grad",

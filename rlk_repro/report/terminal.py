@@ -55,7 +55,7 @@ SHOWN_METRICS: Final = frozenset(
     {
         *("step_time_s", "tokens_per_s", "rollout_time_s", "log_probs_time_s", "ref_log_probs_time_s"),
         *("actor_train_time_s", "weight_sync_time_s", "peak_memory_bytes", "raw_reward", "response_length_mean"),
-        "train_rollout_logprob_abs_diff",
+        *("train_rollout_logprob_abs_diff", "peak_memory_in_forward_only_bytes"),
     }
 )
 
