@@ -14,11 +14,10 @@ import torch
 
 from rlk_repro.errors import CheckFailed, Problem
 
-_MOVES: Final = frozenset(
-    {"__get__", "__len__", "__repr__", "contiguous", "detach", "dim", "float", "get_device", "is_contiguous", "size",
-     "squeeze", "transpose", "unsqueeze", "view_as"}
-)  # fmt: skip
-"""Names of methods whose results hold the same numbers; ``__get__`` is every attribute's."""
+_MOVES: Final = frozenset({"contiguous", "float", "squeeze", "transpose", "view_as"})
+"""Names of the methods on a trainer's way whose results hold the same numbers."""
+_LOOKS: Final = frozenset({"__get__", "__len__", "__repr__", "dim", "get_device", "is_contiguous", "size"})
+"""``__get__`` is every attribute's: shape, dtype, device, grad_fn."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class HiddenStates(torch.Tensor):
         name = func.__name__
         if name == "sum":
             return args[0].as_subclass(torch.Tensor).sum(*args[1:], **(kwargs or {}))
-        if name not in _MOVES:
+        if name not in _MOVES | _LOOKS:
             what, hint = "hidden states were taken for logits", "drop linear_logp from VIME_RL_KERNEL_OPS"
             raise CheckFailed(Problem("linear_logp", what, got=name, expected="RL-Kernel's log-probs", hint=hint))
         result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
