@@ -144,7 +144,7 @@ def _describe_proof(analysis: Analysis) -> str:
 
 
 def make_effects(view: View) -> Section:
-    effects = sorted(view.analysis.effects, key=lambda effect: view.metric_rank(effect.metric))
+    effects = sorted(view.effects, key=lambda effect: view.metric_rank(effect.metric))
     interval = f"{' or '.join(dict.fromkeys(map(describe_confidence, effects)))} interval".strip()
     numbers = ("change", interval, "pairs", "sign-flip p", "smallest p", "t p", "Holm p")
     columns = make_columns("metric", *numbers, "better", "role", "note", numbers=numbers, prose=("note",))

@@ -43,6 +43,8 @@ REFERENCE_SENTENCE: Final = (
 OPERATORS_SENTENCE: Final = (
     "An operator is a part of a training step: how much faster a step gets does not follow from this."
 )
+MODULE_SENTENCE: Final = "A step here is vime's loss functions and nothing else: how much faster a training step gets does not follow from this."
+SCOPES: Final = {"reference": REFERENCE_SENTENCE, "module": MODULE_SENTENCE, "operators": OPERATORS_SENTENCE}
 MAY_NOT_CLAIM: Final = (
     "anything about other hardware, stacks, models, lanes or layouts than the ones named here.",
     "for MoE models, anything but vime + R3 against vime + R3 + RL-Kernel. R3 routing replay is vime's own and the "
@@ -212,9 +214,7 @@ def make_sections(view: View) -> tuple[Section, ...]:
 def make_cautions(view: View) -> tuple[str, ...]:
     """What a reader must know before the verdict."""
     analysis = view.analysis
-    cautions = [REFERENCE_SENTENCE] if analysis.workload == "reference" else []
-    if not view.is_comparison:
-        cautions.append(OPERATORS_SENTENCE)
+    cautions = [SCOPES[analysis.workload]] if analysis.workload in SCOPES else []
     if analysis.verdict.is_exploratory:
         cautions.append("Exploratory: the plan was not the one fixed before the first trial.")
     if has_blocking(view.context.findings):

@@ -12,10 +12,11 @@ from rlk_repro.findings import Finding
 from rlk_repro.manifest import Manifest
 from rlk_repro.report.blocks import Cell, Tone
 from rlk_repro.report.labels import NOT_RECORDED, Numbers, list_metrics, measured_metric, recorded_metrics
-from rlk_repro.results import Analysis, Series, TrialResult, VerdictWord
+from rlk_repro.results import Analysis, Effect, Series, TrialResult, VerdictWord
 from rlk_repro.rundir import RunDir
 
 STEP_TIME: Final = "step_time_s"
+HOST_STEP: Final = "module_step_s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,12 @@ class View:
     def primary(self) -> str:
         """The metric the verdict is about."""
         return next((effect.metric for effect in self.analysis.effects if effect.role == "primary"), STEP_TIME)
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """Without the host's own time of a step where most of it is the making of batches."""
+        hidden = {HOST_STEP} if self.analysis.workload == "module" else set()
+        return tuple(effect for effect in self.analysis.effects if effect.metric not in hidden)
 
     @property
     def is_comparison(self) -> bool:
