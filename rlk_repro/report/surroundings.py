@@ -44,7 +44,7 @@ OPERATORS_SENTENCE: Final = (
     "An operator is a part of a training step: how much faster a step gets does not follow from this."
 )
 MODULE_SENTENCE: Final = (
-    "A step here is vime's loss functions and nothing else: how much faster a training step gets does not follow from it."
+    "A step here is vime's loss functions and nothing else: how much faster training gets does not follow."
 )
 SCOPES: Final = {"reference": REFERENCE_SENTENCE, "module": MODULE_SENTENCE, "operators": OPERATORS_SENTENCE}
 MAY_NOT_CLAIM: Final = (
