@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 SCHEMA: Final = 1
 
@@ -30,3 +30,22 @@ class Model(BaseModel):
     """Base of everything an author writes."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class GrowingModel(Model):
+    """One that got keys after plans had been recorded.
+
+    A recorded plan is hashed again whenever it is read: a key that its author could not know must not change the hash,
+    so the keys in ``added_later`` are left out while they have their default.
+    """
+
+    added_later: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _leave_out_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {
+            key: value
+            for key, value in dump(self).items()
+            if key not in self.added_later or getattr(self, key) != fields[key].get_default(call_default_factory=True)
+        }

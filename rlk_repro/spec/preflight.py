@@ -1,0 +1,62 @@
+"""What a site says about preflight: limits, and what a check that finds something does to the job.
+
+The checks themselves are in ``rlk_repro.job``; what each looks at, and why, is in docs/preflight.md.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, TypeAlias
+
+from pydantic import Field
+
+from rlk_repro.spec.values import GrowingModel, NonNegative, Positive
+
+CheckName: TypeAlias = Literal[
+    "gpu_idle",
+    "driver_toolkit",
+    "gpu_errors",
+    "gpu_ecc_mode",
+    "gpu_memory_repair",
+    "gpu_links",
+    "gpu_fabric",
+    "imex",
+    "gpu_partition",
+    "gpu_compute_mode",
+    "gpu_slowdown",
+    "gpu_power_limit",
+    "gpu_persistence",
+    "gpu_alike",
+    "gpu_visibility",
+    "rl_kernel_architecture",
+    "governor",
+    "numa_balancing",
+    "load",
+    "stale_processes",
+    "shared_memory",
+    "open_files",
+    "locked_memory",
+    "clock_source",
+    "clock_sync",
+    "clock_skew",
+    "rdma_active",
+    "rdma_ports",
+    "gpudirect_rdma",
+    "ephemeral_ports",
+    "file_latency",
+    "free_inodes",
+]
+# pass: noted in the record; warn: shown in the report; fail: the job stops before its first trial
+Policy: TypeAlias = Literal["pass", "warn", "fail"]
+
+
+class Preflight(GrowingModel):
+    """What a finding does to the job, and the limits behind the findings."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"max_clock_skew_s", "max_file_latency_ms", "policy"})
+
+    min_free_disk_gib: NonNegative = 1.0
+    min_free_memory_gib: NonNegative = 1.0
+    max_clock_skew_s: Positive = Field(2.0, description="between this node and the file system of the run directory")
+    max_file_latency_ms: Positive = Field(1000.0, description="to write, sync and remove one small file there")
+    on_blocking: Literal["stop", "continue"] = "stop"
+    policy: dict[CheckName, Policy] = Field({}, description="other than the default of a check (docs/preflight.md)")
