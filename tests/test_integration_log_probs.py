@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from rlk_repro.errors import CheckFailed
 from rlk_repro.integration.log_probs import (
     PROBED_COLUMNS,
+    FirstCallCheck,
     Operators,
     Shard,
     can_mend,
@@ -150,6 +150,14 @@ def test_a_token_of_no_vocabulary_is_refused(token: int) -> None:
     assert find_value_refusal(logits, tokens, WHOLE) == Refusal(Reason.FOREIGN_ID)
 
 
+def test_a_first_look_saves_nothing_that_a_recomputed_loss_would_miss() -> None:
+    logits, tokens, _ = make_problem(1)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: saved[0]):
+        assert FirstCallCheck().find_refusal(logits.requires_grad_(), tokens, WHOLE) is None
+    assert saved == []
+
+
 def test_no_rows_are_nothing_to_refuse() -> None:
     assert find_value_refusal(torch.empty(0, 5), torch.empty(0, dtype=torch.long), WHOLE) is None
 
@@ -220,4 +228,4 @@ def test_over_a_split_vocabulary_all_is_the_same(tmp_path: Path) -> None:
         process.start()
     for process in processes:
         process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0], sys.stderr
+    assert [process.exitcode for process in processes] == [0, 0]

@@ -174,12 +174,12 @@ def test_a_result_without_gradient_stops(double: Any, monkeypatch: pytest.Monkey
         route.run(make_call(logits.requires_grad_(), tokens))
 
 
-def test_rl_kernel_validates_once(double: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rl_kernel_validates_once_and_leaves_nothing_to_a_backward_pass(double: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, op = [], type(double.backends["cpu"][0].op)
     original = op.__call__
 
     def note(*args: Any, validate: bool, **named: Any) -> Any:
-        asked.append(validate)
+        asked.append((validate, torch.is_grad_enabled()))
         return original(*args, **named)
 
     monkeypatch.setattr(op, "__call__", note)
@@ -187,7 +187,7 @@ def test_rl_kernel_validates_once(double: Any, monkeypatch: pytest.MonkeyPatch) 
     route = make_route()
     for _ in range(3):
         route.run(make_call(logits, tokens))
-    assert asked == [True, False, False]
+    assert asked == [(True, False), (False, True), (False, True), (False, True)]
 
 
 def run_rank(rank: int, folder: str, source: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import random
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 torch._dynamo.config.disable = True  # vime compiles two functions; here that only costs time
 
@@ -39,6 +41,7 @@ def draw_options(rng: random.Random) -> dict[str, Any]:
         "kl_loss_coef": rng.choice([0.0, 0.01, 0.5]),
         "kl_loss_type": rng.choice(["k1", "k2", "k3", "low_var_kl"]),
         "log_probs_chunk_size": rng.choice([-1, -1, 3, 7]),
+        "recompute_loss_function": rng.random() < 0.3,
         "rollout_temperature": rng.choice([1.0, 1.0, 0.7, 1.3]),
         "rollout_top_p": 1.0,
         "tis_clip": 2.0,
@@ -113,7 +116,10 @@ class Trainer:
             batch["rollout_mask_sums"],
             options["calculate_per_token_loss"],
         )
-        loss, metrics = self.module.policy_loss_function(args, batch, leaf, reducer)
+        function = self.module.policy_loss_function
+        if options["recompute_loss_function"]:  # as vime's loss_function does
+            function = functools.partial(checkpoint, function, use_reentrant=False)
+        loss, metrics = function(args, batch, leaf, reducer)
         (gradient,) = torch.autograd.grad(loss, leaf)
         found = {f"metric {name}": value for name, value in metrics.items()}
         return found | {"loss": loss.detach(), "log_probs": torch.cat(passed["log_probs"]), "gradient": gradient}

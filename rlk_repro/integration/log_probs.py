@@ -136,7 +136,8 @@ class FirstCallCheck:
     def find_refusal(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
         if self._is_passed:
             return None
-        refusal = self._find(logits, tokens, shard)
+        with torch.no_grad():  # a loss that is recomputed must save the same tensors, without this first look
+            refusal = self._find(logits, tokens, shard)
         self._is_passed = refusal is None
         return refusal
 

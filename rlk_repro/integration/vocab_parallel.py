@@ -142,15 +142,19 @@ class VocabParallelLogp:
         """
         found, tokens = self._dispatch(Shape.of(logits, shard)), call["tokens"]
         assert isinstance(found, Dispatched)
-        log_probs, _ = found.op(
+        ask = functools.partial(
+            found.op,
             logits,
             tokens,
             contract=found.contract,
             tp_group=shard.group,
             num_vocab_tiles=found.num_tiles,
-            validate=not self._is_validated,
         )
-        self._is_validated = True
+        if not self._is_validated:
+            with torch.no_grad():  # in a call of its own: a loss that is recomputed must save the same tensors
+                ask(validate=True)
+            self._is_validated = True
+        log_probs, _ = ask(validate=False)
         check_result(NAME, log_probs, tokens, needs_grad=logits.requires_grad and torch.is_grad_enabled())
         return log_probs, find_entropy(logits.detach(), shard) if call["with_entropy"] else None
 
