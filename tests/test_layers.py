@@ -16,7 +16,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("rundir", "secrets", "operators", "yamlfile", "resources", "wording"),
     ("spec", "specfile", "manifest", "results", "store", "console"),
     ("plan", "gzip_stream", "checksums", "archive", "probes", "logs", "stats", "power", "gates"),
-    ("verdict", "trials", "bundle", "backends", "workloads", "operator_table", "analysis", "claims", "schemas"),
+    ("verdict", "trials", "bundle", "sbatch", "backends", "workloads", "operator_table", "analysis", "claims", "schemas"),
     (
         "stage",
         "checkouts",

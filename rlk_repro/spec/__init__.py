@@ -11,13 +11,14 @@ from rlk_repro.spec.files import (
     Margins,
     Measure,
     Pin,
-    Preflight,
     Profile,
     RlKernel,
     Run,
     Stack,
     run_problems,
 )
+from rlk_repro.spec.preflight import CheckName, Policy, Preflight
+from rlk_repro.spec.site import ContainerSettings, Mount, SlurmSettings
 from rlk_repro.spec.values import SCHEMA, Lane, Model, PathProblem, Variant
 from rlk_repro.spec.workloads import (
     Grid,
@@ -34,6 +35,8 @@ from rlk_repro.spec.workloads import (
 
 __all__ = [
     "SCHEMA",
+    "CheckName",
+    "ContainerSettings",
     "FromEnv",
     "Grid",
     "Grpo",
@@ -47,9 +50,11 @@ __all__ = [
     "ModuleBatch",
     "ModuleLoss",
     "ModuleWorkload",
+    "Mount",
     "OperatorsWorkload",
     "PathProblem",
     "Pin",
+    "Policy",
     "Preflight",
     "Profile",
     "ReferenceModel",
@@ -57,6 +62,7 @@ __all__ = [
     "ReferenceWorkload",
     "RlKernel",
     "Run",
+    "SlurmSettings",
     "Stack",
     "Variant",
     "Workload",

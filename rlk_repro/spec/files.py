@@ -5,11 +5,13 @@ Rules are in ``run_problems``; they return paths, so that errors can name the li
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from rlk_repro.operators import OPERATORS, find_conflicts
+from rlk_repro.spec.preflight import Preflight
+from rlk_repro.spec.site import ContainerSettings, SlurmSettings
 from rlk_repro.spec.values import (
     Cluster,
     Commit,
@@ -114,7 +116,7 @@ class Stack(Model):
     schema_: Schema = Field(alias="schema", default=1)
     stack: Name
     purpose: Text
-    images: dict[Literal["cuda-amd64", "cuda-arm64", "rocm-amd64"], Image] = Field({})
+    images: dict[Literal["cuda-amd64", "cuda-arm64", "rocm-amd64", "cpu"], Image] = Field({})
     pins: dict[Literal["vime", "rl_kernel", "megatron_lm"], Pin] = Field({})
 
 
@@ -139,14 +141,6 @@ class FromEnv(Model):
     from_env: EnvName
 
 
-class Preflight(Model):
-    """What a finding does to the job, and the limits behind the findings."""
-
-    min_free_disk_gib: NonNegative = 1.0
-    min_free_memory_gib: NonNegative = 1.0
-    on_blocking: Literal["stop", "continue"] = "stop"
-
-
 class Profile(Model):
     """What one site needs."""
 
@@ -158,6 +152,14 @@ class Profile(Model):
     env: dict[EnvName, str | FromEnv] = Field({}, description="environment of the trainers")
     preflight: Preflight = Preflight()
     telemetry_interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 1.0
+    slurm: SlurmSettings | None = None
+    container: ContainerSettings | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Parts that a profile does not use are not in its hash: plans of versions without them stay valid."""
+        value: dict[str, Any] = handler(self)
+        return {name: item for name, item in value.items() if item is not None or name not in {"slurm", "container"}}
 
 
 def run_problems(run: Run) -> list[PathProblem]:
