@@ -174,7 +174,9 @@ def test_a_result_without_gradient_stops(double: Any, monkeypatch: pytest.Monkey
         route.run(make_call(logits.requires_grad_(), tokens))
 
 
-def test_rl_kernel_validates_once_and_leaves_nothing_to_a_backward_pass(double: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rl_kernel_validates_once_and_leaves_nothing_to_a_backward_pass(
+    double: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, op = [], type(double.backends["cpu"][0].op)
     original = op.__call__
 
