@@ -56,7 +56,7 @@ def draw_options(rng: random.Random) -> dict[str, Any]:
 
 def draw_batch(rng: random.Random, generator: torch.Generator, *, is_wild: bool) -> tuple[dict[str, Any], torch.Tensor]:
     lengths = [(prompt + response, response) for prompt, response in
-               ((rng.randint(1, 6), rng.randint(1, 9)) for _ in range(rng.randint(1, 6)))]  # fmt: skip
+               ((rng.randint(1, 6), rng.randint(0, 9)) for _ in range(rng.randint(1, 6)))]  # fmt: skip
     num_rows = sum(total for total, _ in lengths) + rng.choice([0, 0, 5])  # with padding at the end
     scale = rng.choice([10.0, 30.0]) if is_wild else rng.choice([0.5, 2.0, 6.0])
     logits = torch.randn(1, num_rows, VOCABULARY, generator=generator) * scale
@@ -67,7 +67,7 @@ def draw_batch(rng: random.Random, generator: torch.Generator, *, is_wild: bool)
     exact, position = [], 0
     for (total, response), ids in zip(lengths, tokens, strict=True):
         rows = logits[0, position + total - response - 1 : position + total - 1].log_softmax(-1)
-        exact.append(rows.gather(1, ids[-response:].unsqueeze(1)).squeeze(1))
+        exact.append(rows.gather(1, ids[total - response :].unsqueeze(1)).squeeze(1))
         position += total
 
     def near() -> list[torch.Tensor]:

@@ -91,5 +91,5 @@ def _find_old_log_probs(args: Any, batch: Mapping[str, Any]) -> Sequence[torch.T
 def _pack_tokens(batch: Mapping[str, Any], num_rows: int) -> torch.Tensor:
     """[num_rows]: the token that each row predicts, 0 where it predicts none that counts."""
     responses = batch["response_lengths"]
-    parts = [tokens[-length:] for tokens, length in zip(batch["unconcat_tokens"], responses, strict=True)]
+    parts = [tokens[len(tokens) - length :] for tokens, length in zip(batch["unconcat_tokens"], responses, strict=True)]
     return pack_rows(parts, batch["total_lengths"], responses, num_rows)

@@ -40,6 +40,8 @@ class CurrentBatch:
         parts, totals, responses = (self.batch.get(key) for key in (name, "total_lengths", "response_lengths"))
         if not parts or not totals or not responses or sum(totals) > num_rows or responses != [len(p) for p in parts]:
             return None
+        if any(response >= total for response, total in zip(responses, totals, strict=True)):
+            return None
         return pack_rows(parts, totals, responses, num_rows).float()
 
 

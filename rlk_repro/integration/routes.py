@@ -41,9 +41,11 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
     if isinstance(loaded, Refusal):
         return loaded
     operators = _find_operators(loaded, context.case.platform)
+    takes_hint = operators.logp_of_far is not None and context.case.context_parallel == 1
 
     def run(call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
-        hint = context.batch.find_old_log_probs(len(logits)) if context.case.context_parallel == 1 else None
+        is_hinted = takes_hint and shard.size == 1 and not call["with_entropy"]
+        hint = context.batch.find_old_log_probs(len(logits)) if is_hinted else None
         return log_probs.select_with_grad(
             operators, logits, call["tokens"], shard, with_entropy=call["with_entropy"], hint=hint
         )
