@@ -25,7 +25,7 @@ from rlk_repro.integration.log_probs import (
     select_no_grad,
     select_with_grad,
 )
-from rlk_repro.integration.moments import find_moments
+from rlk_repro.integration.moments import _moments_by_blocks, find_moments
 from rlk_repro.operators import Reason, Refusal
 
 WHOLE = Shard(0, 1, None)
@@ -118,6 +118,13 @@ def test_moments_keep_their_digits_far_from_zero() -> None:
     torch.testing.assert_close(moments.entropy.double(), -(full.exp() * full).sum(dim=-1), atol=1e-6, rtol=0)
     ids = torch.zeros(300, dtype=torch.long)
     torch.testing.assert_close(select_by_moments(logits, ids).double(), full[:, 0], atol=2e-6, rtol=0)
+
+
+def test_a_block_of_minus_infinity_leaves_the_normaliser_of_the_others() -> None:
+    logits = torch.randn(3, 64)
+    logits[:, 32:48] = -torch.inf
+    largest, log_sum, _ = _moments_by_blocks(logits, 16)
+    torch.testing.assert_close(largest + log_sum, logits.logsumexp(dim=-1), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("place", [0, PROBED_COLUMNS - 1])

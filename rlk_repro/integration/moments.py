@@ -51,8 +51,9 @@ def _moments_by_blocks(logits: torch.Tensor, block: int) -> tuple[torch.Tensor, 
     """
     values = logits.float().view(logits.shape[0], -1, block)
     tops = values.amax(dim=-1, keepdim=True)
-    powers = (values - tops).exp()
-    sums, weighted = powers.sum(dim=-1), (powers * (values - tops)).sum(dim=-1)
+    below = values - tops.clamp_min(torch.finfo(torch.float32).min)  # a block may be -inf as a whole
+    powers = below.exp()
+    sums, weighted = powers.sum(dim=-1), (powers * below).sum(dim=-1)
     tops = tops.squeeze(-1)
     shifts = tops - tops.amax(dim=-1, keepdim=True)
     scales = shifts.exp()
