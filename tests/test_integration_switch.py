@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, SpecError
+from rlk_repro.integration import switch
 from rlk_repro.integration.decisions import Call, Route, RouteContext, RouteFactory, resolve
 from rlk_repro.integration.installation import Installation
 from rlk_repro.integration.ranks import find_rank
@@ -222,6 +223,16 @@ def test_auto_without_rl_kernel_warns_once_and_counts_every_fallback(
     assert [event["calls"] for event in events[2:4]] == [{"logp": two, "ratio_kl": two}] * 2
     four = two | {"fallbacks": 4}
     assert events[4] == {"event": "end", "num_steps": 2, "calls": {"logp": four, "ratio_kl": four}}
+
+
+def test_ranks_compare_what_each_has_chosen_and_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices: list[str] = []
+    monkeypatch.setattr(switch, "check_ranks_agree", lambda _rank, _size, choice: choices.append(choice))
+    settings = make_settings(tmp_path, Mode.AUTO, "logp", "ratio_kl")
+    install(load_loss_module(), settings, routes={"logp": make_route}).undo()
+    assert choices == [
+        "mode auto, entropy metric True, logp: NativeLogpOp 0.1.0; ratio_kl: RL-Kernel cannot be imported"
+    ]
 
 
 def test_a_route_serves_its_calls_and_no_others(tmp_path: Path) -> None:

@@ -203,8 +203,10 @@ def install_into(
 
 
 def _describe_choice(settings: Settings, found: Mapping[str, Route | Refusal]) -> str:
-    ops = [f"{op}: {item.implementation if isinstance(item, Route) else item}" for op, item in found.items()]
-    return f"mode {settings.mode}, entropy metric {settings.has_entropy_metric}, {'; '.join(ops) or 'no operators'}"
+    chosen = {op: f"{item.implementation} {item.version}" if isinstance(item, Route) else str(item)
+              for op, item in found.items()}  # fmt: skip
+    ops = "; ".join(f"{op}: {what}" for op, what in chosen.items())
+    return f"mode {settings.mode}, entropy metric {settings.has_entropy_metric}, {ops or 'no operators'}"
 
 
 def _forbid_fallbacks(found: Mapping[str, Route | Refusal]) -> None:
