@@ -224,6 +224,14 @@ def test_a_rank_that_holds_no_logits_needs_no_calls(tmp_path: Path) -> None:
     assert prove_log(read_ops(trial)).status is ProofStatus.PROVED
 
 
+def test_a_rank_that_says_nothing_of_a_step_proves_nothing(tmp_path: Path) -> None:
+    trial = TrialDir(tmp_path)
+    for rank in range(2):
+        write_rank(trial, rank, make_events(rank, world_size=2, num_steps=3 - rank))
+    proof = prove_log(read_ops(trial))
+    assert (proof.status, proof.reason) == (ProofStatus.MISSING, "ops/1.jsonl: says nothing of step 2")
+
+
 def test_a_baseline_asks_for_nothing_and_is_exposed_if_rl_kernel_ran_in_it(tmp_path: Path) -> None:
     quiet = [make_install(is_requested=False, mode="off", ops=[]), make_step(0)]
     assert prove_events(tmp_path, quiet, variant="baseline").status is ProofStatus.NOT_REQUESTED

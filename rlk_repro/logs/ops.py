@@ -249,8 +249,7 @@ def _read_events(path: Path, source: str, rejects: RejectLog) -> Iterator[tuple[
                 event = _EVENTS.validate_json(text)
             except ValidationError as error:
                 first: Any = error.errors(include_url=False, include_input=False)[0]
-                is_torn = not text.endswith(b"\n")
-                rejects.add(number, "torn line" if is_torn else "not an event", _describe(first))
+                rejects.add(number, "not an event" if text.endswith(b"\n") else "torn line", _describe(first))
                 continue
             if isinstance(event, Install):
                 check_schema(f"{source}:{number}", {"schema": event.schema_}, OPS_SCHEMA)
@@ -332,6 +331,7 @@ def _find_gap(ops_log: OpsLog) -> str:
         return "the trainer wrote no ops file"
     if ops_log.missing_ranks:
         return f"no ops file of rank {', '.join(str(rank) for rank in ops_log.missing_ranks)}"
+    steps = set(ops_log.steps())
     for rank in ops_log.ranks:
         if rank.rejects:
             return f"{rank.source}: {rank.rejects[0]}"
@@ -339,7 +339,9 @@ def _find_gap(ops_log: OpsLog) -> str:
             return f"{rank.source}: does not say how the trainer was set up"
         if not rank.install.is_requested:
             return f"{rank.source}: the trainer was started with RL-Kernel off"
-    return "" if ops_log.steps() else "no step was recorded"
+        if lacking := steps - set(rank.steps):
+            return f"{rank.source}: says nothing of step {min(lacking)}"
+    return "" if steps else "no step was recorded"
 
 
 def _prove_op(ops_log: OpsLog, op: str, platform: str) -> OpProof:
