@@ -154,6 +154,10 @@ class RunDir:
     def scheduler(self) -> Path:
         return self.root / "scheduler"
 
+    def scheduler_file(self, topic: str) -> Path:
+        """The scheduler's own words on one topic, such as ``config``."""
+        return self.scheduler / f"{topic}.txt"
+
     @property
     def prepared(self) -> Path:
         return self.root / "prepared.json"
@@ -237,6 +241,11 @@ class RunDir:
     def agent_output(self) -> Path:
         """What a local agent itself prints: nothing, unless it breaks."""
         return self.root / ".agent.log"
+
+    @property
+    def cancelled(self) -> Path:
+        """Holds the time at which somebody asked a scheduler to end the job."""
+        return self.root / ".cancelled"
 
     def end_marker(self, node: str) -> Path:
         """Holds the allocation that this node's agent has finished."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rlk_repro.backends import local
+from rlk_repro.backends import local, slurm
 from rlk_repro.backends.api import Backend
 from rlk_repro.errors import Problem, SpecError
 
-BACKENDS: dict[str, Backend] = {"local": local}
+BACKENDS: dict[str, Backend] = {"local": local, "slurm": slurm}
 
 
 def get_backend(cluster: str) -> Backend:

@@ -73,10 +73,15 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """One answer of ``poll``; ``reason`` quotes the cluster's own words."""
+    """One answer of ``poll``; ``reason`` quotes the cluster's own words.
+
+    ``is_unreachable``: the cluster did not answer, ask again later.  Otherwise ``unknown`` is its answer.
+    """
 
     state: JobState
     reason: str = ""
+    nodes: str = ""
+    is_unreachable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,23 +12,22 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rlk_repro import proc, procfs
 from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.backends.lastword import read_last_word
 from rlk_repro.backends.triallogs import read_logs
 from rlk_repro.bundle import pack
 from rlk_repro.clock import utc_now
-from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SpecError
-from rlk_repro.files import dump_json, load_json
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.files import dump_json
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
 
 AGENT: Final = ("-m", "rlk_repro.job")
 COMMAND_FILE: Final = "command.json"
 SCHEMA: Final = 1
-
-_INTERRUPTED: Final = frozenset({128 + signal.SIGINT, 128 + signal.SIGTERM})
 
 
 def available() -> str | None:
@@ -179,20 +178,9 @@ def _has_output(pid: int, path: Path) -> bool:
 
 
 def _describe_end(run_dir: RunDir) -> Status:
-    end = _read_end(run_dir)
-    reason = str(end.get("message") or "")
+    last = read_last_word(run_dir)
     if run_dir.is_sealed:
-        return Status(state=JobState.DONE, reason=reason)
-    code = end.get("exit_code")
-    if code is None:
+        return Status(state=JobState.DONE, reason=last.message)
+    if last.exit_code is None:
         return Status(state=JobState.FAILED, reason="the agent ended without a word")
-    return Status(state=JobState.CANCELLED if code in _INTERRUPTED else JobState.FAILED, reason=reason)
-
-
-def _read_end(run_dir: RunDir) -> dict[str, Any]:
-    """The agent's last words; the state is the one file that it writes after sealing."""
-    try:
-        value = load_json(run_dir.state)
-    except BundleUnreadable:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return Status(state=JobState.CANCELLED if last.is_interrupted else JobState.FAILED, reason=last.message)

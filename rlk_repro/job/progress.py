@@ -113,7 +113,8 @@ def follow(
     status, asked = poll(), time.monotonic()
     while True:
         state = read_state(run_dir)
-        num_unknown = num_unknown + 1 if status.state is JobState.UNKNOWN else 0
+        if not status.is_unreachable:
+            num_unknown = num_unknown + 1 if status.state is JobState.UNKNOWN else 0
         is_over = status.state.is_final or num_unknown == NUM_UNKNOWN
         if is_over and state is not None:
             state = drop_forecast(state)

@@ -1,0 +1,242 @@
+"""Slurm as a cluster: one sbatch script per run, on a file system that the nodes share with this machine.
+
+What the script holds is ``rlk_repro.sbatch``'s, how Slurm is asked is ``slurmctl``'s.  What a run did is read from its
+run directory; Slurm says whether it still runs, and why it does not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from rlk_repro import proc
+from rlk_repro.backends import slurmctl
+from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.backends.lastword import read_last_word
+from rlk_repro.backends.slurmctl import JobFacts, JobId
+from rlk_repro.backends.triallogs import read_logs
+from rlk_repro.bundle import pack
+from rlk_repro.clock import utc_now
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SchedulerRefused
+from rlk_repro.files import write_text
+from rlk_repro.plan import Plan
+from rlk_repro.rundir import RunDir
+from rlk_repro.sbatch import SCRIPT, render_sbatch, sbatch_command
+
+LOG_POLL_S: Final = 5.0
+SUBMIT_TIMEOUT_S: Final = 300.0
+CLUSTER_NAME: Final = "cluster_name"
+VERSION: Final = "slurm_version"
+
+
+def available() -> str | None:
+    """The clients, a configuration, and a controller that answers."""
+    return slurmctl.find_obstacle()
+
+
+def render(plan: Plan, run_dir: RunDir) -> Job:
+    """One script.
+
+    Raises:
+        SpecError: values that sbatch or the container runtime cannot be told.
+    """
+    return Job(files={SCRIPT: render_sbatch(plan, run_dir)}, command=sbatch_command(run_dir))
+
+
+def submit(job: Job, run_dir: RunDir) -> Submission:
+    """Test, then send.  Variables of this shell that would change the script's options are not passed on.
+
+    Raises:
+        SchedulerRefused: with sbatch's own words.
+        EnvironmentMissing: sbatch is not installed.
+    """
+    config = slurmctl.probe_config()
+    program, *options = job.command
+    tested = _run_sbatch(job, program, "--test-only", *options)
+    # The test also fails where nodes are away for the moment, which Slurm would wait for.
+    if not tested.is_ok and not slurmctl.has_missing_nodes():
+        raise _make_refusal(tested)
+    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):  # of an earlier allocation
+        earlier.unlink(missing_ok=True)
+    _record_site(run_dir, config)
+    sent = _run_sbatch(job, program, *options)
+    job_id = slurmctl.parse_job_id(sent.stdout) if sent.is_ok else None
+    if job_id is None:
+        raise _make_refusal(sent)
+    details = {CLUSTER_NAME: config.get("ClusterName", ""), VERSION: config.get("SLURM_VERSION", "")}
+    return Submission(cluster="slurm", job_id=str(job_id), submitted_at=utc_now(), details=details)
+
+
+def poll(submission: Submission, run_dir: RunDir) -> Status:
+    """Ask once."""
+    return poll_all([(submission, run_dir)])[0]
+
+
+def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
+    """Ask once for all of them; a second time for those that Slurm forgot and that left no word either."""
+    ids = [slurmctl.parse_job_id(submission.job_id) for submission, _ in items]
+    open_ids = {
+        job_id for job_id, (_, run_dir) in zip(ids, items, strict=True) if job_id and not _is_over(run_dir)
+    }  # fmt: skip
+    try:
+        facts = slurmctl.ask_queue(open_ids)
+        silent = {
+            job_id
+            for job_id, (_, run_dir) in zip(ids, items, strict=True)
+            if job_id in open_ids - facts.keys() and read_last_word(run_dir).exit_code is None
+        }
+        facts |= slurmctl.ask_accounting(silent)
+        elsewhere = _find_elsewhere([submission for submission, _ in items]) if silent - facts.keys() else ""
+    except (EnvironmentMissing, SchedulerRefused) as error:
+        return [_judge_unasked(run_dir, str(error)) for _, run_dir in items]
+    return [
+        _judge(submission, run_dir, None if job_id is None else facts.get(job_id), elsewhere)
+        for job_id, (submission, run_dir) in zip(ids, items, strict=True)
+    ]
+
+
+def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
+    """Lines of the trials in order, as they lie on the shared file system; following ends when the job does."""
+    return read_logs(run_dir, _Asked(lambda: poll(submission, run_dir)) if is_following else lambda: True)
+
+
+def cancel(submission: Submission, run_dir: RunDir) -> bool:
+    """A running job is asked to record, pack and end; asked again, it is ended by Slurm's own way.
+
+    Raises:
+        EnvironmentMissing: nobody here can tell whether it runs.
+        SchedulerRefused: with scancel's own words.
+    """
+    status = poll(submission, run_dir)
+    if status.state.is_final:
+        return False
+    job_id = slurmctl.parse_job_id(submission.job_id)
+    if status.state is JobState.UNKNOWN or job_id is None:
+        raise EnvironmentMissing(Problem(run_dir.run_id, f"its job may still run ({status.reason})"))
+    is_gentle = status.state is JobState.RUNNING and not run_dir.cancelled.exists()
+    write_text(run_dir.cancelled, utc_now() + "\n")
+    done = slurmctl.cancel(job_id, is_gentle=is_gentle)
+    if done.is_ok:
+        return True
+    if poll(submission, run_dir).state.is_final:  # it ended meanwhile
+        return False
+    raise SchedulerRefused(Problem("slurm", f'scancel refused: "{slurmctl.quote_words(done)}"'))
+
+
+def collect(submission: Submission, run_dir: RunDir) -> Path:
+    """The bundle is on the shared file system; what a killed agent left is packed now, with Slurm's last record.
+
+    Raises:
+        CheckFailed: the job waits or runs.
+        EnvironmentMissing: nobody here can tell whether it runs.
+    """
+    if _is_over(run_dir) and run_dir.bundle.is_file():
+        return run_dir.bundle
+    status = poll(submission, run_dir)
+    if status.state is JobState.UNKNOWN:
+        raise EnvironmentMissing(Problem(run_dir.run_id, f"its job may still run ({status.reason})"))
+    if not status.state.is_final:
+        hint = f"rlk-repro status --watch {run_dir.run_id}"
+        raise CheckFailed(Problem(run_dir.run_id, f"has not ended: {status.state}", hint=hint))
+    job_id = slurmctl.parse_job_id(submission.job_id)
+    if not run_dir.is_sealed and job_id is not None:
+        _record_end(run_dir, job_id)
+    return pack(run_dir)
+
+
+class _Asked:
+    """Whether a job is over; Slurm is asked every few seconds at most, however often this is called."""
+
+    def __init__(self, ask: Callable[[], Status]) -> None:
+        self._ask = ask
+        self._asked_s = -LOG_POLL_S
+        self._is_over = False
+
+    def __call__(self) -> bool:
+        if not self._is_over and time.monotonic() - self._asked_s >= LOG_POLL_S:
+            self._is_over = self._ask().state.is_final
+            self._asked_s = time.monotonic()
+        return self._is_over
+
+
+def _run_sbatch(job: Job, *argv: str) -> proc.Completed:
+    env = slurmctl.clean_env({**os.environ, **job.env})
+    return proc.run(argv, timeout_s=SUBMIT_TIMEOUT_S, env=env)
+
+
+def _make_refusal(done: proc.Completed) -> SchedulerRefused:
+    """A time-out is no refusal: the job may be in the queue all the same."""
+    words = slurmctl.quote_words(done)
+    hint = "see squeue --me: it may have taken the job" if done.is_timeout else None
+    if done.is_ok:
+        words = f"no job id in {done.stdout!r}"
+    return SchedulerRefused(Problem("slurm", f'sbatch refused the job: "{words}"', hint=hint))
+
+
+def _record_site(run_dir: RunDir, config: Mapping[str, str]) -> None:
+    """What belongs to the cluster and not to the job; the script adds the job's part from the node it runs on."""
+    rows = [f"{name} = {config[name]}\n" for name in sorted(config)]
+    write_text(run_dir.scheduler_file("config"), "".join(rows))
+    write_text(run_dir.scheduler_file("topology"), slurmctl.dump_topology())
+
+
+def _record_end(run_dir: RunDir, job_id: JobId) -> None:
+    record = slurmctl.dump_accounting(job_id)
+    if record:
+        write_text(run_dir.scheduler_file("accounting-at-end"), record)
+
+
+def _is_over(run_dir: RunDir) -> bool:
+    """Sealed and packed: nothing that Slurm says changes it any more."""
+    return run_dir.is_sealed and read_last_word(run_dir).exit_code is not None
+
+
+def _judge_unasked(run_dir: RunDir, why: str) -> Status:
+    if _is_over(run_dir):
+        return Status(state=JobState.DONE, reason=read_last_word(run_dir).message)
+    return Status(state=JobState.UNKNOWN, reason=why, is_unreachable=True)
+
+
+def _find_elsewhere(submissions: Sequence[Submission]) -> str:
+    """The name of this machine's cluster where one of them went to another one."""
+    here = slurmctl.probe_config().get("ClusterName", "")
+    return here if any(submission.details.get(CLUSTER_NAME, here) != here for submission in submissions) else ""
+
+
+def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, elsewhere: str) -> Status:
+    if _is_over(run_dir):
+        return Status(state=JobState.DONE, reason=read_last_word(run_dir).message)
+    if facts is None:
+        home = submission.details.get(CLUSTER_NAME, "")
+        if elsewhere and home != elsewhere:
+            return Status(state=JobState.UNKNOWN, reason=f"submitted to cluster {home}, this one is {elsewhere}")
+        return _judge_end(run_dir, JobState.FAILED, f"Slurm no longer knows job {submission.job_id}")
+    match facts.state:
+        case JobState.PENDING:
+            start = f"expected to start {facts.start}" if facts.start else ""
+            return Status(state=JobState.PENDING, reason=_join(facts.reason or facts.word, start))
+        case JobState.RUNNING:
+            word = "" if facts.word == "RUNNING" else facts.word
+            return Status(state=JobState.RUNNING, reason=_join(word, f"on {facts.nodes}"), nodes=facts.nodes)
+        case JobState.UNKNOWN:
+            return Status(state=JobState.UNKNOWN, reason=f"Slurm says {facts.word}")
+        case _:
+            return _judge_end(run_dir, facts.state, f"Slurm says {facts.word}")
+
+
+def _judge_end(run_dir: RunDir, state: JobState, word: str) -> Status:
+    """A sealed run is done whatever its exit code; an unsealed one is not, whatever Slurm thinks of the script."""
+    last = read_last_word(run_dir)
+    if run_dir.is_sealed:
+        return Status(state=JobState.DONE, reason=last.message)
+    reason = _join(word, last.message or ("" if last.exit_code is not None else "its agent left no last word"))
+    if run_dir.cancelled.exists() or state is JobState.CANCELLED:
+        return Status(state=JobState.CANCELLED, reason=reason)
+    return Status(state=JobState.FAILED, reason=reason)
+
+
+def _join(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
