@@ -30,6 +30,10 @@ HOST = {
     "/proc/loadavg": "0.50 0.25 0.10 1/2000 12345\n",
     "/proc/uptime": "86400.12 1000.00\n",
     "/proc/mounts": "overlay / overlay rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\nx@o2ib:/fs /scratch lustre rw 0 0\n",
+    "/proc/4711/comm": "raylet\n",
+    "/proc/4712/comm": "ray::IDLE\n",
+    "/proc/4713/comm": "ray::IDLE\n",
+    "/proc/4714/comm": "python3\n",
     "/proc/self/cgroup": "0::/system.slice/job_7/step_0\n",
     "/etc/os-release": 'PRETTY_NAME="Ubuntu 24.04.3 LTS"\nID=ubuntu\n',
     "/sys/devices/system/cpu/cpu0/topology/physical_package_id": "0\n",
@@ -115,6 +119,7 @@ AMD_DEVICE = {
     "hwmon/hwmon3/power1_cap": "750000000\n",
     "hwmon/hwmon3/power1_cap_default": "750000000\n",
     "ras/umc_err_count": "ue: 0\nce: 2\n",
+    "ras/gpu_vram_bad_pages": "0x00001001 : 0x00001000 : R\n0x00001002 : 0x00001000 : P\n",
     "current_link_speed": "32.0 GT/s PCIe\n",
     "current_link_width": "16\n",
 }

@@ -190,6 +190,7 @@ def test_mi300x_is_described_from_the_kernels_files(tools, tmp_path):
         "ecc_mode": "enabled",
         "ecc_corrected": 2,
         "ecc_uncorrected": 0,
+        "retired_pages": {"retired": 1, "is_pending": True, "is_failed": False},
         "pcie_speed": "32.0 GT/s PCIe",
         "pcie_width": 16,
     }

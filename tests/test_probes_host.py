@@ -33,6 +33,7 @@ def test_a_server_is_described_from_its_files(tmp_path):
         "cgroup_memory_max_gib": 64.0,
         "load_average": [0.5, 0.25, 0.1],
         "uptime_s": 86400.12,
+        "trainer_processes": ["ray::IDLE", "raylet"],
     }
     assert {name: facts[name] for name in expected} == expected
 

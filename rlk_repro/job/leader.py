@@ -17,6 +17,7 @@ from rlk_repro.job import preflight
 from rlk_repro.job.journal import Journal
 from rlk_repro.job.node import (
     describe_node,
+    find_unlike_nodes,
     has_ended,
     make_sampler,
     mark_ended,
@@ -100,7 +101,12 @@ class Leader:
         for trial in self._plan.trials:
             resolve_env(self._make_command(trial), os.environ)
         self._findings = describe_node(self._plan, self._run_dir, self._place, self._parts, self._stop)
-        found = self._findings + self._collect_followers()
+        found = self._collect_followers()
+        unlike = find_unlike_nodes(self._plan, self._run_dir, self._place)
+        if unlike:
+            self._findings += unlike
+            write_preflight(self._run_dir, self._place, self._findings)
+        found += self._findings
         blocking = [finding for finding in found if finding.level is Level.BLOCKING]
         if blocking and self._plan.profile.preflight.on_blocking == "stop":
             raise EnvironmentMissing(

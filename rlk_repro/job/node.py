@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable
 
@@ -9,6 +10,7 @@ from rlk_repro.errors import BundleUnreadable
 from rlk_repro.files import load_json, write_json, write_text
 from rlk_repro.findings import Finding, Level
 from rlk_repro.job import preflight
+from rlk_repro.job.checks import compare_nodes
 from rlk_repro.job.gpu_sensors import open_sensors
 from rlk_repro.job.parts import Parts, Place
 from rlk_repro.job.resume import set_node_aside
@@ -16,6 +18,7 @@ from rlk_repro.job.stop import Stop
 from rlk_repro.job.telemetry import Current, Sampler
 from rlk_repro.manifest import Manifest, diff_manifests
 from rlk_repro.plan import Plan
+from rlk_repro.probes import folder
 from rlk_repro.rundir import NodeDir, RunDir
 
 POLL_S = 0.5
@@ -26,7 +29,7 @@ def describe_node(plan: Plan, run_dir: RunDir, place: Place, parts: Parts, stop:
     before = preflight.Clock.read()
     node = run_dir.node(place.node)
     earlier = set_node_aside(node)
-    manifest = parts.probe_node(place.node)
+    manifest = with_run_directory(parts.probe_node(place.node), run_dir)
     write_json(node.manifest, manifest.to_json())
     busy = preflight.wait_until_idle(parts.busy_gpus, stop.wait, parts.deadlines.idle_s) if plan.num_gpus else []
     findings = [
@@ -38,6 +41,12 @@ def describe_node(plan: Plan, run_dir: RunDir, place: Place, parts: Parts, stop:
     return findings
 
 
+def with_run_directory(manifest: Manifest, run_dir: RunDir) -> Manifest:
+    """The manifest with what only a job can tell: the file system that its records go to."""
+    facts = folder.probe_folder(run_dir.root)
+    return dataclasses.replace(manifest, sections={**manifest.sections, folder.SECTION: facts})
+
+
 def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
     """What is different on this node since the pairs that an earlier agent finished."""
     try:
@@ -45,6 +54,18 @@ def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
     except BundleUnreadable:
         return []
     return [item for item in diff_manifests(before, manifest) if item.level is not Level.INFO]
+
+
+def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: Place) -> list[Finding]:
+    """What the nodes of this job do not share; one that has written no manifest is somebody else's finding."""
+    manifests = []
+    for node in place.nodes:
+        path = run_dir.node(node).manifest
+        try:
+            manifests.append(Manifest.from_json(load_json(path), str(path)))
+        except BundleUnreadable:
+            continue
+    return compare_nodes(manifests, plan.profile.preflight)
 
 
 def write_preflight(run_dir: RunDir, place: Place, findings: Iterable[Finding]) -> None:

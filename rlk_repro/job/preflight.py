@@ -1,6 +1,7 @@
 """Is this node fit to run the plan?  Findings, never an exception: what they do to the job is the profile's choice.
 
-Hardware is judged by the node's manifest, so that preflight and bundle speak of the same facts.
+Hardware is judged by the node's manifest, so that preflight and bundle speak of the same facts.  Here is what any job
+needs; what a site may weigh otherwise is in ``rlk_repro.job.checks``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.findings import Finding, Level
+from rlk_repro.job.checks import CHECKS, Situation, judge_node, level_of
 from rlk_repro.manifest import Manifest, Unknown
 from rlk_repro.plan import Plan
 from rlk_repro.probes.code import RL_KERNEL
@@ -27,7 +29,7 @@ from rlk_repro.spec import Hardware, Stack
 from rlk_repro.workloads.environment import profile_env
 
 SCHEMA: Final = 1
-MAX_SKEW_S: Final = 2.0
+MAX_DRIFT_S: Final = 2.0
 YEARS: Final = (2025, 2100)
 # drivers report a few percent less than the data sheet; the next smaller product has a quarter less or more
 MEMORY_TOLERANCE: Final = 0.05
@@ -53,6 +55,13 @@ class Clock:
 def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUse] | Unknown) -> list[Finding]:
     """Everything that this node's agent can find out before the first trial."""
     limits = plan.profile.preflight
+    situation = Situation(
+        manifest=manifest,
+        hardware=plan.hardware,
+        layout=plan.layout,
+        limits=limits,
+        has_enabled=plan.has_enabled,
+    )
     return [
         *check_writable(run_dir),
         *check_room("disk", shutil.disk_usage(run_dir.root).free, limits.min_free_disk_gib),
@@ -61,23 +70,20 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         *check_rl_kernel(plan),
         *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
         *check_pins(plan.stack, manifest),
-        *(check_idle(busy, Level.BLOCKING) if plan.layout.gpus_per_node else []),
+        *(check_idle(busy, level_of("gpu_idle", "fail", limits)) if plan.layout.gpus_per_node else []),
+        *judge_node(CHECKS, situation),
     ]
 
 
 def check_writable(run_dir: RunDir) -> Iterator[Finding]:
-    """A file can be made where trials write, and its time is this node's."""
+    """A file can be made where trials write."""
     try:
         run_dir.trials.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=run_dir.trials, prefix=".partial-") as stream:
             stream.write(b"\0")
             stream.flush()
-            skew_s = Path(stream.name).stat().st_mtime - time.time()
     except OSError as error:
         yield Finding(Level.BLOCKING, "run directory", "writable", str(error.strerror))
-        return
-    if abs(skew_s) > MAX_SKEW_S:
-        yield Finding(Level.WARNING, "clock", "file system and node agree", f"{skew_s:+.1f} s apart")
 
 
 def check_clock(before: Clock, now: Clock) -> Iterator[Finding]:
@@ -86,7 +92,7 @@ def check_clock(before: Clock, now: Clock) -> Iterator[Finding]:
     if not YEARS[0] <= year <= YEARS[1]:
         yield Finding(Level.WARNING, "clock", f"a year from {YEARS[0]} to {YEARS[1]}", str(year))
     drift_s = (now.unix_s - before.unix_s) - (now.monotonic_s - before.monotonic_s)
-    if abs(drift_s) > MAX_SKEW_S:
+    if abs(drift_s) > MAX_DRIFT_S:
         yield Finding(Level.WARNING, "clock", "UTC is not being set", f"moved by {drift_s:+.1f} s while running")
 
 

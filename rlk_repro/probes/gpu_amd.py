@@ -103,6 +103,12 @@ def parse_levels(text: str) -> dict[str, int]:
     return {"max": max(clock for clock, _ in levels), "current": current[0] if current else 0} if levels else {}
 
 
+def parse_bad_pages(text: str) -> dict[str, Fact]:
+    """Broken memory pages from ``gpu_vram_bad_pages``, whose lines end in R (retired), P (waiting) or F (failed)."""
+    marks = Counter(re.findall(r"^0x[0-9a-f]+ : 0x[0-9a-f]+ : ([RPF])$", text, re.M | re.I))
+    return {"retired": marks["R"], "is_pending": marks["P"] > 0, "is_failed": marks["F"] > 0}
+
+
 def _no_gpu(root: Path) -> Unknown:
     if not locate(root, NODES).exists():
         return Unknown(f"{KFD} absent")
@@ -125,6 +131,7 @@ def _device(root: Path, gpu: KfdGpu) -> dict[str, Fact]:
         "power_limit_w": _watts(root, folder, "power1_cap"),
         "power_limit_default_w": _watts(root, folder, "power1_cap_default"),
         **_errors(root, folder),
+        "retired_pages": derive(read_text(root, f"{folder}/ras/gpu_vram_bad_pages"), parse_bad_pages),
         "pcie_speed": read_text(root, f"{folder}/current_link_speed"),
         "pcie_width": read_int(root, f"{folder}/current_link_width"),
     }

@@ -11,9 +11,10 @@ import re
 import resource
 import shlex
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.probes.kernel_clock import probe_clock
 from rlk_repro.probes.sources import agreed, derive, list_names, locate, parse_int, read_int, read_text
 from rlk_repro.secrets import scrub
 
@@ -39,6 +40,8 @@ LIMITS: Final = {
     "nproc": resource.RLIMIT_NPROC,
     "stack": resource.RLIMIT_STACK,
 }
+# names that Ray and the rollout engines give their processes, as the kernel keeps them
+TRAINERS: Final = re.compile(r"raylet|gcs_server|ray::.*|VLLM::.*|vllm.*|sglang.*")
 MOUNT_POINTS: Final = ("/", "/tmp", "/dev/shm")  # noqa: S108  (looked up in the mount table, never written to)
 NETWORK_FILESYSTEMS: Final = {
     "nfs",
@@ -115,6 +118,8 @@ def _moment(root: Path) -> dict[str, Fact]:
         "uptime_s": derive(
             derive(read_text(root, "/proc/uptime"), lambda text: _floats(text, 1)), lambda found: found[0]
         ),
+        "trainer_processes": find_trainers(root),
+        **probe_clock(),
     }
 
 
@@ -139,6 +144,13 @@ def _control_group(root: Path) -> dict[str, Fact]:
         "cgroup_cpu_max": _finite(min(cpu, default=float("inf"))),
         "cgroup_memory_max_gib": _finite(round(limit / GIB, 2)),
     }
+
+
+def find_trainers(root: Path) -> list[Any]:
+    """Names of the Ray and engine processes that this process can see, each once."""
+    pids = [name for name in list_names(root, "/proc") if name.isdigit()]
+    names = {read_text(root, f"/proc/{pid}/comm") for pid in pids}
+    return sorted(name for name in names if isinstance(name, str) and TRAINERS.fullmatch(name))
 
 
 def comparable_cmdline(text: str) -> str:

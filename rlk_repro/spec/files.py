@@ -5,9 +5,9 @@ Rules are in ``run_problems``; they return paths, so that errors can name the li
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from rlk_repro.operators import OPERATORS, find_conflicts
 from rlk_repro.spec.preflight import Preflight
@@ -18,6 +18,7 @@ from rlk_repro.spec.values import (
     Count,
     Digest,
     EnvName,
+    GrowingModel,
     Lane,
     Mode,
     Model,
@@ -120,8 +121,10 @@ class Stack(Model):
     pins: dict[Literal["vime", "rl_kernel", "megatron_lm"], Pin] = Field({})
 
 
-class Hardware(Model):
+class Hardware(GrowingModel):
     """Facts of one hardware target, ``jobs/hardware/<name>.yaml``."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"links_per_gpu"})
 
     schema_: Schema = Field(alias="schema", default=1)
     hardware: Name
@@ -133,6 +136,7 @@ class Hardware(Model):
     name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the name the driver reports")
     refused_name_parts: tuple[Text, ...] = Field((), description="products that look alike and are not this one")
     driver_floor: Annotated[str, Field(max_length=40)] = ""
+    links_per_gpu: Annotated[int, Field(ge=0, le=72)] = Field(0, description="NVLink or xGMI links of one healthy GPU")
 
 
 class FromEnv(Model):
@@ -141,8 +145,10 @@ class FromEnv(Model):
     from_env: EnvName
 
 
-class Profile(Model):
+class Profile(GrowingModel):
     """What one site needs."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"slurm", "container"})
 
     schema_: Schema = Field(alias="schema", default=1)
     profile: Name
@@ -154,12 +160,6 @@ class Profile(Model):
     telemetry_interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 1.0
     slurm: SlurmSettings | None = None
     container: ContainerSettings | None = None
-
-    @model_serializer(mode="wrap")
-    def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Parts that a profile does not use are not in its hash: plans of versions without them stay valid."""
-        value: dict[str, Any] = handler(self)
-        return {name: item for name, item in value.items() if item is not None or name not in {"slurm", "container"}}
 
 
 def run_problems(run: Run) -> list[PathProblem]:

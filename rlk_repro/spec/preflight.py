@@ -44,6 +44,8 @@ CheckName: TypeAlias = Literal[
     "ephemeral_ports",
     "file_latency",
     "free_inodes",
+    "nodes_alike",
+    "nvlink_domain",
 ]
 # pass: noted in the record; warn: shown in the report; fail: the job stops before its first trial
 Policy: TypeAlias = Literal["pass", "warn", "fail"]

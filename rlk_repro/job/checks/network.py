@@ -1,0 +1,103 @@
+"""Preflight checks of the network between nodes, and of what the nodes of one job must share.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from rlk_repro.findings import Finding, Level
+from rlk_repro.job.checks.base import Check, Complaint, Scope, Situation, level_of
+from rlk_repro.job.checks.gpu import find_domain
+from rlk_repro.job.checks.host import FOLDER
+from rlk_repro.manifest import Manifest, diff_manifests
+from rlk_repro.probes import gpu_nvidia
+from rlk_repro.spec import Preflight
+
+ACTIVE: Final = "ACTIVE"
+# Ray's fixed ports lie below
+FIRST_FREE_PORT: Final = 9000
+PEER_MODULES: Final = ("nvidia_peermem", "nv_peer_mem")
+
+
+def check_rdma_active(situation: Situation) -> Iterator[Complaint]:
+    """A node whose adapters are all down would train over its management network."""
+    ports = dict(list_ports(situation))
+    if ports and not any(port.get("state") == ACTIVE for port in ports.values()):
+        yield Complaint("network.rdma_devices", "an active port", f"none of {len(ports)}")
+
+
+def check_rdma_ports(situation: Situation) -> Iterator[Complaint]:
+    """Every port is up, and all that are run at one speed."""
+    rates: set[str] = set()
+    for name, port in list_ports(situation):
+        state, rate = port.get("state"), port.get("rate")
+        if isinstance(state, str) and state != ACTIVE:
+            yield Complaint(f"network.rdma_devices.{name}.state", ACTIVE, state)
+        elif isinstance(rate, str):
+            rates.add(rate)
+    if len(rates) > 1:
+        yield Complaint("network.rdma_devices.ports.rate", "one rate on all active ports", ", ".join(sorted(rates)))
+
+
+def list_ports(situation: Situation) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every port of every InfiniBand and RoCE device, named as in the manifest: ``mlx5_0.ports.1``."""
+    for name, device in situation.mapping("network", "rdma_devices").items():
+        ports = device.get("ports") if isinstance(device, dict) else None
+        for number, port in ports.items() if isinstance(ports, dict) else ():
+            yield f"{name}.ports.{number}", port
+
+
+def check_gpudirect(situation: Situation) -> Iterator[Complaint]:
+    """GPU memory reaches the adapter through nvidia_peermem, or through dma-buf where the kernel module is open."""
+    kernel_module = situation.fact("gpu", "kernel_module")
+    modules = situation.mapping("network", "modules")
+    is_nvidia = situation.fact("gpu", "vendor") == gpu_nvidia.VENDOR
+    if not is_nvidia or not isinstance(kernel_module, str) or not dict(list_ports(situation)):
+        return
+    if "Open Kernel Module" not in kernel_module and all(modules.get(name) == "absent" for name in PEER_MODULES):
+        yield Complaint("network.modules.nvidia_peermem", "loaded, or an open kernel module", "absent")
+
+
+def check_ephemeral_ports(situation: Situation) -> Iterator[Complaint]:
+    """Ports that the kernel hands out must not be those that Ray is told to use."""
+    ports = situation.fact("network", "ephemeral_ports")
+    first = ports.partition("-")[0] if isinstance(ports, str) else ""
+    if first.isdigit() and int(first) < FIRST_FREE_PORT:
+        yield Complaint("network.ephemeral_ports", f"from {FIRST_FREE_PORT} or higher", str(ports))
+
+
+def compare_nodes(manifests: Sequence[Manifest], limits: Preflight) -> list[Finding]:
+    """What the nodes of one job must share, by the leader's node, which is the first."""
+    if len(manifests) < 2:
+        return []
+    first, others = manifests[0], manifests[1:]
+    return [finding for other in others for finding in _compare(first, other, limits)]
+
+
+def _compare(first: Manifest, other: Manifest, limits: Preflight) -> Iterator[Finding]:
+    where = f"nodes.{other.node}"
+    for item in diff_manifests(first, other):
+        if item.level is Level.BLOCKING:
+            level = level_of("nodes_alike", "fail", limits)
+            yield Finding(level, f"{where}.{item.where}", f"as on {first.node}: {item.expected}", item.found)
+    ours, theirs = _domain(first), _domain(other)
+    if isinstance(ours, str) and isinstance(theirs, str) and ours != theirs:
+        yield Finding(level_of("nvlink_domain", "warn", limits), f"{where}.gpu.fabric", ours, theirs)
+    skews = [manifest.sections.get(FOLDER, {}).get("clock_skew_s") for manifest in (first, other)]
+    known = [float(skew) for skew in skews if isinstance(skew, int | float)]
+    if len(known) == 2 and abs(known[1] - known[0]) > limits.max_clock_skew_s:
+        found = f"{known[0] - known[1]:+.1f} s apart"
+        yield Finding(level_of("clock_skew", "warn", limits), f"{where}.clock", f"agrees with {first.node}", found)
+
+
+def _domain(manifest: Manifest) -> object:
+    fabric = manifest.sections.get("gpu", {}).get("fabric")
+    return find_domain(fabric) if isinstance(fabric, dict) else None
+
+
+CHECKS: Final = (
+    Check(name="rdma_active", scope=Scope.NODES, policy="fail", judge=check_rdma_active),
+    Check(name="rdma_ports", scope=Scope.NODES, policy="warn", judge=check_rdma_ports),
+    Check(name="gpudirect_rdma", scope=Scope.NODES, policy="warn", judge=check_gpudirect),
+    Check(name="ephemeral_ports", scope=Scope.NODES, policy="warn", judge=check_ephemeral_ports),
+)

@@ -1,0 +1,83 @@
+"""Facts of the file system below the run directory: kind, room, how long a small file takes, whose clock it has.
+
+Not a section of every manifest: only a job has a run directory, and what is measured here is measured in it.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.probes.sources import derive, read_text
+
+SECTION: Final = "run_directory"
+GIB: Final = 1 << 30
+NUM_FILES: Final = 5
+FILE_BYTES: Final = 4096
+
+
+def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
+    """Every fact of the section ``run_directory``; writes, syncs and removes a few small files in ``folder``."""
+    return {
+        "filesystem": derive(read_text(root, "/proc/mounts"), lambda text: find_filesystem(text, folder.resolve())),
+        **_room(folder),
+        **_measure(folder),
+    }
+
+
+def find_filesystem(mounts: str, path: Path) -> str | Unknown:
+    """The type of the file system that holds ``path``: that of the deepest mount point above it, the last one wins."""
+    rows = [line.split(" ") for line in mounts.splitlines()]
+    above = [
+        (len(Path(point).parts), kind)
+        for point, kind in ((_unescape(row[1]), row[2]) for row in rows if len(row) > 2)
+        if path.is_relative_to(point)
+    ]
+    deepest = max((depth for depth, _ in above), default=0)
+    return next((kind for depth, kind in reversed(above) if depth == deepest), Unknown("no mount point above it"))
+
+
+def _unescape(text: str) -> str:
+    """The mount table writes blanks and backslashes in octal."""
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, character)
+    return text
+
+
+def _room(folder: Path) -> dict[str, Fact]:
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:
+        reason = Unknown(f"statvfs: {error.strerror}")
+        return {"free_gib": reason, "free_inodes": reason}
+    inodes: Fact = found.f_favail if found.f_files else Unknown("this file system counts no inodes")
+    return {"free_gib": round(found.f_bavail * found.f_frsize / GIB, 1), "free_inodes": inodes}
+
+
+def _measure(folder: Path) -> dict[str, Fact]:
+    """Median time of one file in ms, and how far the file system's clock is ahead of this node's in seconds."""
+    try:
+        durations, skews = zip(*(_write_one(folder) for _ in range(NUM_FILES)), strict=True)
+    except OSError as error:
+        reason = Unknown(f"no file can be written there: {error.strerror}")
+        return {"file_latency_ms": reason, "clock_skew_s": reason}
+    return {
+        "file_latency_ms": round(statistics.median(durations) * 1000, 2),
+        "clock_skew_s": round(statistics.median(skews), 3),
+    }
+
+
+def _write_one(folder: Path) -> tuple[float, float]:
+    begin = time.perf_counter()
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".partial-") as stream:
+        written_s = time.time()
+        stream.write(bytes(FILE_BYTES))
+        stream.flush()
+        os.fsync(stream.fileno())
+        skew_s = Path(stream.name).stat().st_mtime - written_s
+    return time.perf_counter() - begin, skew_s

@@ -1,0 +1,43 @@
+"""What the kernel knows about its clock: whether something keeps it to UTC, and how far off it may be.
+
+The question is ``adjtimex`` with no mode, which reads and sets nothing; it is answered in containers too, where no
+time daemon can be asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from typing import Final
+
+from rlk_repro.manifest import Fact, Unknown
+
+# struct timex on 64-bit Linux: modes, padding, offset, freq, maxerror, esterror, status, …
+TIMEX: Final = struct.Struct("@i4xqqqqi")
+TIMEX_BYTES: Final = 256
+UNSYNCHRONISED: Final = 0x40  # STA_UNSYNC
+
+
+def probe_clock() -> dict[str, Fact]:
+    """``clock_is_synchronized`` and ``clock_max_error_s``."""
+    buffer = ctypes.create_string_buffer(TIMEX_BYTES)
+    try:
+        answer = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
+    except (OSError, AttributeError):
+        return _unknown("this C library has no adjtimex")
+    if answer < 0:
+        return _unknown(f"adjtimex: {os.strerror(ctypes.get_errno())}")
+    return read_timex(buffer.raw)
+
+
+def read_timex(data: bytes) -> dict[str, Fact]:
+    """The two facts in what the kernel filled in; its errors are in microseconds."""
+    _, _, _, max_error_us, _, status = TIMEX.unpack_from(data)
+    is_synchronized = not status & UNSYNCHRONISED
+    error: Fact = round(max_error_us / 1e6, 3) if is_synchronized else Unknown("nothing keeps this clock")
+    return {"clock_is_synchronized": is_synchronized, "clock_max_error_s": error}
+
+
+def _unknown(reason: str) -> dict[str, Fact]:
+    return {"clock_is_synchronized": Unknown(reason), "clock_max_error_s": Unknown(reason)}
