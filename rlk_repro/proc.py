@@ -84,6 +84,15 @@ def start(
     return _popen(argv, stdin=stdin_fd, stdout=output_fd, stderr=subprocess.STDOUT, cwd=cwd, env=env)
 
 
+def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Whether a command of ``start`` has ended within the time; its id is its own until somebody waits for it."""
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str]) -> int:
     """Start a command that outlives this process, in a session of its own; its pid.
 

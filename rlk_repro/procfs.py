@@ -17,6 +17,7 @@ class ProcessStat:
     """One line of /proc/<pid>/stat.  ``start_ticks`` (since boot) tells a process from a later one with its pid."""
 
     state: str
+    parent: int
     session: int
     cpu_ticks: int
     start_ticks: int
@@ -42,6 +43,7 @@ def read_stat(pid: int) -> ProcessStat | None:
     fields = data[data.rfind(b")") + 2 :].split()  # the name before may hold spaces and brackets
     return ProcessStat(
         state=fields[0].decode(),
+        parent=int(fields[1]),
         session=int(fields[3]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
         start_ticks=int(fields[19]),
@@ -51,10 +53,22 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 def find_session(session: int) -> dict[int, ProcessStat]:
     """The processes of a session by pid, zombies left out.  Reads every process of the machine."""
-    found = {}
+    return {pid: stat for pid, stat in _read_all().items() if stat.session == session and stat.is_running}
+
+
+def find_descendants(ancestor: int) -> dict[int, ProcessStat]:
+    """Children, their children and so on by pid, zombies left out.  Reads every process of the machine."""
+    everybody = _read_all()
+    children: dict[int, list[int]] = {}
+    for pid, stat in everybody.items():
+        children.setdefault(stat.parent, []).append(pid)
+    found = [ancestor]
+    for pid in found:
+        found += children.get(pid, [])
+    return {pid: everybody[pid] for pid in found[1:] if everybody[pid].is_running}
+
+
+def _read_all() -> dict[int, ProcessStat]:
     with os.scandir("/proc") as entries:
-        for pid in (int(entry.name) for entry in entries if entry.name.isdecimal()):
-            stat = read_stat(pid)
-            if stat is not None and stat.session == session and stat.is_running:
-                found[pid] = stat
-    return found
+        found = {pid: read_stat(pid) for pid in (int(entry.name) for entry in entries if entry.name.isdecimal())}
+    return {pid: stat for pid, stat in found.items() if stat is not None}

@@ -31,9 +31,10 @@ def child(path: str) -> None:
     write(path, f"{process.pid}\n")
 
 
-def daemon(seconds: str) -> None:
-    """One in a session of its own, which holds the output open."""
-    subprocess.Popen(["sleep", seconds], start_new_session=True)
+def daemon(path: str) -> None:
+    """One in a session of its own, which holds the output open; its pid into a file."""
+    process = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    write(path, f"{process.pid}\n")
 
 
 def save(value: str) -> None:

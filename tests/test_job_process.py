@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,10 +34,10 @@ def stop() -> Iterator[Stop]:
         yield stop
 
 
-def run(stop: Stop, *actions: str, limits: Limits = LIMITS) -> tuple[Ended, bytes]:
+def run(stop: Stop, *actions: str, limits: Limits = LIMITS, **options: Any) -> tuple[Ended, bytes]:
     output: list[bytes] = []
     argv = [sys.executable, "-I", "-S", str(TRAINER), *actions]
-    ended = run_guarded(argv, dict(os.environ), limits=limits, stop=stop, see_output=output.append)
+    ended = run_guarded(argv, dict(os.environ), limits=limits, stop=stop, see_output=output.append, **options)
     return ended, b"".join(output)
 
 
@@ -82,12 +83,24 @@ def test_children_of_the_trainer_are_killed_with_its_group(stop: Stop, tmp_path:
     assert find_alive([int(pid) for pid in pids.read_text().split()]) == []
 
 
-def test_a_daemon_that_holds_the_output_open_is_not_waited_for(stop: Stop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_DRAIN_S", 0.1)
-    started = time.monotonic()
-    ended, output = run(stop, "print:last words", "daemon:2")
-    assert (ended.code, output) == (0, b"last words\n")
-    assert time.monotonic() - started < 2
+def test_a_daemon_in_a_session_of_its_own_is_ended_with_its_trainer(stop: Stop, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    ended, output = run(stop, "print:last words", f"daemon:{pids}")
+    assert (ended.code, ended.num_leftovers, output) == (0, 1, b"last words\n")
+    assert find_alive([int(pids.read_text())]) == []
+
+
+def test_a_trainer_that_ignores_the_request_takes_nobody_along(stop: Stop, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    ended, _ = run(stop, f"daemon:{pids}", "ignore-term", "sleep:60", limits=Limits(time_limit_s=0.3, grace_s=0.1))
+    assert (ended.signal, ended.cause) == (signal.SIGKILL, Cause.TIMEOUT)
+    assert find_alive([int(pids.read_text())]) == []
+
+
+def test_trouble_ends_the_trainer_and_is_its_reason(stop: Stop) -> None:
+    ended, _ = run(stop, "sleep:60", find_trouble=lambda: "the head is gone")
+    assert (ended.signal, ended.cause, ended.trouble) == (signal.SIGTERM, Cause.TROUBLE, "the head is gone")
+    assert judge(ended, b"", has_oom_kill=False) == (TrialStatus.FAILED, "the head is gone; killed by SIGTERM")
 
 
 def test_an_error_of_the_agent_leaves_no_process(stop: Stop) -> None:

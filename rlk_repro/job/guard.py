@@ -1,8 +1,8 @@
 """Stands between the node agent and a trainer, so that nothing of a trial outlives its agent.  A script, stdlib only.
 
 ``python -I -S guard.py PROGRAM ARGUMENT…`` leads the trainer's process group.  Standard input is a socket to the agent:
-the guard writes the trainer's wait status into it and stays.  Its end means that the agent is gone or done, and the
-whole group is killed, the guard with it.
+the guard writes the trainer's wait status into it and stays.  Its end means that the agent is gone or done: everything
+that descends from the trainer is killed, in whatever group or session it is by now, and the guard with it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import os
 import select
 import signal
 import sys
+import time
 from typing import NoReturn
 
 AGENT = 0
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+END_S = 5.0
 CANNOT_START = 127
 
 
@@ -26,6 +29,7 @@ def main() -> None:
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_writer, False)
     signal.set_wakeup_fd(wake_writer)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans come to the guard: it can find them
     guard = os.getpid()
     trainer = os.fork()
     if trainer == 0:
@@ -35,6 +39,7 @@ def main() -> None:
         with contextlib.suppress(OSError):
             os.write(AGENT, b"%d\n" % status)
             os.read(AGENT, 1)
+    _end_descendants(guard)
     os.killpg(guard, signal.SIGKILL)
 
 
@@ -45,9 +50,44 @@ def _wait(trainer: int, wake_reader: int) -> int | None:
         if AGENT in ready:
             return None
         os.read(wake_reader, select.PIPE_BUF)
-        ended, status = os.waitpid(trainer, os.WNOHANG)
-        if ended:
-            return status
+        for ended, status in _reap():
+            if ended == trainer:
+                return status
+
+
+def _reap() -> list[tuple[int, int]]:
+    """The children that have ended, orphans among them, with their wait statuses."""
+    found = []
+    with contextlib.suppress(ChildProcessError):
+        while (child := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            found.append(child)
+    return found
+
+
+def _end_descendants(guard: int) -> None:
+    """Kill until none is left, since the last one may have forked; one that the kernel holds is not waited for."""
+    until = time.monotonic() + END_S
+    while (found := _find_descendants(guard)) and time.monotonic() < until:
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+        _reap()
+
+
+def _find_descendants(guard: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    ended = set()
+    for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208 (pathlib takes as long to import as all of this)
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stream:  # noqa: PTH123
+            state, parent = stream.read().rpartition(b") ")[2].split()[:2]
+            children.setdefault(int(parent), []).append(int(name))
+            if state in b"ZX":
+                ended.add(int(name))
+    found = [guard]
+    for pid in found:
+        found += children.get(pid, [])
+    return [pid for pid in found[1:] if pid not in ended]
 
 
 def _become_trainer(guard: int, argv: list[str]) -> NoReturn:

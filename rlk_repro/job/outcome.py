@@ -45,6 +45,8 @@ def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus
             return TrialStatus.INTERRUPTED, f"the node agent was asked to stop; {how}"
         case Cause.TIMEOUT:
             return TrialStatus.TIMEOUT, f"time limit reached after {format_duration(ended.duration_s)}; {how}"
+        case Cause.TROUBLE:
+            return TrialStatus.FAILED, f"{ended.trouble}; {how}"
         case None:
             pass
     if ended.code == 0:

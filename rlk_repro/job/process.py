@@ -1,6 +1,7 @@
-"""Runs one trainer to its end under the guard: streams its output, keeps its time limit, ends its process group.
+"""Runs one trainer to its end under the guard: streams its output, keeps its time limit, ends all its processes.
 
-Knows nothing of trials, pairs or directories.  No process of the group is left when ``run_guarded`` returns or raises.
+Knows nothing of trials, pairs or directories.  Nothing that descends from the trainer is left when ``run_guarded``
+returns or raises.
 """
 
 from __future__ import annotations
@@ -9,24 +10,20 @@ import math
 import os
 import select
 import signal
-import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from io import FileIO
-from pathlib import Path
 from typing import Final
 
-from rlk_repro import proc, procfs
+from rlk_repro.job.guarded import Guarded
 from rlk_repro.job.stop import Stop
 
 READ_BYTES: Final = 256 << 10
-_GUARD: Final = Path(__file__).with_name("guard.py")
-_STATUS_BYTES: Final = 64
 _DRAIN_S: Final = 5.0
 _WHOLE_STEP_S: Final = 1.0
+_TROUBLE_S: Final = 1.0
 
 
 class Cause(StrEnum):
@@ -34,6 +31,7 @@ class Cause(StrEnum):
 
     TIMEOUT = "timeout"
     INTERRUPT = "interrupt"
+    TROUBLE = "trouble"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +46,7 @@ class Limits:
 class Ended:
     """How a process ended: its ``code``, or the ``signal`` that killed it, and ``cause`` where the agent ended it.
 
-    ``num_leftovers`` processes of its group outlived it and were killed.
+    ``num_leftovers`` processes that descend from it outlived it and were killed; ``trouble`` is what the agent heard.
     """
 
     code: int | None
@@ -56,6 +54,11 @@ class Ended:
     cause: Cause | None
     num_leftovers: int
     duration_s: float
+    trouble: str = ""
+
+
+def no_trouble() -> str:
+    return ""
 
 
 def run_guarded(
@@ -66,36 +69,29 @@ def run_guarded(
     stop: Stop,
     see_output: Callable[[bytes], object],
     see_pid: Callable[[int], object] = lambda _: None,
+    find_trouble: Callable[[], str] = no_trouble,
 ) -> Ended:
-    """Run ``argv`` until it ends, its time is over or ``stop`` is asked for.
+    """Run ``argv`` until it ends, its time is over, ``stop`` is asked for or there is trouble.
 
     Args:
         see_output: called with standard output and error, merged, as they come.
         see_pid: called once with the pid of the process group, which is also its session.
+        find_trouble: asked about every second; any text is a reason not to go on.
 
     Raises:
         EnvironmentMissing: this Python cannot be started.
     """
     output_fd, output_writer = os.pipe()
-    ours, guards = socket.socketpair()
-    with ours, os.fdopen(output_fd, "rb", buffering=0) as output:
+    with os.fdopen(output_fd, "rb", buffering=0) as output:
         try:
-            process = proc.start(
-                [sys.executable, "-I", "-S", str(_GUARD), *argv],
-                output_fd=output_writer,
-                stdin_fd=guards.fileno(),
-                env=env,
-            )
+            guarded = Guarded(argv, env, output_writer)
         finally:
             os.close(output_writer)
-            guards.close()
         try:
-            see_pid(process.pid)
-            return _Group(process.pid, ours, output, limits, stop, see_output).run()
+            see_pid(guarded.pid)
+            return _Group(guarded, output, limits, stop, see_output, find_trouble).run()
         finally:
-            # not waited for before, so that its id cannot have gone to anybody else
-            proc.signal_group(process.pid, signal.SIGKILL)
-            process.wait()
+            guarded.release()
 
 
 class _Group:
@@ -103,34 +99,35 @@ class _Group:
 
     def __init__(
         self,
-        pid: int,
-        guard: socket.socket,
+        guarded: Guarded,
         output: FileIO,
         limits: Limits,
         stop: Stop,
         see_output: Callable[[bytes], object],
+        find_trouble: Callable[[], str],
     ) -> None:
-        self._pid = pid
-        self._guard = guard
+        self._guarded = guarded
         self._output = output
         self._grace_s = limits.grace_s
         self._stop = stop
         self._see_output = see_output
+        self._find_trouble = find_trouble
         self._started = time.monotonic()
         self._deadline = self._started + limits.time_limit_s
+        self._next_look = math.inf if find_trouble is no_trouble else self._started + _TROUBLE_S
+        self._trouble = ""
         self._cause: Cause | None = None
-        self._status: int | None = None
         self._has_output = True
 
     def run(self) -> Ended:
-        while self._status is None:
-            self._read(self._deadline)
+        while self._guarded.status is None:
+            self._read(min(self._deadline, self._next_look))
             self._check_time()
         duration_s = time.monotonic() - self._started
-        num_leftovers = len(procfs.find_session(self._pid).keys() - {self._pid})
-        proc.signal_group(self._pid, signal.SIGKILL)
+        num_leftovers = self._guarded.count_descendants()
+        self._guarded.kill()
         self._drain()
-        code = os.waitstatus_to_exitcode(self._status)
+        code = os.waitstatus_to_exitcode(self._guarded.status)
         killer = signal.Signals(-code) if code < 0 else None
         if killer in {signal.SIGTERM, signal.SIGINT} and self._cause is None and self._stop.wait(_WHOLE_STEP_S):
             self._cause = Cause.INTERRUPT  # schedulers signal all processes of a step, the trainer before us
@@ -140,34 +137,44 @@ class _Group:
             cause=self._cause,
             num_leftovers=num_leftovers,
             duration_s=duration_s,
+            trouble=self._trouble,
         )
 
     def _check_time(self) -> None:
         """SIGTERM when it is time to end, SIGKILL when the grace is over."""
-        if self._status is not None:
+        if self._guarded.status is not None:
             return
         is_late = time.monotonic() >= self._deadline
-        if self._cause is None and (is_late or self._stop.signal is not None):
-            self._cause = Cause.TIMEOUT if self._stop.signal is None else Cause.INTERRUPT
-            self._deadline = time.monotonic() + self._grace_s
-            proc.signal_group(self._pid, signal.SIGTERM)
+        if self._cause is None and (cause := self._find_cause(is_late=is_late)) is not None:
+            self._cause = cause
+            self._deadline, self._next_look = time.monotonic() + self._grace_s, math.inf
+            self._guarded.ask()
         elif is_late:
             self._deadline = math.inf
-            proc.signal_group(self._pid, signal.SIGKILL)
+            self._guarded.kill()
+
+    def _find_cause(self, *, is_late: bool) -> Cause | None:
+        if self._stop.signal is not None:
+            return Cause.INTERRUPT
+        if is_late:
+            return Cause.TIMEOUT
+        if time.monotonic() >= self._next_look:
+            self._trouble = self._find_trouble()
+            self._next_look = time.monotonic() + _TROUBLE_S
+        return Cause.TROUBLE if self._trouble else None
 
     def _read(self, until: float) -> None:
         """Wait for output, the guard's word, a signal or the time, whichever comes first."""
-        wake_fd, guard_fd, output_fd = self._stop.wake_fd, self._guard.fileno(), self._output.fileno()
+        wake_fd, guard_fd, output_fd = self._stop.wake_fd, self._guarded.fileno(), self._output.fileno()
         watched = [wake_fd]
-        watched += [guard_fd] if self._status is None else []
+        watched += [guard_fd] if self._guarded.status is None else []
         watched += [output_fd] if self._has_output else []
         timeout_s = None if until == math.inf else max(until - time.monotonic(), 0.0)
         ready, _, _ = select.select(watched, [], [], timeout_s)
         if wake_fd in ready:
             self._stop.clear()
         if guard_fd in ready:
-            # a guard that was killed says nothing; its trainer was killed with it
-            self._status = int(self._guard.recv(_STATUS_BYTES) or signal.SIGKILL)
+            self._guarded.poll()
         if output_fd in ready:
             data = os.read(output_fd, READ_BYTES)
             self._has_output = bool(data)
