@@ -24,7 +24,6 @@ from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, Scheduler
 from rlk_repro.files import write_text
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
-from rlk_repro.sbatch import SCRIPT, render_sbatch, sbatch_command
 
 LOG_POLL_S: Final = 5.0
 SUBMIT_TIMEOUT_S: Final = 300.0
@@ -43,6 +42,8 @@ def render(plan: Plan, run_dir: RunDir) -> Job:
     Raises:
         SpecError: values that sbatch or the container runtime cannot be told.
     """
+    from rlk_repro.sbatch import SCRIPT, render_sbatch, sbatch_command
+
     return Job(files={SCRIPT: render_sbatch(plan, run_dir)}, command=sbatch_command(run_dir))
 
 
