@@ -74,7 +74,7 @@ def test_log_probs_gradient_and_entropy_are_as_good_as_float64_allows(
 def test_old_log_probs_serve_where_they_are_near_and_are_mended_where_not() -> None:
     ratio_kl = load_operator("ratio_kl", probe_platform())
     assert not isinstance(ratio_kl, Refusal)
-    operators = _find_operators(ratio_kl, probe_platform())
+    operators, _ = _find_operators(ratio_kl, probe_platform())
     if operators.logp_of_far is None:
         pytest.skip("no indexed log-prob kernel here")
     logits = torch.randn(64, 4096, device="cuda") * 4

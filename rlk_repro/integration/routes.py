@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -40,7 +41,8 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
     loaded = load_operator("ratio_kl", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
-    operators = _find_operators(loaded, context.case.platform)
+    operators, source = _find_operators(loaded, context.case.platform)
+    loaded = replace(loaded, version=f"{loaded.version}, held against {source}")
     takes_hint = operators.logp_of_far is not None and context.case.context_parallel == 1
 
     def run(call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -53,17 +55,19 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
     return _make_route("ratio_kl", loaded, context, run)
 
 
-def _find_operators(ratio_kl: LoadedOperator, platform: str) -> Operators:
-    """What the log-probs are held against comes from ``logp`` where that is offered, else from the entropy's pass."""
+def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators, str]:
+    """What the log-probs are held against, and its name: ``logp`` where that is offered, else the entropy's pass."""
     logp = load_operator("logp", platform)
     if isinstance(logp, Refusal):
-        return Operators(ratio_kl=ratio_kl.op, logp=log_probs.select_by_moments)
+        return Operators(ratio_kl=ratio_kl.op, logp=log_probs.select_by_moments), "torch"
     plain = Operators(ratio_kl=ratio_kl.op, logp=logp.op.online_fp32)
     if platform == Platform.CPU:
-        return plain
+        return plain, logp.implementation
     mending = Operators(ratio_kl=plain.ratio_kl, logp=plain.logp, logp_of_far=_make_logp_of_far(logp.op))
     device = torch.device("cuda", torch.cuda.current_device())
-    return mending if log_probs.can_mend(mending, device) else plain
+    if log_probs.can_mend(mending, device):
+        return mending, f"the old log-probs and {logp.implementation}"
+    return plain, logp.implementation
 
 
 def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:

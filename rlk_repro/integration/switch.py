@@ -171,10 +171,11 @@ def install_into(
     for op in settings.ops:
         native = getattr(target, OPERATORS[op].function)
         found[op] = resolve(op, RouteContext(case=case, native=native, args=args, batch=batch, watch=watch), routes)
+    rank, world_size = find_rank()
+    # first, so that a rank that cannot go on says so to those that can
+    check_ranks_agree(rank, world_size, _describe_choice(settings, found))
     if settings.mode is Mode.REQUIRE:
         _forbid_fallbacks(found)
-    rank, world_size = find_rank()
-    check_ranks_agree(rank, world_size, _describe_choice(settings, found))
     profile = Profile(case.platform)
     ledger = Ledger(
         OpsWriter(settings.ops_dir, rank) if settings.ops_dir else None,

@@ -364,7 +364,7 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str) -> OpProof:
                 for line, step in rank.steps.values() if op in step.odd), None)  # fmt: skip
     if odd is not None:
         return OpProof(status=ProofStatus.MISSING, reason=odd)
-    idle = next((step for step in ops_log.steps() if not ops_log.calls_in(op, step).calls), None)
+    idle = next((step for step in ops_log.steps() if not ops_log.calls_in(op, step).tokens), None)
     if idle is not None:
         return OpProof(status=ProofStatus.MISSING, reason=f"never called in step {idle}")
     unseen = _find_unseen_kernel(ops_log, found.values())
