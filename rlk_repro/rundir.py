@@ -85,6 +85,10 @@ class NodeDir:
     def ray(self) -> Path:
         return self.path / "ray"
 
+    def ray_logs(self, use: str) -> Path:
+        """What Ray wrote on this node for one trial, by its name, or for stored rollouts (``rollouts-<seed>``)."""
+        return self.ray / use
+
     @property
     def earlier(self) -> Path:
         """What this node's agents of earlier allocations wrote, in folders ``1``, ``2``, …."""
@@ -246,6 +250,33 @@ class RunDir:
     def cancelled(self) -> Path:
         """Holds the time at which somebody asked a scheduler to end the job."""
         return self.root / ".cancelled"
+
+    def job_output(self, job_id: str) -> Path:
+        """What a batch script and Slurm's own tools print; named by sbatch, so ``%j`` stands for an unknown id."""
+        return self.root / f".slurm-{job_id}.log"
+
+    @property
+    def canary(self) -> Path:
+        """Holds the allocation whose leader wrote it; a node that sees it shares the leader's file system."""
+        return self.root / ".canary"
+
+    def pulse(self, node: str) -> Path:
+        """Changes as long as this node's agent lives."""
+        return self.root / f".pulse-{node}"
+
+    @property
+    def ray_order(self) -> Path:
+        """What the leading agent wants of Ray on all nodes."""
+        return self.root / ".ray.json"
+
+    def ray_report(self, node: str) -> Path:
+        """What has become of Ray on this node."""
+        return self.root / f".ray-{node}.json"
+
+    @property
+    def ray_token(self) -> Path:
+        """By which the processes of one Ray cluster know each other; a secret of this allocation."""
+        return self.root / ".ray-token"
 
     def end_marker(self, node: str) -> Path:
         """Holds the allocation that this node's agent has finished."""

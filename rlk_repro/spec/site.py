@@ -65,6 +65,5 @@ class ContainerSettings(Model):
     image_dir: AbsolutePath | None = Field(
         None, description="shared folder where pyxis and apptainer keep imported images; each is imported once"
     )
-    enroot: Literal[3, 4] = Field(3, description="major version of enroot, which decides how a digest is written")
     mounts: tuple[Mount, ...] = Field((), description="besides the run directory, which is always mounted")
     extra: tuple[Option, ...] = Field((), description="further options of the runtime, passed on as they are")

@@ -1,0 +1,23 @@
+"""``python -m rlk_repro.job.pack RUN_DIR``: packs what killed agents left.  Seals nothing: that is the leader's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rlk_repro.bundle import pack
+from rlk_repro.errors import RlkReproError
+from rlk_repro.rundir import RunDir
+
+
+def main() -> int:
+    try:
+        pack(RunDir(Path(sys.argv[1]).absolute()))
+    except RlkReproError as error:
+        sys.stderr.write(f"{error.title}: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""How each runtime is told to start the stack's image: words of command lines, and what a runtime cannot be told.
+
+What takes more than words is in the templates that are named like the runtimes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rlk_repro.errors import Problem
+from rlk_repro.plan import Plan
+from rlk_repro.rundir import RunDir
+from rlk_repro.sbatch.options import list_secrets, slurm_settings
+from rlk_repro.spec import ContainerSettings, Image, Mount
+
+ENGINES: Final = frozenset({"docker", "podman"})
+_DOCKER_HUB: Final = "registry-1.docker.io"
+_HUB_NAMES: Final = frozenset({"docker.io", "index.docker.io", _DOCKER_HUB})
+_OCI_MACHINE: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+_AMD_DEVICES: Final = ("/dev/dri", "/dev/kfd")
+# Ray hands out HIP_VISIBLE_DEVICES itself and refuses to start where another one disagrees with it
+_AMD_VISIBILITY: Final = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_PREPEND: Final = 'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; exec "$@"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """How an image gets into a file: ``command FILE uri``, checked by ``check FILE``."""
+
+    file: str
+    command: tuple[str, ...]
+    check: tuple[str, ...]
+    uri: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bind:
+    """A mount with both of its paths."""
+
+    source: str
+    target: str
+    is_read_only: bool
+
+
+def container_settings(plan: Plan) -> ContainerSettings:
+    return plan.profile.container or ContainerSettings()
+
+
+def find_runtime(plan: Plan) -> str:
+    """The profile's; ``host`` where the stack has no images and the run uses what the nodes have."""
+    return container_settings(plan).runtime if plan.stack.images else "host"
+
+
+def find_image(plan: Plan) -> Image | None:
+    """The stack's image for the plan's hardware."""
+    platform = plan.hardware.platform
+    if platform == "cpu":
+        return plan.stack.images.get("cpu")
+    if platform == "rocm":
+        return plan.stack.images.get("rocm-amd64")
+    return plan.stack.images.get("cuda-arm64" if plan.hardware.machine == "aarch64" else "cuda-amd64")
+
+
+def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
+    """What this runtime cannot start, or cannot be told."""
+    runtime = find_runtime(plan)
+    where = f"profile {plan.profile.profile}: container"
+    if runtime == "host":
+        if plan.stack.images:
+            yield Problem(f"stack {plan.stack.stack}", "names images, and runtime host starts no container",
+                          expected="a stack without images, or another container.runtime")  # fmt: skip
+        return
+    if find_image(plan) is None:
+        yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}",
+                      expected="one, or container.runtime: host")  # fmt: skip
+    if runtime in _IMPORTS and container_settings(plan).image_dir is None:
+        yield Problem(f"{where}.image_dir", "missing", expected=f"a shared folder for the images of {runtime}")
+    if runtime in ENGINES and plan.num_gpus and not slurm_settings(plan).exclusive:
+        yield Problem(f"profile {plan.profile.profile}: slurm.exclusive", f"{runtime} shows all GPUs of a node",
+                      got=False, expected="true")  # fmt: skip
+    yield from _find_path_problems(plan, run_dir)
+
+
+def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
+    """The run directory, the package where the profile names it, the profile's own, AMD's devices for pyxis."""
+    settings = container_settings(plan)
+    mounts = [Mount(source=str(run_dir.root.absolute())), *settings.mounts]
+    if settings.package_dir is not None:
+        mounts.append(Mount(source=settings.package_dir, read_only=True))
+    if find_runtime(plan) == "pyxis" and plan.hardware.platform == "rocm":
+        mounts += [Mount(source=device) for device in _AMD_DEVICES]
+    return [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only) for item in mounts]
+
+
+def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
+    """Between the runtime's command and the image; of ``srun`` for pyxis, none for the host."""
+    make = _OPTIONS.get(find_runtime(plan))
+    return [] if make is None else [*make(plan, run_dir), *container_settings(plan).extra]
+
+
+def make_import(plan: Plan) -> Import | None:
+    """None for runtimes that keep images themselves."""
+    image, folder = find_image(plan), container_settings(plan).image_dir
+    make = _IMPORTS.get(find_runtime(plan))
+    if make is None or image is None or folder is None:
+        return None
+    machine = plan.hardware.machine
+    name = image.digest.removeprefix("sha256:") + ("" if machine == "any" else f"-{machine}")
+    return make(image, machine, f"{folder.rstrip('/')}/{name}")
+
+
+def make_image_name(plan: Plan) -> str:
+    image = find_image(plan)
+    return "" if image is None else f"{image.reference}@{image.digest}"
+
+
+def list_unset(plan: Plan) -> list[str]:
+    """Words of ``env`` that take out what Slurm sets for AMD GPUs, where the whole node is ours anyhow."""
+    if plan.hardware.platform != "rocm" or not slurm_settings(plan).exclusive:
+        return []
+    return [f"--unset={name}" for name in _AMD_VISIBILITY]
+
+
+def list_python_path(plan: Plan) -> list[str]:
+    """Words that put the profile's package first on the path of Python, keeping what the image has there."""
+    folder = container_settings(plan).package_dir
+    return [] if folder is None else ["sh", "-c", _PREPEND, folder]
+
+
+def _find_path_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
+    runtime = find_runtime(plan)
+    rule = _UNSAYABLE.get(runtime)
+    if rule is None:
+        return
+    pattern, what = rule
+    paths = {path for bind in list_binds(plan, run_dir) for path in (bind.source, bind.target)}
+    for path in sorted(paths):
+        if pattern.search(path):
+            yield Problem("mount", f"{runtime} cannot be told this path", got=path, expected=f"no {what}")
+
+
+_UNSAYABLE: Final = {
+    "pyxis": (re.compile(r"[\s,:]"), "space, comma or colon"),
+    "podman": (re.compile(":"), "colon"),
+}
+
+
+def _pyxis_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
+    binds = (f"{bind.source}:{bind.target}{':ro' * bind.is_read_only}" for bind in list_binds(plan, run_dir))
+    yield f"--container-mounts={','.join(binds)}"
+    yield f"--container-workdir={run_dir.root.absolute()}"
+    yield from ("--no-container-mount-home", "--container-remap-root", "--container-writable")
+    yield "--no-container-entrypoint"
+    secrets = list_secrets(plan)
+    if secrets:
+        yield f"--container-env={','.join(secrets)}"
+
+
+def _apptainer_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
+    yield from ("--cleanenv", "--no-home", "--writable-tmpfs")
+    yield from {"cuda": ("--nv",), "rocm": ("--rocm",), "cpu": ()}[plan.hardware.platform]
+    yield f"--pwd={run_dir.root.absolute()}"
+    for bind in list_binds(plan, run_dir):
+        yield f"--mount={_mount_fields(bind, 'destination', 'ro')}"
+
+
+def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
+    yield from _engine_options(plan, run_dir)
+    yield from ("--security-opt=label=disable", "--ulimit=host")
+    for bind in list_binds(plan, run_dir):
+        yield f"--volume={bind.source}:{bind.target}{':ro' * bind.is_read_only}"
+    match plan.hardware.platform:
+        case "cuda":
+            yield "--device=nvidia.com/gpu=all"
+        case "rocm":
+            yield from (f"--device={device}" for device in _AMD_DEVICES)
+            yield from ("--group-add=keep-groups", "--security-opt=seccomp=unconfined")
+        case "cpu":
+            pass
+
+
+def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
+    yield from _engine_options(plan, run_dir)
+    yield "--ulimit=memlock=-1"
+    for bind in list_binds(plan, run_dir):
+        yield f"--mount={_mount_fields(bind, 'target', 'readonly')}"
+    match plan.hardware.platform:
+        case "cuda":
+            yield "--gpus=all"
+        case "rocm":
+            yield from (f"--device={device}" for device in _AMD_DEVICES)
+            yield from ("--group-add=video", "--group-add=render", "--security-opt=seccomp=unconfined")
+        case "cpu":
+            pass
+
+
+def _engine_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
+    """The node's own network, memory segments and process ids: Ray, NCCL and the check for idle GPUs need them."""
+    yield from ("--rm", "--network=host", "--ipc=host", "--pid=host", "--entrypoint=")
+    yield f"--workdir={run_dir.root.absolute()}"
+    yield from (f"--env={name}" for name in list_secrets(plan))
+
+
+_OPTIONS: Final[Mapping[str, Callable[[Plan, RunDir], Iterator[str]]]] = {
+    "pyxis": _pyxis_options,
+    "apptainer": _apptainer_options,
+    "podman": _podman_options,
+    "docker": _docker_options,
+}
+
+
+def _mount_fields(bind: Bind, target: str, read_only: str) -> str:
+    """One line of comma-separated values, quoted as such, which is how the engines take mounts apart."""
+    fields = ["type=bind", f"source={bind.source}", f"{target}={bind.target}"]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow([*fields, read_only] if bind.is_read_only else fields)
+    return text.getvalue()
+
+
+def _enroot_import(image: Image, machine: str, stem: str) -> Import:
+    """The digest where a tag goes: enroot 3 knows no other place for it, and enroot 4 takes it there too."""
+    registry, repository = _split_reference(image.reference)
+    arch = () if machine == "any" else (f"--arch={machine}",)
+    return Import(
+        file=f"{stem}.sqsh",
+        command=("enroot", "import", *arch, "--output"),
+        check=("unsquashfs", "-l"),
+        uri=f"docker://{registry}#{repository}:{image.digest}",
+    )
+
+
+def _apptainer_pull(image: Image, machine: str, stem: str) -> Import:
+    arch = () if machine == "any" else (f"--arch={_OCI_MACHINE[machine]}",)
+    return Import(
+        file=f"{stem}.sif",
+        command=("apptainer", "pull", *arch),
+        check=("apptainer", "inspect"),
+        uri=f"docker://{image.reference}@{image.digest}",
+    )
+
+
+_IMPORTS: Final[Mapping[str, Callable[[Image, str, str], Import]]] = {
+    "pyxis": _enroot_import,
+    "apptainer": _apptainer_pull,
+}
+
+
+def _split_reference(reference: str) -> tuple[str, str]:
+    """Registry and repository, as docker reads a reference: the first part is a registry where it looks like a host."""
+    first, _, rest = reference.partition("/")
+    if not rest or not ("." in first or ":" in first or first == "localhost"):
+        first, rest = _DOCKER_HUB, reference
+    if first in _HUB_NAMES:
+        first, rest = _DOCKER_HUB, rest if "/" in rest else f"library/{rest}"
+    return first, rest

@@ -1,0 +1,75 @@
+"""The one filter through which every value of a template goes.  A value of another type than these is a bug."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+
+
+@dataclass(frozen=True)
+class Directive:
+    """One option of an ``#SBATCH`` line, whose syntax is sbatch's own and not the shell's."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ShellLine:
+    """A line that its author wrote for the shell; the only thing that is not quoted."""
+
+    text: str
+
+
+def quote(value: Any) -> str:
+    """One value as the template's text: text and lists of texts as shell words, the rest by its type.
+
+    Raises:
+        TypeError: a value that nobody thought of.
+    """
+    match value:
+        case Directive(text):
+            return quote_directive(text)
+        case ShellLine(text):
+            return text
+        case bool():
+            pass
+        case str():
+            return _quote_word(value)
+        case int():
+            return str(value)
+        case Sequence():
+            return " ".join(_quote_word(item) for item in value)
+        case _:
+            pass
+    raise TypeError(f"no way to quote {value!r}")
+
+
+def quote_directive(text: str) -> str:
+    """``--name=value`` as sbatch reads it back: in double quotes a backslash keeps the next character as it is.
+
+    Raises:
+        ValueError: a line feed, which no quoting gets into a comment line.
+    """
+    if "\n" in text or "\0" in text:
+        raise ValueError(f"not one line: {text!r}")
+    name, equals, value = text.partition("=")
+    return _quote_part(name) + equals + _quote_part(value) if equals else _quote_part(text)
+
+
+def _quote_part(text: str) -> str:
+    if _PLAIN.fullmatch(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _quote_word(value: Any) -> str:
+    """Like shlex, but commas too: in an array they look like a slip to a reader and to shellcheck."""
+    if not isinstance(value, str):
+        raise TypeError(f"not a word: {value!r}")
+    return f"'{value}'" if "," in value and "'" not in value else shlex.quote(value)

@@ -1,0 +1,77 @@
+"""The scripts in ``slurm/examples``: every shipped run on every GPU it has a layout for, and a stack with images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlk_repro.plan import Plan, make_plan
+from rlk_repro.resources import data_dir, hardware_folders, list_names, profile_folders, run_folders, stack_folders
+from rlk_repro.rundir import RunDir
+from rlk_repro.sbatch import render_sbatch
+from rlk_repro.spec import ContainerSettings, Profile, SlurmSettings
+from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack, parse_overrides
+
+EXAMPLES = data_dir("slurm") / "examples"
+HARDWARE = ("a100", "h200", "gb200", "mi300x")
+RUNTIMES = ("pyxis", "apptainer", "podman", "docker")
+RUN_ID = "20261120T120000Z-0123abcd-4567"
+IMAGE_DIR = "/shared/rlk-repro/images"
+
+
+def plan_for(run: str = "smoke", hardware: str = "h200", *, stack: str | None = None, settings: tuple[str, ...] = ()):
+    """A run on one hardware with the site profile that is shipped for it."""
+    overrides = parse_overrides(settings)
+    loaded = load_run(run, run_folders(), overrides)
+    return make_plan(
+        run=loaded,
+        stack=load_stack(stack or loaded.model.stack, stack_folders()),
+        hardware=load_hardware(hardware, hardware_folders()),
+        profile=load_profile(f"generic-{hardware}", profile_folders("slurm")),
+        overrides=overrides,
+    )
+
+
+def with_site(
+    plan: Plan, *, slurm: dict[str, object] | None = None, container: dict[str, object] | None = None
+) -> Plan:
+    """The same plan with other values in its profile."""
+    values = plan.profile.model_dump(by_alias=True)
+    values["slurm"] = SlurmSettings.model_validate({**(values.get("slurm") or {}), **(slurm or {})})
+    values["container"] = ContainerSettings.model_validate({**(values.get("container") or {}), **(container or {})})
+    return Plan(run=plan.run, stack=plan.stack, hardware=plan.hardware, variants=plan.variants,
+                profile=Profile.model_validate(values), sources=plan.sources)  # fmt: skip
+
+
+def run_dir_of(plan: Plan) -> RunDir:
+    return RunDir(Path("/shared/runs") / plan.run.run / RUN_ID)
+
+
+def list_plans() -> Iterator[tuple[str, Plan]]:
+    """File name and plan of every example."""
+    for run in list_names(run_folders()):
+        layouts = load_run(run, run_folders()).model.layouts
+        for hardware in HARDWARE:
+            if hardware in layouts:
+                yield f"{run}.{hardware}", plan_for(run, hardware)
+    for hardware in HARDWARE:
+        plan = plan_for("smoke", hardware, stack="example")
+        for runtime in RUNTIMES:
+            yield f"smoke.{hardware}.{runtime}", with_site(plan, container={"runtime": runtime, "image_dir": IMAGE_DIR})
+    for hardware in ("h200", "gb200"):
+        settings = (f"layouts.{hardware}={{num_nodes: 2, gpus_per_node: {8 if hardware == 'h200' else 4}}}",)
+        yield f"smoke.{hardware}.two-nodes", plan_for("smoke", hardware, stack="example", settings=settings)
+
+
+def render_examples() -> dict[str, str]:
+    return {f"{name}.sbatch": render_sbatch(plan, run_dir_of(plan)) for name, plan in list_plans()}
+
+
+def write_examples() -> None:
+    EXAMPLES.mkdir(parents=True, exist_ok=True)
+    texts = render_examples()
+    for path in EXAMPLES.glob("*.sbatch"):
+        if path.name not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        (EXAMPLES / name).write_text(text)
