@@ -6,11 +6,12 @@ Everything that ``submit``, ``replay`` and their ``--dry-run`` share; the steps 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rlk_repro import backends
 from rlk_repro.backends import get_backend
 from rlk_repro.backends.api import Job, JobState, Status, Submission
 from rlk_repro.errors import (
@@ -30,7 +31,7 @@ from rlk_repro.results import Analysis, TrialStatus
 from rlk_repro.rundir import RunDir
 from rlk_repro.specfile import Loaded, load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.stage import Inputs, new_run_dir, stage, stage_again
-from rlk_repro.store import find_run_dir
+from rlk_repro.store import find_run_dir, list_run_dirs
 from rlk_repro.workloads import get_workload
 
 if TYPE_CHECKING:
@@ -219,6 +220,17 @@ def load_submission(run_dir: RunDir) -> Submission | None:
 
 def poll(launched: Launched) -> Status:
     return get_backend(launched.submission.cluster).poll(launched.submission, launched.run_dir)
+
+
+def poll_all(launched: Sequence[Launched]) -> list[Status]:
+    """The same for many, with one question per cluster where it can be asked so."""
+    return backends.poll_all([(item.submission, item.run_dir) for item in launched])
+
+
+def list_launched() -> list[Launched]:
+    """Everything below the runs root that was submitted, oldest first."""
+    found = ((run_dir, load_submission(run_dir)) for run_dir in list_run_dirs())
+    return [Launched(run_dir=run_dir, submission=item) for run_dir, item in found if item is not None]
 
 
 def wait(launched: Launched, tell: Callable[[str], None]) -> None:

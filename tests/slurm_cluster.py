@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -293,13 +293,14 @@ def _find_below(pid: int) -> list[int]:
     return [found for child in children for found in [*_find_below(child), child]]
 
 
-def _as_exports(env: Mapping[str, str], cluster: Cluster) -> str:
-    return f"export SLURM_CONF={env['SLURM_CONF']} PATH={cluster.bin}:$PATH"
+def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with running_cluster(Path(tempfile.mkdtemp(prefix="slurm-"))) as cluster:
+        sys.stdout.write(f"export SLURM_CONF={cluster.conf} PATH={cluster.bin}:$PATH\n")
+        sys.stdout.flush()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
 
 
 if __name__ == "__main__":
-    with running_cluster(Path(tempfile.mkdtemp(prefix="slurm-"))) as live:
-        sys.stdout.write(f"{_as_exports(live.env, live)}\n")
-        sys.stdout.flush()
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    main()

@@ -168,8 +168,8 @@ def test_a_run_is_found_by_its_beginning(call, sealed: RunDir) -> None:
 
 
 def test_a_cluster_that_is_not_in_this_version_says_so(call) -> None:
-    code, _, err = call("submit", "--run", "smoke", "--cluster", "slurm", "--dry-run")
-    assert (code, err) == (2, "rlk-repro: --cluster: not in this version, got 'slurm', expected one of local\n")
+    code, _, err = call("submit", "--run", "smoke", "--cluster", "k8s", "--dry-run")
+    assert (code, err) == (2, "rlk-repro: --cluster: not in this version, got 'k8s', expected one of local, slurm\n")
 
 
 def test_doctor_answers_with_a_next_step(call) -> None:

@@ -101,7 +101,7 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
     """Lines of the trials in order, as they lie on the shared file system; following ends when the job does."""
-    return read_logs(run_dir, _Asked(lambda: poll(submission, run_dir)) if is_following else lambda: True)
+    return read_logs(run_dir, _asked_rarely(submission, run_dir) if is_following else lambda: True)
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
@@ -112,10 +112,10 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
         SchedulerRefused: with scancel's own words.
     """
     status = poll(submission, run_dir)
-    if status.state.is_final:
-        return False
     job_id = slurmctl.parse_job_id(submission.job_id)
-    if status.state is JobState.UNKNOWN or job_id is None:
+    if status.state.is_final or job_id is None or not run_dir.plan.is_file():
+        return False
+    if status.state is JobState.UNKNOWN:
         raise EnvironmentMissing(Problem(run_dir.run_id, f"its job may still run ({status.reason})"))
     is_gentle = status.state is JobState.RUNNING and not run_dir.cancelled.exists()
     write_text(run_dir.cancelled, utc_now() + "\n")
@@ -148,19 +148,19 @@ def collect(submission: Submission, run_dir: RunDir) -> Path:
     return pack(run_dir)
 
 
-class _Asked:
+def _asked_rarely(submission: Submission, run_dir: RunDir) -> Callable[[], bool]:
     """Whether a job is over; Slurm is asked every few seconds at most, however often this is called."""
+    asked_s = -LOG_POLL_S
+    is_over = False
 
-    def __init__(self, ask: Callable[[], Status]) -> None:
-        self._ask = ask
-        self._asked_s = -LOG_POLL_S
-        self._is_over = False
+    def ask() -> bool:
+        nonlocal asked_s, is_over
+        if not is_over and time.monotonic() - asked_s >= LOG_POLL_S:
+            is_over = poll(submission, run_dir).state.is_final
+            asked_s = time.monotonic()
+        return is_over
 
-    def __call__(self) -> bool:
-        if not self._is_over and time.monotonic() - self._asked_s >= LOG_POLL_S:
-            self._is_over = self._ask().state.is_final
-            self._asked_s = time.monotonic()
-        return self._is_over
+    return ask
 
 
 def _run_sbatch(job: Job, *argv: str) -> proc.Completed:
@@ -214,6 +214,8 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
         home = submission.details.get(CLUSTER_NAME, "")
         if elsewhere and home != elsewhere:
             return Status(state=JobState.UNKNOWN, reason=f"submitted to cluster {home}, this one is {elsewhere}")
+        if not run_dir.plan.is_file():
+            return Status(state=JobState.UNKNOWN, reason=f"no job {submission.job_id} and no run directory")
         return _judge_end(run_dir, JobState.FAILED, f"Slurm no longer knows job {submission.job_id}")
     match facts.state:
         case JobState.PENDING:

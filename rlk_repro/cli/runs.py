@@ -16,8 +16,16 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="runs")
 
 
-def list_runs(as_json: AsJson = False) -> None:
-    """List the shipped run definitions."""
+def list_runs(
+    is_submitted: Annotated[
+        bool, typer.Option("--submitted", help="List what was submitted instead, and ask its clusters where it stands.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the shipped run definitions, or what was submitted."""
+    if is_submitted:
+        _list_submitted(as_json=as_json)
+        return
     from rlk_repro.resources import list_names, run_folders
     from rlk_repro.specfile import load_run
 
@@ -30,6 +38,26 @@ def list_runs(as_json: AsJson = False) -> None:
     for run in models:
         say(f"{run.run:<{width}} {run.workload.kind:<10} {run.lane:<14} {', '.join(sorted(run.layouts))}")
         say(f"{'':<{width}} {run.purpose}")
+
+
+def _list_submitted(*, as_json: bool) -> None:
+    """One question per cluster, however many there are."""
+    from rlk_repro import launch
+    from rlk_repro.job.progress import read_state, render_progress
+
+    launched = launch.list_launched()
+    answers = launch.poll_all(launched)
+    if as_json:
+        rows = zip(launched, answers, strict=True)
+        say_json([{"id": item.run_dir.run_id, "cluster": item.submission.cluster, "job_id": item.submission.job_id,
+                   "state": answer.state.value, "reason": answer.reason, "nodes": answer.nodes,
+                   "is_sealed": item.run_dir.is_sealed} for item, answer in rows])  # fmt: skip
+        return
+    for item, answer in zip(launched, answers, strict=True):
+        progress = None if answer.state.is_final else read_state(item.run_dir)
+        more = [answer.reason, "" if progress is None else render_progress(progress)]
+        text = " · ".join(part for part in more if part)
+        say(f"{item.run_dir.run_id} {item.submission.cluster:<5} {item.submission.job_id:<10} {answer.state:<9} {text}")
 
 
 def show_run(
