@@ -163,6 +163,11 @@ class RunDir:
         return self.scheduler / f"{topic}.txt"
 
     @property
+    def accounting_fields(self) -> Path:
+        """What sacct is to be asked for inside the job: names with commas between, nothing without accounting."""
+        return self.scheduler_file("accounting-fields")
+
+    @property
     def prepared(self) -> Path:
         return self.root / "prepared.json"
 

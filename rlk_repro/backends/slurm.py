@@ -182,6 +182,7 @@ def _record_site(run_dir: RunDir, config: Mapping[str, str]) -> None:
     rows = [f"{name} = {config[name]}\n" for name in sorted(config)]
     write_text(run_dir.scheduler_file("config"), "".join(rows))
     write_text(run_dir.scheduler_file("topology"), slurmctl.dump_topology())
+    write_text(run_dir.accounting_fields, ",".join(slurmctl.find_sacct_fields()))
 
 
 def _record_end(run_dir: RunDir, job_id: JobId) -> None:

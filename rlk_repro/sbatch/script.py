@@ -69,6 +69,7 @@ def _list_values(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Mapping[s
         "checksums": absolute.checksums.name,
         "state": absolute.state.name,
         "scheduler": absolute.scheduler.name,
+        "accounting_fields": str(absolute.accounting_fields.relative_to(absolute.root)),
         "srun_options": [*_SRUN_OPTIONS, *slurm.srun_extra],
         "num_nodes": plan.layout.num_nodes,
         "python": container.python,
