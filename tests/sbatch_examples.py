@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 from rlk_repro.plan import Plan, make_plan
 from rlk_repro.resources import data_dir, hardware_folders, list_names, profile_folders, run_folders, stack_folders
 from rlk_repro.rundir import RunDir
 from rlk_repro.sbatch import render_sbatch
-from rlk_repro.spec import ContainerSettings, Profile, SlurmSettings
+from rlk_repro.spec import ContainerSettings, Profile, SlurmSettings, Stack
 from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack, parse_overrides
 
 EXAMPLES = data_dir("slurm") / "examples"
@@ -17,9 +22,13 @@ HARDWARE = ("a100", "h200", "gb200", "mi300x")
 RUNTIMES = ("pyxis", "apptainer", "podman", "docker")
 RUN_ID = "20261120T120000Z-0123abcd-4567"
 IMAGE_DIR = "/shared/rlk-repro/images"
+HOSTILE = ("with space", "a'; touch pwned", 'double"quote', "$(touch pwned)", "`touch pwned`", "back\\slash \\", "a,b",
+           "ünïcødé", "# no comment", "-rf", "{{ run_dir }}", "*", "new\nline; touch pwned", "100%j")  # fmt: skip
 
 
-def plan_for(run: str = "smoke", hardware: str = "h200", *, stack: str | None = None, settings: tuple[str, ...] = ()):
+def plan_for(
+    run: str = "smoke", hardware: str = "h200", *, stack: str | None = None, settings: tuple[str, ...] = ()
+) -> Plan:
     """A run on one hardware with the site profile that is shipped for it."""
     overrides = parse_overrides(settings)
     loaded = load_run(run, run_folders(), overrides)
@@ -33,14 +42,28 @@ def plan_for(run: str = "smoke", hardware: str = "h200", *, stack: str | None = 
 
 
 def with_site(
-    plan: Plan, *, slurm: dict[str, object] | None = None, container: dict[str, object] | None = None
+    plan: Plan,
+    *,
+    slurm: dict[str, Any] | None = None,
+    container: dict[str, Any] | None = None,
+    profile: Profile | None = None,
+    stack: Stack | None = None,
 ) -> Plan:
-    """The same plan with other values in its profile."""
-    values = plan.profile.model_dump(by_alias=True)
-    values["slurm"] = SlurmSettings.model_validate({**(values.get("slurm") or {}), **(slurm or {})})
-    values["container"] = ContainerSettings.model_validate({**(values.get("container") or {}), **(container or {})})
-    return Plan(run=plan.run, stack=plan.stack, hardware=plan.hardware, variants=plan.variants,
-                profile=Profile.model_validate(values), sources=plan.sources)  # fmt: skip
+    """The same plan with other values in its profile, or another profile or stack."""
+    profile = profile or plan.profile
+    parts: list[tuple[str, type[BaseModel], dict[str, Any] | None]] = [
+        ("slurm", SlurmSettings, slurm),
+        ("container", ContainerSettings, container),
+    ]
+    changed = {
+        name: model.model_validate_json(json.dumps({**_dump(getattr(profile, name)), **(values or {})}))
+        for name, model, values in parts
+    }
+    return dataclasses.replace(plan, profile=profile.model_copy(update=changed), stack=stack or plan.stack)
+
+
+def _dump(part: BaseModel | None) -> dict[str, Any]:
+    return {} if part is None else part.model_dump(mode="json", by_alias=True)
 
 
 def run_dir_of(plan: Plan) -> RunDir:
