@@ -146,7 +146,7 @@ def _require_ended(run_dir: RunDir, status: Status) -> None:
         raise CheckFailed(Problem(run_dir.run_id, "is still running", hint=f"rlk-repro cancel {run_dir.run_id}"))
 
 
-def render(plan: Plan, inputs: Inputs | None, run_dir: RunDir | None = None) -> Prepared:
+def render(plan: Plan, inputs: Inputs | None, run_dir: RunDir | None = None, *, nodes: Sequence[str] = ()) -> Prepared:
     """Render a plan for its cluster; pure but for the choice of a new run id where no directory is given.
 
     Raises:
@@ -156,7 +156,7 @@ def render(plan: Plan, inputs: Inputs | None, run_dir: RunDir | None = None) -> 
     if problems:
         raise SpecError(*problems)
     run_dir = run_dir or new_run_dir(plan)
-    job = get_backend(plan.cluster).render(plan, run_dir)
+    job = get_backend(plan.cluster).render(plan, run_dir, nodes=nodes)
     return Prepared(plan=plan, inputs=inputs, run_dir=run_dir, job=job)
 
 
@@ -294,11 +294,17 @@ def _explain_end(launched: Launched) -> RlkReproError:
         hint = f"see {run_dir.agent_log}" if code == EXIT_BUG else None
         return refusal(Problem(run_dir.run_id, state.message, hint=hint))
     reason = poll(launched).reason or "its agent left no word"
-    log = run_dir.agent_output if code is None else run_dir.agent_log
+    log = _find_output(launched) if code is None else run_dir.agent_log
     return CheckFailed(
         Problem(run_dir.run_id, f"ended without being sealed ({reason})", expected="a sealed bundle",
                 hint=f"see {log}, then rlk-repro submit --resume {run_dir.run_id}")
     )  # fmt: skip
+
+
+def _find_output(launched: Launched) -> Path:
+    """What was printed outside of the agent's own log: by the batch script where the cluster has one."""
+    by_script = launched.run_dir.job_output(launched.submission.job_id.partition(";")[0])
+    return by_script if by_script.is_file() else launched.run_dir.agent_output
 
 
 # by the exit code of an agent that was not interrupted: sent again, the same job would end in the same way

@@ -39,9 +39,11 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
+    """``drift`` is None where the nodes are a scheduler's to choose: it is found by the run itself."""
+
     recorded: Recorded
     launch: launch.Prepared
-    drift: tuple[Finding, ...]
+    drift: tuple[Finding, ...] | None
 
 
 def reanalyse(bundle: Path) -> Recorded:
@@ -63,29 +65,31 @@ def reanalyse(bundle: Path) -> Recorded:
         )
 
 
-def prepare(recorded: Recorded, *, cluster: str | None = None, profile: str | None = None) -> Prepared:
+def prepare(
+    recorded: Recorded, *, cluster: str | None = None, profile: str | None = None, is_on_same_nodes: bool = False
+) -> Prepared:
     """The same experiment, rendered for here, and how this machine differs from the recorded one.
 
     Raises:
-        SpecError: no such profile, or one that belongs to another cluster.
+        SpecError: no such profile, one that belongs to another cluster, or nodes that it cannot be asked for.
     """
     plan, inputs = recorded.plan, recorded.inputs
     if cluster is not None or profile is not None:
         loaded = launch.resolve_profile(profile, cluster)
         plan = dataclasses.replace(plan, profile=loaded.model)
         inputs = dataclasses.replace(inputs, profile=loaded.data)
-    here = probe_node("here")
-    drift = diff_manifests(recorded.manifests[0], here) if recorded.manifests else []
-    return Prepared(recorded=recorded, launch=launch.render(plan, inputs), drift=tuple(drift))
+    nodes = tuple(manifest.node for manifest in recorded.manifests) if is_on_same_nodes else ()
+    drift = None if plan.cluster != launch.LOCAL else _find_drift(recorded, probe_node("here"))
+    return Prepared(recorded=recorded, launch=launch.render(plan, inputs, nodes=nodes), drift=drift)
 
 
-def check_drift(drift: tuple[Finding, ...], *, is_accepted: bool) -> None:
+def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None:
     """Stop at blocking drift unless the user accepted it.
 
     Raises:
         CheckFailed: listing each blocking difference.
     """
-    blocking = [item for item in drift if item.level is Level.BLOCKING]
+    blocking = [item for item in drift or () if item.level is Level.BLOCKING]
     if blocking and not is_accepted:
         problems = [Problem(item.where, "differs from the recorded machine", got=item.found, expected=item.expected)
                     for item in blocking]  # fmt: skip
@@ -105,7 +109,15 @@ def run(prepared: Prepared, tell: Callable[[str], None]) -> Comparison:
     result = launch.finish(launched)
     tell(f"bundle: {result.bundle}  (id {result.bundle_id[:12]})")
     tell(f"report: {result.report}")
-    return compare_analyses(prepared.recorded.analysis, result.analysis, drift=prepared.drift)
+    drift = prepared.drift
+    if drift is None:
+        here = load_manifests(launched.run_dir)
+        drift = _find_drift(prepared.recorded, here[0]) if here else ()
+    return compare_analyses(prepared.recorded.analysis, result.analysis, drift=drift)
+
+
+def _find_drift(recorded: Recorded, here: Manifest) -> tuple[Finding, ...]:
+    return tuple(diff_manifests(recorded.manifests[0], here)) if recorded.manifests else ()
 
 
 def _require_same_analysis(run_dir: RunDir) -> Analysis:

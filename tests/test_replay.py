@@ -104,6 +104,7 @@ def test_the_replayed_experiment_is_the_recorded_one(sealed: RunDir) -> None:
     prepared = prepare(recorded)
     assert prepared.launch.plan.experiment_hash == recorded.plan.experiment_hash
     assert prepared.launch.run_dir.root != sealed.root
+    assert prepared.drift is not None
     assert any(finding.where == "gpu.driver" for finding in prepared.drift)
 
 

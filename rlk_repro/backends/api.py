@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -98,8 +98,11 @@ class Backend(Protocol):
     def available(self) -> str | None:
         """None where this machine can use the cluster, else the reason why not."""
 
-    def render(self, plan: Plan, run_dir: RunDir) -> Job:
-        """The job, without touching anything; SpecError for a plan that this cluster cannot run."""
+    def render(self, plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
+        """The job, without touching anything; SpecError for a plan that this cluster cannot run.
+
+        ``nodes`` asks for exactly these.
+        """
 
     def submit(self, job: Job, run_dir: RunDir) -> Submission:
         """Send exactly that job."""

@@ -10,7 +10,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,13 +35,13 @@ def available() -> str | None:
     return None
 
 
-def render(plan: Plan, run_dir: RunDir) -> Job:
+def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
     """One agent, which leads.  The file names neither this machine's Python nor its folders; the command has to.
 
     Raises:
-        SpecError: a stack with images, which nothing here would start, or more than one node.
+        SpecError: a stack with images, which nothing here would start, more than one node, or another one.
     """
-    problems = list(_find_problems(plan))
+    problems = list(_find_problems(plan, nodes))
     if problems:
         raise SpecError(*problems)
     options = ("--resume",)
@@ -54,7 +54,10 @@ def render(plan: Plan, run_dir: RunDir) -> Job:
     return Job(files={COMMAND_FILE: dump_json(record).decode()}, command=command)
 
 
-def _find_problems(plan: Plan) -> Iterator[Problem]:
+def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
+    here = platform.node()
+    if set(nodes) - {here}:
+        yield Problem("--same-nodes", "the local cluster is this machine", got=", ".join(nodes), expected=here)
     if plan.stack.images:
         yield Problem(
             f"stack {plan.stack.stack}",

@@ -36,7 +36,7 @@ def available() -> str | None:
     return slurmctl.find_obstacle()
 
 
-def render(plan: Plan, run_dir: RunDir) -> Job:
+def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
     """One script.
 
     Raises:
@@ -44,7 +44,7 @@ def render(plan: Plan, run_dir: RunDir) -> Job:
     """
     from rlk_repro.sbatch import SCRIPT, render_sbatch, sbatch_command
 
-    return Job(files={SCRIPT: render_sbatch(plan, run_dir)}, command=sbatch_command(run_dir))
+    return Job(files={SCRIPT: render_sbatch(plan, run_dir, nodes=nodes)}, command=sbatch_command(run_dir))
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:

@@ -23,6 +23,9 @@ def replay(
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show drift and the job; send nothing.")] = False,
     cluster: Annotated[str | None, typer.Option(help="Where to run; default as recorded.")] = None,
     profile: Annotated[str | None, typer.Option(help="Site profile; default as recorded.")] = None,
+    is_on_same_nodes: Annotated[
+        bool, typer.Option("--same-nodes", help="Ask the cluster for the recorded nodes, by name.")
+    ] = False,
     is_accepted: Annotated[bool, typer.Option("--yes", help="Go on in spite of blocking drift.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -37,7 +40,7 @@ def replay(
             say(f"{bundle}: the analysis is reproduced byte for byte from its logs (level: re-analysis, exact)")
             say(recorded.analysis.verdict.headline)
         return
-    prepared = steps.prepare(recorded, cluster=cluster, profile=profile)
+    prepared = steps.prepare(recorded, cluster=cluster, profile=profile, is_on_same_nodes=is_on_same_nodes)
     if is_dry_run:
         _show_dry_run(prepared, as_json=as_json)
         return
@@ -57,9 +60,12 @@ def replay(
 def _say_drift(prepared: Prepared) -> None:
     from rlk_repro.findings import Level
 
+    say("analysis reproduced byte for byte from the logs")
+    if prepared.drift is None:
+        say("the scheduler chooses the nodes: how they differ from the recorded ones is found by the run")
+        return
     shown = [finding for finding in prepared.drift if finding.level is not Level.INFO]
     rest = f"{len(prepared.drift) - len(shown)} for information only (--dry-run --json lists them)"
-    say("analysis reproduced byte for byte from the logs")
     if not shown:
         say(f"this machine against the recorded one: no drift that matters, {rest}")
         return
@@ -73,7 +79,7 @@ def _show_dry_run(prepared: Prepared, *, as_json: bool) -> None:
 
     plan, job, run_dir = prepared.launch.plan, prepared.launch.job, prepared.launch.run_dir
     if as_json:
-        drift = [finding.to_json() for finding in prepared.drift]
+        drift = None if prepared.drift is None else [finding.to_json() for finding in prepared.drift]
         say_json({**dry_run_json(plan, job), "drift": drift, "replay_of": prepared.recorded.bundle_id})
         return
     _say_drift(prepared)

@@ -77,7 +77,7 @@ def send(prepared: Prepared, *, is_dry_run: bool, is_waiting: bool, as_json: boo
         return
     launched = launch.submit(prepared)
     if not is_waiting:
-        _show_submitted(launched, as_json=as_json)
+        _show_submitted(prepared.plan, launched, as_json=as_json)
         return
     note(f"run directory: {launched.run_dir.root}")
     launch.wait(launched, note)
@@ -128,14 +128,20 @@ def _quote(part: str) -> str:
     return shlex.quote(part)
 
 
-def _show_submitted(launched: Launched, *, as_json: bool) -> None:
+def _show_submitted(plan: Plan, launched: Launched, *, as_json: bool) -> None:
     run_dir, submission = launched.run_dir, launched.submission
     if as_json:
         say_json({"id": run_dir.run_id, "run_dir": str(run_dir.root), "submission": submission.to_json()})
         return
     say(f"submitted {run_dir.run_id} to {submission.cluster} as {submission.job_id}")
     say(f"run directory: {run_dir.root}")
+    if submission.cluster == "slurm":
+        from rlk_repro.planview import bound_line
+        from rlk_repro.sbatch import time_limit_min
+
+        say(bound_line(plan, time_limit_min(plan)))
     say(f"next: rlk-repro status --watch {run_dir.run_id}")
+    say(f"      rlk-repro logs -f {run_dir.run_id}   (or cancel, collect)")
 
 
 def _show_result(launched: Launched, *, as_json: bool) -> None:
