@@ -89,3 +89,9 @@ def stack_folders() -> list[Path]:
 def profile_folders(cluster: str) -> list[Path]:
     shipped = data_dir("jobs") / "profiles" if cluster == "local" else data_dir(cluster) / "profiles"
     return [user_profiles_dir(), shipped]
+
+
+def all_profile_folders() -> list[Path]:
+    """Of every cluster, for commands to which the profile itself says which one it is for."""
+    shipped = [data_dir("jobs"), data_dir("slurm"), data_dir("k8s")]
+    return [user_profiles_dir(), *(folder / "profiles" for folder in shipped)]

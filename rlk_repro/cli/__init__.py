@@ -10,7 +10,7 @@ from typing import Final
 import typer
 
 from rlk_repro import __version__
-from rlk_repro.cli import bench, bundles, claims, doctor, jobs, replay, report, runs, submit
+from rlk_repro.cli import bench, bundles, claims, doctor, jobs, profile, replay, report, runs, submit
 from rlk_repro.errors import EXIT_BUG, EnvironmentMissing, RlkReproError
 
 app: Final = typer.Typer(
@@ -46,6 +46,7 @@ replay.register(app)
 report.register(app)
 bench.register(app)
 claims.register(app)
+profile.register(app)
 doctor.register(app)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.findings import Finding, Level
-from rlk_repro.job.checks import CHECKS, Situation, judge_node, level_of
+from rlk_repro.job.checks import CHECKS, Situation, find_level, judge_node
 from rlk_repro.manifest import Manifest, Unknown
 from rlk_repro.plan import Plan
 from rlk_repro.probes.code import RL_KERNEL
@@ -70,7 +70,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         *check_rl_kernel(plan),
         *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
         *check_pins(plan.stack, manifest),
-        *(check_idle(busy, level_of("gpu_idle", "fail", limits)) if plan.layout.gpus_per_node else []),
+        *(check_idle(busy, find_level("gpu_idle", limits)) if plan.layout.gpus_per_node else []),
         *judge_node(CHECKS, situation),
     ]
 

@@ -3,9 +3,16 @@
 from typing import Final
 
 from rlk_repro.job.checks import gpu, host, network
-from rlk_repro.job.checks.base import Check, Situation, judge_node, level_of
+from rlk_repro.job.checks.base import OTHER_POLICIES, Check, Situation, find_level, judge_node
 from rlk_repro.job.checks.network import compare_nodes
+from rlk_repro.spec import CheckName, Policy
 
 CHECKS: Final[tuple[Check, ...]] = (*gpu.CHECKS, *host.CHECKS, *network.CHECKS)
 
-__all__ = ["CHECKS", "Check", "Situation", "compare_nodes", "judge_node", "level_of"]
+
+def default_policies() -> dict[CheckName, Policy]:
+    """What every check does where a profile says nothing else."""
+    return {**OTHER_POLICIES, **{check.name: check.policy for check in CHECKS}}
+
+
+__all__ = ["CHECKS", "Check", "Situation", "compare_nodes", "default_policies", "find_level", "judge_node"]

@@ -15,6 +15,13 @@ from rlk_repro.manifest import Fact, Manifest, Unknown
 from rlk_repro.spec import CheckName, Hardware, Layout, Policy, Preflight
 
 LEVELS: Final[dict[Policy, Level]] = {"pass": Level.INFO, "warn": Level.WARNING, "fail": Level.BLOCKING}
+# of checks that one node's facts do not settle: who uses the GPUs now, and what several nodes share
+OTHER_POLICIES: Final[dict[CheckName, Policy]] = {
+    "gpu_idle": "fail",
+    "clock_skew": "warn",
+    "nodes_alike": "fail",
+    "nvlink_domain": "warn",
+}
 
 
 class Complaint(NamedTuple):
@@ -79,13 +86,14 @@ def judge_node(checks: Iterable[Check], situation: Situation) -> Iterator[Findin
     """The complaints of every check that this plan asks for, as findings of the level that the policy says."""
     for check in checks:
         if situation.has(check.scope):
-            level = level_of(check.name, check.policy, situation.limits)
+            level = LEVELS[situation.limits.policy.get(check.name, check.policy)]
             for complaint in check.judge(situation):
                 yield Finding(level, *complaint)
 
 
-def level_of(name: CheckName, default: Policy, limits: Preflight) -> Level:
-    return LEVELS[limits.policy.get(name, default)]
+def find_level(name: CheckName, limits: Preflight) -> Level:
+    """Of the findings of one of OTHER_POLICIES."""
+    return LEVELS[limits.policy.get(name, OTHER_POLICIES[name])]
 
 
 def name_gpus(devices: Iterable[dict[str, Any]], is_bad: Callable[[dict[str, Any]], bool]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from rlk_repro.doctor import SLOW_CLOCKS
-from rlk_repro.job.checks.base import Check, Complaint, Scope, Situation
+from rlk_repro.job.checks.base import OTHER_POLICIES, Check, Complaint, Scope, Situation
 
 MAX_LOAD_PER_CPU: Final = 0.5
 # a container's own default of 64 MiB is too little for NCCL and for data loaders
@@ -108,7 +108,7 @@ CHECKS: Final = (
     Check(name="locked_memory", scope=Scope.NODES, policy="warn", judge=check_locked_memory),
     Check(name="clock_source", scope=Scope.GPUS, policy="warn", judge=check_clock_source),
     Check(name="clock_sync", scope=Scope.NODES, policy="warn", judge=check_clock_sync),
-    Check(name="clock_skew", scope=Scope.ANY, policy="warn", judge=check_clock_skew),
+    Check(name="clock_skew", scope=Scope.ANY, policy=OTHER_POLICIES["clock_skew"], judge=check_clock_skew),
     Check(name="file_latency", scope=Scope.GPUS, policy="warn", judge=check_file_latency),
     Check(name="free_inodes", scope=Scope.ANY, policy="fail", judge=check_free_inodes),
 )

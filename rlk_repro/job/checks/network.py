@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from rlk_repro.findings import Finding, Level
-from rlk_repro.job.checks.base import Check, Complaint, Scope, Situation, level_of
+from rlk_repro.job.checks.base import Check, Complaint, Scope, Situation, find_level
 from rlk_repro.job.checks.gpu import find_domain
 from rlk_repro.job.checks.host import FOLDER
 from rlk_repro.manifest import Manifest, diff_manifests
@@ -78,16 +78,16 @@ def _compare(first: Manifest, other: Manifest, limits: Preflight) -> Iterator[Fi
     where = f"nodes.{other.node}"
     for item in diff_manifests(first, other):
         if item.level is Level.BLOCKING:
-            level = level_of("nodes_alike", "fail", limits)
+            level = find_level("nodes_alike", limits)
             yield Finding(level, f"{where}.{item.where}", f"as on {first.node}: {item.expected}", item.found)
     ours, theirs = _domain(first), _domain(other)
     if isinstance(ours, str) and isinstance(theirs, str) and ours != theirs:
-        yield Finding(level_of("nvlink_domain", "warn", limits), f"{where}.gpu.fabric", ours, theirs)
+        yield Finding(find_level("nvlink_domain", limits), f"{where}.gpu.fabric", ours, theirs)
     skews = [manifest.sections.get(FOLDER, {}).get("clock_skew_s") for manifest in (first, other)]
     known = [float(skew) for skew in skews if isinstance(skew, int | float)]
     if len(known) == 2 and abs(known[1] - known[0]) > limits.max_clock_skew_s:
         found = f"{known[0] - known[1]:+.1f} s apart"
-        yield Finding(level_of("clock_skew", "warn", limits), f"{where}.clock", f"agrees with {first.node}", found)
+        yield Finding(find_level("clock_skew", limits), f"{where}.clock", f"agrees with {first.node}", found)
 
 
 def _domain(manifest: Manifest) -> object:

@@ -1,0 +1,193 @@
+"""``profile init``, ``profile show`` and ``profile check``: what one site needs: proposed, resolved, checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
+
+if TYPE_CHECKING:
+    from rlk_repro.plan import Plan
+    from rlk_repro.sites.propose import Ask, Proposal
+    from rlk_repro.spec import Profile
+
+Name = Annotated[str, typer.Argument(metavar="PROFILE", help="A name or a file.")]
+Cluster = Annotated[str, typer.Option(help="local or slurm.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Site profiles: write one for a cluster, show it, check it.", no_args_is_help=True)
+    group.command("init")(init)
+    group.command("show")(show)
+    group.command("check")(check)
+    app.add_typer(group, name="profile")
+
+
+def init(
+    cluster: Cluster = "slurm",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Default: your own folder of profiles.")
+    ] = None,
+    is_taking_likeliest: Annotated[
+        bool, typer.Option("--yes", help="Take the likeliest answers; ask nothing.")
+    ] = False,
+) -> None:
+    """Ask the cluster what it is and write a profile for it."""
+    from rlk_repro.sites.propose import render_profile, take_likeliest
+
+    ask = take_likeliest if is_taking_likeliest or not sys.stdin.isatty() else _ask
+    proposal, origin = _propose(cluster, ask)
+    if output is None:
+        from rlk_repro.resources import user_profiles_dir
+
+        output = user_profiles_dir() / f"{proposal.name}.yaml"
+    else:
+        proposal.values["profile"] = _name_of(output, proposal.name)
+    _write(output, render_profile(proposal, origin))
+    for remark in proposal.remarks:
+        note(f"look at: {remark}")
+    say(f"wrote {output}")
+    say(f"next: rlk-repro profile check {output}")
+
+
+def _propose(cluster: str, ask: Ask) -> tuple[Proposal, str]:
+    """A proposal, and where it is from."""
+    from rlk_repro.sites.check import load_all_hardware
+    from rlk_repro.sites.propose import find_hardware, propose_local, propose_slurm
+
+    hardware = load_all_hardware()
+    if cluster == "local":
+        from rlk_repro.probes import gpu
+
+        devices = gpu.probe().get("devices")
+        names = [str(device.get("name")) for device in devices] if isinstance(devices, list) else []
+        found = find_hardware(names, hardware) if names else ["cpu"]
+        return propose_local(found[0] if found else None), "this machine"
+    if cluster == "slurm":
+        from rlk_repro.sites.slurm import probe_site
+
+        site = probe_site()
+        origin = f"cluster {site.cluster or 'without a name'}, Slurm {site.version}"
+        return propose_slurm(site, hardware, Path.home() / "rlk-repro-images", ask), origin
+    from rlk_repro.errors import Problem, SpecError
+
+    raise SpecError(Problem("--cluster", "no profile can be proposed for it", got=cluster, expected="local or slurm"))
+
+
+def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
+    """By number or by name, until it is one of the choices."""
+    for number, choice in enumerate(choices, start=1):
+        note(f"  {number}  {choice}")
+    while True:
+        answer = str(typer.prompt(question, default=likeliest, err=True)).strip()
+        if answer in choices:
+            return answer
+        if answer.isdecimal() and 1 <= int(answer) <= len(choices):
+            return choices[int(answer) - 1]
+
+
+def _name_of(output: Path, otherwise: str) -> str:
+    """A profile is found by its file's name: the two should agree."""
+    from rlk_repro.sites.propose import make_name
+
+    return make_name(output.stem) if output.stem else otherwise
+
+
+def _write(output: Path, text: str) -> None:
+    """A profile that is there may be somebody's work: it is never replaced."""
+    from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
+    from rlk_repro.files import write_text
+
+    if output.exists():
+        raise CheckFailed(Problem(str(output), "exists already", hint="name another file with -o, or remove it"))
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_text(output, text)
+    except OSError as error:
+        raise EnvironmentMissing(Problem(str(output), f"cannot be written ({error.strerror})")) from error
+
+
+def show(name: Name, as_json: AsJson = False) -> None:
+    """Show one profile with every default filled in, and what each preflight check does."""
+    profile = _load(name)
+    policies = _effective_policies(profile)
+    value: dict[str, Any] = profile.model_dump(mode="json", by_alias=True)
+    value["preflight"] = {**_all_limits(profile), "policy": policies}
+    if as_json:
+        say_json(value)
+        return
+    import yaml
+
+    say(f"# {profile.profile}, defaults filled in")
+    say(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
+
+
+def _all_limits(profile: Profile) -> dict[str, Any]:
+    fields = type(profile.preflight).model_fields
+    return {key: getattr(profile.preflight, key) for key in fields}
+
+
+def _effective_policies(profile: Profile) -> dict[str, str]:
+    from rlk_repro.job.checks import default_policies
+
+    effective = {**default_policies(), **profile.preflight.policy}
+    return {str(name): str(policy) for name, policy in effective.items()}
+
+
+def _load(name: str) -> Profile:
+    from rlk_repro.resources import all_profile_folders
+    from rlk_repro.specfile import load_profile
+
+    return load_profile(name, all_profile_folders()).model
+
+
+def check(
+    name: Name,
+    run: Annotated[str | None, typer.Option("--run", help="Also check what this run needs there.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what would fail with a profile on this cluster, and why; nothing is queued."""
+    from rlk_repro.findings import has_blocking
+
+    profile = _load(name)
+    plan = None if run is None else _plan(run, name, profile)
+    findings = _check(profile, plan)
+    if as_json:
+        say_json({"profile": profile.profile, "findings": [finding.to_json() for finding in findings]})
+    else:
+        say(f"profile {profile.profile}: {_count(len(findings))}")
+        say_findings(findings)
+    if has_blocking(findings):
+        raise typer.Exit(1)
+
+
+def _count(number: int) -> str:
+    return "no findings" if number == 0 else "1 finding" if number == 1 else f"{number} findings"
+
+
+def _plan(run: str, name: str, profile: Profile) -> Plan:
+    from rlk_repro import launch
+
+    return launch.prepare(launch.Request(run=run, cluster=profile.cluster, profile=name)).plan
+
+
+def _check(profile: Profile, plan: Plan | None) -> list[Any]:
+    from rlk_repro.errors import Problem, SpecError
+    from rlk_repro.sites.check import check_local, check_slurm, load_all_hardware
+
+    if profile.cluster == "slurm":
+        return check_slurm(profile, plan)
+    if profile.cluster != "local":
+        raise SpecError(
+            Problem("PROFILE", "cannot be checked", got=profile.cluster, expected="one of cluster local or slurm")
+        )
+    hardware = load_all_hardware()
+    name = plan.hardware.hardware if plan is not None else profile.hardware or "cpu"
+    if name not in hardware:
+        raise SpecError(Problem(f"profile {profile.profile}: hardware", "no such hardware", got=name))
+    return check_local(profile, hardware[name])
