@@ -14,7 +14,7 @@ from rlk_repro.plan import Plan, make_plan
 from rlk_repro.resources import data_dir, hardware_folders, list_names, profile_folders, run_folders, stack_folders
 from rlk_repro.rundir import RunDir
 from rlk_repro.sbatch import render_sbatch
-from rlk_repro.spec import ContainerSettings, Profile, SlurmSettings, Stack
+from rlk_repro.spec import ContainerSettings, Profile, Run, SlurmSettings, Stack
 from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack, parse_overrides
 
 EXAMPLES = data_dir("slurm") / "examples"
@@ -48,8 +48,9 @@ def with_site(
     container: dict[str, Any] | None = None,
     profile: Profile | None = None,
     stack: Stack | None = None,
+    run: Run | None = None,
 ) -> Plan:
-    """The same plan with other values in its profile, or another profile or stack."""
+    """The same plan with other values in its profile, or another profile, stack or run."""
     profile = profile or plan.profile
     parts: list[tuple[str, type[BaseModel], dict[str, Any] | None]] = [
         ("slurm", SlurmSettings, slurm),
@@ -59,7 +60,9 @@ def with_site(
         name: model.model_validate_json(json.dumps({**_dump(getattr(profile, name)), **(values or {})}))
         for name, model, values in parts
     }
-    return dataclasses.replace(plan, profile=profile.model_copy(update=changed), stack=stack or plan.stack)
+    return dataclasses.replace(
+        plan, profile=profile.model_copy(update=changed), stack=stack or plan.stack, run=run or plan.run
+    )
 
 
 def _dump(part: BaseModel | None) -> dict[str, Any]:

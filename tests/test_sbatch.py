@@ -172,10 +172,10 @@ def test_the_same_nodes_are_asked_for_by_name() -> None:
 
 
 def test_the_command_names_what_no_comment_line_can_hold() -> None:
-    root = "/runs/a\nb,%j"
-    assert sbatch_command(RunDir(Path(root))) == (
-        "sbatch", "--parsable", f"--chdir={root}", f"{root}/job/job.sbatch",
-    )  # fmt: skip
+    for root, folder in {"/runs/a\nb,%j": "/runs/a\nb,%%j", "/runs/\\%j": "/runs/\\\\%j"}.items():
+        assert sbatch_command(RunDir(Path(root))) == (
+            "sbatch", "--parsable", f"--chdir={root}", f"--output={folder}/.slurm-%j.log", f"{root}/job/job.sbatch",
+        )  # fmt: skip
 
 
 def test_the_digest_stands_where_enroot_3_and_4_look_for_it() -> None:

@@ -37,7 +37,7 @@ _SRUN_OPTIONS: Final = ("--ntasks-per-node=1", "--cpu-bind=none")
 def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> str:
     """The whole script; the same inputs give the same text.
 
-    It holds every option of sbatch but ``--chdir`` (``sbatch_command`` says it), since a path may hold a line feed.
+    It holds every option of sbatch but those with a path, which may hold a line feed: ``sbatch_command`` has them.
     ``nodes`` asks for exactly these (``replay --same-nodes``).  SIGTERM to the batch shell alone
     (``scancel --batch --signal=TERM``) lets the agents record and pack; what Slurm's tools print goes to
     ``run_dir.job_output(job_id)``.  The exit code is the highest of the agents'.
@@ -53,9 +53,20 @@ def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> 
 
 
 def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
-    """``sbatch --parsable --chdir=<run directory> <run directory>/job/job.sbatch``."""
-    root = run_dir.root.absolute()
-    return ("sbatch", "--parsable", f"--chdir={root}", str(run_dir.job.absolute() / SCRIPT))
+    """sbatch with the options that hold paths: ``--chdir``, ``--output`` and the script's own."""
+    absolute = RunDir(run_dir.root.absolute())
+    return (
+        "sbatch",
+        "--parsable",
+        f"--chdir={absolute.root}",
+        f"--output={_escape_folder(str(absolute.root))}/{absolute.job_output('%j').name}",
+        str(absolute.job / SCRIPT),
+    )
+
+
+def _escape_folder(folder: str) -> str:
+    """As Slurm reads a file name: ``%%`` for a per cent sign; a backslash quotes, and any turns all of ``%`` off."""
+    return folder.replace("\\", "\\\\") if "\\" in folder else folder.replace("%", "%%")
 
 
 def _list_values(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Mapping[str, Any]:

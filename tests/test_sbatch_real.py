@@ -1,0 +1,78 @@
+"""What the real sbatch, bash and srun make of hostile values: nothing is executed, every value arrives as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.files import write_text
+from rlk_repro.plan import Plan
+from rlk_repro.rundir import RunDir
+from rlk_repro.sbatch import SCRIPT, render_sbatch, sbatch_command
+from tests.sbatch_examples import HOSTILE, plan_for, with_site
+from tests.slurm_cluster import NODES, Cluster
+from tests.slurm_runs import start_or_skip
+
+# Stands for Python: writes down its arguments, its folder and its path of modules, one file per node.
+RECORDER = """\
+#!/bin/sh
+printf '%s\\0' "$PWD" "$PYTHONPATH" "$@" > "$0.$SLURMD_NODENAME.$2"
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = start_or_skip(tmp_path_factory.mktemp("slurm") / "c")
+    yield running
+    running.close()
+
+
+def submit(cluster: Cluster, plan: Plan, run_dir: RunDir) -> str:
+    run_dir.job.mkdir(parents=True)
+    write_text(run_dir.job / SCRIPT, render_sbatch(plan, run_dir))
+    return cluster.ask(*sbatch_command(run_dir)).strip()
+
+
+def wait_for_end(cluster: Cluster, job_id: str) -> None:
+    cluster.wait_until(lambda: cluster.job_field(job_id, "%T") in {"COMPLETED", "FAILED"}, f"the end of {job_id}")
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return with_site(plan_for(), slurm={"gres": "none", "stop_before_s": 60})
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "\n" not in name])
+def test_an_option_arrives_as_it_was(cluster: Cluster, plan: Plan, tmp_path: Path, name: str) -> None:
+    held = with_site(plan, slurm={"extra": [f"--comment={name}", "--hold"]})
+    job_id = submit(cluster, held, RunDir(tmp_path / "run"))
+    assert cluster.job_field(job_id, "%k") == name.strip()
+    cluster.ask("scancel", job_id)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_path_arrives_as_it_was_on_every_node(cluster: Cluster, plan: Plan, tmp_path: Path, name: str) -> None:
+    python = tmp_path / name.replace("\n", " ") / "python"
+    python.parent.mkdir()
+    python.write_text(RECORDER)
+    python.chmod(0o755)
+    layout = plan.layout.model_copy(update={"num_nodes": 2})
+    run = plan.run.model_copy(update={"layouts": {plan.hardware.hardware: layout}})
+    code = str(tmp_path / f"code {name}")
+    both = with_site(plan, run=run, container={"python": str(python), "package_dir": code})
+    run_dir = RunDir(tmp_path / f"runs {name}" / name)
+    job_id = submit(cluster, both, run_dir)
+    wait_for_end(cluster, job_id)
+    options = ["--nodes", ",".join(NODES), "--allocation", f"{job_id}.0", "--resume", "--node"]
+    root = str(run_dir.root)
+    for node in NODES:
+        found = Path(f"{python}.{node}.rlk_repro.job").read_text().split("\0")[:-1]
+        assert found == [root, code, "-m", "rlk_repro.job", root, *options, node]
+    log = run_dir.job_output("%j" if "\\" in root else job_id)
+    assert f"allocation {job_id}.0: {','.join(NODES)}\n" in log.read_text()
+    packed = Path(f"{python}.{NODES[0]}.rlk_repro.job.pack").read_text().split("\0")[:-1]
+    assert packed == [root, code, "-m", "rlk_repro.job.pack", root]
+    assert list(tmp_path.rglob("pwned*")) == []
+    assert not Path("pwned").exists()
