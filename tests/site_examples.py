@@ -32,6 +32,7 @@ def write_slurm(
     folder: Path,
     *,
     pools: str = H200_POOLS,
+    visible: str = "debug\nbatch\nbatch\n",
     config: Mapping[str, str] | None = None,
     topology: str = "",
     associations: str = "",
@@ -44,7 +45,12 @@ def write_slurm(
     write_tool(
         folder,
         "sinfo",
-        {"--version": f"slurm {values['version']}", "--noheader --all": pools, "--noheader --states": ""},
+        {
+            "--version": f"slurm {values['version']}",
+            "--noheader --all": pools,
+            "--noheader --states": "",
+            "--noheader --format=%R": visible,
+        },
     )
     show = {"ping": "Slurmctld(primary) at head is UP", "show config": CONFIG.format(**values)}
     show |= {"show topology": topology} if topology else {}

@@ -34,6 +34,9 @@ def test_a_profile_is_written_where_it_is_found_by_its_name(call: Call, tools: P
     images = home / "rlk-repro-images"
     assert err == f"look at: images are imported once to {images}: it must lie on a file system that the nodes share\n"
     assert load_profile("dgx", [path.parent]).model.hardware == "h200"
+    path.unlink()
+    told = json.loads(call("profile", "init", "--yes", "--json")[1])
+    assert (told["file"], told["profile"]["profile"], len(told["remarks"])) == (str(path), "dgx", 1)
 
 
 def test_a_profile_is_never_replaced(call: Call, tools: Path, tmp_path: Path) -> None:
@@ -56,7 +59,7 @@ def test_a_profile_bears_the_name_of_its_file(call: Call, tools: Path, tmp_path:
 def test_questions_are_answered_by_number_or_name(
     call: Call, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_slurm(tools)
+    write_slurm(tools, visible="batch\nlong\n")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     answers = iter(["7", "2", "host"])
     monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))

@@ -285,6 +285,8 @@ def test_a_job_with_one_gpu_uses_no_links() -> None:
 @pytest.mark.parametrize(
     ("packages", "toolkit"),
     [
+        ({"torch": "2.9.0a0+145a3a7bda.nv25.10", "CUDA_VERSION": "13.0.2.006"}, "13.0"),
+        ({"torch": "2.9.0+cpu", "CUDA_VERSION": "<redacted>"}, None),
         ({"torch": "2.9.0+cu130", "nvidia-cuda-runtime-cu12": "12.8.90"}, "13.0"),
         ({"torch": "2.6.0+cu118"}, "11.8"),
         ({"torch": "2.13.0", "nvidia-cuda-runtime": "13.0.48"}, "13.0"),
@@ -295,7 +297,8 @@ def test_a_job_with_one_gpu_uses_no_links() -> None:
     ],
 )
 def test_the_toolkit_is_that_of_torch_or_of_the_runtime_beside_it(packages: dict[str, Any], toolkit: str) -> None:
-    assert find_toolkit(packages) == toolkit
+    of_image = packages.get("CUDA_VERSION", Unknown("not set"))
+    assert find_toolkit(packages, of_image) == toolkit
 
 
 @pytest.mark.parametrize(

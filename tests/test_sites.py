@@ -41,6 +41,7 @@ def make_site(pools: str = H200_POOLS, **changes: Any) -> SlurmSite:
         cluster="dgx",
         version="24.11.5",
         pools=tuple(slurm.parse_pools(pools)),
+        visible=frozenset(pool.partition for pool in slurm.parse_pools(pools)),
         block_size=None,
         enforces_associations=False,
         associations=(),
@@ -108,6 +109,7 @@ def test_a_cluster_is_asked_for_all_that_a_profile_needs(tools: Path) -> None:
     site = probe_site()
     assert (site.cluster, site.version, site.release) == ("dgx", "24.11.5", (24, 11))
     assert site.partitions == ["debug", "batch", "long"]
+    assert site.visible == {"debug", "batch"}
     assert (site.block_size, site.enforces_associations, site.reservations) == (18, True, frozenset({"paper"}))
     assert site.associations == (
         Association(account="alpha", partition="", qos=frozenset({"normal", "long"})),
@@ -139,6 +141,12 @@ def test_the_partition_with_most_gpu_nodes_is_proposed() -> None:
         "slurm": {"partition": "batch", "gres": "gpu:nvidia_h200", "max_time_min": 5760},
         "container": {"runtime": "pyxis", "image_dir": "/shared/images"},
     }
+
+
+def test_a_partition_that_is_hidden_from_us_is_not_proposed() -> None:
+    site = make_site(visible=frozenset({"debug", "long"}))
+    assert propose(site)["slurm"]["partition"] == "long"
+    assert judged(site=site) == warning("slurm.partition", "one that sinfo shows you: debug, long", "batch")
 
 
 def test_a_rack_without_gres_types_is_known_by_its_features() -> None:

@@ -36,6 +36,7 @@ def init(
     is_taking_likeliest: Annotated[
         bool, typer.Option("--yes", help="Take the likeliest answers; ask nothing.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Ask the cluster what it is and write a profile for it."""
     from rlk_repro.sites.propose import render_profile, take_likeliest
@@ -49,6 +50,9 @@ def init(
     else:
         proposal.values["profile"] = _name_of(output, proposal.name)
     _write(output, render_profile(proposal, origin))
+    if as_json:
+        say_json({"file": str(output), "profile": proposal.values, "remarks": proposal.remarks})
+        return
     for remark in proposal.remarks:
         note(f"look at: {remark}")
     say(f"wrote {output}")

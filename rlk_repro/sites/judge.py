@@ -64,6 +64,8 @@ def _judge_partition(
     name = pools[0].partition
     if not any(pool.is_up for pool in pools):
         yield Finding(Level.BLOCKING, where, "a partition that is up", f"{name} is not")
+    if name not in site.visible:
+        yield Finding(Level.WARNING, where, f"one that sinfo shows you: {', '.join(sorted(site.visible))}", name)
     num_nodes = sum(pool.num_nodes for pool in pools)
     num_usable = sum(pool.num_nodes for pool in pools if pool.is_usable)
     if num_nodes < needs.num_nodes:

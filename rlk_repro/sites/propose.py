@@ -98,7 +98,7 @@ def find_hardware(words: Sequence[str], hardware: Mapping[str, Hardware]) -> lis
 def _choose_partition(site: SlurmSite, ask: Ask) -> str:
     """Those with GPUs that can be used, most nodes first; the cluster's default wins a tie."""
     sizes: dict[str, tuple[int, int, bool]] = {}
-    for pool in site.pools:
+    for pool in (pool for pool in site.pools if pool.partition in site.visible):
         has_gpus, num_nodes, _ = sizes.get(pool.partition, (0, 0, False))
         usable = pool.num_nodes if pool.is_usable and pool.is_up else 0
         sizes[pool.partition] = (max(has_gpus, int(pool.gpus_per_node > 0)), num_nodes + usable, pool.is_default)

@@ -79,11 +79,12 @@ class Association:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSite:
-    """One cluster, as its clients on this machine describe it."""
+    """One cluster, as its clients on this machine describe it; partitions that are not ``visible`` may refuse us."""
 
     cluster: str
     version: str
     pools: tuple[Pool, ...]
+    visible: frozenset[str]
     block_size: int | None
     enforces_associations: bool
     associations: tuple[Association, ...]
@@ -117,11 +118,13 @@ def probe_site() -> SlurmSite:
     if obstacle is not None:
         raise EnvironmentMissing(Problem("slurm", obstacle, hint="log in to the cluster, or copy a shipped profile"))
     config = probe_config()
+    visible = _ask("sinfo", "--noheader", "--format=%R")
     has_accounting = config.get("AccountingStorageType", NO_ACCOUNTING) != NO_ACCOUNTING
     return SlurmSite(
         cluster=config.get("ClusterName", ""),
         version=config.get("SLURM_VERSION") or probe_version(),
         pools=tuple(parse_pools(_ask("sinfo", "--noheader", "--all", f"--format={POOL_FIELDS}"))),
+        visible=frozenset(visible.split()),
         block_size=parse_block_size(dump_topology()),
         enforces_associations="associations" in config.get("AccountingStorageEnforce", ""),
         associations=tuple(_ask_associations()) if has_accounting else (),

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rlk_repro.doctor import HARDWARE_SLOWDOWN
 from rlk_repro.job.checks.base import Check, Complaint, Scope, Situation, name_gpus
-from rlk_repro.manifest import Unknown
+from rlk_repro.manifest import Fact, Unknown
 from rlk_repro.probes import gpu_amd, gpu_nvidia
 
 # first driver branch of each CUDA major version; within one, older drivers serve newer minor versions
@@ -26,7 +26,7 @@ SHARED: Final = ("name", "memory_total_mib", "vbios", "ecc_mode", "power_limit_w
 
 def check_driver(situation: Situation) -> Iterator[Complaint]:
     """The driver, or CUDA's forward-compatibility library in its place, serves the toolkit of this environment."""
-    toolkit = find_toolkit(situation.mapping("code", "packages"))
+    toolkit = find_toolkit(situation.mapping("code", "packages"), situation.fact("environment", "CUDA_VERSION"))
     driver, compat = situation.fact("gpu", "driver"), situation.fact("gpu", "compat_libcuda")
     if toolkit is None or situation.fact("gpu", "vendor") != gpu_nvidia.VENDOR or not isinstance(driver, str):
         return
@@ -36,13 +36,17 @@ def check_driver(situation: Situation) -> Iterator[Complaint]:
         yield Complaint("gpu.driver", f"{floor} or newer for CUDA {toolkit}", driver)
 
 
-def find_toolkit(packages: dict[str, Any]) -> str | None:
-    """The CUDA version that PyTorch was built for (``2.9.0+cu130``), else that of the installed CUDA runtime."""
+def find_toolkit(packages: dict[str, Any], of_image: Fact) -> str | None:
+    """The CUDA version that PyTorch was built for (``2.9.0+cu130``), that of the installed runtime, or the image's own.
+
+    Images that bring CUDA outside of Python name it in ``CUDA_VERSION``.
+    """
     built = re.search(r"\+cu(\d+)(\d)$", str(packages.get("torch", "")))
     if built:
         return f"{built[1]}.{built[2]}"
-    versions = [str(version) for name, version in packages.items() if CUDA_RUNTIME.fullmatch(name)]
-    return ".".join(versions[0].split(".")[:2]) if versions and versions[0][:1].isdigit() else None
+    versions = [version for name, version in packages.items() if CUDA_RUNTIME.fullmatch(name)]
+    known = [re.match(r"\d+\.\d+", version) for version in (*versions, of_image) if isinstance(version, str)]
+    return next((match[0] for match in known if match), None)
 
 
 def check_errors(situation: Situation) -> Iterator[Complaint]:
