@@ -21,6 +21,15 @@ RECORDER = """\
 printf '%s\\0' "$PWD" "$PYTHONPATH" "$@" > "$0.$SLURMD_NODENAME.$2"
 """
 
+# The agent of node-0 breaks; the other one works until it is asked to end, and takes its time then.
+BREAKING = """\
+#!/bin/sh
+[ "$2" = rlk_repro.job ] || exit 0
+[ "$SLURMD_NODENAME" = node-0 ] && sleep 2 && exit 3
+trap 'sleep 2; echo ended > "$0.$SLURMD_NODENAME"; exit 143' TERM
+while :; do sleep 0.1; done
+"""
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -52,18 +61,26 @@ def test_an_option_arrives_as_it_was(cluster: Cluster, plan: Plan, tmp_path: Pat
     cluster.ask("scancel", job_id)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_path_arrives_as_it_was_on_every_node(cluster: Cluster, plan: Plan, tmp_path: Path, name: str) -> None:
-    python = tmp_path / name.replace("\n", " ") / "python"
-    python.parent.mkdir()
-    python.write_text(RECORDER)
-    python.chmod(0o755)
+@pytest.fixture
+def two_nodes(plan: Plan) -> Plan:
     layout = plan.layout.model_copy(update={"num_nodes": 2})
-    run = plan.run.model_copy(update={"layouts": {plan.hardware.hardware: layout}})
+    return with_site(plan, run=plan.run.model_copy(update={"layouts": {plan.hardware.hardware: layout}}))
+
+
+def write_python(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_path_arrives_as_it_was_on_every_node(cluster: Cluster, two_nodes: Plan, tmp_path: Path, name: str) -> None:
+    python = write_python(tmp_path / name.replace("\n", " ") / "python", RECORDER)
     code = str(tmp_path / f"code {name}")
-    both = with_site(plan, run=run, container={"python": str(python), "package_dir": code})
     run_dir = RunDir(tmp_path / f"runs {name}" / name)
-    job_id = submit(cluster, both, run_dir)
+    plan = with_site(two_nodes, container={"python": str(python), "package_dir": code})
+    job_id = submit(cluster, plan, run_dir)
     wait_for_end(cluster, job_id)
     options = ["--nodes", ",".join(NODES), "--allocation", f"{job_id}.0", "--resume", "--node"]
     root = str(run_dir.root)
@@ -76,3 +93,25 @@ def test_a_path_arrives_as_it_was_on_every_node(cluster: Cluster, plan: Plan, tm
     assert packed == [root, code, "-m", "rlk_repro.job.pack", root]
     assert list(tmp_path.rglob("pwned*")) == []
     assert not Path("pwned").exists()
+
+
+def test_an_agent_that_breaks_takes_the_others_with_it_in_good_order(
+    cluster: Cluster, two_nodes: Plan, tmp_path: Path
+) -> None:
+    python = write_python(tmp_path / "python", BREAKING)
+    run_dir = RunDir(tmp_path / "run")
+    job_id = submit(cluster, with_site(two_nodes, container={"python": str(python)}), run_dir)
+    wait_for_end(cluster, job_id)
+    assert Path(f"{python}.node-1").read_text() == "ended\n"
+    assert "ExitCode=143:0" in cluster.ask("scontrol", "show", "job", job_id)
+
+
+def test_a_sealed_run_is_left_alone(cluster: Cluster, plan: Plan, tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    write_text(run_dir.checksums, "")
+    write_text(run_dir.bundle, "sealed")
+    job_id = submit(cluster, with_site(plan, container={"python": "/bin/false"}), run_dir)
+    wait_for_end(cluster, job_id)
+    assert run_dir.job_output(job_id).read_text().endswith("\nsealed already, nothing to do\n")
+    assert run_dir.bundle.read_text() == "sealed"
+    assert not run_dir.scheduler.exists()
