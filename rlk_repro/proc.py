@@ -123,6 +123,15 @@ def signal_group(pid: int, number: signal.Signals) -> bool:
     return True
 
 
+def signal_process(pid: int, number: signal.Signals) -> bool:
+    """Signal one process of ours; False when it is already gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def _drain(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """What a killed command had written; its pipes are closed, whoever else still holds them."""
     try:

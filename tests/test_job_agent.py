@@ -337,6 +337,7 @@ def test_the_leader_waits_for_followers_and_a_missing_one_blocks(tmp_path: Path)
 def test_a_follower_describes_its_node_and_ends_with_the_leader(tmp_path: Path) -> None:
     plan, run_dir = make_staged(tmp_path / "run", ["measure.pairs=1"], profile=STRICT + b"telemetry_interval_s: 0.05\n")
     follower = make_place("b", ("a", "b"), "job-7")
+    run_dir.canary.write_text("job-7")
     threading.Timer(0.3, mark_ended, (run_dir, dataclasses.replace(follower, node="a"))).start()
     assert run_agent(run_dir, follower, is_resuming=False, parts=make_parts()) == 0
     assert has_ended(run_dir, "b", "job-7")

@@ -56,6 +56,12 @@ class Guarded:
         """SIGTERM to the process group."""
         proc.signal_group(self.pid, signal.SIGTERM)
 
+    def ask_command(self) -> None:
+        """SIGTERM to the command alone, which ends what it started in its own order."""
+        children = {pid: stat for pid, stat in procfs.find_descendants(self.pid).items() if stat.parent == self.pid}
+        if self.poll() is None and children:  # the others are orphans that came to the guard later
+            proc.signal_process(min(children, key=lambda pid: children[pid].start_ticks), signal.SIGTERM)
+
     def kill(self) -> None:
         """Let the guard end everything, itself last; ``poll`` tells when."""
         with contextlib.suppress(OSError):  # it has gone before

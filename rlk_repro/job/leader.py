@@ -6,12 +6,14 @@ Whatever breaks or is asked for on the way, the run directory is packed; it is s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
-from rlk_repro.files import write_json
+from rlk_repro.files import write_json, write_text
 from rlk_repro.findings import Finding, Level
 from rlk_repro.job import preflight
 from rlk_repro.job.journal import Journal
@@ -28,6 +30,10 @@ from rlk_repro.job.node import (
 from rlk_repro.job.parts import Parts, Place
 from rlk_repro.job.process import Limits
 from rlk_repro.job.progress import Phase, ProgressWriter
+from rlk_repro.job.pulse import Pulse
+from rlk_repro.job.ray_cluster import RayClusters, Service
+from rlk_repro.job.ray_marks import Use
+from rlk_repro.job.ray_member import Member
 from rlk_repro.job.resume import find_open_trials, read_exit, set_aside
 from rlk_repro.job.rollouts import store_rollouts
 from rlk_repro.job.stop import Stop
@@ -55,16 +61,25 @@ class Leader:
         self._limits = Limits(time_limit_s=plan.run.time_limit_min * 60, grace_s=parts.deadlines.grace_s)
         self._current = Current()
         self._findings: list[Finding] = []
+        member = Member(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
+        self._ray = RayClusters(member, self._journal.record)
 
     def run(self) -> int:
         """The agent's exit code (docs/results-directory.md)."""
-        with self._stop.installed():
+        with self._stop.installed(), self._be_visible():
             code, message = self._run_steps()
             with self._journal.phase("pack") as phase:
                 self._parts.pack(self._run_dir)
             code = code or phase.exit_code
             self._progress.end(code, message if phase.error is None else f"not packed: {phase.error}")
         return code
+
+    def _be_visible(self) -> AbstractContextManager[object]:
+        """For the followers: that this is the file system they share, and that this agent lives."""
+        if not self._place.followers:
+            return nullcontext()
+        write_text(self._run_dir.canary, self._place.allocation)
+        return Pulse(self._run_dir.pulse(self._place.node), self._parts.deadlines.pulse_s)
 
     def _run_steps(self) -> tuple[int, str]:
         """Exit code and message; a step that fails or is interrupted is the last one but for the end markers."""
@@ -103,9 +118,7 @@ class Leader:
         self._findings = describe_node(self._plan, self._run_dir, self._place, self._parts, self._stop)
         found = self._collect_followers()
         unlike = find_unlike_nodes(self._plan, self._run_dir, self._place)
-        if unlike:
-            self._findings += unlike
-            write_preflight(self._run_dir, self._place, self._findings)
+        self._note(unlike)
         found += self._findings
         blocking = [finding for finding in found if finding.level is Level.BLOCKING]
         if blocking and self._plan.profile.preflight.on_blocking == "stop":
@@ -129,13 +142,42 @@ class Leader:
         commands = self._parts.workload.rollout_commands(self._plan, self._run_dir)
         for number, (seed, command) in enumerate(commands.items(), start=1):
             self._progress.enter(Phase.PREPARING, f"storing rollouts {number} of {len(commands)}")
-            store_rollouts(self._plan, self._run_dir, seed, command, self._run_plainly)
+            store_rollouts(self._plan, self._run_dir, seed, command, partial(self._run_plainly, seed))
             if self._stop.signal is not None:
                 return
 
-    def _run_plainly(self, command: Command, log: Path) -> Outcome:
-        watch = Watch(see_output=lambda _: None, see_pid=lambda _: None)
-        return run_command(command, log, limits=self._limits, stop=self._stop, watch=watch)
+    def _run_plainly(self, seed: int, command: Command, log: Path) -> Outcome:
+        with self._serve(Use(seed=seed), command) as service:
+            watch = Watch(
+                see_output=lambda _: None,
+                see_pid=lambda _: None,
+                find_trouble=service.find_trouble,
+                settle=service.settle,
+            )
+            running = replace(command, env={**command.env, **service.env})
+            return run_command(running, log, limits=self._limits, stop=self._stop, watch=watch)
+
+    @contextmanager
+    def _serve(self, use: Use, command: Command) -> Iterator[Service]:
+        """What the command needs of all nodes; what was found about them is recorded.
+
+        Raises:
+            EnvironmentMissing: it cannot be had, or a node was lost meanwhile.
+        """
+        try:
+            with self._ray.serve(use, command) as service:
+                yield service
+        finally:
+            self._note(self._ray.take_findings())
+        if self._ray.lost and self._stop.signal is None:
+            raise EnvironmentMissing(
+                *(Problem(f"nodes.{node}", f"is lost: {reason}") for node, reason in self._ray.lost.items())
+            )
+
+    def _note(self, findings: list[Finding]) -> None:
+        if findings:
+            self._findings += findings
+            write_preflight(self._run_dir, self._place, self._findings)
 
     def _run_trials(self) -> None:
         trials = find_open_trials(self._plan, self._run_dir)
@@ -151,10 +193,7 @@ class Leader:
         if self._plan.num_gpus == 0:
             return
         busy = preflight.wait_until_idle(self._parts.busy_gpus, self._stop.wait, self._parts.deadlines.idle_s)
-        late = list(preflight.check_idle(busy, Level.WARNING, f"{trial.name}: gpu"))
-        if late:
-            self._findings += late
-            write_preflight(self._run_dir, self._place, self._findings)
+        self._note(list(preflight.check_idle(busy, Level.WARNING, f"{trial.name}: gpu")))
 
     def _run_trial(self, trial: Trial, *, num_left: int) -> None:
         self._progress.begin_trial(trial.name, trial.index, num_left)
@@ -162,26 +201,34 @@ class Leader:
         def see_pid(pid: int) -> None:
             self._current = Current(trial=trial.name, session=pid)
 
-        try:
-            outcome = run_trial(
-                self._make_command(trial),
-                self._run_dir,
-                self._run_dir.trial(trial.name),
-                allocation=self._place.allocation,
-                limits=self._limits,
-                stop=self._stop,
-                watch=Watch(see_output=self._progress.see_output, see_pid=see_pid),
+        command = self._make_command(trial)
+        with self._serve(Use(trial=trial.name), command) as service:
+            try:
+                outcome = run_trial(
+                    command,
+                    self._run_dir,
+                    self._run_dir.trial(trial.name),
+                    allocation=self._place.allocation,
+                    limits=self._limits,
+                    stop=self._stop,
+                    watch=Watch(
+                        see_output=self._progress.see_output,
+                        see_pid=see_pid,
+                        find_trouble=service.find_trouble,
+                        settle=service.settle,
+                    ),
+                    service_env=service.env,
+                )
+            finally:
+                self._current = Current()
+            self._progress.end_trial(outcome.ended.duration_s)
+            self._journal.record(
+                "trial",
+                trial=trial.name,
+                status=outcome.status.value,
+                reason=outcome.reason,
+                num_leftovers=outcome.ended.num_leftovers,
             )
-        finally:
-            self._current = Current()
-        self._progress.end_trial(outcome.ended.duration_s)
-        self._journal.record(
-            "trial",
-            trial=trial.name,
-            status=outcome.status.value,
-            reason=outcome.reason,
-            num_leftovers=outcome.ended.num_leftovers,
-        )
 
     def _make_command(self, trial: Trial) -> Command:
         return self._parts.workload.trainer_command(self._plan, trial, self._run_dir)

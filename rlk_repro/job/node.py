@@ -24,8 +24,13 @@ from rlk_repro.rundir import NodeDir, RunDir
 POLL_S = 0.5
 
 
-def describe_node(plan: Plan, run_dir: RunDir, place: Place, parts: Parts, stop: Stop) -> list[Finding]:
-    """Write this node's manifest and preflight record; an earlier agent's are set aside and compared."""
+def describe_node(
+    plan: Plan, run_dir: RunDir, place: Place, parts: Parts, stop: Stop, known: Iterable[Finding] = ()
+) -> list[Finding]:
+    """Write this node's manifest and preflight record; an earlier agent's are set aside and compared.
+
+    ``known`` is what the agent has found before.
+    """
     before = preflight.Clock.read()
     node = run_dir.node(place.node)
     earlier = set_node_aside(node)
@@ -33,6 +38,7 @@ def describe_node(plan: Plan, run_dir: RunDir, place: Place, parts: Parts, stop:
     write_json(node.manifest, manifest.to_json())
     busy = preflight.wait_until_idle(parts.busy_gpus, stop.wait, parts.deadlines.idle_s) if plan.num_gpus else []
     findings = [
+        *known,
         *preflight.check_node(plan, run_dir, manifest, busy),
         *preflight.check_clock(before, preflight.Clock.read()),
         *([] if earlier is None else find_changes(earlier, manifest)),

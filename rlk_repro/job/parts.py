@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from rlk_repro.errors import Problem, SpecError
+from rlk_repro.job.address import find_address
 from rlk_repro.manifest import Manifest, Unknown
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir import RunDir
@@ -64,12 +65,20 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None) -> Pla
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """How long the agent waits: for a trainer after SIGTERM, for idle GPUs, for agents of other nodes."""
+    """How long the agent waits: for a trainer after SIGTERM, for idle GPUs, for agents of other nodes, for Ray.
+
+    An agent whose pulse stands still for ``lost_s`` is gone; shared file systems show a change within a minute.
+    """
 
     grace_s: float = 20.0
     idle_s: float = 120.0
     followers_s: float = 1800.0
     followers_end_s: float = 60.0
+    pulse_s: float = 5.0
+    lost_s: float = 120.0
+    ray_up_s: float = 300.0
+    ray_retry_s: float = 10.0
+    ray_down_s: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +91,7 @@ class Parts:
     analyse: Callable[[RunDir], dict[str, Any]]
     seal: Callable[[RunDir], object]
     pack: Callable[[RunDir], Path]
+    find_address: Callable[[str, Sequence[str], str | None], str] = find_address
     deadlines: Deadlines = Deadlines()
 
 

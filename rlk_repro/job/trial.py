@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlk_repro.clock import format_utc, utc_now
 from rlk_repro.files import write_json
 from rlk_repro.job.logwriter import LogWriter
 from rlk_repro.job.outcome import count_oom_kills, judge
-from rlk_repro.job.process import Ended, Limits, run_guarded
+from rlk_repro.job.process import Ended, Limits, no_trouble, run_guarded
 from rlk_repro.job.resume import EXIT_SCHEMA
 from rlk_repro.job.stop import Stop
 from rlk_repro.places import hide_places
@@ -56,10 +57,15 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """Who else looks at a running command: whole scrubbed lines of its log, and the pid of its process group."""
+    """Who else looks at a running command: at whole scrubbed lines of its log and at the pid of its process group.
+
+    ``find_trouble`` is a reason to end it, ``settle`` has the last word on what became of it.
+    """
 
     see_output: Callable[[bytes], object]
     see_pid: Callable[[int], object]
+    find_trouble: Callable[[], str] = no_trouble
+    settle: Callable[[Outcome], Outcome] = lambda outcome: outcome
 
 
 def make_scrubber(from_env: Mapping[str, str], environ: Mapping[str, str]) -> Scrubber:
@@ -69,9 +75,19 @@ def make_scrubber(from_env: Mapping[str, str], environ: Mapping[str, str]) -> Sc
 
 
 def run_trial(
-    command: Command, run_dir: RunDir, folder: TrialDir, *, allocation: str, limits: Limits, stop: Stop, watch: Watch
+    command: Command,
+    run_dir: RunDir,
+    folder: TrialDir,
+    *,
+    allocation: str,
+    limits: Limits,
+    stop: Stop,
+    watch: Watch,
+    service_env: Mapping[str, str] = MappingProxyType({}),
 ) -> Outcome:
     """Run one trial in its new folder; the exit record is written last, whole.
+
+    ``service_env`` is what only this allocation knows, such as addresses; it is not recorded.
 
     Raises:
         SpecError: a variable of ``from_env`` is not set.
@@ -83,7 +99,8 @@ def run_trial(
     folder.libraries.mkdir()
     write_json(folder.command, record_command(command, run_dir))
     write_json(folder.env, record_env(command, run_dir, env))
-    found = run_command(command, folder.stdout, limits=limits, stop=stop, watch=watch)
+    running = replace(command, env={**command.env, **service_env})
+    found = run_command(running, folder.stdout, limits=limits, stop=stop, watch=watch)
     outcome = replace(found, reason=hide_places(found.reason, run_dir.root))
     write_json(folder.exit, outcome.to_json(allocation))
     return outcome
@@ -102,10 +119,18 @@ def run_command(command: Command, log: Path, *, limits: Limits, stop: Stop, watc
             if block:
                 watch.see_output(block)
 
-        ended = run_guarded(command.argv, env, limits=limits, stop=stop, see_output=see_output, see_pid=watch.see_pid)
+        ended = run_guarded(
+            command.argv,
+            env,
+            limits=limits,
+            stop=stop,
+            see_output=see_output,
+            see_pid=watch.see_pid,
+            find_trouble=watch.find_trouble,
+        )
     has_oom_kill = num_oom_kills is not None and (count_oom_kills() or 0) > num_oom_kills
     status, reason = judge(ended, writer.tail, has_oom_kill=has_oom_kill)
-    return Outcome(status=status, reason=reason, ended=ended, started_unix_s=started_unix_s)
+    return watch.settle(Outcome(status=status, reason=reason, ended=ended, started_unix_s=started_unix_s))
 
 
 def record_command(command: Command, run_dir: RunDir) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from rlk_repro.spec.files import (
     run_problems,
 )
 from rlk_repro.spec.preflight import CheckName, Policy, Preflight
+from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import ContainerSettings, Mount, SlurmSettings
 from rlk_repro.spec.values import SCHEMA, Lane, Model, PathProblem, Variant
 from rlk_repro.spec.workloads import (
@@ -57,6 +58,7 @@ __all__ = [
     "Policy",
     "Preflight",
     "Profile",
+    "RaySettings",
     "ReferenceModel",
     "ReferenceTask",
     "ReferenceWorkload",

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from rlk_repro.operators import OPERATORS, find_conflicts
 from rlk_repro.spec.preflight import Preflight
+from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import ContainerSettings, SlurmSettings
 from rlk_repro.spec.values import (
     Cluster,
@@ -148,7 +149,7 @@ class FromEnv(Model):
 class Profile(GrowingModel):
     """What one site needs."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"slurm", "container"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"slurm", "container", "ray"})
 
     schema_: Schema = Field(alias="schema", default=1)
     profile: Name
@@ -160,6 +161,7 @@ class Profile(GrowingModel):
     telemetry_interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 1.0
     slurm: SlurmSettings | None = None
     container: ContainerSettings | None = None
+    ray: RaySettings = RaySettings()
 
 
 def run_problems(run: Run) -> list[PathProblem]:

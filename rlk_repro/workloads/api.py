@@ -16,12 +16,14 @@ class Command:
     """One trainer process: its arguments and what its environment adds to the node agent's own.
 
     ``from_env`` maps a variable of the trainer to the variable of the node agent that holds its value; the value itself
-    is in no plan and in no file.
+    is in no plan and in no file.  Where it ``needs_ray`` the agents start Ray on all nodes before, with the same
+    environment, which Ray's workers inherit; the process finds it by ``RAY_ADDRESS``.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     from_env: Mapping[str, str] = field(default_factory=dict)
+    needs_ray: bool = False
 
 
 class Workload(Protocol):

@@ -29,6 +29,12 @@ FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"
 # Left over in somebody's shell, one of these would make a baseline an enabled trial, or change both.
 DECLARED: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, OPS_DIR, LIBRARIES_DIR, ENTROPY_METRIC})
 
+# Left over in somebody's shell, one of these would lead to another Ray, or to this one by way of a proxy.
+ASTRAY: Final = frozenset(
+    {"RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN", "http_proxy", "https_proxy", "all_proxy"}
+    | {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
+)
+
 
 def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
     """What the trainer of one trial gets from us: the records' folders, the run's metrics, the declared switches."""
@@ -82,6 +88,7 @@ def resolve_env(command: Command, environ: Mapping[str, str]) -> dict[str, str]:
                 for name in absent
             )
         )
-    inherited = {name: value for name, value in environ.items() if name not in DECLARED}
+    left_out = DECLARED | ASTRAY if command.needs_ray else DECLARED
+    inherited = {name: value for name, value in environ.items() if name not in left_out}
     named = {name: environ[source] for name, source in command.from_env.items()}
     return inherited | dict(command.env) | named

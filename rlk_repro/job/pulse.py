@@ -1,0 +1,70 @@
+"""Signs of life between the agents of one allocation: a file per node that changes, on the shared file system.
+
+No clocks are compared: a listener measures by its own how long a pulse stands still.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Final, Self
+
+_WIDTH: Final = 20
+
+
+class Pulse:
+    """Changes the file from a thread; use as a context manager."""
+
+    def __init__(self, path: Path, interval_s: float) -> None:
+        self._path = path
+        self._interval_s = interval_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            # a full disk must not look like a dead agent: in place, the same few bytes
+            with contextlib.suppress(OSError):
+                self._beat()
+            if self._is_over.wait(self._interval_s):
+                return
+
+    def _beat(self) -> None:
+        handle = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(handle, f"{time.time_ns():{_WIDTH}}".encode(), 0)
+        finally:
+            os.close(handle)
+
+
+class Listener:
+    """How long somebody's pulse has stood still, since it changed or since listening began."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = self._read()
+        self._changed = time.monotonic()
+
+    def measure_silence_s(self) -> float:
+        now = time.monotonic()
+        found = self._read()
+        if found != self._seen:
+            self._seen, self._changed = found, now
+        return now - self._changed
+
+    def _read(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except OSError:
+            return b""
