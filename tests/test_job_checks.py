@@ -234,7 +234,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     ),
     "free_inodes": (
         {"run_directory": {"free_inodes": 12}},
-        Level.BLOCKING,
+        Level.WARNING,
         ("run_directory.free_inodes", "at least 10000", "12"),
     ),
 }  # fmt: skip

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rlk_repro.errors import EnvironmentMissing
 from rlk_repro.findings import Finding, Level
 from rlk_repro.sites import slurm
-from rlk_repro.sites.check import load_all_hardware
-from rlk_repro.sites.judge import Here, Needs, judge_profile
+from rlk_repro.sites.check import can_make, load_all_hardware
+from rlk_repro.sites.judge import Here, Needs, judge_profile, list_paths
 from rlk_repro.sites.propose import find_hardware, make_name, propose_slurm, render_profile, take_likeliest
 from rlk_repro.sites.slurm import Association, Gpus, Pool, SlurmSite, probe_site
 from rlk_repro.spec import Profile
@@ -347,6 +347,21 @@ def test_pyxis_must_be_known_to_srun_itself() -> None:
 def test_run_directories_must_lie_where_the_nodes_see_them(change: Any, found: str) -> None:
     expected = warning("run directories", "a file system that the nodes share (set RLK_REPRO_RUNS)", found)
     assert judged(here=dataclasses.replace(HERE, **change)) == expected
+
+
+def test_a_folder_for_images_must_be_one_that_we_can_make(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert can_make(str(tmp_path / "a" / "b"))
+    assert not can_make(str(tmp_path / "file" / "b"))
+    here = dataclasses.replace(HERE, can_make_images=False)
+    assert judged(here=here) == warning(
+        "container.image_dir", "a folder that you may write to", "/shared/images"
+    )  # fmt: skip
+
+
+def test_devices_are_not_looked_for_on_a_machine_for_logins() -> None:
+    text = b"profile: x\ncluster: slurm\ncontainer: {mounts: [{source: /dev/x}, {source: /data}], package_dir: /p}\n"
+    assert list_paths(load_bytes(Profile, "x", text).model) == ["/p", "/data"]
 
 
 def test_folders_that_the_nodes_need_are_looked_for_here() -> None:

@@ -78,7 +78,17 @@ def look_around(profile: Profile) -> Here:
         existing={path: Path(path).exists() for path in list_paths(profile)},
         runs_root=root,
         is_runs_root_shared=is_shared,
+        can_make_images=can_make(None if profile.container is None else profile.container.image_dir),
     )
+
+
+def can_make(folder: str | None) -> bool:
+    """Whether it can be written to, or be made below what is there: the job makes it."""
+    if folder is None:
+        return False
+    path = Path(folder)
+    nearest = next((place for place in (path, *path.parents) if place.exists()), path)
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
 def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, Hardware]) -> list[str]:

@@ -33,6 +33,7 @@ class Here:
     existing: Mapping[str, bool]
     runs_root: Path
     is_runs_root_shared: bool | None
+    can_make_images: bool = True
 
 
 def judge_profile(
@@ -161,17 +162,20 @@ def _judge_container(settings: ContainerSettings, site: SlurmSite, here: Here) -
         yield Finding(Level.WARNING, "container.runtime", f"{runtime} on the nodes", "not on this machine")
     if runtime in IMPORTING and settings.image_dir is None:
         yield Finding(Level.BLOCKING, "container.image_dir", "a shared folder for imported images", "not set")
+    elif runtime in IMPORTING and not here.can_make_images:
+        yield Finding(Level.WARNING, "container.image_dir", "a folder that you may write to", str(settings.image_dir))
     for path, is_there in here.existing.items():
         if not is_there:
             yield Finding(Level.WARNING, "container", f"{path} on the nodes", "not on this machine")
 
 
 def list_paths(profile: Profile) -> list[str]:
-    """What a profile expects to find on the nodes: interpreter of a run without container, mounts, package."""
+    """Files and folders that a profile expects on the nodes, but for devices, which only nodes have."""
     settings = profile.container or ContainerSettings()
     interpreter = [settings.python] if settings.runtime == "host" and settings.python.startswith("/") else []
     package = [settings.package_dir] if settings.package_dir else []
-    return [*interpreter, *package, *(mount.source for mount in settings.mounts)]
+    mounts = [mount.source for mount in settings.mounts if not mount.source.startswith("/dev/")]
+    return [*interpreter, *package, *mounts]
 
 
 def _judge_env(profile: Profile, here: Here) -> Iterator[Finding]:

@@ -110,5 +110,5 @@ CHECKS: Final = (
     Check(name="clock_sync", scope=Scope.NODES, policy="warn", judge=check_clock_sync),
     Check(name="clock_skew", scope=Scope.ANY, policy=OTHER_POLICIES["clock_skew"], judge=check_clock_skew),
     Check(name="file_latency", scope=Scope.GPUS, policy="warn", judge=check_file_latency),
-    Check(name="free_inodes", scope=Scope.ANY, policy="fail", judge=check_free_inodes),
+    Check(name="free_inodes", scope=Scope.ANY, policy="warn", judge=check_free_inodes),
 )
