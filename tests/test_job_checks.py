@@ -46,7 +46,7 @@ GOOD: Mapping[str, Mapping[str, Any]] = {
         "num_cpus": 224,
         "trainer_processes": [],
         "dev_shm_gib": 1007.8,
-        "limits": {"nofile": {"soft": 1048576}, "memlock": {"soft": "unlimited"}},
+        "limits": {"nofile": {"soft": 1024, "hard": 1048576}, "memlock": {"soft": "unlimited"}},
         "clock_source": "tsc",
         "clock_is_synchronized": True,
     },
@@ -183,14 +183,14 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     ),
     "shared_memory": ({"host": {"dev_shm_gib": 0.06}}, Level.WARNING, ("host.dev_shm_gib", "at least 1", "0.06")),
     "open_files": (
-        {"host": {"limits": {"nofile": {"soft": 1024}}}},
+        {"host": {"limits": {"nofile": {"soft": 1024, "hard": 4096}}}},
         Level.WARNING,
-        ("host.limits.nofile", "at least 8192", "1024"),
+        ("host.limits.nofile.hard", "at least 8192", "4096"),
     ),
     "locked_memory": (
         {"host": {"limits": {"memlock": {"soft": 8 << 20}}}},
         Level.WARNING,
-        ("host.limits.memlock", "unlimited", "8388608 bytes"),
+        ("host.limits.memlock.soft", "unlimited", "8388608 bytes"),
     ),
     "clock_source": (
         {"host": {"clock_source": "hpet"}},

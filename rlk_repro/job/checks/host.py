@@ -52,16 +52,17 @@ def check_shared_memory(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_open_files(situation: Situation) -> Iterator[Complaint]:
-    soft = _soft_limit(situation, "nofile")
-    if isinstance(soft, int) and soft < MIN_OPEN_FILES:
-        yield Complaint("host.limits.nofile", f"at least {MIN_OPEN_FILES}", str(soft))
+    """The hard limit: up to it the agent raises the soft one where it starts Ray."""
+    most = _limit(situation, "nofile", "hard")
+    if isinstance(most, int) and most < MIN_OPEN_FILES:
+        yield Complaint("host.limits.nofile.hard", f"at least {MIN_OPEN_FILES}", str(most))
 
 
 def check_locked_memory(situation: Situation) -> Iterator[Complaint]:
     """InfiniBand and RoCE register memory by locking it; without an adapter nothing does."""
-    soft = _soft_limit(situation, "memlock")
+    soft = _limit(situation, "memlock", "soft")
     if situation.mapping("network", "rdma_devices") and isinstance(soft, int) and soft < MIN_LOCKED_BYTES:
-        yield Complaint("host.limits.memlock", "unlimited", f"{soft} bytes")
+        yield Complaint("host.limits.memlock.soft", "unlimited", f"{soft} bytes")
 
 
 def check_clock_source(situation: Situation) -> Iterator[Complaint]:
@@ -93,9 +94,9 @@ def check_free_inodes(situation: Situation) -> Iterator[Complaint]:
         yield Complaint(f"{FOLDER}.free_inodes", f"at least {MIN_FREE_INODES}", str(free))
 
 
-def _soft_limit(situation: Situation, name: str) -> Any:
+def _limit(situation: Situation, name: str, kind: str) -> Any:
     limit = situation.mapping("host", "limits").get(name)
-    return limit.get("soft") if isinstance(limit, dict) else None
+    return limit.get(kind) if isinstance(limit, dict) else None
 
 
 CHECKS: Final = (
