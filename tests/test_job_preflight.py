@@ -9,17 +9,18 @@ from typing import get_args
 
 import pytest
 
+from rlk_repro.files import load_json
 from rlk_repro.findings import Finding, Level
 from rlk_repro.job import preflight
 from rlk_repro.job.preflight import Clock
 from rlk_repro.manifest import Fact, Manifest, Unknown
-from rlk_repro.probes import code
+from rlk_repro.probes import code, folder
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.resources import hardware_folders
 from rlk_repro.rundir import RunDir
 from rlk_repro.spec import Pin, Stack, Variant
 from rlk_repro.specfile import load_hardware
-from tests.job_examples import PROFILE, SETTINGS, make_example_plan, make_staged
+from tests.job_examples import PROFILE, SETTINGS, make_example_plan, make_staged, run_example
 
 GIB = 1 << 30
 
@@ -233,3 +234,22 @@ def test_the_record_is_the_findings_of_one_allocation() -> None:
     finding = Finding(Level.INFO, "x", "y", "z")
     record = preflight.preflight_record("node-0", "abc", [finding])
     assert record == {"schema": 1, "node": "node-0", "allocation": "abc", "findings": [finding.to_json()]}
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "level"), [("fail", 3, "blocking"), ("warn", 0, "warning"), ("pass", 0, "info")]
+)
+def test_the_profile_says_what_a_finding_does_to_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, code: int, level: str
+) -> None:
+    monkeypatch.setattr(folder, "probe_folder", lambda _: {"clock_skew_s": 7.04})
+    limits = "min_free_disk_gib: 0.01, min_free_memory_gib: 0.01"
+    profile = f"profile: x\ncluster: local\npreflight: {{{limits}, policy: {{clock_skew: {policy}}}}}\n".encode()
+    _, run_dir = make_staged(tmp_path / "run", profile=profile)
+    assert run_example(run_dir) == code
+    found = [item for item in load_json(run_dir.node("node-0").preflight)["findings"] if item["where"] == "clock"]
+    expected, apart = "file system and node agree", "+7.0 s apart"
+    assert found == [{"level": level, "where": "clock", "expected": expected, "found": apart}]
+    assert len(run_dir.trial_dirs()) == (0 if code else 4)
+    sections = load_json(run_dir.node("node-0").manifest)["sections"]
+    assert sections["run_directory"] == {"clock_skew_s": 7.04}

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.specfile import load_profile
-from tests.slurm_cluster import Cluster, find_missing, running_cluster
+from tests.slurm_cluster import Cluster
+from tests.slurm_runs import start_or_skip
 
-MISSING = find_missing()
-pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"no Slurm: {MISSING}")
 Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("slurm")) as live:
-        yield live
+    live = start_or_skip(tmp_path_factory.mktemp("slurm") / "c")
+    yield live
+    live.close()
 
 
 @pytest.fixture
