@@ -46,6 +46,7 @@ GOOD: Mapping[str, Mapping[str, Any]] = {
         "num_cpus": 224,
         "trainer_processes": [],
         "dev_shm_gib": 1007.8,
+        "tmp_free_gib": 800.0,
         "limits": {"nofile": {"soft": 1024, "hard": 1048576}, "memlock": {"soft": "unlimited"}},
         "clock_source": "tsc",
         "clock_is_synchronized": True,
@@ -182,6 +183,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
         ("host.trainer_processes", "none before the first trial", "raylet"),
     ),
     "shared_memory": ({"host": {"dev_shm_gib": 0.06}}, Level.WARNING, ("host.dev_shm_gib", "at least 1", "0.06")),
+    "scratch_room": ({"host": {"tmp_free_gib": 2.5}}, Level.WARNING, ("host.tmp_free_gib", "at least 10", "2.5")),
     "open_files": (
         {"host": {"limits": {"nofile": {"soft": 1024, "hard": 4096}}}},
         Level.WARNING,

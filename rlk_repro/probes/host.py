@@ -119,6 +119,7 @@ def _moment(root: Path) -> dict[str, Fact]:
             derive(read_text(root, "/proc/uptime"), lambda text: _floats(text, 1)), lambda found: found[0]
         ),
         "trainer_processes": find_trainers(root),
+        "tmp_free_gib": _free_gib(root, "/tmp"),  # noqa: S108
         **probe_clock(),
     }
 
@@ -275,11 +276,18 @@ def _gib(size_bytes: int | None, digits: int) -> float | Unknown:
 
 
 def _size_gib(root: Path, folder: str) -> float | Unknown:
+    return derive(_statvfs(root, folder), lambda found: round(found.f_blocks * found.f_frsize / GIB, 2))
+
+
+def _free_gib(root: Path, folder: str) -> float | Unknown:
+    return derive(_statvfs(root, folder), lambda found: round(found.f_bavail * found.f_frsize / GIB, 1))
+
+
+def _statvfs(root: Path, folder: str) -> os.statvfs_result | Unknown:
     try:
-        found = os.statvfs(locate(root, folder))
+        return os.statvfs(locate(root, folder))
     except OSError:
         return Unknown(f"{folder} absent")
-    return round(found.f_blocks * found.f_frsize / GIB, 2)
 
 
 def _floats(text: str, count: int) -> list[float] | Unknown:

@@ -33,6 +33,7 @@ CheckName: TypeAlias = Literal[
     "load",
     "stale_processes",
     "shared_memory",
+    "scratch_room",
     "open_files",
     "locked_memory",
     "clock_source",

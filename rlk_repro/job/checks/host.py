@@ -11,6 +11,7 @@ from rlk_repro.job.checks.base import OTHER_POLICIES, Check, Complaint, Scope, S
 MAX_LOAD_PER_CPU: Final = 0.5
 # a container's own default of 64 MiB is too little for NCCL and for data loaders
 MIN_SHARED_MEMORY_GIB: Final = 1.0
+MIN_SCRATCH_GIB: Final = 10.0
 # Ray opens several sockets per worker
 MIN_OPEN_FILES: Final = 8192
 # what registering GPU memory with a network adapter takes at the least
@@ -49,6 +50,13 @@ def check_shared_memory(situation: Situation) -> Iterator[Complaint]:
     size = situation.fact("host", "dev_shm_gib")
     if isinstance(size, int | float) and size < MIN_SHARED_MEMORY_GIB:
         yield Complaint("host.dev_shm_gib", f"at least {MIN_SHARED_MEMORY_GIB:g}", f"{size:g}")
+
+
+def check_scratch(situation: Situation) -> Iterator[Complaint]:
+    """Ray keeps its session there and moves objects to it when memory is short; compilers keep their caches there."""
+    free_gib = situation.fact("host", "tmp_free_gib")
+    if isinstance(free_gib, int | float) and free_gib < MIN_SCRATCH_GIB:
+        yield Complaint("host.tmp_free_gib", f"at least {MIN_SCRATCH_GIB:g}", f"{free_gib:g}")
 
 
 def check_open_files(situation: Situation) -> Iterator[Complaint]:
@@ -105,6 +113,7 @@ CHECKS: Final = (
     Check(name="load", scope=Scope.GPUS, policy="warn", judge=check_load),
     Check(name="stale_processes", scope=Scope.GPUS, policy="warn", judge=check_stale_processes),
     Check(name="shared_memory", scope=Scope.GPUS, policy="warn", judge=check_shared_memory),
+    Check(name="scratch_room", scope=Scope.GPUS, policy="warn", judge=check_scratch),
     Check(name="open_files", scope=Scope.GPUS, policy="warn", judge=check_open_files),
     Check(name="locked_memory", scope=Scope.NODES, policy="warn", judge=check_locked_memory),
     Check(name="clock_source", scope=Scope.GPUS, policy="warn", judge=check_clock_source),
