@@ -34,9 +34,11 @@ demo-rl-kernel: $(VENV)/.torch ## The same with RL-Kernel, installed at its pinn
 	  --stack "$(RLK_STACK)" --hardware "$$hardware" --set rl_kernel.mode=require
 
 test: $(VENV)/.dev $(VENV)/.torch ## Run the tests (a few minutes)
+	sh tools/install-slurm.sh
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not real"
 
 test-real: $(VENV)/.dev $(VENV)/.torch ## Run the heavier real parts: long faults, large archives
+	sh tools/install-slurm.sh --accounting
 	$(BIN)/python -m pytest -m "real and not gpu"
 
 lint: $(VENV)/.dev ## Check style

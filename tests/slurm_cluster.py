@@ -16,15 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rlk_repro.procfs import read_stat
 
 PROGRAMS = ("munged", "slurmctld", "slurmd")
-CLIENTS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo", "sacct", "salloc")
+CLIENTS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr", "salloc")
 PACKAGES = "slurmctld slurmd slurm-client munge"
+ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")
+ACCOUNTING_PACKAGES = "slurmdbd mariadb-server"
 SBIN = "/usr/sbin:/usr/local/sbin:/sbin"
 NODES = ("node-0", "node-1")
 GPUS_PER_NODE = 2
@@ -67,13 +70,47 @@ PartitionName=short Nodes=ALL MaxTime=10 State=UP
 {extra}
 """
 
+_ENFORCING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={folder}/munge.socket
+AccountingStorageEnforce=associations,limits,qos
+JobAcctGatherType=jobacct_gather/none
+"""
 
-def find_missing() -> str | None:
+_DBD_CONF = """\
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser={user}
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={db_port}
+StorageUser=slurm
+StoragePass=only-on-loopback
+StorageLoc=slurm
+"""
+
+_SQL = """\
+CREATE DATABASE IF NOT EXISTS slurm;
+CREATE USER IF NOT EXISTS slurm@'127.0.0.1' IDENTIFIED BY 'only-on-loopback';
+GRANT ALL ON slurm.* TO slurm@'127.0.0.1';
+"""
+
+
+def find_missing(*, has_accounting: bool = False) -> str | None:
     """Why no Slurm can be started here, or None."""
     path = f"{os.environ['PATH']}:{SBIN}"
-    absent = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+    programs = PROGRAMS + (ACCOUNTING_PROGRAMS if has_accounting else ())
+    packages = f"{PACKAGES} {ACCOUNTING_PACKAGES}" if has_accounting else PACKAGES
+    absent = [name for name in programs if shutil.which(name, path=path) is None]
     absent += [name for name in CLIENTS if not Path(f"/usr/bin/{name}").is_file()]
-    return f"not installed: {', '.join(absent)} (apt-get install {PACKAGES})" if absent else None
+    return f"not installed: {', '.join(absent)} (apt-get install {packages})" if absent else None
 
 
 @dataclass(kw_only=True)
@@ -180,42 +217,50 @@ class Cluster:
                 process.wait()
         self.processes.clear()
 
-    def _start(self, name: str, *argv: str) -> None:
-        environ = {**os.environ, "PATH": f"{os.environ['PATH']}:{SBIN}", "SLURM_CONF": ""}
-        del environ["SLURM_CONF"]
+    def _start(self, name: str, *argv: str, env: Mapping[str, str] | None = None) -> None:
+        environ = {**os.environ, "PATH": f"{os.environ['PATH']}:{SBIN}", **(env or {})}
+        if env is None:
+            environ.pop("SLURM_CONF", None)
         with (self.folder / f"{name}.out.log").open("ab") as output:
             self.processes[name] = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, start_new_session=True
             )
 
 
-def start_cluster(folder: Path, *, slurmd_timeout_s: int = 10, min_job_age_s: int = 300, extra: str = "") -> Cluster:
-    """A Slurm whose nodes are idle.  ``extra`` is appended to slurm.conf."""
+def start_cluster(
+    folder: Path, *, slurmd_timeout_s: int = 10, min_job_age_s: int = 300, has_accounting: bool = False
+) -> Cluster:
+    """A Slurm whose nodes are idle; with accounting, account ``lab`` with the default QOS is what its user may use."""
     cluster = Cluster(folder=folder)
     for name in ("state", "bin", *(f"{node}.spool" for node in NODES)):
         (folder / name).mkdir(parents=True)
     folder.chmod(0o755)
     for name in CLIENTS:
         (cluster.bin / name).symlink_to(f"/usr/bin/{name}")
-    ports = _find_ports(1 + len(NODES))
+    ports = _find_ports(3 + len(NODES))
     cluster.conf.write_text(
         _CONF.format(
             host=socket.gethostname(),
             port=ports[0],
             user=getpass.getuser(),
             folder=folder,
-            nodes="\n".join(_describe_node(node, port) for node, port in zip(NODES, ports[1:], strict=True)),
+            nodes="\n".join(_describe_node(node, port) for node, port in zip(NODES, ports[3:], strict=True)),
             slurmd_timeout_s=slurmd_timeout_s,
             min_job_age_s=min_job_age_s,
-            extra=extra,
+            extra=_ENFORCING.format(port=ports[1], folder=folder) if has_accounting else "",
         )
     )
     _write_gres(folder)
     try:
         _start_munge(cluster)
+        if has_accounting:
+            _start_accounting(cluster, *ports[1:3])
         cluster.start_controller()
         for node in NODES:
             cluster.start_node(node)
+        if has_accounting:
+            for entry in (("account", "lab"), ("user", getpass.getuser(), "account=lab")):
+                cluster.ask("sacctmgr", "--immediate", "add", *entry)
         cluster.wait_for_nodes()
     except BaseException:
         cluster.close()
@@ -224,8 +269,8 @@ def start_cluster(folder: Path, *, slurmd_timeout_s: int = 10, min_job_age_s: in
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, **options: int | str) -> Iterator[Cluster]:
-    cluster = start_cluster(folder, **options)  # type: ignore[arg-type]
+def running_cluster(folder: Path, **options: Any) -> Iterator[Cluster]:
+    cluster = start_cluster(folder, **options)
     try:
         yield cluster
     finally:
@@ -259,6 +304,26 @@ def _start_munge(cluster: Cluster) -> None:
         f"--pid-file={folder}/munged.pid", f"--seed-file={folder}/munged.seed", "--num-threads=2",
     )  # fmt: skip
     cluster.wait_until((folder / "munge.socket").exists, "munged listens")
+
+
+def _start_accounting(cluster: Cluster, port: int, db_port: int) -> None:
+    folder, user = cluster.folder, getpass.getuser()
+    (folder / "init.sql").write_text(_SQL)
+    data = [f"--datadir={folder}/db", f"--user={user}"]
+    install = ["mariadb-install-db", "--no-defaults", *data, "--auth-root-authentication-method=normal"]
+    subprocess.run([*install, "--skip-test-db"], check=True, capture_output=True, timeout=120)
+    cluster._start(
+        "mariadbd", "mariadbd", "--no-defaults", *data, f"--socket={folder}/db.sock", f"--port={db_port}",
+        "--bind-address=127.0.0.1", "--skip-name-resolve", f"--init-file={folder}/init.sql",
+        f"--pid-file={folder}/db.pid", "--innodb-buffer-pool-size=64M",
+    )  # fmt: skip
+    cluster.wait_until((folder / "db.sock").exists, "the database listens")
+    conf = folder / "slurmdbd.conf"
+    conf.write_text(_DBD_CONF.format(folder=folder, host=socket.gethostname(), port=port, db_port=db_port, user=user))
+    conf.chmod(0o600)
+    cluster._start("slurmdbd", "slurmdbd", "-D", env={"SLURM_CONF": str(cluster.conf)})
+    add = ("sacctmgr", "--immediate", "add", "cluster", "test")
+    cluster.wait_until(lambda: "test" in cluster.ask(*add, check=False), "slurmdbd answers")
 
 
 def _find_ports(count: int) -> list[int]:

@@ -13,6 +13,7 @@ from rlk_repro.files import load_json
 from rlk_repro.results import TrialStatus
 from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
+from tests.conftest import WEIRD_NAMES
 from tests.slurm_cluster import Cluster
 from tests.slurm_runs import LONG, Site, make_profile, on_site, start_or_skip
 
@@ -49,6 +50,19 @@ def test_a_run_goes_from_submission_to_a_bundle_that_verifies_and_replays(call, 
         assert {"config.txt", "topology.txt", f"job-{run.job_id}.0.txt", f"nodes-{run.job_id}.0.txt"} <= topics
         assert f"JobId={run.job_id} " in (sealed.scheduler / f"job-{run.job_id}.0.txt").read_text()
         assert "ClusterName = test" in sealed.scheduler_file("config").read_text()
+
+
+def test_names_arrive_as_they_are_and_nothing_in_them_is_executed(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / f"{''.join(WEIRD_NAMES)},%j"
+    monkeypatch.setenv("RLK_REPRO_RUNS", str(folder))
+    run = site.submit()
+    assert run.wait_for_end().state is JobState.DONE
+    assert verify_bundle(run.collect()) == []
+    assert run.run_dir.job_output(run.job_id).is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name, "profile.yaml"}
+    assert list(tmp_path.rglob("pwned")) == []
 
 
 def test_a_refusal_quotes_sbatch_and_leaves_no_job(call, site: Site) -> None:

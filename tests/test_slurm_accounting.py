@@ -1,0 +1,74 @@
+"""A real Slurm with slurmdbd and a database, which enforces accounts and forgets ended jobs after seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro.backends.api import JobState
+from rlk_repro.bundle import inspect_bundle, open_bundle
+from rlk_repro.errors import SchedulerRefused
+from tests.slurm_cluster import Cluster
+from tests.slurm_runs import LONG, Site, on_site, start_or_skip
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = start_or_skip(tmp_path_factory.mktemp("slurm") / "c", has_accounting=True, min_job_age_s=2)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None) -> Iterator[Site]:
+    with on_site(cluster, tmp_path, monkeypatch) as here:
+        yield here
+
+
+def test_what_accounting_says_is_in_the_bundle(site: Site) -> None:
+    run = site.submit(account="lab")
+    assert run.wait_for_end().state is JobState.DONE
+    with open_bundle(run.collect()) as sealed:
+        names, row = (sealed.scheduler / f"accounting-{run.job_id}.0.txt").read_text().splitlines()
+    record = dict(zip(names.split("|"), row.split("|"), strict=True))
+    assert (record["JobIDRaw"], record["Account"], record["Partition"]) == (run.job_id, "lab", "gpu")
+    assert record["State"] in {"PENDING", "RUNNING"}  # accounting hears of a start some seconds later
+    assert record["SubmitLine"].startswith("sbatch --parsable --chdir=")
+    assert "Restarts" not in record  # 22.05 does not know it
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"account": "nobody"},
+            "Invalid account or account/partition combination specified",
+        ),
+        ({"account": "lab", "qos": "gold"}, "Invalid qos specification"),
+    ],
+)
+def test_refusals_quote_sbatch(site: Site, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SchedulerRefused) as caught:
+        site.submit(**settings)
+    assert str(caught.value) == f'slurm: sbatch refused the job: "allocation failure: {words}"'
+
+
+def test_accounting_remembers_how_a_forgotten_job_ended(site: Site) -> None:
+    run = site.submit(LONG, account="lab", requeue=False)
+    run.wait_for_step()
+    node = run.poll().nodes
+    site.cluster.kill_node(node)
+    try:
+        run.wait_for_end()
+        run.wait_until(lambda: not site.cluster.job_field(run.job_id, "%i"), "forgotten by the controller")
+        assert run.poll().reason == "Slurm says NODE_FAIL, its agent left no last word"
+        assert not inspect_bundle(run.collect()).is_sealed
+        assert "|NODE_FAIL|" in run.run_dir.scheduler_file("accounting-at-end").read_text()
+    finally:
+        site.cluster.start_node(node)
+        site.cluster.wait_for_nodes()
