@@ -14,6 +14,7 @@ from typing import Final
 
 from rlk_repro.errors import Problem
 from rlk_repro.plan import Plan
+from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir import RunDir
 from rlk_repro.sbatch.options import list_secrets, slurm_settings
 from rlk_repro.spec import ContainerSettings, Image, Mount
@@ -119,17 +120,20 @@ def make_image_name(plan: Plan) -> str:
     return "" if image is None else f"{image.reference}@{image.digest}"
 
 
-def list_unset(plan: Plan) -> list[str]:
-    """Words of ``env`` that take out what Slurm sets for AMD GPUs, where the whole node is ours anyhow."""
-    if plan.hardware.platform != "rocm" or not slurm_settings(plan).exclusive:
-        return []
-    return [f"--unset={name}" for name in _AMD_VISIBILITY]
+def list_entry(plan: Plan) -> list[str]:
+    """Words that stand before Python on every node, inside the container where there is one.
 
-
-def list_python_path(plan: Plan) -> list[str]:
-    """Words that put the profile's package first on the path of Python, keeping what the image has there."""
+    They take out what Slurm sets for AMD GPUs where the whole node is ours anyhow, say which image this is, and put the
+    profile's package first on the path of Python, keeping what the image has there.
+    """
+    words = ["env"]
+    if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
+        words += [f"--unset={name}" for name in _AMD_VISIBILITY]
+    image = find_image(plan)
+    if image is not None:
+        words.append(f"{DIGEST_VARIABLE}={image.digest}")
     folder = container_settings(plan).package_dir
-    return [] if folder is None else ["sh", "-c", _PREPEND, folder]
+    return words if folder is None else [*words, "sh", "-c", _PREPEND, folder]
 
 
 def _find_path_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
@@ -171,7 +175,7 @@ def _apptainer_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from _engine_options(plan, run_dir)
-    yield from ("--security-opt=label=disable", "--ulimit=host")
+    yield "--security-opt=label=disable"
     for bind in list_binds(plan, run_dir):
         yield f"--volume={bind.source}:{bind.target}{':ro' * bind.is_read_only}"
     match plan.hardware.platform:
@@ -200,8 +204,8 @@ def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 
 def _engine_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
-    """The node's own network, memory segments and process ids: Ray, NCCL and the check for idle GPUs need them."""
-    yield from ("--rm", "--network=host", "--ipc=host", "--pid=host", "--entrypoint=")
+    """The node's own network and shared memory, which Ray and NCCL need; its own process ids end with the container."""
+    yield from ("--rm", "--network=host", "--ipc=host", "--entrypoint=")
     yield f"--workdir={run_dir.root.absolute()}"
     yield from (f"--env={name}" for name in list_secrets(plan))
 
