@@ -20,7 +20,7 @@ from tests.probe_examples import HOST, NETWORK, NVIDIA, SMI_ANSWERS, FakeNvml, t
 
 __all__ = ["tools"]
 # checks that are not of one node's facts: of who uses the GPUs now, and of several nodes
-ELSEWHERE = {"gpu_idle", "nodes_alike", "nvlink_domain"}
+ELSEWHERE = {"gpu_idle", "imex", "nodes_alike", "nvlink_domain"}
 CLUSTER = "6f2a4b0e-0000-4000-8000-000000000001"
 DEVICE = {
     "name": "NVIDIA H200",
@@ -131,11 +131,6 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
         {"gpu": {"fabric": {"state": "In Progress", "status": Unknown("not yet")}}},
         Level.BLOCKING,
         ("gpu.fabric.state", "Completed", "In Progress"),
-    ),
-    "imex": (
-        {"gpu": {"imex_channels": Unknown("no channel")}},
-        Level.BLOCKING,
-        ("gpu.imex_channels", "a channel for this job", "unknown (no channel)"),
     ),
     "gpu_partition": (
         {"gpu": devices(mig_mode="enabled")},
@@ -430,3 +425,21 @@ def test_nodes_of_two_nvlink_domains_and_two_clocks_are_found() -> None:
         Finding(Level.WARNING, "nodes.b.gpu.fabric", f"{CLUSTER}.7", f"{CLUSTER}.8"),
         Finding(Level.WARNING, "nodes.b.clock", "agrees with a", "+5.0 s apart"),
     ]
+
+
+def test_nodes_of_one_nvlink_domain_must_have_imex_channels() -> None:
+    missing = {"imex_channels": Unknown("no channel")}
+    expected = ("a channel for this job", "unknown (no channel)")
+    assert compare_nodes([node("a"), node("b", gpu=missing)], Preflight()) == [
+        Finding(Level.BLOCKING, "nodes.b.gpu.imex_channels", *expected)
+    ]
+
+
+@pytest.mark.parametrize("cluster", ["00000000-0000-0000-0000-000000000000", "one of its own"])
+def test_nodes_with_a_switch_of_their_own_need_none(cluster: str) -> None:
+    def alone(name: str) -> Manifest:
+        uuid = cluster if cluster.startswith("0") else f"{cluster} {name}"
+        fabric = {"state": "Completed", "status": "Success", "cluster_uuid": uuid, "clique_id": 0}
+        return node(name, gpu={"fabric": fabric, "imex_channels": Unknown("no channel")})
+
+    assert compare_nodes([alone("a"), alone("b")], Preflight()) == []

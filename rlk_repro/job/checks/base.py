@@ -18,6 +18,7 @@ LEVELS: Final[dict[Policy, Level]] = {"pass": Level.INFO, "warn": Level.WARNING,
 # of checks that one node's facts do not settle: who uses the GPUs now, and what several nodes share
 OTHER_POLICIES: Final[dict[CheckName, Policy]] = {
     "gpu_idle": "fail",
+    "imex": "fail",
     "clock_skew": "warn",
     "nodes_alike": "fail",
     "nvlink_domain": "warn",

@@ -17,7 +17,6 @@ DRIVER_FLOORS: Final = {11: 450, 12: 525, 13: 580}
 # distributions of the CUDA runtime that PyTorch's wheels bring
 CUDA_RUNTIME: Final = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
 VISIBILITY: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-NO_CLUSTER: Final = "00000000-0000-0000-0000-000000000000"
 REPAIRS: Final = {"remapped_rows": "row remapping", "retired_pages": "page retirement"}
 WHOLE: Final = {"compute_partition": "SPX", "memory_partition": "NPS1"}
 # what GPUs of one node share where nobody has changed one of them
@@ -101,21 +100,6 @@ def check_fabric(situation: Situation) -> Iterator[Complaint]:
         yield Complaint("gpu.fabric.state", "Completed", state)
     elif isinstance(status, str) and state == "Completed" and status != "Success":
         yield Complaint("gpu.fabric.status", "Success", status)
-
-
-def check_imex(situation: Situation) -> Iterator[Complaint]:
-    """Memory of another tray of an NVLink rack is reached through an IMEX channel."""
-    channels = situation.fact("gpu", "imex_channels")
-    if isinstance(find_domain(situation.mapping("gpu", "fabric")), str) and isinstance(channels, Unknown):
-        yield Complaint("gpu.imex_channels", "a channel for this job", str(channels))
-
-
-def find_domain(fabric: dict[str, Any]) -> str | Unknown:
-    """Cluster and clique of a rack-scale NVLink domain; one node's own NVSwitch has a cluster id of zeros."""
-    cluster, clique = fabric.get("cluster_uuid"), fabric.get("clique_id")
-    if not isinstance(cluster, str) or cluster == NO_CLUSTER or not isinstance(clique, int | str):
-        return Unknown("no NVLink domain beyond this node")
-    return f"{cluster}.{clique}"
 
 
 def check_partition(situation: Situation) -> Iterator[Complaint]:
@@ -227,7 +211,6 @@ CHECKS: Final = (
     Check(name="gpu_memory_repair", scope=Scope.GPUS, policy="fail", judge=check_memory_repair),
     Check(name="gpu_links", scope=Scope.GPUS, policy="fail", judge=check_links),
     Check(name="gpu_fabric", scope=Scope.GPUS, policy="fail", judge=check_fabric),
-    Check(name="imex", scope=Scope.NODES, policy="fail", judge=check_imex),
     Check(name="gpu_partition", scope=Scope.GPUS, policy="fail", judge=check_partition),
     Check(name="gpu_compute_mode", scope=Scope.GPUS, policy="warn", judge=check_compute_mode),
     Check(name="gpu_slowdown", scope=Scope.GPUS, policy="warn", judge=check_slowdown),

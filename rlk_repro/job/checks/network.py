@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from rlk_repro.findings import Finding, Level
 from rlk_repro.job.checks.base import Check, Complaint, Scope, Situation, find_level
-from rlk_repro.job.checks.gpu import find_domain
 from rlk_repro.job.checks.host import FOLDER
-from rlk_repro.manifest import Manifest, diff_manifests
+from rlk_repro.manifest import Manifest, Unknown, diff_manifests
 from rlk_repro.probes import gpu_nvidia
 from rlk_repro.spec import Preflight
 
 ACTIVE: Final = "ACTIVE"
 # Ray's fixed ports lie below
 FIRST_FREE_PORT: Final = 9000
+NO_CLUSTER: Final = "00000000-0000-0000-0000-000000000000"
 PEER_MODULES: Final = ("nvidia_peermem", "nv_peer_mem")
 
 
@@ -67,11 +68,9 @@ def check_ephemeral_ports(situation: Situation) -> Iterator[Complaint]:
 
 
 def compare_nodes(manifests: Sequence[Manifest], limits: Preflight) -> list[Finding]:
-    """What the nodes of one job must share, by the leader's node, which is the first."""
-    if len(manifests) < 2:
-        return []
-    first, others = manifests[0], manifests[1:]
-    return [finding for other in others for finding in _compare(first, other, limits)]
+    """What the nodes of one job must share, held against the first, which leads."""
+    found = [finding for other in manifests[1:] for finding in _compare(manifests[0], other, limits)]
+    return [*found, *_check_imex(manifests, limits)]
 
 
 def _compare(first: Manifest, other: Manifest, limits: Preflight) -> Iterator[Finding]:
@@ -80,8 +79,8 @@ def _compare(first: Manifest, other: Manifest, limits: Preflight) -> Iterator[Fi
         if item.level is Level.BLOCKING:
             level = find_level("nodes_alike", limits)
             yield Finding(level, f"{where}.{item.where}", f"as on {first.node}: {item.expected}", item.found)
-    ours, theirs = _domain(first), _domain(other)
-    if isinstance(ours, str) and isinstance(theirs, str) and ours != theirs:
+    ours, theirs = find_domain(first), find_domain(other)
+    if ours and theirs and ours != theirs and _has_channels(first) and _has_channels(other):
         yield Finding(find_level("nvlink_domain", limits), f"{where}.gpu.fabric", ours, theirs)
     skews = [manifest.sections.get(FOLDER, {}).get("clock_skew_s") for manifest in (first, other)]
     known = [float(skew) for skew in skews if isinstance(skew, int | float)]
@@ -90,9 +89,29 @@ def _compare(first: Manifest, other: Manifest, limits: Preflight) -> Iterator[Fi
         yield Finding(find_level("clock_skew", limits), f"{where}.clock", f"agrees with {first.node}", found)
 
 
-def _domain(manifest: Manifest) -> object:
+def _check_imex(manifests: Sequence[Manifest], limits: Preflight) -> Iterator[Finding]:
+    """Nodes of one NVLink domain reach each other's memory through an IMEX channel, which each of them must have."""
+    domains = Counter(filter(None, map(find_domain, manifests)))
+    for manifest in manifests:
+        domain = find_domain(manifest)
+        if domain is not None and domains[domain] > 1 and not _has_channels(manifest):
+            found = str(manifest.sections["gpu"].get("imex_channels", Unknown("not recorded")))
+            where = f"nodes.{manifest.node}.gpu.imex_channels"
+            yield Finding(find_level("imex", limits), where, "a channel for this job", found)
+
+
+def find_domain(manifest: Manifest) -> str | None:
+    """Cluster and clique of the NVLink domain that a node is in; an NVSwitch of its own has a cluster id of zeros."""
     fabric = manifest.sections.get("gpu", {}).get("fabric")
-    return find_domain(fabric) if isinstance(fabric, dict) else None
+    known = fabric if isinstance(fabric, dict) else {}
+    cluster, clique = known.get("cluster_uuid"), known.get("clique_id")
+    is_known = isinstance(cluster, str) and cluster != NO_CLUSTER and isinstance(clique, int | str)
+    return f"{cluster}.{clique}" if is_known else None
+
+
+def _has_channels(manifest: Manifest) -> bool:
+    """Only nodes of a rack-scale domain have them."""
+    return isinstance(manifest.sections.get("gpu", {}).get("imex_channels"), int)
 
 
 CHECKS: Final = (
