@@ -143,6 +143,13 @@ class Cluster:
         self._start("slurmctld", "slurmctld", "-D", "-i", "-f", str(self.conf))
         self.wait_until(lambda: "is UP" in self.ask("scontrol", "ping", check=False), "slurmctld answers")
 
+    def revive_controller(self) -> bool:
+        """Start it again where it died by itself, as 22.05 may when a job restarts at once on its old node."""
+        if self.processes["slurmctld"].poll() is None:
+            return False
+        self.start_controller()
+        return True
+
     def start_node(self, node: str) -> None:
         self._start(node, "slurmd", "-D", "-N", node, "-f", str(self.conf))
 

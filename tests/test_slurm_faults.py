@@ -18,9 +18,9 @@ from rlk_repro.files import load_json
 from rlk_repro.job.resume import find_whole_pairs
 from rlk_repro.launch import load_plan
 from rlk_repro.verify import verify_bundle
+from tests.job_examples import find_descendants
 from tests.slurm_cluster import Cluster
 from tests.slurm_runs import LONG, Run, Site, on_site, start_or_skip
-from tests.test_job_faults import find_descendants
 
 pytestmark = pytest.mark.real
 
@@ -93,10 +93,21 @@ FAULTS = (cancel, cancel_hard, requeue, kill_agent, kill_node, restart_controlle
 
 
 def wait_for_end(run: Run) -> Status:
+    """A requeued job starts again after some seconds; at once, while old steps are cleaned up, is not Slurm's way."""
+    pending_since: float | None = None
+
     def has_ended() -> bool:
+        nonlocal pending_since
+        if run.site.cluster.revive_controller():
+            print("slurmctld had died")
         status = run.poll()
-        if status.state is JobState.PENDING:
+        if status.state is not JobState.PENDING:
+            pending_since = None
+        elif pending_since is None:
+            pending_since = time.monotonic()
+        elif time.monotonic() - pending_since > 4:
             run.skip_delay()
+            pending_since = None
         return status.state.is_final
 
     run.wait_until(has_ended, "the end", 180)
