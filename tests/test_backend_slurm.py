@@ -279,3 +279,34 @@ def test_following_asks_slurm_every_few_seconds_at_most(
     assert [call[0] for call in fake.calls].count("squeue") == 1
     assert [line.text for line in slurm.logs(SUBMISSION, run_dir, is_following=False)] == ["one", "two"]
     assert [call[0] for call in fake.calls].count("squeue") == 1
+
+
+def test_waiting_tells_why_it_waits_and_where_it_runs(fake: FakeSlurm, run_dir: RunDir) -> None:
+    write_json(run_dir.state, {"schema": 1, "phase": "ending", "num_trials": 2, "num_steps": 3})
+    fake.queue("12|PENDING|Priority||N/A")
+    answers = [slurm.poll(SUBMISSION, run_dir)]
+    fake.queue("12|RUNNING|None|node-[0-1]|x")
+    answers.append(slurm.poll(SUBMISSION, run_dir))
+    answers.append(Status(state=JobState.DONE))
+    told: list[str] = []
+
+    progress.follow(run_dir, lambda: answers[min(len(told), 2)], told.append, sleep=lambda _: None)
+    assert told == ["pending (Priority)", "ending · node-[0-1]", "ending"]
+
+
+def test_what_was_submitted_is_listed_with_one_question(
+    call, fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (11, 12):
+        run_dir = make_staged(tmp_path / "runs" / "smoke" / f"run-{number}")[1]
+        submission = Submission(cluster="slurm", job_id=str(number), submitted_at="", details={})
+        write_json(run_dir.submission, submission.to_json())
+    fake.queue("11|PENDING|Resources||N/A", "12|RUNNING|None|node-1|x")
+    assert call("runs", "list", "--submitted") == (
+        0,
+        "run-11 slurm 11         pending   Resources\nrun-12 slurm 12         running   on node-1\n",
+        "",
+    )
+    assert [name for name, *_ in fake.calls] == ["squeue"]
+    assert '"nodes": "node-1"' in call("runs", "list", "--submitted", "--json")[1]
+    assert call("status", "run-11")[1].startswith("run-11: pending (Resources)\n  not sealed")

@@ -138,8 +138,12 @@ class _Told:
         self._moment = -LINE_S
 
     def see(self, state: Progress | None, status: Status, *, is_last: bool) -> None:
-        line = status.state.value if state is None else render_progress(state)
-        topic = (status.state,) if state is None else (state.phase, state.trial, state.message)
+        if state is None or status.state is JobState.PENDING:  # a requeued run waits with an earlier agent's state
+            line = f"{status.state.value} ({status.reason})" if status.reason else status.state.value
+            topic: tuple[object, ...] = (status.state, status.reason)
+        else:
+            line = " · ".join(part for part in (render_progress(state), status.nodes) if part)
+            topic = (state.phase, state.trial, state.message)
         is_due = self._is_live or is_last or topic != self._topic or time.monotonic() - self._moment >= LINE_S
         if line != self._line and is_due:
             self._tell(line)
