@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from rlk_repro.sbatch import render_sbatch, sbatch_command, time_limit_min
 from rlk_repro.sbatch.options import find_segment
 from rlk_repro.sbatch.quoting import Directive, ShellLine, quote
 from rlk_repro.spec import FromEnv, Profile
+from rlk_repro.specfile import load_profile
 from tests.sbatch_examples import (
     EXAMPLES,
     HOSTILE,
@@ -31,6 +33,7 @@ from tests.sbatch_examples import (
     with_site,
 )
 
+ROOT = Path(__file__).parent.parent
 WORDS = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1)
 
 
@@ -250,3 +253,11 @@ def test_a_stack_without_images_starts_no_container() -> None:
     script = (EXAMPLES / "smoke.h200.sbatch").read_text()
     assert "container=(env)\n" in script
     assert "enroot" not in script
+
+
+def test_the_documented_profile_is_one(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "slurm.md").read_text(), re.DOTALL | re.MULTILINE)
+    path = tmp_path / "my-site.yaml"
+    path.write_text(block)
+    plan = with_site(plan_for(stack="example"), profile=load_profile(str(path), []).model)
+    assert "  --container-workdir=" in render_sbatch(plan, run_dir_of(plan))
