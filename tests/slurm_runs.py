@@ -32,13 +32,13 @@ LONG = (*SETTINGS[:2], "measure.scored_steps=400", "workload.grpo.rollout_batch_
 WAIT_S = 120.0
 
 
-def make_profile(folder: Path, **settings: Any) -> Path:
+def make_profile(folder: Path, *, python: str = sys.executable, **settings: Any) -> Path:
     value: Mapping[str, Any] = {
         "profile": "here",
         "cluster": "slurm",
         "hardware": "cpu",
         "slurm": {"gres": "none", "stop_before_s": 60, **settings},
-        "container": {"runtime": "host", "python": sys.executable, "package_dir": str(REPOSITORY)},
+        "container": {"runtime": "host", "python": python, "package_dir": str(REPOSITORY)},
         "preflight": {"min_free_disk_gib": 0.01, "min_free_memory_gib": 0.01},
     }
     path = folder / "profile.yaml"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +14,12 @@ from rlk_repro.bundle import inspect_bundle, open_bundle
 from rlk_repro.files import load_json
 from rlk_repro.results import TrialStatus
 from rlk_repro.rundir import RunDir
+from rlk_repro.store import find_run_dir
 from rlk_repro.verify import verify_bundle
 from tests.conftest import WEIRD_NAMES
 from tests.slurm_cluster import Cluster
-from tests.slurm_runs import LONG, Site, make_profile, on_site, start_or_skip
+from tests.slurm_runs import LONG, SETTINGS, Site, make_profile, on_site, start_or_skip
+from tests.two_node_agent import allow_nodes
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +135,33 @@ def test_a_node_daemon_that_restarts_does_not_disturb_a_run(site: Site) -> None:
     site.cluster.kill(node)
     site.cluster.start_node(node)
     assert run.wait_for_end().state is JobState.DONE
+
+
+def test_two_nodes_have_one_agent_each(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_nodes(monkeypatch)
+    agent = site.folder / "agent"
+    agent.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.two_node_agent "$@"\n')
+    agent.chmod(0o755)
+    run = site.submit((*SETTINGS, "layouts.cpu.num_nodes=2"), python=str(agent))
+    assert run.wait_for_end().reason == "sealed, 2 of 2 trials ok"
+    assert {node.path.name for node in run.run_dir.node_dirs()} == {"node-0", "node-1"}
+    assert all(node.manifest.is_file() and node.telemetry.is_file() for node in run.run_dir.node_dirs())
+    assert verify_bundle(run.collect()) == []
+
+
+@pytest.mark.real
+def test_a_bundle_is_replayed_on_the_nodes_it_names_and_on_this_machine(call, site: Site) -> None:
+    site.cluster.ask("scontrol", "update", "nodename=node-0", "state=drain", "reason=test")
+    run = site.submit()
+    run.wait_for_end()
+    bundle = str(run.collect())
+    site.cluster.ask("scontrol", "update", "nodename=node-0", "state=resume")
+    code, out, err = call("replay", bundle, "--same-nodes", "--json")
+    assert (code, json.loads(out)["level"]) == (0, "bitwise"), err
+    again = find_run_dir(None)
+    assert [node.path.name for node in again.node_dirs()] == ["node-1"]
+    code, out, err = call("replay", bundle, "--cluster", "local", "--yes", "--json")
+    assert (code, json.loads(out)["level"]) == (0, "bitwise"), err
 
 
 @pytest.mark.real
