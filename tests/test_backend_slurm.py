@@ -109,7 +109,7 @@ def test_a_refusal_quotes_sbatch_and_sends_nothing(fake: FakeSlurm, run_dir: Run
         'slurm: sbatch refused the job: "invalid partition specified: nope; '
         'allocation failure: Invalid partition name specified"'
     )
-    assert fake.count("sbatch") == 1
+    assert all("--test-only" in call for call in fake.calls if call[0] == "sbatch")
     assert not run_dir.scheduler.exists()
 
 

@@ -56,10 +56,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     """
     config = slurmctl.probe_config()
     program, *options = job.command
-    tested = _run_sbatch(job, program, "--test-only", *options)
-    # The test also fails where nodes are away for the moment, which Slurm would wait for.
-    if not tested.is_ok and not slurmctl.has_missing_nodes():
-        raise _make_refusal(tested)
+    _test(job, program, "--test-only", *options)
     for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):  # of an earlier allocation
         earlier.unlink(missing_ok=True)
     _record_site(run_dir, config)
@@ -161,6 +158,15 @@ def _asked_rarely(submission: Submission, run_dir: RunDir) -> Callable[[], bool]
         return is_over
 
     return ask
+
+
+def _test(job: Job, *argv: str) -> None:
+    """The test also fails while nodes are away, which Slurm would wait for; they may come back while we ask."""
+    if _run_sbatch(job, *argv).is_ok or slurmctl.has_missing_nodes():
+        return
+    again = _run_sbatch(job, *argv)
+    if not again.is_ok:
+        raise _make_refusal(again)
 
 
 def _run_sbatch(job: Job, *argv: str) -> proc.Completed:

@@ -66,6 +66,7 @@ _KEPT: Final = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 _CLIENT_VARIABLES: Final = ("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
 _JOB_ID: Final = re.compile(r"([0-9]+)(?:;([A-Za-z0-9_.-]+))?")
 _VERSION: Final = re.compile(r"([0-9]+)\.([0-9]+)")
+_AWAY: Final = "down,drain,fail,maint,no_respond,reboot,unk"
 _NOTHING: Final = frozenset({"", "None", "N/A", "(null)", "None assigned", "Unknown"})
 
 
@@ -218,8 +219,8 @@ def dump_accounting(job: JobId) -> str:
 
 
 def has_missing_nodes() -> bool:
-    """Whether nodes are down, drained or reserved for maintenance: Slurm's own tests then say too little."""
-    done = run_client("sinfo", "--noheader", "--states=down,drain,fail,maint,reboot,unk", "--format=%n")
+    """Whether nodes are down, drained, in maintenance or silent just now: Slurm's own tests say too little then."""
+    done = run_client("sinfo", "--noheader", f"--states={_AWAY}", "--format=%n")
     return done.is_ok and bool(done.stdout.strip())
 
 
