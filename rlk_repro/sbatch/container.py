@@ -24,6 +24,8 @@ _DOCKER_HUB: Final = "registry-1.docker.io"
 _HUB_NAMES: Final = frozenset({"docker.io", "index.docker.io", _DOCKER_HUB})
 _OCI_MACHINE: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _AMD_DEVICES: Final = ("/dev/dri", "/dev/kfd")
+_IMEX: Final = "/dev/nvidia-caps-imex-channels"
+_IMEX_CHANNEL: Final = f"{_IMEX}/channel0"
 # Ray hands out HIP_VISIBLE_DEVICES itself and refuses to start where another one disagrees with it
 _AMD_VISIBILITY: Final = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _PREPEND: Final = 'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; exec "$@"'
@@ -88,13 +90,14 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
 
 
 def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
-    """The run directory, the package where the profile names it, the profile's own, AMD's devices for pyxis."""
+    """The run directory, the profile's, the package where the profile names it; devices that pyxis leaves out."""
     settings = container_settings(plan)
     mounts = [Mount(source=str(run_dir.root.absolute())), *settings.mounts]
     if settings.package_dir is not None:
         mounts.append(Mount(source=settings.package_dir, read_only=True))
-    if find_runtime(plan) == "pyxis" and plan.hardware.platform == "rocm":
-        mounts += [Mount(source=device) for device in _AMD_DEVICES]
+    if find_runtime(plan) == "pyxis":
+        devices = _AMD_DEVICES if plan.hardware.platform == "rocm" else (_IMEX,) if _shares_memory(plan) else ()
+        mounts += [Mount(source=device) for device in devices]
     return [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only) for item in mounts]
 
 
@@ -134,6 +137,11 @@ def list_entry(plan: Plan) -> list[str]:
         words.append(f"{DIGEST_VARIABLE}={image.digest}")
     folder = container_settings(plan).package_dir
     return words if folder is None else [*words, "sh", "-c", _PREPEND, folder]
+
+
+def _shares_memory(plan: Plan) -> bool:
+    """Whether the nodes form NVLink domains, over which they share memory by IMEX."""
+    return slurm_settings(plan).block_size is not None and plan.layout.num_nodes > 1
 
 
 def _find_path_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
@@ -208,6 +216,8 @@ def _engine_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from ("--rm", "--network=host", "--ipc=host", "--entrypoint=")
     yield f"--workdir={run_dir.root.absolute()}"
     yield from (f"--env={name}" for name in list_secrets(plan))
+    if _shares_memory(plan):
+        yield f"--device={_IMEX_CHANNEL}"
 
 
 _OPTIONS: Final[Mapping[str, Callable[[Plan, RunDir], Iterator[str]]]] = {
