@@ -27,7 +27,7 @@ from rlk_repro.rundir import RunDir
 from rlk_repro.spec import Profile
 from rlk_repro.specfile import load_bytes, load_hardware, load_run, load_stack, parse_overrides
 from rlk_repro.stage import Inputs, stage
-from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.api import Command, Workload
 from rlk_repro.workloads.environment import profile_env, record_env, switch_env
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
@@ -83,7 +83,7 @@ def _make_command(actions: Sequence[str], env: Mapping[str, str], from_env: Mapp
     return Command(argv=(sys.executable, "-I", "-S", str(TRAINER), *actions), env=env, from_env=from_env)
 
 
-def make_parts(workload: FakeWorkload | None = None, **changes: Any) -> Parts:
+def make_parts(workload: Workload | None = None, **changes: Any) -> Parts:
     values: dict[str, Any] = {
         "workload": workload or FakeWorkload(),
         "probe_node": lambda node: Manifest(node=node, sections={"host": {"machine": os.uname().machine}}),
@@ -111,6 +111,19 @@ def find_alive(pids: Sequence[int]) -> list[int]:
     """Those that run; zombies of a machine without an init that reaps do not."""
     stats = {pid: read_stat(pid) for pid in pids}
     return [pid for pid, stat in stats.items() if stat is not None and stat.is_running]
+
+
+def find_descendants(run_dir: RunDir) -> list[int]:
+    """Processes of a run: of its agent by their arguments, of its trainers by what they inherited."""
+    mark = str(run_dir.root).encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes() + (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
 
 
 def main() -> int:

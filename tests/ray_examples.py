@@ -1,7 +1,7 @@
 """Agents of a run whose trainer needs Ray, two on this machine standing for two nodes.
 
-As a script, ``python -m tests.ray_examples RUN_DIR NODE SECONDS FOLDER``, it is one of them.  The nodes are ``a``, which
-leads, and ``b``; each has an address of its own on the loopback interface.
+As a script, ``python -m tests.ray_examples RUN_DIR NODE SECONDS FOLDER``, it is one of them.  The nodes are ``a``,
+which leads, and ``b``; each has an address of its own on the loopback interface.
 """
 
 from __future__ import annotations
@@ -51,18 +51,15 @@ class RayWorkload:
         return {}
 
 
-def find_address(node: str, others: Sequence[str], interface: str | None) -> str:  # noqa: ARG001
+def find_address(node: str, others: Sequence[str], interface: str | None) -> str:
     return ADDRESSES[node]
 
 
 def main() -> int:
     run_dir, node, seconds, folder = sys.argv[1:]
-    parts = make_parts(workload=None, deadlines=DEADLINES, find_address=find_address)
-    changes = {name: getattr(parts, name) for name in parts.__dataclass_fields__}
-    workload = RayWorkload(seconds=seconds, folder=folder)
-    place = make_place(node, NODES, ALLOCATION)
+    parts = make_parts(RayWorkload(seconds=seconds, folder=folder), deadlines=DEADLINES, find_address=find_address)
     try:
-        return run_agent(RunDir(Path(run_dir)), place, is_resuming=True, parts=type(parts)(**changes | {"workload": workload}))
+        return run_agent(RunDir(Path(run_dir)), make_place(node, NODES, ALLOCATION), is_resuming=True, parts=parts)
     except RlkReproError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
         return error.exit_code

@@ -4,14 +4,15 @@ It runs a task on every node, says where each ran and what it inherited, then id
 process in a session of its own behind and its pid there, as inference servers do.
 """
 
+import importlib
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+ray: Any = importlib.import_module("ray")
 
 STEP = "[2026-11-20 13:45:12] train_metric_utils.py:50 - perf {}: {{'perf/train_time': 0.1, 'perf/step_time': 0.1}}"
 
@@ -33,7 +34,9 @@ def main() -> None:
     ray.init(log_to_driver=False)
     nodes = [item for item in ray.nodes() if item["Alive"]]
     assert len(nodes) == num_nodes, nodes
-    places = [NodeAffinitySchedulingStrategy(item["NodeID"], soft=False) for item in nodes]
+    places = [
+        ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(item["NodeID"], soft=False) for item in nodes
+    ]
     for line in sorted(ray.get([look.options(scheduling_strategy=place).remote(folder) for place in places])):
         sys.stdout.write(f"task on {line}\n")
     for number in range(3):

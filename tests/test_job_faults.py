@@ -19,7 +19,7 @@ from rlk_repro.job.resume import find_whole_pairs
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
-from tests.job_examples import find_alive, make_staged
+from tests.job_examples import find_alive, find_descendants, make_staged
 
 REPOSITORY = Path(__file__).parent.parent
 NUM_STEPS = 5
@@ -66,19 +66,6 @@ class Victim:
         while (found := find_descendants(self.run_dir)) and time.monotonic() < until:
             time.sleep(0.01)
         assert found == []
-
-
-def find_descendants(run_dir: RunDir) -> list[int]:
-    """Processes of a run: of its agent by their arguments, of its trainers by what they inherited."""
-    mark = str(run_dir.root).encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "environ").read_bytes() + (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
 
 
 def find_pids(log: Path, word: str) -> list[int]:

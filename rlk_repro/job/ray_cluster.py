@@ -140,7 +140,7 @@ class _Cluster:
             self._ended[self._member.place.node] = self._own.reason
         for node in self._member.place.followers:
             report = self._read_report(node)
-            if report is not None and report.condition is not Condition.UP:
+            if report is not None and report.condition is Condition.ENDED:
                 self._ended[node] = report.reason
             elif reason := self._find_loss(node):
                 self.lost[node] = reason
@@ -212,7 +212,9 @@ class _Cluster:
             )  # fmt: skip
 
     def _find_loss(self, node: str) -> str:
-        if has_ended(self._member.run_dir, node, self._order.allocation):
+        report = self._read_report(node)
+        has_left = report is not None and report.condition is Condition.LEFT
+        if has_left or has_ended(self._member.run_dir, node, self._order.allocation):
             return "its agent has ended"
         silence_s = self._pulses[node].measure_silence_s()
         return f"no sign of life for {silence_s:.0f} s" if silence_s > self._member.parts.deadlines.lost_s else ""

@@ -25,7 +25,7 @@ class RayFollower:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._take_down()
+        self._take_down(Condition.LEFT)
 
     @property
     def session(self) -> int | None:
@@ -54,7 +54,7 @@ class RayFollower:
         address = member.parts.find_address(member.place.node, (head,), member.plan.profile.ray.interface)
         return member.make_node(member.make_seat(address, order.head), order.use)
 
-    def _take_down(self) -> None:
+    def _take_down(self, condition: Condition = Condition.DOWN) -> None:
         """Also where it was never up: the leader waits for the word."""
         if self._order is None:
             return
@@ -66,7 +66,7 @@ class RayFollower:
             self._node = None
         elif self._told is not None and self._told.number == self._order.number:
             return
-        self._report(self._order, Condition.DOWN, reason, busy)
+        self._report(self._order, condition, reason, busy)
 
     def _report(self, order: Order, condition: Condition, reason: str, busy: tuple[str, ...] = ()) -> None:
         report = Report(allocation=order.allocation, number=order.number, condition=condition, reason=reason, busy=busy)

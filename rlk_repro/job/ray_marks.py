@@ -26,9 +26,12 @@ class Want(StrEnum):
 
 
 class Condition(StrEnum):
+    """``ended``: by itself; ``down``: as ordered; ``left``: because the node's agent ends."""
+
     UP = "up"
     ENDED = "ended"
     DOWN = "down"
+    LEFT = "left"
 
 
 @dataclass(frozen=True, kw_only=True)
