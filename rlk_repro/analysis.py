@@ -110,6 +110,7 @@ def _judge(
         trials=trials,
         differences=differences,
         is_exploratory=plan.is_exploratory,
+        workload=plan.run.workload.kind,
     )
 
 

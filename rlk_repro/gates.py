@@ -32,6 +32,7 @@ NUM_MEASURED_GATES: Final = 4
 ENABLED: Final = "enabled"
 RATIO: Final = "mean ratio enabled / baseline"
 DIFFERENCE: Final = "mean difference enabled - baseline"
+GIVEN_TO_BOTH: Final = {"module": "both variants compute on the same random batches"}
 LENIENT_FIRST: Final = (GateStatus.PASSED, GateStatus.UNDECIDED, GateStatus.FAILED)
 
 Reading = Callable[[PairMetric], float | None]
@@ -41,11 +42,12 @@ Reading = Callable[[PairMetric], float | None]
 class Evidence:
     """What the gates look at: all pairs, the trials by name, and what the manifests of both variants differ in.
 
-    ``differences`` is None where nobody compared the manifests.
+    ``differences`` is None where nobody compared the manifests.  ``workload`` is the kind of what was run.
     """
 
     measure: Measure
     lane: Lane
+    workload: str = ""
     pairs: Sequence[PairResult]
     trials: Mapping[str, TrialResult]
     differences: Sequence[Finding] | None
@@ -90,7 +92,7 @@ def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
 
 def _reward_gate(evidence: Evidence) -> Gate:
     if evidence.lane != "live":
-        return _stored_gate(RAW_REWARD)
+        return _stored_gate(evidence, RAW_REWARD)
     margin = evidence.measure.margins.raw_reward
     drops = _readings(evidence, RAW_REWARD, lambda item: _difference(item.second, item.first))
     gate = _non_inferior(evidence, RAW_REWARD, drops, margin)
@@ -132,7 +134,7 @@ def _memory_gate(evidence: Evidence) -> Gate:
 def _length_gate(evidence: Evidence) -> Gate:
     """Two-sided: longer or shorter responses would change the step time by themselves."""
     if evidence.lane != "live":
-        return _stored_gate(RESPONSE_LENGTH)
+        return _stored_gate(evidence, RESPONSE_LENGTH)
     margin = math.log1p(evidence.measure.margins.response_length_pct / 100)
     ratios = _readings(evidence, RESPONSE_LENGTH, lambda item: item.log_ratio)
     is_longer = bool(ratios) and mean(ratios) >= 0
@@ -207,8 +209,10 @@ def _plain_gate(name: str, status: GateStatus, detail: str, n: int) -> Gate:
     return Gate(name=name, status=status, detail=detail, estimate=None, low=None, high=None, margin=None, n=n)
 
 
-def _stored_gate(name: str) -> Gate:
-    return _plain_gate(name, GateStatus.NOT_APPLICABLE, "both variants train on the same stored rollouts", 0)
+def _stored_gate(evidence: Evidence, name: str) -> Gate:
+    """Nothing was generated, so that this cannot differ."""
+    detail = GIVEN_TO_BOTH.get(evidence.workload, "both variants train on the same stored rollouts")
+    return _plain_gate(name, GateStatus.NOT_APPLICABLE, detail, 0)
 
 
 def _manifests_gate(evidence: Evidence) -> Gate:

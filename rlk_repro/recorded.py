@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 from rlk_repro.analysis import analyse
 from rlk_repro.bundle import open_bundle
@@ -66,13 +68,37 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
 
 
 def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
-    """Where the sealed analysis differs from ``analysis``, None where the bytes are the same."""
-    sealed = run_dir.analysis.read_bytes() if run_dir.analysis.is_file() else b""
+    """Where the sealed analysis differs from ``analysis``, None where the bytes are the same.
+
+    The words of gates and reasons are another version's to choose: they follow from numbers that are compared, and a
+    report shows this version's.
+    """
+    sealed = _read_sealed(run_dir)
     again = dump_json(analysis.to_json())
-    if sealed == again:
+    if sealed == again or _without_words(sealed) == _without_words(again):
         return None
     for number, pair in enumerate(zip(sealed.splitlines(), again.splitlines(), strict=False), start=1):
         if pair[0] != pair[1]:
             was, now = (line.decode(errors="replace").strip().rstrip(",") for line in pair)
             return f"line {number}: sealed {was}; the logs give {now}"
     return f"sealed {len(sealed)} bytes; the logs give {len(again)}"
+
+
+def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
+    """Whether the sealed analysis is ``analysis`` to the last byte, its words included."""
+    return _read_sealed(run_dir) == dump_json(analysis.to_json())
+
+
+def _read_sealed(run_dir: RunDir) -> bytes:
+    return run_dir.analysis.read_bytes() if run_dir.analysis.is_file() else b""
+
+
+def _without_words(data: bytes) -> Any:
+    """The values of an analysis, without what its gates and reasons say of them; ``data`` itself where it is none."""
+    try:
+        value = json.loads(data)
+        gates = [{**gate, "detail": ""} for gate in value["gates"]]
+        verdict = {**value["verdict"], "reasons": []}
+    except (ValueError, KeyError, TypeError):
+        return data
+    return {**value, "gates": gates, "verdict": verdict}

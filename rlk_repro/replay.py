@@ -20,7 +20,7 @@ from rlk_repro.findings import Finding, Level
 from rlk_repro.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.plan import Plan
 from rlk_repro.probes import probe_node
-from rlk_repro.recorded import find_difference, require_verified
+from rlk_repro.recorded import find_difference, has_same_bytes, require_verified
 from rlk_repro.results import Analysis
 from rlk_repro.rundir import RunDir
 from rlk_repro.stage import Inputs
@@ -35,6 +35,8 @@ class Recorded:
     inputs: Inputs
     analysis: Analysis
     manifests: tuple[Manifest, ...]
+    is_reworded: bool = False
+    """Whether another version worded gates or reasons otherwise; every value is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class Prepared:
 
 
 def reanalyse(bundle: Path) -> Recorded:
-    """Verify, analyse again from the logs, and require the sealed bytes.
+    """Verify, analyse again from the logs, and require the sealed bytes; other words for the same values may pass.
 
     Raises:
         CheckFailed: a file is not what was sealed, or the logs do not give the sealed analysis.
@@ -62,6 +64,7 @@ def reanalyse(bundle: Path) -> Recorded:
             inputs=_read_inputs(run_dir),
             analysis=analysis,
             manifests=load_manifests(run_dir),
+            is_reworded=not has_same_bytes(run_dir, analysis),
         )
 
 

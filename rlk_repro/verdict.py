@@ -96,6 +96,7 @@ def judge(
     trials: Sequence[TrialResult],
     differences: Sequence[Finding] | None,
     is_exploratory: bool = False,
+    workload: str = "",
 ) -> Judgement:
     """Judge one run.
 
@@ -107,6 +108,7 @@ def judge(
         differences: findings between the manifests of the two variants outside the declared switches (a blocking one
             fails the gate); None where they were not compared.
         is_exploratory: the plan was changed after it was hashed; said in headline and reasons.
+        workload: its kind, which decides how gates that do not apply are worded.
     """
     evidence = Evidence(
         measure=measure,
@@ -114,6 +116,7 @@ def judge(
         pairs=pairs,
         trials={trial.name: trial for trial in trials},
         differences=differences,
+        workload=workload,
     )
     case = _Case(
         evidence=evidence,

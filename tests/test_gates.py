@@ -103,6 +103,11 @@ def test_an_undecided_gate_says_how_many_pairs_would_decide() -> None:
     )
 
 
+def test_a_module_run_has_random_batches_and_no_stored_rollouts() -> None:
+    gate = find_gate("raw_reward", make_pairs(*around(1.0)), lane="train-only", workload="module")
+    assert (gate.status, gate.detail) == (NOT_APPLICABLE, "both variants compute on the same random batches")
+
+
 @pytest.mark.parametrize("lane", ["fixed-rollout", "train-only"])
 def test_rewards_and_lengths_do_not_apply_to_stored_rollouts(lane: str) -> None:
     pairs = make_pairs(*around(1.0), raw_reward=0.1, response_length_mean=3000.0)

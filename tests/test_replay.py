@@ -80,6 +80,25 @@ def test_a_changed_verdict_with_redone_checksums_is_refused(sealed: RunDir) -> N
         reanalyse(reseal(sealed))
 
 
+def test_other_words_for_the_same_values_are_no_difference(sealed: RunDir) -> None:
+    value = load_json(sealed.analysis)
+    value["gates"][0]["detail"] = "said by an earlier version"
+    value["verdict"]["reasons"].append("and this")
+    write_json(sealed.analysis, value)
+    recorded = reanalyse(reseal(sealed))
+    assert recorded.is_reworded
+    assert "said by" not in recorded.analysis.gates[0].detail
+
+
+@pytest.mark.parametrize(("part", "key", "forged"), [("verdict", "headline", "100 times"), ("verdict", "num_pairs", 9)])
+def test_forged_values_are_refused(sealed: RunDir, part: str, key: str, forged: object) -> None:
+    value = load_json(sealed.analysis)
+    value[part][key] = forged
+    write_json(sealed.analysis, value)
+    with pytest.raises(CheckFailed, match="is not what the logs give"):
+        reanalyse(reseal(sealed))
+
+
 def test_a_missing_analysis_is_refused(sealed: RunDir) -> None:
     sealed.analysis.unlink()
     with pytest.raises(CheckFailed, match="is not what the logs give"):

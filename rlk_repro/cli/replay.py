@@ -10,7 +10,7 @@ import typer
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 
 if TYPE_CHECKING:
-    from rlk_repro.replay import Prepared
+    from rlk_repro.replay import Prepared, Recorded
 
 
 def register(app: typer.Typer) -> None:
@@ -35,9 +35,18 @@ def replay(
     recorded = steps.reanalyse(bundle)
     if is_analyze_only:
         if as_json:
-            say_json({"level": "re-analysis", "is_ok": True, "bundle_id": recorded.bundle_id})
+            say_json(
+                {
+                    "level": "re-analysis",
+                    "is_ok": True,
+                    "is_reworded": recorded.is_reworded,
+                    "bundle_id": recorded.bundle_id,
+                }
+            )
         else:
-            say(f"{bundle}: the analysis is reproduced byte for byte from its logs (level: re-analysis, exact)")
+            say(
+                f"{bundle}: the analysis is reproduced {_how_exact(recorded)} from its logs (level: re-analysis, exact)"
+            )
             say(recorded.analysis.verdict.headline)
         return
     prepared = steps.prepare(recorded, cluster=cluster, profile=profile, is_on_same_nodes=is_on_same_nodes)
@@ -57,10 +66,14 @@ def replay(
         raise typer.Exit(1)
 
 
+def _how_exact(recorded: Recorded) -> str:
+    return "value for value (its words are another version's)" if recorded.is_reworded else "byte for byte"
+
+
 def _say_drift(prepared: Prepared) -> None:
     from rlk_repro.findings import Level
 
-    say("analysis reproduced byte for byte from the logs")
+    say(f"analysis reproduced {_how_exact(prepared.recorded)} from the logs")
     if prepared.drift is None:
         say("the scheduler chooses the nodes: how they differ from the recorded ones is found by the run")
         return
