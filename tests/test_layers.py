@@ -12,10 +12,10 @@ PACKAGE = Path(__file__).parent.parent / "rlk_repro"
 # the later one in a line imports the earlier one.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("rlk_repro", "errors"),
-    ("units", "clock", "findings", "files", "places", "proc", "procfs"),
+    ("units", "clock", "findings", "files", "trees", "places", "proc", "procfs"),
     ("rundir", "secrets", "operators", "yamlfile", "resources", "wording"),
     ("spec", "specfile", "manifest", "results", "store", "console"),
-    ("plan", "gzip_stream", "checksums", "archive", "probes", "logs", "stats", "power", "gates"),
+    ("prepared", "plan", "gzip_stream", "checksums", "archive", "probes", "logs", "stats", "power", "gates"),
     (
         "verdict",
         "trials",
@@ -45,7 +45,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__"),
 )
 ASIDE = {
-    "integration": {"errors", "files", "operators", "procfs", "rundir", "units", "refengine"},
+    "integration": {"errors", "files", "operators", "procfs", "rundir", "trees", "units", "refengine"},
     "refengine": {"errors"},
     # the processes of the module and operator tiers
     "bench": {

@@ -95,11 +95,11 @@ def test_all_errors_of_a_file_come_in_one_go_with_line_path_and_nearest_key() ->
          "logp, ratio_kl, grpo_loss, linear_logp, vocab_parallel_logp"),
         ("ops: [logp, ratio_kl]", "ops: [logp, linear_logp]", "two operators would serve the same call"),
         ("kind: reference", "kind: referenc", "workload.kind: wrong value, got 'referenc', expected 'reference', "
-         "'module' or 'operators'\n  hint: did you mean 'reference'?"),
+         "'module', 'operators' or 'vime'\n  hint: did you mean 'reference'?"),
         ("num_steps_per_rollout: 2", "num_steps_per_rollout: 5", "workload.grpo.num_steps_per_rollout: does not divide "
          "the samples of a rollout, got 5, expected a divisor of 256"),
         ("kind: reference", "kind: 7", "workload.kind: wrong value, got 7, expected 'reference', "
-         "'module' or 'operators'"),
+         "'module', 'operators' or 'vime'"),
         ("kind: reference", "knd: reference", "workload.kind: missing, expected a value"),
         ("kind: reference", "kind: module", "workload.grpo.lr: unknown key, expected one of num_steps_per_rollout, "),
         ("kind: reference", "kind: module", "workload.batch: missing, expected a value"),

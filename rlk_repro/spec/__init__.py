@@ -3,6 +3,7 @@
 Every model refuses unknown keys and converts nothing.
 """
 
+from rlk_repro.spec.assets import ArithmeticData, Checkpoint, HubData, HubSource, RandomWeights, StoredRollouts
 from rlk_repro.spec.files import (
     FromEnv,
     Hardware,
@@ -15,12 +16,15 @@ from rlk_repro.spec.files import (
     RlKernel,
     Run,
     Stack,
+    Workload,
     run_problems,
 )
+from rlk_repro.spec.kubernetes import KubernetesSettings
 from rlk_repro.spec.preflight import CheckName, Policy, Preflight
 from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import ContainerSettings, Mount, SlurmSettings
 from rlk_repro.spec.values import SCHEMA, Lane, Model, PathProblem, Variant
+from rlk_repro.spec.vime import Placement, VimeData, VimeGrpo, VimeModel, VimeWorkload
 from rlk_repro.spec.workloads import (
     Grid,
     Grpo,
@@ -31,17 +35,20 @@ from rlk_repro.spec.workloads import (
     ReferenceModel,
     ReferenceTask,
     ReferenceWorkload,
-    Workload,
 )
 
 __all__ = [
     "SCHEMA",
+    "ArithmeticData",
     "CheckName",
+    "Checkpoint",
     "ContainerSettings",
     "FromEnv",
     "Grid",
     "Grpo",
     "Hardware",
+    "HubData",
+    "HubSource",
     "Image",
     "Lane",
     "Layout",
@@ -55,9 +62,11 @@ __all__ = [
     "OperatorsWorkload",
     "PathProblem",
     "Pin",
+    "Placement",
     "Policy",
     "Preflight",
     "Profile",
+    "RandomWeights",
     "RaySettings",
     "ReferenceModel",
     "ReferenceTask",
@@ -66,7 +75,12 @@ __all__ = [
     "Run",
     "SlurmSettings",
     "Stack",
+    "StoredRollouts",
     "Variant",
+    "VimeData",
+    "VimeGrpo",
+    "VimeModel",
+    "VimeWorkload",
     "Workload",
     "run_problems",
 ]

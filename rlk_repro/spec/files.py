@@ -5,14 +5,16 @@ Rules are in ``run_problems``; they return paths, so that errors can name the li
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
 from rlk_repro.operators import OPERATORS, find_conflicts
+from rlk_repro.spec.kubernetes import KubernetesSettings
 from rlk_repro.spec.preflight import Preflight
 from rlk_repro.spec.ray import RaySettings
-from rlk_repro.spec.site import ContainerSettings, SlurmSettings
+from rlk_repro.spec.site import AbsolutePath, ContainerSettings, SlurmSettings
 from rlk_repro.spec.values import (
     Cluster,
     Commit,
@@ -31,7 +33,12 @@ from rlk_repro.spec.values import (
     Schema,
     Text,
 )
-from rlk_repro.spec.workloads import Workload
+from rlk_repro.spec.vime import VimeWorkload
+from rlk_repro.spec.workloads import ModuleWorkload, OperatorsWorkload, ReferenceWorkload
+
+Workload: TypeAlias = Annotated[
+    ReferenceWorkload | ModuleWorkload | OperatorsWorkload | VimeWorkload, Field(discriminator="kind")
+]
 
 
 class Margins(Model):
@@ -149,7 +156,7 @@ class FromEnv(Model):
 class Profile(GrowingModel):
     """What one site needs."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"slurm", "container", "ray"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"slurm", "container", "ray", "prepared_dir"})
 
     schema_: Schema = Field(alias="schema", default=1)
     profile: Name
@@ -162,6 +169,10 @@ class Profile(GrowingModel):
     slurm: SlurmSettings | None = None
     container: ContainerSettings | None = None
     ray: RaySettings = RaySettings()
+    kubernetes: KubernetesSettings | None = None
+    prepared_dir: AbsolutePath | None = Field(
+        None, description="where `rlk-repro prepare` puts models and data, the same path on all nodes"
+    )
 
 
 def run_problems(run: Run) -> list[PathProblem]:
@@ -199,9 +210,18 @@ def _run_problems(run: Run) -> list[PathProblem]:
     if run.measure.pairs + run.measure.control_pairs == 0:
         problems.append((("measure", "pairs"), "nothing to run", 0, "at least one pair or control pair"))
     menu = f"one of {', '.join(run.layouts)}"
+    named: dict[tuple[str, ...], Iterable[str]] = {("expected_trial_minutes",): run.expected_trial_minutes}
+    if isinstance(workload, VimeWorkload):
+        named["workload", "placements"] = workload.placements
+        problems += [
+            (("workload", "placements"), f"nothing for hardware {name}", list(workload.placements), f"{name} too")
+            for name in run.layouts
+            if name not in workload.placements
+        ]
     problems += [
-        (("expected_trial_minutes", name), "no layout for this hardware", name, menu)
-        for name in run.expected_trial_minutes
+        ((*path, name), "no layout for this hardware", name, menu)
+        for path, names in named.items()
+        for name in names
         if name not in run.layouts
     ]
     return problems

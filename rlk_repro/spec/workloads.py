@@ -217,6 +217,3 @@ class OperatorsWorkload(AnyWorkload):
                 expected = "one size or more" if grid.operator == "linear_logp" else "none"
                 got = list(grid.hidden_size)
                 yield ("grids", str(index), "hidden_size"), f"does not fit {grid.operator}", got, expected
-
-
-Workload: TypeAlias = Annotated[ReferenceWorkload | ModuleWorkload | OperatorsWorkload, Field(discriminator="kind")]

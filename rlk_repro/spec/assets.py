@@ -1,0 +1,83 @@
+"""What a run needs on disk before its first trial, by name: a model, a data set, stored rollouts.
+
+Names only, no paths: where they lie below a site's ``prepared_dir`` is for ``rlk_repro.prepared`` to say, and
+``rlk-repro prepare`` puts them there.  A revision or digest that nobody resolved is left out, never made up: prepare
+then takes what the hub serves, and what it took is in the bundle.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from rlk_repro.spec.values import Commit, Count, Digest, Model, Name, Positive, Text
+
+HubName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=120)]
+RelativeFile: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)*$", max_length=200)]
+Url: TypeAlias = Annotated[str, Field(pattern=r"^https?://[^\s]+$", max_length=500)]
+Architecture: TypeAlias = Literal["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"]
+
+
+class HubSource(Model):
+    """A repository of the hub at one revision."""
+
+    kind: Literal["hub"]
+    repository: HubName
+    revision: Commit | None = Field(None, description="commit of the repository; not given: whatever the hub serves")
+
+
+class RandomWeights(Model):
+    """A small model that ``prepare`` makes itself: the weights follow from the seed, the tokenizer is one of bytes.
+
+    Its sizes are those of the model's ``arguments``; nothing comes from a hub.
+    """
+
+    kind: Literal["random"]
+    architecture: Architecture
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1234
+    initializer_range: Positive = Field(0.02, description="standard deviation of the weights")
+
+
+ModelSource: TypeAlias = Annotated[HubSource | RandomWeights, Field(discriminator="kind")]
+Checkpoint: TypeAlias = Literal["torch_dist", "bridge"]
+"""How training starts from the model's weights: ``torch_dist`` converts them once with vime's own tool
+(``tools/convert_hf_to_torch_dist.py`` and the model's arguments) and loads the result; ``bridge`` needs no conversion
+and loads the hub's files by ``--megatron-to-hf-mode bridge``."""
+
+
+class ArithmeticData(Model):
+    """Prompts that ``prepare`` writes itself: sums with their results as labels."""
+
+    kind: Literal["arithmetic"]
+    num_prompts: Count = 4096
+    max_operand: Count = 9
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1234
+
+
+class HubData(Model):
+    """One file of a data set of the hub at one revision."""
+
+    kind: Literal["hub"]
+    repository: HubName
+    revision: Commit | None = Field(None, description="commit of the repository; not given: whatever the hub serves")
+    file: RelativeFile = Field(description="the prompts: a .jsonl or .parquet file of the repository")
+
+
+DataSource: TypeAlias = Annotated[HubData | ArithmeticData, Field(discriminator="kind")]
+
+
+class StoredRollouts(Model):
+    """Rollouts that were stored before this run, for the lanes that generate none.
+
+    Files ``0.pt`` … as vime's ``--save-debug-rollout-data`` writes them.  ``digest`` is the sha256 of the text that
+    ``sha256sum 0.pt 1.pt …`` prints for them, in the order of their numbers.  A run of such a lane that names none
+    stores its own before its first trial.
+    """
+
+    name: Name
+    num_files: Count = Field(description="rollouts 0 to num_files - 1, at least one per step of a trial")
+    digest: Digest
+    made_by: Text = Field(description="how they were made: run, hardware, bundle id")
+    fetch: tuple[Url, ...] = Field((), description="archives that hold them, tried in turn where they are absent")
+    is_packed: bool = Field(False, description="they travel inside the bundle and not by their digest alone")

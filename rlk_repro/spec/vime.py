@@ -1,0 +1,188 @@
+"""The settings of the workload ``vime``: vime's own ``train.py``, end to end.
+
+Field names are vime's flag names where one field is one flag.  ``arguments`` hold flags that need no rule of ours; all
+of them are held against the argument contract of the pinned vime, and those that the launcher decides are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from rlk_repro.spec.assets import Checkpoint, DataSource, HubSource, ModelSource, StoredRollouts
+from rlk_repro.spec.values import Count, Model, Name, NonNegative, PathProblem, Positive, Text
+from rlk_repro.spec.workloads import AnyWorkload, PolicyLoss
+
+Flag: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=80)]
+"""A flag without its dashes, as ``num-layers``."""
+Scalar: TypeAlias = bool | int | float | Annotated[str, Field(min_length=1, max_length=2000)]
+Arguments: TypeAlias = dict[Flag, Scalar | tuple[Scalar, ...]]
+"""True is a bare flag, a list a flag with several values; there is no False: leave the flag out."""
+DottedPath: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", max_length=200)]
+Fraction: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
+
+
+class VimeModel(Model):
+    """A model: where it comes from and the arguments that build it in Megatron (upstream's ``scripts/models``)."""
+
+    title: Text = Field(description="for the reader")
+    source: ModelSource
+    checkpoint: Checkpoint = "torch_dist"
+    recipe: Annotated[str, Field(pattern=r"^scripts/[\w./-]+\.sh$", max_length=200)] | None = Field(
+        None, description="file of vime whose MODEL_ARGS the arguments are"
+    )
+    arguments: Arguments
+
+    def size(self, flag: str, default: int = 0) -> int:
+        """A number among the arguments."""
+        value = self.arguments.get(flag, default)
+        return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+    @property
+    def num_experts(self) -> int:
+        """0 where the model is dense."""
+        return self.size("num-experts")
+
+
+class VimeData(Model):
+    """Prompts and the reward that scores their answers."""
+
+    source: DataSource
+    input_key: Text = "prompt"
+    label_key: Text = "label"
+    apply_chat_template: bool = True
+    rm_type: Name | None = Field(None, description="vime's own reward, by name")
+    custom_rm_path: DottedPath | None = Field(None, description="or a function of ours")
+
+
+class VimeGrpo(PolicyLoss):
+    """GRPO settings, in vime's flag names."""
+
+    advantage_estimator: Literal["grpo", "gspo", "cispo"] = "grpo"
+    rollout_batch_size: Count = Field(description="prompts per rollout")
+    n_samples_per_prompt: Annotated[int, Field(ge=2, le=10**6)] = Field(description="samples per prompt")
+    global_batch_size: Count = Field(description="samples per optimizer step")
+    rollout_max_prompt_len: Count = Field(1024, description="longer prompts are left out of the data set")
+    rollout_max_response_len: Count
+    rollout_top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    use_tis: bool = False
+    use_unbiased_kl: bool = False
+    use_rollout_routing_replay: bool = Field(False, description="R3, in both variants")
+    lr: Positive = 1e-6
+    weight_decay: NonNegative = 0.1
+    adam_beta1: Fraction = 0.9
+    adam_beta2: Fraction = 0.98
+    clip_grad: NonNegative = 1.0
+
+    @property
+    def num_samples(self) -> int:
+        return self.rollout_batch_size * self.n_samples_per_prompt
+
+    @property
+    def max_sample_len(self) -> int:
+        return self.rollout_max_prompt_len + self.rollout_max_response_len
+
+
+class Placement(Model):
+    """How one hardware is used, beyond the nodes and parallel sizes of its layout."""
+
+    rollout_num_gpus: Annotated[int, Field(ge=0, le=10**5)] = Field(
+        0, description="GPUs of the inference engines alone; 0: they share all GPUs with the training (colocate)"
+    )
+    rollout_num_gpus_per_engine: Count = 1
+    expert_tensor_parallel: Count = 1
+    sequence_parallel: bool = False
+    max_tokens_per_gpu: Count = Field(9216, description="of a packed microbatch")
+    vllm_gpu_memory_utilization: Fraction = 0.7
+    recompute: bool = Field(True, description="recompute all activations, layer by layer")
+    optimizer_cpu_offload: bool = Field(False, description="keep the optimizer's state in host memory")
+    offload: bool = Field(True, description="colocated: training and inference leave the GPU to each other")
+    arguments: Arguments = Field({}, description="further flags that this hardware needs")
+    env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=100)], str] = Field({})
+
+
+Purpose: TypeAlias = Literal["timing", "deterministic", "profiler", "memory-history"]
+"""What a run of vime is for.  They exclude each other: only ``timing`` measures speed.
+
+``deterministic`` asks vime and vLLM for equal bits, ``profiler`` takes torch's trace of three steps,
+``memory-history`` the allocator's history.
+"""
+
+
+class VimeWorkload(AnyWorkload):
+    """vime's own trainer on Ray, by its own options; with inference servers in the live and fixed-rollout lanes."""
+
+    lanes = ("live", "fixed-rollout", "train-only")
+    lane_limit = "vime has three lanes"
+    modules = ("torch", "vime", "megatron", "ray")
+
+    kind: Literal["vime"]
+    what_for: Purpose = "timing"
+    model: VimeModel
+    data: VimeData
+    grpo: VimeGrpo
+    rollouts: StoredRollouts | None = Field(None, description="of the lanes that generate none; else made by the run")
+    placements: Annotated[dict[Name, Placement], Field(min_length=1)] = Field(description="by hardware, as layouts")
+    arguments: Arguments = Field({}, description="further flags, in both variants")
+
+    @property
+    def num_steps_per_rollout(self) -> int:
+        return self.grpo.num_steps_per_rollout
+
+    @property
+    def loss_options(self) -> dict[str, Any]:
+        named = {name.replace("-", "_"): value for name, value in self.arguments.items()}
+        options = named | self.grpo.model_dump()
+        options["use_routing_replay"] = self.grpo.use_rollout_routing_replay or bool(named.get("use_routing_replay"))
+        options["mtp_num_layers"] = self.model.size("mtp-num-layers")
+        return options
+
+    def find_problems(self) -> Iterator[PathProblem]:
+        yield from _find_batch_problems(self.grpo)
+        yield from _find_data_problems(self.data)
+        for place, arguments in self.all_arguments():
+            yield from _find_argument_problems(place, arguments)
+        if self.grpo.use_rollout_routing_replay and not self.model.num_experts:
+            path = ("grpo", "use_rollout_routing_replay")
+            yield path, "a dense model routes nothing", True, "false, or a model with num-experts"
+
+    def all_arguments(self) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+        """Every place where flags are written out, by its path."""
+        yield ("model", "arguments"), self.model.arguments
+        yield ("arguments",), self.arguments
+        for name, placement in self.placements.items():
+            yield ("placements", name, "arguments"), placement.arguments
+
+    @property
+    def is_from_hub(self) -> bool:
+        return isinstance(self.model.source, HubSource)
+
+
+def _find_batch_problems(grpo: VimeGrpo) -> Iterator[PathProblem]:
+    num_steps = grpo.num_steps_per_rollout
+    if grpo.num_samples % num_steps:
+        expected = f"a divisor of {grpo.num_samples}"
+        yield ("grpo", "num_steps_per_rollout"), "does not divide the samples of a rollout", num_steps, expected
+    elif grpo.global_batch_size != grpo.num_samples // num_steps:
+        what = "is not rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout"
+        yield ("grpo", "global_batch_size"), what, grpo.global_batch_size, str(grpo.num_samples // num_steps)
+    if grpo.global_batch_size % grpo.n_samples_per_prompt:
+        expected = f"a multiple of {grpo.n_samples_per_prompt}"
+        yield ("grpo", "global_batch_size"), "splits the samples of a prompt", grpo.global_batch_size, expected
+
+
+def _find_data_problems(data: VimeData) -> Iterator[PathProblem]:
+    if (data.rm_type is None) is (data.custom_rm_path is None):
+        what, expected = "how answers are scored is not told, or told twice", "either rm_type or custom_rm_path"
+        yield ("data", "rm_type"), what, data.rm_type, expected
+
+
+def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]) -> Iterator[PathProblem]:
+    for flag, value in arguments.items():
+        values = value if isinstance(value, tuple) else (value,)
+        if False in [item for item in values if isinstance(item, bool)]:
+            yield (*place, flag), "a flag is given or left out", value, "true, or no such key"
+        elif not values:
+            yield (*place, flag), "a list without values", [], "one value or more"
