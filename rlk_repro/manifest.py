@@ -87,6 +87,7 @@ SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
     ("code.rlk_repro.commit", Level.WARNING),
     ("code.rlk_repro.is_dirty", Level.WARNING),
     ("code.rlk_repro.version", Level.WARNING),
+    ("code.rlk_repro.package_tree", Level.WARNING),
     ("code.rlk_repro.*", Level.INFO),
     *((f"code.packages.{name}", Level.WARNING) for name in TRAINER_PACKAGES),
     ("code.packages.*", Level.INFO),
@@ -162,9 +163,18 @@ def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
             continue
         level = severity(path)
         if level is Level.BLOCKING and (isinstance(was, Unknown) or isinstance(now, Unknown)):
-            level = Level.WARNING
+            level = Level.INFO if _is_settled_by_files(path, left, right) else Level.WARNING
         findings.append(Finding(level, path, str(was), str(now)))
     return findings
+
+
+def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
+    """An archive names no commit and an installation no tree; the same Python files are the same sources."""
+    source, _, name = path.rpartition(".")
+    if name not in {"commit", "is_dirty", "diff_sha256", "tree", "version"}:
+        return False
+    was, now = (facts.get(f"{source}.package_tree") for facts in (left, right))
+    return was is not None and was == now and not isinstance(was, Unknown)
 
 
 def _encode(value: Any) -> Any:

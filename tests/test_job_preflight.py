@@ -186,6 +186,7 @@ def test_a_gpu_of_the_same_name_with_other_memory_blocks(memory_mib: object, lev
 
 
 PINNED = Stack(stack="pinned", purpose="x", pins={"megatron_lm": Pin(repository="x", commit="1" * 40)})
+WAY_OUT = ", as stack pinned pins; --stack host takes what is there"
 
 
 @pytest.mark.parametrize(
@@ -194,13 +195,42 @@ PINNED = Stack(stack="pinned", purpose="x", pins={"megatron_lm": Pin(repository=
         ({"megatron": {"commit": "1" * 40, "is_dirty": False}}, None),
         ({"megatron": {"commit": "1" * 40, "is_dirty": Unknown("no checkout")}}, None),
         ({"megatron": {"commit": "1" * 40, "is_dirty": True}}, ("is_dirty", f"{'1' * 40} unchanged", "changed files")),
-        ({"megatron": {"commit": "2" * 40}}, ("commit", "1" * 40, "2" * 40)),
-        ({"megatron": {"commit": Unknown("absent")}}, ("commit", "1" * 40, "unknown (absent)")),
-        ({}, ("commit", "1" * 40, "unknown (not recorded)")),
+        ({"megatron": {"commit": "2" * 40}}, ("commit", f"{'1' * 40}{WAY_OUT}", "2" * 40)),
+        ({"megatron": {"commit": Unknown("absent")}}, ("commit", f"{'1' * 40}{WAY_OUT}", "unknown (absent)")),
+        ({}, ("commit", f"{'1' * 40}{WAY_OUT}", "unknown (not recorded)")),
     ],
 )
 def test_a_pin_that_is_not_confirmed_blocks(code: dict[str, Fact], expected: tuple[str, str, str] | None) -> None:
     found = list(preflight.check_pins(PINNED, Manifest(node="n", sections={"code": code})))
+    assert found == ([] if expected is None else
+                     [Finding(Level.BLOCKING, f"code.megatron.{expected[0]}", expected[1], expected[2])])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"commit": Unknown("no checkout"), "tree": "3" * 40}, None),
+        (
+            {"commit": Unknown("no checkout"), "tree": "4" * 40},
+            ("tree", f"{'3' * 40} (the files of {'1' * 12}){WAY_OUT}", "4" * 40),
+        ),
+        (
+            {"commit": Unknown("no checkout"), "tree": Unknown("installed")},
+            ("commit", f"{'1' * 40}{WAY_OUT}", "unknown (no checkout)"),
+        ),
+        ({"commit": "2" * 40, "tree": "3" * 40}, ("commit", f"{'1' * 40}{WAY_OUT}", "2" * 40)),
+        (
+            {"commit": Unknown("none recorded"), "tree": "3" * 40, "is_dirty": True},
+            ("is_dirty", f"{'1' * 40} unchanged", "changed files"),
+        ),
+    ],
+)
+def test_an_archive_of_the_pinned_tree_is_the_pinned_commit(
+    facts: dict[str, Fact], expected: tuple[str, str, str] | None
+) -> None:
+    pin = PINNED.pins["megatron_lm"].model_copy(update={"tree": "3" * 40})
+    stack = PINNED.model_copy(update={"pins": {"megatron_lm": pin}})
+    found = list(preflight.check_pins(stack, Manifest(node="n", sections={"code": {"megatron": facts}})))
     assert found == ([] if expected is None else
                      [Finding(Level.BLOCKING, f"code.megatron.{expected[0]}", expected[1], expected[2])])  # fmt: skip
 

@@ -1,6 +1,9 @@
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,16 +28,21 @@ def checkout(tmp_path):
     """A repository with one commit and a package in it."""
     folder = tmp_path / "with space"
     write_tree(folder, {"rl_engine/__init__.py": "", ".gitignore": "*.so\n", "README": "x\n"})
-    for arguments in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "first")):
+    assert proc.run(["git", "init", "-q"], cwd=folder).is_ok
+    commit_all(folder)
+    return folder
+
+
+def commit_all(folder: Path) -> None:
+    for arguments in (("add", "."), ("commit", "-q", "-m", "all")):
         done = proc.run(["git", *IDENTITY, *arguments], cwd=folder)
         assert done.is_ok, done.stderr
-    return folder
 
 
 def test_a_clean_checkout_is_named_by_its_commit(checkout):
     facts = probe_checkout(checkout)
-    head = proc.run(["git", "rev-parse", "HEAD"], cwd=checkout).stdout.strip()
-    assert facts == {"commit": head, "is_dirty": False, "diff_sha256": "clean"}
+    head, tree = proc.run(["git", "rev-parse", "HEAD", "HEAD^{tree}"], cwd=checkout).stdout.split()
+    assert facts == {"commit": head, "is_dirty": False, "diff_sha256": "clean", "tree": tree}
     assert probe_checkout(checkout / "rl_engine") == facts
 
 
@@ -163,6 +171,48 @@ def test_else_the_images_record_does(tmp_path, monkeypatch, direct_url):
 def test_a_record_without_commits_is_no_error(tmp_path, record):
     root = write_tree(tmp_path, {"/opt/rlk-repro/provenance.json": record})
     assert code.probe(root, {})["python"]
+
+
+def _probe(*folders: Path) -> dict[str, Any]:
+    return code.probe_source(code.RL_KERNEL, {"PYTHONPATH": os.pathsep.join(map(str, folders))}, {})
+
+
+@pytest.mark.usefixtures("rl_kernel_not_imported")
+def test_an_archive_has_the_tree_of_the_commit_that_it_was_made_of(checkout, tmp_path):
+    (checkout / "pyproject.toml").write_text("[project]\n")
+    commit_all(checkout)
+    archive = tmp_path / "archive"
+    shutil.copytree(checkout, archive, ignore=shutil.ignore_patterns(".git"))
+    for generated in ("rl_engine/__pycache__/x.pyc", "rl_engine/_C.so", "rl_kernel.egg-info/PKG-INFO"):
+        write_tree(archive, {generated: "x"})
+    known, unpacked = _probe(checkout), _probe(archive)
+    assert known["is_dirty"] is False
+    assert (unpacked["tree"], unpacked["package_tree"]) == (known["tree"], known["package_tree"])
+    assert unpacked["commit"] == Unknown("its folder is not a git checkout")
+    (archive / "rl_engine/__init__.py").write_text("x = 1\n")
+    (checkout / "rl_engine/__init__.py").write_text("x = 1\n")
+    edited = _probe(archive)
+    assert edited["tree"] != known["tree"]
+    assert edited["package_tree"] != known["package_tree"]
+    assert _probe(checkout)["is_dirty"] is True
+    assert {name: _probe(checkout)[name] for name in ("tree", "package_tree")} == {
+        name: edited[name] for name in ("tree", "package_tree")
+    }
+
+
+@pytest.mark.usefixtures("rl_kernel_not_imported")
+def test_an_installation_has_the_package_tree_of_its_sources(checkout, tmp_path):
+    shutil.copytree(checkout / "rl_engine", tmp_path / "site/rl_engine")
+    write_tree(tmp_path / "site", {"rl_engine/_C.so": "x", "rl_engine/py.typed": ""})
+    installed = _probe(tmp_path / "site")
+    assert installed["package_tree"] == _probe(checkout)["package_tree"]
+    assert isinstance(installed["tree"], Unknown)
+
+
+@pytest.mark.usefixtures("rl_kernel_not_imported")
+def test_the_first_folder_on_the_path_of_the_children_counts(checkout, tmp_path):
+    write_tree(tmp_path / "front", {"rl_engine/__init__.py": "front = True\n"})
+    assert _probe(tmp_path / "front", checkout)["package_tree"] != _probe(checkout)["package_tree"]
 
 
 def test_names_of_packages_are_compared_as_pip_does():

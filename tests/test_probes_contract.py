@@ -128,4 +128,4 @@ def test_what_diff_judges_exists(tmp_path, tools, monkeypatch):
 def test_our_own_code_is_always_described():
     facts = code.probe(environ={})["rlk_repro"]
     assert isinstance(facts, dict)
-    assert set(facts) == {"version", "source", "commit", "is_dirty", "diff_sha256"}
+    assert set(facts) == {"version", "source", "commit", "is_dirty", "diff_sha256", "tree", "package_tree"}

@@ -95,13 +95,14 @@ def test_a_file_edited_after_the_installation_makes_it_dirty(tmp_path):
 
 def test_sources_that_were_dirty_when_they_were_built_stay_so(tmp_path):
     facts = probe_installed(install(tmp_path, replace(RECORD, is_dirty=True, diff_sha256="5" * 64)), "rl_engine")
-    assert facts == {"commit": "1" * 40, "is_dirty": True, "diff_sha256": "5" * 64}
+    assert facts == {"commit": "1" * 40, "is_dirty": True, "diff_sha256": "5" * 64, "tree": "2" * 40}
 
 
 def test_without_our_record_pips_own_word_for_a_commit_counts(tmp_path):
     direct_url = {"url": "https://example.com/x.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
     facts = probe_installed(install(tmp_path, None, direct_url), "rl_engine")
-    assert facts == {"commit": "c0ffee", "is_dirty": False, "diff_sha256": "clean"}
+    tree = Unknown("no tree was recorded at its installation")
+    assert facts == {"commit": "c0ffee", "is_dirty": False, "diff_sha256": "clean", "tree": tree}
 
 
 def test_a_copy_in_front_of_the_installed_one_borrows_nothing_from_it(tmp_path, monkeypatch):
@@ -111,4 +112,5 @@ def test_a_copy_in_front_of_the_installed_one_borrows_nothing_from_it(tmp_path, 
     facts = code.probe(tmp_path, {})["rl_kernel"]
     assert isinstance(facts, dict)
     assert facts["commit"] == Unknown("its folder is not a git checkout")
-    assert facts["tree"] == Unknown("not installed by make demo-rl-kernel")
+    assert facts["tree"] == Unknown("its folder is not a git checkout")
+    assert facts["repairs"] == Unknown("not installed by make demo-rl-kernel")

@@ -180,17 +180,32 @@ def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Ite
 
 
 def check_pins(stack: Stack, manifest: Manifest) -> Iterator[Finding]:
-    """The sources that the stack pins are those of this node; a pin that nobody can confirm must not be claimed."""
+    """The sources that the stack pins are those of this node; a pin that nobody can confirm must not be claimed.
+
+    Files that have the pinned tree are those of the commit, whoever brought them.
+    """
     code = manifest.sections.get("code", {})
     for name, pin in stack.pins.items():
         where = f"code.{PINNED_SOURCES[name]}"
         facts = code.get(PINNED_SOURCES[name])
         source: dict[str, Any] = facts if isinstance(facts, dict) else {}
-        commit = source.get("commit", Unknown("not recorded"))
-        if commit != pin.commit:
-            yield Finding(Level.BLOCKING, f"{where}.commit", pin.commit, str(commit))
+        commit, tree = (source.get(fact, Unknown("not recorded")) for fact in ("commit", "tree"))
+        if isinstance(commit, Unknown) and pin.tree and not isinstance(tree, Unknown):
+            is_pinned = tree == pin.tree
+            wrong, expected, found = "tree", _explain_pin(pin.tree, stack, pin.commit), str(tree)
+        else:
+            is_pinned = commit == pin.commit
+            wrong, expected, found = "commit", _explain_pin(pin.commit, stack), str(commit)
+        if not is_pinned:
+            yield Finding(Level.BLOCKING, f"{where}.{wrong}", expected, found)
         elif source.get("is_dirty") is True:
             yield Finding(Level.BLOCKING, f"{where}.is_dirty", f"{pin.commit} unchanged", "changed files")
+
+
+def _explain_pin(expected: str, stack: Stack, commit: str = "") -> str:
+    """What the stack pins, and the way to measure something else."""
+    files = f" (the files of {commit[:12]})" if commit else ""
+    return f"{expected}{files}, as stack {stack.stack} pins; --stack host takes what is there"
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -13,15 +13,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
 import rlk_repro
 from rlk_repro.manifest import Fact, Unknown
-from rlk_repro.probes.checkout import probe_checkout, unknown_checkout
+from rlk_repro.probes.checkout import probe_archive, probe_checkout, unknown_checkout
 from rlk_repro.probes.container import load_provenance
 from rlk_repro.probes.extension import build_variables, probe_extension
 from rlk_repro.probes.installed import load_build_record, probe_installed
+from rlk_repro.trees import hash_python
 
 SECTION: Final = "code"
 
@@ -77,8 +79,9 @@ def probe_packages() -> dict[str, Fact]:
 
 
 def probe_source(source: Source, environ: Mapping[str, str], commits: Mapping[str, str]) -> dict[str, Fact]:
-    """Version and commit of one code base: from its checkout, else what was recorded at its installation, else the
-    image's record.
+    """Version, commit and files of one code base: from its checkout, else what was recorded at its installation, else
+    the image's record.  The files have a hash however they came here: ``tree`` those of the whole sources,
+    ``package_tree`` those that Python imports.
     """
     distribution = _distribution(source)
     version: Fact = Unknown(f"no distribution named {' or '.join(source.distributions)}")
@@ -86,34 +89,47 @@ def probe_source(source: Source, environ: Mapping[str, str], commits: Mapping[st
         version = distribution.version
     package = find_package(source, environ)
     if isinstance(package, Unknown):
-        return {"version": version, "source": package, **unknown_checkout(package.reason)}
+        return {"version": version, "source": package, **unknown_checkout(package.reason), "package_tree": package}
     facts = probe_checkout(package)
     if isinstance(facts["commit"], Unknown) and distribution is not None and _holds(distribution, package):
         facts = probe_installed(distribution, source.module)
     if isinstance(facts["commit"], Unknown):
         facts["commit"] = commits.get(source.pin) or facts["commit"]
-    return {"version": version, "source": _origin(source, package, environ), **facts}
+    if isinstance(facts["tree"], Unknown) and package.name == source.module:
+        archive = probe_archive(package.parent)
+        facts["tree"] = facts["tree"] if isinstance(archive, Unknown) else archive
+    origin = _origin(source, package, environ)
+    return {"version": version, "source": origin, **facts, "package_tree": _probe_python(package)}
+
+
+def _probe_python(package: Path) -> Fact:
+    try:
+        return hash_python(package)
+    except OSError as error:
+        return Unknown(f"its files cannot be read ({error.strerror})")
 
 
 def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
-    """How RL-Kernel was built, by the record that its installer left; ``tree`` is its sources as git hashes them."""
+    """How RL-Kernel was built, by the record that its installer left."""
     package, distribution = find_package(RL_KERNEL, environ), _distribution(RL_KERNEL)
     is_installed = isinstance(package, Path) and distribution is not None and _holds(distribution, package)
     record = load_build_record(distribution) if is_installed else None
     if record is None:
         reason = Unknown("not installed by make demo-rl-kernel")
-        return {"tree": reason, "repairs": reason, "build_variables": build_variables(environ)}
+        return {"repairs": reason, "build_variables": build_variables(environ)}
     return {
-        "tree": record.tree,
         "repairs": [repair.name for repair in record.repairs],
         "build_variables": build_variables(record.build_variables),
     }
 
 
 def find_package(source: Source, environ: Mapping[str, str]) -> Path | Unknown:
-    """The folder of the module: where Python would import it from, else in the checkout that the variable names."""
+    """The folder of the module: where a child of this process would import it from, else in the checkout that the
+    variable names.
+    """
+    folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     try:
-        spec = importlib.util.find_spec(source.module)
+        spec = PathFinder.find_spec(source.module, folders) or importlib.util.find_spec(source.module)
     except (ImportError, ValueError):  # a module that is half imported has no spec
         spec = None
     places = list(spec.submodule_search_locations or []) if spec else []

@@ -65,10 +65,13 @@ def load_build_record(distribution: metadata.Distribution | None) -> BuildRecord
 
 
 def probe_installed(distribution: metadata.Distribution, module: str) -> dict[str, Fact]:
-    """``commit``, ``is_dirty`` and ``diff_sha256``, as ``probe_checkout`` has them, or why nobody knows."""
+    """``commit``, ``is_dirty``, ``diff_sha256`` and ``tree``, as ``probe_checkout`` has them, or why nobody knows."""
     record = load_build_record(distribution)
     commit = record.commit if record else _find_commit(distribution)
-    facts: dict[str, Fact] = {"commit": commit or Unknown("no commit was recorded at its installation")}
+    facts: dict[str, Fact] = {
+        "commit": commit or Unknown("no commit was recorded at its installation"),
+        "tree": record.tree if record else Unknown("no tree was recorded at its installation"),
+    }
     changed = find_changed_files(distribution, module)
     if isinstance(changed, Unknown):
         return facts | {"is_dirty": changed, "diff_sha256": changed}

@@ -6,7 +6,6 @@ commit, can be held against a pin as well.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable
@@ -18,9 +17,9 @@ from rlk_repro import proc
 from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.probes.checkout import GIT, probe_checkout
 from rlk_repro.spec import Pin
+from rlk_repro.trees import REPOSITORY, hash_tree
 
 FETCH_TIMEOUT_S: Final = 600.0
-NEVER_COPIED: Final = (".git", "__pycache__")
 # no credential is asked for, no hook of a template runs
 NO_PROGRAMS: Final = ("-c", "credential.helper=", "-c", "core.hooksPath=/dev/null")
 # What git says, and what it means; asked in this order.
@@ -105,7 +104,7 @@ def copy_checkout(pin: Pin | None, origin: Path, folder: Path) -> Sources:
 
 def copy_archive(pin: Pin | None, origin: Path, folder: Path) -> Sources:
     """Copy an unpacked archive.  It names no commit: its files prove one where they are those of the pin's tree."""
-    shutil.copytree(origin, folder, symlinks=True, ignore=shutil.ignore_patterns(*NEVER_COPIED))
+    shutil.copytree(origin, folder, symlinks=True, ignore=shutil.ignore_patterns(*REPOSITORY))
     tree = hash_tree(folder)
     if pin is not None and tree != pin.tree:
         expected = (
@@ -120,37 +119,6 @@ def copy_archive(pin: Pin | None, origin: Path, folder: Path) -> Sources:
         is_dirty=False,
         diff_sha256="clean",
     )
-
-
-def hash_tree(folder: Path) -> str:
-    """The hash that git gives the files of a folder; ``.git`` and ``__pycache__`` are none of them.
-
-    https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
-    """
-    entries = [entry for path in folder.iterdir() if path.name not in NEVER_COPIED for entry in _tree_entry(path)]
-    return _hash_object("tree", b"".join(line for _, line in sorted(entries))).hex()
-
-
-def _tree_entry(path: Path) -> Iterable[tuple[bytes, bytes]]:
-    """Its place among its siblings and its line; git knows no empty folder, and sorts a folder as if it ended in /."""
-    name = os.fsencode(path.name)
-    if path.is_symlink():
-        mode, digest = b"120000", _hash_object("blob", os.fsencode(path.readlink()))
-    elif path.is_dir():
-        mode, digest = b"40000", bytes.fromhex(hash_tree(path))
-        if digest == _EMPTY_TREE:
-            return
-    else:
-        mode = b"100755" if path.stat().st_mode & 0o100 else b"100644"
-        digest = _hash_object("blob", path.read_bytes())
-    yield name + (b"/" if mode == b"40000" else b""), mode + b" " + name + b"\0" + digest
-
-
-def _hash_object(kind: str, data: bytes) -> bytes:
-    return hashlib.sha1(f"{kind} {len(data)}\0".encode() + data, usedforsecurity=False).digest()
-
-
-_EMPTY_TREE: Final = _hash_object("tree", b"")
 
 
 def _copy(origin: Path, folder: Path, names: Iterable[str]) -> None:

@@ -1,0 +1,66 @@
+"""Git's hash of a folder's files: what a source tree is called, with or without a repository around it.
+
+An archive of a commit has that commit's tree, and no two different trees have one hash.
+https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final, TypeAlias
+
+REPOSITORY: Final = (".git", "__pycache__")
+"""What is no source in any folder: git's own records, and what Python leaves behind."""
+GENERATED: Final = (*REPOSITORY, "*.pyc", "*.so", "*.egg-info")
+"""What building and installing in place add to unpacked sources."""
+
+_Choice: TypeAlias = Callable[[Path], bool]
+
+
+def hash_tree(folder: Path, left_out: Iterable[str] = REPOSITORY) -> str:
+    """The hash that git gives the files of a folder, without those whose names match ``left_out``."""
+    patterns = tuple(left_out)
+    return _hash_folder(folder, lambda path: not any(fnmatchcase(path.name, pattern) for pattern in patterns)).hex()
+
+
+def hash_python(package: Path) -> str:
+    """The same of a package's Python files alone: equal in a checkout, an archive and an installation."""
+    return _hash_folder(package, lambda path: path.is_dir() or path.suffix == ".py").hex()
+
+
+def hash_listed(folder: Path, names: Iterable[str]) -> str:
+    """The same of the files of ``names`` alone, relative to ``folder``; one that is not there is left out."""
+    listed = {folder / name for name in names}
+    wanted = listed | {parent for path in listed for parent in path.parents}
+    return _hash_folder(folder, lambda path: path in wanted).hex()
+
+
+def _hash_folder(folder: Path, is_wanted: _Choice) -> bytes:
+    entries = [entry for path in folder.iterdir() if is_wanted(path) for entry in _tree_entry(path, is_wanted)]
+    return _hash_object("tree", b"".join(line for _, line in sorted(entries)))
+
+
+def _tree_entry(path: Path, is_wanted: _Choice) -> Iterator[tuple[bytes, bytes]]:
+    """Its place among its siblings and its line; git knows no empty folder, and sorts a folder as if it ended in /."""
+    name = os.fsencode(path.name)
+    if path.is_symlink():
+        mode, digest = b"120000", _hash_object("blob", os.fsencode(path.readlink()))
+    elif path.is_dir():
+        mode, digest = b"40000", _hash_folder(path, is_wanted)
+        if digest == _EMPTY_TREE:
+            return
+    else:
+        mode = b"100755" if path.stat().st_mode & 0o100 else b"100644"
+        digest = _hash_object("blob", path.read_bytes())
+    yield name + (b"/" if mode == b"40000" else b""), mode + b" " + name + b"\0" + digest
+
+
+def _hash_object(kind: str, data: bytes) -> bytes:
+    return hashlib.sha1(f"{kind} {len(data)}\0".encode() + data, usedforsecurity=False).digest()
+
+
+_EMPTY_TREE: Final = _hash_object("tree", b"")
