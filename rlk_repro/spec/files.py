@@ -156,7 +156,7 @@ class FromEnv(Model):
 class Profile(GrowingModel):
     """What one site needs."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"slurm", "container", "ray", "prepared_dir"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"slurm", "container", "ray", "prepared_dir", "kubernetes"})
 
     schema_: Schema = Field(alias="schema", default=1)
     profile: Name
