@@ -28,7 +28,7 @@ from rlk_repro.verdict import Judgement, decline, judge
 DECLARED: Final = re.compile(r"VIME_RL_KERNEL(_[A-Z_]+)?|RLK_REPRO_(OPS|LIBRARIES)_DIR")
 
 # What RL-Kernel brings along when it is routed in.
-ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages"})
+ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages", "sources", "sources.rl_engine"})
 
 # Facts for the head of a report: label, and the place in the manifest.
 HEADLINE_FACTS: Final = (
@@ -232,8 +232,10 @@ def _libraries(trial: TrialDir) -> Mapping[str, Any] | None:
     value = _load(trial.libraries_file(0))
     if not isinstance(value, dict):
         return None
-    packages = value.get("packages")
-    flat = {**value, **(packages if isinstance(packages, dict) else {})}
+    packages, sources = (
+        found if isinstance(found := value.get(part), dict) else {} for part in ("packages", "sources")
+    )
+    flat = {**value, **packages, **{f"sources.{name}": tree for name, tree in sources.items()}}
     return {name: item for name, item in flat.items() if name not in ROUTED_IN}
 
 

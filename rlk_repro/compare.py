@@ -13,6 +13,7 @@ from rlk_repro.analysis import analyse
 from rlk_repro.bundle import open_bundle
 from rlk_repro.files import load_json
 from rlk_repro.findings import Finding, Level, sort_findings
+from rlk_repro.identity import compare_identities, read_identity
 from rlk_repro.manifest import diff_manifests, load_manifests
 from rlk_repro.plan import BASELINE, Plan
 from rlk_repro.results import Analysis, Effect, OperatorResult, TrialResult, TrialStatus
@@ -49,7 +50,9 @@ MEANINGS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """``obstacles`` say why two results cannot be compared at all."""
+    """``obstacles`` say why two results cannot be compared at all; ``unidentified`` is the code that made them and
+    that one of them does not name.  With any of it equal bits are no bitwise replay.
+    """
 
     level: Match
     recorded_verdict: str
@@ -57,6 +60,14 @@ class Comparison:
     obstacles: tuple[str, ...]
     details: tuple[str, ...]
     num_blocking_drift: int
+    unidentified: tuple[str, ...] = ()
+
+    @property
+    def meaning(self) -> str:
+        """Of the level, here."""
+        if self.unidentified and self.level is Match.STATISTICAL:
+            return "nothing differs beyond its uncertainty, but nobody knows whether the same code ran"
+        return MEANINGS[self.level]
 
     @property
     def is_ok(self) -> bool:
@@ -71,12 +82,13 @@ class Comparison:
             "obstacles": list(self.obstacles),
             "details": list(self.details),
             "num_blocking_drift": self.num_blocking_drift,
+            "unidentified": list(self.unidentified),
         }
 
     def lines(self) -> list[str]:
         """For people: the level first, then what it rests on."""
-        lines = [f"replay level: {self.level} ({MEANINGS[self.level]})"]
-        lines += [f"  {obstacle}" for obstacle in self.obstacles]
+        lines = [f"replay level: {self.level} ({self.meaning})"]
+        lines += [f"  {text}" for text in (*self.obstacles, *self.unidentified)]
         if self.num_blocking_drift:
             lines.append(f"  blocking differences between the machines: {self.num_blocking_drift}")
         lines += [f"  recorded verdict: {self.recorded_verdict}", f"  new verdict:      {self.new_verdict}"]
@@ -91,15 +103,19 @@ class _Comparand:
     text: str
 
 
-def compare_analyses(recorded: Analysis, new: Analysis, drift: Sequence[Finding] = ()) -> Comparison:
+def compare_analyses(
+    recorded: Analysis, new: Analysis, drift: Sequence[Finding] = (), code: Sequence[Finding] = ()
+) -> Comparison:
     """Bitwise where every seeded metric of every trial is equal, else by effects and levels and their intervals.
 
-    Operators are compared cell by cell, and never bitwise: what is recorded of them are times.
+    Operators are compared cell by cell, and never bitwise: what is recorded of them are times.  ``code`` says how the
+    code that ran differs: other code makes two results not comparable, unknown code none of them bitwise.
 
     Trials that did not end well, or whose proof differs, on either side make the results not comparable: agreement of
     what is missing is no agreement.
     """
-    obstacles = list(_find_obstacles(recorded, new))
+    obstacles = [*_find_obstacles(recorded, new), *_describe_code(code, Level.BLOCKING)]
+    unidentified = tuple(_describe_code(code, Level.WARNING))
     differing = list(_seeded_differences(recorded.trials, new.trials))
     found = [_match_effects(name, recorded, new) for name in COMPARED_EFFECTS]
     found += [_match_levels(name, recorded, new) for name in COMPARED_LEVELS]
@@ -109,7 +125,7 @@ def compare_analyses(recorded: Analysis, new: Analysis, drift: Sequence[Finding]
         obstacles.append("not identical, and nothing has an interval on both sides")
     if obstacles:
         level = Match.NOT_COMPARABLE
-    elif not differing and not recorded.operators:
+    elif not differing and not recorded.operators and not unidentified:
         level = Match.BITWISE
     else:
         level = Match.STATISTICAL if all(judged) else Match.DIFFERENT
@@ -120,7 +136,14 @@ def compare_analyses(recorded: Analysis, new: Analysis, drift: Sequence[Finding]
         obstacles=tuple(obstacles),
         details=(*_describe_speed(recorded, new), *(match.text for match in matches), *differing[:MAX_DETAILS]),
         num_blocking_drift=sum(item.level is Level.BLOCKING for item in drift),
+        unidentified=unidentified,
     )
+
+
+def _describe_code(findings: Sequence[Finding], level: Level) -> Iterator[str]:
+    for item in findings:
+        if item.level is level:
+            yield f"{item.where}: recorded {item.expected}, now {item.found}"
 
 
 def _describe_speed(recorded: Analysis, new: Analysis) -> Iterator[str]:
@@ -271,17 +294,19 @@ def diff_bundles(first: Path, second: Path) -> Difference:
         findings = _diff_plans(left, right)
         old, new = load_manifests(left), load_manifests(right)
         analyses = [analyse(run_dir) if run_dir.analysis.is_file() else None for run_dir in (left, right)]
+        code = compare_identities(*(read_identity(run_dir, _load_plan(run_dir)) for run_dir in (left, right)))
     if len(old) != len(new):
         findings.append(Finding(Level.BLOCKING, "nodes", str(len(old)), str(len(new))))
     for was, now in zip(old, new, strict=False):
         findings += diff_manifests(was, now)
     recorded, later = analyses
-    comparison = None if recorded is None or later is None else compare_analyses(recorded, later, findings)
+    comparison = None if recorded is None or later is None else compare_analyses(recorded, later, findings, code)
+    findings += code
     return Difference(findings=tuple(sort_findings(findings)), comparison=comparison)
 
 
 def _diff_plans(left: RunDir, right: RunDir) -> list[Finding]:
-    old, new = (Plan.from_json(load_json(run_dir.plan), str(run_dir.plan)) for run_dir in (left, right))
+    old, new = (_load_plan(run_dir) for run_dir in (left, right))
     findings = []
     if old.experiment_hash != new.experiment_hash:
         findings += list(_diff_values("plan", old.experiment, new.experiment, Level.BLOCKING))
@@ -289,6 +314,10 @@ def _diff_plans(left: RunDir, right: RunDir) -> list[Finding]:
         findings += list(_diff_values("profile", old.profile.model_dump(mode="json"),
                                       new.profile.model_dump(mode="json"), Level.WARNING))  # fmt: skip
     return findings
+
+
+def _load_plan(run_dir: RunDir) -> Plan:
+    return Plan.from_json(load_json(run_dir.plan), str(run_dir.plan))
 
 
 def _diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Finding]:

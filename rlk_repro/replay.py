@@ -17,6 +17,7 @@ from rlk_repro.compare import Comparison, compare_analyses
 from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem
 from rlk_repro.files import sha256_file
 from rlk_repro.findings import Finding, Level
+from rlk_repro.identity import Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.plan import Plan
 from rlk_repro.probes import probe_node
@@ -35,6 +36,7 @@ class Recorded:
     inputs: Inputs
     analysis: Analysis
     manifests: tuple[Manifest, ...]
+    identity: Identity
     is_reworded: bool = False
     """Whether another version worded gates or reasons otherwise; every value is the same."""
 
@@ -58,12 +60,14 @@ def reanalyse(bundle: Path) -> Recorded:
     require_verified(bundle)
     with open_bundle(bundle) as run_dir:
         analysis = _require_same_analysis(run_dir)
+        plan = launch.load_plan(run_dir)
         return Recorded(
             bundle_id=sha256_file(run_dir.checksums),
-            plan=launch.load_plan(run_dir),
+            plan=plan,
             inputs=_read_inputs(run_dir),
             analysis=analysis,
             manifests=load_manifests(run_dir),
+            identity=read_identity(run_dir, plan),
             is_reworded=not has_same_bytes(run_dir, analysis),
         )
 
@@ -116,11 +120,13 @@ def run(prepared: Prepared, tell: Callable[[str], None]) -> Comparison:
     if drift is None:
         here = load_manifests(launched.run_dir)
         drift = _find_drift(prepared.recorded, here[0]) if here else ()
-    return compare_analyses(prepared.recorded.analysis, result.analysis, drift=drift)
+    code = compare_identities(prepared.recorded.identity, read_identity(launched.run_dir, prepared.launch.plan))
+    return compare_analyses(prepared.recorded.analysis, result.analysis, drift=drift, code=code)
 
 
 def _find_drift(recorded: Recorded, here: Manifest) -> tuple[Finding, ...]:
-    return tuple(diff_manifests(recorded.manifests[0], here)) if recorded.manifests else ()
+    found = diff_manifests(recorded.manifests[0], here) if recorded.manifests else []
+    return (*found, *find_source_drift(recorded.identity, here, found))
 
 
 def _require_same_analysis(run_dir: RunDir) -> Analysis:

@@ -94,7 +94,9 @@ def _write_trial(folder: TrialDir, plan: Plan, trial: Trial, recipe: Recipe) -> 
     write_json(
         folder.env, {"schema": 1, "env": {"RLK_REPRO_OPS_DIR": f"trials/{trial.name}/ops", "NCCL_DEBUG": "WARN"}}
     )
-    write_json(folder.libraries_file(0), {"schema": 1, "torch": "2.13.0", "packages": {"numpy": "2.4.6"}})
+    sources = {"rl_engine": "5" * 40} if trial.variant == ENABLED and recipe.is_routed else {}
+    libraries = {"schema": 1, "torch": "2.13.0", "packages": {"numpy": "2.4.6"}, "sources": sources}
+    write_json(folder.libraries_file(0), libraries)
     write_json(folder.exit, {"schema": 1, "status": status, "code": 0 if status == "ok" else 1, "signal": None,
                              "reason": "" if status == "ok" else f"made to end with {status}", "allocation": "a",
                              "duration_s": 3.5})  # fmt: skip

@@ -34,6 +34,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "doctor",
         "planview",
         "verify",
+        "identity",
         "compare",
         "report",
         "job",

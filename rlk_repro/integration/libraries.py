@@ -15,12 +15,15 @@ from typing import Any, Final
 import torch
 
 from rlk_repro.files import sha256_file
+from rlk_repro.trees import hash_python
 
 SCHEMA: Final = 1
 PACKAGES: Final = (
     "apex", "flash_attn", "megatron.core", "numpy", "ray", "rl_engine", "transformer_engine", "transformers", "triton",
     "vime", "vllm",
 )  # fmt: skip
+SOURCES: Final = ("megatron", "rl_engine", "vime")
+"""Whose files decide what is measured: a version says too little of what nobody released."""
 COLLECTIVES: Final = re.compile(r"/lib(nccl|rccl)\.so[^/]*$")
 RL_KERNEL_EXTENSION: Final = "rl_engine._C"
 
@@ -41,6 +44,7 @@ def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
         "num_threads": torch.get_num_threads(),
         "num_interop_threads": torch.get_num_interop_threads(),
         "packages": {name: _find_version(sys.modules, name) for name in PACKAGES},
+        "sources": {name: _hash_sources(sys.modules, name) for name in SOURCES},
         "rl_kernel_extension": _find_file(sys.modules, RL_KERNEL_EXTENSION),
     }
 
@@ -70,6 +74,17 @@ def _find_collectives_file(maps: Path) -> Any:
 def _find_blas(configuration: str) -> Any:
     match = re.search(r"\bBLAS_INFO=(\w+)", configuration)
     return match[1] if match else _unknown("torch's build configuration does not say")
+
+
+def _hash_sources(modules: Mapping[str, ModuleType], name: str) -> Any:
+    """Git's hash of the Python files of the package that was imported, as manifests call it: ``package_tree``."""
+    if name not in modules:
+        return _unknown("not loaded")
+    folders = list(getattr(modules[name], "__path__", ()))
+    try:
+        return hash_python(Path(folders[0])) if folders else _unknown("the module has no folder")
+    except OSError as error:
+        return _unknown(error.strerror or "not readable")
 
 
 def _find_version(modules: Mapping[str, ModuleType], name: str) -> Any:
