@@ -1,0 +1,64 @@
+"""A real Ray cluster across the nodes of a real Slurm: up before every trial, down after it.
+
+Both nodes are this machine: what lies between two machines (their network, a shared file system that shows changes
+late) is not tested.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.rundir import RunDir
+from rlk_repro.verify import verify_bundle
+from tests.slurm_cluster import NODES, Cluster
+from tests.slurm_runs import SETTINGS, Site, on_site, start_or_skip
+from tests.two_node_agent import ADDRESSES, allow_nodes
+
+pytestmark = pytest.mark.real
+
+TRIALS = {"00-p1-baseline": "0", "01-p1-enabled": "1", "02-p2-enabled": "1", "03-p2-baseline": "0"}
+TWO_PAIRS = ("measure.pairs=2", *SETTINGS[1:], "layouts.cpu.num_nodes=2")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = start_or_skip(tmp_path_factory.mktemp("slurm") / "c")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def site(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None
+) -> Iterator[Site]:
+    with on_site(cluster, tmp_path, monkeypatch) as here:
+        yield here
+
+
+def require_ray_around_every_trial(run_dir: RunDir) -> None:
+    """Each trial saw both nodes of a Ray of its own, in its own environment; no Ray lived longer than its trial."""
+    for trial, switch in TRIALS.items():
+        log = run_dir.trial(trial).stdout.read_text()
+        for node in NODES:
+            assert f"task on {node} host={ADDRESSES[node]} switch={switch}\n" in log
+            assert (run_dir.node(node).ray_logs(trial) / "raylet.out").is_file()
+    events = [json.loads(line) for line in run_dir.agent_log.read_text().splitlines()]
+    ups_and_downs = [(item["event"], item["use"]) for item in events if item["event"] in {"ray up", "ray down"}]
+    assert ups_and_downs == [(event, trial) for trial in TRIALS for event in ("ray up", "ray down")]
+    assert not run_dir.ray_token.exists()
+
+
+def test_both_variants_run_on_a_ray_of_two_nodes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_nodes(monkeypatch)
+    agent = site.folder / "agent"
+    agent.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.two_node_agent --ray "$@"\n')
+    agent.chmod(0o755)
+    run = site.submit(TWO_PAIRS, python=str(agent))
+    assert run.wait_for_end(300).reason == "sealed, 4 of 4 trials ok"
+    require_ray_around_every_trial(run.run_dir)
+    assert verify_bundle(run.collect()) == []
