@@ -252,9 +252,13 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
     ``bundle`` is its path as the shown commands should have it.
     """
     from rlk_repro.report import Context
+    from rlk_repro.report.setting import describe_setting, find_own_work
 
-    run = load_plan(run_dir).run
+    plan = load_plan(run_dir)
+    run = plan.run
     return Context(
+        setting=describe_setting(plan),
+        own_work=find_own_work(plan),
         bundle=str(bundle),
         run_directory=".." if is_linked else "",
         manifests=load_manifests(run_dir),

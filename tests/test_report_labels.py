@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlk_repro.report.labels import Numbers, clean, find_label, format_fixed, list_metrics, name_with_unit
+from rlk_repro.report.labels import Numbers, clean, find_label, format_fixed, list_metrics
+from rlk_repro.report.view import make_view
 from tests.analysis_examples import missing_metrics, small
 
 
@@ -68,9 +69,10 @@ def test_a_printed_metric_names_its_keys_and_direction() -> None:
 
 
 def test_an_unknown_metric_is_called_by_its_name() -> None:
-    assert name_with_unit("module_new_thing_s") == "module_new_thing_s (s)"
+    view = make_view(small())
+    assert view.name_with_unit("module_new_thing_s") == "module_new_thing_s (s)"
     assert find_label("module_new_thing_s").better == "lower"
-    assert name_with_unit("surprise") == "surprise"
+    assert view.name_with_unit("surprise") == "surprise"
 
 
 def test_the_report_speaks_of_every_known_metric() -> None:

@@ -60,13 +60,18 @@ def report(
 
 
 def _folder(source: Path, output: Path | None, number: int | None) -> Path:
-    """Where a report goes; with several sources each gets a numbered folder, whatever their run ids say."""
+    """Where a report goes: a folder that only this source can mean, or with -o and several sources a numbered one."""
     from rlk_repro.bundle import is_folder
+    from rlk_repro.rundir import RunDir
 
-    if output is None and is_folder(source):
-        return source / "report"
-    folder = source.parent / "report" if output is None else output
-    return folder if number is None else folder / str(number)
+    if output is not None:
+        return output if number is None else output / str(number)
+    if is_folder(source):
+        return RunDir(source).report
+    packed = RunDir(source.parent)
+    if source.name == packed.bundle.name:
+        return packed.report
+    return source.parent / f"{source.name.removesuffix('.gz').removesuffix('.tgz').removesuffix('.tar')}-report"
 
 
 def _verdict_words(text: str) -> set[str]:

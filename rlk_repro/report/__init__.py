@@ -5,7 +5,7 @@ Nothing is measured or computed here; every number comes from the ``Analysis``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +28,12 @@ class ReportFiles:
 
 
 def write_report(analysis: Analysis, directory: Path, context: Context | None = None) -> ReportFiles:
-    """Write the two files of a report into ``directory``, each whole or not at all, and nothing else."""
+    """Write the two files of a report into ``directory``, each whole or not at all, and nothing else.
+
+    A report travels: its commands name the bundle's file, and not where it lies here.
+    """
+    if context is not None:
+        context = replace(context, bundle=Path(context.bundle).name)
     files = ReportFiles(html=directory / HTML_NAME, markdown=directory / MARKDOWN_NAME)
     write_text(files.html, render_html(analysis, context))
     write_text(files.markdown, render_markdown(analysis, context))

@@ -5,7 +5,7 @@ The renderers (terminal, Markdown, HTML) turn these into characters; none of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -80,6 +80,16 @@ class Section:
 
 def make_columns(*names: str, numbers: tuple[str, ...] = (), prose: tuple[str, ...] = ()) -> tuple[Column, ...]:
     return tuple(Column(name=name, is_number=name in numbers, is_prose=name in prose) for name in names)
+
+
+def drop_empty_columns(table: Table) -> Table:
+    """Without the columns in which no row says anything."""
+    kept = [place for place in range(len(table.columns)) if any(row[place].text for row in table.rows)] or [0]
+    return replace(
+        table,
+        columns=tuple(table.columns[place] for place in kept),
+        rows=tuple(tuple(row[place] for place in kept) for row in table.rows),
+    )
 
 
 def make_row(*values: str | Cell) -> tuple[Cell, ...]:

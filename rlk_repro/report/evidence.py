@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.report.blocks import Cell, Column, Table, Tone, make_columns, make_row
-from rlk_repro.report.labels import NOT_RECORDED, name_with_unit
+from rlk_repro.report.labels import NOT_RECORDED
 from rlk_repro.report.sections import pair_ratio
 from rlk_repro.report.view import View, describe_lines, describe_source
 from rlk_repro.results import Series, Summary, TrialResult
@@ -32,7 +32,7 @@ def make_evidence(view: View) -> tuple[MetricEvidence, ...]:
         MetricEvidence(
             metric=metric,
             anchor=view.metric_anchor(metric),
-            title=name_with_unit(metric),
+            title=view.name_with_unit(metric),
             trials=_trial_table(view, metric),
             pairs=_pair_table(view, metric),
         )

@@ -41,12 +41,31 @@ _LABELS: Final[dict[str, str]] = {
     "module_log_probs_forward_s": "log-prob, forward",
     "module_log_probs_backward_s": "log-prob, backward",
     "module_log_probs_no_grad_s": "log-prob, no grad",
-    "module_ratio_kl_forward_s": "ratio/KL, forward",
-    "module_ratio_kl_backward_s": "ratio/KL, backward",
+    "module_ratio_kl_forward_s": "clip and KL, forward",
+    "module_ratio_kl_backward_s": "clip and KL, backward",
     "module_grpo_loss_forward_s": "GRPO loss, forward",
     "module_grpo_loss_backward_s": "GRPO loss, backward",
     "module_optimizer_s": "optimizer",
     "module_step_s": "training of one step",
+}
+# Of loss functions alone: their pass times by what runs in them.
+_LABELS_OF: Final[dict[str, dict[str, str]]] = {
+    "module": {
+        "actor_train_time_s": "GRPO loss, forward and backward",
+        "log_probs_time_s": "old-policy pass",
+        "ref_log_probs_time_s": "reference pass",
+    }
+}
+# What a workload cannot have, or has under another name: rates of tokens through a loss are no throughput of training,
+# its train time is its step time, and most of the host's time of a step is the making of batches.
+_ABSENT_FROM: Final[dict[str, frozenset[str]]] = {
+    "module": frozenset(
+        {
+            *("train_time_s", "train_wait_time_s", "rollout_time_s", "weight_sync_time_s", "train_tokens_per_s"),
+            *("tokens_per_s", "rollout_tokens_per_gpu_per_s", "raw_reward", "truncated_ratio"),
+            *("module_optimizer_s", "module_step_s"),
+        }
+    )
 }
 # Metrics of pairs that are another summary of a measured one.
 _OF_PAIRS: Final[dict[str, tuple[str, str]]] = {"mean_step_time_s": ("step_time_s", "mean step time")}
@@ -75,26 +94,17 @@ def start_sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def title_of(metric: str) -> str:
-    """The label as the beginning of a sentence; the name itself where that is the label."""
-    label = find_label(metric).label
-    return label if label == metric else start_sentence(label)
-
-
-def find_label(metric: str) -> MetricLabel:
+def find_label(metric: str, workload: str = "") -> MetricLabel:
+    """As runs of a kind of workload call it."""
     printed = _PRINTED.get(metric)
     label = _OF_PAIRS[metric][1] if metric in _OF_PAIRS else _LABELS.get(metric, metric)
+    label = _LABELS_OF.get(workload, {}).get(metric, label)
     if printed is None:
         unit = _unit_of(metric)
         return MetricLabel(label=label, unit=unit, better="lower" if unit in {"s", "GiB"} else "", sources="")
     keys = (" and " if printed.formula else " or ").join(key for _, key in printed.sources)
     better = "" if printed.better is Better.NONE else printed.better.value
     return MetricLabel(label=label, unit=printed.unit, better=better, sources=keys)
-
-
-def name_with_unit(metric: str) -> str:
-    found = find_label(metric)
-    return f"{found.label} ({found.unit})" if found.unit else found.label
 
 
 def recorded_metrics(analysis: Analysis) -> frozenset[str]:
@@ -115,7 +125,8 @@ def measured_metric(metric: str) -> str:
 def list_metrics(analysis: Analysis) -> tuple[str, ...]:
     """Every metric the report speaks of: the known ones in their order, then whatever else the trials hold."""
     known = tuple(dict.fromkeys((*_PRINTED, *_LABELS)))
-    return (*known, *sorted(recorded_metrics(analysis) - set(known)))
+    absent = _ABSENT_FROM.get(analysis.workload, frozenset())
+    return tuple(name for name in (*known, *sorted(recorded_metrics(analysis) - set(known))) if name not in absent)
 
 
 def scaled(metric: str, value: float) -> float:

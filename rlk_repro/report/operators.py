@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from rlk_repro.report.blocks import Block, Cell, Section, Table, Text, Tone, make_columns, make_row
+from rlk_repro.report.blocks import Block, Cell, Section, Table, Text, Tone, drop_empty_columns, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, format_count, format_fixed
 from rlk_repro.report.view import View, log_path
 from rlk_repro.results import (
@@ -94,12 +94,7 @@ def _make_table(view: View, case: OperatorCase, results: Sequence[OperatorResult
     numbers = (*medians, "±", "apart", "× vime", "extra memory", "error", "gradient error", "of floor")
     columns = make_columns("implementation", "kind", "status", *numbers, numbers=numbers)
     rows = [_make_row(view, result, shown) for result in results]
-    kept = [place for place in range(len(columns)) if any(row[place].text for row in rows)]
-    return Table(
-        title=describe_case(case),
-        columns=tuple(columns[place] for place in kept),
-        rows=tuple(tuple(row[place] for place in kept) for row in rows),
-    )
+    return drop_empty_columns(Table(title=describe_case(case), columns=columns, rows=tuple(rows)))
 
 
 def _make_row(view: View, result: OperatorResult, shown: Sequence[str]) -> tuple[Cell, ...]:

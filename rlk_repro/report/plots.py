@@ -26,7 +26,7 @@ from rlk_repro.report.figure import (
     make_figure,
     variant_class,
 )
-from rlk_repro.report.labels import NOT_RECORDED, find_label, headline_value, name_with_unit, scaled, title_of
+from rlk_repro.report.labels import NOT_RECORDED, headline_value, scaled
 from rlk_repro.report.operator_plots import plot_speedups
 from rlk_repro.report.row_plots import plot_modules, plot_pairs
 from rlk_repro.report.svg import Scale, clip, line, make_scale, marker, polyline, rect, text
@@ -56,15 +56,15 @@ def make_figures(view: View) -> tuple[Figure, ...]:
 def plot_trials(view: View, metric: str) -> Figure:
     """One point per trial in the order they ran, with the spread of its scored steps."""
     is_peak = metric.startswith("peak_")
-    key, title = f"plot-trials-{metric}", f"{title_of(metric)}, every trial"
+    key, title = f"plot-trials-{metric}", f"{view.title(metric)}, every trial"
     found = [(place, trial, trial.summary(metric)) for place, trial in enumerate(view.analysis.trials)]
     points = [(place, trial, item) for place, trial, item in found if item and _can_draw(metric, item)]
     if not points:
-        return Figure(key=key, title=title, svg="", caption=f"{title_of(metric)}: {NOT_RECORDED}.")
+        return Figure(key=key, title=title, svg="", caption=f"{view.title(metric)}: {NOT_RECORDED}.")
     y = make_scale((scaled(metric, end) for *_, item in points for end in _spread(metric, item)), BOTTOM, TOP)
     x = Scale(-0.5, len(found) - 0.5, LEFT, RIGHT)
     drawn = [trial for _, trial, _ in points]
-    body = [*draw_y_axis(y, name_with_unit(metric)), *draw_legend(drawn), *_pair_axis(view, x)]
+    body = [*draw_y_axis(y, view.name_with_unit(metric)), *draw_legend(drawn), *_pair_axis(view, x)]
     for place, trial, summary in points:
         body += _draw_trial(view, metric, x(place), y, trial, summary)
     drawn_places = {place for place, *_ in points}
@@ -85,7 +85,7 @@ def _draw_trial(view: View, metric: str, x: float, y: Scale, trial: TrialResult,
     value = headline_value(metric, summary)
     low, high = (y(scaled(metric, end)) for end in _spread(metric, summary))
     size = 4.5 if len(view.analysis.trials) <= MANY else 2.5
-    tip = f"{trial.name}: {view.numbers.format(metric, value)} {find_label(metric).unit}"
+    tip = f"{trial.name}: {view.numbers.format(metric, value)} {view.label(metric).unit}"
     shape = SHAPES.get(trial.variant, "diamond")
     return [
         line(x, low, x, high, f"whisker {variant_class(trial)}"),
@@ -120,16 +120,16 @@ def _pair_axis(view: View, x: Scale) -> Iterator[str]:
 
 
 def plot_steps(view: View, metric: str) -> Figure:
-    """Every trial's series as a thin line over the training steps, warm-up shaded."""
-    key, title = f"plot-steps-{metric}", f"{title_of(metric)} over the training steps"
+    """Every trial's series as a thin line over the steps, warm-up shaded."""
+    key, title = f"plot-steps-{metric}", f"{view.title(metric)} over the steps"
     found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
     values = [scaled(metric, value) for _, series in found for value in series.values if is_drawable(value)]
     scored = _scored_values(view, metric, found)
     if not values:
-        return Figure(key=key, title=title, svg="", caption=f"{title_of(metric)}: {NOT_RECORDED}.")
+        return Figure(key=key, title=title, svg="", caption=f"{view.title(metric)}: {NOT_RECORDED}.")
     num_steps = max(len(series.values) for _, series in found)
     x, y = Scale(-0.5, num_steps - 0.5, LEFT, RIGHT), make_scale(scored or values, BOTTOM, TOP)
-    body = [*_warmup(view, x), *draw_y_axis(y, name_with_unit(metric)), *_step_axis(x, num_steps)]
+    body = [*_warmup(view, x), *draw_y_axis(y, view.name_with_unit(metric)), *_step_axis(x, num_steps)]
     body += draw_legend([trial for trial, _ in found], is_line=True)
     curves = [shape for trial, series in found for shape in _draw_series(metric, x, y, trial, series)]
     body += clip(key, (LEFT, TOP, RIGHT - LEFT, BOTTOM - TOP), curves)

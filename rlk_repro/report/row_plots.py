@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rlk_repro.report.figure import LEGEND_Y, SHAPES, Figure, draw_legend, is_drawable, make_figure, variant_class
-from rlk_repro.report.labels import NOT_RECORDED, find_label, title_of
-from rlk_repro.report.sections import describe_confidence, describe_effect, pair_ratio
+from rlk_repro.report.labels import NOT_RECORDED
+from rlk_repro.report.sections import INSIDE_NOTE, describe_confidence, describe_effect, pair_ratio
 from rlk_repro.report.surroundings import MODULE_PREFIX, NESTING, WHOLE_STEP
 from rlk_repro.report.svg import WIDTH, Scale, format_ticks, line, marker, rect, text
 from rlk_repro.report.view import View
@@ -26,12 +26,12 @@ MODULE_ROW: Final = 24
 def plot_pairs(view: View) -> Figure:
     """The change of the primary metric in every pair, the interval of the effect below, the limits behind."""
     metric = view.primary
-    label = find_label(metric).label
+    label = view.label(metric).label
     key, title = "plot-pairs", f"Change of {label}, pair by pair"
     pairs = sorted(view.analysis.pairs, key=lambda pair: pair.is_control)
     ratios = {pair.pair: ratio for pair in pairs if is_drawable(ratio := pair_ratio(pair, metric))}
     if not ratios:
-        return Figure(key=key, title=title, svg="", caption=f"{title_of(metric)} of pairs: {NOT_RECORDED}.")
+        return Figure(key=key, title=title, svg="", caption=f"{view.title(metric)} of pairs: {NOT_RECORDED}.")
     effect = view.analysis.effect(metric)
     x = _change_scale(view, list(ratios.values()), effect)
     bottom = TOP + PAIR_ROW * (len(pairs) + (effect is not None and effect.ratio is not None)) + 8
@@ -143,11 +143,17 @@ def plot_modules(view: View) -> Figure:
     bottom = TOP + MODULE_ROW * len(rows)
     body = [*_time_axis(x, bottom), *draw_legend(drawn.values())]
     for number, (metric, found) in enumerate(rows):
-        body += _module_row(metric, found, x, TOP + MODULE_ROW * (number + 0.5))
+        body += _module_row(_name_module(view, metric), found, x, TOP + MODULE_ROW * (number + 0.5))
     caption = (
         f"A mark is one trial: the mean of its scored steps, n = {len(drawn)} trials. The axis starts at 0. {NESTING}"
     )
+    if not all(view.is_comparable(metric) for metric, found in rows if found):
+        caption += f" {INSIDE_NOTE}"
     return make_figure(key, title, caption, bottom + 40, body)
+
+
+def _name_module(view: View, metric: str) -> str:
+    return f"{view.label(metric).label}{'' if view.is_comparable(metric) else ' †'}"
 
 
 def _means(view: View, metric: str) -> list[tuple[TrialResult, float]]:
@@ -160,11 +166,11 @@ def _time_axis(x: Scale, bottom: float) -> Iterator[str]:
     for tick, label in zip(ticks, format_ticks(ticks), strict=True):
         yield line(x(tick), TOP, x(tick), bottom, "grid")
         yield text(x(tick), bottom + 17, label, "tick", "middle")
-    yield text((MODULE_LEFT + RIGHT) / 2, bottom + 36, "seconds per training step", "axis", "middle")
+    yield text((MODULE_LEFT + RIGHT) / 2, bottom + 36, "seconds per step", "axis", "middle")
 
 
-def _module_row(metric: str, found: list[tuple[TrialResult, float]], x: Scale, y: float) -> Iterator[str]:
-    yield text(MODULE_LEFT - 10, y + 4, find_label(metric).label, "tick", "end")
+def _module_row(label: str, found: list[tuple[TrialResult, float]], x: Scale, y: float) -> Iterator[str]:
+    yield text(MODULE_LEFT - 10, y + 4, label, "tick", "end")
     if not found:
         yield text(MODULE_LEFT + 6, y + 4, NOT_RECORDED, "axis")
     for trial, mean in found:

@@ -10,8 +10,19 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rlk_repro.operators import OPERATORS
-from rlk_repro.report.blocks import Block, Bullets, Cell, Section, Table, Text, Tone, make_columns, make_row
-from rlk_repro.report.labels import NOT_RECORDED, find_label, format_count, start_sentence, title_of
+from rlk_repro.report.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    Section,
+    Table,
+    Text,
+    Tone,
+    drop_empty_columns,
+    make_columns,
+    make_row,
+)
+from rlk_repro.report.labels import NOT_RECORDED, format_count, start_sentence
 from rlk_repro.report.operators import make_operator_basis
 from rlk_repro.report.view import View, log_path
 from rlk_repro.results import (
@@ -51,6 +62,11 @@ PROOF_TONES: Final = {
     ProofStatus.MISSING: Tone.BAD,
     ProofStatus.NOT_REQUESTED: Tone.FAINT,
 }
+OTHER_WORK: Final = "other work †"
+INSIDE_NOTE: Final = (
+    "† Not comparable: RL-Kernel's grpo_loss runs the trainer's own functions once more inside it, without gradient, "
+    "so that this timer holds other work in enabled than in baseline. The GRPO loss as a whole is comparable."
+)
 PAIR_TONES: Final = {PairStatus.SCORED: Tone.PLAIN, PairStatus.VOID: Tone.BAD, PairStatus.DROPPED: Tone.BAD}
 
 
@@ -74,11 +90,12 @@ def describe_headline(analysis: Analysis) -> str:
 def make_basis(view: View) -> tuple[tuple[str, str], ...]:
     """What the verdict rests on, as name and value; without a comparison, what was measured instead."""
     if not view.is_comparison:
-        return make_operator_basis(view)
+        return (*view.context.setting, *make_operator_basis(view))
     analysis = view.analysis
     effect = analysis.effect(view.primary)
     return (
-        (find_label(view.primary).label, describe_effect(effect)),
+        *view.context.setting,
+        (view.label(view.primary).label, describe_effect(effect)),
         ("threshold", describe_threshold(analysis)),
         ("pairs", describe_pairs(analysis)),
         ("gates", _describe_gates(analysis.gates)),
@@ -146,38 +163,35 @@ def _describe_proof(analysis: Analysis) -> str:
 def make_effects(view: View) -> Section:
     effects = sorted(view.effects, key=lambda effect: view.metric_rank(effect.metric))
     interval = f"{' or '.join(dict.fromkeys(map(describe_confidence, effects)))} interval".strip()
-    numbers = ("change", interval, "pairs", "sign-flip p", "smallest p", "t p", "Holm p")
-    columns = make_columns("metric", *numbers, "better", "role", "note", numbers=numbers, prose=("note",))
-    return Section(
-        key="effects",
-        title="Effects",
-        blocks=(
-            Text(text="The ratio enabled / baseline over the scored pairs, as a change of the baseline."),
-            Table(
-                title="",
-                columns=columns,
-                rows=tuple(_effect_row(view, effect) for effect in effects),
-                note="Interval and t p: paired t on log ratios. Sign-flip p: exact and two-sided; smallest p is what "
-                "so few pairs can reach at best. Holm p: t p corrected over the secondary metrics.",
-            ),
-        ),
+    numbers = ("change", interval, "pairs", "sign-flip p", "t p", "Holm p")
+    columns = make_columns("metric", *numbers, "better", "note", numbers=numbers, prose=("note",))
+    rows = tuple(_effect_row(view, effect) for effect in effects)
+    note = (
+        "Interval and t p: paired t on log ratios. Sign-flip p: exact and two-sided; in brackets, what so few pairs "
+        "can reach at best. Holm p: t p corrected over the secondary metrics."
     )
+    if not all(view.is_comparable(effect.metric) for effect in effects):
+        note += f" {INSIDE_NOTE}"
+    table = drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
+    text = Text(text="The ratio enabled / baseline over the scored pairs, as a change of the baseline.")
+    return Section(key="effects", title="Effects", blocks=(text, table))
 
 
 def _effect_row(view: View, effect: Effect) -> tuple[Cell, ...]:
-    label = find_label(effect.metric).label
+    label = view.label(effect.metric)
+    if not view.is_comparable(effect.metric):
+        return make_row(view.metric_cell(effect.metric, label.label), OTHER_WORK, *[""] * 7)
+    floor = "" if effect.p_floor is None else f" ({_describe_p(effect.p_floor)})"
     return make_row(
-        view.metric_cell(effect.metric, label),
+        view.metric_cell(effect.metric, label.label),
         "no comparison" if effect.ratio is None else format_percent(effect.ratio),
         describe_interval(effect),
         str(effect.n),
-        _describe_p(effect.p_value),
-        _describe_p(effect.p_floor),
+        f"{_describe_p(effect.p_value)}{floor}",
         _describe_p(effect.p_t),
         _describe_p(effect.p_holm),
-        find_label(effect.metric).better or "neither",
-        effect.role,
-        effect.note,
+        label.better or "neither",
+        "; ".join(part for part in ("primary" if effect.role == "primary" else "", effect.note) if part),
     )
 
 
@@ -222,12 +236,12 @@ def make_pairs(view: View) -> Section:
 
 
 def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second: str) -> Table:
-    unit = find_label(view.primary).unit
+    unit = view.label(view.primary).unit
     first, second = (f"{name} ({unit})" if unit else name for name in (first, second))
     numbers = (first, second, "change")
     columns = make_columns("pair", "order", "status", *numbers, "why", numbers=numbers, prose=("why",))
     note = (
-        f"{title_of(view.primary)}. A trial stands for itself by the median of its scored "
+        f"{view.title(view.primary)}. A trial stands for itself by the median of its scored "
         "steps (times and rates), their maximum (memory) or mean (all else). Order: which of the two trials ran first."
     )
     rows = tuple(_pair_row(view, pair, view.primary) for pair in pairs)
@@ -257,7 +271,7 @@ def pair_ratio(pair: PairResult, metric: str) -> float | None:
 
 
 def make_trials(view: View) -> Section:
-    unit = find_label(view.primary).unit
+    unit = view.label(view.primary).unit
     mean, median = (f"{what} ({unit})" for what in ("mean", "median"))
     columns = make_columns(
         "trial", "seed", "status", "steps", "duration", mean, median, "RL-Kernel", "throttled", "log", "why",
@@ -265,7 +279,7 @@ def make_trials(view: View) -> Section:
     )  # fmt: skip
     rows = tuple(_trial_row(view, trial) for trial in view.analysis.trials)
     note = (
-        f"In the order they ran. Mean and median: {find_label(view.primary).label} over the scored steps. Throttled: "
+        f"In the order they ran. Mean and median: {view.label(view.primary).label} over the scored steps. Throttled: "
         f"share of telemetry samples. The log of a trial is {log_path('<trial>')}."
     )
     blocks: list[Block] = [Table(title="", columns=columns, rows=rows, note=note)]

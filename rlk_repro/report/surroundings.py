@@ -11,9 +11,10 @@ from typing import Final
 
 from rlk_repro.findings import Level, has_blocking, sort_findings
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text, Tone, make_columns, make_row
-from rlk_repro.report.labels import NOT_RECORDED, find_label, headline_value, name_with_unit
+from rlk_repro.report.labels import NOT_RECORDED, headline_value
 from rlk_repro.report.operators import make_cells
 from rlk_repro.report.sections import (
+    INSIDE_NOTE,
     make_effects,
     make_gates,
     make_identity,
@@ -34,8 +35,8 @@ FRAME_OF_MODULES: Final = "actor_train_time_s"
 LEVEL_TONES: Final = {Level.BLOCKING: Tone.BAD, Level.WARNING: Tone.OPEN, Level.INFO: Tone.FAINT}
 
 NESTING: Final = (
-    "The timers sit at function boundaries and nest: the GRPO loss contains log-prob and ratio/KL, so the rows do not "
-    "add up."
+    "The timers sit at function boundaries and nest: the GRPO loss contains log-prob and clip and KL, so the rows do "
+    "not add up. RL-Kernel's ratio_kl computes log-probs and counts there; clip and KL are the trainer's own functions."
 )
 REFERENCE_SENTENCE: Final = (
     "The reference trainer produced these numbers. They show what this tool does and say nothing about vime."
@@ -56,7 +57,10 @@ MAY_NOT_CLAIM: Final = (
 
 def make_modules(view: View) -> Section:
     metrics = [metric for metric in view.metrics if metric.startswith(MODULE_PREFIX)]
-    table = _metric_table(view, [*metrics, FRAME_OF_MODULES], f"{RANGES} {NESTING}")
+    note = f"{RANGES} {NESTING}"
+    if not all(view.is_comparable(metric) for metric in metrics if metric in view.recorded):
+        note += f" {INSIDE_NOTE}"
+    table = _metric_table(view, [*metrics, FRAME_OF_MODULES], note)
     return Section(key="modules", title="Module times", blocks=(table,))
 
 
@@ -74,14 +78,14 @@ def _metric_table(view: View, metrics: Sequence[str], note: str) -> Table:
 
 
 def _metric_row(view: View, metric: str) -> tuple[Cell, ...]:
-    label = find_label(metric)
+    label = view.label(metric)
     cells: list[str | Cell] = []
     for variant in ("baseline", "enabled"):
         text, n = describe_range(view, metric, variant)
         cells += [Cell(text=text, tone=Tone.PLAIN if n else Tone.FAINT), str(n)]
     sources = label.sources or ", ".join(sorted(_find_sources(view, metric))) or "–"
     return make_row(
-        view.metric_cell(metric, name_with_unit(metric)),
+        view.metric_cell(metric, f"{view.name_with_unit(metric)}{'' if view.is_comparable(metric) else ' †'}"),
         label.better or "neither",
         *cells,
         Cell(text=sources, is_code=sources != "–"),
@@ -217,6 +221,7 @@ def make_cautions(view: View) -> tuple[str, ...]:
     """What a reader must know before the verdict."""
     analysis = view.analysis
     cautions = [SCOPES[analysis.workload]] if analysis.workload in SCOPES else []
+    cautions += view.context.own_work
     if analysis.verdict.is_exploratory:
         cautions.append("Exploratory: the plan was not the one fixed before the first trial.")
     if has_blocking(view.context.findings):

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rlk_repro.findings import Level, sort_findings
 from rlk_repro.report.blocks import Cell, Tone
-from rlk_repro.report.labels import NOT_RECORDED, clean, name_with_unit
+from rlk_repro.report.labels import NOT_RECORDED, clean
 from rlk_repro.report.operators import (
     KIND_TONES,
     STATUS_TONES,
@@ -114,7 +114,7 @@ def _metric_cells(view: View, metric: str, *, is_wide: bool) -> list[Cell]:
     effect = view.analysis.effect(metric)
     change = "" if effect is None or effect.ratio is None else format_percent(effect.ratio)
     ranges = [describe_range(view, metric, variant)[0].replace(" – ", "..") for variant in ("baseline", "enabled")]
-    cells = [Cell(text=text) for text in (name_with_unit(metric), *ranges, change)]
+    cells = [Cell(text=text) for text in (view.name_with_unit(metric), *ranges, change)]
     if is_wide:
         cells += [Cell(text=describe_interval(effect) if effect else ""), Cell(text=str(effect.n) if effect else "")]
     return cells
@@ -162,7 +162,7 @@ def _operator_cells(result: OperatorResult, *, is_wide: bool) -> list[Cell]:
 
 
 def _print_trials(view: View, console: Console) -> None:
-    _print_heading(console, "Trials", f"in the order they ran; mean {name_with_unit(view.primary)}")
+    _print_heading(console, "Trials", f"in the order they ran; mean {view.name_with_unit(view.primary)}")
     table = _make_table("trial", "status", "steps", "mean", "RL-Kernel", numbers=("steps", "mean"))
     reasons: dict[str, list[str]] = {}
     for trial in view.analysis.trials:

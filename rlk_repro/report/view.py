@@ -11,12 +11,22 @@ from urllib.parse import quote
 from rlk_repro.findings import Finding
 from rlk_repro.manifest import Manifest
 from rlk_repro.report.blocks import Cell, Tone
-from rlk_repro.report.labels import NOT_RECORDED, Numbers, list_metrics, measured_metric, recorded_metrics
+from rlk_repro.report.labels import (
+    NOT_RECORDED,
+    MetricLabel,
+    Numbers,
+    find_label,
+    list_metrics,
+    measured_metric,
+    recorded_metrics,
+    start_sentence,
+)
 from rlk_repro.results import Analysis, Effect, Series, TrialResult, VerdictWord
 from rlk_repro.rundir import RunDir
 
 STEP_TIME: Final = "step_time_s"
-HOST_STEP: Final = "module_step_s"
+GRPO_LOSS: Final = "grpo_loss"
+INSIDE_GRPO_LOSS: Final = ("module_log_probs_", "module_ratio_kl_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +35,8 @@ class Context:
 
     ``bundle`` is the path as it appears in commands; ``run_directory`` leads from the report's folder to the unpacked
     run directory, ``""`` where there is none to link to.  ``findings`` are those of verify, diff or replay.
-    ``may_claim`` and ``may_not_claim`` are the run's own sentences.
+    ``may_claim`` and ``may_not_claim`` are the run's own sentences, ``setting`` what tells it from another run of the
+    same name, ``own_work`` what enabled gains and RL-Kernel does not do.
     """
 
     bundle: str = RunDir(Path()).bundle.name
@@ -34,6 +45,8 @@ class Context:
     findings: tuple[Finding, ...] = ()
     may_claim: tuple[str, ...] = ()
     may_not_claim: tuple[str, ...] = ()
+    setting: tuple[tuple[str, str], ...] = ()
+    own_work: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,9 +84,33 @@ class View:
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """Without the host's own time of a step where most of it is the making of batches."""
-        hidden = {HOST_STEP} if self.analysis.workload == "module" else set()
-        return tuple(effect for effect in self.analysis.effects if effect.metric not in hidden)
+        """Of the metrics that a report of this workload speaks of."""
+        return tuple(item for item in self.analysis.effects if measured_metric(item.metric) in self._places)
+
+    def label(self, metric: str) -> MetricLabel:
+        """What the metric is called in a run of this workload."""
+        return find_label(metric, self.analysis.workload)
+
+    def title(self, metric: str) -> str:
+        """The label as the beginning of a sentence; the name itself where that is the label."""
+        label = self.label(metric).label
+        return label if label == metric else start_sentence(label)
+
+    def name_with_unit(self, metric: str) -> str:
+        found = self.label(metric)
+        return f"{found.label} ({found.unit})" if found.unit else found.label
+
+    @cached_property
+    def _has_grpo_loss(self) -> bool:
+        decisions = (item for trial in self.analysis.trials for item in trial.decisions)
+        return any(item.op == GRPO_LOSS and item.is_rl_kernel and item.calls for item in decisions)
+
+    def is_comparable(self, metric: str) -> bool:
+        """Whether a metric holds the same work in both variants.
+
+        RL-Kernel's whole loss runs the trainer's own functions once more inside it, without gradient.
+        """
+        return not (self._has_grpo_loss and metric.startswith(INSIDE_GRPO_LOSS))
 
     @property
     def is_comparison(self) -> bool:
