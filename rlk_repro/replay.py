@@ -13,6 +13,7 @@ from pathlib import Path
 from rlk_repro import launch
 from rlk_repro.analysis import analyse
 from rlk_repro.bundle import open_bundle
+from rlk_repro.checkouts import trainer_path
 from rlk_repro.compare import Comparison, compare_analyses
 from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem
 from rlk_repro.files import sha256_file
@@ -72,6 +73,11 @@ def reanalyse(bundle: Path) -> Recorded:
         )
 
 
+def find_cluster(recorded: Recorded, cluster: str | None, profile: str | None) -> str:
+    """Where ``prepare`` would have it run."""
+    return cluster or (recorded.plan.cluster if profile is None else launch.LOCAL)
+
+
 def prepare(
     recorded: Recorded, *, cluster: str | None = None, profile: str | None = None, is_on_same_nodes: bool = False
 ) -> Prepared:
@@ -86,7 +92,7 @@ def prepare(
         plan = dataclasses.replace(plan, profile=loaded.model)
         inputs = dataclasses.replace(inputs, profile=loaded.data)
     nodes = tuple(manifest.node for manifest in recorded.manifests) if is_on_same_nodes else ()
-    drift = None if plan.cluster != launch.LOCAL else _find_drift(recorded, probe_node("here"))
+    drift = _find_drift(recorded, _probe_here(plan)) if plan.cluster == launch.LOCAL else None
     return Prepared(recorded=recorded, launch=launch.render(plan, inputs, nodes=nodes), drift=drift)
 
 
@@ -122,6 +128,11 @@ def run(prepared: Prepared, tell: Callable[[str], None]) -> Comparison:
         drift = _find_drift(prepared.recorded, here[0]) if here else ()
     code = compare_identities(prepared.recorded.identity, read_identity(launched.run_dir, prepared.launch.plan))
     return compare_analyses(prepared.recorded.analysis, result.analysis, drift=drift, code=code)
+
+
+def _probe_here(plan: Plan) -> Manifest:
+    with trainer_path(plan):
+        return probe_node("here")
 
 
 def _find_drift(recorded: Recorded, here: Manifest) -> tuple[Finding, ...]:

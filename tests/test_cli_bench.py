@@ -48,7 +48,9 @@ def test_without_vime_the_flags_are_named_before_anything_is_made(call, tmp_path
 def test_a_folder_that_is_no_checkout_is_named(call, tmp_path: Path) -> None:
     code, _, err = call("bench", "module", "--vime-src", str(tmp_path), "--dry-run")
     assert code == 2
-    assert err == (f"rlk-repro: --vime-src: holds no such package, got '{tmp_path}', expected a folder with vime/\n")
+    assert err == (
+        f"rlk-repro: --vime-src or VIME_SRC: holds no such package, got '{tmp_path}', expected a folder with vime/\n"
+    )
 
 
 def test_checkouts_come_from_the_variables_as_well(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

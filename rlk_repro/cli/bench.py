@@ -5,31 +5,23 @@ Each is an ordinary run; ``submit`` takes the same run files, on any cluster.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from rlk_repro.cli.output import AsJson
+from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, use_sources
 from rlk_repro.cli.submit import send
 
 if TYPE_CHECKING:
     from rlk_repro.launch import Prepared, Request
 
 RunName: TypeAlias = Annotated[str, typer.Option("--run", help="Run definition: a name from `runs list`, or a file.")]
-VimeSource: TypeAlias = Annotated[
-    Path | None, typer.Option("--vime-src", envvar="VIME_SRC", help="Checkout of vime; else the installed one.")
-]
-MegatronSource: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--megatron-src", envvar="MEGATRON_SRC", help="Checkout of Megatron-LM; else the installed one."),
-]
-RlKernelSource: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--rl-kernel-src", envvar="RLK_SRC", help="Checkout of RL-Kernel; else the installed one."),
-]
 HardwareName: TypeAlias = Annotated[str | None, typer.Option("--hardware", help="Hardware; default from the profile.")]
 ProfileName: TypeAlias = Annotated[str | None, typer.Option("--profile", help="Profile of this machine.")]
+StackName: TypeAlias = Annotated[
+    str | None, typer.Option("--stack", help="Set of pins; default from the run. host: whatever is there.")
+]
 Pairs: TypeAlias = Annotated[int | None, typer.Option("--pairs", help="Pairs of baseline and enabled.")]
 ControlPairs: TypeAlias = Annotated[int | None, typer.Option("--control-pairs", help="Pairs of baseline and baseline.")]
 Settings: TypeAlias = Annotated[
@@ -56,6 +48,7 @@ def module(
     rl_kernel_src: RlKernelSource = None,
     hardware: HardwareName = None,
     profile: ProfileName = None,
+    stack: StackName = None,
     pairs: Pairs = None,
     control_pairs: ControlPairs = None,
     settings: Settings = None,
@@ -65,24 +58,20 @@ def module(
     as_json: AsJson = False,
 ) -> None:
     """Measure vime's own loss functions on random batches, RL-Kernel off and on."""
-    from rlk_repro.checkouts import require_importable
-    from rlk_repro.launch import Request
-    from rlk_repro.probes.code import MEGATRON, VIME
+    from rlk_repro.launch import LOCAL, Request
 
-    _use_checkouts(vime_src, megatron_src, rl_kernel_src)
+    use_sources(vime_src, megatron_src, rl_kernel_src, cluster=LOCAL)
     request = Request(
         run=run,
         hardware=hardware,
         profile=profile,
+        stack=stack,
         pairs=pairs,
         control_pairs=control_pairs,
         settings=tuple(settings or ()),
         is_exploratory=is_exploratory,
     )
-    prepared = _prepare(request, "module")
-    if not is_dry_run:
-        require_importable(MEGATRON, VIME)
-    send(prepared, is_dry_run=is_dry_run, is_waiting=is_waiting, as_json=as_json)
+    send(_prepare(request, "module"), is_dry_run=is_dry_run, is_waiting=is_waiting, as_json=as_json)
 
 
 def operators(
@@ -92,6 +81,7 @@ def operators(
     rl_kernel_src: RlKernelSource = None,
     hardware: HardwareName = None,
     profile: ProfileName = None,
+    stack: StackName = None,
     control_pairs: ControlPairs = None,
     settings: Settings = None,
     is_dry_run: IsDryRun = False,
@@ -100,26 +90,19 @@ def operators(
     as_json: AsJson = False,
 ) -> None:
     """Measure operators alone, shape by shape and implementation by implementation."""
-    from rlk_repro.launch import Request
+    from rlk_repro.launch import LOCAL, Request
 
-    _use_checkouts(vime_src, megatron_src, rl_kernel_src)
+    use_sources(vime_src, megatron_src, rl_kernel_src, cluster=LOCAL)
     request = Request(
         run=run,
         hardware=hardware,
         profile=profile,
+        stack=stack,
         control_pairs=control_pairs,
         settings=tuple(settings or ()),
         is_exploratory=is_exploratory,
     )
     send(_prepare(request, "operators"), is_dry_run=is_dry_run, is_waiting=is_waiting, as_json=as_json)
-
-
-def _use_checkouts(vime: Path | None, megatron: Path | None, rl_kernel: Path | None) -> None:
-    from rlk_repro.checkouts import use_checkouts
-    from rlk_repro.probes.code import MEGATRON, RL_KERNEL, VIME
-
-    given = {VIME: vime, MEGATRON: megatron, RL_KERNEL: rl_kernel}
-    use_checkouts({source: folder for source, folder in given.items() if folder is not None})
 
 
 def _prepare(request: Request, kind: str) -> Prepared:

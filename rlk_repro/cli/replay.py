@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
+from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
 
 if TYPE_CHECKING:
     from rlk_repro.replay import Prepared, Recorded
@@ -26,6 +27,9 @@ def replay(
     is_on_same_nodes: Annotated[
         bool, typer.Option("--same-nodes", help="Ask the cluster for the recorded nodes, by name.")
     ] = False,
+    vime_src: VimeSource = None,
+    megatron_src: MegatronSource = None,
+    rl_kernel_src: RlKernelSource = None,
     is_accepted: Annotated[bool, typer.Option("--yes", help="Go on in spite of blocking drift.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -49,10 +53,12 @@ def replay(
             )
             say(recorded.analysis.verdict.headline)
         return
+    use_sources(vime_src, megatron_src, rl_kernel_src, cluster=steps.find_cluster(recorded, cluster, profile))
     prepared = steps.prepare(recorded, cluster=cluster, profile=profile, is_on_same_nodes=is_on_same_nodes)
     if is_dry_run:
         _show_dry_run(prepared, as_json=as_json)
         return
+    require_sources(prepared.launch.plan, recorded.identity.sources)
     if not as_json:
         _say_drift(prepared)
     steps.check_drift(prepared.drift, is_accepted=is_accepted)

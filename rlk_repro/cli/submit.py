@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rlk_repro.cli.output import AsJson, note, say, say_json
+from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
 
 if TYPE_CHECKING:
     from rlk_repro.backends.api import Job
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from rlk_repro.rundir import RunDir
 
 
-_WITH_RESUME: Final = frozenset({"resume", "is_dry_run", "is_waiting", "as_json"})
+_SOURCES: Final = frozenset({"vime_src", "megatron_src", "rl_kernel_src"})
+_WITH_RESUME: Final = _SOURCES | {"resume", "is_dry_run", "is_waiting", "as_json"}
 
 
 def register(app: typer.Typer) -> None:
@@ -36,6 +38,9 @@ def submit(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the run; repeatable.")
     ] = None,
+    vime_src: VimeSource = None,
+    megatron_src: MegatronSource = None,
+    rl_kernel_src: RlKernelSource = None,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show plan and job; send nothing.")] = False,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Stay until it is sealed; show progress.")] = False,
     resume: Annotated[str | None, typer.Option(metavar="ID", help="Redo the incomplete pairs of a run.")] = None,
@@ -65,6 +70,7 @@ def submit(
             is_exploratory=is_exploratory,
         )
         prepared = launch.prepare(request)
+    use_sources(vime_src, megatron_src, rl_kernel_src, cluster=prepared.plan.cluster)
     send(prepared, is_dry_run=is_dry_run, is_waiting=is_waiting, as_json=as_json)
 
 
@@ -75,6 +81,7 @@ def send(prepared: Prepared, *, is_dry_run: bool, is_waiting: bool, as_json: boo
     if is_dry_run:
         show_dry_run(prepared.plan, prepared.job, prepared.run_dir, as_json=as_json)
         return
+    require_sources(prepared.plan)
     launched = launch.submit(prepared)
     if not is_waiting:
         _show_submitted(prepared.plan, launched, as_json=as_json)

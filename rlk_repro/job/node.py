@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable
 
+from rlk_repro.checkouts import trainer_path
 from rlk_repro.errors import BundleUnreadable
 from rlk_repro.files import load_json, write_json, write_text
 from rlk_repro.findings import Finding, Level
@@ -34,7 +35,8 @@ def describe_node(
     before = preflight.Clock.read()
     node = run_dir.node(place.node)
     earlier = set_node_aside(node)
-    manifest = with_run_directory(parts.probe_node(place.node), run_dir)
+    with trainer_path(plan):
+        manifest = with_run_directory(parts.probe_node(place.node), run_dir)
     write_json(node.manifest, manifest.to_json())
     busy = preflight.wait_until_idle(parts.busy_gpus, stop.wait, parts.deadlines.idle_s) if plan.num_gpus else []
     findings = [

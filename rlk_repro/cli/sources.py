@@ -1,0 +1,85 @@
+"""The options that say where vime, Megatron-LM and RL-Kernel are, and what is done with them: one way for all commands.
+
+Each option has a variable; both count on the local cluster only, where the job is a child of this process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+if TYPE_CHECKING:
+    from rlk_repro.plan import Plan
+    from rlk_repro.probes.code import Source
+
+VimeSource: TypeAlias = Annotated[
+    Path | None, typer.Option("--vime-src", help="Checkout of vime; else VIME_SRC, else the installed one.")
+]
+MegatronSource: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--megatron-src", help="Checkout of Megatron-LM; else MEGATRON_SRC, else the installed one."),
+]
+RlKernelSource: TypeAlias = Annotated[
+    Path | None, typer.Option("--rl-kernel-src", help="Checkout of RL-Kernel; else RLK_SRC, else the installed one.")
+]
+
+
+def use_sources(vime: Path | None, megatron: Path | None, rl_kernel: Path | None, *, cluster: str) -> None:
+    """Put the named checkouts on the path of all that is started from here.
+
+    Raises:
+        SpecError: a folder without its package, or options for a cluster that gets nothing of this environment.
+    """
+    from rlk_repro.checkouts import FLAGS, use_checkouts
+    from rlk_repro.errors import Problem, SpecError
+    from rlk_repro.launch import LOCAL
+    from rlk_repro.probes.code import MEGATRON, RL_KERNEL, VIME
+
+    given = {VIME: vime, MEGATRON: megatron, RL_KERNEL: rl_kernel}
+    if cluster == LOCAL:
+        named = {source: folder or _read_variable(source) for source, folder in given.items()}
+        use_checkouts({source: folder for source, folder in named.items() if folder is not None})
+        return
+    problems = [
+        Problem(FLAGS[source], "is for the local cluster only", got=cluster, expected="folders of the nodes",
+                hint="name them in the profile: env: {PYTHONPATH: /shared/vime:/shared/Megatron-LM}")
+        for source, folder in given.items()
+        if folder is not None
+    ]  # fmt: skip
+    if problems:
+        raise SpecError(*problems)
+
+
+def _read_variable(source: Source) -> Path | None:
+    value = os.environ.get(source.variable)
+    return Path(value) if value else None
+
+
+def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
+    """Refuse to start where the trainer's packages, and modules that ``also`` have to be there, would not be found.
+
+    Raises:
+        EnvironmentMissing: each with the option that names it.
+        SpecError: the profile's own path hides the checkouts.
+    """
+    from rlk_repro.checkouts import FLAGS, find_given, require_importable
+    from rlk_repro.errors import Problem, SpecError
+    from rlk_repro.launch import LOCAL
+    from rlk_repro.workloads.environment import profile_env
+
+    if plan.cluster != LOCAL:
+        return
+    path = profile_env(plan)[0].get("PYTHONPATH")
+    hidden = find_given() if "PYTHONPATH" in plan.profile.env else []
+    if hidden:
+        where = f"profile {plan.profile.profile}: env.PYTHONPATH"
+        raise SpecError(
+            *(Problem(where, f"hides {FLAGS[source]}", expected=f"either of them, or no {source.variable}")
+              for source in hidden)
+        )  # fmt: skip
+    needed = {*plan.run.workload.modules, *also}
+    require_importable(*(source for source in FLAGS if source.module in needed), path=path)
