@@ -100,3 +100,20 @@ def test_no_text_of_a_file_crashes_a_parser(text):
 def test_a_tree_of_nonsense_still_gives_every_fact(tmp_path_factory, files):
     root = write_tree(tmp_path_factory.mktemp("root"), files)
     assert host.probe(root).keys() == host.probe(Path("/")).keys()
+
+
+def test_runs_that_other_agents_have_in_hand_are_found(tmp_path):
+    def write(pid, *argv):
+        write_tree(tmp_path, {f"/proc/{pid}/cmdline": "".join(f"{part}\0" for part in argv)})
+
+    agent = ("/usr/bin/python3", "-m", "rlk_repro.job")
+    write(1, "/sbin/init")
+    write(10, *agent, "/home/x/runs/smoke/mine", "--resume")
+    write(11, *agent, "/home/x/runs/smoke/mine", "--node", "b")
+    write(12, *agent, "/home/y/runs/smoke/theirs", "--resume")
+    write(13, "python", "-m", "rlk_repro.bench.claims", "--claim", "x")
+    write(14, "python", "-m", "rlk_repro.bench.module", "/home/y/runs/smoke/theirs")
+    write(15, "vi", "rlk_repro.job")
+    write(16)
+    assert host.find_other_runs(tmp_path, 10) == ["claims check", "theirs"]
+    assert host.find_other_runs(tmp_path, 99) == ["claims check", "mine", "theirs"]

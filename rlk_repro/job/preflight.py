@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from rlk_repro.findings import Finding, Level
 from rlk_repro.job.checks import CHECKS, Situation, find_level, judge_node
+from rlk_repro.job.imports import check_imports
 from rlk_repro.manifest import Manifest, Unknown
 from rlk_repro.plan import Plan
 from rlk_repro.probes.code import RL_KERNEL
@@ -62,11 +63,12 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         limits=limits,
         has_enabled=plan.has_enabled,
     )
+    absent = [*check_modules(plan.run.workload.modules, _trainer_path(plan))]
     return [
         *check_writable(run_dir),
         *check_room("disk", shutil.disk_usage(run_dir.root).free, limits.min_free_disk_gib),
         *check_room("memory", read_free_memory(), limits.min_free_memory_gib),
-        *check_modules(plan.run.workload.modules, _trainer_path(plan)),
+        *(absent or check_imports(plan)),
         *check_rl_kernel(plan),
         *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
         *check_pins(plan.stack, manifest),

@@ -119,6 +119,7 @@ def _moment(root: Path) -> dict[str, Fact]:
             derive(read_text(root, "/proc/uptime"), lambda text: _floats(text, 1)), lambda found: found[0]
         ),
         "trainer_processes": find_trainers(root),
+        "other_runs": find_other_runs(root, os.getpid()),
         "tmp_free_gib": _free_gib(root, "/tmp"),  # noqa: S108
         **probe_clock(),
     }
@@ -152,6 +153,30 @@ def find_trainers(root: Path) -> list[Any]:
     pids = [name for name in list_names(root, "/proc") if name.isdigit()]
     names = {read_text(root, f"/proc/{pid}/comm") for pid in pids}
     return sorted(name for name in names if isinstance(name, str) and TRAINERS.fullmatch(name))
+
+
+def find_other_runs(root: Path, own_pid: int) -> list[Any]:
+    """Runs of ours that another agent on this machine has in hand, by their ids, and checks of claims; each once.
+
+    Agents of one run that share a node, as in a test of several nodes, are no other run.
+    """
+    commands = {
+        int(pid): text.split("\0") for pid in list_names(root, "/proc") if pid.isdigit()
+        if isinstance(text := read_text(root, f"/proc/{pid}/cmdline"), str)
+    }  # fmt: skip
+    runs = {pid: run for pid, argv in commands.items() if (run := _find_run(argv)) is not None}
+    own = runs.pop(own_pid, None)
+    return sorted({Path(run).name for run in runs.values() if run != own})
+
+
+def _find_run(argv: list[str]) -> str | None:
+    """The run directory of an agent's command line, ``claims check`` of a measuring process's; None of any other."""
+    for option, module, *rest in zip(argv, argv[1:], argv[2:] or [""], strict=False):
+        if option == "-m" and module == "rlk_repro.job":
+            return rest[0]
+        if option == "-m" and module == "rlk_repro.bench.claims":
+            return "claims check"
+    return None
 
 
 def comparable_cmdline(text: str) -> str:

@@ -32,6 +32,7 @@ CheckName: TypeAlias = Literal[
     "numa_balancing",
     "load",
     "stale_processes",
+    "other_runs",
     "shared_memory",
     "scratch_room",
     "open_files",

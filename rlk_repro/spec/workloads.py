@@ -71,7 +71,7 @@ class AnyWorkload(Model):
 
     ``lanes`` are those it can run in, ``lane_limit`` why no other; without ``has_variants`` there is nothing to enable.
     Without ``has_output_layer`` its logits are no model's.  ``modules`` are the Python modules that its trainer cannot
-    do without.
+    do without; ``imports`` those that a child process tries, with all that they import, before the first trial.
     """
 
     lanes: ClassVar[tuple[Lane, ...]]
@@ -79,6 +79,7 @@ class AnyWorkload(Model):
     has_variants: ClassVar[bool] = True
     has_output_layer: ClassVar[bool] = True
     modules: ClassVar[tuple[str, ...]] = ("torch",)
+    imports: ClassVar[tuple[str, ...]] = ()
 
     @property
     def num_steps_per_rollout(self) -> int:
@@ -154,6 +155,7 @@ class ModuleWorkload(AnyWorkload):
     lane_limit = "the module tier makes its batches itself"
     has_output_layer = False
     modules = ("torch", "vime", "megatron")
+    imports = ("vime.backends.megatron_utils.loss",)
 
     kind: Literal["module"]
     model: Text = Field(description="whose vocabulary this is, for the reader")

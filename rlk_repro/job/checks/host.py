@@ -46,6 +46,13 @@ def check_stale_processes(situation: Situation) -> Iterator[Complaint]:
         yield Complaint("host.trainer_processes", "none before the first trial", ", ".join(map(str, names)))
 
 
+def check_other_runs(situation: Situation) -> Iterator[Complaint]:
+    """Two runs at once measure each other, and neither's GPUs need be busy at the moment when the other looks."""
+    runs = situation.fact("host", "other_runs")
+    if isinstance(runs, list) and runs:
+        yield Complaint("host.other_runs", "none beside this one", ", ".join(map(str, runs)))
+
+
 def check_shared_memory(situation: Situation) -> Iterator[Complaint]:
     size = situation.fact("host", "dev_shm_gib")
     if isinstance(size, int | float) and size < MIN_SHARED_MEMORY_GIB:
@@ -112,6 +119,7 @@ CHECKS: Final = (
     Check(name="numa_balancing", scope=Scope.GPUS, policy="warn", judge=check_numa_balancing),
     Check(name="load", scope=Scope.GPUS, policy="warn", judge=check_load),
     Check(name="stale_processes", scope=Scope.GPUS, policy="warn", judge=check_stale_processes),
+    Check(name="other_runs", scope=Scope.GPUS, policy="fail", judge=check_other_runs),
     Check(name="shared_memory", scope=Scope.GPUS, policy="warn", judge=check_shared_memory),
     Check(name="scratch_room", scope=Scope.GPUS, policy="warn", judge=check_scratch),
     Check(name="open_files", scope=Scope.GPUS, policy="warn", judge=check_open_files),
