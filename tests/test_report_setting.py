@@ -21,7 +21,7 @@ def test_a_module_run_says_batches_loss_entropy_and_layout() -> None:
     setting = dict(describe_setting(make_tier_plan("module-qwen3-4b", hardware="h200")))
     assert setting == {
         "run": "module-qwen3-4b",
-        "changed by flags": AS_WRITTEN,
+        "overrides": AS_WRITTEN,
         "batches": "random: 9,216 packed tokens of 16 samples a microbatch, fp32 logits, vocabulary 151,936 "
         "(Qwen/Qwen3-4B); 1 microbatch an optimizer step",
         "device": "kept busy for 30 ms before each pass, in both variants",
@@ -36,7 +36,7 @@ def test_what_flags_changed_is_said_with_its_value() -> None:
         "module-qwen3-4b", "entropy_metric=false", "workload.lead_ms=0", 'rl_kernel.ops=["logp"]', hardware="h200"
     )
     setting = dict(describe_setting(plan))
-    assert setting["changed by flags"] == (
+    assert setting["overrides"] == (
         "entropy_metric = false (--set), rl_kernel.ops = [logp] (--set), workload.lead_ms = 0.0 (--set)"
     )
     assert setting["entropy metric"] == "left out, in both variants"
@@ -46,7 +46,7 @@ def test_what_flags_changed_is_said_with_its_value() -> None:
 @pytest.mark.parametrize("run", RUNS)
 def test_every_shipped_tier_is_described(run: str) -> None:
     names = [name for name, _ in describe_setting(make_tier_plan(run))]
-    assert names[:2] == ["run", "changed by flags"]
+    assert names[:2] == ["run", "overrides"]
     assert {"smoke": "rollouts", "module-qwen3-4b": "batches", "operators-smoke": "operators"}[run] in names
     assert names[-1] == "layout"
 
@@ -71,7 +71,7 @@ def test_operators_have_no_enabled_variant_whose_work_could_be_ours() -> None:
 
 
 def test_the_setting_and_our_own_work_stand_before_the_first_section() -> None:
-    context = Context(setting=(("changed by flags", "a = 1 (--set)"),), own_work=("Not RL-Kernel's: this.",))
+    context = Context(setting=(("overrides", "a = 1 (--set)"),), own_work=("Not RL-Kernel's: this.",))
     for text in (render_html(faster(), context), render_markdown(faster(), context)):
         head = text[: text.index("Effects</h2>" if "<html" in text else "## Effects")]
         assert "a = 1 (--set)" in head

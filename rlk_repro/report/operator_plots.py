@@ -56,7 +56,8 @@ def _plot_operator(place: int, operator: str, results: Sequence[OperatorResult])
         body += _draw_row(case, found, x, TOP + ROW * (number + 0.5) + 3)
     caption = (
         "A mark is one implementation in one case: the middle of its processes, each relative to vime's own function "
-        "in the same process. The axis is logarithmic; right of 1 is faster than vime."
+        "in the same process. The axis is logarithmic; right of 1 is faster than vime. "
+        "f: forward; f+b: forward and backward; a percentage: of the rows wanted."
     )
     if len(cases) > len(shown):
         caption += f" The first {len(shown)} of {len(cases)} cases."
@@ -82,7 +83,7 @@ def _draw_legend(kinds: Sequence[OperatorKind]) -> Iterator[str]:
 
 def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y: float) -> Iterator[str]:
     yield text(LEFT - 8, y + 4, _label(case), "tick", "end")
-    for result in results:
+    for result in sorted(results, key=lambda item: item.kind is OperatorKind.FUSED):  # on top where marks meet
         speedup = _find_speedup(result)
         if speedup is None or result.kind not in STYLES:
             continue

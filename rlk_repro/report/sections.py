@@ -179,11 +179,12 @@ def make_effects(view: View) -> Section:
 
 def _effect_row(view: View, effect: Effect) -> tuple[Cell, ...]:
     label = view.label(effect.metric)
+    is_primary = effect.role == "primary"
     if not view.is_comparable(effect.metric):
         return make_row(view.metric_cell(effect.metric, label.label), OTHER_WORK, *[""] * 7)
     floor = "" if effect.p_floor is None else f" ({_describe_p(effect.p_floor)})"
     return make_row(
-        view.metric_cell(effect.metric, label.label),
+        view.metric_cell(effect.metric, f"{label.label}{' (primary)' if is_primary else ''}"),
         "no comparison" if effect.ratio is None else format_percent(effect.ratio),
         describe_interval(effect),
         str(effect.n),
@@ -191,7 +192,7 @@ def _effect_row(view: View, effect: Effect) -> tuple[Cell, ...]:
         _describe_p(effect.p_t),
         _describe_p(effect.p_holm),
         label.better or "neither",
-        "; ".join(part for part in ("primary" if effect.role == "primary" else "", effect.note) if part),
+        effect.note,
     )
 
 

@@ -16,7 +16,7 @@ from rlk_repro.report.labels import format_count
 Workload = Mapping[str, Any]
 Facts = Iterator[tuple[str, str]]
 
-AS_WRITTEN: Final = "nothing, all as the run definition has it"
+AS_WRITTEN: Final = "none: all as the run definition has it"
 MOMENTS: Final = "rlk-repro's own pass over the logits (torch.compile on a GPU, rlk_repro/integration/moments.py)"
 OWN_ENTROPY: Final = (
     "Not all that enabled gains is RL-Kernel's: the entropy metric, and the normaliser of the log-probs beside it, "
@@ -33,7 +33,7 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Name and value of what a reader needs to tell this run from another of the same name."""
     workload = plan.experiment["run"]["workload"]
     describe = _WORKLOADS.get(workload["kind"], _describe_nothing)
-    facts = [("run", plan.run.run), ("changed by flags", ", ".join(_list_changes(plan)) or AS_WRITTEN)]
+    facts = [("run", plan.run.run), ("overrides", ", ".join(_list_changes(plan)) or AS_WRITTEN)]
     facts += describe(MappingProxyType(workload))
     if plan.run.workload.has_variants:
         facts += (
