@@ -1,4 +1,7 @@
-"""The scripts in ``slurm/examples``: every shipped run on every GPU it has a layout for, and a stack with images."""
+"""The scripts in ``slurm/examples``: every shipped run on every GPU it has a layout for, and a stack with images.
+
+One of them is run as it is by the tests: ``smoke.cpu.podman.two-nodes``.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,34 @@ from rlk_repro.resources import data_dir, hardware_folders, list_names, profile_
 from rlk_repro.rundir import RunDir
 from rlk_repro.sbatch import render_sbatch
 from rlk_repro.spec import ContainerSettings, Profile, Run, SlurmSettings, Stack
-from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.specfile import load_bytes, load_hardware, load_profile, load_run, load_stack, parse_overrides
+from tests.container_image import REFERENCE, make_image
 
 EXAMPLES = data_dir("slurm") / "examples"
 HARDWARE = ("a100", "h200", "gb200", "mi300x")
 RUNTIMES = ("pyxis", "apptainer", "podman", "docker")
 RUN_ID = "20261120T120000Z-0123abcd-4567"
 IMAGE_DIR = "/shared/rlk-repro/images"
+TWO_NODES = "smoke.cpu.podman.two-nodes"
+TWO_NODES_SETTINGS = (
+    "layouts.cpu.num_nodes=2", "measure.pairs=2", "measure.warmup_steps=1", "measure.scored_steps=3",
+    "workload.grpo.rollout_batch_size=2", "workload.model.hidden_size=32",
+)  # fmt: skip
+TWO_NODES_PROFILE = b"""\
+schema: 1
+profile: two-nodes
+cluster: slurm
+hardware: cpu
+slurm: {gres: none}
+container: {runtime: podman}
+preflight: {min_free_disk_gib: 0.01, min_free_memory_gib: 0.01}
+"""
+TWO_NODES_STACK = f"""\
+schema: 1
+stack: two-nodes
+purpose: The image of the tests.
+images: {{cpu: {{reference: {REFERENCE}, digest: "{make_image().digest}"}}}}
+""".encode()
 HOSTILE = ("with space", "a'; touch pwned", 'double"quote', "$(touch pwned)", "`touch pwned`", "back\\slash \\", "a,b",
            "ünïcødé", "# no comment", "-rf", "{{ run_dir }}", "*", "new\nline; touch pwned", "100%j")  # fmt: skip
 
@@ -87,6 +111,20 @@ def list_plans() -> Iterator[tuple[str, Plan]]:
     for hardware in ("h200", "gb200"):
         settings = (f"layouts.{hardware}={{num_nodes: 2, gpus_per_node: {8 if hardware == 'h200' else 4}}}",)
         yield f"smoke.{hardware}.two-nodes", plan_for("smoke", hardware, stack="example", settings=settings)
+    yield TWO_NODES, make_two_nodes_plan()
+
+
+def make_two_nodes_plan() -> Plan:
+    """Two nodes without GPUs and an image that the tests can build: the example that runs."""
+    overrides = parse_overrides(TWO_NODES_SETTINGS)
+    return make_plan(
+        run=load_run("smoke", run_folders(), overrides),
+        stack=load_bytes(Stack, "stack.yaml", TWO_NODES_STACK),
+        hardware=load_hardware("cpu", hardware_folders()),
+        profile=load_bytes(Profile, "profile.yaml", TWO_NODES_PROFILE),
+        overrides=overrides,
+        is_exploratory=True,
+    )
 
 
 def render_examples() -> dict[str, str]:

@@ -235,9 +235,17 @@ class Cluster:
 
 
 def start_cluster(
-    folder: Path, *, slurmd_timeout_s: int = 10, min_job_age_s: int = 300, has_accounting: bool = False
+    folder: Path,
+    *,
+    slurmd_timeout_s: int = 10,
+    min_job_age_s: int = 300,
+    has_accounting: bool = False,
+    site_lines: str = "",
 ) -> Cluster:
-    """A Slurm whose nodes are idle; with accounting, account ``lab`` with the default QOS is what its user may use."""
+    """A Slurm whose nodes are idle; with accounting, account ``lab`` with the default QOS is what its user may use.
+
+    ``site_lines`` are added to its configuration.
+    """
     cluster = Cluster(folder=folder)
     for name in ("state", "bin", *(f"{node}.spool" for node in NODES)):
         (folder / name).mkdir(parents=True)
@@ -254,7 +262,7 @@ def start_cluster(
             nodes="\n".join(_describe_node(node, port) for node, port in zip(NODES, ports[3:], strict=True)),
             slurmd_timeout_s=slurmd_timeout_s,
             min_job_age_s=min_job_age_s,
-            extra=_ENFORCING.format(port=ports[1], folder=folder) if has_accounting else "",
+            extra=site_lines + (_ENFORCING.format(port=ports[1], folder=folder) if has_accounting else ""),
         )
     )
     _write_gres(folder)

@@ -1,0 +1,102 @@
+"""One of the shipped scripts, run: two nodes of a real Slurm, a container on each, Ray up and down around every trial.
+
+The script is the shipped one, byte for byte, but for the folder of the run, which ends in the run id that the comment
+repeats: a test writes nowhere else than into its own folder.  All that this site needs beside it is the site's own, as it
+would be on a cluster: podman's configuration mounts the software that real images hold (``containers.conf``), and Slurm's
+task prolog names that configuration.  The program ``python3`` of the image puts a Ray driver around the reference trainer.
+
+Both nodes are this machine: what lies between two machines (their network, a shared file system that shows changes
+late, images that each node has to fetch) is not tested.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlk_repro import launch
+from rlk_repro.files import load_json
+from rlk_repro.sbatch import SCRIPT
+from rlk_repro.verify import verify_bundle
+from tests import sbatch_examples as examples
+from tests.container_image import INTERPRETER, PROGRAM_DIR, REFERENCE, make_image
+from tests.podman_engine import Engine, make_engine, mount_python
+from tests.slurm_cluster import NODES, Cluster
+from tests.slurm_runs import REPOSITORY, Run, Site, on_site, start_or_skip
+from tests.test_slurm_ray import require_ray_around_every_trial
+from tests.two_node_agent import allow_nodes
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    env = (f"PATH={PROGRAM_DIR}:/usr/bin:/bin", f"{INTERPRETER}={sys.executable}", f"PYTHONPATH={REPOSITORY}")
+    num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    folder = tmp_path_factory.mktemp("podman")
+    made = make_engine(folder, volumes=mount_python(), env=env, num_files=num_files)
+    (folder / "image.tar").write_bytes(make_image().archive())
+    made.ask("load", "--input", str(folder / "image.tar"))
+    yield made
+    made.ask("rmi", "--force", f"{REFERENCE}:test")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("slurm")
+    prolog = folder / "prolog"
+    prolog.write_text(f"#!/bin/sh\necho 'export CONTAINERS_CONF={engine.configuration}'\n")
+    prolog.chmod(0o755)
+    running = start_or_skip(folder / "c", site_lines=f"TaskProlog={prolog}\n")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def site(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None
+) -> Iterator[Site]:
+    with on_site(cluster, tmp_path, monkeypatch) as here:
+        yield here
+
+
+def prepare(folder: Path) -> launch.Prepared:
+    """What ``rlk-repro submit`` prepares of the example's files and settings."""
+    (folder / "profile.yaml").write_bytes(examples.TWO_NODES_PROFILE)
+    (folder / "stack.yaml").write_bytes(examples.TWO_NODES_STACK)
+    return launch.prepare(
+        launch.Request(
+            run="smoke",
+            cluster="slurm",
+            profile=str(folder / "profile.yaml"),
+            stack=str(folder / "stack.yaml"),
+            settings=examples.TWO_NODES_SETTINGS,
+            is_exploratory=True,
+        )
+    )
+
+
+def test_the_shipped_script_runs_on_two_nodes_in_containers(
+    site: Site, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow_nodes(monkeypatch)
+    prepared = prepare(site.folder)
+    shipped = (examples.EXAMPLES / f"{examples.TWO_NODES}.sbatch").read_text()
+    folder = examples.run_dir_of(prepared.plan).root
+    here = prepared.run_dir
+    assert prepared.job.files == {
+        SCRIPT: shipped.replace(str(folder), str(here.root)).replace(examples.RUN_ID, here.run_id)
+    }
+    run = Run(site=site, launched=launch.submit(prepared))
+    assert run.wait_for_end(300).reason == "sealed, 4 of 4 trials ok"
+    require_ray_around_every_trial(run.run_dir)
+    for node in NODES:
+        facts = load_json(run.run_dir.node(node).manifest)["sections"]["container"]
+        assert (facts["runtime"], facts["image_digest"]) == ("podman", make_image().digest)
+    assert verify_bundle(run.collect()) == []
+    site.cluster.wait_until(lambda: site.cluster.job_field(run.job_id, "%T") == "COMPLETED", "the end of the script")
+    assert (engine.list_containers(), engine.list_mounts()) == ([], [])
