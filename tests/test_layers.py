@@ -37,6 +37,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "identity",
         "compare",
         "report",
+        "images",
+        "image_check",
         "job",
         "sites",
         "launch",

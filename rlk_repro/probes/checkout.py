@@ -19,7 +19,10 @@ from rlk_repro.trees import GENERATED, hash_listed, hash_tree
 
 TIMEOUT_S: Final = 20.0
 # Our own checkouts are often mounted into containers under another owner; no configured program may run.
-GIT: Final = ("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.quotePath=true")
+GIT: Final = (
+    *("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.quotePath=true"),
+    *("-c", "diff.autoRefreshIndex=false"),  # comparing would write the times of files into the index
+)
 DIFF: Final = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--no-renames")
 UNTRACKED: Final = ("ls-files", "--others", "--exclude-standard", "--full-name", "-z", ":/")
 LISTED: Final = ("ls-files", "--cached", *UNTRACKED[1:])

@@ -1,0 +1,165 @@
+"""Holds an image's record against a stack, against what is needed of its kernels, and against what really is there.
+
+Pure: facts in, findings out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rlk_repro.findings import Finding, Level
+from rlk_repro.images.record import ARCHITECTURES, LABEL_PREFIX, SYMBOLS, ImageRecord
+from rlk_repro.manifest import Fact, Section, Unknown
+from rlk_repro.operators import OPERATORS, Platform
+from rlk_repro.probes.container import PROVENANCE
+from rlk_repro.spec import Stack
+
+# a stack's pins, and where a manifest's section ``code`` describes them
+SOURCES: Final = {"vime": "vime", "rl_kernel": "rl_kernel", "megatron_lm": "megatron"}
+SOURCE_FACTS: Final = ("version", "commit", "is_dirty", "diff_sha256")
+KERNEL_FACTS: Final = ("is_compiled", "extension", "extension_sha256", "extension_symbols", "tree", "repairs")
+LABELS: Final = {
+    "rlk-repro.stack": "stack",
+    "rlk-repro.platform": "platform",
+    "rlk-repro.vime.commit": "commits.vime",
+    "rlk-repro.rl-kernel.commit": "commits.rl_kernel",
+    "org.opencontainers.image.revision": "commits.rlk_repro",
+    "org.opencontainers.image.base.name": "base.reference",
+    "org.opencontainers.image.base.digest": "base.digest",
+}
+_NOTHING: Final = "nothing"
+
+
+def match_stack(record: ImageRecord, stack: Stack, platform: str | None = None) -> Iterator[Finding]:
+    """The image is of this stack and for this platform, and was built from the stack's commits."""
+    if record.stack != stack.stack:
+        yield _differs("image.stack", stack.stack, record.stack)
+    if platform is not None and record.platform != platform:
+        yield _differs("image.platform", platform, record.platform)
+    for name, pin in stack.pins.items():
+        found = record.commits.get(name, _NOTHING)
+        if found != pin.commit:
+            yield _differs(f"image.commits.{name}", pin.commit, found)
+
+
+def match_labels(record: ImageRecord, labels: Mapping[str, str]) -> Iterator[Finding]:
+    """Labels are what registries and engines show: they say what the record says."""
+    value = record.to_json()
+    for label, path in LABELS.items():
+        expected = _look_up(value, path)
+        found = labels.get(label)
+        if found is None:
+            yield _differs(f"label {label}", expected, "no such label")
+        elif found != expected:
+            yield _differs(f"label {label}", expected, found)
+    unknown = [name for name in labels if name.startswith(LABEL_PREFIX) and name not in LABELS]
+    for name in sorted(unknown):
+        yield _differs(f"label {name}", "no such label", labels[name])
+
+
+def check_kernels(record: ImageRecord) -> Iterator[Finding]:
+    """The compiled operators and the GPUs that they were compiled for."""
+    kernels = _mapping(record.code.get("rl_kernel"))
+    platform = record.gpu_platform
+    symbols, architectures = SYMBOLS.get(platform), ARCHITECTURES.get(platform)
+    if symbols is None or architectures is None:
+        return
+    if kernels.get("is_compiled") is not True:
+        yield _differs("rl_engine._C", "compiled", str(kernels.get("is_compiled", _NOTHING)))
+        return
+    found = _names(kernels.get("extension_symbols"))
+    missing = [name for name in symbols if name not in found]
+    if missing:
+        yield _differs("rl_engine._C symbols", ", ".join(symbols), f"without {', '.join(missing)}")
+    code = kernels.get("extension_architectures")
+    if sorted(_names(code)) != sorted(architectures):
+        shown = ", ".join(_names(code)) if isinstance(code, list) else str(code)
+        yield _differs("rl_engine._C architectures", ", ".join(architectures), shown)
+
+
+def check_sources(record: ImageRecord) -> Iterator[Finding]:
+    """vime and RL-Kernel are their commits and nothing else; Megatron-LM may carry the patch of vime's image."""
+    for pin, name in SOURCES.items():
+        facts = _mapping(record.code.get(name))
+        commit = facts.get("commit", Unknown("not recorded"))
+        if commit != record.commits.get(pin):
+            yield _differs(f"code.{name}.commit", record.commits.get(pin, _NOTHING), str(commit))
+        if name != "megatron" and facts.get("is_dirty") is not False:
+            yield _differs(f"code.{name}.is_dirty", "False", str(facts.get("is_dirty")))
+
+
+def match_running(record: ImageRecord, code: Section) -> Iterator[Finding]:
+    """What is in this container now is what was there when the record was written."""
+    yield from _match_packages(_mapping(record.code.get("packages")), _mapping(code.get("packages")))
+    for name in SOURCES.values():
+        names = (*SOURCE_FACTS, *(KERNEL_FACTS if name == "rl_kernel" else ()))
+        yield from _match_facts(name, names, record.code, code, Level.BLOCKING)
+    # a profile may put a newer package of ours in front, and the manifest says which
+    yield from _match_facts("rlk_repro", ("version",), record.code, code, Level.WARNING)
+
+
+def match_operators(record: ImageRecord, answer: Mapping[str, Any]) -> Iterator[Finding]:
+    """What RL-Kernel's registry resolves to on what torch sees; without a GPU that is its native operators."""
+    platform = str(answer.get("platform"))
+    if platform not in {record.gpu_platform, Platform.CPU}:
+        yield _differs("operators.platform", record.gpu_platform, platform)
+        return
+    if answer.get("extension_error") and record.gpu_platform in SYMBOLS:
+        yield _differs("rl_engine._C", "importable", str(answer["extension_error"]))
+    for name, class_name in sorted(_mapping(answer.get("operators")).items()):
+        accepted = OPERATORS[name].implementations.get(platform, ())
+        if accepted and class_name not in {item.class_name for item in accepted}:
+            yield _differs(f"operators.{name}", " or ".join(item.class_name for item in accepted), str(class_name))
+
+
+def is_recorded(record: ImageRecord | None, name: str, facts: Mapping[str, Any]) -> bool:
+    """Whether the image was built with these very changes of a source."""
+    if record is None:
+        return False
+    recorded = _mapping(record.code.get(name))
+    return all(facts.get(fact) == recorded.get(fact) for fact in ("commit", "is_dirty", "diff_sha256"))
+
+
+def _match_packages(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Finding]:
+    for name in sorted(recorded.keys() | found.keys()):
+        if recorded.get(name) != found.get(name):
+            yield _differs(f"packages.{name}", str(recorded.get(name, _NOTHING)), str(found.get(name, _NOTHING)))
+
+
+def _match_facts(
+    name: str, facts: tuple[str, ...], recorded: Section, found: Section, level: Level
+) -> Iterator[Finding]:
+    before, now = _mapping(recorded.get(name)), _mapping(found.get(name))
+    for fact in facts:
+        if isinstance(before.get(fact), Unknown) and isinstance(now.get(fact), Unknown):
+            continue
+        if before.get(fact) != now.get(fact):
+            yield Finding(level, f"code.{name}.{fact}", _show(before.get(fact)), _show(now.get(fact)))
+
+
+def _differs(where: str, expected: str, found: str) -> Finding:
+    return Finding(Level.BLOCKING, where, expected, found)
+
+
+def _show(fact: Fact | None) -> str:
+    return "not recorded" if fact is None else ", ".join(map(str, fact)) if isinstance(fact, list) else str(fact)
+
+
+def _look_up(value: Mapping[str, Any], path: str) -> str:
+    found: Any = value
+    for part in path.split("."):
+        found = _mapping(found).get(part)
+    return str(found or _NOTHING)
+
+
+def _mapping(fact: Any) -> dict[str, Any]:
+    return dict(fact) if isinstance(fact, Mapping) else {}
+
+
+def _names(fact: Any) -> list[str]:
+    return [str(item) for item in fact] if isinstance(fact, list) else []
+
+
+def missing_record(reason: str) -> Finding:
+    return _differs(PROVENANCE, "the record of an image of ours", reason)

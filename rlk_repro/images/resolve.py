@@ -1,0 +1,53 @@
+"""``python -m rlk_repro.images.resolve``: what RL-Kernel's registry resolves to here, as JSON; judges nothing.
+
+A process of its own, because the importing is what is asked about and because it may hold a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rlk_repro import proc
+from rlk_repro.manifest import Unknown
+
+OPERATORS: Final = ("logp", "ratio_kl", "grpo_loss", "linear_logp")
+TIMEOUT_S: Final = 600.0
+
+
+def ask_registry(environ: Mapping[str, str] | None = None) -> dict[str, Any] | Unknown:
+    """The answer of that process, or its last words."""
+    argv = [sys.executable, "-P", "-m", __name__]
+    done = proc.run(argv, env=environ, timeout_s=TIMEOUT_S)
+    if not done.is_ok:
+        words = done.stderr.strip().splitlines()
+        return Unknown("no answer in time" if done.is_timeout else words[-1] if words else "no message")
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def resolve() -> dict[str, Any]:
+    """The platform that RL-Kernel sees, whether its extension loads, and a class name by operator."""
+    from rl_engine.kernels.registry import kernel_registry
+    from rl_engine.platforms.device import device_ctx
+
+    return {
+        "platform": device_ctx.device_type if device_ctx.device_type in ("cuda", "rocm") else "cpu",
+        "extension_error": _import_extension(),
+        "operators": {name: type(kernel_registry.get_op(name)).__name__ for name in OPERATORS},
+    }
+
+
+def _import_extension() -> str:
+    """Why it does not load, or nothing; the registry's import has loaded torch's libraries before it."""
+    try:
+        import rl_engine._C  # noqa: F401
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(resolve()))  # noqa: T201

@@ -1,0 +1,75 @@
+"""The image that this process runs in: its record, and everything in which the image is no longer what that says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.errors import BundleUnreadable
+from rlk_repro.findings import Finding
+from rlk_repro.images.match import (
+    check_kernels,
+    check_sources,
+    match_operators,
+    match_running,
+    match_stack,
+    missing_record,
+)
+from rlk_repro.images.record import ImageRecord, parse_record
+from rlk_repro.images.resolve import ask_registry
+from rlk_repro.manifest import Section, Unknown
+from rlk_repro.probes.container import PROVENANCE
+from rlk_repro.probes.sources import locate
+from rlk_repro.spec import Hardware, Stack
+
+ROOT: Final = Path("/")
+
+
+def image_platform(hardware: Hardware) -> str:
+    """Which of a stack's images a hardware runs: ``cuda-arm64``."""
+    if hardware.platform == "cpu":
+        return "cpu"
+    if hardware.platform == "rocm":
+        return "rocm-amd64"
+    return "cuda-arm64" if hardware.machine == "aarch64" else "cuda-amd64"
+
+
+def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
+    """The record of the image around us; unknown where there is none.
+
+    Raises:
+        BundleUnreadable: there is one, and it cannot be believed.
+    """
+    try:
+        data = locate(root, PROVENANCE).read_bytes()
+    except OSError as error:
+        return Unknown(f"{PROVENANCE}: {str(error.strerror).lower()}")
+    return parse_record(data)
+
+
+def check_running(
+    code: Section, stack: Stack | None, platform: str | None, *, root: Path = ROOT, is_required: bool = False
+) -> list[Finding]:
+    """Every disagreement between this container, its record and the stack; nothing where there is no image of ours.
+
+    ``code`` is the section of that name as it is now.  RL-Kernel's registry is asked in a process of its own.
+    """
+    try:
+        record = read_record(root)
+    except BundleUnreadable as error:
+        return [missing_record(str(problem)) for problem in error.problems]
+    if isinstance(record, Unknown):
+        return [missing_record(record.reason)] if is_required else []
+    findings = [*check_sources(record), *check_kernels(record), *match_running(record, code)]
+    if stack is not None and stack.images:
+        findings += match_stack(record, stack, platform)
+    answer = ask_registry()
+    if isinstance(answer, Unknown):
+        return [*findings, missing_answer(answer)]
+    return [*findings, *match_operators(record, answer)]
+
+
+def missing_answer(answer: Unknown) -> Finding:
+    from rlk_repro.findings import Level
+
+    return Finding(Level.BLOCKING, "rl_engine", "importable", answer.reason)

@@ -1,0 +1,68 @@
+"""``python -m tools.image_build STEP``: one step of an image's build; see the Dockerfiles."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.errors import RlkReproError
+from tools.image_build import inputs as arguments
+from tools.image_build.inputs import Inputs
+
+VIME_FOLDER: Final = Path("/root/vime")
+
+
+def install_package(_inputs: Inputs) -> None:
+    from tools.image_build.package import install_package as install
+
+    arguments.keep_base_packages()
+    added = install()
+    arguments.BASE_PACKAGES.with_name("added-packages.json").write_text(json.dumps(added) + "\n")
+
+
+def install_vime(inputs: Inputs) -> None:
+    from tools.image_build.checkout import install_vime as install
+
+    install(VIME_FOLDER, inputs.vime_repository, inputs.vime_commit)
+
+
+def install_rl_kernel(inputs: Inputs) -> None:
+    from rlk_repro.spec import Pin
+    from tools.image_build import kernels
+
+    pin = Pin(repository=inputs.rl_kernel_repository, commit=inputs.rl_kernel_commit)
+    if inputs.gpu_platform == "rocm":
+        kernels.install_without_kernels(pin)
+    else:
+        kernels.install_rl_kernel(pin, inputs.architectures)
+
+
+def write_record(inputs: Inputs) -> None:
+    from tools.image_build.write_record import write_record as write
+
+    write(inputs)
+
+
+STEPS: Final[Mapping[str, Callable[[Inputs], None]]] = {
+    "inputs": lambda _inputs: None,
+    "package": install_package,
+    "vime": install_vime,
+    "rl-kernel": install_rl_kernel,
+    "record": write_record,
+}
+
+
+def main() -> int:
+    try:
+        STEPS[sys.argv[1]](arguments.read_inputs())
+    except RlkReproError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

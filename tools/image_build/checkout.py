@@ -1,0 +1,64 @@
+"""Brings the base's checkout of vime to the stack's commit, verified, and leaves nothing in it that tells the time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from rlk_repro import proc
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.probes.checkout import probe_checkout
+from tools.image_build.package import pip_install
+
+GIT: Final = ("git", "-c", "safe.directory=*", "-c", "credential.helper=", "-c", "core.hooksPath=/dev/null")
+TIMEOUT_S: Final = 900.0
+# what git keeps of when and from where
+TRACES: Final = ("FETCH_HEAD", "ORIG_HEAD", "logs", "gc.log")
+
+
+def install_vime(folder: Path, repository: str, commit: str) -> None:
+    """Fetch, check out, install in place.
+
+    Raises:
+        EnvironmentMissing: no checkout there, or the repository has no such commit any more.
+        CheckFailed: what lies there afterwards is not the commit and nothing else.
+    """
+    if not (folder / ".git").exists():
+        raise EnvironmentMissing(Problem(str(folder), "is no git checkout", expected="the base's checkout of vime"))
+    _git(folder, "fetch", "--quiet", "--depth=1", "--no-tags", repository, commit)
+    _git(folder, "checkout", "--quiet", "--force", "--detach", commit)
+    # the repository of vime is installed in place: what Python imports is the checkout
+    pip_install("--no-build-isolation", "--editable", str(folder))
+    _forget_time(folder)
+    facts = probe_checkout(folder)
+    if facts["commit"] != commit:
+        raise CheckFailed(Problem(str(folder), "is at another commit", got=facts["commit"], expected=commit))
+    if facts["is_dirty"] is not False:
+        raise CheckFailed(Problem(str(folder), "has changed files", got=_git(folder, "status", "--short")[:200]))
+
+
+def _forget_time(folder: Path) -> None:
+    """The index holds times and inode numbers; read anew it holds neither until somebody runs git there."""
+    for name in TRACES:
+        path = folder / ".git" / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    (folder / ".git" / "index").unlink()
+    _git(folder, "read-tree", "HEAD")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "LC_ALL": "C"}
+    done = proc.run([*GIT, *arguments], cwd=folder, env=environ | quiet, timeout_s=TIMEOUT_S)
+    if not done.is_ok:
+        words = "no answer in time" if done.is_timeout else done.stderr.strip() or "no message"
+        hint = None
+        if "not our ref" in words or "couldn't find remote ref" in words:
+            hint = "the repository has no such commit (any more): rlk-repro images pin resolves the pins anew"
+        raise EnvironmentMissing(Problem(f"git {arguments[0]} in {folder}", f"refused ({words})", hint=hint))
+    return done.stdout

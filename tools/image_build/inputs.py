@@ -1,0 +1,108 @@
+"""The arguments of an image's build, refused where they are not the very inputs that a stack pins.
+
+Standard library only: this runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.errors import Problem, SpecError
+
+DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+BASE_PACKAGES: Final = Path("/opt/rlk-repro/base-packages.json")
+NAMES: Final = (
+    *("BASE_NAME", "BASE_DIGEST", "STACK", "GPU_PLATFORM", "IMAGE_PLATFORM", "REVISION", "SOURCE_DATE_EPOCH"),
+    *("VIME_REPOSITORY", "VIME_COMMIT", "RL_KERNEL_REPOSITORY", "RL_KERNEL_COMMIT", "RL_KERNEL_ARCHITECTURES"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The build arguments, as the Dockerfile hands them on in the environment."""
+
+    base_name: str
+    base_digest: str
+    stack: str
+    gpu_platform: str
+    platform: str
+    revision: str
+    source_date_epoch: str
+    vime_repository: str
+    vime_commit: str
+    rl_kernel_repository: str
+    rl_kernel_commit: str
+    architectures: tuple[str, ...]
+
+
+def read_inputs(environ: Mapping[str, str] | None = None) -> Inputs:
+    """Take the arguments from the environment.
+
+    Raises:
+        SpecError: everything that is missing, or moves: a base by tag, a branch for a commit.
+    """
+    given = os.environ if environ is None else environ
+    problems = list(_find_problems(given))
+    if problems:
+        raise SpecError(*problems)
+    return Inputs(
+        base_name=given["BASE_NAME"],
+        base_digest=given["BASE_DIGEST"],
+        stack=given["STACK"],
+        gpu_platform=given["GPU_PLATFORM"],
+        platform=given["IMAGE_PLATFORM"],
+        revision=given["REVISION"],
+        source_date_epoch=given["SOURCE_DATE_EPOCH"],
+        vime_repository=given["VIME_REPOSITORY"],
+        vime_commit=given["VIME_COMMIT"],
+        rl_kernel_repository=given["RL_KERNEL_REPOSITORY"],
+        rl_kernel_commit=given["RL_KERNEL_COMMIT"],
+        architectures=tuple(given["RL_KERNEL_ARCHITECTURES"].split()),
+    )
+
+
+def _find_problems(given: Mapping[str, str]) -> Iterator[Problem]:
+    hint = "rlk-repro images build --dry-run prints the whole command line"
+    for name in NAMES:
+        if not given.get(name) and not (name == "RL_KERNEL_ARCHITECTURES" and given.get("GPU_PLATFORM") == "rocm"):
+            yield Problem(f"build argument {name}", "missing", hint=hint)
+    digest = given.get("BASE_DIGEST")
+    if digest and not DIGEST.fullmatch(digest):
+        yield Problem("build argument BASE_DIGEST", "a tag can move", got=digest, expected="sha256:<64 hex digits>")
+    here = f"{given.get('GPU_PLATFORM')}-{MACHINES.get(platform.machine(), platform.machine())}"
+    if given.get("IMAGE_PLATFORM", here) != here:
+        yield Problem("build argument IMAGE_PLATFORM", "is not what is built here", got=given["IMAGE_PLATFORM"],
+                      expected=here)  # fmt: skip
+    for name in ("VIME_COMMIT", "RL_KERNEL_COMMIT", "REVISION"):
+        value = given.get(name)
+        if value and not COMMIT.fullmatch(value):
+            yield Problem(f"build argument {name}", "a branch or a tag can move", got=value, expected="40 hex digits")
+    epoch = given.get("SOURCE_DATE_EPOCH")
+    if epoch and not epoch.isdecimal():
+        yield Problem("build argument SOURCE_DATE_EPOCH", "no time", got=epoch, expected="seconds since 1970")
+
+
+def list_packages() -> dict[str, str]:
+    """Version by name of everything that Python finds here; of two copies the one that imports wins."""
+    found: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name:
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), distribution.version or "unknown")
+    return found
+
+
+def keep_base_packages() -> None:
+    """Write down what the base brought, before anything is added."""
+    BASE_PACKAGES.parent.mkdir(parents=True, exist_ok=True)
+    BASE_PACKAGES.write_text(json.dumps(list_packages(), sort_keys=True, indent=1) + "\n")

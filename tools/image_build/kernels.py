@@ -1,0 +1,242 @@
+"""Compiles RL-Kernel for every GPU of the stack on a machine without one, installs it, and proves what came out.
+
+Its sources are fetched and verified, repaired where CUDA needs it, and built by a process in which torch reports a GPU
+(cross_build.py) and every file goes to nvcc with architectures of its own (nvcc.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from rlk_repro import proc
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.images.record import ARCHITECTURES, SYMBOLS
+from rlk_repro.operators import Platform
+from rlk_repro.probes.extension import find_bound_names, find_extensions, list_device_code
+from rlk_repro.probes.installed import AppliedRepair, BuildRecord
+from rlk_repro.spec import Pin
+from tools.image_build.nvcc import ARCHITECTURES as ARCHITECTURES_VARIABLE
+from tools.image_build.nvcc import NVCC as NVCC_VARIABLE
+from tools.image_build.package import pip_install
+from tools.rl_kernel import build, record
+from tools.rl_kernel.repair import CCCL3_FUNCTIONALS, apply_repair
+from tools.rl_kernel.source import Sources, fetch, get_sources
+
+HERE: Final = Path(__file__).resolve().parent
+TIMEOUT_S: Final = 7200.0
+STUBS: Final = ("lib64/stubs", "targets/x86_64-linux/lib/stubs", "targets/sbsa-linux/lib/stubs")
+BUILD_NAMES: Final = (build.SM90, "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolchain:
+    """torch's CUDA release and the compiler of it."""
+
+    torch: str
+    toolkit: str
+    nvcc: Path
+    nvcc_version: str
+
+    @property
+    def home(self) -> Path:
+        return self.nvcc.resolve().parent.parent
+
+
+def install_rl_kernel(pin: Pin, architectures: tuple[str, ...], origin: Path | None = None) -> BuildRecord:
+    """With compiled kernels for ``architectures`` (``80``), and for Hopper its own besides.
+
+    Raises:
+        RlkReproError: sources that are not the pinned ones, a repair that does not fit, a build that failed, an
+            extension that lacks symbols or machine code.
+    """
+    toolchain = find_toolchain(os.environ)
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
+        sources = get_sources(pin, origin, Path(parent) / "RL-Kernel")
+        needs_repair = int(toolchain.toolkit.split(".")[0]) >= 13
+        repairs = (apply_repair(CCCL3_FUNCTIONALS, sources.folder),) if needs_repair else ()
+        environ = make_environment(os.environ, toolchain, architectures)
+        wheel = build_wheel(sources.folder, Path(parent) / "wheels", environ)
+        made = _record(sources, repairs, environ, platform=Platform.CUDA, torch=toolchain.torch,
+                       toolkit=toolchain.toolkit, nvcc=toolchain.nvcc_version)  # fmt: skip
+        _install(wheel, made)
+    check_extension(_installed_folder())
+    return made
+
+
+def install_without_kernels(pin: Pin) -> BuildRecord:
+    """For ROCm: at the pinned commit RL-Kernel's routes there are Triton's, and its setup compiles nothing.
+
+    Raises:
+        CheckFailed: an extension was built after all, and nobody has said what it holds.
+    """
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        raise EnvironmentMissing(Problem("torch", "is not installed", expected="the base's torch for ROCm"))
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
+        sources = fetch(pin, Path(parent) / "RL-Kernel")
+        made = _record(sources, (), os.environ, platform=Platform.ROCM, torch=metadata.version("torch"),
+                       toolkit=None, nvcc=None)  # fmt: skip
+        wheels = Path(parent) / "wheels"
+        wheels.mkdir()
+        _run([sys.executable, "-c", "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])",
+              str(wheels)], sources.folder, os.environ)  # fmt: skip
+        _install(next(wheels.glob("*.whl")), made)
+    found = find_extensions(_installed_folder())
+    if found:
+        raise CheckFailed(Problem(found[0].name, "was built", expected="no extension: none is known for ROCm"))
+    return made
+
+
+def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
+    """torch's CUDA release, and an nvcc of the same.
+
+    Raises:
+        EnvironmentMissing: no torch for CUDA, no nvcc, one of another release, no cuobjdump.
+    """
+    words = "import torch; print(torch.__version__, torch.version.cuda)"
+    done = proc.run([sys.executable, "-c", words], timeout_s=300.0)
+    version, _, toolkit = done.stdout.strip().rpartition(" ")
+    if not done.is_ok or not toolkit[:1].isdecimal():
+        raise EnvironmentMissing(Problem("torch", "is not one for CUDA", got=done.stdout.strip() or done.stderr[-200:]))
+    nvcc = build.find_nvcc(environ)
+    found = build.read_nvcc_version(nvcc)
+    if nvcc is None or found is None or found.split(".")[0] != toolkit.split(".")[0]:
+        raise EnvironmentMissing(Problem("nvcc", "does not fit torch", got=found, expected=f"release {toolkit}"))
+    return Toolchain(torch=version, toolkit=toolkit, nvcc=nvcc, nvcc_version=found)
+
+
+def make_environment(
+    environ: Mapping[str, str], toolchain: Toolchain, architectures: tuple[str, ...]
+) -> dict[str, str]:
+    """The build's: with the Hopper sources, the compiler's stand-in, and the driver's library to link with."""
+    stubs = [str(toolchain.home / name) for name in STUBS if (toolchain.home / name).is_dir()]
+    library_path = os.pathsep.join(filter(None, [*stubs, environ.get("LIBRARY_PATH", "")]))
+    return {
+        **environ,
+        build.SM90: "1",
+        "TORCH_CUDA_ARCH_LIST": ";".join(f"{name[:-1]}.{name[-1]}" for name in architectures) + ";9.0a",
+        "CUDA_HOME": str(toolchain.home),
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTORCH_NVCC": str(HERE / "nvcc.py"),
+        NVCC_VARIABLE: str(toolchain.nvcc),
+        ARCHITECTURES_VARIABLE: " ".join(architectures),
+        "LIBRARY_PATH": library_path,
+    }
+
+
+def build_wheel(sources: Path, folder: Path, environ: Mapping[str, str]) -> Path:
+    """The wheel, built in the sources' folder.
+
+    Raises:
+        CheckFailed: the compiler's last words.
+    """
+    folder.mkdir()
+    _run([sys.executable, str(HERE / "cross_build.py"), str(folder)], sources, environ)
+    return next(folder.glob("*.whl"))
+
+
+def check_extension(folder: Path) -> None:
+    """Symbols, machine code, and that it loads: with the driver's stub where no driver is here.
+
+    Raises:
+        CheckFailed: everything that is missing or too much.
+    """
+    extensions = find_extensions(folder)
+    if not extensions:
+        hint = "RL-Kernel's setup leaves it out, without a word, where torch reports no GPU"
+        raise CheckFailed(Problem("rl_engine._C", "was not built", hint=hint))
+    problems = list(_find_problems(extensions[0]))
+    if problems:
+        raise CheckFailed(*problems)
+
+
+def _find_problems(extension: Path) -> Iterator[Problem]:
+    symbols = find_bound_names(extension.read_bytes())
+    missing = [name for name in SYMBOLS[Platform.CUDA] if name not in symbols]
+    if missing:
+        yield Problem(extension.name, "lacks operators", got=symbols, expected=", ".join(missing))
+    code = list_device_code(extension)
+    wanted = sorted(ARCHITECTURES[Platform.CUDA])
+    if code != wanted:
+        got = code if isinstance(code, list) else str(code)
+        yield Problem(extension.name, "holds code for other GPUs", got=got, expected=", ".join(wanted))
+
+
+def stub_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """An environment in which an extension that links the driver loads on a machine without one.
+
+    The stub is found last: where there is a driver, the driver is taken.
+    """
+    home = build.find_nvcc(environ)
+    stubs = [home.resolve().parent.parent / name / "libcuda.so" for name in STUBS] if home else []
+    stub = next((path for path in stubs if path.is_file()), None)
+    if stub is None:
+        return dict(environ)
+    (folder / "libcuda.so.1").symlink_to(stub)
+    paths = [environ.get("LD_LIBRARY_PATH", ""), str(folder)]
+    return {**environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))}
+
+
+def _record(
+    sources: Sources, repairs: tuple[AppliedRepair, ...], environ: Mapping[str, str], *,
+    platform: Platform, torch: str, toolkit: str | None, nvcc: str | None,
+) -> BuildRecord:  # fmt: skip
+    return BuildRecord(
+        repository=sources.repository,
+        commit=sources.commit,
+        tree=sources.tree,
+        is_dirty=sources.is_dirty,
+        diff_sha256=sources.diff_sha256,
+        repairs=repairs,
+        build_variables={name: environ[name] for name in BUILD_NAMES if name in environ},
+        platform=platform,
+        device_capability=None,
+        torch=torch,
+        toolkit=toolkit,
+        nvcc=nvcc,
+    )
+
+
+def _install(wheel: Path, made: BuildRecord) -> None:
+    kept = record.read_own_commands()
+    try:
+        pip_install("--no-index", "--force-reinstall", str(wheel))
+    finally:
+        restored = record.restore_commands(kept)
+    record.write_record(made, restored)
+    _forget("direct_url.json")  # it names a folder that is gone
+
+
+def _forget(name: str) -> None:
+    """Take a file of RL-Kernel's metadata away, and out of its list."""
+    distribution = record.find_distribution()
+    assert distribution is not None
+    listed = next(file for file in distribution.files or [] if file.name == "RECORD")
+    listing = Path(str(listed.locate()))
+    (listing.parent / name).unlink(missing_ok=True)
+    lines = listing.read_text().splitlines(keepends=True)
+    listing.write_text("".join(line for line in lines if f"/{name}," not in line))
+
+
+def _installed_folder() -> Path:
+    distribution = record.find_distribution()
+    assert distribution is not None
+    return Path(str(distribution.locate_file("rl_engine")))
+
+
+def _run(argv: list[str], folder: Path, environ: Mapping[str, str]) -> None:
+    done = proc.run(argv, cwd=folder, env=environ, timeout_s=TIMEOUT_S)
+    if done.is_ok:
+        return
+    text = f"{done.stdout}\n{done.stderr}"
+    words = "took more than two hours" if done.is_timeout else "\n    ".join(text.strip().splitlines()[-8:])
+    hint = next((hint for needle, hint in build.BUILD_TROUBLE if needle in text), None)
+    raise CheckFailed(Problem("building RL-Kernel", f"did not finish:\n    {words}", hint=hint))

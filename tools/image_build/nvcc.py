@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""Stands before nvcc while RL-Kernel is built: every source file is compiled for the GPUs it is for.
+
+RL-Kernel gives all its files one list of GPUs, and with its Hopper switch that list is Hopper's instructions alone.
+torch runs what ``PYTORCH_NVCC`` names; standard library only, and nothing of the build but its architectures changes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+NVCC: Final = "RLK_REPRO_NVCC"
+ARCHITECTURES: Final = "RLK_REPRO_ARCHITECTURES"
+HOPPER_FILES: Final = "_sm90.cu"
+HOPPER: Final = ("90a",)
+_SELECTORS: Final = ("-gencode", "--generate-code", "-arch", "--gpu-architecture", "-code", "--gpu-code")
+
+
+def choose_architectures(arguments: Sequence[str], generic: Sequence[str]) -> tuple[str, ...]:
+    """For which GPUs the file among the arguments is: those of Hopper's own instructions for Hopper alone."""
+    sources = [item for item in arguments if item.endswith(".cu")]
+    if not sources:
+        return ()
+    return HOPPER if all(item.endswith(HOPPER_FILES) for item in sources) else tuple(generic)
+
+
+def rewrite(arguments: Sequence[str], generic: Sequence[str]) -> list[str]:
+    """The same arguments with the file's own architectures."""
+    chosen = choose_architectures(arguments, generic)
+    if not chosen:
+        return list(arguments)
+    return [*_without_selectors(arguments), *(f"-gencode=arch=compute_{name},code=sm_{name}" for name in chosen)]
+
+
+def _without_selectors(arguments: Sequence[str]) -> Iterator[str]:
+    takes_value = False
+    for item in arguments:
+        if takes_value:
+            takes_value = False
+        elif item in _SELECTORS:
+            takes_value = True
+        elif not item.startswith(tuple(f"{name}=" for name in _SELECTORS)):
+            yield item
+
+
+if __name__ == "__main__":
+    nvcc = os.environ[NVCC]
+    os.execv(nvcc, [nvcc, *rewrite(sys.argv[1:], os.environ[ARCHITECTURES].split())])  # noqa: S606

@@ -1,0 +1,82 @@
+"""Installs this package beside what the base pins: nothing that is there is changed, what is missing comes by hash."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from rlk_repro import proc
+from rlk_repro.errors import CheckFailed, Problem
+from tools.image_build.inputs import list_packages
+
+SOURCE: Final = Path(__file__).resolve().parents[2]
+LOCK: Final = SOURCE / "requirements" / "base.txt"
+BUILD_LOCK: Final = SOURCE / "requirements" / "build.txt"
+PIP: Final = (
+    *(sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"),
+    *("--no-cache-dir", "--no-compile", "--no-deps", "--root-user-action=ignore"),
+)
+TIMEOUT_S: Final = 1800.0
+OURS: Final = frozenset({"rlk-repro", "rl-kernel", "rl-engine", "vime"})
+_ENTRY: Final = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<rest>(?:.*\\\n)*.*)$", re.MULTILINE)
+_MARKER: Final = re.compile(r";\s*sys_platform == 'win32'")
+
+
+def install_package() -> list[str]:
+    """Install ours and what it needs that the base lacks; the names of what was added besides."""
+    present = list_packages()
+    wanted = select_missing(LOCK.read_text(), present)
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as folder:
+        if wanted:
+            lock = Path(folder) / "missing.txt"
+            lock.write_text("\n".join(wanted.values()) + "\n")
+            pip_install("--require-hashes", "-r", str(lock))
+        tools = Path(folder) / "tools"
+        if importlib.util.find_spec("hatchling") is None:
+            pip_install("--require-hashes", "--target", str(tools), "-r", str(BUILD_LOCK))
+        pip_install("--no-build-isolation", str(SOURCE), path=tools)
+    return sorted(wanted)
+
+
+def select_missing(lock: str, present: Iterable[str]) -> dict[str, str]:
+    """Entries of a hash lock, whole, for what is absent; a version that is there stays, whatever the lock says."""
+    names = set(present)
+    entries = {re.sub(r"[-_.]+", "-", match["name"]).lower(): match[0] for match in _ENTRY.finditer(lock)}
+    return {name: text for name, text in entries.items() if name not in names and not _MARKER.search(text)}
+
+
+def pip_install(*arguments: str, path: Path | None = None, cwd: Path | None = None) -> None:
+    """Install without dependencies, cache and compiled files.
+
+    Raises:
+        CheckFailed: pip's own last words.
+    """
+    import os
+
+    environ = dict(os.environ) | ({"PYTHONPATH": str(path)} if path else {})
+    done = proc.run([*PIP, *arguments], env=environ, timeout_s=TIMEOUT_S, cwd=cwd)
+    if not done.is_ok:
+        words = "no end in time" if done.is_timeout else "\n    ".join(done.stderr.strip().splitlines()[-6:])
+        raise CheckFailed(Problem(f"pip install {arguments[-1]}", f"did not finish:\n    {words}"))
+
+
+def check_untouched(base: Mapping[str, str], added: Iterable[str]) -> None:
+    """Refuse an image in which a package of the base is another one than the base brought, or more was added.
+
+    Raises:
+        CheckFailed: every such package.
+    """
+    now, allowed = list_packages(), OURS | set(added)
+    problems = []
+    for name in sorted(base.keys() | now.keys()):
+        if name in allowed or base.get(name) == now.get(name):
+            continue
+        expected = f"{base[name]}, as the base brought it" if name in base else "absent, as in the base"
+        problems.append(Problem(f"package {name}", "was changed by the build", got=now.get(name), expected=expected))
+    if problems:
+        raise CheckFailed(*problems)
