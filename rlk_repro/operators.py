@@ -351,7 +351,7 @@ def read_loss_options(options: Mapping[str, Any]) -> LossOptions:
     """Read a trainer's options, by vime's argument names; an absent one has vime's default."""
     kl_loss_coef = options.get("kl_loss_coef") or 0.0
     return LossOptions(
-        has_no_grad_pass=_has_reference_pass(options) or _has_old_policy_pass(options),
+        has_no_grad_pass=_has_reference_pass(options) or has_old_policy_pass(options),
         has_entropy_gradient=bool(options.get("entropy_coef")),
         is_top_p_replayed=options.get("rollout_top_p", 1.0) != 1.0,
         is_clip_symmetric=options.get("eps_clip_high") in {None, options.get("eps_clip", 0.2)},
@@ -363,6 +363,7 @@ def read_loss_options(options: Mapping[str, Any]) -> LossOptions:
     )
 
 
+_ADVANTAGES: Final = "compute_advantages_and_returns"
 _CORRECTIONS: Final = (
     "use_tis", "use_opsm", "use_opd", "use_unbiased_kl", "get_mismatch_metrics", "custom_pg_loss_reducer_function_path"
 )  # fmt: skip
@@ -374,14 +375,15 @@ def _is_plain_estimator(options: Mapping[str, Any]) -> bool:
 
 
 def _has_reference_pass(options: Mapping[str, Any]) -> bool:
-    return bool(options.get("use_kl_loss") or options.get("kl_coef") or options.get("use_opd"))
+    return bool(options.get(_ADVANTAGES, True) and any(map(options.get, ("use_kl_loss", "kl_coef", "use_opd"))))
 
 
-def _has_old_policy_pass(options: Mapping[str, Any]) -> bool:
-    """vime skips it where one optimizer step per rollout lets the loss reuse its own log-probs."""
-    if options.get("use_rollout_logprobs") and not options.get("get_mismatch_metrics"):
+def has_old_policy_pass(options: Mapping[str, Any]) -> bool:
+    """vime skips it where one step per rollout lets the loss reuse its own, and without advantages (fine-tuning)."""
+    has_stored = options.get("use_rollout_logprobs") and not options.get("get_mismatch_metrics")
+    if has_stored or not options.get(_ADVANTAGES, True):
         return False
-    obstacles = ("get_mismatch_metrics", "keep_old_actor", "use_opd", "kl_coef")
+    obstacles = ("get_mismatch_metrics", "keep_old_actor", "use_critic", "use_opd", "kl_coef")
     return (
         _num_steps_per_rollout(options) > 1
         or any(options.get(name) for name in obstacles)

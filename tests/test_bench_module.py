@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from rlk_repro import proc
-from rlk_repro.bench.module import format_warning, has_old_policy_pass, make_perf_metrics
+from rlk_repro.bench.module import format_warning, make_perf_metrics
 from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.bundle import open_bundle
 from rlk_repro.files import load_json
-from rlk_repro.operators import read_loss_options
+from rlk_repro.operators import has_old_policy_pass, read_loss_options
 from rlk_repro.rundir import RunDir
 
 REPOSITORY = Path(__file__).parent.parent
@@ -50,7 +50,7 @@ def test_the_passes_are_those_for_which_operators_are_eligible() -> None:
     flags = (["--use-kl-loss"], ["--num-steps-per-rollout", "2"], ["--advantage-estimator", "gspo"])
     for chosen in itertools.product((True, False), repeat=len(flags)):
         args = parse_args([word for flag, is_given in zip(flags, chosen, strict=True) if is_given for word in flag])
-        has_pass = args.use_kl_loss or has_old_policy_pass(args)
+        has_pass = args.use_kl_loss or has_old_policy_pass(vars(args))
         assert read_loss_options(vars(args)).has_no_grad_pass is has_pass
 
 

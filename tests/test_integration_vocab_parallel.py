@@ -118,6 +118,28 @@ def test_short_logits_keep_float32_log_probs_and_their_own_gradient(later: str, 
     torch.testing.assert_close(found.double(), expected_grad, atol=2e-2, rtol=0)
 
 
+@pytest.mark.parametrize("part", ["implementation", "actual_backend"])
+def test_another_implementation_than_the_recorded_one_is_refused(double: Any, part: str) -> None:
+    found = vocab_parallel.VocabParallelLogp.find(Case(platform=CPU))
+    assert isinstance(found, vocab_parallel.VocabParallelLogp)
+    logits, tokens, _ = make_problem(1)
+    dispatch = found._dispatch
+
+    def dispatch_elsewhere(shape: Shape) -> Dispatched:
+        result = dispatch(shape)
+        assert isinstance(result, Dispatched)
+        if part == "implementation":
+            return dataclasses.replace(result, implementation="AnotherOp")
+        return dataclasses.replace(result, provenance=dataclasses.replace(result.provenance, actual_backend="another"))
+
+    shard = Shard(0, 1, None)
+    assert found.check(logits, tokens, shard) is None
+    found._dispatch = dispatch_elsewhere  # type: ignore[assignment]
+    refusal = found.check(logits, tokens, shard)
+    assert refusal is not None
+    assert refusal.reason is Reason.NOT_DISPATCHED
+
+
 def test_padded_columns_stay_in_the_softmax_as_they_are_in_vime_s(later: str) -> None:
     """A contract with fewer real columns leaves them out, and differs."""
     logits, tokens, grad = make_problem(5, columns=64)

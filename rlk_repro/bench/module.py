@@ -29,6 +29,7 @@ from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.bench.sources import load_vime_loss
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, RlkReproError, SpecError
 from rlk_repro.integration.profile import FORWARD_ONLY, UPDATE, DeviceClock, HostClock, Profile
+from rlk_repro.operators import has_old_policy_pass
 
 logger = logging.getLogger(__name__)
 
@@ -276,7 +277,7 @@ class ModuleBench:
                 batch["ref_log_probs"] = self._find_log_probs(microbatch)
             microbatch.update()
         microbatch.add_rollout_log_probs(args.rollout_temperature, self.group)
-        if has_old_policy_pass(args):
+        if has_old_policy_pass(vars(args)):
             with self.phases.phase("log_probs"):
                 batch["log_probs"] = self._find_log_probs(microbatch)
             microbatch.update()
@@ -333,11 +334,6 @@ class ModuleBench:
         norm = metrics["grad_norm"]
         if not math.isfinite(norm):
             raise CheckFailed(Problem(f"step {number}", "gradient norm", got=norm, expected="a finite number"))
-
-
-def has_old_policy_pass(args: argparse.Namespace) -> bool:
-    """vime skips it where the loss can reuse its own log-probs (``train_actor`` of its actor)."""
-    return bool(args.num_steps_per_rollout > 1 or args.advantage_estimator == "gspo")
 
 
 def make_perf_metrics(elapsed_s: Mapping[str, float], num_tokens: int) -> dict[str, float]:

@@ -48,40 +48,46 @@ class Shard:
 
 @dataclass(frozen=True)
 class Targets:
-    """Each row's token, and the ``columns`` whose log-prob within the shard is asked for, with their ``logits``.
+    """Each row's token, and the ``columns`` whose log-prob within the shard is asked for.
 
     Over a whole vocabulary they are the tokens and ``split`` is None.  Else any column gives the shard's normaliser, a
     likely one with the most digits: the largest of the first few.
     """
 
     columns: torch.Tensor
-    logits: torch.Tensor
     split: SplitTokens | None
 
     @classmethod
     def find(cls, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Targets:
         logits = logits.detach()
         if shard.size == 1:
-            return cls(tokens, _pick(logits, tokens), None)
-        split = SplitTokens.find(logits, tokens, shard)
+            return cls(tokens, None)
         largest, columns = logits[:, :PROBED_COLUMNS].max(dim=1)
-        return cls(columns, largest.float(), split)
+        return cls(columns, SplitTokens.find(logits, tokens, shard, largest.float()))
+
+    def pick(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits of ``columns``."""
+        return _pick(logits, self.columns) if self.split is None else self.split.asked_logits
 
 
 @dataclass(frozen=True)
 class SplitTokens:
-    """Tokens as columns of this shard; those of another rank are column 0, and not ``is_own``."""
+    """Tokens as columns of this shard; those of another rank are column 0, and not ``is_own``.
+
+    ``asked_logits`` are those of the columns that are asked for in their place.
+    """
 
     columns: torch.Tensor
     is_own: torch.Tensor
     logits: torch.Tensor
+    asked_logits: torch.Tensor
 
     @classmethod
-    def find(cls, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> SplitTokens:
+    def find(cls, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard, asked_logits: torch.Tensor) -> SplitTokens:
         columns = tokens - shard.rank * logits.shape[1]
         is_own = (columns >= 0) & (columns < logits.shape[1])
         columns = torch.where(is_own, columns, 0)
-        return cls(columns, is_own, torch.where(is_own, _pick(logits, columns), 0.0))
+        return cls(columns, is_own, torch.where(is_own, _pick(logits, columns), 0.0), asked_logits)
 
 
 def _pick(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -195,7 +201,7 @@ def select_with_grad(
     entropy = far = None
     if with_entropy:
         largest, log_sum, entropy = find_moments(detached)
-        old = targets.logits - largest - log_sum
+        old = targets.pick(detached) - largest - log_sum
     elif hint is not None and operators.logp_of_far is not None and shard.size == 1:
         old, far = hint, operators.logp_of_far
     else:
@@ -300,7 +306,7 @@ def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, s
     """
     if targets.split is None:
         return Joined(local, None, entropy)
-    parts = [targets.logits, local, targets.split.logits, targets.split.is_own.float()]
+    parts = [targets.split.asked_logits, local, targets.split.logits, targets.split.is_own.float()]
     if entropy is not None:
         parts.append(entropy)
     mine = torch.stack(parts)

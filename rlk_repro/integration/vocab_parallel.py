@@ -132,8 +132,16 @@ class VocabParallelLogp:
         return first if isinstance(first, Refusal) else cls(contracts, case, first)
 
     def check(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
+        """A shape may be dispatched to an implementation that counts, and not be the one that the decision names."""
         found = self._dispatch(Shape.of(logits, shard))
-        return found if isinstance(found, Refusal) else self._values.find_refusal(logits, tokens, shard)
+        if isinstance(found, Refusal):
+            return found
+        ran, recorded = found.provenance.actual_backend, self.loaded.provenance
+        assert recorded is not None
+        if (found.implementation, ran) != (self.loaded.implementation, recorded.actual_backend):
+            was = f"{self.loaded.implementation} ({recorded.actual_backend})"
+            return Refusal(Reason.NOT_DISPATCHED, f"to {found.implementation} ({ran}) in place of {was}")
+        return self._values.find_refusal(logits, tokens, shard)
 
     def run(self, call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probs [T], with gradient where the call needs one, and entropies [T] without, if asked.

@@ -57,7 +57,6 @@ class Install(_Event):
     world_size: Count
     trainer: str
     platform: str
-    is_memory_per_step: bool = True
 
 
 class Dispatch(_Event):
