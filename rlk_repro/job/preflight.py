@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.findings import Finding, Level
+from rlk_repro.images.match import is_recorded
+from rlk_repro.images.record import ImageRecord
 from rlk_repro.job.checks import CHECKS, Situation, find_level, judge_node
+from rlk_repro.job.image import check_image, find_record
 from rlk_repro.job.imports import check_imports
 from rlk_repro.manifest import Manifest, Unknown
 from rlk_repro.plan import Plan
@@ -71,7 +74,8 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         *(absent or check_imports(plan)),
         *check_rl_kernel(plan),
         *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
-        *check_pins(plan.stack, manifest),
+        *check_pins(plan.stack, manifest, find_record()),
+        *check_image(plan, manifest),
         *(check_idle(busy, find_level("gpu_idle", limits)) if plan.layout.gpus_per_node else []),
         *judge_node(CHECKS, situation),
     ]
@@ -181,10 +185,11 @@ def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Ite
             yield Finding(Level.BLOCKING, where, expected, f"{found / 1024:.1f} GiB")
 
 
-def check_pins(stack: Stack, manifest: Manifest) -> Iterator[Finding]:
+def check_pins(stack: Stack, manifest: Manifest, image: ImageRecord | None = None) -> Iterator[Finding]:
     """The sources that the stack pins are those of this node; a pin that nobody can confirm must not be claimed.
 
-    Files that have the pinned tree are those of the commit, whoever brought them.
+    Files that have the pinned tree are those of the commit, whoever brought them.  The image around this node may have
+    been built with a patch: with the very changes that its record names the sources are as pinned.
     """
     code = manifest.sections.get("code", {})
     for name, pin in stack.pins.items():
@@ -200,7 +205,7 @@ def check_pins(stack: Stack, manifest: Manifest) -> Iterator[Finding]:
             wrong, expected, found = "commit", _explain_pin(pin.commit, stack), str(commit)
         if not is_pinned:
             yield Finding(Level.BLOCKING, f"{where}.{wrong}", expected, found)
-        elif source.get("is_dirty") is True:
+        elif source.get("is_dirty") is True and not is_recorded(image, PINNED_SOURCES[name], source):
             yield Finding(Level.BLOCKING, f"{where}.is_dirty", f"{pin.commit} unchanged", "changed files")
 
 
