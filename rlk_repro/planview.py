@@ -71,6 +71,9 @@ def plan_lines(plan: Plan) -> list[str]:
     ]  # fmt: skip
     if not plan.run.entropy_metric:
         rows.append(("entropy metric", "not computed, in both variants"))
+    missing = plan.stack.unpublished.get(plan.hardware.image_platform)
+    if missing is not None:
+        rows.append(("image", f"not published ({missing.reason}): submit refuses; {missing.build}"))
     if plan.is_exploratory:
         rows.append(("exploratory", "measurement rules were changed; the verdict will say so"))
     changed = [f"{path} ({source})" for path, source in plan.sources.items() if source.startswith("--")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlk_repro.errors import Problem, SpecError
-from rlk_repro.resources import display_name, find_yaml, suggest
+from rlk_repro.resources import data_dir, display_name, find_yaml, suggest
 from rlk_repro.secrets import looks_secret
-from rlk_repro.spec import Hardware, PathProblem, Profile, Run, Stack, run_problems
+from rlk_repro.spec import Hardware, PathProblem, Profile, Run, Stack, run_problems, stack_problems
 from rlk_repro.yamlfile import Path_, Source, format_path, parse_scalar, parse_yaml
 
 M = TypeVar("M", bound=BaseModel)
@@ -70,7 +71,27 @@ def load_run(name: str, folders: list[Path], overrides: Sequence[Override] = ())
 
 
 def load_stack(name: str, folders: list[Path]) -> Loaded[Stack]:
-    return load(Stack, find_yaml("stack", name, folders))
+    return load(Stack, find_yaml("stack", name, folders), check=_check_stack)
+
+
+def _check_stack(stack: Stack) -> list[PathProblem]:
+    """Its own parts, and the sources that the pinned vime's argument contract was made with, where there is one."""
+    problems = stack_problems(stack)
+    pin = stack.pins.get("vime")
+    path = data_dir("manifests") / "contracts" / f"vime-{pin.commit if pin else ''}.json"
+    if not path.is_file():
+        return problems
+    contract = json.loads(path.read_bytes())
+    megatron, patch = stack.pins.get("megatron_lm"), stack.components.get("megatron-patch")
+    held: list[tuple[tuple[str, ...], str | None, str]] = [
+        (("pins", "megatron_lm", "commit"), megatron.commit if megatron else None, "megatron_lm"),
+        (("components", "megatron-patch", "sha256"), patch.sha256 if patch else None, "megatron_patch"),
+    ]
+    return problems + [
+        (where, f"is not what {path.name} was made with", found, str(contract.get(key)))
+        for where, found, key in held
+        if found is not None and found != contract.get(key)
+    ]
 
 
 def load_hardware(name: str, folders: list[Path]) -> Loaded[Hardware]:
@@ -167,8 +188,6 @@ def _apply(source: Source, overrides: Sequence[Override]) -> tuple[Any, dict[str
 
 
 def _as_json(value: Any) -> bytes:
-    import json
-
     return json.dumps(value).encode()
 
 

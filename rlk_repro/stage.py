@@ -36,9 +36,11 @@ def stage(plan: Plan, inputs: Inputs, run_dir: RunDir, job: Job) -> None:
     """Write everything that is known before the job is sent.
 
     Raises:
-        SpecError: the directory exists already, or the job names a file outside ``job/``.
+        SpecError: the directory exists already, the job names a file outside ``job/``, or the stack's image is not
+            published.
         EnvironmentMissing: the directory cannot be made or written.
     """
+    _require_image(plan)
     files = {
         run_dir.run_yaml: inputs.run,
         run_dir.stack_yaml: inputs.stack,
@@ -56,6 +58,20 @@ def stage(plan: Plan, inputs: Inputs, run_dir: RunDir, job: Job) -> None:
         raise EnvironmentMissing(
             Problem(str(run_dir.root), f"cannot be written ({error.strerror})", hint="export RLK_REPRO_RUNS=…")
         ) from error
+
+
+def _require_image(plan: Plan) -> None:
+    """A stack that is meant to run in an image never runs on what the hosts happen to have."""
+    missing = plan.stack.unpublished.get(plan.hardware.image_platform)
+    if missing is not None:
+        raise SpecError(
+            Problem(
+                f"stack {plan.stack.stack}: {plan.hardware.image_platform}",
+                f"its image is not published ({missing.reason})",
+                expected="an image by digest, or --stack with pins alone, such as vime-host",
+                hint=missing.build,
+            )
+        )
 
 
 def stage_again(run_dir: RunDir, job: Job) -> None:

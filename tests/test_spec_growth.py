@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.plan import Plan
-from rlk_repro.spec import Hardware, Preflight
+from rlk_repro.spec import Hardware, Image, Pin, Preflight, Profile, Stack
+from rlk_repro.spec.values import GrowingModel
 
 EVIDENCE = sorted((Path(__file__).parent.parent / "docs" / "evidence").glob("*.tgz"))
 
@@ -20,8 +21,8 @@ def test_a_key_that_came_later_is_left_out_while_it_has_its_default() -> None:
     assert Preflight(policy={"load": "fail"}).model_dump(mode="json") == {**old, "policy": {"load": "fail"}}
 
 
-@pytest.mark.parametrize("model", [Preflight, Hardware])
-def test_only_keys_that_there_are_came_later(model: type[Preflight | Hardware]) -> None:
+@pytest.mark.parametrize("model", [Preflight, Hardware, Profile, Stack, Pin, Image])
+def test_only_keys_that_there_are_came_later(model: type[GrowingModel]) -> None:
     assert model.added_later <= model.model_fields.keys()
 
 

@@ -7,15 +7,12 @@ from rlk_repro.spec.assets import ArithmeticData, Checkpoint, HubData, HubSource
 from rlk_repro.spec.files import (
     FromEnv,
     Hardware,
-    Image,
     Layout,
     Margins,
     Measure,
-    Pin,
     Profile,
     RlKernel,
     Run,
-    Stack,
     Workload,
     run_problems,
 )
@@ -23,6 +20,7 @@ from rlk_repro.spec.kubernetes import KubernetesSettings
 from rlk_repro.spec.preflight import CheckName, Policy, Preflight
 from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import ContainerSettings, Mount, SlurmSettings
+from rlk_repro.spec.stack import BaseImage, Component, Image, ImagePlatform, Pin, Stack, Unpublished, stack_problems
 from rlk_repro.spec.values import SCHEMA, Lane, Model, PathProblem, Variant
 from rlk_repro.spec.vime import Placement, VimeData, VimeGrpo, VimeModel, VimeWorkload
 from rlk_repro.spec.workloads import (
@@ -40,8 +38,10 @@ from rlk_repro.spec.workloads import (
 __all__ = [
     "SCHEMA",
     "ArithmeticData",
+    "BaseImage",
     "CheckName",
     "Checkpoint",
+    "Component",
     "ContainerSettings",
     "FromEnv",
     "Grid",
@@ -50,6 +50,8 @@ __all__ = [
     "HubData",
     "HubSource",
     "Image",
+    "ImagePlatform",
+    "KubernetesSettings",
     "Lane",
     "Layout",
     "Margins",
@@ -76,6 +78,7 @@ __all__ = [
     "SlurmSettings",
     "Stack",
     "StoredRollouts",
+    "Unpublished",
     "Variant",
     "VimeData",
     "VimeGrpo",
@@ -83,4 +86,5 @@ __all__ = [
     "VimeWorkload",
     "Workload",
     "run_problems",
+    "stack_problems",
 ]

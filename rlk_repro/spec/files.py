@@ -15,11 +15,10 @@ from rlk_repro.spec.kubernetes import KubernetesSettings
 from rlk_repro.spec.preflight import Preflight
 from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import AbsolutePath, ContainerSettings, SlurmSettings
+from rlk_repro.spec.stack import ImagePlatform
 from rlk_repro.spec.values import (
     Cluster,
-    Commit,
     Count,
-    Digest,
     EnvName,
     GrowingModel,
     Lane,
@@ -104,31 +103,6 @@ class Run(Model):
     workload: Workload
 
 
-class Image(Model):
-    """A container image by digest, never by tag alone."""
-
-    reference: Text = Field(description="repository, without tag")
-    digest: Digest
-
-
-class Pin(Model):
-    """A source repository at one commit."""
-
-    repository: Text
-    commit: Commit
-    tree: Commit | None = Field(None, description="git's hash of the commit's files: by it an archive is known")
-
-
-class Stack(Model):
-    """A named set of pins, ``manifests/stacks/<stack>.yaml``.  Without an image the run uses what the host has."""
-
-    schema_: Schema = Field(alias="schema", default=1)
-    stack: Name
-    purpose: Text
-    images: dict[Literal["cuda-amd64", "cuda-arm64", "rocm-amd64", "cpu"], Image] = Field({})
-    pins: dict[Literal["vime", "rl_kernel", "megatron_lm"], Pin] = Field({})
-
-
 class Hardware(GrowingModel):
     """Facts of one hardware target, ``jobs/hardware/<name>.yaml``."""
 
@@ -145,6 +119,17 @@ class Hardware(GrowingModel):
     refused_name_parts: tuple[Text, ...] = Field((), description="products that look alike and are not this one")
     driver_floor: Annotated[str, Field(max_length=40)] = ""
     links_per_gpu: Annotated[int, Field(ge=0, le=72)] = Field(0, description="NVLink or xGMI links of one healthy GPU")
+
+    @property
+    def image_platform(self) -> ImagePlatform:
+        """Which of a stack's images this hardware runs."""
+        match self.platform:
+            case "cpu":
+                return "cpu"
+            case "rocm":
+                return "rocm-amd64"
+            case "cuda":
+                return "cuda-arm64" if self.machine == "aarch64" else "cuda-amd64"
 
 
 class FromEnv(Model):
