@@ -13,7 +13,7 @@ from rlk_repro.plan import Plan
 
 
 def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
-    """Nothing outside of containers, where the pins alone are held, and for images without GPUs, which are anybody's."""
+    """Nothing outside of containers, where the pins alone are held; without GPUs the image may be anybody's."""
     platform = image_platform(plan.hardware)
     is_container = manifest.sections.get("container", {}).get("is_container") is True
     is_required = is_container and platform != "cpu" and platform in plan.stack.images
