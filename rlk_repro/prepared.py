@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.files import dump_json, sha256_bytes
-from rlk_repro.rundir import RolloutDir
-from rlk_repro.spec import ArithmeticData, HubData, HubSource, StoredRollouts, VimeModel
+from rlk_repro.rundir import RolloutDir, RunDir
+from rlk_repro.spec import ArithmeticData, HubData, HubSource, Profile, StoredRollouts, VimeModel
 
+HERE: Final = "prepared"
 _SHOWN: Final = 12
 
 
@@ -22,6 +23,13 @@ class PreparedDir:
     """The folders of models, checkpoints, data sets and rollouts, from their common root."""
 
     root: Path
+
+    @classmethod
+    def of(cls, profile: Profile, run_dir: RunDir) -> PreparedDir:
+        """The profile's, or else the folder ``prepared`` beside the runs, which all nodes see as they see those."""
+        if profile.prepared_dir is not None:
+            return cls(Path(profile.prepared_dir))
+        return cls(run_dir.root.absolute().parent.parent / HERE)
 
     def model(self, model: VimeModel) -> Path:
         """The model in the hub's format: configuration, tokenizer, weights (``--hf-checkpoint``)."""
@@ -47,18 +55,18 @@ def name_model(model: VimeModel) -> str:
     """One folder name per content: repository and revision, or what a model with random weights is made of."""
     source = model.source
     if isinstance(source, HubSource):
-        return _name_repository(source.repository, source.revision)
+        return name_repository(source.repository, source.revision)
     made_of = _digest({"source": source.model_dump(mode="json"), "arguments": dict(model.arguments)})
     return f"random-{source.architecture}-{made_of}"
 
 
 def name_data(source: HubData | ArithmeticData) -> str:
     if isinstance(source, HubData):
-        return _name_repository(source.repository, source.revision)
+        return name_repository(source.repository, source.revision)
     return f"arithmetic-{source.num_prompts}-{source.max_operand}-{source.seed}"
 
 
-def _name_repository(repository: str, revision: str | None) -> str:
+def name_repository(repository: str, revision: str | None) -> str:
     return f"{repository.replace('/', '--')}@{'unpinned' if revision is None else revision[:_SHOWN]}"
 
 
