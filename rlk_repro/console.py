@@ -16,8 +16,11 @@ class LiveLine:
 
 
 @contextmanager
-def live_line() -> Iterator[LiveLine]:
+def live_line(*, is_quiet: bool = False) -> Iterator[LiveLine]:
     """A line on standard error for the time of the block; it is gone afterwards where it was live."""
+    if is_quiet:
+        yield LiveLine(tell=lambda _: None, is_live=False)
+        return
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, markup=False)

@@ -190,7 +190,8 @@ def test_a_machine_without_a_gpu_starts_no_process(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("rlk_repro.claims.check.gpu.probe", lambda: {"vendor": "none", "count": 0, "devices": []})
     monkeypatch.setattr("rlk_repro.claims.check.measure_claim", lambda *_: pytest.fail("a process was started"))
     found = check_claims([make_claim()])
-    assert [row.word for row in found.results[0].rows] == [Word.PARTLY]
+    assert [row.word for row in found.results[0].rows] == [Word.ARITHMETIC]
+    assert not found.has_measured
     assert (found.version, found.process) == (__version__, {})
 
 

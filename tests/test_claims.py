@@ -150,8 +150,8 @@ def test_about_nothing_may_be_a_workspace() -> None:
 
 def test_without_a_gpu_memory_is_computed_where_the_shape_demands_it_and_speed_is_not_judged() -> None:
     row = judge(CPU)
-    assert row.word is Word.PARTLY
-    assert row.reason == f"{NO_GPU}; memory was computed and nothing ran"
+    assert row.word is Word.ARITHMETIC
+    assert row.reason == f"{NO_GPU}; only the formula of its memory was checked and nothing ran"
     assert [item.basis for item in row.compared if item.here is not None] == [Basis.ARITHMETIC]
 
 
@@ -212,7 +212,7 @@ def test_other_hardware_is_named_and_refutes_nothing() -> None:
     lines = list(check_lines(ClaimsCheck(version="0", results=(result,))))
     assert "  here:      NVIDIA H200, other hardware" in lines
     assert lines[-2:] == [
-        "0 reproduced, 0 reproduced in part, 1 not reproduced, 0 not runnable here (rows)",
+        "0 reproduced, 0 reproduced in part, 1 not reproduced, 0 arithmetic only, 0 not runnable here (rows)",
         "other hardware: the word is about ratios and bytes alone, and refutes nothing",
     ]
 

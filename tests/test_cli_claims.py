@@ -35,10 +35,12 @@ def test_the_list_as_json_holds_the_files(call) -> None:
         )
 
 
-def test_without_a_gpu_a_check_says_what_follows_from_shapes(call) -> None:
+def test_without_a_gpu_a_check_says_what_follows_from_shapes_and_that_nothing_was_measured(call) -> None:
     code, out, _ = call("claims", "check", "ratio-kl-forward")
-    assert code == 0
-    assert out.splitlines()[-1] == "0 reproduced, 2 reproduced in part, 0 not reproduced, 0 not runnable here (rows)"
+    assert code == 3
+    assert out.splitlines()[-1] == (
+        "0 reproduced, 0 reproduced in part, 0 not reproduced, 2 arithmetic only, 0 not runnable here (rows)"
+    )
     assert "  here:      a CPU" in out.splitlines()
     assert "other hardware" not in out
 
@@ -63,20 +65,33 @@ def test_an_unknown_id_is_a_wrong_argument(call) -> None:
 def test_a_folder_without_rl_kernel_is_a_wrong_argument(call, tmp_path: Path) -> None:
     code, _, err = call("claims", "check", "ratio-kl-forward", "--rl-kernel-src", str(tmp_path))
     assert code == 2
-    assert err.startswith("rlk-repro: --rl-kernel-src: holds no such package")
+    assert err.startswith("rlk-repro: --rl-kernel-src or RLK_SRC: holds no such package")
 
 
-def test_the_record_is_written_and_satisfies_its_schema(call, tmp_path: Path) -> None:
-    file = tmp_path / "claims.json"
-    code, out, _ = call("claims", "check", "-o", str(file), "--json")
-    assert code == 0
+def test_where_nothing_was_measured_no_file_and_no_folder_is_left(call, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "claims.json"
+    code, _, err = call("claims", "check", "ratio-kl-forward", "-o", str(file))
+    assert (code, list(tmp_path.iterdir())) == (3, [])
+    assert err == f"{file}: not written, since nothing could be measured here\n"
+
+
+def test_a_record_of_measurements_is_written(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlk_repro.claims.results.ClaimsCheck.has_measured", True)
+    file = tmp_path / "new" / "claims.json"
+    code, out, err = call("claims", "check", "-o", str(file), "--json")
+    assert (code, err) == (0, "")
     assert json.loads(out) == json.loads(file.read_text())
+
+
+def test_the_record_satisfies_its_schema(call) -> None:
+    code, out, _ = call("claims", "check", "--json")
+    assert code == 3
     record = json.loads(out)
     jsonschema.Draft202012Validator(make_schema("claims-check")).validate(record)
     assert (record["schema"], record["version"]) == (1, __version__)
     assert set(record["environment"]) == {"gpu", "code"}
     words = {row["word"] for result in record["results"] for row in result["rows"]}
-    assert words == {Word.PARTLY.value, Word.NOT_RUNNABLE.value}
+    assert words == {Word.ARITHMETIC.value, Word.NOT_RUNNABLE.value}
 
 
 def test_a_record_that_cannot_be_written_is_named(call, tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ from rlk_repro.claims.results import (
 # what "~0 MB" and "0.00 GB" may hide: workspaces and one value per row
 ZERO_BYTES: Final = 32 << 20
 NO_GPU: Final = "no GPU here, and nothing of speed is checked on a CPU"
-COMPUTED: Final = "memory was computed and nothing ran"
+COMPUTED: Final = "only the formula of its memory was checked and nothing ran"
+_HOLDS: Final = {True: Word.ARITHMETIC, False: Word.REPRODUCED}
 NOTHING_COMPARED: Final = "out of memory where it was published, so that there is nothing to compare with"
 
 
@@ -186,7 +187,7 @@ def _compare_memory(
     reason = None if is_arithmetic else _find_obstacle(here, measurement)
     if found is not None and published is not None:
         is_near = _is_near_bytes(found, published * scale, comparison.tolerance_pct)
-        word = Word.REPRODUCED if is_near else Word.NOT_REPRODUCED
+        word = _HOLDS[is_arithmetic] if is_near else Word.NOT_REPRODUCED
     else:
         word = _word_without(claim, here, measurement)
     counted = "with inputs" if comparison.counts_inputs else "above inputs"

@@ -23,11 +23,15 @@ RL_KERNEL: Final = "rl_kernel"
 
 
 class Word(StrEnum):
-    """What a check says of a row.  ``in part``: what could be compared here holds, and something could not be."""
+    """What a check says of a row.  ``in part``: what could be compared here holds, and something could not be.
+
+    ``arithmetic only``: a published memory agrees with the formula of its shape, and nothing was measured.
+    """
 
     REPRODUCED = "reproduced"
     PARTLY = "reproduced in part"
     NOT_REPRODUCED = "not reproduced"
+    ARITHMETIC = "arithmetic only"
     NOT_RUNNABLE = "not runnable here"
 
 
@@ -134,6 +138,16 @@ class ClaimsCheck:
         found = Counter(row.word for result in self.results for row in result.rows)
         return {word: found[word] for word in Word}
 
+    @property
+    def has_measured(self) -> bool:
+        """Whether any row was held against something other than a formula."""
+        return any(
+            item.basis is Basis.MEASURED and item.word in {Word.REPRODUCED, Word.NOT_REPRODUCED}
+            for result in self.results
+            for row in result.rows
+            for item in row.compared
+        )
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self, dict_factory=_rename_keywords)
 
@@ -147,6 +161,6 @@ def join_words(words: Iterable[Word]) -> Word:
     found = set(words)
     if Word.NOT_REPRODUCED in found:
         return Word.NOT_REPRODUCED
-    if Word.REPRODUCED not in found:
-        return Word.NOT_RUNNABLE
-    return Word.PARTLY if Word.NOT_RUNNABLE in found else Word.REPRODUCED
+    if not found & {Word.REPRODUCED, Word.PARTLY}:
+        return Word.ARITHMETIC if Word.ARITHMETIC in found else Word.NOT_RUNNABLE
+    return Word.REPRODUCED if found == {Word.REPRODUCED} else Word.PARTLY

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, say, say_json
+from rlk_repro.cli.output import AsJson, note, say, say_json
 
 if TYPE_CHECKING:
     from rlk_repro.claims.results import ClaimsCheck
@@ -54,17 +54,32 @@ def check(
     from rlk_repro.probes.code import RL_KERNEL
 
     claims = load_claims(ids or ())
-    use_checkouts({} if rl_kernel_src is None else {RL_KERNEL: rl_kernel_src})
-    with live_line() as line:
-        found = check_claims(claims, tell=line.tell)
     if output is not None:
+        _require_place(output)
+    use_checkouts({} if rl_kernel_src is None else {RL_KERNEL: rl_kernel_src})
+    with live_line(is_quiet=as_json) as line:
+        found = check_claims(claims, tell=line.tell)
+    if output is not None and found.has_measured:
         _write(found, output)
+    elif output is not None:
+        note(f"{output}: not written, since nothing could be measured here")
     if as_json:
         say_json(found.to_json())
     else:
         for text in check_lines(found):
             say(text)
     _exit(found)
+
+
+def _require_place(output: Path) -> None:
+    """Before minutes of measuring: that a file can come to be there.  Creates nothing."""
+    import os
+
+    from rlk_repro.errors import EnvironmentMissing, Problem
+
+    folder = next(parent for parent in output.absolute().parents if parent.exists())
+    if output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise EnvironmentMissing(Problem(str(output), "cannot be written", expected="a file in a folder of yours"))
 
 
 def _write(found: ClaimsCheck, output: Path) -> None:
@@ -78,14 +93,13 @@ def _write(found: ClaimsCheck, output: Path) -> None:
 
 
 def _exit(found: ClaimsCheck) -> None:
-    """0 when every row that could run was reproduced, 1 when one was not, 3 when none could run."""
+    """0 when every row that could be measured was reproduced, 1 when one was not, 3 when none could be measured."""
     from rlk_repro.claims.results import Word
     from rlk_repro.errors import CheckFailed, EnvironmentMissing
 
-    rows = found.count()
-    if rows[Word.NOT_REPRODUCED]:
+    if found.count()[Word.NOT_REPRODUCED]:
         raise typer.Exit(CheckFailed.exit_code)
-    if not rows[Word.REPRODUCED] + rows[Word.PARTLY]:
+    if not found.has_measured:
         raise typer.Exit(EnvironmentMissing.exit_code)
 
 
