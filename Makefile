@@ -59,8 +59,9 @@ goldens: $(VENV)/.dev $(VENV)/.torch ## Rewrite golden files, JSON Schemas and t
 docs-check: $(VENV)/.dev $(VENV)/.torch ## Check links, the command table and the code blocks of the docs
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
-bench: $(VENV)/.dev $(VENV)/.torch ## Measure start-up, parser, bundle and statistics
+bench: $(VENV)/.dev $(VENV)/.torch ## Measure start-up, Slurm scripts, parser, bundle and statistics
 	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.parser
 	$(BIN)/python -m benchmarks.bundle
 	$(BIN)/python -m benchmarks.verdicts
