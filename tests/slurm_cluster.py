@@ -188,8 +188,17 @@ class Cluster:
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
 
+    def resume(self) -> None:
+        """Take back what made nodes drain."""
+        away = [node for node, state in self.node_states().items() if "drain" in state]
+        if away:
+            self.ask("scontrol", "update", f"nodename={','.join(away)}", "state=resume")
+
     def clear(self) -> None:
-        """Cancel every job and wait until the nodes are idle again."""
+        """Cancel every job and wait until none is left.  What ends by itself is waited for: scancel takes longer."""
+        with contextlib.suppress(AssertionError):
+            self.wait_until(lambda: not self.ask("squeue", "-h").strip(), "no job is left", 2)
+            return
         self.ask("scancel", "--signal=KILL", "--full", "--user", getpass.getuser(), check=False)
         self.ask("scancel", "--user", getpass.getuser(), check=False)
         self.wait_until(lambda: not self.ask("squeue", "-h").strip(), "no job is left", 60)
@@ -374,12 +383,22 @@ def _find_below(pid: int) -> list[int]:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with running_cluster(Path(tempfile.mkdtemp(prefix="slurm-"))) as cluster:
+    """Whatever ends this script ends the cluster, and nothing that comes after it disturbs that."""
+    signals = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        signal.signal(number, signal.default_int_handler)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        tempfile.TemporaryDirectory(prefix="slurm-") as folder,
+        running_cluster(Path(folder) / "cluster") as cluster,
+    ):
         sys.stdout.write(f"export SLURM_CONF={cluster.conf} PATH={cluster.bin}:$PATH\n")
         sys.stdout.flush()
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
             signal.pause()
+        finally:
+            for number in signals:
+                signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

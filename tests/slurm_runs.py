@@ -93,6 +93,7 @@ class Run:
         """Until that trial has finished a step."""
 
         def has_step() -> bool:
+            assert not self.poll().state.is_final, f"ended before {trial}: {self.poll()}\n{self.tail()}"
             state = read_state(self.run_dir)
             return state is not None and state.trial == trial and state.step is not None
 
