@@ -15,6 +15,7 @@ TRIALS: Final = "trials"
 NODES: Final = "nodes"
 OPS_SUFFIX: Final = ".jsonl"
 STDOUT: Final = "stdout.log"
+_POD_JOIN: Final = ".pod-join-"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class TrialDir:
 
     def libraries_file(self, rank: int) -> Path:
         return libraries_file(self.libraries, rank)
+
+    @property
+    def traces(self) -> Path:
+        """What a profiler wrote, in runs that have one."""
+        return self.path / "traces"
 
 
 @dataclass(frozen=True)
@@ -259,6 +265,37 @@ class RunDir:
     def job_output(self, job_id: str) -> Path:
         """What a batch script and Slurm's own tools print; named by sbatch, so ``%j`` stands for an unknown id."""
         return self.root / f".slurm-{job_id}.log"
+
+    @property
+    def roster(self) -> Path:
+        """Which pods take part in a job on Kubernetes."""
+        return self.root / ".roster.json"
+
+    def pod_join(self, pod: str) -> Path:
+        """Changes as long as this pod asks to take part."""
+        return self.root / f"{_POD_JOIN}{pod}"
+
+    def pod_joins(self) -> list[Path]:
+        return sorted(self.root.glob(f"{_POD_JOIN}*"))
+
+    @property
+    def pod_end(self) -> Path:
+        """Holds the exit code with which the leading pod's work ended."""
+        return self.root / ".pod-end.json"
+
+    @property
+    def kubernetes_record(self) -> Path:
+        """What the cluster said of job and pods when the run was collected: known after sealing, so never packed."""
+        return self.root / ".kubernetes.json"
+
+    @property
+    def live(self) -> RunDir:
+        """What this machine has seen of a run whose directory lies elsewhere, until it is collected."""
+        return RunDir(self.root / ".live")
+
+    def partial_bundle(self, digest: str) -> Path:
+        """The part of a bundle that has arrived, by the checksum of the whole: parts of two never mix."""
+        return self.root / f".bundle-{digest}.part"
 
     @property
     def canary(self) -> Path:

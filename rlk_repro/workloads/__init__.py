@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlk_repro.workloads import module, operators, reference
+from rlk_repro.workloads import module, operators, reference, vime
 
 if TYPE_CHECKING:
     from rlk_repro.workloads.api import Workload
 
-WORKLOADS: dict[str, Workload] = {"reference": reference, "module": module, "operators": operators}
+WORKLOADS: dict[str, Workload] = {"reference": reference, "module": module, "operators": operators, "vime": vime}
 
 
 def get_workload(kind: str) -> Workload:

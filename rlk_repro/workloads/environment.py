@@ -29,6 +29,14 @@ FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"
 # Left over in somebody's shell, one of these would make a baseline an enabled trial, or change both.
 DECLARED: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, OPS_DIR, LIBRARIES_DIR, ENTROPY_METRIC})
 
+# What decides instead of each switch that somebody may have exported.
+SWITCHES: Final = {
+    SWITCH: "the variants decide, --variants",
+    SWITCH_MODE: "the run decides, --set rl_kernel.mode=…",
+    SWITCH_OPS: "the run decides, --set rl_kernel.ops=[…]",
+    ENTROPY_METRIC: "the run decides, --set entropy_metric=…",
+}
+
 # Left over in somebody's shell, one of these would lead to another Ray, or to this one by way of a proxy.
 ASTRAY: Final = frozenset(
     {"RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN", "http_proxy", "https_proxy", "all_proxy"}

@@ -1,0 +1,79 @@
+"""Start vime's own ``train.py``, wherever this Python has it: ``python -m rlk_repro.integration.start_vime ARGUMENTS``.
+
+The last look before training: rollouts that are to be loaded must all be there, since vime's forge loading takes file 0
+for any that is missing and goes on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, RlkReproError
+
+SCRIPT: Final = "train.py"
+LOADING: Final = ("--load-forge-rollout-data", "--load-debug-rollout-data")
+PLACEHOLDER: Final = "{rollout_id}"
+
+
+def main() -> int:
+    argv = sys.argv[1:]
+    try:
+        check_rollouts(argv)
+        script = find_script()
+    except RlkReproError as error:
+        sys.stderr.write(f"{error.title}: {error}\n")
+        return error.exit_code
+    # what Python itself does for a script; Ray tells its workers the folder of sys.argv[0]
+    sys.argv = [str(script), *argv]
+    sys.path.insert(0, str(script.parent))
+    runpy.run_path(str(script), run_name="__main__")
+    return 0
+
+
+def check_rollouts(argv: Sequence[str]) -> None:
+    """Raises CheckFailed where a rollout that these arguments load is missing or empty, or all of them are one file."""
+    number = int(_find_value(argv, "--num-rollout") or 0)
+    for flag in LOADING:
+        template = _find_value(argv, flag)
+        if template is None:
+            continue
+        if PLACEHOLDER not in template:
+            raise CheckFailed(
+                Problem(flag, "one file for all steps", got=template, expected=f"a name with {PLACEHOLDER}")
+            )
+        paths = [Path(template.format(rollout_id=rollout_id)) for rollout_id in range(number)]
+        absent = [path for path in paths if not path.is_file() or not path.stat().st_size]
+        if absent:
+            what = f"{len(absent)} of {number} stored rollouts missing or empty"
+            raise CheckFailed(Problem(flag, what, got=str(absent[0]), hint="rlk-repro prepare, or a new run"))
+
+
+def find_script() -> Path:
+    """``train.py`` lies beside the package ``vime`` in its checkout.
+
+    Raises:
+        EnvironmentMissing: there is no vime, or one that was installed without its scripts.
+    """
+    spec = importlib.util.find_spec("vime")
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    found = [script for place in places if (script := Path(place).parent / SCRIPT).is_file()]
+    if not found:
+        what = "missing" if spec is None else f"has no {SCRIPT} beside it"
+        raise EnvironmentMissing(
+            Problem("python module vime", what, expected="a checkout of vime", hint="give --vime-src, or set VIME_SRC")
+        )
+    return found[0]
+
+
+def _find_value(argv: Sequence[str], flag: str) -> str | None:
+    return next((value for word, value in itertools.pairwise(argv) if word == flag), None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""vime's own trainer as a workload: a plan becomes the arguments and environment of vime's ``train.py`` on Ray.
+
+Nothing is started here and nothing is read but the plan and the argument contract of the plan's vime.  Upstream's
+launch scripts are not used: they end every Python process of the host.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.contracts import load_contract
+from rlk_repro.errors import Problem, SpecError
+from rlk_repro.findings import Finding
+from rlk_repro.plan import Plan, Trial
+from rlk_repro.prepared import PreparedDir
+from rlk_repro.rundir import RolloutDir, RunDir
+from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.environment import FIXED_ENV, find_profile_problems, profile_env, trial_env
+from rlk_repro.workloads.vime import rules
+from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
+from rlk_repro.workloads.vime.layout import vime_of
+
+TRAINER: Final = "rlk_repro.integration.start_vime"
+NOWHERE: Final = Path("/runs/run/id")
+"""Stands for a run directory where only flags and types are looked at."""
+
+
+def find_problems(plan: Plan) -> list[Problem]:
+    """Everything that vime, Megatron-LM or vLLM would stumble over, or silently do otherwise, in this plan."""
+    problems = [*find_profile_problems(plan), *rules.find_problems(plan)]
+    if problems:
+        return problems  # the argument list of an impossible layout says nothing new
+    try:
+        contract = load_contract(plan.stack.pins["vime"].commit)
+    except SpecError as error:
+        return list(error.problems)
+    found: dict[str, Problem] = {}
+    for argv in _all_arguments(plan):
+        found |= {str(problem): problem for problem in contract.find_problems(argv, f"run {plan.run.run}")}
+    return list(found.values())
+
+
+def find_warnings(plan: Plan) -> list[Finding]:
+    """What may well go wrong, or measure less than a reader may think."""
+    return rules.find_warnings(plan)
+
+
+def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
+    """One trial; the two trials of a pair differ in ``switch_env`` and ``record_env`` only."""
+    argv = render_arguments(plan, find_files(plan, run_dir), seed=trial.seed, traces=run_dir.trial(trial.name).traces)
+    return _make_command(plan, argv, trial_env(plan, trial, run_dir))
+
+
+def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
+    """Store the rollouts that the trials of a lane without its own are given: one live run of the baseline.
+
+    All trials train on the same: pairs then differ in nothing but the moment.
+    """
+    if plan.run.lane == "live" or vime_of(plan).rollouts is not None:
+        return {}
+    seed = plan.run.measure.seed
+    argv = render_store_arguments(plan, find_files(plan, run_dir), seed=seed)
+    return {seed: _make_command(plan, argv, {})}
+
+
+def find_files(plan: Plan, run_dir: RunDir) -> Files:
+    """Where this plan's model, data and rollouts lie."""
+    workload = vime_of(plan)
+    prepared = PreparedDir.of(plan.profile, run_dir)
+    stored = workload.rollouts
+    rollouts: RolloutDir = run_dir.rollouts_of(plan.run.measure.seed) if stored is None else prepared.rollouts(stored)
+    return Files(
+        model=prepared.model(workload.model),
+        checkpoint=prepared.checkpoint(workload.model, plan.stack.pins["vime"].commit),
+        prompts=prepared.data_file(workload.data.source),
+        rollouts=rollouts.template,
+    )
+
+
+def _all_arguments(plan: Plan) -> list[list[str]]:
+    """The argument lists of every command of this plan, once per seed-free difference."""
+    run_dir = RunDir(NOWHERE)
+    commands = [trainer_command(plan, plan.trials[0], run_dir), *rollout_commands(plan, run_dir).values()]
+    return [list(command.argv[3:]) for command in commands]
+
+
+def _make_command(plan: Plan, argv: list[str], own: dict[str, str]) -> Command:
+    plain, from_env = profile_env(plan)
+    env = render_env(plan) | plain | FIXED_ENV | own
+    return Command(argv=(sys.executable, "-m", TRAINER, *argv), env=env, from_env=from_env, needs_ray=True)

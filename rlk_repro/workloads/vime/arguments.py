@@ -1,0 +1,254 @@
+"""The argument list of vime's ``train.py`` and its environment, from a plan.
+
+Values only: whether vime knows these flags is for its argument contract to say, whether they fit together is for
+``rules``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.plan import Plan
+from rlk_repro.spec import VimeData, VimeGrpo, VimeModel
+from rlk_repro.workloads.vime.layout import Division, divide, vime_of
+
+INIT_PATH: Final = "rlk_repro.integration.vime.install"
+FORGE: Final = "vime.rollout.forge_load.generate_rollout"
+NUM_PROFILED_STEPS: Final = 3
+
+# what upstream's scripts give every model; a run may say otherwise in its arguments
+USUAL: Final[Mapping[str, Any]] = {
+    "accumulate-allreduce-grads-in-fp32": True,
+    "attention-backend": "flash",
+    "attention-dropout": 0.0,
+    "attention-softmax-in-fp32": True,
+    "balance-data": True,
+    "hidden-dropout": 0.0,
+    "lr-decay-style": "constant",
+    "optimizer": "adam",
+}
+FULL_RECOMPUTE: Final[Mapping[str, Any]] = {
+    "recompute-granularity": "full",
+    "recompute-method": "uniform",
+    "recompute-num-layers": 1,
+}
+CPU_OPTIMIZER: Final[Mapping[str, Any]] = {
+    "optimizer-cpu-offload": True,
+    "overlap-cpu-optimizer-d2h-h2d": True,
+    "use-precision-aware-optimizer": True,
+}
+ENV: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+DETERMINISTIC_ENV: Final = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "NCCL_ALGO": "Ring",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """``rollouts`` is a template with ``{rollout_id}`` in it, which is vime's to fill in."""
+
+    model: Path
+    checkpoint: Path
+    prompts: Path
+    rollouts: str
+
+
+def render_arguments(plan: Plan, files: Files, *, seed: int, traces: Path) -> list[str]:
+    """Everything after ``train.py`` for a trial with this seed."""
+    return _to_words({**_common(plan, files, seed), **_lane(plan, files), **_purpose(plan, traces)})
+
+
+def render_store_arguments(plan: Plan, files: Files, *, seed: int) -> list[str]:
+    """The same for the live run that stores the rollouts of another lane."""
+    common = _common(plan, files, seed, lane="live")
+    return _to_words({**common, **_live(plan, files), "save-debug-rollout-data": files.rollouts})
+
+
+def render_env(plan: Plan) -> dict[str, str]:
+    """Of the driver, and by way of Ray of every process of vime."""
+    workload = vime_of(plan)
+    own = DETERMINISTIC_ENV if workload.what_for == "deterministic" else {}
+    return {**ENV, **own, **workload.placements[plan.hardware.hardware].env}
+
+
+def list_decided(plan: Plan, files: Files, traces: Path) -> frozenset[str]:
+    """The flags that follow from other settings: a run's ``arguments`` may not hold them."""
+    decided = {
+        **_decided(plan, files, 0, plan.run.lane),
+        **_live(plan, files),
+        **_stored(files),
+        **_profiling(plan, traces),
+    }
+    return frozenset(decided) - USUAL.keys()
+
+
+def _common(plan: Plan, files: Files, seed: int, lane: str | None = None) -> dict[str, Any]:
+    workload = vime_of(plan)
+    written = {**workload.arguments, **workload.placements[plan.hardware.hardware].arguments}
+    if (lane or plan.run.lane) == "train-only":
+        written = {
+            flag: value for flag, value in written.items() if not flag.startswith(("vllm-", "no-vllm-", "router-"))
+        }
+    return {**USUAL, **workload.model.arguments, **_decided(plan, files, seed, lane or plan.run.lane), **written}
+
+
+def _decided(plan: Plan, files: Files, seed: int, lane: str) -> dict[str, Any]:
+    workload, division = vime_of(plan), divide(plan)
+    return {
+        "custom-megatron-init-path": INIT_PATH,
+        "seed": seed,
+        "rollout-seed": seed,
+        "num-rollout": plan.num_steps,
+        **_weights(workload.model, files),
+        **_grpo(workload.grpo),
+        **_optimizer(workload.grpo),
+        **_parallel(division),
+        **_place(division, lane),
+    }
+
+
+def _weights(model: VimeModel, files: Files) -> dict[str, Any]:
+    """Where training starts; without ``load`` it is the reference's weights, with a fresh optimizer."""
+    if model.checkpoint == "bridge":
+        return {"hf-checkpoint": files.model, "ref-load": files.model, "megatron-to-hf-mode": "bridge"}
+    return {"hf-checkpoint": files.model, "ref-load": files.checkpoint}
+
+
+def _grpo(grpo: VimeGrpo) -> dict[str, Any]:
+    """Field by field; what is false is left out."""
+    optimizer = {"lr", "weight_decay", "adam_beta1", "adam_beta2", "clip_grad"}
+    values = grpo.model_dump(exclude=optimizer)
+    return {name.replace("_", "-"): value for name, value in values.items() if value is not False}
+
+
+def _optimizer(grpo: VimeGrpo) -> dict[str, Any]:
+    return {
+        "lr": grpo.lr,
+        "weight-decay": grpo.weight_decay,
+        "adam-beta1": grpo.adam_beta1,
+        "adam-beta2": grpo.adam_beta2,
+        "clip-grad": grpo.clip_grad,
+    }
+
+
+def _parallel(division: Division) -> dict[str, Any]:
+    layout, placement = division.layout, division.placement
+    return {
+        "tensor-model-parallel-size": layout.tensor_parallel,
+        "pipeline-model-parallel-size": layout.pipeline_parallel,
+        "context-parallel-size": layout.context_parallel,
+        "expert-model-parallel-size": layout.expert_parallel,
+        "expert-tensor-parallel-size": placement.expert_tensor_parallel,
+        **({"sequence-parallel": True} if placement.sequence_parallel else {}),
+        "use-dynamic-batch-size": True,
+        "max-tokens-per-gpu": placement.max_tokens_per_gpu,
+        **(FULL_RECOMPUTE if placement.recompute else {}),
+        **(CPU_OPTIMIZER if placement.optimizer_cpu_offload else {}),
+    }
+
+
+def _place(division: Division, lane: str) -> dict[str, Any]:
+    """vime takes nodes to have 8 GPUs unless it is told."""
+    placement = division.placement
+    where: dict[str, Any] = {
+        "actor-num-nodes": division.actor_num_nodes,
+        "actor-num-gpus-per-node": division.actor_num_gpus_per_node,
+        "num-gpus-per-node": division.layout.gpus_per_node,
+    }
+    if lane == "train-only":
+        return {**where, "rollout-num-gpus": 0}
+    where |= {
+        "rollout-num-gpus": division.rollout_num_gpus,
+        "rollout-num-gpus-per-engine": placement.rollout_num_gpus_per_engine,
+        "vllm-gpu-memory-utilization": placement.vllm_gpu_memory_utilization,
+    }
+    if division.is_colocated:
+        where["colocate"] = True
+        if not placement.offload:
+            where |= {"no-offload-train": True, "no-offload-rollout": True}
+    return where
+
+
+def _lane(plan: Plan, files: Files) -> dict[str, Any]:
+    stored = _stored(files)
+    match plan.run.lane:
+        case "live":
+            return _live(plan, files)
+        case "fixed-rollout":
+            forged = {key: stored[key] for key in ("rollout-function-path", "load-forge-rollout-data")}
+            return {**_live(plan, files), **forged}
+        case "train-only":
+            names = ("debug-train-only", "load-debug-rollout-data", "disable-rollout-global-dataset")
+            return {key: stored[key] for key in names}
+
+
+def _stored(files: Files) -> dict[str, Any]:
+    """vime's two ways of loading rollouts, both as templates: a literal path would give one file to every step."""
+    return {
+        "rollout-function-path": FORGE,
+        "load-forge-rollout-data": files.rollouts,
+        "debug-train-only": True,
+        "load-debug-rollout-data": files.rollouts,
+        "disable-rollout-global-dataset": True,
+    }
+
+
+def _live(plan: Plan, files: Files) -> dict[str, Any]:
+    data: VimeData = vime_of(plan).data
+    reward = {"rm-type": data.rm_type} if data.custom_rm_path is None else {"custom-rm-path": data.custom_rm_path}
+    template = {"apply-chat-template": True} if data.apply_chat_template else {}
+    return {
+        "prompt-data": files.prompts,
+        "input-key": data.input_key,
+        "label-key": data.label_key,
+        **template,
+        "rollout-shuffle": True,
+        **reward,
+    }
+
+
+def _purpose(plan: Plan, traces: Path) -> dict[str, Any]:
+    profiling = _profiling(plan, traces)
+    match vime_of(plan).what_for:
+        case "timing":
+            return {}
+        case "deterministic":
+            vllm = {"vllm-enable-deterministic-inference": True, "vllm-attention-backend": "flashinfer"}
+            return {"deterministic-mode": True, **({} if plan.run.lane == "train-only" else vllm)}
+        case "profiler":
+            return {flag: value for flag, value in profiling.items() if "memory" not in flag}
+        case "memory-history":
+            return {flag: value for flag, value in profiling.items() if "memory" in flag}
+
+
+def _profiling(plan: Plan, traces: Path) -> dict[str, Any]:
+    first = plan.run.measure.warmup_steps
+    return {
+        "use-pytorch-profiler": True,
+        "profile-step-start": first,
+        "profile-step-end": first + NUM_PROFILED_STEPS,
+        "profile-target": ("train_overall",),
+        "tensorboard-dir": traces,
+        "record-memory-history": True,
+        "memory-snapshot-dir": traces,
+        "memory-snapshot-num-steps": plan.num_steps,
+    }
+
+
+def _to_words(arguments: Mapping[str, Any]) -> list[str]:
+    """In the order of their names: two argument lists can be compared line by line."""
+    return [word for flag in sorted(arguments) for word in _one(flag, arguments[flag])]
+
+
+def _one(flag: str, value: Any) -> Iterator[str]:
+    yield f"--{flag}"
+    if value is True:
+        return
+    yield from (
+        str(item) for item in (value if isinstance(value, Sequence) and not isinstance(value, str) else [value])
+    )

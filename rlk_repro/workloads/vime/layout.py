@@ -1,0 +1,70 @@
+"""How a plan's GPUs are divided between training and inference, and along which dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlk_repro.plan import Plan
+from rlk_repro.spec import Layout, Placement, VimeWorkload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """``actor`` GPUs train; ``rollout`` GPUs generate, the same ones where ``is_colocated``."""
+
+    layout: Layout
+    placement: Placement
+
+    @property
+    def is_colocated(self) -> bool:
+        return self.placement.rollout_num_gpus == 0
+
+    @property
+    def num_gpus(self) -> int:
+        return self.layout.num_nodes * self.layout.gpus_per_node
+
+    @property
+    def actor_num_nodes(self) -> int:
+        """On one node the training keeps what the engines leave; of several nodes it keeps whole ones."""
+        if self.layout.num_nodes == 1:
+            return 1
+        return self.layout.num_nodes - self.placement.rollout_num_gpus // self.layout.gpus_per_node
+
+    @property
+    def actor_num_gpus_per_node(self) -> int:
+        if self.layout.num_nodes == 1:
+            return self.layout.gpus_per_node - self.placement.rollout_num_gpus
+        return self.layout.gpus_per_node
+
+    @property
+    def actor_num_gpus(self) -> int:
+        return self.actor_num_nodes * self.actor_num_gpus_per_node
+
+    @property
+    def rollout_num_gpus(self) -> int:
+        return self.num_gpus if self.is_colocated else self.placement.rollout_num_gpus
+
+    @property
+    def model_parallel(self) -> int:
+        """GPUs of one copy of the dense part, its sequences split by context parallelism."""
+        return self.layout.tensor_parallel * self.layout.pipeline_parallel * self.layout.context_parallel
+
+    @property
+    def expert_model_parallel(self) -> int:
+        """GPUs of one copy of the experts."""
+        layout = self.layout
+        return self.placement.expert_tensor_parallel * layout.expert_parallel * layout.pipeline_parallel
+
+    @property
+    def data_parallel(self) -> int:
+        return self.actor_num_gpus // self.model_parallel
+
+
+def vime_of(plan: Plan) -> VimeWorkload:
+    workload = plan.run.workload
+    assert isinstance(workload, VimeWorkload)
+    return workload
+
+
+def divide(plan: Plan) -> Division:
+    return Division(layout=plan.layout, placement=vime_of(plan).placements[plan.hardware.hardware])

@@ -1,0 +1,131 @@
+"""How much memory a plan of vime may need: from the sizes of the model and the layout, nothing measured.
+
+Good to a few ten percent: allocator fragmentation, communication buffers and CUDA graphs are not in it.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Final
+
+from rlk_repro.plan import Plan
+from rlk_repro.spec import VimeModel
+from rlk_repro.workloads.vime.layout import Division, divide, vime_of
+
+GIB: Final = 2**30
+WEIGHT_BYTES: Final = 2
+GRADIENT_BYTES: Final = 4  # accumulated and reduced in fp32
+OPTIMIZER_BYTES: Final = 12  # fp32 copy and two moments, divided among the data parallel ranks
+LOGIT_COPIES: Final = 3  # fp32 logits, softmax saved for the backward pass, gradient
+ACTIVATIONS_PER_LAYER: Final = 34  # bytes per token and hidden unit of a layer that keeps all (Korthikanti et al. 2022)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    dense: int
+    experts: int
+
+    @property
+    def total(self) -> int:
+        return self.dense + self.experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """GiB of one GPU."""
+
+    states_gib: float
+    activations_gib: float
+    logits_gib: float
+    engine_weights_gib: float
+
+    @property
+    def training_gib(self) -> float:
+        return self.states_gib + self.activations_gib + self.logits_gib
+
+    def __str__(self) -> str:
+        return (
+            f"weights, gradients, optimizer {self.states_gib:.0f}, activations {self.activations_gib:.0f}, "
+            f"logits {self.logits_gib:.0f}"
+        )
+
+
+def count_parameters(model: VimeModel) -> Parameters:
+    """Of a decoder with grouped-query attention and gated feed-forward layers; latent attention is counted alike."""
+    size = model.size
+    hidden, layers = size("hidden-size"), size("num-layers")
+    heads, groups = size("num-attention-heads"), size("num-query-groups", size("num-attention-heads"))
+    channels = size("kv-channels", hidden // max(heads, 1))
+    attention = hidden * channels * (2 * heads + 2 * groups)
+    num_moe = count_moe_layers(model)
+    feed_forward = 3 * hidden * size("ffn-hidden-size")
+    shared = 3 * hidden * size("moe-shared-expert-intermediate-size")
+    router = hidden * model.num_experts
+    is_untied = bool(model.arguments.get("untie-embeddings-and-output-weights"))
+    dense = layers * (attention + 2 * hidden) + (layers - num_moe) * feed_forward + num_moe * (shared + router)
+    dense += size("vocab-size") * hidden * (2 if is_untied else 1)
+    return Parameters(dense=dense, experts=num_moe * model.num_experts * 3 * hidden * size("moe-ffn-hidden-size"))
+
+
+def count_moe_layers(model: VimeModel) -> int:
+    """From ``moe-layer-freq``: a number, or a pattern such as ``[0]*1+[1]*45``."""
+    layers = model.size("num-layers")
+    if not model.num_experts:
+        return 0
+    pattern = model.arguments.get("moe-layer-freq", 1)
+    if isinstance(pattern, str) and "[" in pattern:
+        return sum(_read_pattern(ast.parse(pattern, mode="eval").body))
+    return layers // max(int(pattern), 1) if isinstance(pattern, str | int) else layers
+
+
+def _read_pattern(node: ast.expr) -> list[int]:
+    match node:
+        case ast.List(elts=items):
+            return [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, int)]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _read_pattern(left) + _read_pattern(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))):
+            return _read_pattern(left) * times
+        case _:
+            return []
+
+
+def estimate_memory(plan: Plan) -> Estimate:
+    workload, division = vime_of(plan), divide(plan)
+    parameters = count_parameters(workload.model)
+    return Estimate(
+        states_gib=_states_bytes(parameters, division) / GIB,
+        activations_gib=_activation_bytes(workload.model, division) / GIB,
+        logits_gib=_logits_bytes(workload.model, division) / GIB,
+        engine_weights_gib=parameters.total * WEIGHT_BYTES / division.placement.rollout_num_gpus_per_engine / GIB,
+    )
+
+
+def _states_bytes(parameters: Parameters, division: Division) -> float:
+    """Weights and gradients of this GPU's part, and its share of the optimizer's state."""
+    layout, number = division.layout, division.actor_num_gpus
+    dense = parameters.dense / (layout.tensor_parallel * layout.pipeline_parallel)
+    experts = parameters.experts / division.expert_model_parallel
+    dense_copies = number / (layout.tensor_parallel * layout.pipeline_parallel)
+    expert_copies = number / division.expert_model_parallel
+    optimizer = 0 if division.placement.optimizer_cpu_offload else OPTIMIZER_BYTES
+    return (dense + experts) * (WEIGHT_BYTES + GRADIENT_BYTES) + optimizer * (
+        dense / dense_copies + experts / expert_copies
+    )
+
+
+def _activation_bytes(model: VimeModel, division: Division) -> float:
+    """With full recomputation the input of each layer and all of one layer; else all of every layer."""
+    tokens, hidden = division.placement.max_tokens_per_gpu, model.size("hidden-size")
+    layers = model.size("num-layers") / division.layout.pipeline_parallel
+    split = division.layout.tensor_parallel if division.placement.sequence_parallel else 1
+    one_layer = tokens * hidden * ACTIVATIONS_PER_LAYER / division.layout.tensor_parallel
+    if not division.placement.recompute:
+        return layers * one_layer
+    return layers * tokens * hidden * WEIGHT_BYTES / split + one_layer
+
+
+def _logits_bytes(model: VimeModel, division: Division) -> float:
+    columns = model.size("vocab-size") / division.layout.tensor_parallel
+    return division.placement.max_tokens_per_gpu * columns * 4 * LOGIT_COPIES

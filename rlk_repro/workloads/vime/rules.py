@@ -1,0 +1,270 @@
+"""Plans of vime that cannot be: what vime, Megatron-LM or vLLM would refuse after minutes, or silently do otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from rlk_repro.errors import Problem
+from rlk_repro.findings import Finding, Level
+from rlk_repro.plan import Plan
+from rlk_repro.spec import HubData
+from rlk_repro.workloads.vime.arguments import Files, list_decided
+from rlk_repro.workloads.vime.layout import Division, divide, vime_of
+from rlk_repro.workloads.vime.memory import estimate_memory
+
+_NO_FILES: Final = Files(model=Path(), checkpoint=Path(), prompts=Path(), rollouts="")
+MOST_PAIRS_WITHOUT_VERDICT: Final = 5
+FULL: Final = 0.9
+
+# of a benchmark: each of these would add its time to some step, write checkpoints of hundreds of gigabytes, publish, or
+# change what is trained
+REFUSED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("eval-interval", "eval-prompt-data", "eval-config", "eval-function-path"), "evaluates between steps"
+    ),
+    **dict.fromkeys(("save", "save-interval", "save-hf", "async-save", "release-train"), "saves checkpoints"),
+    **dict.fromkeys(("profile", "profile-ranks", "memory-recorder"), "profiles; what_for says so"),
+    **dict.fromkeys(("save-debug-train-data", "save-debug-rollout-data", "dump-details"), "writes files between steps"),
+    **dict.fromkeys(("use-wandb", "wandb-key", "use-tensorboard"), "publishes or logs elsewhere"),
+    **dict.fromkeys(("ci-test", "check-weight-update-equal"), "checks between steps"),
+    **dict.fromkeys(("load", "start-rollout-id", "num-epoch"), "makes the trials of a run differ"),
+    **dict.fromkeys(("debug-rollout-only", "rollout-external-engine-addrs"), "trains nothing, or elsewhere"),
+    **dict.fromkeys(("load-debug-rollout-data-subsample", "partial-rollout"), "changes what is trained on"),
+    **dict.fromkeys(("loss-type", "custom-loss-function-path"), "replaces the loss that is measured"),
+    **dict.fromkeys(("custom-config-path", "yaml-cfg"), "sets arguments that nobody checks"),
+}
+# the keys that upstream's recipes use for these data sets; vime finds nothing under others and says so late
+KNOWN_DATA: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "zhuzilin/gsm8k": {"input_key": ("messages",), "label_key": ("label",), "rm_type": ("math",)},
+    "zhuzilin/dapo-math-17k": {
+        "input_key": ("prompt",),
+        "label_key": ("label",),
+        "rm_type": ("deepscaler", "dapo", "math"),
+    },
+}
+
+Rule: TypeAlias = Callable[[Plan, Division], Iterator[Problem]]
+
+
+def find_problems(plan: Plan) -> list[Problem]:
+    """All of them, rule by rule; those about sizes only where the layout itself can be."""
+    division = divide(plan)
+    first = [problem for rule in FIRST_RULES for problem in rule(plan, division)]
+    return first or [problem for rule in RULES for problem in rule(plan, division)]
+
+
+def find_warnings(plan: Plan) -> list[Finding]:
+    """What is allowed, and may still surprise."""
+    return [*_warn_of_memory(plan), *_warn_of_settings(plan)]
+
+
+def _where(plan: Plan, name: str) -> str:
+    return f"run {plan.run.run}: {name}"
+
+
+def _layout_place(plan: Plan, name: str) -> str:
+    return _where(plan, f"layouts.{plan.hardware.hardware}.{name}")
+
+
+def _placement_place(plan: Plan, name: str) -> str:
+    return _where(plan, f"workload.placements.{plan.hardware.hardware}.{name}")
+
+
+def _check_platform(plan: Plan, division: Division) -> Iterator[Problem]:
+    if not division.num_gpus:
+        where = _layout_place(plan, "gpus_per_node")
+        yield Problem(where, "vime trains on GPUs", got=division.layout.gpus_per_node, expected="1 or more")
+    if "vime" not in plan.stack.pins:
+        where, hint = f"stack {plan.stack.stack}: pins.vime", "--stack 2026-07"
+        yield Problem(where, "missing: no flag can be checked without it", expected="a commit", hint=hint)
+
+
+def _check_division(plan: Plan, division: Division) -> Iterator[Problem]:
+    layout, number = division.layout, division.placement.rollout_num_gpus
+    where = _placement_place(plan, "rollout_num_gpus")
+    if layout.num_nodes == 1 and number >= layout.gpus_per_node > 0:
+        yield Problem(where, "leaves no GPU for the training", got=number, expected=f"less than {layout.gpus_per_node}")
+    elif layout.num_nodes > 1 and (number % max(layout.gpus_per_node, 1) or number >= division.num_gpus):
+        expected = f"whole nodes of {layout.gpus_per_node}, and not all {layout.num_nodes}"
+        yield Problem(where, "cannot be taken from these nodes", got=number, expected=expected)
+
+
+def _check_parallel(plan: Plan, division: Division) -> Iterator[Problem]:
+    """Both products must divide the training's GPUs: that of the dense part, and that of the experts."""
+    number = division.actor_num_gpus
+    if number % division.model_parallel:
+        what = f"tensor x pipeline x context parallel is {division.model_parallel}"
+        yield Problem(_layout_place(plan, "tensor_parallel"), what, expected=f"a divisor of the {number} training GPUs")
+    if number % division.expert_model_parallel:
+        what = f"expert x expert tensor x pipeline parallel is {division.expert_model_parallel}"
+        yield Problem(_layout_place(plan, "expert_parallel"), what, expected=f"a divisor of the {number} training GPUs")
+
+
+FIRST_RULES: Final[tuple[Rule, ...]] = (_check_platform, _check_division, _check_parallel)
+
+
+def _check_model(plan: Plan, division: Division) -> Iterator[Problem]:
+    """What each dimension splits must come out whole."""
+    model, layout = vime_of(plan).model, division.layout
+    splits = [
+        ("tensor_parallel", "num-attention-heads", layout.tensor_parallel),
+        ("tensor_parallel", "num-query-groups", layout.tensor_parallel),
+        ("pipeline_parallel", "num-layers", layout.pipeline_parallel),
+        ("expert_parallel", "num-experts", layout.expert_parallel),
+    ]
+    for name, flag, parts in splits:
+        size = model.size(flag)
+        if size and size % parts:
+            yield Problem(
+                _layout_place(plan, name), f"does not divide {flag}", got=parts, expected=f"a divisor of {size}"
+            )
+    if not model.num_experts and max(layout.expert_parallel, division.placement.expert_tensor_parallel) > 1:
+        yield Problem(_layout_place(plan, "expert_parallel"), "a dense model has no experts",
+                      got=layout.expert_parallel, expected="1, and expert_tensor_parallel 1")  # fmt: skip
+    if model.num_experts and layout.tensor_parallel > 1 and not division.placement.sequence_parallel:
+        yield Problem(_placement_place(plan, "sequence_parallel"), "experts and tensor parallelism need it",
+                      got=False, expected="true")  # fmt: skip
+
+
+def _check_batch(plan: Plan, division: Division) -> Iterator[Problem]:
+    """Each optimizer step gives every data parallel rank the same number of samples."""
+    size = vime_of(plan).grpo.global_batch_size
+    if size % division.data_parallel:
+        yield Problem(_where(plan, "workload.grpo.global_batch_size"), "does not divide among the data parallel ranks",
+                      got=size, expected=f"a multiple of {division.data_parallel}")  # fmt: skip
+
+
+def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
+    """The longest sample must fit a microbatch, which context parallelism spreads over several GPUs."""
+    workload = vime_of(plan)
+    longest = workload.grpo.max_sample_len
+    room = division.placement.max_tokens_per_gpu * division.layout.context_parallel
+    if longest > room:
+        yield Problem(_placement_place(plan, "max_tokens_per_gpu"), f"the longest sample has {longest} tokens",
+                      got=division.placement.max_tokens_per_gpu,
+                      expected=f"{-(-longest // division.layout.context_parallel)} or more")  # fmt: skip
+    model_len = _written(plan, "vllm-max-model-len")
+    if isinstance(model_len, int) and model_len < longest:
+        yield Problem(_where(plan, "workload.arguments.vllm-max-model-len"), f"the longest sample has {longest} tokens",
+                      got=model_len, expected=f"{longest} or more")  # fmt: skip
+
+
+def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
+    if plan.run.lane == "train-only":
+        return
+    size, layout = division.placement.rollout_num_gpus_per_engine, division.layout
+    where = _placement_place(plan, "rollout_num_gpus_per_engine")
+    if division.rollout_num_gpus % size:
+        expected = f"a divisor of the {division.rollout_num_gpus} GPUs that generate"
+        yield Problem(where, "engines do not fill the GPUs", got=size, expected=expected)
+    elif size % layout.gpus_per_node and layout.gpus_per_node % size:
+        expected = f"a divisor or a multiple of {layout.gpus_per_node}"
+        yield Problem(where, "an engine would share a node unevenly", got=size, expected=expected)
+    groups = [_written(plan, f"vllm-{name}-parallel-size") or 1 for name in ("pipeline", "data")]
+    split = size // (groups[0] * groups[1]) if size % (groups[0] * groups[1]) == 0 else 0
+    if not split:
+        yield Problem(where, "vLLM's pipeline and data parallel sizes do not divide it", got=size,
+                      expected=f"a multiple of {groups[0] * groups[1]}")  # fmt: skip
+        return
+    model = vime_of(plan).model
+    heads, kv_heads = model.size("num-attention-heads"), model.size("num-query-groups")
+    if heads and heads % split:
+        yield Problem(where, "does not divide the attention heads", got=split, expected=f"a divisor of {heads}")
+    if kv_heads and kv_heads % split and split % kv_heads:
+        yield Problem(
+            where, "does not fit the key-value heads", got=split, expected=f"a divisor or multiple of {kv_heads}"
+        )
+
+
+def _check_rollouts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
+    """vime's forge loading takes file 0 for any that is missing, without a word."""
+    stored = vime_of(plan).rollouts
+    if stored is None:
+        return
+    where = _where(plan, "workload.rollouts")
+    if plan.run.lane == "live":
+        yield Problem(where, "the live lane generates its own", got=stored.name, expected="none, or another lane")
+    elif stored.num_files < plan.num_steps:
+        yield Problem(f"{where}.num_files", "vime would train on file 0 again", got=stored.num_files,
+                      expected=f"{plan.num_steps} or more, one per step")  # fmt: skip
+
+
+def _check_arguments(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
+    decided = list_decided(plan, _NO_FILES, Path())
+    for place, arguments in vime_of(plan).all_arguments():
+        for flag in arguments:
+            where = _where(plan, f"workload.{'.'.join(place)}.{flag}")
+            if flag in decided:
+                yield Problem(where, "follows from other settings", expected="that setting")
+            elif flag in REFUSED:
+                yield Problem(where, REFUSED[flag], expected="a run without it")
+
+
+def _check_data(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
+    data = vime_of(plan).data
+    known = KNOWN_DATA.get(data.source.repository) if isinstance(data.source, HubData) else None
+    for name, values in (known or {}).items():
+        got = getattr(data, name)
+        if got not in values and not (name == "rm_type" and data.custom_rm_path):
+            yield Problem(_where(plan, f"workload.data.{name}"), "this data set has another", got=got,
+                          expected=" or ".join(values))  # fmt: skip
+
+
+def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
+    """Runs that do not time carry no verdict on speed: they have too few pairs for one."""
+    what_for, measure = vime_of(plan).what_for, plan.run.measure
+    if what_for != "timing" and measure.pairs > MOST_PAIRS_WITHOUT_VERDICT:
+        yield Problem(_where(plan, "measure.pairs"), f"a {what_for} run times nothing", got=measure.pairs,
+                      expected=f"at most {MOST_PAIRS_WITHOUT_VERDICT}, which carry no verdict on speed")  # fmt: skip
+    if what_for == "deterministic" and plan.hardware.platform == "rocm" and plan.run.lane != "train-only":
+        where = _where(plan, "workload.what_for")
+        yield Problem(
+            where, "vLLM's deterministic attention is NVIDIA's only", got=what_for, expected="lane train-only"
+        )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    _check_model,
+    _check_batch,
+    _check_tokens,
+    _check_engines,
+    _check_rollouts,
+    _check_arguments,
+    _check_data,
+    _check_purpose,
+)
+
+
+def _written(plan: Plan, flag: str) -> Any:
+    workload = vime_of(plan)
+    return workload.placements[plan.hardware.hardware].arguments.get(flag, workload.arguments.get(flag))
+
+
+def _warn_of_memory(plan: Plan) -> Iterator[Finding]:
+    estimate, limit = estimate_memory(plan), plan.hardware.gpu_memory_gib
+    division = divide(plan)
+    train = estimate.training_gib
+    if division.is_colocated and not division.placement.offload and plan.run.lane != "train-only":
+        train += division.placement.vllm_gpu_memory_utilization * limit
+    if train > FULL * limit:
+        found = f"about {train:.0f} GiB ({estimate})"
+        yield Finding(Level.WARNING, "memory of a training GPU", f"at most {FULL * limit:.0f} GiB", found)
+    room = division.placement.vllm_gpu_memory_utilization * limit
+    if plan.run.lane != "train-only" and estimate.engine_weights_gib > FULL * room:
+        found = f"about {estimate.engine_weights_gib:.0f} GiB of weights"
+        yield Finding(Level.WARNING, "memory of an engine's GPU", f"weights well below {room:.0f} GiB", found)
+
+
+def _warn_of_settings(plan: Plan) -> Iterator[Finding]:
+    workload = vime_of(plan)
+    if workload.grpo.num_steps_per_rollout == 1:
+        found = "1: vime skips the old-policy pass and every ratio is 1"
+        yield Finding(Level.WARNING, "num_steps_per_rollout", "2 or more to measure log-prob and ratio time", found)
+    if not workload.grpo.use_kl_loss:
+        yield Finding(Level.WARNING, "use_kl_loss", "true, for a reference pass", "false")
+    for what, source in (("model", workload.model.source), ("data", workload.data.source)):
+        if source.kind == "hub" and source.revision is None:
+            found = "none: what the hub serves is taken and recorded"
+            yield Finding(Level.WARNING, f"workload.{what}.source.revision", "a commit", found)

@@ -1,0 +1,233 @@
+"""Record which flags a vime reads: ``python -m tools.contract VIME MEGATRON [-o FILE]`` writes its argument contract.
+
+The real ``vime.utils.arguments.parse_args`` is called, with Megatron-LM, vLLM and vllm-router as this Python finds
+them, and every parser that it builds is taken down instead of reading a command line.  Nothing needs a GPU.  VIME is a
+checkout, MEGATRON one with vime's own patch applied (``git apply VIME/docker/patch/latest/megatron.patch``), as images
+have it; vLLM and the router must be those of the stack.  Without them (``--without-vllm``) stand-ins are put in their
+place, and the contract says that their flags are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import math
+import sys
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rlk_repro import proc
+
+PLAIN = {int: "int", float: "float", str: "text", bool: "bool", json.loads: "json", None: "text"}
+PATCH = Path("docker/patch/latest/megatron.patch")
+VALUELESS = {"store_true", "store_false", "store_const", "append_const", "BooleanOptionalAction", "help", "version"}
+
+
+class Done(Exception):
+    """Raised instead of reading the command line with the last parser."""
+
+
+def main() -> None:
+    arguments = read_command_line()
+    sys.path[:0] = [str(arguments.vime), str(arguments.megatron)]
+    if arguments.without_vllm:
+        install_stand_ins()
+    else:
+        name_platform()
+    parsers, megatron = collect_parsers()
+    contract: dict[str, Any] = {
+        "schema": 1,
+        "vime": arguments.vime_commit or find_commit(arguments.vime),
+        "megatron_lm": arguments.megatron_commit or find_commit(arguments.megatron),
+        "megatron_patch": check_patch(arguments.vime / PATCH, arguments.megatron),
+        "made_with": find_versions(arguments.without_vllm),
+        "missing": ["vllm", "router"] if arguments.without_vllm else [],
+        "flags": [
+            describe(action, number, find_owner(action, megatron, own_text(arguments.vime)))
+            for number, parser in enumerate(parsers)
+            for action in sorted(parser._actions, key=lambda item: list(item.option_strings))
+            if action.option_strings and not isinstance(action, argparse._HelpAction)
+        ],
+    }
+    out = arguments.out or Path(f"manifests/contracts/vime-{contract['vime']}.json")
+    out.write_text(render(contract))
+    sys.stdout.write(f"{out}: {len(contract['flags'])} flags of {len(parsers)} parsers\n")
+
+
+def read_command_line() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.contract", description=__doc__)
+    parser.add_argument("vime", type=Path)
+    parser.add_argument("megatron", type=Path)
+    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("--vime-commit", help="of an archive, which has no git of its own")
+    parser.add_argument("--megatron-commit")
+    parser.add_argument("--without-vllm", action="store_true")
+    return parser.parse_args()
+
+
+def collect_parsers() -> tuple[list[argparse.ArgumentParser], frozenset[str]]:
+    """Every parser that reads vime's command line, in order, and the flags that are Megatron-LM's own."""
+    found: list[argparse.ArgumentParser] = []
+    megatron: set[str] = set()
+    read = argparse.ArgumentParser.parse_known_args
+
+    def take_down(self: argparse.ArgumentParser, *_: Any, **__: Any) -> Any:
+        found.append(self)
+        if megatron:
+            raise Done
+        return read(self, [], None)
+
+    def see_megatron(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        megatron.update(flag for action in parser._actions for flag in action.option_strings)
+        return parser
+
+    argparse.ArgumentParser.parse_known_args = take_down  # type: ignore[method-assign]
+    try:
+        importlib.import_module("vime.utils.arguments").parse_args(add_custom_arguments=see_megatron)
+    except Done:
+        pass
+    finally:
+        argparse.ArgumentParser.parse_known_args = read  # type: ignore[method-assign]
+    return found, frozenset(megatron)
+
+
+def describe(action: argparse.Action, number: int, owner: str) -> dict[str, Any]:
+    """What one parser says of one flag; keys that have their usual value are left out."""
+    name = find_action_name(action)
+    kind = find_kind(action.type)
+    is_alone = action.nargs == 0 or name in VALUELESS
+    usual = {"kind": "text", "nargs": None, "choices": None, "default": None, "is_required": False, "takes_value": True}
+    described = {
+        "kind": kind,
+        "nargs": None if is_alone else action.nargs,
+        "choices": None if action.choices is None else [find_default(item) for item in action.choices],
+        "default": find_default(action.default),
+        "is_required": action.required,
+        "takes_value": not is_alone,
+    }
+    kept = {
+        key: value for key, value in described.items() if value != usual[key] or type(value) is not type(usual[key])
+    }
+    if kind == "other":
+        kept["type_name"] = getattr(action.type, "__qualname__", type(action.type).__name__)
+    return {"flags": list(action.option_strings), "dest": action.dest, "owner": owner, "parser": number,
+            "action": name, **kept}  # fmt: skip
+
+
+def find_kind(made: Any) -> str:
+    """The type of a value; what vLLM wraps to let it be none as well is looked for inside."""
+    if made in PLAIN:
+        return str(PLAIN[made])
+    closure = getattr(made, "__closure__", None) or ()
+    inside = [cell.cell_contents for cell in closure if cell.cell_contents in (int, float, str)]
+    return PLAIN[inside[0]] if len(inside) == 1 else "other"
+
+
+def find_action_name(action: argparse.Action) -> str:
+    for name, made in argparse.ArgumentParser()._registries["action"].items():
+        if type(action) is made and name is not None:
+            return str(name)
+    return type(action).__name__
+
+
+def find_default(value: Any) -> Any:
+    """As JSON holds it; of other objects only the name of their type, since their text may name this machine."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        return [find_default(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return "(a path)" if value.startswith("/") else value
+    return f"({type(value).__name__})"
+
+
+def own_text(vime: Path) -> str:
+    return (vime / "vime" / "backends" / "vllm_utils" / "arguments.py").read_text()
+
+
+def find_owner(action: argparse.Action, megatron: frozenset[str], own: str) -> str:
+    flag = action.option_strings[0]
+    if flag in megatron:
+        return "megatron"
+    if flag.startswith(("--vllm-", "--router-")) and f'"{flag}"' not in own:
+        return "router" if flag.startswith("--router-") else "vllm"
+    return "vime"
+
+
+def check_patch(patch: Path, megatron: Path) -> str:
+    """The sha256 of the patch, which must be in the checkout."""
+    if not git(megatron, "apply", "--reverse", "--check", str(patch.absolute())).is_ok:
+        sys.exit(f"{megatron}: {patch} is not applied")
+    return hashlib.sha256(patch.read_bytes()).hexdigest()
+
+
+def find_commit(checkout: Path) -> str:
+    answer = git(checkout, "rev-parse", "HEAD")
+    if not answer.is_ok:
+        sys.exit(f"{checkout}: no git checkout; give its commit")
+    return answer.stdout.strip()
+
+
+def git(folder: Path, *words: str) -> proc.Completed:
+    return proc.run(["git", "-C", str(folder), *words], timeout_s=60)
+
+
+def find_versions(without_vllm: bool) -> dict[str, str]:
+    names = ["torch", "transformers", *([] if without_vllm else ["vllm", "vllm-router"])]
+    return {"python": sys.version.split()[0], **{name: importlib.metadata.version(name) for name in names}}
+
+
+def name_platform() -> None:
+    """Without a GPU vLLM cannot tell its platform and its defaults cannot be built: it is told its own CPU platform."""
+    platforms = importlib.import_module("vllm.platforms")
+    if platforms.current_platform.is_unspecified():
+        platforms._current_platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform()  # type: ignore[attr-defined]
+
+
+def install_stand_ins() -> None:
+    """Empty modules under the names that vime imports from vLLM and the router."""
+
+    class Nothing:
+        @staticmethod
+        def add_cli_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
+            for name in ("data-parallel-size", "pipeline-parallel-size"):
+                if not args and not kwargs and f"--vllm-{name}" not in parser._option_string_actions:
+                    parser.add_argument(f"--{name}", type=int, default=1)
+            return parser
+
+    contents: dict[str, dict[str, Any]] = {
+        "vllm.engine.arg_utils": {"AsyncEngineArgs": Nothing},
+        "vllm.utils.argparse_utils": {"FlexibleArgumentParser": argparse.ArgumentParser},
+        "vllm.entrypoints.openai.cli_args": {"FrontendArgs": Nothing},
+        "vllm_router.launch_router": {"RouterArgs": Nothing},
+    }
+    for name, values in contents.items():
+        for part in _prefixes(name):
+            sys.modules.setdefault(part, types.ModuleType(part)).__path__ = []
+        vars(sys.modules[name]).update(values)
+
+
+def _prefixes(name: str) -> Iterable[str]:
+    parts = name.split(".")
+    return (".".join(parts[: number + 1]) for number in range(len(parts)))
+
+
+def render(contract: dict[str, Any]) -> str:
+    """One flag a line, so that a difference between two vimes can be read."""
+    head = {key: value for key, value in contract.items() if key != "flags"}
+    lines = [json.dumps(flag, ensure_ascii=False) for flag in contract["flags"]]
+    return json.dumps(head, indent=1)[:-2] + ',\n "flags": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
+
+
+if __name__ == "__main__":
+    main()
