@@ -233,13 +233,13 @@ def list_launched() -> list[Launched]:
     return [Launched(run_dir=run_dir, submission=item) for run_dir, item in found if item is not None]
 
 
-def wait(launched: Launched, tell: Callable[[str], None]) -> None:
+def wait(launched: Launched, tell: Callable[[str], None], *, is_quiet: bool = False) -> None:
     """Stay until the submission ends, with live progress on a terminal; an interrupt leaves the job running."""
     from rlk_repro.console import live_line
     from rlk_repro.job.progress import follow
 
     try:
-        with live_line() as line:
+        with live_line(is_quiet=is_quiet) as line:
             follow(launched.run_dir, lambda: poll(launched), line.tell, is_live=line.is_live)
     except KeyboardInterrupt:
         tell(f"the run goes on; stop it with: rlk-repro cancel {launched.run_dir.run_id}")
@@ -276,6 +276,8 @@ def finish(launched: Launched) -> Result:
     from rlk_repro.report import write_report
 
     run_dir = launched.run_dir
+    if launched.submission.cluster in backends.REMOTE:
+        get_backend(launched.submission.cluster).collect(launched.submission, run_dir)
     if not run_dir.is_sealed:
         raise _explain_end(launched)
     bundle = get_backend(launched.submission.cluster).collect(launched.submission, run_dir)

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from rlk_repro.cli.output import AsJson, note, say, say_json
+from rlk_repro.cli.output import AsJson, note, say, say_json, silence
 
 RunId = Annotated[
     str | None, typer.Argument(metavar="[ID]", help="Run id, its beginning, or a path; newest if absent.")
@@ -39,7 +39,7 @@ def status(
     if submission is not None:
         launched = launch.Launched(run_dir=run_dir, submission=submission)
         if is_watching:
-            launch.wait(launched, note)
+            launch.wait(launched, silence if as_json else note, is_quiet=as_json)
         answer = launch.poll(launched)
     progress = read_state(run_dir)
     is_over = answer is not None and answer.state.is_final

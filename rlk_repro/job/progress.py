@@ -118,6 +118,8 @@ def follow(
         is_over = status.state.is_final or num_unknown == NUM_UNKNOWN
         if is_over and state is not None:
             state = drop_forecast(state)
+            if state.exit_code and not run_dir.is_sealed:  # whoever waited is told why, and once is enough
+                state = dataclasses.replace(state, message="")
         told.see(state, status, is_last=is_over)
         if is_over:
             return status
