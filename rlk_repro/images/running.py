@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.errors import BundleUnreadable
-from rlk_repro.findings import Finding
+from rlk_repro.findings import Finding, Level
 from rlk_repro.images.match import (
     check_kernels,
     check_sources,
@@ -20,18 +20,9 @@ from rlk_repro.images.resolve import ask_registry
 from rlk_repro.manifest import Section, Unknown
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.probes.sources import locate
-from rlk_repro.spec import Hardware, Stack
+from rlk_repro.spec import Stack
 
 ROOT: Final = Path("/")
-
-
-def image_platform(hardware: Hardware) -> str:
-    """Which of a stack's images a hardware runs: ``cuda-arm64``."""
-    if hardware.platform == "cpu":
-        return "cpu"
-    if hardware.platform == "rocm":
-        return "rocm-amd64"
-    return "cuda-arm64" if hardware.machine == "aarch64" else "cuda-amd64"
 
 
 def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
@@ -65,11 +56,9 @@ def check_running(
         findings += match_stack(record, stack, platform)
     answer = ask_registry()
     if isinstance(answer, Unknown):
-        return [*findings, missing_answer(answer)]
+        return [*findings, _missing_answer(answer)]
     return [*findings, *match_operators(record, answer)]
 
 
-def missing_answer(answer: Unknown) -> Finding:
-    from rlk_repro.findings import Level
-
+def _missing_answer(answer: Unknown) -> Finding:
     return Finding(Level.BLOCKING, "rl_engine", "importable", answer.reason)

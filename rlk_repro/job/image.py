@@ -7,14 +7,14 @@ from pathlib import Path
 from rlk_repro.errors import BundleUnreadable
 from rlk_repro.findings import Finding
 from rlk_repro.images.record import ImageRecord
-from rlk_repro.images.running import ROOT, check_running, image_platform, read_record
+from rlk_repro.images.running import ROOT, check_running, read_record
 from rlk_repro.manifest import Manifest
 from rlk_repro.plan import Plan
 
 
 def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
     """Nothing outside of containers, where the pins alone are held; without GPUs the image may be anybody's."""
-    platform = image_platform(plan.hardware)
+    platform = plan.hardware.image_platform
     is_container = manifest.sections.get("container", {}).get("is_container") is True
     is_required = is_container and platform != "cpu" and platform in plan.stack.images
     return check_running(manifest.sections.get("code", {}), plan.stack, platform, root=root, is_required=is_required)

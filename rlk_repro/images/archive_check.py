@@ -1,0 +1,130 @@
+"""Judges an image as a file, without running it and without a GPU: digests, labels, record, kernels, the stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlk_repro.errors import BundleUnreadable
+from rlk_repro.findings import Finding, Level
+from rlk_repro.images.layers import FoundFile, find_files
+from rlk_repro.images.match import check_kernels, check_sources, match_labels, match_stack, missing_record
+from rlk_repro.images.oci import Layout, OciImage, check_blobs, load_image, open_layout
+from rlk_repro.images.record import ImageRecord, parse_record
+from rlk_repro.probes.container import PROVENANCE
+from rlk_repro.spec import Stack
+
+_RECORD = PROVENANCE.lstrip("/")
+_VIME_HEAD = "vime/.git/HEAD"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What was found in an image; ``digest`` is the one to pin: of the list where there is one."""
+
+    digest: str
+    platform: str
+    size_bytes: int
+    record: ImageRecord | None
+    findings: tuple[Finding, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        record = self.record
+        return {
+            "digest": self.digest,
+            "platform": self.platform,
+            "size_bytes": self.size_bytes,
+            "stack": record.stack if record else None,
+            "commits": dict(record.commits) if record else None,
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def check_archive(path: Path, stack: Stack | None = None, platform: str | None = None) -> Checked:
+    """Check a layout; ``platform`` is a stack's (``cuda-arm64``).
+
+    Raises:
+        BundleUnreadable: it holds no image.
+    """
+    layout = open_layout(path)
+    image = load_image(layout, platform.rpartition("-")[2] if platform and "-" in platform else None)
+    findings = list(check_blobs(layout, image))
+    record = None
+    if not findings:
+        try:
+            files = _find(layout, image)
+            record = parse_record(files[_RECORD].data or b"") if _RECORD in files else None
+        except BundleUnreadable as error:
+            files = {}
+            findings += [missing_record(str(problem)) for problem in error.problems]
+        else:
+            findings += _judge(image, record, files, stack, platform)
+    return Checked(
+        digest=image.index_digest or image.digest,
+        platform=image.platform,
+        size_bytes=image.size_bytes,
+        record=record,
+        findings=tuple(findings),
+    )
+
+
+def judge_record(
+    record: ImageRecord, labels: Mapping[str, str], stack: Stack | None, platform: str | None
+) -> Iterator[Finding]:
+    """What a record and the labels around it can tell, wherever they were read."""
+    yield from match_labels(record, labels)
+    yield from check_sources(record)
+    yield from check_kernels(record)
+    if stack is not None:
+        yield from match_stack(record, stack, platform)
+
+
+def _judge(
+    image: OciImage,
+    record: ImageRecord | None,
+    files: Mapping[str, FoundFile],
+    stack: Stack | None,
+    platform: str | None,
+) -> Iterator[Finding]:
+    if record is None:
+        yield missing_record("no such file in its layers")
+        return
+    yield from judge_record(record, image.labels, stack, platform)
+    machine = record.platform.rpartition("-")[2]
+    if image.platform != f"linux/{machine}":
+        yield Finding(Level.BLOCKING, "image.platform", f"linux/{machine}, as its record says", image.platform)
+    yield from _match_files(record, files)
+
+
+def _match_files(record: ImageRecord, files: Mapping[str, FoundFile]) -> Iterator[Finding]:
+    """The record's facts against the files that they are of."""
+    kernels = record.code.get("rl_kernel")
+    if isinstance(kernels, dict) and kernels.get("is_compiled") is True:
+        found = [file.sha256 for path, file in files.items() if _is_extension(path)]
+        expected = str(kernels.get("extension_sha256"))
+        if found != [expected]:
+            yield Finding(Level.BLOCKING, "rl_engine._C", f"sha256 {expected}", ", ".join(found) or "no such file")
+    heads = {(file.data or b"").decode(errors="replace").strip() for path, file in files.items() if _is_head(path)}
+    commit = record.commits.get("vime", "")
+    if heads and heads != {commit}:
+        yield Finding(Level.BLOCKING, "vime/.git/HEAD", commit, ", ".join(sorted(heads))[:100])
+
+
+def _find(layout: Layout, image: OciImage) -> dict[str, FoundFile]:
+    """All of them are in the layers that we added, so the base's are not even decompressed."""
+
+    def is_enough(paths: set[str]) -> bool:
+        return _RECORD in paths and any(map(_is_head, paths)) and any(map(_is_extension, paths))
+
+    return find_files(layout, image, lambda path: path == _RECORD or _is_head(path) or _is_extension(path), is_enough)
+
+
+def _is_extension(path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return folder.endswith("/rl_engine") and name.startswith("_C") and name.endswith(".so")
+
+
+def _is_head(path: str) -> bool:
+    return path.endswith(_VIME_HEAD)

@@ -1,0 +1,253 @@
+"""OCI image layouts, as a folder or as a tar of one: read in place, hashed in a stream, never held in memory.
+
+https://github.com/opencontainers/image-spec/blob/main/image-layout.md
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final, cast
+
+from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.findings import Finding, Level
+
+MAX_JSON_BYTES: Final = 8 << 20
+MAX_MEMBERS: Final = 100_000
+CHUNK_BYTES: Final = 1 << 20
+_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
+_INDEXES: Final = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+_ATTESTATION: Final = "vnd.docker.reference.type"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descriptor:
+    """One blob as a manifest names it."""
+
+    digest: str
+    size_bytes: int
+    media_type: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OciImage:
+    """One platform's image.  ``digest`` is its manifest's; ``index_digest`` that of the list it was found in."""
+
+    digest: str
+    index_digest: str | None
+    platform: str
+    labels: Mapping[str, str]
+    blobs: tuple[Descriptor, ...]
+    layers: tuple[Descriptor, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(item.size_bytes for item in self.blobs)
+
+
+@dataclass(frozen=True)
+class _Extent:
+    file: Path
+    offset: int
+    size_bytes: int
+
+
+class Slice:
+    """Some bytes of a file as a stream of their own."""
+
+    def __init__(self, stream: BinaryIO, size_bytes: int) -> None:
+        self._stream = stream
+        self._left = size_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(self._left if size < 0 else min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+class Layout:
+    """The files of a layout by name; nothing is unpacked."""
+
+    def __init__(self, where: Path, files: Mapping[str, _Extent]) -> None:
+        self.where = where
+        self._files = files
+
+    def size_bytes(self, name: str) -> int | None:
+        extent = self._files.get(name)
+        return None if extent is None else extent.size_bytes
+
+    def open(self, name: str) -> _Opened:
+        """A stream of one file.
+
+        Raises:
+            BundleUnreadable: there is none of this name.
+        """
+        extent = self._files.get(name)
+        if extent is None:
+            raise BundleUnreadable(Problem(str(self.where), f"holds no {name}", expected="a whole image"))
+        return _Opened(extent)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A small file.
+
+        Raises:
+            BundleUnreadable: absent, large, or not an object.
+        """
+        if (self.size_bytes(name) or 0) > MAX_JSON_BYTES:
+            raise BundleUnreadable(Problem(f"{self.where}: {name}", "is too large", expected="a small JSON file"))
+        with self.open(name) as stream:
+            data = stream.read()
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise BundleUnreadable(Problem(f"{self.where}: {name}", "is no JSON object"))
+        return value
+
+
+class _Opened(AbstractContextManager[Slice]):
+    def __init__(self, extent: _Extent) -> None:
+        self._extent = extent
+        self._stream: BinaryIO = extent.file.open("rb")
+
+    def __enter__(self) -> Slice:
+        self._stream.seek(self._extent.offset)
+        return Slice(self._stream, self._extent.size_bytes)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
+
+
+def open_layout(path: Path) -> Layout:
+    """A folder or a tar.
+
+    Raises:
+        BundleUnreadable: neither holds an image.
+    """
+    try:
+        files = dict(_list_folder(path) if path.is_dir() else _list_tar(path))
+    except (OSError, tarfile.TarError) as error:
+        hint = "skopeo copy SOURCE oci-archive:FILE, uncompressed"
+        raise BundleUnreadable(Problem(str(path), f"is no OCI archive ({error})", hint=hint)) from None
+    if "index.json" not in files:
+        raise BundleUnreadable(Problem(str(path), "holds no index.json", expected="an OCI layout or a tar of one"))
+    return Layout(path, files)
+
+
+def _list_folder(path: Path) -> Iterator[tuple[str, _Extent]]:
+    for file in path.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            yield file.relative_to(path).as_posix(), _Extent(file, 0, file.stat().st_size)
+
+
+def _list_tar(path: Path) -> Iterator[tuple[str, _Extent]]:
+    """Header by header; the bytes between are skipped."""
+    with tarfile.open(path, "r:") as archive:
+        for number, member in enumerate(archive):
+            if number >= MAX_MEMBERS:
+                raise tarfile.TarError("too many members")
+            if member.isreg():
+                yield member.name.removeprefix("./"), _Extent(path, member.offset_data, member.size)
+
+
+def blob_name(digest: str, where: str) -> str:
+    """Where a layout keeps it.
+
+    Raises:
+        BundleUnreadable: no sha256.
+    """
+    match = _DIGEST.fullmatch(digest)
+    if match is None:
+        raise BundleUnreadable(Problem(where, "no sha256 digest", got=digest[:100]))
+    return f"blobs/sha256/{match[1]}"
+
+
+def load_image(layout: Layout, platform: str | None = None) -> OciImage:
+    """The image of one platform (``amd64``); of several, the one must be named.
+
+    Raises:
+        BundleUnreadable: no image, more than one, or a manifest that is not one.
+    """
+    where = str(layout.where)
+    descriptor, index_digest = _choose(layout, layout.read_json("index.json"), platform, None)
+    try:
+        manifest = layout.read_json(blob_name(descriptor["digest"], where))
+        config = _descriptor(manifest["config"])
+        layers = tuple(_descriptor(item) for item in manifest["layers"])
+        body = layout.read_json(blob_name(config.digest, where))
+        labels = cast("dict[str, str]", (body.get("config") or {}).get("Labels") or {})
+        return OciImage(
+            digest=descriptor["digest"],
+            index_digest=index_digest,
+            platform=f"{body.get('os')}/{body.get('architecture')}",
+            labels={str(name): str(value) for name, value in labels.items()},
+            blobs=(_descriptor(descriptor), config, *layers),
+            layers=layers,
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise BundleUnreadable(Problem(where, f"holds no image manifest ({error!r})")) from None
+
+
+def _choose(
+    layout: Layout, index: Mapping[str, Any], platform: str | None, index_digest: str | None
+) -> tuple[dict[str, Any], str | None]:
+    """The descriptor of a manifest, through lists of lists, and the digest of the list."""
+    found = [item for item in index.get("manifests", []) if not _is_attestation(item)]
+    if platform is not None and len(found) > 1:
+        found = [item for item in found if (item.get("platform") or {}).get("architecture") == platform]
+    if len(found) != 1:
+        names = ", ".join(str((item.get("platform") or {}).get("architecture")) for item in found) or "none"
+        raise BundleUnreadable(
+            Problem(
+                str(layout.where), "is not one image", got=names, expected="one, or one platform", hint="--platform"
+            )
+        )
+    chosen: dict[str, Any] = found[0]
+    if chosen.get("mediaType") in _INDEXES and index_digest is None:
+        digest = str(chosen.get("digest"))
+        return _choose(layout, layout.read_json(blob_name(digest, str(layout.where))), platform, digest)
+    return chosen, index_digest
+
+
+def _is_attestation(item: Mapping[str, Any]) -> bool:
+    return _ATTESTATION in (item.get("annotations") or {})
+
+
+def _descriptor(value: Mapping[str, Any]) -> Descriptor:
+    return Descriptor(
+        digest=str(value["digest"]), size_bytes=int(value["size"]), media_type=str(value.get("mediaType", ""))
+    )
+
+
+def check_blobs(layout: Layout, image: OciImage) -> Iterator[Finding]:
+    """Every blob that the manifest names is there and is what its digest says."""
+    for blob in image.blobs:
+        name = blob_name(blob.digest, str(layout.where))
+        size = layout.size_bytes(name)
+        if size is None:
+            yield Finding(Level.BLOCKING, name, f"{blob.size_bytes} bytes", "missing")
+        elif size != blob.size_bytes:
+            yield Finding(Level.BLOCKING, name, f"{blob.size_bytes} bytes", f"{size} bytes")
+        elif (found := hash_file(layout, name)) != blob.digest:
+            yield Finding(Level.BLOCKING, name, blob.digest, found)
+
+
+def hash_file(layout: Layout, name: str) -> str:
+    digest = hashlib.sha256()
+    with layout.open(name) as stream:
+        while data := stream.read(CHUNK_BYTES):
+            digest.update(data)
+    return f"sha256:{digest.hexdigest()}"
