@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -27,10 +27,19 @@ _SHARED: Final = frozenset({"/", "/usr", "/usr/local"})
 
 def hide_places(text: str, run_dir: Path | None = None) -> str:
     """``text`` with this machine's folders by name: run directory, checkouts, Python and its environment, home."""
-    names = {path: name for path, name in _list_places(run_dir) if path.startswith("/") and path not in _SHARED}
+    return make_hider(run_dir)(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
+
+
+def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
+    """The same for a log: the places of this moment, looked up once."""
+    names = {
+        os.fsencode(path): name.encode()
+        for path, name in _list_places(run_dir)
+        if path.startswith("/") and path not in _SHARED
+    }
     longest_first = sorted(names, key=len, reverse=True)
-    pattern = rf"({'|'.join(re.escape(path) for path in longest_first)})(?![\w.-])"
-    return re.sub(pattern, lambda match: names[match[1]], text)
+    pattern = re.compile(rb"(%s)(?![\w.-])" % b"|".join(map(re.escape, longest_first)))
+    return lambda data: pattern.sub(lambda match: names[match[1]], data)
 
 
 def _list_places(run_dir: Path | None) -> Iterator[tuple[str, str]]:

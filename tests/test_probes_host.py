@@ -13,7 +13,7 @@ def test_a_server_is_described_from_its_files(tmp_path):
     expected = {
         "hostname": "node-1",
         "kernel": "6.8.0-60-generic",
-        "cmdline": "ro iommu=pt",
+        "cmdline": "iommu=pt",
         "os": "Ubuntu 24.04.3 LTS",
         "clock_source": "tsc",
         "is_userns_restricted": True,
@@ -77,6 +77,11 @@ def test_limits_of_the_older_control_groups_count_too(tmp_path):
 def test_no_limit_is_said_in_words(tmp_path):
     facts = host.probe(write_tree(tmp_path, {"/sys/fs/cgroup/cgroup.controllers": "cpu", "/proc/self/cgroup": "0::/"}))
     assert (facts["cgroup_cpu_max"], facts["cgroup_memory_max_gib"]) == ("unlimited", "unlimited")
+
+
+def test_of_the_kernel_command_line_only_what_decides_speed_is_kept():
+    line = "mitigations=auto,nosmt console=ttyS0 quiet iommu.passthrough=1 rdinit=/agent hugepages=64 iommux=1 psi=1"
+    assert host.comparable_cmdline(line) == "mitigations=auto,nosmt iommu.passthrough=1 hugepages=64 psi=1"
 
 
 @settings(deadline=None)

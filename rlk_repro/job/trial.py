@@ -20,7 +20,7 @@ from rlk_repro.job.outcome import count_oom_kills, judge
 from rlk_repro.job.process import Ended, Limits, no_trouble, run_guarded
 from rlk_repro.job.resume import EXIT_SCHEMA
 from rlk_repro.job.stop import Stop
-from rlk_repro.places import hide_places
+from rlk_repro.places import hide_places, make_hider
 from rlk_repro.probes import environment
 from rlk_repro.results import TrialStatus
 from rlk_repro.rundir import RunDir, TrialDir
@@ -100,19 +100,29 @@ def run_trial(
     write_json(folder.command, record_command(command, run_dir))
     write_json(folder.env, record_env(command, run_dir, env))
     running = replace(command, env={**command.env, **service_env})
-    found = run_command(running, folder.stdout, limits=limits, stop=stop, watch=watch)
+    hide = make_hider(run_dir.root)
+    found = run_command(running, folder.stdout, limits=limits, stop=stop, watch=watch, hide=hide)
     outcome = replace(found, reason=hide_places(found.reason, run_dir.root))
     write_json(folder.exit, outcome.to_json(allocation))
     return outcome
 
 
-def run_command(command: Command, log: Path, *, limits: Limits, stop: Stop, watch: Watch) -> Outcome:
-    """Run a command with its output going to ``log``."""
+def run_command(
+    command: Command,
+    log: Path,
+    *,
+    limits: Limits,
+    stop: Stop,
+    watch: Watch,
+    hide: Callable[[bytes], bytes] | None = None,
+) -> Outcome:
+    """Run a command with its output going to ``log``, without secrets and with this machine's folders by name."""
+    hide = make_hider() if hide is None else hide
     env = resolve_env(command, os.environ)
     scrubber = make_scrubber(command.from_env, os.environ)
     num_oom_kills = count_oom_kills()
     started_unix_s = time.time()
-    with LogWriter(log, scrubber.bytes, utc_now) as writer:
+    with LogWriter(log, lambda block: hide(scrubber.bytes(block)), utc_now) as writer:
 
         def see_output(data: bytes) -> None:
             block = writer.feed(data)

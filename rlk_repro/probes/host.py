@@ -32,8 +32,13 @@ ARM_CORES: Final = {
     ("0x41", "0xd49"): "Neoverse-N2",
     ("0x41", "0xd4f"): "Neoverse-V2",
 }
-# Tokens of the kernel command line that differ between equal machines
-NODE_TOKENS: Final = ("BOOT_IMAGE=", "BOOTIF=", "initrd=", "root=", "resume=", "ip=", "systemd.machine_id=", "rd.luks.")
+# Kernel parameters that change how fast a machine is; the others tell whose it is and what it boots from
+TUNING: Final = re.compile(
+    r"mitigations|nosmt|mce|iommu(?:\.\w+)?|(?:intel|amd)_iommu|swiotlb|isolcpus|nohz(?:_full)?|rcu_nocbs|irqaffinity|"
+    r"numa_balancing|(?:default_)?hugepagesz?|transparent_hugepage|(?:intel|amd)_pstate|idle|processor\.\w+|"
+    r"intel_idle\.\w+|cpuidle\.\w+|cpufreq\.\w+|clocksource|tsc|preempt|skew_tick|nmi_watchdog|nowatchdog|psi|"
+    r"cgroup_\w+|systemd\.unified_cgroup_hierarchy|pci|pcie_\w+|spectre_v2|nospectre_v[12]|kpti|nopti|mds|retbleed"
+)
 LIMITS: Final = {
     "nofile": resource.RLIMIT_NOFILE,
     "memlock": resource.RLIMIT_MEMLOCK,
@@ -180,9 +185,9 @@ def _find_run(argv: list[str]) -> str | None:
 
 
 def comparable_cmdline(text: str) -> str:
-    """The kernel's own parameters, without what differs between equal machines (root device, image path, addresses)."""
+    """The parameters that matter for speed, in their order; nothing else of the line is anybody's business."""
     kernel_part = f" {text} ".split(" -- ", 1)[0]
-    return scrub(" ".join(token for token in kernel_part.split() if not token.startswith(NODE_TOKENS)))
+    return scrub(" ".join(token for token in kernel_part.split() if TUNING.fullmatch(token.split("=", 1)[0])))
 
 
 def parse_os_release(text: str) -> str | Unknown:
