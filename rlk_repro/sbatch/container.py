@@ -239,7 +239,7 @@ def _mount_fields(bind: Bind, target: str, read_only: str) -> str:
 
 def _enroot_import(image: Image, machine: str, stem: str) -> Import:
     """The digest where a tag goes: enroot 3 knows no other place for it, and enroot 4 takes it there too."""
-    registry, repository = _split_reference(image.reference)
+    registry, repository = split_reference(image.reference)
     arch = () if machine == "any" else (f"--arch={machine}",)
     return Import(
         file=f"{stem}.sqsh",
@@ -265,7 +265,7 @@ _IMPORTS: Final[Mapping[str, Callable[[Image, str, str], Import]]] = {
 }
 
 
-def _split_reference(reference: str) -> tuple[str, str]:
+def split_reference(reference: str) -> tuple[str, str]:
     """Registry and repository, as docker reads a reference: the first part is a registry where it looks like a host."""
     first, _, rest = reference.partition("/")
     if not rest or not ("." in first or ":" in first or first == "localhost"):
