@@ -120,7 +120,7 @@ def test_short_logits_keep_float32_log_probs_and_their_own_gradient(later: str, 
 
 @pytest.mark.parametrize("part", ["implementation", "actual_backend"])
 def test_another_implementation_than_the_recorded_one_is_refused(double: Any, part: str) -> None:
-    found = vocab_parallel.VocabParallelLogp.find(Case(platform=CPU))
+    found = vocab_parallel.VocabParallelLogp.find(CPU)
     assert isinstance(found, vocab_parallel.VocabParallelLogp)
     logits, tokens, _ = make_problem(1)
     dispatch = found._dispatch
