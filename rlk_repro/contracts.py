@@ -92,7 +92,8 @@ class Contract(BaseModel):
 
 def split_arguments(argv: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Flags with their values; values before any flag belong to the flag ``""``."""
-    flag, values = "", []
+    flag = ""
+    values: list[str] = []
     for word in argv:
         if word.startswith("--"):
             if flag or values:

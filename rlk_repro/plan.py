@@ -70,6 +70,11 @@ class Plan:
         return self.run.layouts[self.hardware.hardware]
 
     @property
+    def ops(self) -> tuple[str, ...]:
+        """The operators that the enabled variant asks for on this hardware."""
+        return self.run.rl_kernel.ops_on.get(self.hardware.hardware, self.run.rl_kernel.ops)
+
+    @property
     def cluster(self) -> str:
         return self.profile.cluster
 
@@ -130,7 +135,7 @@ class Plan:
             has_entropy_metric=self.run.entropy_metric,
             has_output_layer=self.run.workload.has_output_layer,
         )
-        return [eligibility(op, case) for op in self.run.rl_kernel.ops]
+        return [eligibility(op, case) for op in self.ops]
 
     def expected_minutes(self) -> float | None:
         """Of all trials, by the run's own estimate; None where it gives none for this hardware or its steps changed."""

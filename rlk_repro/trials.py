@@ -34,7 +34,7 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelem
     ops = read_ops(folder)
     log_series, rejects = _read_log(plan, folder)
     series = (*log_series, *_ops_series(plan, ops, folder))
-    requested = plan.run.rl_kernel.ops if trial.variant == ENABLED else ()
+    requested = plan.ops if trial.variant == ENABLED else ()
     proof = prove(ops, variant=trial.variant, requested_ops=requested, platform=plan.hardware.platform)
     num_found = _num_steps(series)
     if status is TrialStatus.OK and num_found < plan.num_steps:

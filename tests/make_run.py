@@ -125,7 +125,7 @@ def _log_lines(trial: Trial, recipe: Recipe, num_steps: int) -> Iterable[str]:
 
 
 def _ops_lines(plan: Plan, trial: Trial, recipe: Recipe, num_steps: int) -> Iterable[str]:
-    platform, ops = plan.hardware.platform, plan.run.rl_kernel.ops
+    platform, ops = plan.hardware.platform, plan.ops
     is_enabled = trial.variant == ENABLED
     yield dump_json_line({"event": "install", "schema": 1, "mode": "auto" if is_enabled else "off",
                           "is_requested": is_enabled, "ops": list(ops) if is_enabled else [], "rank": 0,

@@ -48,11 +48,11 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 def find_own_work(plan: Plan) -> tuple[str, ...]:
     """What must be said where the enabled variant is faster by more than RL-Kernel."""
-    if not plan.has_enabled or _WITH_OWN_PASS.isdisjoint(plan.run.rl_kernel.ops):
+    if not plan.has_enabled or _WITH_OWN_PASS.isdisjoint(plan.ops):
         return ()
     if plan.run.entropy_metric:
         return (OWN_ENTROPY,)
-    is_without_logp = plan.hardware.platform == Platform.ROCM and "ratio_kl" in plan.run.rl_kernel.ops
+    is_without_logp = plan.hardware.platform == Platform.ROCM.value and "ratio_kl" in plan.ops
     return (OWN_NORMALISER,) if is_without_logp else ()
 
 

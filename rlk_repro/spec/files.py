@@ -66,11 +66,17 @@ class Measure(Model):
     margins: Margins = Margins()
 
 
-class RlKernel(Model):
+Operators: TypeAlias = Annotated[tuple[Name, ...], Field(min_length=1)]
+
+
+class RlKernel(GrowingModel):
     """How the enabled variant routes RL-Kernel in.  ``require`` refuses to start where an operator cannot run."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"ops_on"})
+
     mode: Mode = "require"
-    ops: Annotated[tuple[Name, ...], Field(min_length=1)] = ("logp", "ratio_kl")
+    ops: Operators = ("logp", "ratio_kl")
+    ops_on: dict[Name, Operators] = Field({}, description="others on one hardware, where it has not all of them")
 
 
 class Layout(Model):
@@ -163,23 +169,21 @@ class Profile(GrowingModel):
 def run_problems(run: Run) -> list[PathProblem]:
     """Combinations that no single field can refuse: (path, what is wrong, got, expected)."""
     in_workload = [(("workload", *path), *rest) for path, *rest in run.workload.find_problems()]
-    return [*_operator_problems(run.rl_kernel), *in_workload, *_run_problems(run)]
+    named = {("ops",): run.rl_kernel.ops, **{("ops_on", name): ops for name, ops in run.rl_kernel.ops_on.items()}}
+    in_operators = [item for path, ops in named.items() for item in _operator_problems(("rl_kernel", *path), ops)]
+    return [*in_operators, *in_workload, *_run_problems(run)]
 
 
-def _operator_problems(rl_kernel: RlKernel) -> list[PathProblem]:
-    ops = rl_kernel.ops
+def _operator_problems(path: tuple[str, ...], ops: tuple[str, ...]) -> list[PathProblem]:
     menu = f"one of {', '.join(OPERATORS)}"
     problems: list[PathProblem] = [
-        (("rl_kernel", "ops", str(index)), "no such operator", op, menu)
-        for index, op in enumerate(ops)
-        if op not in OPERATORS
+        ((*path, str(index)), "no such operator", op, menu) for index, op in enumerate(ops) if op not in OPERATORS
     ]
     if len(set(ops)) != len(ops):
-        problems.append((("rl_kernel", "ops"), "operator named twice", list(ops), "each once"))
+        problems.append((path, "operator named twice", list(ops), "each once"))
     if not problems:
         problems += [
-            (("rl_kernel", "ops"), "two operators would serve the same call", list(pair), "one of them")
-            for pair in find_conflicts(ops)
+            (path, "two operators would serve the same call", list(pair), "one of them") for pair in find_conflicts(ops)
         ]
     return problems
 
@@ -195,7 +199,10 @@ def _run_problems(run: Run) -> list[PathProblem]:
     if run.measure.pairs + run.measure.control_pairs == 0:
         problems.append((("measure", "pairs"), "nothing to run", 0, "at least one pair or control pair"))
     menu = f"one of {', '.join(run.layouts)}"
-    named: dict[tuple[str, ...], Iterable[str]] = {("expected_trial_minutes",): run.expected_trial_minutes}
+    named: dict[tuple[str, ...], Iterable[str]] = {
+        ("expected_trial_minutes",): run.expected_trial_minutes,
+        ("rl_kernel", "ops_on"): run.rl_kernel.ops_on,
+    }
     if isinstance(workload, VimeWorkload):
         named["workload", "placements"] = workload.placements
         problems += [

@@ -53,7 +53,7 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
     """The declared switches: empty for baseline."""
     if trial.variant != ENABLED:
         return {}
-    return {SWITCH: "1", SWITCH_MODE: plan.run.rl_kernel.mode, SWITCH_OPS: ",".join(plan.run.rl_kernel.ops)}
+    return {SWITCH: "1", SWITCH_MODE: plan.run.rl_kernel.mode, SWITCH_OPS: ",".join(plan.ops)}
 
 
 def metric_env(plan: Plan) -> dict[str, str]:

@@ -225,7 +225,18 @@ def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
         )
 
 
+def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
+    """``require`` refuses to start with an operator that cannot run: better said before there is a job."""
+    if plan.run.rl_kernel.mode != "require" or not plan.has_enabled:
+        return
+    for item in plan.eligibilities():
+        if not item.is_eligible:
+            yield Problem(_where(plan, f"rl_kernel.ops: {item.op}"), f"required, and not eligible here ({item.reason})",
+                          expected=f"rl_kernel.ops_on.{plan.hardware.hardware} without it")  # fmt: skip
+
+
 RULES: Final[tuple[Rule, ...]] = (
+    _check_operators,
     _check_model,
     _check_batch,
     _check_tokens,
