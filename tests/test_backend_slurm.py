@@ -170,10 +170,10 @@ def test_what_a_run_left_outranks_what_slurm_thinks_of_its_script(fake: FakeSlur
     fake.queue("12|FAILED|NonZeroExitCode|node-0|x")
     say_last_word(run_dir, 143, "stopped by SIGTERM")
     assert slurm.poll(SUBMISSION, run_dir) == Status(
-        state=JobState.FAILED, reason="Slurm says FAILED, stopped by SIGTERM"
+        state=JobState.FAILED, reason="Slurm says FAILED, stopped by SIGTERM, which Slurm sends before the time limit"
     )
     run_dir.cancelled.touch()
-    assert slurm.poll(SUBMISSION, run_dir).state is JobState.CANCELLED
+    assert slurm.poll(SUBMISSION, run_dir) == Status(state=JobState.CANCELLED, reason="stopped by SIGTERM")
     seal(run_dir, "sealed, 3 of 4 trials ok")
     asked = len(fake.calls)
     assert slurm.poll(SUBMISSION, run_dir) == Status(state=JobState.DONE, reason="sealed, 3 of 4 trials ok")

@@ -100,7 +100,7 @@ def test_cancelling_lets_the_agent_record_and_pack(site: Site) -> None:
     assert run.poll().nodes in {"node-0", "node-1"}
     assert run.cancel()
     status = run.wait_for_end()
-    assert (status.state, status.reason) == (JobState.CANCELLED, "Slurm says FAILED, stopped by SIGTERM")
+    assert (status.state, status.reason) == (JobState.CANCELLED, "stopped by SIGTERM")
     assert status_of(run.run_dir, "00-p1-baseline") == TrialStatus.INTERRUPTED
     assert run.run_dir.bundle.is_file()
     assert not inspect_bundle(run.collect()).is_sealed
@@ -186,6 +186,7 @@ def test_the_time_limit_comes_with_a_warning_that_the_agent_uses(site: Site) -> 
     run.wait_for_step()
     site.cluster.ask("scontrol", "update", f"jobid={run.job_id}", "timelimit=2")
     status = run.wait_for_end(240)
-    assert (status.state, status.reason) == (JobState.FAILED, "Slurm says FAILED, stopped by SIGTERM")
+    reason = "Slurm says FAILED, stopped by SIGTERM, which Slurm sends before the time limit"
+    assert (status.state, status.reason) == (JobState.FAILED, reason)
     assert status_of(run.run_dir, "00-p1-baseline") == TrialStatus.INTERRUPTED
     assert not inspect_bundle(run.collect()).is_sealed

@@ -29,6 +29,7 @@ LOG_POLL_S: Final = 5.0
 SUBMIT_TIMEOUT_S: Final = 300.0
 CLUSTER_NAME: Final = "cluster_name"
 VERSION: Final = "slurm_version"
+_SCRIPT_FAILED: Final = "Slurm says FAILED"  # the script ended so by itself; Slurm has other words where it ends a job
 
 
 def available() -> str | None:
@@ -242,10 +243,12 @@ def _judge_end(run_dir: RunDir, state: JobState, word: str) -> Status:
     last = read_last_word(run_dir)
     if run_dir.is_sealed:
         return Status(state=JobState.DONE, reason=last.message)
-    reason = _join(word, last.message or ("" if last.exit_code is not None else "its agent left no last word"))
-    if run_dir.cancelled.exists() or state is JobState.CANCELLED:
-        return Status(state=JobState.CANCELLED, reason=reason)
-    return Status(state=JobState.FAILED, reason=reason)
+    if run_dir.cancelled.exists():  # Slurm's word is then that of a script which was told to end
+        return Status(state=JobState.CANCELLED, reason=last.message or word)
+    said = last.message or ("" if last.exit_code is not None else "its agent left no last word")
+    if word == _SCRIPT_FAILED and last.is_interrupted:
+        said += ", which Slurm sends before the time limit"
+    return Status(state=state if state is JobState.CANCELLED else JobState.FAILED, reason=_join(word, said))
 
 
 def _join(*parts: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
+from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, silence
 from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def replay(
     if not as_json:
         _say_drift(prepared)
     steps.check_drift(prepared.drift, is_accepted=is_accepted)
-    comparison = steps.run(prepared, note)
+    comparison = steps.run(prepared, silence if as_json else note, is_quiet=as_json)
     if as_json:
         say_json(comparison.to_json())
     else:
@@ -81,7 +81,7 @@ def _say_drift(prepared: Prepared) -> None:
 
     say(f"analysis reproduced {_how_exact(prepared.recorded)} from the logs")
     if prepared.drift is None:
-        say("the scheduler chooses the nodes: how they differ from the recorded ones is found by the run")
+        say("how the nodes differ from the recorded ones is found by the run")
         return
     shown = [finding for finding in prepared.drift if finding.level is not Level.INFO]
     rest = f"{len(prepared.drift) - len(shown)} for information only (--dry-run --json lists them)"
