@@ -110,7 +110,7 @@ def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None
         raise CheckFailed(*problems[:-1], last)
 
 
-def run(prepared: Prepared, tell: Callable[[str], None]) -> Comparison:
+def run(prepared: Prepared, tell: Callable[[str], None], *, is_quiet: bool = False) -> Comparison:
     """Submit, wait, and compare the new result with the recorded one.
 
     Raises:
@@ -118,7 +118,7 @@ def run(prepared: Prepared, tell: Callable[[str], None]) -> Comparison:
     """
     launched = launch.submit(prepared.launch, [("replay_of", prepared.recorded.bundle_id)])
     tell(f"run directory: {launched.run_dir.root}")
-    launch.wait(launched, tell)
+    launch.wait(launched, tell, is_quiet=is_quiet)
     result = launch.finish(launched)
     tell(f"bundle: {result.bundle}  (id {result.bundle_id[:12]})")
     tell(f"report: {result.report}")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,18 @@ def test_a_report_is_rebuilt_and_may_set_the_exit_code(call, sealed: RunDir, tmp
     assert (code, "--fail-on: no such verdict, got 'worse', expected any of faster" in err) == (2, True)
 
 
+def test_a_report_goes_where_no_other_bundles_report_goes(call, sealed: RunDir, tmp_path: Path) -> None:
+    for name in ("a.tgz", "b.tgz"):
+        shutil.copy(sealed.bundle, tmp_path / name)
+        assert call("report", str(tmp_path / name))[0] == 0
+    assert sorted(path.name for path in tmp_path.glob("*-report")) == ["a-report", "b-report"]
+    assert call("report", str(sealed.bundle))[0] == 0
+    assert (sealed.report / "report.html").is_file()
+    page = (tmp_path / "a-report" / "report.md").read_text()
+    assert "rlk-repro verify a.tgz" in page
+    assert str(tmp_path) not in page
+
+
 def test_a_forged_verdict_is_not_reported(call, sealed: RunDir) -> None:
     sealed.analysis.write_text(sealed.analysis.read_text().replace('"word": "faster"', '"word": "slower"'))
     for command in (["report", str(sealed.root)], ["diff", str(sealed.root), str(sealed.bundle)]):
@@ -141,7 +154,7 @@ def test_a_verdict_forged_with_its_checksums_is_computed_away(call, sealed: RunD
 
 def test_several_reports_do_not_overwrite_each_other(call, sealed: RunDir, tmp_path: Path) -> None:
     bundle = str(sealed.bundle)
-    _, out, _ = call("report", bundle, bundle, "--json")
+    _, out, _ = call("report", bundle, bundle, "-o", str(tmp_path / "out"), "--json")
     reports = [Path(item["report"]) for item in json.loads(out)]
     assert [path.parent.name for path in reports] == ["1", "2"]
     assert all(path.is_file() for path in reports)

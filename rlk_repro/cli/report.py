@@ -71,7 +71,7 @@ def _folder(source: Path, output: Path | None, number: int | None) -> Path:
     packed = RunDir(source.parent)
     if source.name == packed.bundle.name:
         return packed.report
-    return source.parent / f"{source.name.removesuffix('.gz').removesuffix('.tgz').removesuffix('.tar')}-report"
+    return source.parent / f"{source.name.removesuffix('.tgz')}-report"
 
 
 def _verdict_words(text: str) -> set[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rlk_repro.cli.output import AsJson, note, say, say_json
+from rlk_repro.cli.output import AsJson, note, say, say_json, silence
 from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
 
 if TYPE_CHECKING:
@@ -86,8 +86,9 @@ def send(prepared: Prepared, *, is_dry_run: bool, is_waiting: bool, as_json: boo
     if not is_waiting:
         _show_submitted(prepared.plan, launched, as_json=as_json)
         return
-    note(f"run directory: {launched.run_dir.root}")
-    launch.wait(launched, note)
+    tell = silence if as_json else note
+    tell(f"run directory: {launched.run_dir.root}")
+    launch.wait(launched, tell, is_quiet=as_json)
     _show_result(launched, as_json=as_json)
 
 
