@@ -10,7 +10,7 @@ from typing import Final
 import typer
 
 from rlk_repro import __version__
-from rlk_repro.cli import bench, bundles, claims, doctor, jobs, profile, replay, report, runs, submit
+from rlk_repro.cli import bench, bundles, claims, doctor, images, jobs, prepare, profile, replay, report, runs, submit
 from rlk_repro.errors import EXIT_BUG, EnvironmentMissing, RlkReproError
 
 app: Final = typer.Typer(
@@ -47,6 +47,8 @@ report.register(app)
 bench.register(app)
 claims.register(app)
 profile.register(app)
+images.register(app)
+prepare.register(app)
 doctor.register(app)
 
 

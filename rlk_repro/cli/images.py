@@ -1,0 +1,225 @@
+"""``images list|pull|build|check|pin|export|import``: the container images of stacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
+
+if TYPE_CHECKING:
+    from rlk_repro.findings import Finding
+
+StackName = Annotated[str, typer.Option("--stack", help="A name or a file.")]
+Platform = Annotated[
+    str | None, typer.Option(help="cuda-amd64, cuda-arm64 or rocm-amd64; needed where there are several.")
+]
+RuntimeName = Annotated[
+    str | None, typer.Option("--runtime", help="podman, docker, apptainer or enroot; default: the first here.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Container images of stacks: list, fetch, build, check, pin, carry.", no_args_is_help=True)
+    group.command("list")(list_)
+    group.command("pull")(pull)
+    group.command("build")(build)
+    group.command("check")(check)
+    group.command("pin")(pin)
+    group.command("export")(export)
+    group.command("import")(import_)
+    app.add_typer(group, name="images")
+
+
+def list_(
+    stacks: Annotated[list[str] | None, typer.Argument(metavar="[STACK]...", help="Default: all of them.")] = None,
+    size: Annotated[
+        bool, typer.Option("--size", help="Ask the registries whether they are there and how large.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the images of stacks: digest, size, and whether there is one."""
+    from rlk_repro.images.stacks import list_images
+    from rlk_repro.units import format_bytes
+
+    rows = list_images(stacks or [], asks_registry=size)
+    if as_json:
+        say_json({"images": [row.to_json() for row in rows]})
+        return
+    for row in rows:
+        what = f"{row.reference}@{row.digest}  " if row.reference else ""
+        known = f"{format_bytes(row.size_bytes)}  " if row.size_bytes is not None else ""
+        say(f"{row.stack:<12} {row.platform:<11} {what}{known}{row.status}")
+
+
+def pull(
+    stack: StackName,
+    platform: Platform = None,
+    runtime: RuntimeName = None,
+    image_dir: Annotated[
+        Path | None, typer.Option(help="Shared folder for apptainer and enroot, the profile's container.image_dir.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a stack's image by digest and check it; a pull that was cut off goes on when repeated."""
+    from rlk_repro.errors import Problem, SpecError
+    from rlk_repro.images.runtimes import check_in_runtime, find_runtime, pull_image
+    from rlk_repro.images.stacks import get_image, get_stack
+
+    known = get_stack(stack)
+    chosen, image = get_image(known, platform)
+    found = find_runtime(runtime)
+    if found.suffix and image_dir is None:
+        raise SpecError(Problem("--image-dir", "missing", expected=f"a folder for the images of {found.name}"))
+    what = pull_image(image, chosen, found, image_dir)
+    _report(what, {"image": what, "runtime": found.name}, check_in_runtime(what, found, known, chosen), as_json)
+
+
+def build(
+    stack: StackName,
+    platform: Platform = None,
+    engine: Annotated[str | None, typer.Option(help="docker, buildah or podman; default: the first here.")] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="Name of the image; default: localhost/rlk-repro:STACK-PLATFORM.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="NAME@DIGEST", help="Build on this image instead of the stack's base.")
+    ] = None,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command line, run nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Build a stack's image from this checkout; no GPU is needed."""
+    from rlk_repro.images.build import make_build, run_build
+    from rlk_repro.images.stacks import get_stack
+
+    made = make_build(get_stack(stack), platform, engine=engine, tag=tag, base=base)  # type: ignore[arg-type]
+    if not is_dry_run:
+        run_build(made)
+    if as_json:
+        say_json({"argv": made.argv, "tag": made.tag, "is_built": not is_dry_run})
+    else:
+        say(str(made) if is_dry_run else f"built {made.tag}")
+
+
+def check(
+    image: Annotated[
+        str, typer.Argument(metavar="REF", help="An OCI archive or layout, or an image that a runtime has.")
+    ],
+    stack: Annotated[str | None, typer.Option("--stack", help="Hold it against this stack.")] = None,
+    platform: Platform = None,
+    runtime: RuntimeName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check what is inside an image; no GPU is needed, and an archive is not even run."""
+    from rlk_repro.images.archive_check import check_archive
+    from rlk_repro.images.runtimes import check_in_runtime, find_runtime
+    from rlk_repro.images.stacks import get_stack
+
+    known = None if stack is None else get_stack(stack)
+    path = Path(image)
+    if path.exists() and runtime is None:
+        checked = check_archive(path, known, platform)
+        _report(f"{image}: {checked.digest}", checked.to_json(), list(checked.findings), as_json)
+        return
+    found = find_runtime(runtime)
+    _report(image, {"image": image, "runtime": found.name}, check_in_runtime(image, found, known, platform), as_json)
+
+
+def pin(
+    stack: Annotated[str, typer.Argument(metavar="STACK", help="A name or a file.")],
+    refs: Annotated[
+        list[str] | None, typer.Option("--ref", metavar="PIN=REF", help="Resolve a pin anew: vime=main.")
+    ] = None,
+    images: Annotated[
+        list[str] | None, typer.Option("--image", metavar="PLATFORM=NAME@DIGEST", help="This image is published now.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the renewed stack there.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Resolve a stack's tags and refs and print the difference; without -o nothing is written."""
+    from rlk_repro.files import write_text
+    from rlk_repro.images.pin import diff, renew
+    from rlk_repro.resources import display_name, find_yaml, stack_folders
+    from rlk_repro.specfile import load_stack
+
+    path = find_yaml("stack", stack, stack_folders())
+    before = path.read_text()
+    known = load_stack(stack, stack_folders()).model
+    after = renew(before, known, _pairs("--ref", refs), _pairs("--image", images))
+    lines = list(diff(before, after, display_name(path)))
+    if output is not None:
+        write_text(output, after)
+    if as_json:
+        say_json({"stack": known.stack, "is_changed": bool(lines), "diff": lines})
+        return
+    say("\n".join(lines) if lines else f"stack {known.stack}: nothing has moved")
+    if lines and output is None:
+        note(f"look at it, then write it: -o {display_name(path)}")
+
+
+def export(
+    stack: StackName,
+    folder: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder.")],
+    platform: Platform = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a published image to a folder with checksums, to be carried where no registry is reached."""
+    from rlk_repro.images.stacks import get_image, get_stack
+    from rlk_repro.images.transport import export_image
+
+    known = get_stack(stack)
+    chosen, image = get_image(known, platform)
+    checked = export_image(image, folder, known, chosen)
+    if as_json:
+        say_json(checked.to_json())
+    else:
+        say(f"{folder}: {checked.digest}; check it anywhere with sha256sum -c SHA256SUMS")
+
+
+def import_(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What export wrote.")],
+    target: Annotated[
+        str, typer.Option("--to", help="docker://REGISTRY/NAME, docker-daemon:NAME:TAG, containers-storage:NAME.")
+    ],
+    stack: Annotated[str | None, typer.Option("--stack", help="Hold it against this stack.")] = None,
+    platform: Platform = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check an exported image and copy it into a registry or an engine, digest and all."""
+    from rlk_repro.images.stacks import get_stack
+    from rlk_repro.images.transport import import_image
+
+    checked = import_image(folder, target, None if stack is None else get_stack(stack), platform)
+    if as_json:
+        say_json(checked.to_json())
+    else:
+        say(f"{target}: {checked.digest}")
+
+
+def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    from rlk_repro.errors import Problem, SpecError
+
+    pairs = {}
+    for text in given or []:
+        name, is_pair, value = text.partition("=")
+        if not is_pair or not name or not value:
+            raise SpecError(Problem(option, "no pair", got=text, expected="NAME=VALUE"))
+        pairs[name] = value
+    return pairs
+
+
+def _report(what: str, value: dict[str, Any], findings: list[Finding], as_json: bool) -> None:
+    from rlk_repro.findings import has_blocking
+
+    is_ok = not has_blocking(findings)
+    if as_json:
+        say_json({**value, "is_ok": is_ok, "findings": [finding.to_json() for finding in findings]})
+    else:
+        say_findings(findings)
+        say(f"{what}: {'is what its record says' if is_ok else 'must not be used'}")
+    if not is_ok:
+        raise typer.Exit(1)

@@ -1,0 +1,161 @@
+"""The command line that builds a stack's image from this checkout, and running it.
+
+The build arguments are the stack's pins, our own commit and its time; nothing else enters.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlk_repro import proc
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.probes.checkout import GIT
+from rlk_repro.resources import PACKAGE
+from rlk_repro.spec import BaseImage, ImagePlatform, Stack
+
+TIMEOUT_S: Final = 24 * 3600.0
+ROOT: Final = PACKAGE.parent
+CONTEXT: Final = ("docker", "jobs", "manifests", "pyproject.toml", "requirements", "rlk_repro", "slurm", "tools")
+ENGINES: Final = ("docker", "buildah", "podman")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """One build: ``arguments`` by name, the Dockerfile, the name that the image gets."""
+
+    engine: str
+    dockerfile: Path
+    arguments: Mapping[str, str]
+    tag: str
+
+    @property
+    def argv(self) -> list[str]:
+        given = [f"--build-arg={name}={value}" for name, value in self.arguments.items()]
+        epoch = self.arguments["SOURCE_DATE_EPOCH"]
+        words = {
+            "docker": ["docker", "build"],
+            # these two stamp every file of the new layers themselves
+            "podman": ["podman", "build", f"--timestamp={epoch}"],
+            "buildah": ["buildah", "build", f"--timestamp={epoch}"],
+        }[self.engine]
+        return [*words, f"--file={self.dockerfile}", *given, f"--tag={self.tag}", str(ROOT)]
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv)
+
+
+def make_build(
+    stack: Stack, platform: ImagePlatform | None, *, engine: str | None, tag: str | None, base: str | None
+) -> Build:
+    """Fill in the arguments; ``base`` (``NAME@sha256:…``) stands in for one that the stack has no digest of.
+
+    Raises:
+        SpecError: the stack pins too little, or several images could be meant.
+        EnvironmentMissing: this is no checkout, or no engine is here.
+    """
+    chosen = _choose_platform(stack, platform)
+    gpu = chosen.partition("-")[0]
+    dockerfile = ROOT / "docker" / f"Dockerfile.{gpu}"
+    if not dockerfile.is_file():
+        hint = "images are built from a checkout of rlk-repro"
+        raise EnvironmentMissing(Problem(str(dockerfile), "is not there", hint=hint))
+    name, digest = _base(stack, chosen, base)
+    missing = [pin for pin in ("vime", "rl_kernel") if pin not in dict(stack.pins)]
+    if missing:
+        raise SpecError(Problem(f"stack {stack.stack}", "pins too little for an image", expected=f"pins.{missing[0]}"))
+    commit, epoch = _own_commit()
+    arguments = {
+        "BASE_NAME": name,
+        "BASE_DIGEST": digest,
+        "STACK": stack.stack,
+        "IMAGE_PLATFORM": chosen,
+        "REVISION": commit,
+        "SOURCE_DATE_EPOCH": epoch,
+        "VIME_REPOSITORY": stack.pins["vime"].repository,
+        "VIME_COMMIT": stack.pins["vime"].commit,
+        "RL_KERNEL_REPOSITORY": stack.pins["rl_kernel"].repository,
+        "RL_KERNEL_COMMIT": stack.pins["rl_kernel"].commit,
+    }
+    return Build(engine=_find_engine(engine), dockerfile=dockerfile, arguments=arguments,
+                 tag=tag or f"localhost/rlk-repro:{stack.stack}-{chosen}")  # fmt: skip
+
+
+def run_build(build: Build) -> None:
+    """Run it, its output on standard error.
+
+    Raises:
+        SpecError: our own files are not those of the commit that the image would name.
+        CheckFailed: the build failed; it has said why.
+    """
+    changed = _git("status", "--porcelain", "--", *CONTEXT)
+    if changed:
+        raise SpecError(
+            Problem("this checkout", "has changed files, and the image would name its commit",
+                    got=changed.splitlines()[0].strip(), hint="commit them, or git stash them")
+        )  # fmt: skip
+    process = proc.start(build.argv, output_fd=sys.stderr.fileno(), cwd=ROOT)
+    try:
+        is_done = proc.wait(process, TIMEOUT_S)
+    except BaseException:
+        proc.signal_group(process.pid, signal.SIGTERM)
+        raise
+    if not is_done or process.returncode != 0:
+        raise CheckFailed(Problem(f"{build.engine} build", f"ended with {process.returncode}"))
+
+
+def _choose_platform(stack: Stack, platform: ImagePlatform | None) -> ImagePlatform:
+    names = list(stack.bases)
+    if platform is not None and platform in names:
+        return platform
+    if platform is None and len(names) == 1:
+        return names[0]
+    expected = f"--platform {' or '.join(names)}" if names else "a stack that names base images"
+    raise SpecError(Problem(f"stack {stack.stack}", "which image?", got=platform, expected=expected))
+
+
+def _base(stack: Stack, platform: ImagePlatform, given: str | None) -> tuple[str, str]:
+    known: BaseImage = stack.bases[platform]
+    if given is not None:
+        name, _, digest = given.partition("@")
+        if not digest.startswith("sha256:"):
+            raise SpecError(Problem("--base", "a tag can move", got=given, expected="NAME@sha256:<64 hex digits>"))
+        return name, digest
+    if platform.startswith("rocm") or known.digest is None:
+        hint = "docs/images.md, MI300X" if platform.startswith("rocm") else f"rlk-repro images pin {stack.stack}"
+        raise SpecError(
+            Problem(f"stack {stack.stack}: bases.{platform}", "has no digest to build on",
+                    expected="--base NAME@sha256:…", hint=hint)
+        )  # fmt: skip
+    return known.reference, known.digest
+
+
+def _find_engine(name: str | None) -> str:
+    """The named one as it is (a dry run needs none), else the first that is here."""
+    if name is not None:
+        if name not in ENGINES:
+            raise SpecError(Problem("--engine", "no such engine", got=name, expected=" or ".join(ENGINES)))
+        return name
+    found = next((engine for engine in ENGINES if shutil.which(engine)), None)
+    if found is None:
+        raise EnvironmentMissing(Problem(", ".join(ENGINES), "are not on PATH", expected="one of them"))
+    return found
+
+
+def _own_commit() -> tuple[str, str]:
+    commit, epoch = _git("log", "-1", "--format=%H %ct").split()
+    return commit, epoch
+
+
+def _git(*arguments: str) -> str:
+    done = proc.run([*GIT, *arguments], cwd=ROOT)
+    if not done.is_ok:
+        hint = "images are built from a checkout of rlk-repro, whose commit they name"
+        raise EnvironmentMissing(Problem(str(ROOT), "is no git checkout", hint=hint))
+    return done.stdout.strip()

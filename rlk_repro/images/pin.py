@@ -1,0 +1,177 @@
+"""Renews a stack file: tags to the digests they mean now, refs to commits, built images to what is published.
+
+The file's text is edited where the values stand, so comments and order stay; what comes out is read again as a stack,
+and nothing is written before somebody has seen the difference.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from rlk_repro import proc
+from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.images.registry import resolve_tag
+from rlk_repro.probes.checkout import GIT
+from rlk_repro.spec import Stack
+from rlk_repro.specfile import load_bytes
+
+GIT_TIMEOUT_S: Final = 600.0
+_QUIET: Final = ("-c", "credential.helper=", "-c", "core.hooksPath=/dev/null")
+
+
+@dataclass
+class Text:
+    """A YAML file as lines, edited by the places of its nodes."""
+
+    lines: list[str]
+    changes: list[tuple[int, int, list[str]]] = field(default_factory=list)
+
+    def find(self, *path: str) -> tuple[yaml.Node, yaml.Node] | None:
+        """The key and the value at a path."""
+        node: Any = yaml.compose("".join(self.lines), Loader=yaml.SafeLoader)
+        found = None
+        for name in path:
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            found = next(((key, value) for key, value in pairs if str(key.value) == name), None)
+            if found is None:
+                return None
+            node = found[1]
+        return found
+
+    def set(self, path: tuple[str, ...], value: str) -> None:
+        """Replace a value, or add the key at the end of its mapping."""
+        found = self.find(*path)
+        if found is None:
+            self._add(path, value)
+            return
+        key, old = found
+        head = self.lines[key.start_mark.line][: key.start_mark.column]
+        rest = self.lines[_last_line(old)][old.end_mark.column :] if old.end_mark.column else "\n"
+        self.lines[key.start_mark.line : _last_line(old) + 1] = [f"{head}{path[-1]}: {value}{rest}"]
+
+    def remove(self, path: tuple[str, ...]) -> None:
+        """Take a key away, and its mapping where that is left empty."""
+        found = self.find(*path)
+        if found is None:
+            return
+        key, value = found
+        del self.lines[key.start_mark.line : _last_line(value) + 1]
+        parent = self.find(*path[:-1])
+        if parent is not None and not isinstance(parent[1], yaml.MappingNode):
+            del self.lines[parent[0].start_mark.line]
+
+    def insert_before(self, name: str, block: list[str]) -> None:
+        found = self.find(name)
+        line = found[0].start_mark.line if found else len(self.lines)
+        self.lines[line:line] = block
+
+    def _add(self, path: tuple[str, ...], value: str) -> None:
+        parent = self.find(*path[:-1])
+        if parent is None or not isinstance(parent[1], yaml.MappingNode):
+            raise SpecError(Problem(".".join(path), "has no place in this file"))
+        first = parent[1].value[0][0]
+        if parent[1].flow_style:
+            line, column = parent[1].end_mark.line, parent[1].end_mark.column - 1
+            text = self.lines[line]
+            self.lines[line] = f"{text[:column]}, {path[-1]}: {value}{text[column:]}"
+            return
+        indent = " " * first.start_mark.column
+        line = _last_line(parent[1].value[0][1])
+        self.lines.insert(line + 1, f"{indent}{path[-1]}: {value}\n")
+
+
+def _last_line(node: yaml.Node) -> int:
+    """A block's end mark stands at the start of what follows."""
+    mark = node.end_mark
+    return mark.line - 1 if mark.column == 0 and mark.line > node.start_mark.line else mark.line
+
+
+def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str, str]) -> str:
+    """The stack's text with every tag of a base resolved, and with the refs and images that were given.
+
+    Raises:
+        SpecError: a pin or platform that the stack does not have.
+        EnvironmentMissing: registry or repository did not answer.
+    """
+    edited = Text(text.splitlines(keepends=True))
+    for platform, base in stack.bases.items():
+        if base.tag is not None:
+            digest = resolve_tag(f"{base.reference}:{base.tag}")
+            if digest != base.digest:
+                edited.set(("bases", platform, "digest"), digest)
+    for name, ref in refs.items():
+        _renew_pin(edited, stack, name, ref)
+    for name, image in images.items():
+        _publish(edited, stack, name, image)
+    after = "".join(edited.lines)
+    load_bytes(Stack, f"renewed stack {stack.stack}", after.encode())
+    return after
+
+
+def diff(before: str, after: str, name: str) -> Iterator[str]:
+    """A unified difference, line by line."""
+    names = (f"{name} (now)", f"{name} (renewed)")
+    return iter(difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm=""))
+
+
+def resolve_ref(repository: str, ref: str) -> tuple[str, str]:
+    """The commit that a branch, tag or commit means now, and git's hash of its files; fetched without history.
+
+    Raises:
+        EnvironmentMissing: git's own words.
+    """
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-pin-") as folder:
+        _git(folder, "init", "--quiet", "--bare")
+        _git(folder, "fetch", "--quiet", "--depth=1", "--no-tags", repository, ref)
+        commit, tree = _git(folder, "rev-parse", "FETCH_HEAD^{commit}", "FETCH_HEAD^{tree}").split()
+    return commit, tree
+
+
+def _renew_pin(edited: Text, stack: Stack, name: str, ref: str) -> None:
+    pins = {str(known): pin for known, pin in stack.pins.items()}
+    if name not in pins:
+        raise SpecError(Problem(f"--ref {name}", "no such pin", got=name, expected=" or ".join(pins) or "(none)"))
+    commit, tree = resolve_ref(pins[name].repository, ref)
+    if commit == pins[name].commit:
+        return
+    edited.set(("pins", name, "commit"), commit)
+    edited.set(("pins", name, "tree"), tree)
+    if pins[name].evidence is not None:
+        edited.set(("pins", name, "confidence"), "certain")
+        edited.set(("pins", name, "evidence"), f"{ref.replace(':', ' ')} of its repository, resolved by images pin")
+
+
+def _publish(edited: Text, stack: Stack, platform: str, image: str) -> None:
+    """Put a pushed image among the images, and take it off those that are not published."""
+    reference, _, digest = image.partition("@")
+    known = [str(name) for name in (*stack.images, *stack.unpublished)]
+    if platform not in known or not digest.startswith("sha256:"):
+        expected = f"{' or '.join(known) or 'PLATFORM'}=REPOSITORY@sha256:<64 hex digits>"
+        raise SpecError(Problem("--image", "no such image", got=f"{platform}={image}", expected=expected))
+    if edited.find("images", platform) is not None:
+        edited.set(("images", platform, "reference"), reference)
+        edited.set(("images", platform, "digest"), digest)
+        return
+    edited.remove(("unpublished", platform))
+    block = [f"  {platform}:\n", f"    reference: {reference}\n", f"    digest: {digest}\n"]
+    found = edited.find("images")
+    if found is None:
+        first = "unpublished" if edited.find("unpublished") else "pins"
+        edited.insert_before(first, ["images:\n", *block])
+    else:
+        edited.lines[_last_line(found[1]) + 1 : _last_line(found[1]) + 1] = block
+
+
+def _git(folder: str, *arguments: str) -> str:
+    done = proc.run([*GIT, *_QUIET, *arguments], cwd=Path(folder), timeout_s=GIT_TIMEOUT_S)
+    if not done.is_ok:
+        words = "no answer in time" if done.is_timeout else (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise EnvironmentMissing(Problem(f"git {arguments[0]} {arguments[-2]}", f"refused ({words})"))
+    return done.stdout

@@ -1,0 +1,88 @@
+"""Questions to registries, by skopeo: it reads the site's own credentials, mirrors and certificates; we never do.
+
+It also copies images byte for byte (``--preserve-digests``), which ``podman save`` and ``docker save`` do not promise.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro import proc
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.files import sha256_bytes
+from rlk_repro.manifest import Unknown
+
+SKOPEO: Final = "skopeo"
+ASK_TIMEOUT_S: Final = 120.0
+COPY_TIMEOUT_S: Final = 6 * 3600.0
+_TROUBLE: Final = (
+    ("manifest unknown", "the registry has no such tag or digest (any more)"),
+    ("unauthorized", "log in: skopeo login REGISTRY"),
+    ("denied", "log in: skopeo login REGISTRY"),
+    ("no such host", "the registry's name cannot be resolved here"),
+    ("connection refused", "nothing listens there"),
+)
+
+
+def resolve_tag(reference: str) -> str:
+    """The digest that a tag means now: of the manifest list where there is one.
+
+    Raises:
+        EnvironmentMissing: no skopeo, or the registry did not answer.
+    """
+    return f"sha256:{sha256_bytes(_ask_raw(reference))}"
+
+
+def ask_size(reference: str) -> int | Unknown:
+    """Bytes to be fetched; of a list, those of its largest image."""
+    try:
+        manifest = json.loads(_ask_raw(reference))
+        listed = [item for item in manifest.get("manifests", []) if "annotations" not in item]
+        if listed:
+            name = reference.partition("@")[0]
+            sizes = [_sum(json.loads(_ask_raw(f"{name}@{item['digest']}"))) for item in listed]
+            return max(sizes)
+        return _sum(manifest)
+    except EnvironmentMissing as error:
+        return Unknown(str(error.problems[0]).splitlines()[0])
+    except (ValueError, KeyError, TypeError) as error:
+        return Unknown(f"the registry's answer is no manifest ({error!r})")
+
+
+def copy_image(source: str, target: str) -> None:
+    """Copy with all platforms and digests kept; layers that the target has are not copied again.
+
+    Raises:
+        CheckFailed: skopeo's last words.
+    """
+    argv = [SKOPEO, "copy", "--quiet", "--all", "--preserve-digests", source, target]
+    done = proc.run(argv, timeout_s=COPY_TIMEOUT_S)
+    if not done.is_ok:
+        raise CheckFailed(Problem(f"skopeo copy {source}", f"did not finish ({_words(done)})", hint=_hint(done)))
+
+
+def _sum(manifest: dict[str, Any]) -> int:
+    return sum(int(item["size"]) for item in [manifest["config"], *manifest["layers"]])
+
+
+def _ask_raw(reference: str) -> bytes:
+    done = proc.run([SKOPEO, "inspect", "--raw", f"docker://{reference}"], timeout_s=ASK_TIMEOUT_S)
+    if not done.is_ok:
+        raise EnvironmentMissing(Problem(reference, f"cannot be asked for ({_words(done)})", hint=_hint(done)))
+    return done.stdout.encode()
+
+
+def _words(done: proc.Completed) -> str:
+    lines = done.stderr.strip().splitlines()
+    return "no answer in time" if done.is_timeout else lines[-1].split('msg="')[-1].rstrip('"')[:300] if lines else "?"
+
+
+def _hint(done: proc.Completed) -> str | None:
+    return next((hint for needle, hint in _TROUBLE if needle in done.stderr), None)
+
+
+def as_layout(path: Path) -> str:
+    """How skopeo names a layout: a folder, or a tar of one."""
+    return f"oci:{path}" if path.is_dir() else f"oci-archive:{path}"

@@ -1,0 +1,171 @@
+"""What each container runtime is told to fetch an image by digest and to run a command in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlk_repro import proc
+from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.findings import Finding, Level
+from rlk_repro.images.archive_check import judge_record
+from rlk_repro.images.record import parse_record
+from rlk_repro.probes.container import PROVENANCE
+from rlk_repro.sbatch.container import split_reference
+from rlk_repro.spec import Image, Stack
+
+TIMEOUT_S: Final = 6 * 3600.0
+ASK_TIMEOUT_S: Final = 900.0
+_MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
+CHECK: Final = ("python3", "-P", "-m", "rlk_repro.image_check", "--json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """``pull`` takes the image, and a file where images are kept as files; ``run`` and ``labels`` a name of it."""
+
+    name: str
+    suffix: str
+    pull: Callable[[Image, Path | None], list[str]]
+    run: Callable[[str], list[str]]
+    labels: Callable[[str], list[str]] | None
+
+
+def _by_digest(image: Image) -> str:
+    return f"{image.reference}@{image.digest}"
+
+
+def _engine(name: str) -> Runtime:
+    return Runtime(
+        name=name,
+        suffix="",
+        pull=lambda image, _: [name, "pull", "--quiet", _by_digest(image)],
+        run=lambda what: [name, "run", "--rm", "--network=none", "--entrypoint=", what],
+        labels=lambda what: [name, "image", "inspect", "--format", "{{json .Config.Labels}}", what],
+    )
+
+
+def _enroot_uri(image: Image) -> str:
+    registry, repository = split_reference(image.reference)
+    return f"docker://{registry}#{repository}:{image.digest}"
+
+
+RUNTIMES: Final[Mapping[str, Runtime]] = {
+    "podman": _engine("podman"),
+    "docker": _engine("docker"),
+    "apptainer": Runtime(
+        name="apptainer",
+        suffix=".sif",
+        pull=lambda image, file: ["apptainer", "pull", str(file), f"docker://{_by_digest(image)}"],
+        run=lambda what: ["apptainer", "exec", "--cleanenv", "--contain", what],
+        labels=None,
+    ),
+    "enroot": Runtime(
+        name="enroot",
+        suffix=".sqsh",
+        pull=lambda image, file: ["enroot", "import", "--output", str(file), _enroot_uri(image)],
+        run=lambda what: ["enroot", "start", "--rw", what],
+        labels=None,
+    ),
+}
+
+
+def find_runtime(name: str | None) -> Runtime:
+    """The named one, or the first that is here.
+
+    Raises:
+        EnvironmentMissing: none is.
+    """
+    for runtime in RUNTIMES.values() if name is None else [RUNTIMES[name]]:
+        if shutil.which(runtime.name):
+            return runtime
+    wanted = name or ", ".join(RUNTIMES)
+    raise EnvironmentMissing(
+        Problem(wanted, "is not on PATH", hint="or check an archive: skopeo copy … oci-archive:FILE")
+    )
+
+
+def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | None) -> str:
+    """Fetch by digest; what the runtime then knows it by.  A file has the name that jobs look for, and is there whole
+    or not at all.
+
+    Engines and caches keep the layers they have, so a pull that was cut off goes on where it was.
+
+    Raises:
+        CheckFailed: the runtime's last words.
+    """
+    if not runtime.suffix:
+        _stream(runtime.pull(image, None))
+        return _by_digest(image)
+    assert folder is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = _MACHINES.get(platform.rpartition("-")[2])
+    stem = image.digest.removeprefix("sha256:") + (f"-{machine}" if machine else "")
+    file = folder / f"{stem}{runtime.suffix}"
+    if file.is_file():
+        return str(file)
+    partial = file.with_name(f".partial-{os.getpid()}-{file.name}")
+    try:
+        _stream(runtime.pull(image, partial))
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+    return str(file)
+
+
+def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform: str | None) -> list[Finding]:
+    """The image's record and labels judged here, and the image's own judgement of itself.
+
+    Raises:
+        EnvironmentMissing: the runtime cannot start it.
+    """
+    done = proc.run([*runtime.run(what), "cat", PROVENANCE], timeout_s=ASK_TIMEOUT_S)
+    if not done.is_ok:
+        words = done.stderr.strip().splitlines()
+        if "No such file" in done.stderr and PROVENANCE in done.stderr:
+            return [Finding(Level.BLOCKING, PROVENANCE, "the record of an image of ours", "no such file")]
+        raise EnvironmentMissing(Problem(f"{runtime.name} run {what}", words[-1][:300] if words else "no answer"))
+    try:
+        record = parse_record(done.stdout.encode())
+    except BundleUnreadable as error:
+        return [Finding(Level.BLOCKING, PROVENANCE, "a record as it was written", str(error.problems[0]))]
+    labels = _ask_labels(what, runtime)
+    findings = [item for item in judge_record(record, labels or {}, stack, platform)
+                if labels is not None or not item.where.startswith("label ")]  # fmt: skip
+    return findings + _ask_image(what, runtime)
+
+
+def _ask_labels(what: str, runtime: Runtime) -> dict[str, str] | None:
+    """None where the runtime does not keep them."""
+    if runtime.labels is None:
+        return None
+    done = proc.run(runtime.labels(what), timeout_s=ASK_TIMEOUT_S)
+    if not done.is_ok:
+        raise EnvironmentMissing(Problem(f"{runtime.name} image inspect {what}", done.stderr.strip()[-300:]))
+    return {str(name): str(value) for name, value in (json.loads(done.stdout) or {}).items()}
+
+
+def _ask_image(what: str, runtime: Runtime) -> list[Finding]:
+    done = proc.run([*runtime.run(what), *CHECK], timeout_s=ASK_TIMEOUT_S)
+    try:
+        return [Finding.from_json(item) for item in json.loads(done.stdout)["findings"]]
+    except (ValueError, KeyError, TypeError):
+        words = (done.stderr.strip() or "no answer").splitlines()[-1][:300]
+        return [Finding(Level.BLOCKING, "rlk_repro.image_check", "an answer", words)]
+
+
+def _stream(argv: list[str]) -> None:
+    """With the runtime's own progress on standard error."""
+    process = proc.start(argv, output_fd=sys.stderr.fileno())
+    if not proc.wait(process, TIMEOUT_S) or process.returncode != 0:
+        proc.signal_group(process.pid, signal.SIGTERM)
+        raise CheckFailed(
+            Problem(" ".join(argv[:3]), f"ended with {process.returncode}", hint="run it again: it goes on")
+        )

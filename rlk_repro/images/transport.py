@@ -1,0 +1,74 @@
+"""Images across an air gap: an OCI layout with checksums that ``sha256sum -c`` reads, from registry to registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.checksums import diff_checksums, parse_checksums, render_checksums
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.files import sha256_file, write_bytes
+from rlk_repro.findings import Finding, has_blocking
+from rlk_repro.images.archive_check import Checked, check_archive
+from rlk_repro.images.registry import as_layout, copy_image
+from rlk_repro.spec import Image, Stack
+
+CHECKSUMS: Final = "SHA256SUMS"
+_TARGETS: Final = ("docker://", "docker-daemon:", "containers-storage:", "oci:")
+
+
+def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> Checked:
+    """Copy a published image into a folder that does not exist yet, check it there, write the checksums last.
+
+    Raises:
+        SpecError: something is there already.
+        CheckFailed: what arrived is not the image of the stack.
+    """
+    if (folder / CHECKSUMS).exists():
+        raise SpecError(Problem(str(folder), "holds a finished export already", expected="a new folder"))
+    copy_image(f"docker://{image.reference}@{image.digest}", f"oci:{folder}:{platform}")
+    checked = check_archive(folder, stack, platform)
+    _require(folder, [*checked.findings])
+    if checked.digest != image.digest:
+        raise CheckFailed(Problem(str(folder), "is another image", got=checked.digest, expected=image.digest))
+    write_bytes(folder / CHECKSUMS, render_checksums(_hash_files(folder)))
+    return checked
+
+
+def import_image(folder: Path, target: str, stack: Stack | None = None, platform: str | None = None) -> Checked:
+    """Check a layout against its checksums, and itself, then copy it; ``target`` is skopeo's word for a place.
+
+    Raises:
+        SpecError: no such kind of target.
+        CheckFailed: a file is missing, changed or extra; or it is not the image of the stack.
+    """
+    if not target.startswith(_TARGETS):
+        expected = "docker://REGISTRY/NAME, docker-daemon:NAME:TAG or containers-storage:NAME"
+        raise SpecError(Problem("--to", "no place to copy to", got=target, expected=expected))
+    _require(folder, list(_check_sums(folder)))
+    checked = check_archive(folder, stack, platform)
+    _require(folder, [*checked.findings])
+    copy_image(as_layout(folder), target)
+    return checked
+
+
+def _check_sums(folder: Path) -> list[Finding]:
+    try:
+        listed, findings = parse_checksums((folder / CHECKSUMS).read_bytes())
+    except OSError as error:
+        hint = "the folder that `rlk-repro images export` wrote"
+        raise EnvironmentMissing(
+            Problem(str(folder / CHECKSUMS), f"cannot be read ({error.strerror})", hint=hint)
+        ) from None
+    return [*findings, *diff_checksums(listed, _hash_files(folder))]
+
+
+def _hash_files(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
+    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
+
+
+def _require(where: Path, findings: list[Finding]) -> None:
+    if has_blocking(findings):
+        raise CheckFailed(*(Problem(f"{where}: {item.where}", "is not what it should be", got=item.found,
+                                    expected=item.expected) for item in findings))  # fmt: skip
