@@ -143,6 +143,12 @@ class Cluster:
         self._start("slurmctld", "slurmctld", "-D", "-i", "-f", str(self.conf))
         self.wait_until(lambda: "is UP" in self.ask("scontrol", "ping", check=False), "slurmctld answers")
 
+    def stop_controller(self) -> None:
+        """It writes down what it knows.  Killed, it would have lost the newest jobs and given their numbers again."""
+        process = self.processes.pop("slurmctld")
+        process.terminate()
+        process.wait(START_S)
+
     def revive_controller(self) -> bool:
         """Start it again where it died by itself, as 22.05 may when a job restarts at once on its old node."""
         if self.processes["slurmctld"].poll() is None:

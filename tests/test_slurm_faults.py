@@ -1,11 +1,12 @@
-"""Twenty faults at seeded random moments on a real Slurm: a correct state, a bundle, and no half trial that counts."""
+"""Faults at seeded random moments on a real Slurm: a correct state, a bundle, and no half trial that counts."""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,17 +15,20 @@ import pytest
 
 from rlk_repro.backends.api import JobState, Status
 from rlk_repro.bundle import inspect_bundle
+from rlk_repro.errors import EnvironmentMissing
 from rlk_repro.files import load_json
 from rlk_repro.job.resume import find_whole_pairs
 from rlk_repro.launch import load_plan
 from rlk_repro.verify import verify_bundle
 from tests.job_examples import find_descendants
-from tests.slurm_cluster import Cluster
-from tests.slurm_runs import LONG, Run, Site, on_site, start_or_skip
+from tests.slurm_cluster import NODES, Cluster
+from tests.slurm_runs import LONG, REQUIRED, Run, Site, make_profile, on_site, start_or_skip
 
 pytestmark = pytest.mark.real
 
-NUM_FAULTS = 20
+SETTINGS = (*LONG[:2], "measure.scored_steps=20", LONG[3])
+LAST_MOMENT_S = 8.0
+DONE, FAILED, CANCELLED = JobState.DONE, JobState.FAILED, JobState.CANCELLED
 
 
 @pytest.fixture(scope="module")
@@ -35,24 +39,44 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 MiB; only root may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "rlk-repro-test", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        assert not os.environ.get(REQUIRED), "a small file system cannot be mounted"
+        pytest.skip("only root may mount a small file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
 def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None) -> Iterator[Site]:
     with on_site(cluster, tmp_path, monkeypatch) as here:
         yield here
 
 
+# Each breaks something and returns the states that are right afterwards; DONE wherever the run may have been quicker.
+
+
 def cancel(run: Run) -> set[JobState]:
-    """Returns the states that are right afterwards; DONE wherever the run may have been quicker."""
-    return {JobState.CANCELLED} if run.cancel() else {JobState.DONE}
+    return {CANCELLED} if run.cancel() else {DONE}
 
 
-def cancel_hard(run: Run) -> set[JobState]:
+def cancel_with_slurm(run: Run) -> set[JobState]:
     run.site.cluster.ask("scancel", run.job_id)
-    return {JobState.CANCELLED, JobState.DONE}
+    return {CANCELLED, DONE}
+
+
+def reach_time_limit(run: Run) -> set[JobState]:
+    run.site.cluster.ask("scontrol", "update", f"jobid={run.job_id}", "timelimit=1", check=False)
+    return {FAILED, DONE}
 
 
 def requeue(run: Run) -> set[JobState]:
     run.site.cluster.ask("scontrol", "requeue", run.job_id, check=False)
-    return {JobState.DONE}
+    return {DONE}
 
 
 def kill_agent(run: Run) -> set[JobState]:
@@ -60,36 +84,57 @@ def kill_agent(run: Run) -> set[JobState]:
         if b"rlk_repro.job\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
             break
-    return {JobState.FAILED, JobState.DONE}
+    return {FAILED, DONE}
 
 
 def kill_node(run: Run) -> set[JobState]:
     """The job starts again on the other node; the dead one comes back."""
     cluster, node = run.site.cluster, run.poll().nodes
     if node not in cluster.processes:
-        return {JobState.DONE}
+        return {DONE}
     cluster.kill_node(node)
     run.wait_until(lambda: cluster.node_states()[node].startswith("down"), f"{node} is down")
     cluster.start_node(node)
-    return {JobState.DONE}
+    return {DONE}
+
+
+def drain_node(run: Run) -> set[JobState]:
+    """A node that drains lets its job end."""
+    node = run.poll().nodes
+    if node in run.site.cluster.processes:
+        run.site.cluster.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    return {DONE}
 
 
 def restart_controller(run: Run) -> set[JobState]:
-    run.site.cluster.kill("slurmctld")
-    assert run.poll().state is JobState.UNKNOWN or run.run_dir.is_sealed
+    run.site.cluster.stop_controller()
     run.site.cluster.start_controller()
-    return {JobState.DONE}
+    return {DONE}
 
 
-def restart_daemon(run: Run) -> set[JobState]:
-    node = run.poll().nodes
-    if node in run.site.cluster.processes:
-        run.site.cluster.kill(node)
-        run.site.cluster.start_node(node)
-    return {JobState.DONE}
+def lose_controller(run: Run) -> set[JobState]:
+    """For some seconds nobody knows how the run is, and nothing is done to it for that."""
+    run.site.cluster.stop_controller()
+    try:
+        status = run.poll()
+        if not run.run_dir.is_sealed:
+            assert (status.state, status.is_unreachable) == (JobState.UNKNOWN, True)
+            assert "squeue did not answer" in status.reason
+            for ask in (run.cancel, run.collect):
+                with contextlib.suppress(EnvironmentMissing):
+                    ask()
+                    assert run.run_dir.is_sealed
+        time.sleep(3)
+    finally:
+        run.site.cluster.start_controller()
+    return {DONE}
 
 
-FAULTS = (cancel, cancel_hard, requeue, kill_agent, kill_node, restart_controller, restart_daemon)
+FAULTS = (
+    *(cancel, reach_time_limit, requeue, kill_node, drain_node, restart_controller, lose_controller),
+    *(cancel_with_slurm, reach_time_limit, requeue, kill_node, drain_node, restart_controller, lose_controller),
+    kill_agent,
+)
 
 
 def wait_for_end(run: Run) -> Status:
@@ -124,21 +169,76 @@ def check_what_counts(run: Run) -> None:
             assert {record["status"] for record in records} == {"ok"}
 
 
-@pytest.mark.timeout(1800)
-def test_twenty_faults_end_in_a_known_state_and_lose_nothing_that_counts(site: Site) -> None:
-    source = random.Random(3)
-    for number, fault in enumerate(itertools.islice(itertools.cycle(FAULTS), NUM_FAULTS)):
-        run = site.submit((*LONG[:2], "measure.scored_steps=60", LONG[3]))
-        run.wait_until(lambda: run.poll().state is not JobState.PENDING, "it runs")  # noqa: B023
-        moment_s = source.uniform(0.0, 12.0)
-        time.sleep(moment_s)
-        right = fault(run)
-        status = wait_for_end(run)
-        what = f"{number}: {fault.__name__} after {moment_s:.1f} s: {status}"
-        print(what)
-        assert status.state in right, f"{what}\n{run.tail()}"
-        assert inspect_bundle(run.collect()).is_sealed == (status.state is JobState.DONE), what
-        check_what_counts(run)
-        if status.state is JobState.DONE:
-            assert verify_bundle(run.run_dir.bundle) == [], what
-        site.cluster.wait_until(lambda: find_descendants(run.run_dir) == [], f"{what}: no process is left")  # noqa: B023
+def check_end(run: Run, right: set[JobState], what: str) -> None:
+    status = wait_for_end(run)
+    print(f"{what}: {status}")
+    assert status.state in right, f"{what}: {status}\n{run.tail()}"
+    assert inspect_bundle(run.collect()).is_sealed == (status.state is DONE), what
+    check_what_counts(run)
+    if status.state is DONE:
+        assert verify_bundle(run.run_dir.bundle) == [], what
+    run.site.cluster.wait_until(lambda: find_descendants(run.run_dir) == [], "no process is left")
+
+
+def wait_for_a_moment(run: Run, number: int) -> float:
+    run.wait_until(lambda: run.poll().state is not JobState.PENDING, "it runs")
+    moment_s = random.Random(number).uniform(0.0, LAST_MOMENT_S)
+    time.sleep(moment_s)
+    return moment_s
+
+
+@pytest.mark.parametrize("number", range(len(FAULTS)))
+def test_a_fault_ends_in_a_known_state_and_loses_nothing_that_counts(site: Site, number: int) -> None:
+    fault = FAULTS[number]
+    run = site.submit(SETTINGS)
+    moment_s = wait_for_a_moment(run, number)
+    right = fault(run)
+    try:
+        check_end(run, right, f"{fault.__name__} after {moment_s:.1f} s")
+    finally:
+        site.cluster.resume()
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_full_disk_ends_the_run_and_what_was_written_is_collected(
+    site: Site, small_disk: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setenv("RLK_REPRO_RUNS", str(small_disk / "runs"))
+    run = site.submit(SETTINGS)
+    moment_s = wait_for_a_moment(run, number)
+    ballast = small_disk / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    run.wait_until(lambda: not site.cluster.ask("squeue", "-h"), "the job is over")
+    ballast.unlink()
+    check_end(run, {FAILED, DONE}, f"disk full after {moment_s:.1f} s")
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_job_that_waits_says_why_and_is_cancelled_without_a_trial(site: Site, number: int) -> None:
+    site.cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=test")
+    try:
+        run = site.submit(SETTINGS)
+        run.wait_until(lambda: "NodeNotAvail" in run.poll().reason, "a reason for waiting")
+        time.sleep(random.Random(number).uniform(0.0, 3.0))
+        assert run.poll().state is JobState.PENDING
+        check_end(run, cancel(run), "cancelled while it waited")
+        assert not run.run_dir.trials.exists()
+    finally:
+        site.cluster.resume()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"partition": "nope"}, "invalid partition specified: nope"),
+        ({"constraint": "nope"}, "Invalid feature specification"),
+    ],
+)
+def test_a_refusal_quotes_sbatch_and_leaves_no_job(call, site: Site, settings: dict[str, str], words: str) -> None:
+    profile = make_profile(site.folder, **settings)
+    code, out, err = call("submit", "--run", "smoke", "--cluster", "slurm", "--profile", str(profile))
+    assert (code, out) == (4, "")
+    assert words in err
+    assert site.cluster.ask("squeue", "-h") == ""

@@ -123,7 +123,7 @@ def test_a_requeued_job_runs_whole_pairs_again_and_keeps_what_was_interrupted(si
 def test_a_controller_that_restarts_does_not_disturb_a_run(site: Site) -> None:
     run = site.submit()
     run.wait_for_step()
-    site.cluster.kill("slurmctld")
+    site.cluster.stop_controller()
     site.cluster.start_controller()
     assert run.wait_for_end().state is JobState.DONE
 
