@@ -228,7 +228,8 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
     match facts.state:
         case JobState.PENDING:
             start = f"expected to start {facts.start}" if facts.start else ""
-            return Status(state=JobState.PENDING, reason=_join(facts.reason or facts.word, start))
+            word = "" if facts.word == "PENDING" else facts.word
+            return Status(state=JobState.PENDING, reason=_join(facts.reason or word, start))
         case JobState.RUNNING:
             word = "" if facts.word == "RUNNING" else facts.word
             return Status(state=JobState.RUNNING, reason=_join(word, f"on {facts.nodes}"), nodes=facts.nodes)
