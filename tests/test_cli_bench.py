@@ -60,6 +60,13 @@ def test_checkouts_come_from_the_variables_as_well(call, tmp_path: Path, monkeyp
     assert os.environ["PYTHONPATH"] == str(tmp_path)
 
 
+def test_an_exported_switch_is_said_to_have_no_effect(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIME_RL_KERNEL_OPS", "logpp")
+    code, _, err = call("bench", "operators", "--dry-run")
+    assert code == 0
+    assert err == ("VIME_RL_KERNEL_OPS=logpp is set here and has no effect: the run decides, --set rl_kernel.ops=[…]\n")
+
+
 @pytest.mark.parametrize(
     ("tier", "run", "kind"), [("module", "smoke", "reference"), ("operators", "module-smoke", "module")]
 )
@@ -70,3 +77,36 @@ def test_a_run_of_another_tier_is_refused(call, tier: str, run: str, kind: str) 
         f"rlk-repro: --run: is no run of the {tier} tier, got '{run} ({kind})', expected kind {tier}\n"
         f"  hint: rlk-repro submit --run {run}\n"
     )
+
+
+@pytest.mark.parametrize("command", [("bench", "module"), ("submit", "--cluster", "local", "--run", "module-smoke")])
+def test_all_commands_take_checkouts_in_the_same_way(call, tmp_path: Path, command: tuple[str, ...]) -> None:
+    for name in ("a/vime", "b/megatron", "c/rl_engine"):
+        (tmp_path / name).mkdir(parents=True)
+    places = [f"--{name}={tmp_path / folder}" for name, folder in
+              (("vime-src", "a"), ("megatron-src", "b"), ("rl-kernel-src", "c"))]  # fmt: skip
+    assert call(*command, *places, "--dry-run")[0] == 0
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / name) for name in "abc"]
+
+
+def test_options_for_another_cluster_are_refused(call, tmp_path: Path) -> None:
+    (tmp_path / "vime").mkdir()
+    profile = tmp_path / "site.yaml"
+    profile.write_text("profile: site\ncluster: slurm\nhardware: h200\n")
+    arguments = ["--profile", str(profile), "--vime-src", str(tmp_path), "--dry-run"]
+    code, _, err = call("submit", "--cluster", "slurm", "--run", "module-smoke", *arguments)
+    assert code == 2
+    assert err == (
+        "rlk-repro: --vime-src: is for the local cluster only, got 'slurm', expected folders of the nodes\n"
+        "  hint: name them in the profile: env: {PYTHONPATH: /shared/vime:/shared/Megatron-LM}\n"
+    )
+
+
+def test_a_profile_that_hides_the_checkouts_is_refused(call, tmp_path: Path) -> None:
+    for name in ("a/vime", "a/megatron"):
+        (tmp_path / name).mkdir(parents=True)
+    profile = tmp_path / "site.yaml"
+    profile.write_text("profile: site\ncluster: local\nhardware: cpu\nenv: {PYTHONPATH: /shared/vime}\n")
+    code, _, err = call("submit", "--run", "module-smoke", "--profile", str(profile), "--vime-src", str(tmp_path / "a"))
+    assert code == 2
+    assert "rlk-repro: profile site: env.PYTHONPATH: hides --vime-src, expected either of them, or no VIME_SRC" in err

@@ -83,3 +83,14 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
         )  # fmt: skip
     needed = {*plan.run.workload.modules, *also}
     require_importable(*(source for source in FLAGS if source.module in needed), path=path)
+
+
+def note_switches() -> None:
+    """Say which of the trainer's switches are set here and go no farther: the run sets them."""
+    from rlk_repro.cli.output import note
+    from rlk_repro.workloads.environment import SWITCHES
+
+    for name, setting in SWITCHES.items():
+        value = os.environ.get(name)
+        if value:
+            note(f"{name}={value} is set here and has no effect: {setting}")

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rlk_repro.cli.output import AsJson, note, say, say_json, silence
-from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
+from rlk_repro.cli.sources import (
+    MegatronSource,
+    RlKernelSource,
+    VimeSource,
+    note_switches,
+    require_sources,
+    use_sources,
+)
 
 if TYPE_CHECKING:
     from rlk_repro.backends.api import Job
@@ -78,6 +85,8 @@ def send(prepared: Prepared, *, is_dry_run: bool, is_waiting: bool, as_json: boo
     """Show what would be sent, or send it, and with ``is_waiting`` stay for its result."""
     from rlk_repro import launch
 
+    if not as_json:
+        note_switches()
     if is_dry_run:
         show_dry_run(prepared.plan, prepared.job, prepared.run_dir, as_json=as_json)
         return
