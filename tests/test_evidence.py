@@ -1,0 +1,92 @@
+"""The evidence page says what its bundles hold."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.bundle import open_bundle
+from rlk_repro.files import sha256_file
+from rlk_repro.launch import load_manifests, load_plan
+from rlk_repro.recorded import load_result
+from rlk_repro.replay import reanalyse
+from rlk_repro.report.setting import describe_setting
+from rlk_repro.results import Analysis, GateStatus
+
+FOLDER = Path(__file__).parent.parent / "docs" / "evidence"
+PAGE = (FOLDER / "README.md").read_text()
+BUNDLES = sorted(FOLDER.glob("*.tgz"))
+MODULE = {"With the entropy": "module-qwen3-4b-h200.tgz", "RL-Kernel alone": "module-qwen3-4b-no-entropy-h200.tgz"}
+
+
+@functools.cache
+def analyse(name: str) -> Analysis:
+    return load_result(FOLDER / name, is_linked=False)[0]
+
+
+@pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
+def test_every_bundle_is_named_with_its_id_its_gpu_and_the_commits_that_it_records(bundle: Path) -> None:
+    with open_bundle(bundle) as run_dir:
+        bundle_id = sha256_file(run_dir.checksums)
+        (manifest,) = load_manifests(run_dir)
+    code, gpu = manifest.sections["code"], manifest.sections["gpu"]
+    assert f"`{bundle.name}`, id `{bundle_id[:12]}…`" in PAGE
+    assert f"`{gpu['devices'][0]['uuid'][:13]}…`" in PAGE
+    assert f"`{code['rlk_repro']['commit'][:12]}`" in PAGE
+    assert f"`{code['rl_kernel']['commit'][:12]}`" in PAGE
+    assert code["rl_kernel"]["repairs"] == ["cccl3-functionals"]
+    assert "unknown" in code["vime"]["commit"]
+
+
+@pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
+def test_every_value_follows_from_the_logs(bundle: Path) -> None:
+    assert reanalyse(bundle).analysis == analyse(bundle.name)
+
+
+@pytest.mark.parametrize(("title", "name"), MODULE.items())
+def test_the_commands_and_numbers_of_a_module_run_are_its_own(title: str, name: str) -> None:
+    section = next(part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if part.startswith(title))
+    analysis = analyse(name)
+    with open_bundle(FOLDER / name) as run_dir:
+        plan = load_plan(run_dir)
+    (command,) = re.findall(r"^rlk-repro bench module .*$", section, flags=re.MULTILINE)
+    changed = dict(describe_setting(plan))["overrides"]
+    assert all(source.split()[0] in command for source in plan.sources.values() if source.startswith("--"))
+    assert len(re.findall(r" --", command)) == 2 + changed.count(" = ")
+    for metric, text in (("actor_train_time_s", "GRPO loss"), ("ref_log_probs_time_s", "reference pass")):
+        row = next(line for line in section.splitlines() if line.startswith(f"| {text}"))
+        ms = [float(found) for found in re.findall(r"([\d.]+) ms", row)]
+        assert ms == pytest.approx(
+            [1000 * find_mean(analysis, metric, kind) for kind in ("baseline", "enabled")], rel=0.005
+        )
+        assert float(row.split("|")[4]) == pytest.approx(ms[0] / ms[1], abs=0.06)
+
+
+def find_mean(analysis: Analysis, metric: str, variant: str) -> float:
+    found = [trial.summary(metric) for trial in analysis.trials if trial.variant == variant]
+    means = [item.mean for item in found if item is not None]
+    return sum(means) / len(means)
+
+
+def test_six_gates_passed_and_two_do_not_apply() -> None:
+    for name in MODULE.values():
+        gates = analyse(name).gates
+        assert [
+            sum(gate.status is word for gate in gates) for word in (GateStatus.PASSED, GateStatus.NOT_APPLICABLE)
+        ] == [6, 2]
+
+
+def test_the_rows_of_the_claims_are_counted() -> None:
+    record = json.loads((FOLDER / "claims-h200.json").read_text())
+    words = [row["word"] for result in record["results"] for row in result["rows"]]
+    found = re.search(r"(\d+) rows reproduced, (\d+) in part, (\d+) not, (\d+) not runnable here", PAGE)
+    assert found is not None
+    names = ("reproduced", "reproduced in part", "not reproduced", "not runnable here")
+    assert [int(count) for count in found.groups()] == [words.count(name) for name in names]
+    measured = [result for result in record["results"] if result["measurements"]]
+    assert not any(result["is_same_hardware"] for result in measured)
+    assert record["environment"]["gpu"]["devices"][0]["uuid"].startswith("GPU-f5c76535")
