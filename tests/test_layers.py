@@ -15,7 +15,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("units", "clock", "findings", "files", "trees", "places", "proc", "procfs"),
     ("rundir", "secrets", "operators", "yamlfile", "resources", "wording"),
     ("spec", "specfile", "manifest", "results", "store", "console"),
-    ("contracts", "prepared", "plan", "gzip_stream", "checksums", "archive", "probes", "logs", "stats", "power", "gates"),
+    (
+        *("contracts", "prepared", "contents", "plan", "gzip_stream", "checksums", "archive", "probes", "logs"),
+        *("stats", "power", "gates"),
+    ),
     (
         "verdict",
         "trials",
@@ -41,6 +44,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "images",
         "image_check",
         "job",
+        "prepare",
         "pod",
         "sites",
         "launch",

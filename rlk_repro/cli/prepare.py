@@ -1,0 +1,138 @@
+"""``prepare``: puts the model, the data and the stored rollouts of a run where its trials look for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from rlk_repro.cli.output import AsJson, say, say_json
+
+if TYPE_CHECKING:
+    from rlk_repro.prepare.steps import Done, Request, Step
+    from rlk_repro.spec import Profile, Run
+
+
+_NOTHING: Final = "nothing to prepare: its workload makes everything itself"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("prepare")(prepare)
+
+
+def prepare(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A name from `runs list`, or a file.")],
+    hardware: Annotated[str | None, typer.Option(help="Hardware; default from the profile.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Site profile, whose prepared_dir it goes to.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Cluster of the profile.", show_default="local")] = None,
+    stack: Annotated[str | None, typer.Option(help="Set of pins; default from the run.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the run; repeatable.")
+    ] = None,
+    mirror: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Look there first: a prepared directory, or a hub cache.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where it goes; default the profile's prepared_dir.")
+    ] = None,
+    is_offline: Annotated[bool, typer.Option("--offline", help="Ask no hub and fetch no archive.")] = False,
+    is_verifying: Annotated[bool, typer.Option("--verify", help="Hash again every byte that is there.")] = False,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is missing and its size.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch, make or convert what a run needs: model, data, stored rollouts."""
+    request = _resolve(name, hardware, profile, cluster, stack, settings or [], mirror, cache, is_offline)
+    from rlk_repro.prepare import steps as work
+
+    steps = work.list_steps(request)
+    if is_dry_run:
+        _show_missing(steps, as_json=as_json)
+        return
+    from rlk_repro.console import live_line
+
+    with live_line() as live:
+        tell = _keep_quiet if as_json and not live.is_live else live.tell
+        done = work.prepare(request, steps, tell, is_live=live.is_live)
+        if is_verifying:
+            work.verify(done, tell)
+    _show(request, done, as_json=as_json)
+
+
+def _keep_quiet(text: str) -> None:
+    """Standard error of a script that reads JSON is for errors."""
+
+
+def _show_missing(steps: list[Step], *, as_json: bool) -> None:
+    from rlk_repro.prepare.steps import describe_steps
+
+    if as_json:
+        say_json([{"kind": step.order.kind, "folder": str(step.order.folder), "is_there": step.is_there}
+                  for step in steps])  # fmt: skip
+        return
+    for line in describe_steps(steps):
+        say(line)
+    if not steps:
+        say(_NOTHING)
+
+
+def _resolve(
+    name: str,
+    hardware: str | None,
+    profile: str | None,
+    cluster: str | None,
+    stack: str | None,
+    settings: list[str],
+    mirror: Path | None,
+    cache: Path | None,
+    is_offline: bool,
+) -> Request:
+    from rlk_repro import launch
+    from rlk_repro.prepare.steps import Request
+    from rlk_repro.prepared import PreparedDir
+    from rlk_repro.resources import hardware_folders, run_folders, stack_folders
+    from rlk_repro.rundir import RunDir, runs_root
+    from rlk_repro.specfile import load_hardware, load_run, load_stack, parse_overrides
+
+    run = load_run(name, run_folders(), parse_overrides(settings)).model
+    site = launch.resolve_profile(profile, cluster).model
+    return Request(
+        run=run,
+        stack=load_stack(stack or run.stack, stack_folders()).model,
+        hardware=load_hardware(_choose_hardware(run, site, hardware), hardware_folders()).model,
+        prepared=PreparedDir.of(site, RunDir(runs_root() / run.run / "any")) if cache is None else PreparedDir(cache),
+        mirror=mirror,
+        is_offline=is_offline,
+    )
+
+
+def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:
+    """It decides how a conversion is divided over GPUs; the only layout of a run needs no naming."""
+    from rlk_repro.errors import Problem, SpecError
+
+    known = sorted(run.layouts)
+    menu = f"one of {', '.join(known)}"
+    name = hardware or site.hardware or (known[0] if len(known) == 1 else None)
+    if name is None:
+        raise SpecError(Problem("--hardware", "missing, and the profile names none", expected=menu))
+    if name not in run.layouts:
+        raise SpecError(Problem("--hardware", f"run {run.run} has no layout for it", got=name, expected=menu))
+    return name
+
+
+def _show(request: Request, done: list[Done], *, as_json: bool) -> None:
+    unpinned = [item.unpinned for item in done if item.unpinned]
+    if as_json:
+        say_json({"run": request.run.run, "prepared_dir": str(request.prepared.root),
+                  "parts": [item.to_json() for item in done], "unpinned": unpinned})  # fmt: skip
+        return
+    from rlk_repro.units import format_bytes
+
+    for item in done:
+        contents = item.contents
+        say(f"{contents.kind:<10} {item.step.order.folder}  {len(contents.files)} files, "
+            f"{format_bytes(contents.size_bytes)}, digest {contents.digest[:12]}")  # fmt: skip
+    if not done:
+        say(_NOTHING)
+    for pin in unpinned:
+        say(f"not pinned: the hub served {pin['revision']}; after review write it to {pin['path']}")

@@ -1,0 +1,37 @@
+"""A small data set of sums, as JSON lines: ``prompt`` and ``label``.  Its bytes follow from the settings alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.files import write_bytes
+from rlk_repro.spec import ArithmeticData
+
+RECIPE: Final = 1
+"""Raised whenever the bytes of the same settings would change."""
+BYTES_PER_PROMPT: Final = 100
+
+
+def recipe(source: ArithmeticData) -> dict[str, Any]:
+    return {"recipe": RECIPE, **source.model_dump()}
+
+
+def write_prompts(source: ArithmeticData, path: Path) -> None:
+    write_bytes(path, "".join(f"{line}\n" for line in _list_lines(source)).encode())
+
+
+def _list_lines(source: ArithmeticData) -> Iterator[str]:
+    for number in range(source.num_prompts):
+        first, second = (_draw(source, number, which) for which in range(2))
+        prompt = f"What is {first} + {second}? Answer with the number alone."
+        yield json.dumps({"prompt": prompt, "label": str(first + second)})
+
+
+def _draw(source: ArithmeticData, number: int, which: int) -> int:
+    """From 0 to ``max_operand``; 64 bits leave no bias worth a word."""
+    digest = hashlib.sha256(f"{source.seed}/{number}/{which}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % (source.max_operand + 1)

@@ -1,0 +1,81 @@
+"""A tokenizer whose tokens are the 256 bytes and three marks of a chat; it knows every text and needs no download.
+
+Written as the files that transformers' AutoTokenizer reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+PADDING: Final = 256
+START_OF_TURN: Final = 257
+END_OF_TURN: Final = 258
+VOCABULARY: Final = 259
+_MARKS: Final = {PADDING: "<|endoftext|>", START_OF_TURN: "<|im_start|>", END_OF_TURN: "<|im_end|>"}
+_TEMPLATE: Final = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def tokenizer_files() -> dict[str, dict[str, Any]]:
+    """File name to content."""
+    marks = [
+        {"id": token_id, "content": text, "special": True, "normalized": False, "lstrip": False, "rstrip": False,
+         "single_word": False}
+        for token_id, text in _MARKS.items()
+    ]  # fmt: skip
+    byte_level: dict[str, Any] = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": marks,
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary | {text: token_id for token_id, text in _MARKS.items()},
+            "merges": [],
+        },
+    }
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": _MARKS[END_OF_TURN],
+        "pad_token": _MARKS[PADDING],
+        "model_max_length": 32768,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": _TEMPLATE,
+    }
+    return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+
+
+def _byte_characters() -> list[str]:
+    """The printable character that stands for each byte in a byte-level BPE: itself where it has one, else from 256 on.
+
+    https://github.com/openai/gpt-2/blob/master/src/encoder.py names the three printable ranges.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    characters = []
+    num_others = 0
+    for byte in range(256):
+        characters.append(chr(byte if byte in printable else 256 + num_others))
+        num_others += byte not in printable
+    return characters

@@ -1,0 +1,158 @@
+"""Makes one prepared folder, once: under a lock, in a work folder beside it, recorded when it is whole.
+
+What is killed in between is continued or begun again; nobody sees a folder with a record that is not whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rlk_repro.contents import Contents, FileRecord, check_contents, load_contents, record_path
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.files import load_json, write_json
+
+Tell: TypeAlias = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class WorkDir:
+    """Where a folder is made: ``files`` become the folder; the rest is gone when it is whole."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, folder: Path) -> WorkDir:
+        return cls(folder.with_name(f".partial-{folder.name}"))
+
+    @property
+    def files(self) -> Path:
+        return self.path / "files"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "record.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What filled a work folder."""
+
+    source: Mapping[str, Any]
+    files: Mapping[str, FileRecord]
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One folder that is to be there.
+
+    Attributes:
+        is_wanted: whether a recorded source is what this run asks for.
+        make: fills the work folder; what it finds there is of an attempt that was killed.
+    """
+
+    kind: str
+    folder: Path
+    is_wanted: Callable[[Mapping[str, Any]], bool]
+    make: Callable[[WorkDir, Tell], Made]
+
+
+def find_contents(order: Order) -> Contents | None:
+    """What lies there whole, None where it has to be made.
+
+    Raises:
+        SpecError: something else lies there.
+        BundleUnreadable: its record cannot be read.
+    """
+    contents = load_contents(order.folder)
+    if contents is None:
+        return None
+    if contents.kind != order.kind or not order.is_wanted(contents.source):
+        raise SpecError(
+            Problem(str(order.folder), "holds something else of this name", got=dict(contents.source),
+                    hint="remove the folder and its .json, or give the run's own another name")
+        )  # fmt: skip
+    return contents
+
+
+def fill(order: Order, tell: Tell) -> Contents:
+    """The folder, whole: what is there, what another process makes just now, or made here.
+
+    Raises:
+        CheckFailed: what lies there is damaged.
+        SpecError: something else lies there, or a folder that no prepare made.
+        EnvironmentMissing: it cannot be had or written here.
+    """
+    contents = find_contents(order)
+    if contents is None:
+        try:
+            with _locked(order.folder, tell):
+                contents = find_contents(order) or _make(order, tell)
+        except OSError as error:
+            what = f"cannot be written ({error.strerror or error})"
+            raise EnvironmentMissing(Problem(str(order.folder), what, hint="--cache DIR puts it elsewhere")) from error
+    require_unchanged(order.folder, contents)
+    return contents
+
+
+def require_unchanged(folder: Path, contents: Contents, *, is_full: bool = False) -> None:
+    """Raises CheckFailed, naming each file that is not as recorded."""
+    problems = [
+        Problem(f"{folder.name}: {item.where}", "is not as recorded", got=item.found, expected=item.expected,
+                hint=f"remove {folder} and prepare again")
+        for item in check_contents(folder, contents, is_full=is_full)
+    ]  # fmt: skip
+    if problems:
+        raise CheckFailed(*problems)
+
+
+def _make(order: Order, tell: Tell) -> Contents:
+    folder, work = order.folder, WorkDir.of(order.folder)
+    if work.record.is_file():  # killed while it was put in its place
+        contents = Contents.from_json(load_json(work.record), str(work.record))
+    else:
+        _require_absent(folder)
+        work.files.mkdir(parents=True, exist_ok=True)
+        made = order.make(work, tell)
+        contents = Contents(kind=order.kind, name=folder.name, source=made.source, files=made.files, made=made.made)
+        write_json(work.record, contents.to_json())
+    if work.files.is_dir():
+        work.files.rename(folder)
+    work.record.replace(record_path(folder))
+    shutil.rmtree(work.path, ignore_errors=True)
+    return contents
+
+
+def _require_absent(folder: Path) -> None:
+    if folder.exists():
+        raise SpecError(
+            Problem(str(folder), "lies there without a record, so nothing says that it is whole",
+                    expected="a folder that prepare made",
+                    hint="move it away; a cache of the hub's library can be given as --mirror")
+        )  # fmt: skip
+
+
+@contextmanager
+def _locked(folder: Path, tell: Tell) -> Iterator[None]:
+    """One maker per folder; others wait and then share what it made.  The kernel drops the lock of a dead process."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+                raise
+            tell(f"{folder.name}: another prepare is at it; waiting")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,262 @@
+"""Where repositories come from: a mirror directory, then the hub.  Each lists what it has and hands over whole files.
+
+Nobody is believed: what a file must hash to comes with the list, and is checked by ``rlk_repro.prepare.fetch``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final, Literal, Protocol, TypeAlias
+
+from rlk_repro.archive import find_unsafe
+from rlk_repro.contents import load_contents
+from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
+from rlk_repro.prepared import name_repository
+
+Kind: TypeAlias = Literal["model", "dataset"]
+
+# what a trainer reads of a model's repository; the same weights in other formats stay where they are
+MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "LICENSE*")
+_SHA256: Final = re.compile("[0-9a-f]{64}")
+_SHA1: Final = re.compile("[0-9a-f]{40}")
+_FOLDERS: Final = {"model": "models", "dataset": "datasets"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """What is wanted: one repository, at a commit or at whatever is served, and which of its files."""
+
+    kind: Kind
+    name: str
+    revision: str | None
+    patterns: tuple[str, ...]
+
+    def wants(self, name: str) -> bool:
+        """Patterns are over whole names but for folders: weights in a subfolder are another format's."""
+        is_at_top = "/" not in name
+        return name in self.patterns or (is_at_top and any(fnmatchcase(name, pattern) for pattern in self.patterns))
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.revision[:12] if self.revision else 'unpinned'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteFile:
+    """One file and what it must be: ``sha256`` of large ones, git's own hash of the others."""
+
+    name: str
+    size_bytes: int
+    sha256: str | None = None
+    git_sha1: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The wanted files of one repository at one commit; ``place`` is the folder of those that lie in a mirror."""
+
+    revision: str
+    files: tuple[RemoteFile, ...]
+    place: Path | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+class Origin(Protocol):
+    """A place that has repositories."""
+
+    def find(self, repository: Repository) -> Listing | None:
+        """Its wanted files at the wanted commit; None where this place has not got it."""
+
+    def fetch(self, repository: Repository, listing: Listing, name: str, folder: Path) -> None:
+        """Put one whole file of its list below ``folder``, which no other process touches."""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A directory that was filled elsewhere: a copy of a prepared directory, or of the hub library's cache."""
+
+    root: Path
+
+    def find(self, repository: Repository) -> Listing | None:
+        found = self._find_prepared(repository)
+        return self._find_cached(repository) if found is None else found
+
+    def fetch(self, repository: Repository, listing: Listing, name: str, folder: Path) -> None:
+        assert listing.place is not None
+        source, target = listing.place / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(source, target)
+        except OSError as error:
+            what = f"cannot be copied ({error.strerror})"
+            raise EnvironmentMissing(Problem(f"mirror {repository.name}: {name}", what)) from error
+
+    def _find_prepared(self, repository: Repository) -> Listing | None:
+        """The folder of this commit, or one that was prepared unpinned and has it."""
+        parent = self.root / _FOLDERS[repository.kind]
+        wanted = [name_repository(repository.name, commit) for commit in (repository.revision, None)]
+        if repository.revision is None:
+            wanted += sorted(path.name for path in parent.glob(f"{name_repository(repository.name, None)[:-8]}*"))
+        for folder in dict.fromkeys(parent / name for name in wanted):
+            contents = load_contents(folder)
+            revision = "" if contents is None else str(contents.source.get("revision"))
+            if contents is not None and repository.revision in {None, revision}:
+                files = [
+                    RemoteFile(name=name, size_bytes=item.size_bytes, sha256=item.sha256)
+                    for name, item in contents.files.items()
+                    if repository.wants(name)
+                ]
+                return _listing(f"mirror {folder.name}", revision, files, folder)
+        return None
+
+    def _find_cached(self, repository: Repository) -> Listing | None:
+        """As huggingface_hub lays out its cache: ``snapshots/<commit>`` of links to ``blobs/<hash>``."""
+        folder = self.root / f"{_FOLDERS[repository.kind]}--{repository.name.replace('/', '--')}"
+        main = folder / "refs" / "main"
+        revision = repository.revision or (main.read_text().strip() if main.is_file() else "")
+        snapshot = folder / "snapshots" / revision
+        if not _SHA1.fullmatch(revision) or not snapshot.is_dir():
+            return None
+        names = (path.relative_to(snapshot).as_posix() for path in sorted(snapshot.rglob("*")) if path.is_file())
+        files = [_from_cache(snapshot / name, name) for name in names if repository.wants(name)]
+        return _listing(f"mirror {folder.name}", revision, files, snapshot)
+
+
+def _from_cache(path: Path, name: str) -> RemoteFile:
+    """A blob is named by the hash that the hub gave: sha256 of large files, git's of the others."""
+    blob = path.resolve().name
+    is_large = _SHA256.fullmatch(blob) is not None
+    if not is_large and not _SHA1.fullmatch(blob):
+        raise EnvironmentMissing(
+            Problem(str(path), "nothing says what it must hash to", expected="a link to a blob, as in the hub's cache",
+                    hint="copy the cache with its links, or a prepared directory")
+        )  # fmt: skip
+    return RemoteFile(name=name, size_bytes=path.stat().st_size, sha256=blob if is_large else None,
+                      git_sha1=None if is_large else blob)  # fmt: skip
+
+
+def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path | None = None) -> Listing:
+    """Refuses names that would leave the folder: whoever serves them is a stranger."""
+    found = tuple(files)
+    for file in found:
+        reason = find_unsafe(file.name)
+        if reason is not None:
+            raise BundleUnreadable(Problem(where, f"unsafe file name ({reason})", got=file.name))
+    return Listing(revision=revision, files=found, place=place)
+
+
+class Hub:
+    """The hub, by its own library, which also knows where its token and its cache are."""
+
+    def find(self, repository: Repository) -> Listing | None:
+        with _explained(repository):
+            from huggingface_hub import HfApi
+
+            info = HfApi(library_name="rlk-repro").repo_info(
+                repository.name, revision=repository.revision, repo_type=repository.kind, files_metadata=True
+            )
+        files = [
+            RemoteFile(
+                name=item.rfilename,
+                size_bytes=item.size or 0,
+                sha256=item.lfs.sha256 if item.lfs else None,
+                git_sha1=None if item.lfs else item.blob_id,
+            )
+            for item in getattr(info, "siblings", None) or ()
+            if repository.wants(item.rfilename)
+        ]
+        if info.sha is None or (repository.revision is not None and info.sha != repository.revision):
+            raise SpecError(Problem(repository.name, "is served at another commit", got=info.sha,
+                                    expected=repository.revision))  # fmt: skip
+        return _listing(f"hub {repository.name}", info.sha, files)
+
+    def fetch(self, repository: Repository, listing: Listing, name: str, folder: Path) -> None:
+        with _explained(repository):
+            from huggingface_hub import hf_hub_download
+
+            hf_hub_download(
+                repository.name,
+                name,
+                repo_type=repository.kind,
+                revision=listing.revision,
+                local_dir=folder,
+                library_name="rlk-repro",
+            )
+
+
+@contextmanager
+def _explained(repository: Repository) -> Iterator[None]:
+    """What the library says in terms of ours; its own progress bars are left out, ours shows the same."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            OfflineModeIsEnabled,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+    except ImportError:
+        raise EnvironmentMissing(
+            Problem("python module huggingface_hub", "missing", expected="the hub's client, or --mirror DIR --offline",
+                    hint="python -m pip install 'rlk-repro[prepare]'")
+        ) from None  # fmt: skip
+    connection_errors: tuple[type[BaseException], ...] = (OSError, *HfHubHTTPError.__bases__)
+    where = f"hub {repository.name}"
+    try:
+        yield
+    except RevisionNotFoundError:
+        raise SpecError(Problem(where, "has no such commit", got=repository.revision)) from None
+    except RepositoryNotFoundError as error:
+        hint = "export HF_TOKEN=… where it is private or asks for consent"
+        what = "cannot be had" if "gated" in type(error).__name__.lower() else "no such repository, or not for us"
+        raise SpecError(Problem(where, what, hint=hint)) from None
+    except OfflineModeIsEnabled:
+        raise EnvironmentMissing(
+            Problem(where, "not asked: HF_HUB_OFFLINE is set", hint="unset it, or add --mirror DIR --offline")
+        ) from None
+    except connection_errors as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise EnvironmentMissing(
+            Problem(where, f"cannot be reached ({reason})", hint="try again: what is there already is kept")
+        ) from None
+
+
+def list_origins(mirror: Path | None, *, is_offline: bool) -> list[Origin]:
+    """Raises SpecError for a mirror that is no folder, or nothing to ask at all."""
+    if mirror is not None and not mirror.is_dir():
+        raise SpecError(Problem("--mirror", "no such folder", got=str(mirror), expected="a mirror directory"))
+    origins: list[Origin] = [] if mirror is None else [Mirror(mirror)]
+    return origins if is_offline else [*origins, Hub()]
+
+
+def find_listing(origins: Sequence[Origin], repository: Repository) -> tuple[Origin, Listing]:
+    """The first origin that has the repository.
+
+    Raises:
+        EnvironmentMissing: none has, or none can be asked.
+        SpecError: the hub knows no such repository or commit.
+    """
+    for origin in origins:
+        listing = origin.find(repository)
+        if listing is not None:
+            return origin, _require_files(repository, listing)
+    raise EnvironmentMissing(
+        Problem(str(repository), "is not at hand, and the hub is not to be asked", expected="it in the mirror",
+                hint="prepare it where there is a network, and copy the prepared directory")
+    )  # fmt: skip
+
+
+def _require_files(repository: Repository, listing: Listing) -> Listing:
+    if not listing.files:
+        expected = ", ".join(repository.patterns)
+        raise SpecError(Problem(str(repository), "has none of the wanted files", expected=expected))
+    return listing

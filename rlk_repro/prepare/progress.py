@@ -1,0 +1,62 @@
+"""How much of a folder is there, told while it grows; what writes it need not know."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.prepare.making import Tell, WorkDir
+from rlk_repro.units import format_bytes, format_duration
+
+LIVE_S: Final = 1.0
+PLAIN_S: Final = 30.0
+
+
+@contextmanager
+def watch_growth(folder: Path, what: str, expected: int | None, tell: Tell, *, is_live: bool) -> Iterator[None]:
+    """Tell size, speed and time left of the work folder beside ``folder`` for the time of the block."""
+    stop = threading.Event()
+    work = WorkDir.of(folder).path
+
+    def watch() -> None:
+        first, started_s = measure(work), time.monotonic()
+        while not stop.wait(LIVE_S if is_live else PLAIN_S):
+            size_bytes = measure(work)
+            if size_bytes:
+                tell(f"{what}: {describe(size_bytes, first, expected, time.monotonic() - started_s)}")
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def describe(size_bytes: int, first: int, missing: int | None, elapsed_s: float) -> str:
+    """``missing`` was to be written when ``first`` bytes were there."""
+    speed = (size_bytes - first) / elapsed_s if elapsed_s > 0 else 0.0
+    text = format_bytes(size_bytes)
+    if missing:
+        text += f" of {format_bytes(max(first + missing, size_bytes))}"
+    if speed <= 0:
+        return text
+    text += f", {format_bytes(int(speed))}/s"
+    left = (first + missing - size_bytes) / speed if missing else 0.0
+    return f"{text}, {format_duration(left)} left" if left > 0 else text
+
+
+def measure(folder: Path) -> int:
+    """Bytes below a folder; files that come and go meanwhile count as they are seen."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:
+            continue
+    return total

@@ -1,0 +1,241 @@
+"""A small Qwen3 with random weights in the hub's format: configuration, tokenizer of bytes, one safetensors file.
+
+The bytes follow from the arguments, the seed and nothing else: SHAKE-256 chooses, per weight, one of 256 quantiles of a
+normal distribution, so that no generator, library or processor can change them.  https://huggingface.co/docs/safetensors
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, BinaryIO, Final
+
+from rlk_repro.errors import Problem, SpecError
+from rlk_repro.files import dump_json, write_bytes
+from rlk_repro.prepare.byte_tokenizer import END_OF_TURN, PADDING, VOCABULARY, tokenizer_files
+from rlk_repro.spec import RandomWeights, VimeModel
+
+RECIPE: Final = 1
+"""Raised whenever the bytes of the same model would change."""
+WEIGHTS: Final = "model.safetensors"
+CONFIGURATION: Final = "config.json"
+_BLOCK: Final = 4 << 20
+_BYTES_PER_WEIGHT: Final = 2
+_MODEL_TYPES: Final = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """One weight; norms are all ones, everything else is random."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_norm: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return _BYTES_PER_WEIGHT * math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What the arguments that build the model in Megatron say of it, in the hub's words."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_groups: int
+    head_dim: int
+    vocab_size: int
+    norm_epsilon: float
+    rotary_base: float
+    is_tied: bool
+    num_experts: int = 0
+    expert_size: int = 0
+    num_experts_per_token: int = 0
+
+    @classmethod
+    def of(cls, model: VimeModel) -> Sizes:
+        """Raises SpecError for sizes that are not among the arguments, or too few tokens for the tokenizer."""
+        arguments = model.arguments
+        has_experts = isinstance(model.source, RandomWeights) and model.source.architecture == "Qwen3MoeForCausalLM"
+        needed = ["num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "kv-channels", "vocab-size"]
+        needed += ["num-experts", "moe-ffn-hidden-size", "moe-router-topk"] if has_experts else []
+        problems = [
+            Problem(f"workload.model.arguments.{flag}", "missing", expected="a size of the random model")
+            for flag in needed
+            if not model.size(flag)
+        ]
+        if model.size("vocab-size", VOCABULARY) < VOCABULARY:
+            problems.append(Problem("workload.model.arguments.vocab-size", "too small for the tokenizer of bytes",
+                                    got=model.size("vocab-size"), expected=f"{VOCABULARY} or more"))  # fmt: skip
+        if problems:
+            raise SpecError(*problems)
+        return cls(
+            num_layers=model.size("num-layers"),
+            hidden_size=model.size("hidden-size"),
+            intermediate_size=model.size("ffn-hidden-size"),
+            num_heads=model.size("num-attention-heads"),
+            num_groups=model.size("num-query-groups", model.size("num-attention-heads")),
+            head_dim=model.size("kv-channels"),
+            vocab_size=model.size("vocab-size"),
+            norm_epsilon=_number(arguments, "norm-epsilon", 1e-6),
+            rotary_base=_number(arguments, "rotary-base", 10000.0),
+            is_tied=not arguments.get("untie-embeddings-and-output-weights", False),
+            num_experts=model.size("num-experts") if has_experts else 0,
+            expert_size=model.size("moe-ffn-hidden-size"),
+            num_experts_per_token=model.size("moe-router-topk"),
+        )
+
+
+def _number(arguments: Mapping[str, Any], flag: str, default: float) -> float:
+    value = arguments.get(flag, default)
+    return float(value) if isinstance(value, int | float) else default
+
+
+def list_tensors(sizes: Sizes) -> Iterator[Tensor]:
+    """In the order of the file.  Shapes are [out, in], as torch's Linear has them."""
+    hidden, heads = sizes.hidden_size, sizes.num_heads * sizes.head_dim
+    yield Tensor(name="model.embed_tokens.weight", shape=(sizes.vocab_size, hidden))
+    for index in range(sizes.num_layers):
+        prefix = f"model.layers.{index}"
+        attention, groups = f"{prefix}.self_attn", sizes.num_groups * sizes.head_dim
+        yield Tensor(name=f"{prefix}.input_layernorm.weight", shape=(hidden,), is_norm=True)
+        yield Tensor(name=f"{attention}.q_proj.weight", shape=(heads, hidden))
+        yield Tensor(name=f"{attention}.k_proj.weight", shape=(groups, hidden))
+        yield Tensor(name=f"{attention}.v_proj.weight", shape=(groups, hidden))
+        yield Tensor(name=f"{attention}.o_proj.weight", shape=(hidden, heads))
+        yield Tensor(name=f"{attention}.q_norm.weight", shape=(sizes.head_dim,), is_norm=True)
+        yield Tensor(name=f"{attention}.k_norm.weight", shape=(sizes.head_dim,), is_norm=True)
+        yield Tensor(name=f"{prefix}.post_attention_layernorm.weight", shape=(hidden,), is_norm=True)
+        if not sizes.num_experts:
+            yield from _list_mlp(f"{prefix}.mlp", hidden, sizes.intermediate_size)
+            continue
+        yield Tensor(name=f"{prefix}.mlp.gate.weight", shape=(sizes.num_experts, hidden))
+        for expert in range(sizes.num_experts):
+            yield from _list_mlp(f"{prefix}.mlp.experts.{expert}", hidden, sizes.expert_size)
+    yield Tensor(name="model.norm.weight", shape=(hidden,), is_norm=True)
+    if not sizes.is_tied:
+        yield Tensor(name="lm_head.weight", shape=(sizes.vocab_size, hidden))
+
+
+def _list_mlp(prefix: str, hidden: int, intermediate: int) -> Iterator[Tensor]:
+    for name in ("gate_proj", "up_proj"):
+        yield Tensor(name=f"{prefix}.{name}.weight", shape=(intermediate, hidden))
+    yield Tensor(name=f"{prefix}.down_proj.weight", shape=(hidden, intermediate))
+
+
+def weights_bytes(sizes: Sizes) -> int:
+    return sum(tensor.num_bytes for tensor in list_tensors(sizes))
+
+
+def recipe(model: VimeModel) -> dict[str, Any]:
+    """What the bytes follow from, for the record."""
+    assert isinstance(model.source, RandomWeights)
+    return {"recipe": RECIPE, **model.source.model_dump(), "sizes": Sizes.of(model).__dict__}
+
+
+def write_model(model: VimeModel, folder: Path) -> None:
+    """Write all files of the model into ``folder``."""
+    source, sizes = model.source, Sizes.of(model)
+    assert isinstance(source, RandomWeights)
+    for name, content in tokenizer_files().items():
+        write_bytes(folder / name, dump_json(content))
+    write_bytes(folder / CONFIGURATION, dump_json(make_config(source, sizes)))
+    generation = {"do_sample": True, "eos_token_id": END_OF_TURN, "pad_token_id": PADDING}
+    write_bytes(folder / "generation_config.json", dump_json(generation))
+    with (folder / WEIGHTS).open("wb") as stream:
+        write_weights(stream, sizes, seed=source.seed, std=source.initializer_range)
+
+
+def make_config(source: RandomWeights, sizes: Sizes) -> dict[str, Any]:
+    """``config.json`` as transformers reads it, versions 4 and 5 alike."""
+    config = {
+        "architectures": [source.architecture],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": PADDING,
+        "eos_token_id": END_OF_TURN,
+        "head_dim": sizes.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": sizes.hidden_size,
+        "initializer_range": source.initializer_range,
+        "intermediate_size": sizes.intermediate_size,
+        "max_position_embeddings": 32768,
+        "model_type": _MODEL_TYPES[source.architecture],
+        "num_attention_heads": sizes.num_heads,
+        "num_hidden_layers": sizes.num_layers,
+        "num_key_value_heads": sizes.num_groups,
+        "rms_norm_eps": sizes.norm_epsilon,
+        "rope_scaling": None,
+        "rope_theta": sizes.rotary_base,
+        "sliding_window": None,
+        "tie_word_embeddings": sizes.is_tied,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": sizes.vocab_size,
+    }
+    if sizes.num_experts:
+        config |= {
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": sizes.expert_size,
+            "norm_topk_prob": True,
+            "num_experts": sizes.num_experts,
+            "num_experts_per_tok": sizes.num_experts_per_token,
+            "output_router_logits": False,
+            "router_aux_loss_coef": 0.0,
+        }
+    return config
+
+
+def write_weights(stream: BinaryIO, sizes: Sizes, *, seed: int, std: float) -> None:
+    """A whole safetensors file: length of the header, header, the tensors one after another."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in list_tensors(sizes):
+        end = offset + tensor.num_bytes
+        header[tensor.name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    stream.write(struct.pack("<Q", len(text)) + text)
+    tables = _quantile_tables(std)
+    for tensor in list_tensors(sizes):
+        for piece in _draw(tensor, seed, tables):
+            stream.write(piece)
+
+
+def _draw(tensor: Tensor, seed: int, tables: tuple[bytes, bytes]) -> Iterator[bytes]:
+    num_weights = math.prod(tensor.shape)
+    if tensor.is_norm:
+        yield _bfloat16(1.0) * num_weights
+        return
+    for number, start in enumerate(range(0, num_weights, _BLOCK)):
+        size = min(_BLOCK, num_weights - start)
+        levels = hashlib.shake_256(f"{seed}/{tensor.name}/{number}".encode()).digest(size)
+        piece = bytearray(_BYTES_PER_WEIGHT * size)
+        piece[0::2], piece[1::2] = (levels.translate(table) for table in tables)
+        yield bytes(piece)
+
+
+def _quantile_tables(std: float) -> tuple[bytes, bytes]:
+    """Low and high bytes of the 256 weights there are: the middles of 256 equally likely parts of a normal one."""
+    normal = NormalDist(sigma=std)
+    values = [_bfloat16(normal.inv_cdf((level + 0.5) / 256)) for level in range(256)]
+    return bytes(value[0] for value in values), bytes(value[1] for value in values)
+
+
+def _bfloat16(value: float) -> bytes:
+    """The upper half of a float32, rounded to nearest even, little endian."""
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return struct.pack("<H", bits >> 16)

@@ -1,0 +1,120 @@
+"""Stored rollouts from a mirror, or from the archives that the run names; what counts is the digest that it pins.
+
+An archive is any tar that holds ``0.pt`` … somewhere, such as the bundle of the run that stored them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Final
+
+from rlk_repro.contents import FileRecord, digest_of, record_files
+from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
+from rlk_repro.prepare.making import Made, Tell, WorkDir
+from rlk_repro.rundir import RolloutDir
+from rlk_repro.spec import StoredRollouts
+
+FOLDER: Final = "rollouts"
+_NUMBERED: Final = re.compile(r"(0|[1-9][0-9]*)\.pt")
+_TIMEOUT_S: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Where the files of one set of rollouts may come from."""
+
+    stored: StoredRollouts
+    mirror: Path | None
+    is_offline: bool
+
+    @property
+    def source(self) -> dict[str, Any]:
+        return self.stored.model_dump(mode="json", include={"name", "num_files", "digest", "made_by"})
+
+    def run(self, work: WorkDir, tell: Tell) -> Made:
+        """Raises EnvironmentMissing where nobody has them, BundleUnreadable where what came is something else."""
+        found = self._copy(work) or self._fetch(work, tell)
+        if not found:
+            raise EnvironmentMissing(
+                Problem(f"rollouts {self.stored.name}", "are not at hand", expected="a mirror or an archive with them",
+                        hint=f"--mirror DIR, where DIR/{FOLDER}/{self.stored.name}/0.pt and so on lie")
+            )  # fmt: skip
+        files = record_files(work.files)
+        self.check(files)
+        return Made(source=self.source, files=files)
+
+    def check(self, files: Mapping[str, FileRecord]) -> None:
+        """Raises BundleUnreadable unless these are the files, all of them, that the run names by digest."""
+        where = f"rollouts {self.stored.name}"
+        wanted = {file_name(number): number for number in range(self.stored.num_files)}
+        if files.keys() != wanted.keys():
+            odd = sorted(files.keys() ^ wanted.keys())
+            raise BundleUnreadable(Problem(where, "other files than the run names", got=odd[0],
+                                           expected=f"0.pt to {self.stored.num_files - 1}.pt"))  # fmt: skip
+        digest = f"sha256:{digest_of({name: item.sha256 for name, item in files.items()}, wanted)}"
+        if digest != self.stored.digest:
+            raise BundleUnreadable(Problem(where, "are not those of the run", got=digest, expected=self.stored.digest))
+
+    def _copy(self, work: WorkDir) -> bool:
+        folder = None if self.mirror is None else self.mirror / FOLDER / self.stored.name
+        if folder is None or not folder.is_dir():
+            return False
+        _clear(work)
+        for number in range(self.stored.num_files):
+            file = RolloutDir(folder).file(number)
+            if file.is_file():
+                shutil.copyfile(file, work.files / file.name)
+        return True
+
+    def _fetch(self, work: WorkDir, tell: Tell) -> bool:
+        reasons = []
+        for url in () if self.is_offline else self.stored.fetch:
+            tell(f"rollouts {self.stored.name} from {url}")
+            _clear(work)
+            try:
+                with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as stream:  # noqa: S310  (http or https, by the model)
+                    _unpack(stream, work.files, self.stored.num_files)
+            except (OSError, EOFError, tarfile.TarError) as error:
+                reasons.append(Problem(url, f"could not be fetched ({error})"))
+                continue
+            return True
+        if reasons:
+            raise EnvironmentMissing(*reasons)
+        return False
+
+
+def file_name(number: int) -> str:
+    return RolloutDir(Path()).file(number).name
+
+
+def _clear(work: WorkDir) -> None:
+    shutil.rmtree(work.files, ignore_errors=True)
+    work.files.mkdir(parents=True)
+
+
+def _unpack(stream: IO[bytes], folder: Path, num_files: int) -> None:
+    """Only the numbered files, under their own names alone, whatever path an archive gives them.
+
+    Raises:
+        SpecError: a number twice: nobody could say which is meant.
+    """
+    with tarfile.open(fileobj=stream, mode="r|*") as archive:
+        for member in archive:
+            name = PurePosixPath(member.name).name
+            match = _NUMBERED.fullmatch(name)
+            if match is None or not member.isfile() or int(match[1]) >= num_files:
+                continue
+            data = archive.extractfile(member)
+            assert data is not None
+            try:
+                with (folder / name).open("xb") as target:
+                    shutil.copyfileobj(data, target)
+            except FileExistsError:
+                raise SpecError(Problem("archive of rollouts", "holds two files of one number", got=name)) from None
