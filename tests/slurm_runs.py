@@ -103,6 +103,14 @@ class Run:
         self.wait_until(lambda: self.poll().state.is_final, "the end", timeout_s)
         return self.poll()
 
+    def wait_for_script(self) -> None:
+        """Until the batch script has ended too: it cleans up after the agents' last word."""
+
+        def has_ended() -> bool:
+            return self.site.cluster.job_field(self.job_id, "%T") not in {"PENDING", "RUNNING", "COMPLETING"}
+
+        self.wait_until(has_ended, "the end of the script")
+
     def tail(self) -> str:
         logs = [*self.run_dir.root.glob(".slurm-*"), self.run_dir.agent_log]
         return "\n".join(f"--- {log.name}\n{log.read_text()[-1500:]}" for log in logs if log.exists())
@@ -124,7 +132,7 @@ def on_site(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def start_or_skip(folder: Path, **options: Any) -> Cluster:
     """Where a Slurm is required, its absence is a failure."""
-    missing = find_missing()
+    missing = find_missing(has_accounting=options.get("has_accounting", False))
     if missing is None:
         return start_cluster(folder, **options)
     assert not os.environ.get(REQUIRED), missing
