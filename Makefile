@@ -38,7 +38,7 @@ test: $(VENV)/.dev $(VENV)/.torch ## Run the tests (a few minutes)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not real"
 
 test-real: $(VENV)/.dev $(VENV)/.torch ## Run the heavier real parts: long faults, large archives
-	sh tools/install-slurm.sh --accounting
+	sh tools/install-slurm.sh --all
 	$(BIN)/python -m pytest -m "real and not gpu"
 
 lint: $(VENV)/.dev ## Check style

@@ -92,7 +92,10 @@ def prepare(
         plan = dataclasses.replace(plan, profile=loaded.model)
         inputs = dataclasses.replace(inputs, profile=loaded.data)
     nodes = tuple(manifest.node for manifest in recorded.manifests) if is_on_same_nodes else ()
-    drift = _find_drift(recorded, _probe_here(plan)) if plan.cluster == launch.LOCAL else None
+    if plan.cluster != launch.LOCAL:
+        return Prepared(recorded=recorded, launch=launch.render(plan, inputs, nodes=nodes), drift=None)
+    plan, lost = _fit_here(plan)
+    drift = (*lost, *_find_drift(recorded, _probe_here(plan)))
     return Prepared(recorded=recorded, launch=launch.render(plan, inputs, nodes=nodes), drift=drift)
 
 
@@ -127,7 +130,31 @@ def run(prepared: Prepared, tell: Callable[[str], None], *, is_quiet: bool = Fal
         here = load_manifests(launched.run_dir)
         drift = _find_drift(prepared.recorded, here[0]) if here else ()
     code = compare_identities(prepared.recorded.identity, read_identity(launched.run_dir, prepared.launch.plan))
-    return compare_analyses(prepared.recorded.analysis, result.analysis, drift=drift, code=code)
+    return compare_analyses(_translate(prepared), result.analysis, drift=drift, code=code)
+
+
+def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
+    """The plan as the local cluster can run it, which is one node and starts no container; and what that takes away."""
+    lost = []
+    run, stack, hardware, layout = plan.run, plan.stack, plan.hardware.hardware, plan.layout
+    if layout.num_nodes > 1:
+        where = f"run {run.run}: layouts.{hardware}.num_nodes"
+        lost.append(Finding(Level.BLOCKING, where, str(layout.num_nodes), "1, the local cluster is one node"))
+        layouts = {**run.layouts, hardware: layout.model_copy(update={"num_nodes": 1})}
+        run = run.model_copy(update={"layouts": layouts})
+    if stack.images:
+        found = "none, the local cluster uses what this machine has"
+        lost.append(Finding(Level.BLOCKING, f"stack {stack.stack}: images", ", ".join(stack.images), found))
+        stack = stack.model_copy(update={"images": {}})
+    return dataclasses.replace(plan, run=run, stack=stack), tuple(lost)
+
+
+def _translate(prepared: Prepared) -> Analysis:
+    """What was recorded, as a result of the plan that runs here: the drift says in what the two experiments differ."""
+    analysis, plan = prepared.recorded.analysis, prepared.launch.plan
+    if plan.cluster != launch.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
+        return analysis
+    return dataclasses.replace(analysis, experiment_hash=plan.experiment_hash)
 
 
 def _probe_here(plan: Plan) -> Manifest:

@@ -1,7 +1,7 @@
 """A container image made of a few fixed bytes, so that its digest is the same everywhere and can stand in golden files.
 
-It holds empty folders and one program, ``python3``, which starts the tests' node agent with the Python that it is told of.
-What a Python needs is mounted by the engine's own configuration, so that nothing is downloaded.
+It holds empty folders and one program, ``python3``, which starts the tests' node agent with the Python that it is told
+of.  What a Python needs is mounted, so that nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class OciImage:
         return _make_tar([(name, data, 0o644) for name, data in self.files.items()])
 
 
-def make_image() -> OciImage:
+def make_image(tag: str = "test") -> OciImage:
+    """Its tag is no part of its digest."""
     layer = _make_tar([(name, None, 0o755) for name in FOLDERS] + [(f"{PROGRAM_DIR[1:]}/python3", PROGRAM, 0o755)])
     config = _dump(
         {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": [_sum(layer)]}}
@@ -46,7 +47,7 @@ def make_image() -> OciImage:
             "layers": [_describe(f"{_OCI}.layer.v1.tar", layer)],
         }
     )
-    name = {"org.opencontainers.image.ref.name": f"{REFERENCE}:test"}
+    name = {"org.opencontainers.image.ref.name": f"{REFERENCE}:{tag}"}
     described = _describe(f"{_OCI}.manifest.v1+json", manifest) | {"annotations": name}
     files = {f"blobs/sha256/{_sum(blob).partition(':')[2]}": blob for blob in (layer, config, manifest)}
     files |= {"oci-layout": _dump({"imageLayoutVersion": "1.0.0"})}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.container_image import REFERENCE, make_image
 from tests.slurm_cluster import SBIN
 from tests.slurm_runs import REPOSITORY, REQUIRED
 
@@ -36,9 +39,9 @@ class Engine:
 
     configuration: Path
 
-    def ask(self, *words: str, data: bytes | None = None) -> str:
+    def ask(self, *words: str) -> str:
         env = {"PATH": PATH, "HOME": os.environ["HOME"], "CONTAINERS_CONF": str(self.configuration)}
-        done = subprocess.run(["podman", *words], env=env, input=data, capture_output=True, check=False)
+        done = subprocess.run(["podman", *words], env=env, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout.decode().strip()
 
@@ -52,10 +55,11 @@ class Engine:
         return [line for line in mounts if "containers/storage/overlay/" in line or "overlay-containers/" in line]
 
 
-def make_engine(
+@contextlib.contextmanager
+def running_engine(
     folder: Path, *, volumes: tuple[str, ...] = (), env: tuple[str, ...] = (), num_files: int = 1024
-) -> Engine:
-    """Where a Slurm is required, so is podman; elsewhere its absence skips."""
+) -> Iterator[Engine]:
+    """With the image of the tests.  Where a Slurm is required, so is podman; elsewhere its absence skips."""
     podman = shutil.which("podman", path=PATH)
     runtime = next((name for name in ("runc", "crun") if shutil.which(name, path=PATH)), None)
     if podman is None or runtime is None:
@@ -65,7 +69,14 @@ def make_engine(
     path = folder / "containers.conf"
     lists = {name: ", ".join(map(json.dumps, words)) for name, words in {"volumes": volumes, "env": env}.items()}
     path.write_text(_CONFIGURATION.format(runtime=runtime, num_files=num_files, **lists))
-    return Engine(configuration=path)
+    engine = Engine(configuration=path)
+    archive, tag = folder / "image.tar", f"test-{os.getpid()}"
+    archive.write_bytes(make_image(tag).archive())
+    engine.ask("load", "--input", str(archive))
+    try:
+        yield engine
+    finally:
+        engine.ask("rmi", f"{REFERENCE}:{tag}")
 
 
 def mount_python() -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from rlk_repro.launch import report_context
 from rlk_repro.replay import check_drift, prepare, reanalyse
 from rlk_repro.report import write_report
 from rlk_repro.rundir import RunDir
+from rlk_repro.spec import Image
 from rlk_repro.verify import verify_bundle
 from tests.make_run import finish_run, make_run
 
@@ -137,3 +139,20 @@ def test_blocking_drift_stops_unless_accepted() -> None:
     )
     check_drift(drift, is_accepted=True)
     check_drift(drift[1:], is_accepted=False)
+
+
+def test_a_run_of_several_nodes_or_of_images_is_fitted_to_this_machine_and_both_are_told(sealed: RunDir) -> None:
+    recorded = reanalyse(sealed.bundle)
+    hardware = recorded.plan.hardware.hardware
+    layouts = {hardware: recorded.plan.layout.model_copy(update={"num_nodes": 2})}
+    image = Image(reference="registry.example/x", digest=f"sha256:{'0' * 64}")
+    larger = dataclasses.replace(
+        recorded.plan,
+        run=recorded.plan.run.model_copy(update={"layouts": layouts}),
+        stack=recorded.plan.stack.model_copy(update={"images": {"cpu": image}}),
+    )
+    prepared = prepare(dataclasses.replace(recorded, plan=larger), cluster="local")
+    assert (prepared.launch.plan.layout.num_nodes, prepared.launch.plan.stack.images) == (1, {})
+    told = {item.where: item.expected for item in prepared.drift or () if item.level is Level.BLOCKING}
+    assert told[f"run smoke: layouts.{hardware}.num_nodes"] == "2"
+    assert told[f"stack {larger.stack.stack}: images"] == "cpu"

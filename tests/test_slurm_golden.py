@@ -1,9 +1,9 @@
 """One of the shipped scripts, run: two nodes of a real Slurm, a container on each, Ray up and down around every trial.
 
 The script is the shipped one, byte for byte, but for the folder of the run, which ends in the run id that the comment
-repeats: a test writes nowhere else than into its own folder.  All that this site needs beside it is the site's own, as it
-would be on a cluster: podman's configuration mounts the software that real images hold (``containers.conf``), and Slurm's
-task prolog names that configuration.  The program ``python3`` of the image puts a Ray driver around the reference trainer.
+repeats: a test writes nowhere else than into its own folder.  All that this site needs beside it is the site's own, as
+on any cluster: podman's configuration mounts the software that real images hold (``containers.conf``), and Slurm's task
+prolog names that configuration.  The image's ``python3`` puts a Ray driver around the reference trainer.
 
 Both nodes are this machine: what lies between two machines (their network, a shared file system that shows changes
 late, images that each node has to fetch) is not tested.
@@ -11,6 +11,7 @@ late, images that each node has to fetch) is not tested.
 
 from __future__ import annotations
 
+import json
 import resource
 import sys
 from collections.abc import Iterator
@@ -23,14 +24,14 @@ from rlk_repro.files import load_json
 from rlk_repro.sbatch import SCRIPT
 from rlk_repro.verify import verify_bundle
 from tests import sbatch_examples as examples
-from tests.container_image import INTERPRETER, PROGRAM_DIR, REFERENCE, make_image
-from tests.podman_engine import Engine, make_engine, mount_python
+from tests.container_image import INTERPRETER, PROGRAM_DIR, make_image
+from tests.podman_engine import Engine, mount_python, running_engine
 from tests.slurm_cluster import NODES, Cluster
 from tests.slurm_runs import REPOSITORY, Run, Site, on_site, start_or_skip
 from tests.test_slurm_ray import require_ray_around_every_trial
 from tests.two_node_agent import allow_nodes
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +39,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     env = (f"PATH={PROGRAM_DIR}:/usr/bin:/bin", f"{INTERPRETER}={sys.executable}", f"PYTHONPATH={REPOSITORY}")
     num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     folder = tmp_path_factory.mktemp("podman")
-    made = make_engine(folder, volumes=mount_python(), env=env, num_files=num_files)
-    (folder / "image.tar").write_bytes(make_image().archive())
-    made.ask("load", "--input", str(folder / "image.tar"))
-    yield made
-    made.ask("rmi", "--force", f"{REFERENCE}:test")
+    with running_engine(folder, volumes=mount_python(), env=env, num_files=num_files) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +55,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterato
 
 
 @pytest.fixture
-def site(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None
-) -> Iterator[Site]:
+def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None) -> Iterator[Site]:
     with on_site(cluster, tmp_path, monkeypatch) as here:
         yield here
 
@@ -80,8 +76,8 @@ def prepare(folder: Path) -> launch.Prepared:
     )
 
 
-def test_the_shipped_script_runs_on_two_nodes_in_containers(
-    site: Site, engine: Engine, monkeypatch: pytest.MonkeyPatch
+def test_the_shipped_script_runs_on_two_nodes_in_containers_and_its_bundle_is_replayed_here(
+    call, site: Site, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allow_nodes(monkeypatch)
     prepared = prepare(site.folder)
@@ -97,6 +93,18 @@ def test_the_shipped_script_runs_on_two_nodes_in_containers(
     for node in NODES:
         facts = load_json(run.run_dir.node(node).manifest)["sections"]["container"]
         assert (facts["runtime"], facts["image_digest"]) == ("podman", make_image().digest)
-    assert verify_bundle(run.collect()) == []
-    site.cluster.wait_until(lambda: site.cluster.job_field(run.job_id, "%T") == "COMPLETED", "the end of the script")
+    bundle = run.collect()
+    assert verify_bundle(bundle) == []
+    run.wait_for_script()
     assert (engine.list_containers(), engine.list_mounts()) == ([], [])
+    require_replay_here(call, str(bundle))
+
+
+def require_replay_here(call, bundle: str) -> None:
+    """On this machine there is one node and no container: that has to be accepted, and the comparison says so."""
+    code, _, err = call("replay", bundle, "--cluster", "local")
+    assert (code, "layouts.cpu.num_nodes: differs" in err, "images: differs" in err) == (1, True, True), err
+    code, out, err = call("replay", bundle, "--cluster", "local", "--yes", "--json")
+    assert code == 0, out + err
+    found = json.loads(out)
+    assert (found["level"], found["num_blocking_drift"]) == ("bitwise", 2), found

@@ -19,7 +19,7 @@ from tests.slurm_cluster import NODES, Cluster
 from tests.slurm_runs import SETTINGS, Site, on_site, start_or_skip
 from tests.two_node_agent import ADDRESSES, allow_nodes
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 TRIALS = {"00-p1-baseline": "0", "01-p1-enabled": "1", "02-p2-enabled": "1", "03-p2-baseline": "0"}
 TWO_PAIRS = ("measure.pairs=2", *SETTINGS[1:], "layouts.cpu.num_nodes=2")
@@ -33,9 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def site(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None
-) -> Iterator[Site]:
+def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None) -> Iterator[Site]:
     with on_site(cluster, tmp_path, monkeypatch) as here:
         yield here
 

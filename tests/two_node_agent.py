@@ -1,8 +1,8 @@
 """The node agent for a run of the reference trainer on two nodes, which the trainer itself refuses.
 
-``python -m tests.two_node_agent [--ray] -m rlk_repro.job …``.  Node 0 trains, the other one describes and watches itself:
-all that agents do across nodes, but for Ray.  With ``--ray`` the trainer is a Ray driver that needs both nodes; as they
-are one machine, each gets an address of its own on the loopback interface.
+``python -m tests.two_node_agent [--ray] -m rlk_repro.job …``.  Node 0 trains, the other one describes and watches
+itself: all that agents do across nodes, but for Ray.  With ``--ray`` the trainer is a Ray driver that needs both nodes;
+as they are one machine, each gets an address of its own on the loopback interface.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import pytest
 
 from rlk_repro.job import agent
-from rlk_repro.job.parts import Parts
+from rlk_repro.job.parts import Parts, real_parts
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir import RunDir
 from rlk_repro.workloads import reference
@@ -26,7 +26,6 @@ DRIVER = "tests.ray_reference"
 ADDRESSES = {node: f"127.0.0.{number}" for number, node in enumerate(NODES, start=2)}
 
 _make_command = reference.trainer_command
-_make_parts = agent.real_parts
 
 
 def allow_nodes(patch: pytest.MonkeyPatch) -> None:
@@ -47,7 +46,7 @@ def make_driver(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def make_parts(workload: Workload) -> Parts:
-    return dataclasses.replace(_make_parts(workload), find_address=find_address)
+    return dataclasses.replace(real_parts(workload), find_address=find_address)
 
 
 def find_address(node: str, others: Sequence[str], interface: str | None) -> str:
