@@ -39,7 +39,7 @@ def test_every_bundle_is_named_with_its_id_its_gpu_and_the_commits_that_it_recor
     assert f"`{code['rlk_repro']['commit'][:12]}`" in PAGE
     assert f"`{code['rl_kernel']['commit'][:12]}`" in PAGE
     assert code["rl_kernel"]["repairs"] == ["cccl3-functionals"]
-    assert "unknown" in code["vime"]["commit"]
+    assert not isinstance(code["vime"]["commit"], str)
 
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)

@@ -35,22 +35,19 @@ from rlk_repro.results import Series, Summary, TrialResult, TrialStatus
 
 MANY: Final = 40
 MAX_TICK_LABELS: Final = 10
+PASSES_MEMORY: Final = "peak_memory_in_forward_only_bytes"
+ABS_DIFF: Final = "train_rollout_logprob_abs_diff"
 
 
 def make_figures(view: View) -> tuple[Figure, ...]:
     """Every plot of the report, in reading order."""
     if not view.is_comparison:
         return plot_speedups(view)
-    return (
-        plot_pairs(view),
-        plot_trials(view, STEP_TIME),
-        plot_steps(view, STEP_TIME),
-        plot_modules(view),
-        plot_trials(view, "tokens_per_s"),
-        plot_trials(view, "peak_memory_bytes"),
-        plot_steps(view, "raw_reward"),
-        plot_steps(view, "train_rollout_logprob_abs_diff"),
-    )
+    of_trials = [STEP_TIME, "tokens_per_s" if "tokens_per_s" in view.metrics else PASSES_MEMORY, "peak_memory_bytes"]
+    of_steps = [STEP_TIME, *(metric for metric in ("raw_reward", ABS_DIFF) if metric in view.metrics)]
+    trials = [plot_trials(view, metric) for metric in of_trials]
+    steps = [plot_steps(view, metric) for metric in of_steps]
+    return (plot_pairs(view), trials[0], steps[0], plot_modules(view), *trials[1:], *steps[1:])
 
 
 def plot_trials(view: View, metric: str) -> Figure:
@@ -158,7 +155,7 @@ def _step_axis(x: Scale, num_steps: int) -> Iterator[str]:
     ticks = [tick for tick in Scale(0, max(1, num_steps - 1), 0, 1).ticks(6) if tick == int(tick)]
     for tick in ticks:
         yield text(x(tick), BOTTOM + 17, f"{tick:.0f}", "tick", "middle")
-    yield text((LEFT + RIGHT) / 2, BOTTOM + 36, "training step", "axis", "middle")
+    yield text((LEFT + RIGHT) / 2, BOTTOM + 36, "step", "axis", "middle")
 
 
 def _draw_series(metric: str, x: Scale, y: Scale, trial: TrialResult, series: Series) -> Iterator[str]:

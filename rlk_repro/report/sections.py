@@ -246,7 +246,7 @@ def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second
         "steps (times and rates), their maximum (memory) or mean (all else). Order: which of the two trials ran first."
     )
     rows = tuple(_pair_row(view, pair, view.primary) for pair in pairs)
-    return Table(title="", columns=columns, rows=rows, note=note)
+    return drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
 
 
 def _pair_row(view: View, pair: PairResult, metric: str) -> tuple[Cell, ...]:
@@ -283,7 +283,7 @@ def make_trials(view: View) -> Section:
         f"In the order they ran. Mean and median: {view.label(view.primary).label} over the scored steps. Throttled: "
         f"share of telemetry samples. The log of a trial is {log_path('<trial>')}."
     )
-    blocks: list[Block] = [Table(title="", columns=columns, rows=rows, note=note)]
+    blocks: list[Block] = [drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))]
     if rejects := tuple(_describe_rejects(view.analysis.trials)):
         blocks += [Text(text="Log lines that looked like metrics and were refused:"), Bullets(items=rejects)]
     return Section(key="trials", title="Trials", blocks=tuple(blocks))
@@ -303,7 +303,7 @@ def _trial_row(view: View, trial: TrialResult) -> tuple[Cell, ...]:
         view.value_cell(view.primary, trial, median),
         make_proof_cell(view, trial),
         throttled,
-        view.file_cell(log_path(trial.name), "log"),
+        view.file_cell(log_path(trial.name), "log" if view.context.run_directory else ""),
         "; ".join(part for part in (trial.reason, trial.proof_reason) if part),
     )
 
@@ -337,7 +337,7 @@ def make_operators(view: View) -> Section:
     )  # fmt: skip
     rows = tuple(_operator_row(found) for found in groups.values())
     note = "Calls, tokens and fallbacks: per trial, over all its ranks, lowest – highest."
-    table = Table(title="", columns=columns, rows=rows, note=note)
+    table = drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
     return Section(key="operators", title=title, blocks=(table,))
 
 
