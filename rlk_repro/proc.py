@@ -22,13 +22,14 @@ DRAIN_S: Final = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """What a short command answered; text is decoded as UTF-8 with replacement."""
+    """What a short command answered; text is decoded as UTF-8 with replacement, ``data`` is output that is no text."""
 
     argv: tuple[str, ...]
     returncode: int
     stdout: str
     stderr: str
     is_timeout: bool = False
+    data: bytes = b""
 
     @property
     def is_ok(self) -> bool:
@@ -42,8 +43,9 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     stdin: bytes = b"",
+    is_binary: bool = False,
 ) -> Completed:
-    """Run a short command to its end.
+    """Run a short command to its end; with ``is_binary`` its output becomes ``data`` and no text.
 
     A command that outlives ``timeout_s`` is killed with its process group and returned with ``is_timeout`` set.
     What it started in another session is neither killed nor waited for.
@@ -66,9 +68,10 @@ def run(
     return Completed(
         argv=tuple(argv),
         returncode=process.returncode,
-        stdout=out.decode(errors="replace"),
+        stdout="" if is_binary else out.decode(errors="replace"),
         stderr=err.decode(errors="replace"),
         is_timeout=is_timeout,
+        data=out if is_binary else b"",
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from rlk_repro.schemas import write_schemas
-from tests.sbatch_examples import write_examples
+from tests import k8s_examples, sbatch_examples
 from tests.test_docs import CLAIMS, ROOT, TABLE, claims_table, command_table
 
 
 def main() -> None:
     write_schemas()
-    write_examples()
+    sbatch_examples.write_examples()
+    k8s_examples.write_examples()
     readme = ROOT / "README.md"
     readme.write_text(
         TABLE.sub(lambda _: f"<!-- commands -->\n{command_table()}<!-- /commands -->", readme.read_text())

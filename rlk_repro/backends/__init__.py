@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from rlk_repro.backends import local, slurm
+from rlk_repro.backends import kubernetes, local, slurm
 from rlk_repro.backends.api import Backend, Status, Submission
 from rlk_repro.errors import Problem, SpecError
 from rlk_repro.rundir import RunDir
 
-BACKENDS: dict[str, Backend] = {"local": local, "slurm": slurm}
+BACKENDS: dict[str, Backend] = {"local": local, "slurm": slurm, "k8s": kubernetes}
+
+REMOTE: frozenset[str] = frozenset({"k8s"})
+"""Clusters that share no file system with this machine: a run is here when it has been collected."""
 
 PollAll: TypeAlias = Callable[[Sequence[tuple[Submission, RunDir]]], list[Status]]
 

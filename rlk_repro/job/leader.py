@@ -32,6 +32,7 @@ from rlk_repro.job.process import Limits
 from rlk_repro.job.progress import Phase, ProgressWriter
 from rlk_repro.job.pulse import Pulse
 from rlk_repro.job.ray_cluster import RayClusters, Service
+from rlk_repro.job.ray_given import ADDRESS_VARIABLE, GivenRay
 from rlk_repro.job.ray_marks import Use
 from rlk_repro.job.ray_member import Member
 from rlk_repro.job.resume import find_open_trials, read_exit, set_aside
@@ -62,7 +63,10 @@ class Leader:
         self._current = Current()
         self._findings: list[Finding] = []
         member = Member(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
-        self._ray = RayClusters(member, self._journal.record)
+        given = os.environ.get(ADDRESS_VARIABLE)
+        self._ray: RayClusters | GivenRay = (
+            GivenRay(given, self._journal.record) if given else RayClusters(member, self._journal.record)
+        )
 
     def run(self) -> int:
         """The agent's exit code (docs/results-directory.md)."""

@@ -16,7 +16,9 @@ _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 Label: TypeAlias = Annotated[str, Field(pattern=rf"^{_NAME}$", max_length=63)]
 """A DNS label, such as the name of a namespace."""
 ObjectName: TypeAlias = Annotated[str, Field(pattern=rf"^{_NAME}(\.{_NAME})*$", max_length=253)]
-Quantity: TypeAlias = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$", max_length=40)]
+Quantity: TypeAlias = Annotated[
+    str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$", max_length=40)
+]
 LabelKey: TypeAlias = Annotated[
     str,
     Field(pattern=rf"^({_NAME}(\.{_NAME})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=317),
@@ -93,7 +95,9 @@ class KubernetesSettings(Model):
     memory: Quantity | None = Field(None, description="of a pod; what is written to /dev/shm counts")
     shm: Quantity = Field("64Gi", description="size of /dev/shm")
     gpu_resource: LabelKey | None = Field(None, description="default: nvidia.com/gpu or amd.com/gpu")
-    gpu_products: tuple[LabelValue, ...] = Field((), description="values of the product label here; default: known ones")
+    gpu_products: tuple[LabelValue, ...] = Field(
+        (), description="values of the product label here; default: known ones"
+    )
     node_labels: dict[LabelKey, tuple[LabelValue, ...]] = Field({}, description="nodes must have one of these values")
     tolerations: tuple[Toleration, ...] = ()
     rdma: Rdma | None = None
@@ -108,7 +112,7 @@ class KubernetesSettings(Model):
         120, description="between the wish to end a pod and its end; the agents pack meanwhile"
     )
     ttl_s: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
-        86_400, description="ended jobs are removed after that, where the bundle lies on a claim"
+        86_400, description="ended jobs and job sets are removed after that; KubeRay removes clusters only, at once"
     )
     hold_min: Positive = Field(
         720.0, description="without a claim: the leading pod stays for so long, or until the bundle is collected"

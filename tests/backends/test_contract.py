@@ -22,6 +22,7 @@ from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack
 from rlk_repro.stage import Inputs, stage
 
 FAKES = Path(__file__).parent / "fakes"
+STACKS = {"k8s": "example"}  # pods need an image
 
 
 @pytest.fixture(params=BACKENDS)
@@ -44,7 +45,7 @@ def plans(cluster: str) -> Iterator[tuple[Plan, Inputs]]:
             continue
         run = load_run("smoke", run_folders())
         hardware = load_hardware(profile.model.hardware or "h200", hardware_folders())
-        stack = load_stack(run.model.stack, stack_folders())
+        stack = load_stack(STACKS.get(cluster, run.model.stack), stack_folders())
         plan = make_plan(run=run, stack=stack, hardware=hardware, profile=profile)
         yield plan, Inputs(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
 

@@ -1,0 +1,62 @@
+"""Ray that somebody else keeps up, for the whole allocation: KubeRay's, whose head the agents may not restart.
+
+A trial's environment cannot be inherited from Ray's own processes, as those are of no trial: it travels as the runtime
+environment of the trial's Ray job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from rlk_repro.findings import Finding, Level
+from rlk_repro.job.ray_cluster import Service
+from rlk_repro.job.ray_launch import SETTINGS
+from rlk_repro.job.ray_marks import Use
+from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.environment import resolve_env
+
+ADDRESS_VARIABLE: Final = "RLK_REPRO_RAY_ADDRESS"
+"""Set by whoever started the agent; its presence means that Ray is there and stays."""
+_JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+
+class GivenRay:
+    """What a leader asks of Ray clusters, with one that is there already."""
+
+    def __init__(self, address: str, record: Callable[..., object]) -> None:
+        self.lost: dict[str, str] = {}
+        self._address = address
+        self._record = record
+        self._is_told = False
+        self._findings: list[Finding] = []
+
+    @contextmanager
+    def serve(self, use: Use, command: Command) -> Iterator[Service]:
+        if not command.needs_ray:
+            yield Service()
+            return
+        if not self._is_told:
+            self._is_told = True
+            self._findings.append(Finding(Level.INFO, "ray", "a fresh cluster for every trial", "one for all of them"))
+        self._record("ray given", use=str(use), address=self._address)
+        yield Service(env=self._make_env(command))
+
+    def take_findings(self) -> list[Finding]:
+        found, self._findings = self._findings, []
+        return found
+
+    def _make_env(self, command: Command) -> dict[str, str]:
+        outside = dict(os.environ)
+        own = {name: value for name, value in resolve_env(command, outside).items() if outside.get(name) != value}
+        config = {"runtime_env": {"env_vars": own}, "metadata": {}}
+        return {
+            **SETTINGS,
+            "RAY_ADDRESS": self._address,
+            _JOB_CONFIG: json.dumps(config, sort_keys=True),
+            # a trainer that has a runtime environment of its own gets both
+            "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
+        }

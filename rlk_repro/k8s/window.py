@@ -1,0 +1,88 @@
+"""What a pod shows of its run directory, and how it is asked: plain GETs of blocks, each with its own checksum.
+
+Both ends use it: the pod serves (``rlk_repro.pod.window``), the backend asks through the API server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.files import check_schema
+
+SCHEMA: Final = 1
+PORT_VARIABLE: Final = "RLK_REPRO_WINDOW_PORT"
+PORT: Final = 8640
+FACTS: Final = "facts"
+BUNDLE: Final = "bundle"
+TRIALS: Final = "trials"
+STOP: Final = "stop"
+# one block is what an interruption can cost
+BLOCK_BYTES: Final = 16 << 20
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialLog:
+    """How much of a trial's log there is."""
+
+    name: str
+    size_bytes: int
+    has_ended: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """``state`` is the agent's progress as it writes it; ``bundle`` its size and sha256 once it is whole."""
+
+    state: Mapping[str, Any] | None
+    is_sealed: bool
+    waits_for: str
+    bundle_bytes: int | None
+    bundle_sha256: str
+    trials: tuple[TrialLog, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        trials = [
+            {"name": item.name, "size_bytes": item.size_bytes, "has_ended": item.has_ended} for item in self.trials
+        ]
+        return {
+            "schema": SCHEMA,
+            "state": self.state,
+            "is_sealed": self.is_sealed,
+            "waits_for": self.waits_for,
+            "bundle_bytes": self.bundle_bytes,
+            "bundle_sha256": self.bundle_sha256,
+            "trials": trials,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Facts:
+        """Raises BundleUnreadable for what no window of ours says."""
+        check_schema("pod", value, SCHEMA)
+        try:
+            trials = tuple(TrialLog(**item) for item in value["trials"])
+            return cls(**{**{key: value[key] for key in cls.__dataclass_fields__}, "trials": trials})
+        except (KeyError, TypeError) as error:
+            raise BundleUnreadable(Problem("pod", f"does not answer as ours do ({error!r})")) from None
+
+
+def make_block_path(what: str, offset: int, size: int) -> str:
+    return f"{what}/{offset}/{size}"
+
+
+def make_log_name(trial: str) -> str:
+    return f"{TRIALS}/{trial}"
+
+
+def wrap_block(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest() + data
+
+
+def unwrap_block(answer: bytes) -> bytes | None:
+    """The data; None where it did not arrive whole."""
+    digest, data = answer[:_DIGEST_BYTES], answer[_DIGEST_BYTES:]
+    return data if hashlib.sha256(data).digest() == digest else None

@@ -1,0 +1,33 @@
+"""Brings the staged files into the run directory: once, and again where the same run is resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlk_repro.errors import EnvironmentMissing, Problem
+from rlk_repro.files import write_bytes
+from rlk_repro.rundir import RunDir
+
+
+def bring_in(run_dir: RunDir, inputs: Path) -> None:
+    """Copy what was staged; the author's files and the plan stay as they are where they are there already.
+
+    Raises:
+        EnvironmentMissing: the results volume cannot be written, or the plan is missing.
+    """
+    try:
+        run_dir.root.mkdir(parents=True, exist_ok=True)
+        for source in sorted(inputs.rglob("*")):
+            name = source.relative_to(inputs)
+            # what the kubelet keeps beside the files: folders of versions, named with two dots
+            if source.is_file() and not any(part.startswith("..") for part in name.parts):
+                write_bytes(run_dir.root / name, source.read_bytes())
+        for earlier in (run_dir.state, run_dir.bundle, run_dir.pod_end):
+            earlier.unlink(missing_ok=True)
+    except OSError as error:
+        hint = "is the claim writable for the user of the pod?"
+        raise EnvironmentMissing(
+            Problem(str(error.filename), f"cannot be written ({error.strerror})", hint=hint)
+        ) from None
+    if not run_dir.plan.is_file():
+        raise EnvironmentMissing(Problem(str(inputs), "holds no plan", expected="the ConfigMap of this run"))

@@ -1,0 +1,84 @@
+"""Runs of the reference trainer on the test server, through the real kubectl."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlk_repro import launch
+from rlk_repro.backends import get_backend
+from rlk_repro.backends.api import Status
+from tests.kube_server import KubeServer
+
+KUBECTL = shutil.which("kubectl")
+needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH")
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+SETTINGS = (
+    "measure.pairs=1", "measure.warmup_steps=1", "measure.scored_steps=3", "workload.grpo.rollout_batch_size=2",
+    "workload.model.hidden_size=32",
+)  # fmt: skip
+LONG = (*SETTINGS[:2], "measure.scored_steps=400", "workload.grpo.rollout_batch_size=8")
+WAIT_S = 120.0
+
+
+def use_server(server: KubeServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real kubectl, with a configuration and a home of its own."""
+    assert KUBECTL is not None
+    tools = folder / "tools"
+    tools.mkdir()
+    (tools / "kubectl").symlink_to(KUBECTL)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def write_site(folder: Path, **settings: Any) -> tuple[Path, Path]:
+    """A profile and a stack."""
+    results = {"claim": "results", "path": "/results"}
+    profile = {
+        "profile": "here",
+        "cluster": "k8s",
+        "hardware": "cpu",
+        "kubernetes": {"results": results, "python": "python3", "grace_s": 60, **settings},
+        "preflight": {"min_free_disk_gib": 0.01, "min_free_memory_gib": 0.01},
+    }
+    image = {"reference": "registry.example/rlk-repro/cpu", "digest": DIGEST}
+    stack = {"stack": "pods", "purpose": "An image that nothing pulls.", "images": {"cpu": image}}
+    for name, value in (("profile", profile), ("stack", stack)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(value))
+    return folder / "profile.yaml", folder / "stack.yaml"
+
+
+def submit(folder: Path, settings: tuple[str, ...] = SETTINGS, **options: Any) -> launch.Launched:
+    profile, stack = write_site(folder, **options)
+    request = launch.Request(
+        run="smoke", cluster="k8s", profile=str(profile), stack=str(stack), settings=settings, is_exploratory=True
+    )
+    return launch.submit(launch.prepare(request))
+
+
+def wait_until(launched: launch.Launched, is_there: Callable[[Status], bool], timeout_s: float = WAIT_S) -> Status:
+    until = time.monotonic() + timeout_s
+    while True:
+        status = launch.poll(launched)
+        if is_there(status):
+            return status
+        assert time.monotonic() < until, f"{status} after {timeout_s} s"
+        time.sleep(0.2)
+
+
+def wait_for_end(launched: launch.Launched) -> Status:
+    return wait_until(launched, lambda status: status.state.is_final)
+
+
+def collect(launched: launch.Launched) -> Path:
+    return get_backend("k8s").collect(launched.submission, launched.run_dir)
