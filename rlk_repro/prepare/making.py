@@ -69,11 +69,17 @@ def find_contents(order: Order) -> Contents | None:
     """What lies there whole, None where it has to be made.
 
     Raises:
-        SpecError: something else lies there.
+        SpecError: something else lies there, or a folder that no prepare made.
         BundleUnreadable: its record cannot be read.
     """
     contents = load_contents(order.folder)
     if contents is None:
+        if order.folder.exists() and not WorkDir.of(order.folder).record.is_file():
+            raise SpecError(
+                Problem(str(order.folder), "lies there without a record, so nothing says that it is whole",
+                        expected="a folder that prepare made",
+                        hint="move it away; a cache of the hub's library can be given as --mirror")
+            )  # fmt: skip
         return None
     if contents.kind != order.kind or not order.is_wanted(contents.source):
         raise SpecError(
@@ -88,7 +94,7 @@ def fill(order: Order, tell: Tell) -> Contents:
 
     Raises:
         CheckFailed: what lies there is damaged.
-        SpecError: something else lies there, or a folder that no prepare made.
+        SpecError: as ``find_contents``.
         EnvironmentMissing: it cannot be had or written here.
     """
     contents = find_contents(order)
@@ -119,7 +125,6 @@ def _make(order: Order, tell: Tell) -> Contents:
     if work.record.is_file():  # killed while it was put in its place
         contents = Contents.from_json(load_json(work.record), str(work.record))
     else:
-        _require_absent(folder)
         work.files.mkdir(parents=True, exist_ok=True)
         made = order.make(work, tell)
         contents = Contents(kind=order.kind, name=folder.name, source=made.source, files=made.files, made=made.made)
@@ -129,15 +134,6 @@ def _make(order: Order, tell: Tell) -> Contents:
     work.record.replace(record_path(folder))
     shutil.rmtree(work.path, ignore_errors=True)
     return contents
-
-
-def _require_absent(folder: Path) -> None:
-    if folder.exists():
-        raise SpecError(
-            Problem(str(folder), "lies there without a record, so nothing says that it is whole",
-                    expected="a folder that prepare made",
-                    hint="move it away; a cache of the hub's library can be given as --mirror")
-        )  # fmt: skip
 
 
 @contextmanager

@@ -161,7 +161,7 @@ class Hub:
         with _explained(repository):
             from huggingface_hub import HfApi
 
-            info = HfApi(library_name="rlk-repro").repo_info(
+            info = HfApi(endpoint=_endpoint(), library_name="rlk-repro").repo_info(
                 repository.name, revision=repository.revision, repo_type=repository.kind, files_metadata=True
             )
         files = [
@@ -189,8 +189,14 @@ class Hub:
                 repo_type=repository.kind,
                 revision=listing.revision,
                 local_dir=folder,
+                endpoint=_endpoint(),
                 library_name="rlk-repro",
             )
+
+
+def _endpoint() -> str | None:
+    """Asked each time: the library reads it once, when it is imported."""
+    return os.environ.get("HF_ENDPOINT") or None
 
 
 @contextmanager

@@ -112,12 +112,12 @@ def prepare(request: Request, steps: Sequence[Step], tell: Tell, *, is_live: boo
         EnvironmentMissing: no room, or something cannot be had here.
         CheckFailed: something that lies there is damaged, or a conversion failed.
     """
-    missing = [step for step in steps if not step.is_there]
-    require_room(request.prepared.root, missing)
+    sizes = {step.order.folder: step.estimate() for step in steps if not step.is_there}
+    require_room(request.prepared.root, sum(size or 0 for size in sizes.values()))
     done = []
     for step in steps:
-        expected = step.estimate() if step in missing else None
-        with watch_growth(step.order.folder, step.what, expected, tell, is_live=is_live):
+        folder = step.order.folder
+        with watch_growth(folder, step.what, sizes.get(folder), tell, is_live=is_live):
             done.append(Done(step=step, contents=fill(step.order, tell)))
     return done
 
@@ -129,8 +129,8 @@ def verify(done: Sequence[Done], tell: Tell) -> None:
         require_unchanged(item.step.order.folder, item.contents, is_full=True)
 
 
-def require_room(root: Path, missing: Sequence[Step]) -> None:
-    needed = sum(step.estimate() or 0 for step in missing)
+def require_room(root: Path, needed: int) -> None:
+    """Raises EnvironmentMissing where so many bytes would fill the file system."""
     place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if needed + SPARE_BYTES > free and needed:
