@@ -33,7 +33,7 @@ DEADLINES = Deadlines(
 
 @dataclass(frozen=True, kw_only=True)
 class RayWorkload:
-    """Its trials run a task on every node and then idle for some seconds."""
+    """Its trials run a task on every node; the first one then idles for some seconds."""
 
     num_nodes: int = 2
     seconds: str = "0"
@@ -43,7 +43,8 @@ class RayWorkload:
         return []
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-        argv = (sys.executable, str(TRAINER), str(self.num_nodes), self.seconds, self.folder)
+        seconds = self.seconds if trial.index == 0 else "0"
+        argv = (sys.executable, str(TRAINER), str(self.num_nodes), seconds, self.folder)
         env = record_env(run_dir.trial(trial.name)) | switch_env(plan, trial)
         return Command(argv=argv, env=env, needs_ray=True)
 

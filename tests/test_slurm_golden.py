@@ -31,6 +31,8 @@ from tests.slurm_runs import REPOSITORY, Run, Site, on_site, start_or_skip
 from tests.test_slurm_ray import require_ray_around_every_trial
 from tests.two_node_agent import allow_nodes
 
+TRIALS = {"00-p1-baseline": "0", "01-p1-enabled": "1", "02-p2-enabled": "1", "03-p2-baseline": "0"}
+
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 
@@ -88,8 +90,8 @@ def test_the_shipped_script_runs_on_two_nodes_in_containers_and_its_bundle_is_re
         SCRIPT: shipped.replace(str(folder), str(here.root)).replace(examples.RUN_ID, here.run_id)
     }
     run = Run(site=site, launched=launch.submit(prepared))
-    assert run.wait_for_end(300).reason == "sealed, 4 of 4 trials ok"
-    require_ray_around_every_trial(run.run_dir)
+    assert run.wait_for_end(480).reason == "sealed, 4 of 4 trials ok"
+    require_ray_around_every_trial(run.run_dir, TRIALS)
     for node in NODES:
         facts = load_json(run.run_dir.node(node).manifest)["sections"]["container"]
         assert (facts["runtime"], facts["image_digest"]) == ("podman", make_image().digest)
