@@ -310,3 +310,6 @@ def test_what_was_submitted_is_listed_with_one_question(
     assert [name for name, *_ in fake.calls] == ["squeue"]
     assert '"nodes": "node-1"' in call("runs", "list", "--submitted", "--json")[1]
     assert call("status", "run-11")[1].startswith("run-11: pending (Resources)\n  not sealed")
+    state = {"schema": 1, "phase": "ended", "num_trials": 2, "num_steps": 3, "message": "stopped by SIGTERM"}
+    write_json(RunDir(tmp_path / "runs" / "smoke" / "run-11").state, state)  # its job was requeued
+    assert "SIGTERM" not in call("status", "run-11")[1] + call("runs", "list", "--submitted")[1]

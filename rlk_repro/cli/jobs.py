@@ -30,6 +30,7 @@ def status(
 ) -> None:
     """Say where a submission stands."""
     from rlk_repro import launch
+    from rlk_repro.backends.api import JobState
     from rlk_repro.job.progress import Phase, drop_forecast, read_state, render_progress
     from rlk_repro.store import find_run_dir
 
@@ -41,7 +42,8 @@ def status(
         if is_watching:
             launch.wait(launched, silence if as_json else note, is_quiet=as_json)
         answer = launch.poll(launched)
-    progress = read_state(run_dir)
+    is_waiting = answer is not None and answer.state is JobState.PENDING
+    progress = None if is_waiting else read_state(run_dir)  # a requeued run has its first attempt's
     is_over = answer is not None and answer.state.is_final
     if is_over and progress is not None:
         progress = drop_forecast(progress)

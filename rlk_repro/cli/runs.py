@@ -43,6 +43,7 @@ def list_runs(
 def _list_submitted(*, as_json: bool) -> None:
     """One question per cluster, however many there are."""
     from rlk_repro import launch
+    from rlk_repro.backends.api import JobState
     from rlk_repro.job.progress import read_state, render_progress
 
     launched = launch.list_launched()
@@ -54,7 +55,8 @@ def _list_submitted(*, as_json: bool) -> None:
                    "is_sealed": item.run_dir.is_sealed} for item, answer in rows])  # fmt: skip
         return
     for item, answer in zip(launched, answers, strict=True):
-        progress = None if answer.state.is_final else read_state(item.run_dir)
+        is_running = not answer.state.is_final and answer.state is not JobState.PENDING
+        progress = read_state(item.run_dir) if is_running else None
         more = [answer.reason, "" if progress is None else render_progress(progress)]
         text = " · ".join(part for part in more if part)
         say(f"{item.run_dir.run_id} {item.submission.cluster:<5} {item.submission.job_id:<10} {answer.state:<9} {text}")
