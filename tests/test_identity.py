@@ -13,7 +13,7 @@ from rlk_repro.files import dump_json_line, load_json, write_json
 from rlk_repro.findings import Finding, Level
 from rlk_repro.identity import RL_KERNEL, Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.launch import load_plan
-from rlk_repro.manifest import Manifest, Unknown
+from rlk_repro.manifest import Fact, Manifest, Section, Unknown
 from rlk_repro.rundir import RunDir
 from tests.make_run import finish_run, make_run
 
@@ -118,7 +118,7 @@ def test_the_same_files_are_one_version_however_they_were_installed() -> None:
 
 def test_drift_of_sources_is_told_once() -> None:
     recorded = Identity(sources={"vime": frozenset({TREE}), "megatron": frozenset({TREE})}, decisions={})
-    code = {"vime": {"package_tree": OTHER}, "megatron": {"package_tree": Unknown("absent")}}
+    code: Section = {"vime": {"package_tree": OTHER}, "megatron": {"package_tree": Unknown("absent")}}
     here = Manifest(node="here", sections={"code": code})
     finding = Finding(Level.BLOCKING, "code.vime.package_tree", TREE, OTHER)
     assert find_source_drift(recorded, here, []) == [finding]
@@ -128,8 +128,8 @@ def test_drift_of_sources_is_told_once() -> None:
 def test_the_same_files_settle_what_only_one_side_names() -> None:
     from rlk_repro.manifest import diff_manifests
 
-    def make(**facts: object) -> Manifest:
-        return Manifest(node="n", sections={"code": {"vime": facts}})  # type: ignore[dict-item]
+    def make(**facts: Fact) -> Manifest:
+        return Manifest(node="n", sections={"code": {"vime": facts}})
 
     archive = make(commit=Unknown("no checkout"), package_tree=TREE)
     assert [item.level for item in diff_manifests(make(commit="1", package_tree=TREE), archive)] == [Level.INFO]
