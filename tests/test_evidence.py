@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,8 @@ def test_every_bundle_is_named_with_its_id_its_gpu_and_the_commits_that_it_recor
     with open_bundle(bundle) as run_dir:
         bundle_id = sha256_file(run_dir.checksums)
         (manifest,) = load_manifests(run_dir)
-    code, gpu = manifest.sections["code"], manifest.sections["gpu"]
+    code: Any = manifest.sections["code"]
+    gpu: Any = manifest.sections["gpu"]
     assert f"`{bundle.name}`, id `{bundle_id[:12]}…`" in PAGE
     assert f"`{gpu['devices'][0]['uuid'][:13]}…`" in PAGE
     assert f"`{code['rlk_repro']['commit'][:12]}`" in PAGE

@@ -124,3 +124,20 @@ def test_progress_on_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     with live_line() as line:
         assert line.is_live
         line.tell("trial 1/2 [bold]")
+
+
+@pytest.mark.parametrize(("is_sealed", "last"), [(False, "ended"), (True, "ended · nothing was fit")])
+def test_why_an_unsealed_run_ended_is_left_to_whoever_waited(tmp_path: Path, is_sealed: bool, last: str) -> None:
+    run_dir = RunDir(tmp_path)
+    ProgressWriter(run_dir, num_trials=1, num_steps=2).end(3, "nothing was fit")
+    if is_sealed:
+        write_text(run_dir.checksums, "")
+    told: list[str] = []
+    follow(run_dir, lambda: Status(state=JobState.FAILED), told.append, sleep=lambda _: None)
+    assert told == [last]
+
+
+def test_quiet_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with live_line(is_quiet=True) as line:
+        line.tell("trial 1/2")
+    assert capsys.readouterr() == ("", "")
