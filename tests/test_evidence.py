@@ -12,7 +12,8 @@ import pytest
 
 from rlk_repro.bundle import open_bundle
 from rlk_repro.files import sha256_file
-from rlk_repro.launch import load_manifests, load_plan
+from rlk_repro.launch import load_plan
+from rlk_repro.manifest import load_manifests
 from rlk_repro.recorded import load_result
 from rlk_repro.replay import reanalyse
 from rlk_repro.report.setting import describe_setting
