@@ -163,11 +163,11 @@ VIME = {
 
 
 def run(
-    *words: str | Path, env: Mapping[str, str] | None = None, check: bool = True
+    *words: str | Path, env: Mapping[str, str] | None = None, check: bool = True, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     inherited = {"HOME": os.environ["HOME"], "PATH": PATH, "LC_ALL": "C.UTF-8"}
     done = subprocess.run([str(word) for word in words], env={**inherited, **(env or {})}, capture_output=True,
-                          text=True, check=False, errors="replace")  # fmt: skip
+                          text=True, check=False, errors="replace", cwd=cwd)  # fmt: skip
     assert not check or done.returncode == 0, f"{words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done
 
@@ -247,10 +247,10 @@ class Engine:
     variables: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, folder: Path) -> Engine:
+    def make(cls, folder: Path, host: str) -> Engine:
         runtime = next(name for name in ("crun", "runc") if shutil.which(name, path=PATH))
         storage = f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/storage"\nrunroot = "{folder}/run"\n'
-        registries = '[[registry]]\nlocation = "127.0.0.1"\ninsecure = true\n'
+        registries = f'[[registry]]\nlocation = "{host}"\ninsecure = true\n'
         containers = ('[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]\n'
                       f'[engine]\ncgroup_manager = "cgroupfs"\nruntime = "{runtime}"\n')  # fmt: skip
         policy = '{"default": [{"type": "insecureAcceptAnything"}]}'

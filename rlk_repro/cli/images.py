@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,13 +88,18 @@ def build(
     base: Annotated[
         str | None, typer.Option(metavar="NAME@DIGEST", help="Build on this image instead of the stack's base.")
     ] = None,
+    is_bake: Annotated[bool, typer.Option("--bake", help="Print the environment of docker/docker-bake.hcl.")] = False,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command line, run nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Build a stack's image from this checkout; no GPU is needed."""
-    from rlk_repro.images.build import make_build, run_build
+    from rlk_repro.images.build import bake_variables, make_build, run_build
     from rlk_repro.images.stacks import get_stack
 
+    if is_bake:
+        for name, value in bake_variables(get_stack(stack), base).items():
+            say(f"export {name}={shlex.quote(value)}")
+        return
     made = make_build(get_stack(stack), platform, engine=engine, tag=tag, base=base)  # type: ignore[arg-type]
     if not is_dry_run:
         run_build(made)

@@ -67,9 +67,6 @@ def make_build(
         hint = "images are built from a checkout of rlk-repro"
         raise EnvironmentMissing(Problem(str(dockerfile), "is not there", hint=hint))
     name, digest = _base(stack, chosen, base)
-    missing = [pin for pin in ("vime", "rl_kernel") if pin not in dict(stack.pins)]
-    if missing:
-        raise SpecError(Problem(f"stack {stack.stack}", "pins too little for an image", expected=f"pins.{missing[0]}"))
     commit, epoch = _own_commit()
     arguments = {
         "BASE_NAME": name,
@@ -78,13 +75,46 @@ def make_build(
         "IMAGE_PLATFORM": chosen,
         "REVISION": commit,
         "SOURCE_DATE_EPOCH": epoch,
-        "VIME_REPOSITORY": stack.pins["vime"].repository,
-        "VIME_COMMIT": stack.pins["vime"].commit,
-        "RL_KERNEL_REPOSITORY": stack.pins["rl_kernel"].repository,
-        "RL_KERNEL_COMMIT": stack.pins["rl_kernel"].commit,
+        **_pin_arguments(stack),
     }
     return Build(engine=_find_engine(engine), dockerfile=dockerfile, arguments=arguments,
                  tag=tag or f"localhost/rlk-repro:{stack.stack}-{chosen}")  # fmt: skip
+
+
+def bake_variables(stack: Stack, base: str | None = None) -> dict[str, str]:
+    """What docker/docker-bake.hcl takes from the environment; ``base`` is that of the ROCm image."""
+    bases = {str(name): item for name, item in stack.bases.items()}
+    variables = {}
+    for platform, prefix in (("cuda-amd64", "CUDA"), ("rocm-amd64", "ROCM")):
+        known = bases.get(platform)
+        pinned = f"{known.reference}@{known.digest}" if known and known.digest else ""
+        name, _, digest = (base or "" if prefix == "ROCM" else pinned).partition("@")
+        variables |= {f"{prefix}_BASE_NAME": name, f"{prefix}_BASE_DIGEST": digest}
+    commit, epoch = _own_commit()
+    return variables | {
+        "STACK": stack.stack,
+        "REVISION": commit,
+        "SOURCE_DATE_EPOCH": epoch,
+        **_pin_arguments(stack),
+    }
+
+
+def _pin_arguments(stack: Stack) -> dict[str, str]:
+    """The build arguments that come from pins.
+
+    Raises:
+        SpecError: the stack pins too little.
+    """
+    pins = {str(name): pin for name, pin in stack.pins.items()}
+    missing = [name for name in ("vime", "rl_kernel") if name not in pins]
+    if missing:
+        raise SpecError(Problem(f"stack {stack.stack}", "pins too little for an image", expected=f"pins.{missing[0]}"))
+    return {
+        "VIME_REPOSITORY": pins["vime"].repository,
+        "VIME_COMMIT": pins["vime"].commit,
+        "RL_KERNEL_REPOSITORY": pins["rl_kernel"].repository,
+        "RL_KERNEL_COMMIT": pins["rl_kernel"].commit,
+    }
 
 
 def run_build(build: Build) -> None:

@@ -94,7 +94,7 @@ def _last_line(node: yaml.Node) -> int:
 
 
 def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str, str]) -> str:
-    """The stack's text with every tag of a base resolved, and with the refs and images that were given.
+    """The stack's text with the refs and images that were given; without any, with every tag of a base resolved.
 
     Raises:
         SpecError: a pin or platform that the stack does not have.
@@ -102,7 +102,7 @@ def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str,
     """
     edited = Text(text.splitlines(keepends=True))
     for platform, base in stack.bases.items():
-        if base.tag is not None:
+        if base.tag is not None and not refs and not images:
             digest = resolve_tag(f"{base.reference}:{base.tag}")
             if digest != base.digest:
                 edited.set(("bases", platform, "digest"), digest)

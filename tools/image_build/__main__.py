@@ -23,6 +23,12 @@ def install_package(_inputs: Inputs) -> None:
     arguments.BASE_PACKAGES.with_name("added-packages.json").write_text(json.dumps(added) + "\n")
 
 
+def check_gfx(_inputs: Inputs) -> None:
+    from tools.image_build.gfx import check_gfx as check
+
+    check()
+
+
 def install_vime(inputs: Inputs) -> None:
     from tools.image_build.checkout import install_vime as install
 
@@ -48,6 +54,7 @@ def write_record(inputs: Inputs) -> None:
 
 STEPS: Final[Mapping[str, Callable[[Inputs], None]]] = {
     "inputs": lambda _inputs: None,
+    "gfx": check_gfx,
     "package": install_package,
     "vime": install_vime,
     "rl-kernel": install_rl_kernel,

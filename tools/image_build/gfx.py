@@ -1,0 +1,31 @@
+"""Was the base built for the GPUs of the stack?  vime's ROCm file deletes the libraries of all others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.errors import CheckFailed, Problem
+
+WANTED: Final = "gfx942"
+LIBRARIES: Final = ("lib/rocblas/library", "lib/hipblaslt/library")
+_GPU: Final = re.compile(r"gfx[0-9a-f]{3,4}")
+
+
+def check_gfx(rocm: Path = Path("/opt/rocm")) -> None:
+    """Refuse a base whose kernels are for other GPUs alone.
+
+    Raises:
+        CheckFailed: for every library what it has kernels for.
+    """
+    problems = []
+    for name in LIBRARIES:
+        found = sorted({match[0] for file in (rocm / name).rglob("*gfx*") for match in _GPU.finditer(file.name)})
+        if WANTED not in found:
+            hint = f"build vime's docker/Dockerfile.rocm with GPU_ARCH={WANTED} and GFX_ARCH={WANTED}"
+            problems.append(
+                Problem(str(rocm / name), "has no kernels of these GPUs", got=found, expected=WANTED, hint=hint)
+            )
+    if problems:
+        raise CheckFailed(*problems)
