@@ -20,6 +20,7 @@ from rlk_repro import proc, procfs
 from rlk_repro.bundle import inspect_bundle
 from rlk_repro.files import load_json
 from rlk_repro.job.node import read_preflight
+from rlk_repro.job.ray_census import parse_names
 from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
 from tests.job_examples import PROFILE, find_alive, find_descendants, make_staged, statuses
@@ -150,6 +151,12 @@ def test_every_trial_gets_a_fresh_ray_on_all_nodes_with_its_own_environment(make
     nodes.require_nothing_left()
     assert not run_dir.ray_token.exists()
     assert verify_bundle(run_dir.bundle) == []
+
+
+def test_ray_talks_around_the_names_of_its_nodes() -> None:
+    line = 'rlk-repro nodes: ["a", "b"]'
+    assert parse_names(f"2026-11-20 INFO worker.py: connected\n\n{line}\n[2026-11-20 core_worker.cc] slow\n") == NODES
+    assert parse_names("Traceback\n") == ()
 
 
 @pytest.mark.real

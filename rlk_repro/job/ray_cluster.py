@@ -7,7 +7,6 @@ be the trial's own doing: that one failed.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import secrets
 import sys
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from rlk_repro import proc
 from rlk_repro.errors import EnvironmentMissing, Problem
@@ -23,6 +22,7 @@ from rlk_repro.findings import Finding, Level
 from rlk_repro.job.node import POLL_S, has_ended
 from rlk_repro.job.process import no_trouble
 from rlk_repro.job.pulse import Listener
+from rlk_repro.job.ray_census import parse_names
 from rlk_repro.job.ray_launch import SETTINGS
 from rlk_repro.job.ray_marks import Condition, Order, Report, Use, Want, read_report, write_mark
 from rlk_repro.job.ray_member import Member
@@ -240,7 +240,7 @@ class _Cluster:
         env = resolve_env(self._command, os.environ) | self.env
         argv = [sys.executable, "-m", "rlk_repro.job.ray_census", self._order.head]
         answer = proc.run(argv, timeout_s=min(max(left_s, CENSUS_S[0]), CENSUS_S[1]), env=env)
-        known: Any = json.loads(answer.stdout.splitlines()[-1]) if answer.is_ok and answer.stdout else []
+        known = parse_names(answer.stdout) if answer.is_ok else ()
         return [node for node in self._member.place.nodes if node not in known]
 
     def _read_report(self, node: str) -> Report | None:
