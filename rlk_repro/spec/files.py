@@ -169,7 +169,8 @@ class Profile(GrowingModel):
 def run_problems(run: Run) -> list[PathProblem]:
     """Combinations that no single field can refuse: (path, what is wrong, got, expected)."""
     in_workload = [(("workload", *path), *rest) for path, *rest in run.workload.find_problems()]
-    named = {("ops",): run.rl_kernel.ops, **{("ops_on", name): ops for name, ops in run.rl_kernel.ops_on.items()}}
+    named: dict[tuple[str, ...], tuple[str, ...]] = {("ops",): run.rl_kernel.ops}
+    named |= {("ops_on", name): ops for name, ops in run.rl_kernel.ops_on.items()}
     in_operators = [item for path, ops in named.items() for item in _operator_problems(("rl_kernel", *path), ops)]
     return [*in_operators, *in_workload, *_run_problems(run)]
 
