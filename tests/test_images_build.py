@@ -65,7 +65,8 @@ class Workshop:
         given = [f"--build-arg={name}={value}" for name, value in (self.arguments | changed).items()]
         done = self.engine.run(
             "buildah", "build", "--tls-verify=false", f"--timestamp={EPOCH}", f"--tag={tag or 'localhost/refused'}",
-            *given, f"--file={context or self.context}/docker/Dockerfile.cuda", context or self.context, check=bool(tag),
+            *given, f"--file={context or self.context}/docker/Dockerfile.cuda", context or self.context,
+            check=bool(tag),
         )  # fmt: skip
         assert (done.returncode == 0) == bool(tag), done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout + done.stderr

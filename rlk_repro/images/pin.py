@@ -45,8 +45,9 @@ class Text:
             node = found[1]
         return found
 
-    def set(self, path: tuple[str, ...], value: str) -> None:
-        """Replace a value, or add the key at the end of its mapping."""
+    def set(self, path: tuple[str, ...], text: str) -> None:
+        """Replace a value, or add the key behind the first of its mapping."""
+        value = text if isinstance(yaml.safe_load(text), str) else f'"{text}"'
         found = self.find(*path)
         if found is None:
             self._add(path, value)
