@@ -80,11 +80,21 @@ def requeue(run: Run) -> set[JobState]:
 
 
 def kill_agent(run: Run) -> set[JobState]:
-    for pid in find_descendants(run.run_dir):
-        if b"rlk_repro.job\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGKILL)
-            break
+    """The script packs what it left."""
+    run.wait_until(lambda: find_agents(run) or run.run_dir.is_sealed, "an agent")
+    for pid in find_agents(run)[:1]:
+        os.kill(pid, signal.SIGKILL)
     return {FAILED, DONE}
+
+
+def find_agents(run: Run) -> list[int]:
+    found = []
+    for pid in find_descendants(run.run_dir):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"python" in words[0] and b"rlk_repro.job" in words:  # srun has the latter, too
+                found.append(pid)
+    return found
 
 
 def kill_node(run: Run) -> set[JobState]:
