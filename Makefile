@@ -16,10 +16,14 @@ JOBS ?= 2
 RLK_STACK ?= rl-kernel-host
 RLK_SRC ?=
 RLK_OPTIONS ?=
+# Images: the stack, targets of docker/docker-bake.hcl, and where they are pushed.
+STACK ?= 2026-07
+TARGETS ?= cuda
+REPOSITORY ?= localhost/rlk-repro
 # What the demo runs on; by default what this machine is.
 HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
 
-.PHONY: help demo demo-rl-kernel test test-real lint types fmt goldens docs-check lock bench clean
+.PHONY: help demo demo-rl-kernel test test-real lint types fmt goldens docs-check images lock bench clean
 
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +69,13 @@ bench: $(VENV)/.dev $(VENV)/.torch ## Measure start-up, Slurm scripts, parser, b
 	$(BIN)/python -m benchmarks.parser
 	$(BIN)/python -m benchmarks.bundle
 	$(BIN)/python -m benchmarks.verdicts
+
+# By BuildKit, pushed by digest to REPOSITORY; without BuildKit: rlk-repro images build.
+images: $(VENV)/.base ## Build and push a stack's images (STACK, TARGETS, REPOSITORY)
+	$(BIN)/rlk-repro images build --stack "$(STACK)" --bake > $(VENV)/images.env
+	. $(VENV)/images.env && REPOSITORY="$(REPOSITORY)" docker buildx bake --file docker/docker-bake.hcl \
+	  --metadata-file $(VENV)/images.json $(TARGETS)
+	cat $(VENV)/images.json
 
 lock: ## Rewrite the hash locks (needs uv)
 	$(COMPILE) pyproject.toml -o requirements/base.txt
