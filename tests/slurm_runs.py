@@ -29,7 +29,7 @@ SETTINGS = (
 )  # fmt: skip
 # About twenty seconds a trial, in steps of which each says something: time to break it.
 LONG = (*SETTINGS[:2], "measure.scored_steps=400", "workload.grpo.rollout_batch_size=8")
-WAIT_S = 120.0
+WAIT_S = 240.0
 
 
 def make_profile(folder: Path, *, python: str = sys.executable, **settings: Any) -> Path:

@@ -107,7 +107,7 @@ def test_cancelling_lets_the_agent_record_and_pack(site: Site) -> None:
 
 
 def test_a_requeued_job_runs_whole_pairs_again_and_keeps_what_was_interrupted(site: Site) -> None:
-    run = site.submit(LONG[:2])
+    run = site.submit((*LONG[:2], "measure.scored_steps=20", LONG[3]))
     run.wait_for_step("01-p1-enabled")
     site.cluster.ask("scontrol", "requeue", run.job_id)
     run.wait_until(lambda: run.poll().state is JobState.PENDING, "waiting again")
