@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.files import load_json, sha256_bytes, sha256_file, write_json
 from rlk_repro.findings import Finding, Level
 from rlk_repro.prepared import PreparedDir
@@ -166,18 +166,52 @@ def check_contents(folder: Path, contents: Contents, *, is_full: bool = False) -
 
 
 def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
-    """What a run needs before its first trial, by kind; nothing where its workload makes everything itself."""
+    """What a run needs before its first trial, by kind; nothing where its workload makes everything itself.
+
+    Raises:
+        SpecError: a conversion, and no vime in the stack that could do it.
+    """
     workload = run.workload
     if not isinstance(workload, VimeWorkload):
         return {}
     folders = {"model": prepared.model(workload.model)}
     if workload.model.checkpoint == "torch_dist":
-        folders["checkpoint"] = prepared.checkpoint(workload.model, stack.pins["vime"].commit)
+        vime = stack.pins.get("vime")
+        if vime is None:
+            raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="the vime that converts"))
+        folders["checkpoint"] = prepared.checkpoint(workload.model, vime.commit)
     if run.lane != "live" and workload.rollouts is not None:
         folders["rollouts"] = prepared.rollouts(workload.rollouts).path
     if run.lane != "train-only" or workload.rollouts is None:
         folders["data"] = prepared.data_folder(workload.data.source)
     return folders
+
+
+def write_parts(path: Path, parts: Mapping[str, Contents]) -> None:
+    """Put the records of a run's parts into its ``prepared.json``, beside what else that holds."""
+    held = load_json(path, schema=SCHEMA) if path.is_file() else {}
+    write_json(path, {**held, **parts_json(parts)})
+
+
+def parts_json(parts: Mapping[str, Contents]) -> dict[str, Any]:
+    return {"schema": SCHEMA, "parts": {kind: contents.to_json() for kind, contents in parts.items()}}
+
+
+def load_parts(path: Path) -> dict[str, Contents]:
+    """The records in a run's ``prepared.json``; none where it has none.
+
+    Raises:
+        BundleUnreadable: it cannot be read.
+    """
+    value = load_json(path, schema=SCHEMA).get("parts", {}) if path.is_file() else {}
+    if not isinstance(value, dict):
+        raise BundleUnreadable(Problem(str(path), "no records of prepared folders", got=value))
+    return {str(kind): Contents.from_json(item, f"{path}: parts.{kind}") for kind, item in value.items()}
+
+
+def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents | None]:
+    """The record of each folder, None where it was never finished."""
+    return {kind: load_contents(folder) for kind, folder in folders.items()}
 
 
 def diff_contents(recorded: Mapping[str, Contents], here: Mapping[str, Contents]) -> Iterator[Finding]:

@@ -6,8 +6,8 @@ Three levels, always named: re-analysis (exact, from the logs alone), statistica
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlk_repro import launch
@@ -15,17 +15,19 @@ from rlk_repro.analysis import analyse
 from rlk_repro.bundle import open_bundle
 from rlk_repro.checkouts import trainer_path
 from rlk_repro.compare import Comparison, compare_analyses
+from rlk_repro.contents import Contents, diff_contents, find_parts, list_folders, load_parts
 from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem
 from rlk_repro.files import sha256_file
 from rlk_repro.findings import Finding, Level
 from rlk_repro.identity import Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.plan import Plan
+from rlk_repro.prepared import PreparedDir
 from rlk_repro.probes import probe_node
 from rlk_repro.recorded import find_difference, has_same_bytes, require_verified
 from rlk_repro.results import Analysis
 from rlk_repro.rundir import RunDir
-from rlk_repro.stage import Inputs
+from rlk_repro.stage import K8S, Inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +40,26 @@ class Recorded:
     analysis: Analysis
     manifests: tuple[Manifest, ...]
     identity: Identity
+    parts: Mapping[str, Contents] = field(default_factory=dict)
     is_reworded: bool = False
     """Whether another version worded gates or reasons otherwise; every value is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """``drift`` is None where the nodes are a scheduler's to choose: it is found by the run itself."""
+    """``drift`` is None where the nodes are a scheduler's to choose: it is found by the run itself.
+
+    ``parts`` is how model, data and stored rollouts differ, where this machine sees those of the run.
+    """
 
     recorded: Recorded
     launch: launch.Prepared
     drift: tuple[Finding, ...] | None
+    parts: tuple[Finding, ...] = ()
+
+    @property
+    def known_drift(self) -> tuple[Finding, ...]:
+        return (*self.parts, *(self.drift or ()))
 
 
 def reanalyse(bundle: Path) -> Recorded:
@@ -69,6 +80,7 @@ def reanalyse(bundle: Path) -> Recorded:
             analysis=analysis,
             manifests=load_manifests(run_dir),
             identity=read_identity(run_dir, plan),
+            parts=load_parts(run_dir.prepared),
             is_reworded=not has_same_bytes(run_dir, analysis),
         )
 
@@ -93,10 +105,12 @@ def prepare(
         inputs = dataclasses.replace(inputs, profile=loaded.data)
     nodes = tuple(manifest.node for manifest in recorded.manifests) if is_on_same_nodes else ()
     if plan.cluster != launch.LOCAL:
-        return Prepared(recorded=recorded, launch=launch.render(plan, inputs, nodes=nodes), drift=None)
+        rendered = launch.render(plan, inputs, nodes=nodes)
+        return Prepared(recorded=recorded, launch=rendered, drift=None, parts=_find_parts_drift(recorded, rendered))
     plan, lost = _fit_here(plan)
     drift = (*lost, *_find_drift(recorded, _probe_here(plan)))
-    return Prepared(recorded=recorded, launch=launch.render(plan, inputs, nodes=nodes), drift=drift)
+    rendered = launch.render(plan, inputs, nodes=nodes)
+    return Prepared(recorded=recorded, launch=rendered, drift=drift, parts=_find_parts_drift(recorded, rendered))
 
 
 def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None:
@@ -130,7 +144,17 @@ def run(prepared: Prepared, tell: Callable[[str], None], *, is_quiet: bool = Fal
         here = load_manifests(launched.run_dir)
         drift = _find_drift(prepared.recorded, here[0]) if here else ()
     code = compare_identities(prepared.recorded.identity, read_identity(launched.run_dir, prepared.launch.plan))
-    return compare_analyses(_translate(prepared), result.analysis, drift=drift, code=code)
+    return compare_analyses(_translate(prepared), result.analysis, drift=(*prepared.parts, *drift), code=code)
+
+
+def _find_parts_drift(recorded: Recorded, here: launch.Prepared) -> tuple[Finding, ...]:
+    """Whether what lies here is what was trained on; Kubernetes keeps it on volumes of its own."""
+    plan = here.plan
+    if plan.cluster == K8S:
+        return ()
+    folders = list_folders(plan.run, plan.stack, PreparedDir.of(plan.profile, here.run_dir))
+    found = {kind: contents for kind, contents in find_parts(folders).items() if contents is not None}
+    return tuple(diff_contents(recorded.parts, found))
 
 
 def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:

@@ -8,12 +8,18 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 from rlk_repro.backends.api import Job
+from rlk_repro.contents import Contents, find_parts, list_folders, parts_json
 from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.files import dump_json, write_bytes
 from rlk_repro.plan import Plan, make_record
+from rlk_repro.prepared import PreparedDir
 from rlk_repro.rundir import RunDir, runs_root
+
+# its volumes are no folders of this machine
+K8S: Final = "k8s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +44,17 @@ def stage(plan: Plan, inputs: Inputs, run_dir: RunDir, job: Job) -> None:
     Raises:
         SpecError: the directory exists already, the job names a file outside ``job/``, or the stack's image is not
             published.
-        EnvironmentMissing: the directory cannot be made or written.
+        EnvironmentMissing: the directory cannot be made or written, or what the run needs is not prepared.
     """
     _require_image(plan)
+    parts = find_prepared(plan, run_dir)
     files = {
         run_dir.run_yaml: inputs.run,
         run_dir.stack_yaml: inputs.stack,
         run_dir.hardware_yaml: inputs.hardware,
         run_dir.profile_yaml: inputs.profile,
         run_dir.plan: dump_json(make_record(plan, run_dir.run_id)),
+        **({run_dir.prepared: dump_json(parts_json(parts))} if parts else {}),
         **dict(_list_job_files(run_dir, job)),
     }
     try:
@@ -58,6 +66,25 @@ def stage(plan: Plan, inputs: Inputs, run_dir: RunDir, job: Job) -> None:
         raise EnvironmentMissing(
             Problem(str(run_dir.root), f"cannot be written ({error.strerror})", hint="export RLK_REPRO_RUNS=…")
         ) from error
+
+
+def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
+    """What was prepared for this run, for its record; the agents record it where this machine sees none of it.
+
+    Raises:
+        EnvironmentMissing: something is missing that all machines of this cluster would see here.
+    """
+    folders = list_folders(plan.run, plan.stack, PreparedDir.of(plan.profile, run_dir))
+    if plan.cluster == K8S:
+        return {}
+    parts = find_parts(folders)
+    missing = [kind for kind, contents in parts.items() if contents is None]
+    if missing:
+        words = f"rlk-repro prepare {plan.run.run} --hardware {plan.hardware.hardware}"
+        raise EnvironmentMissing(
+            *(Problem(str(folders[kind]), f"the run's {kind} is not prepared", hint=words) for kind in missing)
+        )
+    return {kind: contents for kind, contents in parts.items() if contents is not None}
 
 
 def _require_image(plan: Plan) -> None:

@@ -29,6 +29,7 @@ _PARTS_OF_NODE_AND_TRIAL_FILES: Final = 3
 _SCHEMAS: Final = {
     str(_LAYOUT.plan): 1,
     str(_LAYOUT.submission): 1,
+    str(_LAYOUT.prepared): 1,
     str(_LAYOUT.analysis): results.SCHEMA,
     str(_LAYOUT.node("*").manifest): manifest.SCHEMA,
     str(_LAYOUT.trial("*").exit): 1,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlk_repro import manifest, plan, results, verify
+from rlk_repro import contents, manifest, plan, results, verify
 from rlk_repro.archive import ArchiveReader
 from rlk_repro.backends import api
 from rlk_repro.bundle import open_archive, pack, seal, unpack
@@ -291,6 +291,7 @@ def test_the_schema_numbers_are_those_of_the_writers() -> None:
     assert verify._SCHEMAS == {
         "plan.json": plan.SCHEMA,
         "submission.json": api.SCHEMA,
+        "prepared.json": contents.SCHEMA,
         "analysis/analysis.json": results.SCHEMA,
         "nodes/*/manifest.json": manifest.SCHEMA,
         "trials/*/exit.json": resume.EXIT_SCHEMA,

@@ -61,7 +61,7 @@ def replay(
     require_sources(prepared.launch.plan, recorded.identity.sources)
     if not as_json:
         _say_drift(prepared)
-    steps.check_drift(prepared.drift, is_accepted=is_accepted)
+    steps.check_drift(prepared.known_drift, is_accepted=is_accepted)
     comparison = steps.run(prepared, silence if as_json else note, is_quiet=as_json)
     if as_json:
         say_json(comparison.to_json())
@@ -99,7 +99,8 @@ def _show_dry_run(prepared: Prepared, *, as_json: bool) -> None:
     plan, job, run_dir = prepared.launch.plan, prepared.launch.job, prepared.launch.run_dir
     if as_json:
         drift = None if prepared.drift is None else [finding.to_json() for finding in prepared.drift]
-        say_json({**dry_run_json(plan, job), "drift": drift, "replay_of": prepared.recorded.bundle_id})
+        parts = [finding.to_json() for finding in prepared.parts]
+        say_json({**dry_run_json(plan, job), "drift": drift, "parts": parts, "replay_of": prepared.recorded.bundle_id})
         return
     _say_drift(prepared)
     show_dry_run(plan, job, run_dir, as_json=False)

@@ -28,6 +28,7 @@ from rlk_repro.job.node import (
     write_preflight,
 )
 from rlk_repro.job.parts import Parts, Place
+from rlk_repro.job.prepared_parts import record_prepared
 from rlk_repro.job.process import Limits
 from rlk_repro.job.progress import Phase, ProgressWriter
 from rlk_repro.job.pulse import Pulse
@@ -119,6 +120,7 @@ class Leader:
             raise SpecError(*problems)
         for trial in self._plan.trials:
             resolve_env(self._make_command(trial), os.environ)
+        record_prepared(self._plan, self._run_dir)
         self._findings = describe_node(self._plan, self._run_dir, self._place, self._parts, self._stop)
         found = self._collect_followers()
         unlike = find_unlike_nodes(self._plan, self._run_dir, self._place)

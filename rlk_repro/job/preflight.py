@@ -24,6 +24,7 @@ from rlk_repro.images.record import ImageRecord
 from rlk_repro.job.checks import CHECKS, Situation, find_level, judge_node
 from rlk_repro.job.image import check_image, find_record
 from rlk_repro.job.imports import check_imports
+from rlk_repro.job.prepared_parts import check_prepared
 from rlk_repro.manifest import Manifest, Unknown
 from rlk_repro.plan import Plan
 from rlk_repro.probes.code import RL_KERNEL
@@ -69,6 +70,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
     absent = [*check_modules(plan.run.workload.modules, _trainer_path(plan))]
     return [
         *check_writable(run_dir),
+        *check_prepared(plan, run_dir),
         *check_room("disk", shutil.disk_usage(run_dir.root).free, limits.min_free_disk_gib),
         *check_room("memory", read_free_memory(), limits.min_free_memory_gib),
         *(absent or check_imports(plan)),

@@ -14,10 +14,11 @@ from typing import Final
 
 from rlk_repro.errors import Problem
 from rlk_repro.plan import Plan
+from rlk_repro.prepared import PreparedDir
 from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir import RunDir
 from rlk_repro.sbatch.options import list_secrets, slurm_settings
-from rlk_repro.spec import ContainerSettings, Image, Mount
+from rlk_repro.spec import ContainerSettings, Image, Mount, VimeWorkload
 
 ENGINES: Final = frozenset({"docker", "podman"})
 _DOCKER_HUB: Final = "registry-1.docker.io"
@@ -90,9 +91,13 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
 
 
 def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
-    """The run directory, the profile's, the package where the profile names it; devices that pyxis leaves out."""
+    """The run directory, what was prepared, the profile's, the package where the profile names it; devices that pyxis
+    leaves out.
+    """
     settings = container_settings(plan)
     mounts = [Mount(source=str(run_dir.root.absolute())), *settings.mounts]
+    if isinstance(plan.run.workload, VimeWorkload):
+        mounts.append(Mount(source=str(PreparedDir.of(plan.profile, run_dir).root), read_only=True))
     if settings.package_dir is not None:
         mounts.append(Mount(source=settings.package_dir, read_only=True))
     if find_runtime(plan) == "pyxis":
