@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from rlk_repro.backends.api import Job
+from rlk_repro.findings import Finding
 from rlk_repro.plan import Plan
 from rlk_repro.power import smallest_effect
+from rlk_repro.spec import VimeWorkload
 from rlk_repro.units import format_duration
+from rlk_repro.workloads import vime
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
@@ -34,6 +37,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "operators": [
             {"op": item.op, "is_eligible": item.is_eligible, "reason": item.reason} for item in plan.eligibilities()
         ],
+        "warnings": [finding.to_json() for finding in _find_warnings(plan)],
     }
 
 
@@ -74,12 +78,19 @@ def plan_lines(plan: Plan) -> list[str]:
     missing = plan.stack.unpublished.get(plan.hardware.image_platform)
     if missing is not None:
         rows.append(("image", f"not published ({missing.reason}): submit refuses; {missing.build}"))
+    rows += [
+        ("warning", f"{item['where']}: {item['found']}, expected {item['expected']}") for item in summary["warnings"]
+    ]
     if plan.is_exploratory:
         rows.append(("exploratory", "measurement rules were changed; the verdict will say so"))
     changed = [f"{path} ({source})" for path, source in plan.sources.items() if source.startswith("--")]
     if changed:
         rows.append(("set by flags", ", ".join(changed)))
     return [f"{name:<16} {text}" for name, text in rows]
+
+
+def _find_warnings(plan: Plan) -> list[Finding]:
+    return vime.find_warnings(plan) if isinstance(plan.run.workload, VimeWorkload) else []
 
 
 def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:

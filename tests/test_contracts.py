@@ -54,12 +54,13 @@ def test_it_holds_the_patched_megatron(contract: Contract) -> None:
         (["--num-layers", "3", "4"], "x: --num-layers: has another number of values, got '3 4', expected one value"),
         (["--swiglu", "true"], "x: --swiglu: has another number of values, got 'true', expected no value"),
         (["--lr", "fast"], "x: --lr: has a value of another type, got 'fast', expected a number"),
-        (["--train-env-vars", "{A: 1}"], "x: --train-env-vars: has a value of another type, got '{A: 1}', expected JSON"),
+        (["--train-env-vars", "{A: 1}"], "x: --train-env-vars: has a value of another type, got '{A: 1}', expected"
+         " JSON"),
         (["--optimizer", "adm"], "x: --optimizer: is none of its choices, got 'adm', expected one of adam, sgd, muon, "
          "dist_muon\n  hint: did you mean 'adam'?"),
         (["--seed", "1", "--seed", "2"], "x: --seed: given twice, expected once"),
-        (["--vllm-gpu-memory-utilisation", "0.7"], "x: --vllm-gpu-memory-utilisation: vime 1fc199d9 knows no such flag and "
-         "would ignore it\n  hint: did you mean '--vllm-gpu-memory-utilization'?"),
+        (["--vllm-gpu-memory-utilisation", "0.7"], "x: --vllm-gpu-memory-utilisation: vime 1fc199d9 knows no such flag "
+         "and would ignore it\n  hint: did you mean '--vllm-gpu-memory-utilization'?"),
     ],
 )  # fmt: skip
 def test_what_it_refuses(contract: Contract, argv: list[str], problem: str) -> None:
@@ -81,7 +82,7 @@ def test_flags_and_values_are_told_apart() -> None:
 
 
 def mutate(flag: str) -> set[str]:
-    """Every flag that one slip of the finger makes of this one: a letter left out, doubled, swapped, or a dash changed."""
+    """Every flag that one slip makes of this one: a letter left out, doubled or swapped, or a dash changed."""
     name = flag[2:]
     places = range(len(name))
     found = {name[:i] + name[i + 1 :] for i in places} | {name[:i] + name[i] + name[i:] for i in places}

@@ -1,8 +1,8 @@
 """Every argument list of every shipped run of vime through vime's own parser and its checks, and Megatron-LM's.
 
-Needs VIME_SRC and MEGATRON_SRC, and a Python with torch and triton: this one, or VIME_PYTHON.  What else that one lacks,
-vLLM, its router and transformers among it, is stood in for (tests/vime_parser.py names it); vLLM's own flags then reach
-no parser here, and only the recorded contract judges them.
+Needs VIME_SRC and MEGATRON_SRC, and a Python with torch and triton: this one, or VIME_PYTHON.  What else that one
+lacks, vLLM, its router and transformers among it, is stood in for (tests/vime_parser.py names it); vLLM's own flags
+then reach no parser here, and only the recorded contract judges them.
 """
 
 from __future__ import annotations

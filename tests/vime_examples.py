@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,12 +28,15 @@ def list_runs() -> dict[str, VimeWorkload]:
     return {name: workload for name, workload in loaded.items() if isinstance(workload, VimeWorkload)}
 
 
-def list_plans() -> Iterator[tuple[str, Plan]]:
+@cache
+def list_plans() -> tuple[tuple[str, Plan], ...]:
     """``run.hardware.lane`` and its plan."""
-    for run, workload in list_runs().items():
-        for hardware in workload.placements:
-            for lane in get_args(Lane):
-                yield f"{run}.{hardware}.{lane}", plan_for(run, hardware, settings=(f"lane={lane}",))
+    return tuple(
+        (f"{run}.{hardware}.{lane}", plan_for(run, hardware, settings=(f"lane={lane}",)))
+        for run, workload in list_runs().items()
+        for hardware in workload.placements
+        for lane in get_args(Lane)
+    )
 
 
 def trial_argv(plan: Plan, run_dir: RunDir, number: int = 0) -> list[str]:

@@ -107,7 +107,7 @@ def parse(argv: list[str], parse_args: Any) -> dict[str, Any]:
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             values = {name: str(value) for name, value in vars(parse_args()).items()}
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         return {"error": f"{type(error).__name__}: {error} {said.getvalue()[-500:]}"}
     finally:
         argparse.ArgumentParser.parse_known_args = read  # type: ignore[method-assign]
@@ -118,7 +118,7 @@ def main() -> None:
     lists = json.load(sys.stdin)
     stand_ins = install_stand_ins()
     if "vllm.engine.arg_utils" not in stand_ins:
-        platforms = importlib.import_module("vllm.platforms")
+        platforms: Any = importlib.import_module("vllm.platforms")
         if platforms.current_platform.is_unspecified():  # no GPU here: vLLM's own CPU platform
             platforms._current_platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform()
     from vime.utils.arguments import parse_args

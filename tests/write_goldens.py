@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlk_repro.schemas import write_schemas
 from tests import k8s_examples, sbatch_examples
 from tests.test_docs import CLAIMS, ROOT, TABLE, claims_table, command_table
+from tests.test_vime_metrics import metrics_page
 
 
 def main() -> None:
@@ -15,6 +16,7 @@ def main() -> None:
     readme.write_text(
         TABLE.sub(lambda _: f"<!-- commands -->\n{command_table()}<!-- /commands -->", readme.read_text())
     )
+    (ROOT / "docs" / "metrics.md").write_text(metrics_page())
     claims = ROOT / "docs" / "claims.md"
     claims.write_text(CLAIMS.sub(lambda _: f"<!-- claims -->\n{claims_table()}<!-- /claims -->", claims.read_text()))
 
