@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from rlk_repro.claims.files import Claim
 from rlk_repro.claims.results import ClaimsCheck
+from rlk_repro.contracts import Contract
 from rlk_repro.files import dump_json, write_bytes
 from rlk_repro.plan import PlanRecord
 from rlk_repro.resources import data_dir
@@ -23,7 +24,12 @@ AUTHORED: Final[Mapping[str, type[BaseModel]]] = {
     "profile": Profile,
     "claim": Claim,
 }
-WRITTEN: Final[Mapping[str, type[Any]]] = {"plan": PlanRecord, "analysis": Analysis, "claims-check": ClaimsCheck}
+WRITTEN: Final[Mapping[str, type[Any]]] = {
+    "plan": PlanRecord,
+    "analysis": Analysis,
+    "claims-check": ClaimsCheck,
+    "contract": Contract,
+}
 KINDS: Final = (*AUTHORED, *WRITTEN)
 
 
