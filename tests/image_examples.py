@@ -283,8 +283,9 @@ def make_base(engine: Engine, folder: Path) -> str:
     added = folder / "added"
     write_tree(added, {f"{SITE}/{name}": textwrap.dedent(text) for name, text in TORCH.items()})
     write_tree(added, {"usr/local/cuda/bin/nvcc": NVCC, "usr/local/cuda/bin/cuobjdump": CUOBJDUMP})
-    for tool in ("nvcc", "cuobjdump"):
-        (added / "usr/local/cuda/bin" / tool).chmod(0o755)
+    write_tree(added, {"usr/local/bin/ninja": "#!/bin/sh\necho 1.13.0\n"})
+    for tool in ("usr/local/cuda/bin/nvcc", "usr/local/cuda/bin/cuobjdump", "usr/local/bin/ninja"):
+        (added / tool).chmod(0o755)
     _copy_distributions(added / SITE)
     commit_files(added / "root/vime", VIME, "older")
     _add_megatron(added)

@@ -25,7 +25,7 @@ from tests.test_images_record import LABELS, VIME, make_code, make_record, make_
 RECORD = "opt/rlk-repro/provenance.json"
 EXTENSION = "usr/lib/python3/rl_engine/_C.so"
 OCI = "application/vnd.oci.image"
-ZEROS_20_GIB = "@@"
+ZEROS_20_GIB = "6cb118a8f8b3c19385874297e291dcbcdf3a9837ba1ca7b00ace2491adbff551"
 
 
 def digest(data: bytes) -> str:

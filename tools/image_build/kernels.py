@@ -7,6 +7,7 @@ Its sources are fetched and verified, repaired where CUDA needs it, and built by
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,11 @@ from tools.rl_kernel.source import Sources, fetch, get_sources
 HERE: Final = Path(__file__).resolve().parent
 TIMEOUT_S: Final = 7200.0
 STUBS: Final = ("lib64/stubs", "targets/x86_64-linux/lib/stubs", "targets/sbsa-linux/lib/stubs")
+CUDA_BIN: Final = "/usr/local/cuda/bin"
+TOOLS: Final = {
+    "ninja": "it: without it torch goes past the stand-in before nvcc",
+    "cuobjdump": "it: nothing else says which GPUs an extension is for",
+}
 BUILD_NAMES: Final = (build.SM90, "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH")
 
 
@@ -99,8 +105,11 @@ def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
     """torch's CUDA release, and an nvcc of the same.
 
     Raises:
-        EnvironmentMissing: no torch for CUDA, no nvcc, one of another release, no cuobjdump.
+        EnvironmentMissing: no torch for CUDA, no nvcc, one of another release, no ninja, no cuobjdump.
     """
+    for tool, why in TOOLS.items():
+        if not shutil.which(tool, path=os.pathsep.join([environ.get("PATH", ""), CUDA_BIN])):
+            raise EnvironmentMissing(Problem(tool, "is not on PATH", expected=why))
     words = "import torch; print(torch.__version__, torch.version.cuda)"
     done = proc.run([sys.executable, "-c", words], timeout_s=300.0)
     version, _, toolkit = done.stdout.strip().rpartition(" ")
