@@ -20,7 +20,7 @@ import kubernetes_validate.utils
 import pytest
 import yaml
 
-from rlk_repro.k8s.tree import find_templates
+from rlk_repro.k8s.tree import as_list, as_map, find_templates
 
 VERSIONS = ("1.28", "1.31", "1.34", kubernetes_validate.latest_version())
 CLAIMS_FROM = "1.31"
@@ -37,6 +37,9 @@ def find_errors(item: Mapping[str, Any], versions: tuple[str, ...] = VERSIONS) -
     if is_custom(item):
         found += check_custom(item) if CRD_DIR else []
         pods = [make_pod(template.value) for template in find_templates(item)]
+        # the schema of a CRD says nothing of metadata, which the server knows without it
+        pods.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": item.get("metadata")})
+        pods += [make_job(job) for job in as_list(as_map(item.get("spec")).get("replicatedJobs"))]
     else:
         pods = [dict(item)]
     for version in versions:
@@ -44,12 +47,17 @@ def find_errors(item: Mapping[str, Any], versions: tuple[str, ...] = VERSIONS) -
     return found
 
 
+def make_job(replicated: Any) -> dict[str, Any]:
+    return {"apiVersion": "batch/v1", "kind": "Job", **as_map(as_map(replicated).get("template"))}
+
+
 def is_custom(item: Mapping[str, Any]) -> bool:
-    return "." in str(item.get("apiVersion")).partition("/")[0]
+    group = str(item.get("apiVersion")).partition("/")[0]
+    return group in {"ray.io", "jobset.x-k8s.io", "resource.nvidia.com"}
 
 
 def make_pod(template: Mapping[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "x", **template.get("metadata", {})}}
+    return {"apiVersion": "v1", "kind": "Pod", **template}
 
 
 def check_core(item: dict[str, Any], version: str) -> list[str]:

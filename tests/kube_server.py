@@ -558,12 +558,13 @@ class _Handler(BaseHTTPRequestHandler):
         if pod is None or kube.faults.no_proxy:
             self.refuse(503, "ServiceUnavailable", f"no endpoints for pod {name}")
             return
+        connection = http.client.HTTPConnection("127.0.0.1", pod.port, timeout=60)
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", pod.port, timeout=60)
-            connection.request(verb, found["rest"] or "/", body=body or None)
-            response = connection.getresponse()
-            data = response.read()
-        except OSError as error:
+            with contextlib.closing(connection):
+                connection.request(verb, found["rest"] or "/", body=body or None)
+                response = connection.getresponse()
+                data = response.read()
+        except (OSError, http.client.HTTPException) as error:
             self.refuse(502, "BadGateway", f"error trying to reach service: {error}")
             return
         self.send_response(response.status)

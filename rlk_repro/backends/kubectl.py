@@ -86,6 +86,22 @@ def find_obstacle() -> str | None:
     return None if done.is_ok else f"kubectl is not usable ({quote_words(done)})"
 
 
+def find_current_place() -> Place:
+    """Where kubectl works by default.
+
+    Raises:
+        EnvironmentMissing: no kubectl, or no cluster configured.
+    """
+    done = proc.run(("kubectl", "config", "view", "--minify", "--output=json"), timeout_s=TIMEOUT_S)
+    if not done.is_ok:
+        words = quote_words(done)
+        raise EnvironmentMissing(Problem("kubectl", words, hint="kubectl config use-context NAME"))
+    value: Any = json.loads(done.stdout)
+    contexts = value.get("contexts") or [{}]
+    namespace = (contexts[0].get("context") or {}).get("namespace") or "default"
+    return Place(namespace=namespace, context=str(value.get("current-context", "")))
+
+
 def probe_versions(place: Place) -> dict[str, str]:
     """Of client and server; nothing of a server that does not answer."""
     done = place.run("version", "--output=json")

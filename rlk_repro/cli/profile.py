@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlk_repro.spec import Profile
 
 Name = Annotated[str, typer.Argument(metavar="PROFILE", help="A name or a file.")]
-Cluster = Annotated[str, typer.Option(help="local or slurm.")]
+Cluster = Annotated[str, typer.Option(help="local, slurm or k8s.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -78,9 +78,18 @@ def _propose(cluster: str, ask: Ask) -> tuple[Proposal, str]:
         site = probe_site()
         origin = f"cluster {site.cluster or 'without a name'}, Slurm {site.version}"
         return propose_slurm(site, hardware, Path.home() / "rlk-repro-images", ask), origin
+    if cluster == "k8s":
+        from rlk_repro.backends.kubectl import find_current_place
+        from rlk_repro.sites.k8s_profile import propose_kubernetes
+        from rlk_repro.sites.kubernetes import probe_site as probe_kubernetes
+
+        cluster_site = probe_kubernetes(find_current_place())
+        origin = f"namespace {cluster_site.place.namespace}, Kubernetes {cluster_site.version}"
+        return propose_kubernetes(cluster_site, hardware, ask), origin
     from rlk_repro.errors import Problem, SpecError
 
-    raise SpecError(Problem("--cluster", "no profile can be proposed for it", got=cluster, expected="local or slurm"))
+    expected = "local, slurm or k8s"
+    raise SpecError(Problem("--cluster", "no profile can be proposed for it", got=cluster, expected=expected))
 
 
 def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
@@ -182,14 +191,12 @@ def _plan(run: str, name: str, profile: Profile) -> Plan:
 
 def _check(profile: Profile, plan: Plan | None) -> list[Any]:
     from rlk_repro.errors import Problem, SpecError
-    from rlk_repro.sites.check import check_local, check_slurm, load_all_hardware
+    from rlk_repro.sites.check import check_kubernetes, check_local, check_slurm, load_all_hardware
 
     if profile.cluster == "slurm":
         return check_slurm(profile, plan)
-    if profile.cluster != "local":
-        raise SpecError(
-            Problem("PROFILE", "cannot be checked", got=profile.cluster, expected="one of cluster local or slurm")
-        )
+    if profile.cluster == "k8s":
+        return check_kubernetes(profile, plan)
     hardware = load_all_hardware()
     name = plan.hardware.hardware if plan is not None else profile.hardware or "cpu"
     if name not in hardware:

@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 def submit(
     context: typer.Context,
     run: Annotated[str, typer.Option("--run", help="Run definition: a name from `runs list`, or a file.")] = "",
-    cluster: Annotated[str | None, typer.Option(help="Where to run: local or slurm.", show_default="local")] = None,
+    cluster: Annotated[str | None, typer.Option(help="local, slurm or k8s.", show_default="local")] = None,
     hardware: Annotated[str | None, typer.Option(help="Hardware; default from the profile.")] = None,
     profile: Annotated[str | None, typer.Option(help="Site profile: a name or a file.")] = None,
     stack: Annotated[str | None, typer.Option(help="Set of pins; default from the run.")] = None,

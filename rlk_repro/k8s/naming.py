@@ -25,9 +25,10 @@ NETWORKS: Final = "k8s.v1.cni.cncf.io/networks"
 OVERWRITE_COMMAND: Final = "ray.io/overwrite-container-cmd"
 CONTAINER: Final = "agent"
 
-# KubeRay makes longer names of it: 47 characters are its limit for a RayJob, and the strictest one
-MAX_NAME: Final = 47
+# KubeRay takes 47 for a RayJob; the host names of a JobSet with many nodes leave fewer
+MAX_NAME: Final = 40
 _PREFIX: Final = "rlk-"
+_RUN_ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}-[0-9a-f]{4}")
 _NOT_PLAIN: Final = re.compile(r"[^a-z0-9]+")
 _HASH_LENGTH: Final = 8
 
@@ -36,9 +37,8 @@ def make_name(run_dir: RunDir) -> str:
     """DNS-1035, for every kind.  Run ids stay readable; what is lost of other names comes back as a hash."""
     run_id = run_dir.run_id
     plain = _NOT_PLAIN.sub("-", run_id.lower()).strip("-")
-    name = _PREFIX + plain
-    if plain == run_id.lower() and len(name) <= MAX_NAME:
-        return name
+    if _RUN_ID.fullmatch(run_id):
+        return _PREFIX + plain
     digest = hashlib.sha256(run_id.encode(errors="surrogateescape")).hexdigest()[:_HASH_LENGTH]
     room = MAX_NAME - len(_PREFIX) - _HASH_LENGTH - 1
     return _PREFIX + "-".join(part for part in (plain[:room].strip("-"), digest) if part)

@@ -11,6 +11,7 @@ from rlk_repro.k8s.naming import OVERWRITE_COMMAND, QUEUE
 from rlk_repro.k8s.tree import as_list, as_map, find_templates, place, wrong
 
 MAX_NAME: Final = 47
+MODES: Final = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
 MAX_GROUPS: Final = 7
 MAX_TTL_S: Final = 600
 _DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -63,13 +64,9 @@ def _check_end(where: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
 def _check_submission(where: str, spec: Mapping[str, Any], item: Mapping[str, Any]) -> Iterator[Problem]:
     mode = spec.get("submissionMode", "K8sJobMode")
     if mode == "SidecarMode":
-        for key in ("submitterPodTemplate", "submitterConfig", "clusterSelector"):
-            if key in spec:
-                yield wrong(f"{where}.{key}", "SidecarMode forbids it", mode, "HTTPMode, or none of this key")
-        for template in find_templates(item):
-            if template.spec.get("restartPolicy") != "Never":
-                got = template.spec.get("restartPolicy")
-                yield wrong(f"{template.where}.spec.restartPolicy", "SidecarMode wants Never", got, "Never")
+        yield from _check_sidecar(where, spec, item)
+    if mode not in MODES:
+        yield wrong(f"{where}.submissionMode", "no such mode", mode, " or ".join(MODES))
     if mode == "InteractiveMode":
         what = "waits until somebody submits by hand"
         yield wrong(f"{where}.submissionMode", what, mode, "HTTPMode")
@@ -80,6 +77,16 @@ def _check_submission(where: str, spec: Mapping[str, Any], item: Mapping[str, An
         yield wrong(f"{where}.entrypoint", "missing", None, "the command of the job")
     if "clusterSelector" not in spec and "rayClusterSpec" not in spec:
         yield wrong(where, "neither rayClusterSpec nor clusterSelector", None, "one of them")
+
+
+def _check_sidecar(where: str, spec: Mapping[str, Any], item: Mapping[str, Any]) -> Iterator[Problem]:
+    for key in ("submitterPodTemplate", "submitterConfig", "clusterSelector"):
+        if key in spec:
+            yield wrong(f"{where}.{key}", "SidecarMode forbids it", "SidecarMode", "HTTPMode, or none of this key")
+    for template in find_templates(item):
+        if template.spec.get("restartPolicy") != "Never":
+            got = template.spec.get("restartPolicy")
+            yield wrong(f"{template.where}.spec.restartPolicy", "SidecarMode wants Never", got, "Never")
 
 
 def _check_queue(where: str, spec: Mapping[str, Any], item: Mapping[str, Any]) -> Iterator[Problem]:

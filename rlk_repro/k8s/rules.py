@@ -71,7 +71,10 @@ def _check_once(where: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
     if "podFailurePolicy" in spec and template.get("restartPolicy") != "Never":
         got = template.get("restartPolicy")
         yield wrong(f"{where}.podFailurePolicy", "is allowed with restartPolicy Never only", got, "Never")
-    if spec.get("completionMode") == "Indexed" and spec.get("completions") is None:
+    mode = spec.get("completionMode", "NonIndexed")
+    if mode not in {"Indexed", "NonIndexed"}:
+        yield wrong(f"{where}.completionMode", "no such mode", mode, "Indexed or NonIndexed")
+    if mode == "Indexed" and spec.get("completions") is None:
         yield wrong(f"{where}.completions", "Indexed needs it", None, "as many as pods")
     parallelism, completions = spec.get("parallelism", 1), spec.get("completions", 1)
     if parallelism != completions:

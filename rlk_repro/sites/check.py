@@ -6,11 +6,12 @@ At the end the scheduler itself is asked, by ``sbatch --test-only``, which queue
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from rlk_repro.backends import slurmctl
+from rlk_repro.backends.kubectl import Place
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.job import preflight
 from rlk_repro.job.checks import CHECKS, Situation, judge_node
@@ -24,7 +25,7 @@ from rlk_repro.sbatch import time_limit_min
 from rlk_repro.sbatch.options import list_options
 from rlk_repro.sites.judge import Here, Needs, judge_profile, list_paths
 from rlk_repro.sites.slurm import probe_site
-from rlk_repro.spec import Hardware, Layout, Profile, SlurmSettings
+from rlk_repro.spec import Hardware, KubernetesSettings, Layout, Profile, SlurmSettings
 from rlk_repro.specfile import load_hardware
 
 OWN_FILESYSTEMS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "f2fs"})
@@ -56,6 +57,34 @@ def check_slurm(profile: Profile, plan: Plan | None) -> list[Finding]:
     site, hardware = probe_site(), load_all_hardware()
     found = judge_profile(profile, site, look_around(profile), find_needs(profile, plan, hardware), hardware)
     return sort_findings([*found, ask_scheduler(list_probe_options(profile, plan, hardware))])
+
+
+def check_kubernetes(profile: Profile, plan: Plan | None) -> list[Finding]:
+    """What would fail with the plan's run, or with any run where there is no plan; nothing is made.
+
+    Raises:
+        EnvironmentMissing: no cluster answers.
+    """
+    from rlk_repro.sites.k8s_profile import judge_kubernetes
+    from rlk_repro.sites.kubernetes import probe_site as probe_kubernetes
+
+    settings = profile.kubernetes or KubernetesSettings()
+    site = probe_kubernetes(Place(namespace=settings.namespace, context=settings.context or ""))
+    found = judge_kubernetes(profile, site, load_all_hardware(), plan)
+    return sort_findings([*found, *(ask_api_server(plan, site.place) if plan is not None else ())])
+
+
+def ask_api_server(plan: Plan, place: Place) -> Iterator[Finding]:
+    """The server's own dry run of the plan's objects: admission, quotas and schemas have their word."""
+    from rlk_repro.backends import kubectl
+    from rlk_repro.k8s import dump_objects, render_objects
+
+    objects = render_objects(plan, RunDir(runs_root() / "check"))
+    done = place.send("apply", dump_objects(objects).encode(), "--dry-run=server")
+    level = Level.INFO if done.is_ok else Level.BLOCKING
+    yield Finding(
+        level, "kubectl apply --dry-run=server", "accepted", "accepted" if done.is_ok else kubectl.quote_words(done)
+    )
 
 
 def find_needs(profile: Profile, plan: Plan | None, hardware: dict[str, Hardware]) -> Needs:

@@ -1,0 +1,154 @@
+"""What a Kubernetes cluster says of itself: nodes and GPUs, operators, claims, queues, the level of Pod Security.
+
+What a question does not answer (often for want of a permission) is None or empty: a profile can be written by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlk_repro.backends import kubectl
+from rlk_repro.backends.kubectl import Place, Unreachable
+from rlk_repro.errors import EnvironmentMissing, Problem, SchedulerRefused
+from rlk_repro.k8s.tree import as_list, as_map
+
+# by the profile's word for a kind, or for what a pod may ask for: the resource that its operator brings
+OPERATORS: Final[Mapping[str, str]] = {
+    "rayjob": "rayjobs.ray.io",
+    "jobset": "jobsets.jobset.x-k8s.io",
+    "compute_domain": "computedomains.resource.nvidia.com",
+    "queue": "localqueues.kueue.x-k8s.io",
+}
+SECURITY_LABEL: Final = "pod-security.kubernetes.io/enforce"
+# what the road of a run needs in the namespace: verb, resource
+PERMISSIONS: Final = (
+    ("create", "pods"),
+    ("delete", "pods"),
+    ("get", "pods"),
+    ("list", "events"),
+    ("create", "configmaps"),
+    ("delete", "configmaps"),
+    ("get", "pods/proxy"),
+    ("create", "pods/proxy"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node that takes pods."""
+
+    name: str
+    labels: Mapping[str, str]
+    allocatable: Mapping[str, str]
+    taints: tuple[str, ...]
+
+    @property
+    def gpus(self) -> Mapping[str, int]:
+        """Whole GPUs by the name of their resource."""
+        return {
+            key: int(value)
+            for key, value in self.allocatable.items()
+            if key.endswith("/gpu") and value.isdecimal() and int(value)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A PersistentVolumeClaim of the namespace."""
+
+    name: str
+    modes: frozenset[str]
+    is_bound: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesSite:
+    """One cluster and namespace; ``nodes`` is None where this user may not list them."""
+
+    place: Place
+    version: str
+    nodes: tuple[Node, ...] | None
+    operators: frozenset[str]
+    claims: tuple[Claim, ...]
+    queues: tuple[str, ...]
+    secrets: frozenset[str] | None
+    security: str | None
+    denied: tuple[str, ...]
+
+
+def probe_site(place: Place) -> KubernetesSite:
+    """Some twenty short questions; nothing is made.
+
+    Raises:
+        EnvironmentMissing: no kubectl, or no cluster that answers.
+    """
+    obstacle = kubectl.find_obstacle()
+    versions = {} if obstacle else kubectl.probe_versions(place)
+    if obstacle or "server" not in versions:
+        words = obstacle or "no cluster answers"
+        raise EnvironmentMissing(Problem("kubernetes", words, hint="kubectl config get-contexts"))
+    nodes = _ask(place, "nodes")
+    resources = _ask_words(place, "api-resources", "--output=name")
+    namespace = _ask(place, "namespace", place.namespace) or []
+    labels = as_map(as_map(namespace[0].get("metadata")).get("labels")) if namespace else {}
+    operators = frozenset(name for name, resource in OPERATORS.items() if resource in resources)
+    secrets = _ask_words(place, "get", "secrets", "--output=name")
+    return KubernetesSite(
+        place=place,
+        version=versions["server"],
+        nodes=None if nodes is None else tuple(_read_nodes(nodes)),
+        operators=operators,
+        claims=tuple(_read_claims(_ask(place, "persistentvolumeclaims") or [])),
+        queues=_names(_ask(place, OPERATORS["queue"]) or []) if "queue" in operators else (),
+        secrets=frozenset(word.partition("/")[2] for word in secrets) if secrets else None,
+        security=labels.get(SECURITY_LABEL),
+        denied=tuple(_find_denied(place)),
+    )
+
+
+def _read_nodes(items: Sequence[Mapping[str, Any]]) -> Iterator[Node]:
+    for item in items:
+        metadata, spec, status = (as_map(item.get(part)) for part in ("metadata", "spec", "status"))
+        if not spec.get("unschedulable"):
+            yield Node(
+                name=str(metadata.get("name")),
+                labels=dict(as_map(metadata.get("labels"))),
+                allocatable={key: str(value) for key, value in as_map(status.get("allocatable")).items()},
+                taints=tuple(str(as_map(taint).get("key")) for taint in as_list(spec.get("taints"))),
+            )
+
+
+def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[Claim]:
+    for item in items:
+        yield Claim(
+            name=str(as_map(item.get("metadata")).get("name")),
+            modes=frozenset(map(str, as_list(as_map(item.get("spec")).get("accessModes")))),
+            is_bound=as_map(item.get("status")).get("phase", "Bound") == "Bound",
+        )
+
+
+def _find_denied(place: Place) -> Iterator[str]:
+    for verb, resource in PERMISSIONS:
+        done = place.run("auth", "can-i", verb, resource)
+        if done.stdout.strip() == "no":
+            yield f"{verb} {resource}"
+
+
+def _ask(place: Place, kinds: str, *words: str) -> list[dict[str, Any]] | None:
+    try:
+        return place.get(kinds, *words)
+    except Unreachable as error:
+        raise EnvironmentMissing(*error.problems) from None
+    except SchedulerRefused:
+        return None
+
+
+def _ask_words(place: Place, *words: str) -> list[str]:
+    done = place.run(*words)
+    return done.stdout.split()
+
+
+def _names(items: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(sorted(str(as_map(item.get("metadata")).get("name")) for item in items))

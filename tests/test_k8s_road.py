@@ -1,0 +1,323 @@
+"""The whole road with the real kubectl: submit, watch, collect, verify, replay; and what goes wrong on the way.
+
+The API is tests/kube_server.py, the pods are local processes in which the real node agent runs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro import launch, replay
+from rlk_repro.backends import get_backend, kubernetes
+from rlk_repro.backends.api import JobState
+from rlk_repro.bundle import inspect_bundle
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, SchedulerRefused
+from rlk_repro.files import load_json
+from rlk_repro.findings import has_blocking
+from rlk_repro.verify import verify_bundle
+from tests import k8s_runs
+from tests.k8s_runs import LONG, collect, submit, use_server, wait_for_end, wait_until
+from tests.kube_server import KubeServer
+
+pytestmark = [k8s_runs.needs_kubectl, pytest.mark.timeout(280)]
+BACKEND = get_backend("k8s")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
+    folder = tmp_path / "kube"
+    folder.mkdir()
+    with KubeServer(folder) as running:
+        use_server(running, folder, monkeypatch)
+        yield running
+
+
+def first_trial_runs(launched: launch.Launched) -> Callable[[Any], bool]:
+    def is_there(status: Any) -> bool:
+        state = load_state(launched)
+        return bool(state and state.get("trial"))
+
+    return is_there
+
+
+def load_state(launched: launch.Launched) -> dict[str, Any] | None:
+    path = launched.run_dir.state
+    return load_json(path) if path.is_file() else None
+
+
+def test_a_rayjob_is_submitted_watched_collected_verified_and_replayed(server: KubeServer, tmp_path: Path) -> None:
+    launched = submit(tmp_path, kind="rayjob")
+    seen = {line.trial for line in BACKEND.logs(launched.submission, launched.run_dir, is_following=True)}
+    assert seen == {"00-p1-baseline", "01-p1-enabled"}
+    assert wait_for_end(launched).state is JobState.DONE
+    result = launch.finish(launched)
+    assert result.is_ok
+    assert launched.run_dir.is_sealed
+    assert server.ours() == []
+    assert not has_blocking(verify_bundle(result.bundle))
+    assert inspect_bundle(result.bundle).facts["cluster"] == "k8s"
+    assert launch.poll(launched).state is JobState.DONE
+    recorded = replay.reanalyse(result.bundle)
+    assert recorded.bundle_id == result.bundle_id
+    images = load_json(launched.run_dir.kubernetes_record)["images"]
+    assert all(k8s_runs.DIGEST in item["image_id"] for item in images)
+
+
+def test_the_same_experiment_goes_from_kubernetes_to_this_machine(server: KubeServer, tmp_path: Path) -> None:
+    launched = submit(tmp_path, kind="job")
+    wait_for_end(launched)
+    bundle = launch.finish(launched).bundle
+    recorded = replay.reanalyse(bundle)
+    with pytest.raises(Exception, match="the local cluster starts no container"):
+        replay.prepare(recorded, cluster="local")
+    prepared = replay.prepare(recorded, cluster="k8s", profile=str(tmp_path / "profile.yaml"))
+    assert prepared.launch.plan.experiment_hash == recorded.plan.experiment_hash
+
+
+def test_two_nodes_of_a_jobset_find_each_other(server: KubeServer, tmp_path: Path) -> None:
+    settings = (*k8s_runs.SETTINGS, "layouts.cpu={num_nodes: 2, gpus_per_node: 0}")
+    launched = submit(tmp_path, settings, kind="jobset")
+    status = wait_until(launched, lambda status: "," in status.nodes or status.state.is_final)
+    assert status.nodes in {"node-0, node-1", "node-1, node-2"}, status
+    assert wait_for_end(launched).state is JobState.DONE
+    bundle = collect(launched)
+    assert len(inspect_bundle(bundle).nodes) == 2
+    assert server.ours() == []
+
+
+def test_without_a_claim_the_bundle_is_fetched_from_the_leading_pod(server: KubeServer, tmp_path: Path) -> None:
+    launched = submit(tmp_path, kind="job", results={"path": "/results"})
+    assert wait_for_end(launched).state is JobState.DONE
+    assert server.pod("leader") is not None
+    collect(launched)
+    assert launched.run_dir.is_sealed
+    wait_gone(server)
+
+
+def wait_gone(server: KubeServer) -> None:
+    until = time.monotonic() + 60
+    while server.ours() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert server.ours() == []
+
+
+# what goes wrong
+
+
+def test_a_job_that_no_node_fits_says_so_and_can_be_cancelled(server: KubeServer, tmp_path: Path) -> None:
+    server.faults.unschedulable = True
+    launched = submit(tmp_path, kind="rayjob")
+    status = wait_until(launched, lambda status: bool(status.reason))
+    assert status.state is JobState.PENDING
+    assert status.reason.startswith("no node fits (Unschedulable: 0/4 nodes are available")
+    assert BACKEND.cancel(launched.submission, launched.run_dir)
+    assert wait_for_end(launched).state is JobState.CANCELLED
+    assert not BACKEND.cancel(launched.submission, launched.run_dir)
+    assert server.ours() == []
+
+
+def test_an_image_that_cannot_be_pulled_is_told_in_plain_words(server: KubeServer, tmp_path: Path) -> None:
+    server.faults.bad_image = True
+    launched = submit(tmp_path, kind="job")
+    status = wait_until(launched, lambda status: bool(status.reason))
+    assert status.state is JobState.PENDING
+    assert status.reason == "the image cannot be pulled (ImagePullBackOff: Back-off pulling image: manifest unknown)"
+    server.faults.bad_image = False
+    assert wait_for_end(launched).state is JobState.DONE
+
+
+def test_a_queue_that_holds_a_job_back_is_no_end(server: KubeServer, tmp_path: Path) -> None:
+    server.faults.suspend = True
+    launched = submit(tmp_path, kind="rayjob", queue="benchmarks")
+    status = wait_until(launched, lambda status: bool(status.reason))
+    assert (status.state, status.reason) == (JobState.PENDING, "held back by its queue")
+    server.faults.suspend = False
+    wait_until(launched, lambda status: status.state is JobState.RUNNING)
+    assert BACKEND.cancel(launched.submission, launched.run_dir)
+    wait_for_end(launched)
+
+
+def test_a_refusal_is_quoted_and_nothing_is_left(server: KubeServer, tmp_path: Path) -> None:
+    server.faults.refuse_create = "RayJob"
+    with pytest.raises(SchedulerRefused, match="exceeded quota: gpus"):
+        submit(tmp_path, kind="rayjob")
+    server.faults.refuse_create = "ConfigMap"
+    with pytest.raises(SchedulerRefused, match="exceeded quota: gpus"):
+        submit(tmp_path, kind="rayjob")
+    wait_gone(server)
+
+
+def test_a_missing_operator_is_told(server: KubeServer, tmp_path: Path) -> None:
+    server.without = frozenset({"RayJob"})
+    with pytest.raises(SchedulerRefused, match=r"rayjobs|RayJob"):
+        submit(tmp_path, kind="rayjob")
+
+
+def test_a_namespace_that_is_not_there_is_told(server: KubeServer, tmp_path: Path) -> None:
+    with pytest.raises(SchedulerRefused, match=r"namespaces .*not found"):
+        submit(tmp_path, kind="job", namespace="nowhere")
+
+
+def test_an_evicted_leader_leaves_what_it_wrote(server: KubeServer, tmp_path: Path) -> None:
+    launched = submit(tmp_path, LONG, kind="job")
+    wait_until(launched, first_trial_runs(launched))
+    server.evict("leader")
+    status = wait_for_end(launched)
+    assert status.state is JobState.FAILED
+    assert "ended by its node" in status.reason
+    bundle = collect(launched)
+    assert not launched.run_dir.is_sealed
+    assert inspect_bundle(bundle).trials == {"00-p1-baseline": "interrupted"}
+    assert server.ours() == []
+
+
+def test_an_evicted_run_is_resumed_with_whole_pairs(server: KubeServer, tmp_path: Path) -> None:
+    launched = submit(tmp_path, LONG, kind="job")
+    wait_until(launched, first_trial_runs(launched))
+    server.evict("leader", condition="PreemptionByScheduler")
+    assert "preempted" in wait_for_end(launched).reason
+    prepared = launch.prepare_resume(launched.run_dir.run_id)
+    again = launch.submit(prepared)
+    wait_until(again, first_trial_runs(again))
+    assert BACKEND.cancel(again.submission, again.run_dir)
+    wait_for_end(again)
+    bundle = collect(again)
+    assert "interrupted/1/00-p1-baseline/exit.json" in names_of(bundle)
+
+
+def names_of(bundle: Path) -> list[str]:
+    import tarfile
+
+    with tarfile.open(bundle) as archive:
+        return archive.getnames()
+
+
+def test_cancelling_a_running_job_records_and_packs(server: KubeServer, tmp_path: Path) -> None:
+    launched = submit(tmp_path, LONG, kind="rayjob")
+    wait_until(launched, first_trial_runs(launched))
+    assert BACKEND.cancel(launched.submission, launched.run_dir)
+    status = wait_for_end(launched)
+    assert status.state is JobState.CANCELLED
+    bundle = collect(launched)
+    assert inspect_bundle(bundle).trials == {"00-p1-baseline": "interrupted"}
+    wait_gone(server)
+    assert launch.poll(launched).state is JobState.CANCELLED
+
+
+def test_a_job_deleted_behind_our_back_can_still_be_collected(server: KubeServer, tmp_path: Path) -> None:
+    launched = submit(tmp_path, LONG, kind="rayjob")
+    wait_until(launched, first_trial_runs(launched))
+    server.delete("rayjobs", "default", launched.submission.details["name"])
+    status = wait_for_end(launched)
+    assert status.state is JobState.FAILED
+    assert "any more" in status.reason
+    wait_gone(server)
+    bundle = collect(launched)
+    assert inspect_bundle(bundle).trials == {"00-p1-baseline": "interrupted"}
+    assert server.ours() == []
+
+
+def test_an_api_that_restarts_is_waited_for(server: KubeServer, tmp_path: Path) -> None:
+    launched = submit(tmp_path, kind="job")
+    server.stop()
+    status = launch.poll(launched)
+    assert (status.state, status.is_unreachable) == (JobState.UNKNOWN, True)
+    with pytest.raises(EnvironmentMissing, match="may still run"):
+        BACKEND.cancel(launched.submission, launched.run_dir)
+    with pytest.raises(EnvironmentMissing, match="may still run"):
+        collect(launched)
+    server.start()
+    assert wait_for_end(launched).state is JobState.DONE
+    assert launch.finish(launched).is_ok
+
+
+def test_a_collection_that_is_cut_goes_on(server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = submit(tmp_path, kind="job")
+    wait_for_end(launched)
+    server.faults.cut_every_bytes, server.faults.cuts_left = 1 << 14, 2
+    collect(launched)
+    assert server.faults.cuts_left <= 1
+    assert launched.run_dir.is_sealed
+
+
+def test_a_collector_that_dies_midway_is_replaced(server: KubeServer, tmp_path: Path) -> None:
+    launched = submit(tmp_path, kind="job")
+    wait_for_end(launched)
+    killer = threading.Thread(target=kill_collector, args=(server,))
+    killer.start()
+    with pytest.raises((CheckFailed, SchedulerRefused)):
+        collect(launched)
+    killer.join()
+    collect(launched)
+    assert launched.run_dir.is_sealed
+    wait_gone(server)
+
+
+def kill_collector(server: KubeServer) -> None:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        pod = server.pod("collector")
+        running = None if pod is None else server.running.get(pod["metadata"]["name"])
+        if running is not None:
+            os.kill(running.process.pid, signal.SIGKILL)
+            return
+        time.sleep(0.01)
+
+
+def test_a_pod_that_cannot_be_reached_is_told_and_nothing_is_lost(
+    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = submit(tmp_path, kind="job")
+    wait_for_end(launched)
+    monkeypatch.setattr("rlk_repro.backends.k8s_window.START_TIMEOUT_S", 3.0)
+    server.faults.no_proxy = True
+    with pytest.raises(CheckFailed, match="shows no bundle"):
+        collect(launched)
+    server.faults.no_proxy = False
+    collect(launched)
+    assert launched.run_dir.is_sealed
+    wait_gone(server)
+
+
+def test_a_claim_that_cannot_be_written_is_a_failure_with_a_reason(server: KubeServer, tmp_path: Path) -> None:
+    full = server.claim("results") / "smoke"
+    full.write_text("a file where a folder must be")
+    launched = submit(tmp_path, kind="job")
+    status = wait_for_end(launched)
+    assert status.state is JobState.FAILED
+    assert "ended with 3" in status.reason
+    BACKEND.cancel(launched.submission, launched.run_dir)
+
+
+def test_results_that_went_with_their_pod_are_told(server: KubeServer, tmp_path: Path) -> None:
+    launched = submit(tmp_path, LONG, kind="job", results={"path": "/results"})
+    wait_until(launched, first_trial_runs(launched))
+    server.delete("jobs", "default", launched.submission.details["name"])
+    wait_for_end(launched)
+    wait_gone(server)
+    with pytest.raises(CheckFailed, match="its results were in its leading pod, which is gone"):
+        collect(launched)
+
+
+def test_a_job_that_runs_cannot_be_collected(server: KubeServer, tmp_path: Path) -> None:
+    launched = submit(tmp_path, LONG, kind="job")
+    wait_until(launched, lambda status: status.state is JobState.RUNNING)
+    with pytest.raises(CheckFailed, match="has not ended: running"):
+        collect(launched)
+    assert kubernetes.cancel(launched.submission, launched.run_dir)
+    assert kubernetes.cancel(launched.submission, launched.run_dir) in {True, False}
+    wait_for_end(launched)
+    wait_gone_or_collect(server, launched)
+
+
+def wait_gone_or_collect(server: KubeServer, launched: launch.Launched) -> None:
+    collect(launched)
+    wait_gone(server)
