@@ -100,7 +100,9 @@ def _resolve(
         run=run,
         stack=load_stack(stack or run.stack, stack_folders()).model,
         hardware=load_hardware(_choose_hardware(run, site, hardware), hardware_folders()).model,
-        prepared=PreparedDir.of(site, RunDir(runs_root() / run.run / "any")) if cache is None else PreparedDir(cache),
+        prepared=PreparedDir.of(site, RunDir(runs_root() / run.run / "any"))
+        if cache is None
+        else PreparedDir(cache.absolute()),
         mirror=mirror,
         is_offline=is_offline,
     )

@@ -91,12 +91,17 @@ class Conversion:
         _run_tool(argv, _make_env(vime, megatron), work.path / _LOG)
         _require_whole(work)
         made = {
-            "command": [hide_places(word.replace(str(work.path), "{work}")) for word in argv],
+            "command": [self._hide_places(word, work) for word in argv],
             "commits": commits,
             "duration_s": time.monotonic() - started_s,
         }
         tell(f"{self.folder.name}: hashing the converted checkpoint")
         return Made(source=self.source, files=record_files(work.files), made=made)
+
+    def _hide_places(self, word: str, work: WorkDir) -> str:
+        """Records name no folder of a machine."""
+        own = word.replace(str(work.path), "{work}").replace(str(self.folder.parent.parent), "{prepared}")
+        return hide_places(own)
 
 
 def _one(flag: str, value: Any) -> Iterator[str]:
