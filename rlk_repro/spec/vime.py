@@ -7,7 +7,7 @@ of them are held against the argument contract of the pinned vime, and those tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -142,6 +142,7 @@ class VimeWorkload(AnyWorkload):
     def find_problems(self) -> Iterator[PathProblem]:
         yield from _find_batch_problems(self.grpo)
         yield from _find_data_problems(self.data)
+        yield from _find_size_problems(self.model)
         for place, arguments in self.all_arguments():
             yield from _find_argument_problems(place, arguments)
         if self.grpo.use_rollout_routing_replay and not self.model.num_experts:
@@ -177,6 +178,20 @@ def _find_data_problems(data: VimeData) -> Iterator[PathProblem]:
     if (data.rm_type is None) is (data.custom_rm_path is None):
         what, expected = "how answers are scored is not told, or told twice", "either rm_type or custom_rm_path"
         yield ("data", "rm_type"), what, data.rm_type, expected
+
+
+SIZES: Final = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "vocab-size", "normalization")
+"""What no model can do without: Megatron-LM would take a default of its own, or stop after minutes."""
+
+
+def _find_size_problems(model: VimeModel) -> Iterator[PathProblem]:
+    place = ("model", "arguments")
+    for flag in SIZES:
+        if flag not in model.arguments:
+            yield place, f"{flag} is missing", sorted(model.arguments), f"{flag} too"
+    for flag, value in model.arguments.items():
+        if isinstance(value, int | float) and value < 0:
+            yield (*place, flag), "is negative", value, "0 or more"
 
 
 def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]) -> Iterator[PathProblem]:
