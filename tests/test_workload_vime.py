@@ -22,7 +22,7 @@ from rlk_repro.workloads.environment import LIBRARIES_DIR, OPS_DIR, SWITCH, SWIT
 from rlk_repro.workloads.vime.layout import divide, vime_of
 from rlk_repro.workloads.vime.memory import count_parameters, estimate_memory
 from tests.sbatch_examples import plan_for
-from tests.vime_examples import list_plans, list_runs, trial_argv, with_workload
+from tests.vime_examples import ROOT, list_plans, list_runs, runs_page, trial_argv, with_workload
 
 RUN_DIR = RunDir(Path("/shared/runs/qwen3-4b/20261120T120000Z-0123abcd-4567"))
 STORED = StoredRollouts(name="eight", num_files=20, digest="sha256:" + "0" * 64, made_by="a test")
@@ -56,6 +56,10 @@ def test_the_trials_of_a_pair_differ_in_the_declared_switches_only(name: str, pl
     assert (SWITCH in commands[0].env, enabled.variant) == (False, ENABLED)
     assert all(command.needs_ray for command in commands)
     assert commands[0].argv[3:].count("rlk_repro.integration.vime.install") == 1
+
+
+def test_the_page_says_what_the_runs_cost() -> None:
+    assert (ROOT / "docs" / "vime-workload.md").read_text() == runs_page(), "make goldens"
 
 
 def test_pairs_differ_in_their_seed_alone() -> None:

@@ -6,6 +6,7 @@ from rlk_repro.schemas import write_schemas
 from tests import k8s_examples, sbatch_examples
 from tests.test_docs import CLAIMS, ROOT, TABLE, claims_table, command_table
 from tests.test_vime_metrics import metrics_page
+from tests.vime_examples import runs_page
 
 
 def main() -> None:
@@ -17,6 +18,7 @@ def main() -> None:
         TABLE.sub(lambda _: f"<!-- commands -->\n{command_table()}<!-- /commands -->", readme.read_text())
     )
     (ROOT / "docs" / "metrics.md").write_text(metrics_page())
+    (ROOT / "docs" / "vime-workload.md").write_text(runs_page())
     claims = ROOT / "docs" / "claims.md"
     claims.write_text(CLAIMS.sub(lambda _: f"<!-- claims -->\n{claims_table()}<!-- /claims -->", claims.read_text()))
 
