@@ -21,6 +21,7 @@ import pytest
 
 from rlk_repro import proc
 from rlk_repro.contracts import Flag, load_contract, split_arguments
+from rlk_repro.resources import data_dir
 from tests.vime_examples import COMMIT, all_lists, list_runs
 
 REPOSITORY = Path(__file__).parent.parent
@@ -49,16 +50,40 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, list[str]
 
 
 @pytest.fixture(scope="module")
-def answer(lists: list[Any], megatron: Path) -> Any:
-    python = os.environ.get("VIME_PYTHON") or sys.executable
-    if not proc.run([python, "-c", "import torch, triton"], timeout_s=120).is_ok:
-        pytest.skip(f"{python} has no triton, which Megatron-LM imports: set VIME_PYTHON")
+def python() -> str:
+    found = os.environ.get("VIME_PYTHON") or sys.executable
+    if not proc.run([found, "-c", "import torch, triton"], timeout_s=120).is_ok:
+        pytest.skip(f"{found} has no triton, which Megatron-LM imports: set VIME_PYTHON")
+    return found
+
+
+@pytest.fixture(scope="module")
+def answer(lists: list[Any], megatron: Path, python: str) -> Any:
     paths = [str(REPOSITORY), os.environ["VIME_SRC"], str(megatron), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     argv = [python, "-m", "tests.vime_parser"]
     found = proc.run(argv, cwd=REPOSITORY, env=env, timeout_s=900, stdin=json.dumps(lists).encode())
     assert found.is_ok, found.stderr[-3000:]
     return json.loads(found.stdout.splitlines()[-1])
+
+
+@needs_sources
+@pytest.mark.timeout(600)
+def test_the_contract_is_what_the_parsers_say(megatron: Path, python: str, tmp_path: Path) -> None:
+    """Made again by the documented command; without vLLM at hand, but for its flags and the router's."""
+    out = tmp_path / "contract.json"
+    has_vllm = proc.run([python, "-c", "import vllm, vllm_router"], timeout_s=120).is_ok
+    argv = [python, "-m", "tools.contract", os.environ["VIME_SRC"], str(megatron), "-o", str(out)]
+    argv += ["--vime-commit", COMMIT, "--megatron-commit", load_contract(COMMIT).megatron_lm]
+    made = proc.run([*argv, *([] if has_vllm else ["--without-vllm"])], cwd=REPOSITORY, timeout_s=500)
+    assert made.is_ok, made.stderr[-3000:]
+    owners = {"vime", "megatron"} | ({"vllm", "router"} if has_vllm else set())
+    recorded = json.loads((data_dir("manifests") / "contracts" / f"vime-{COMMIT}.json").read_text())
+    again = json.loads(out.read_text())
+    assert again["megatron_patch"] == recorded["megatron_patch"]
+    assert [flag for flag in again["flags"] if flag["owner"] in owners] == [
+        flag for flag in recorded["flags"] if flag["owner"] in owners
+    ]
 
 
 @needs_sources
