@@ -248,14 +248,15 @@ class Engine:
 
     @classmethod
     def make(cls, folder: Path, host: str) -> Engine:
-        runtime = next(name for name in ("crun", "runc") if shutil.which(name, path=PATH))
+        runtime = next(name for name in ("runc", "crun") if shutil.which(name, path=PATH))
         storage = f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/storage"\nrunroot = "{folder}/run"\n'
         registries = f'[[registry]]\nlocation = "{host}"\ninsecure = true\n'
         containers = ('[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]\n'
                       f'[engine]\ncgroup_manager = "cgroupfs"\nruntime = "{runtime}"\n')  # fmt: skip
         policy = '{"default": [{"type": "insecureAcceptAnything"}]}'
         write_tree(folder, {"storage.conf": storage, "registries.conf": registries, "containers.conf": containers,
-                            "home/.config/containers/policy.json": policy})  # fmt: skip
+                            "home/.config/containers/policy.json": policy,
+                            "home/.config/containers/registries.conf": registries})  # fmt: skip
         return cls(folder, {"CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf", "HOME": f"{folder}/home",
                             "CONTAINERS_REGISTRIES_CONF": f"{folder}/registries.conf", "PATH": PATH,
                             "CONTAINERS_CONF": f"{folder}/containers.conf", "BUILDAH_ISOLATION": "chroot"})  # fmt: skip

@@ -128,12 +128,12 @@ def _pip(*arguments: str, environ: Mapping[str, str]) -> None:
     if done.is_ok:
         return
     text = f"{done.stdout}\n{done.stderr}"
-    words = "took more than an hour" if done.is_timeout else "\n    ".join(_last_errors(text))
+    words = "took more than an hour" if done.is_timeout else "\n    ".join(last_errors(text))
     hint = next((hint for needle, hint in BUILD_TROUBLE if needle in text), None)
     raise CheckFailed(Problem("pip install", f"did not finish:\n    {words}", hint=hint))
 
 
-def _last_errors(text: str, limit: int = 8) -> list[str]:
+def last_errors(text: str, limit: int = 8) -> list[str]:
     """The lines that speak of errors, or just the last ones."""
     lines = [line.strip()[:300] for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"error|Error|ERROR|Killed", line)]
