@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro import launch
-from rlk_repro.contracts import split_arguments
+from rlk_repro.contracts import load_contract, split_arguments
 from rlk_repro.errors import CheckFailed, SpecError
 from rlk_repro.integration.start_vime import check_rollouts
 from rlk_repro.launch import Request
@@ -19,10 +19,12 @@ from rlk_repro.rundir import RunDir
 from rlk_repro.spec import StoredRollouts
 from rlk_repro.workloads import vime
 from rlk_repro.workloads.environment import LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
+from rlk_repro.workloads.vime.arguments import SOMETIMES
 from rlk_repro.workloads.vime.layout import divide, vime_of
 from rlk_repro.workloads.vime.memory import count_parameters, estimate_memory
+from rlk_repro.workloads.vime.rules import REFUSED
 from tests.sbatch_examples import plan_for
-from tests.vime_examples import ROOT, list_plans, list_runs, runs_page, trial_argv, with_workload
+from tests.vime_examples import COMMIT, ROOT, list_plans, list_runs, runs_page, trial_argv, with_workload
 
 RUN_DIR = RunDir(Path("/shared/runs/qwen3-4b/20261120T120000Z-0123abcd-4567"))
 STORED = StoredRollouts(name="eight", num_files=20, digest="sha256:" + "0" * 64, made_by="a test")
@@ -60,6 +62,11 @@ def test_the_trials_of_a_pair_differ_in_the_declared_switches_only(name: str, pl
 
 def test_the_page_says_what_the_runs_cost() -> None:
     assert (ROOT / "docs" / "vime-workload.md").read_text() == runs_page(), "make goldens"
+
+
+def test_what_is_refused_by_name_are_flags_of_this_vime() -> None:
+    known = load_contract(COMMIT).by_flag
+    assert {flag for flag in {*REFUSED, *SOMETIMES} if f"--{flag}" not in known} == set()
 
 
 def test_pairs_differ_in_their_seed_alone() -> None:
@@ -178,6 +185,8 @@ SETTINGS = [
     ("workload.arguments={lr-decay-style: sudden}", "--lr-decay-style: is none of its choices, got 'sudden'"),
     ("workload.arguments={seed: 7}", "workload.arguments.seed: follows from other settings"),
     ("workload.arguments={custom-megatron-init-path: a.b}", "workload.arguments.custom-megatron-init-path: follows"),
+    ("workload.arguments={colocate: true}", "workload.arguments.colocate: follows from other settings"),
+    ("workload.arguments={use-rollout-routing-replay: true}", "workload.arguments.use-rollout-routing-replay: follows"),
     ("workload.arguments={eval-interval: 5}", "workload.arguments.eval-interval: evaluates between steps"),
     ("workload.arguments={save-interval: 5}", "workload.arguments.save-interval: saves checkpoints"),
     ("workload.arguments={use-pytorch-profiler: true}", "workload.arguments.use-pytorch-profiler: follows from other"),

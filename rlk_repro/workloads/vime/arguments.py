@@ -40,6 +40,19 @@ CPU_OPTIMIZER: Final[Mapping[str, Any]] = {
     "overlap-cpu-optimizer-d2h-h2d": True,
     "use-precision-aware-optimizer": True,
 }
+SOMETIMES: Final = frozenset(
+    {
+        "apply-chat-template",
+        "colocate",
+        "custom-rm-path",
+        "debug-train-only",
+        "deterministic-mode",
+        "megatron-to-hf-mode",
+    }
+    | {"offload", "offload-train", "no-offload-train", "offload-rollout", "no-offload-rollout", "rm-type"}
+    | {"sequence-parallel", "use-routing-replay", "vllm-enable-deterministic-inference"}
+)
+"""Flags that some settings give and others leave out."""
 ENV: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 DETERMINISTIC_ENV: Final = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -84,7 +97,8 @@ def list_decided(plan: Plan, files: Files, traces: Path) -> frozenset[str]:
         **_stored(files),
         **_profiling(plan, traces),
     }
-    return frozenset(decided) - USUAL.keys()
+    settings = {name.replace("_", "-") for name in VimeGrpo.model_fields}
+    return frozenset(decided) - USUAL.keys() | settings | SOMETIMES
 
 
 def _common(plan: Plan, files: Files, seed: int, lane: str | None = None) -> dict[str, Any]:
