@@ -93,6 +93,7 @@ class KubeServer:
     namespaces: tuple[str, ...] = ("default",)
     without: frozenset[str] = frozenset()
     num_nodes: int = 4
+    python_path: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.lock = threading.RLock()
@@ -403,7 +404,7 @@ class KubeServer:
         container = pod["spec"]["containers"][0]
         mounts = [(mount["mountPath"], str(sources[mount["name"]])) for mount in container["volumeMounts"]]
         port = free_port()
-        env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([*self.python_path, str(REPOSITORY)])}
         for entry in container.get("env", ()):
             env[entry["name"]] = self.find_value(pod, entry)
         env["RLK_REPRO_WINDOW_PORT"] = str(port)

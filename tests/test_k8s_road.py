@@ -23,6 +23,7 @@ from rlk_repro.errors import CheckFailed, EnvironmentMissing, SchedulerRefused
 from rlk_repro.files import load_json
 from rlk_repro.findings import has_blocking
 from rlk_repro.verify import verify_bundle
+from rlk_repro.workloads import reference
 from tests import k8s_runs
 from tests.k8s_runs import LONG, collect, submit, use_server, wait_for_end, wait_until
 from tests.kube_server import KubeServer
@@ -71,20 +72,33 @@ def test_a_rayjob_is_submitted_watched_collected_verified_and_replayed(server: K
     assert all(k8s_runs.DIGEST in item["image_id"] for item in images)
 
 
-def test_the_same_experiment_goes_from_kubernetes_to_this_machine(server: KubeServer, tmp_path: Path) -> None:
+def test_a_bundle_from_kubernetes_is_replayed_on_this_machine(server: KubeServer, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
     bundle = launch.finish(launched).bundle
     recorded = replay.reanalyse(bundle)
-    with pytest.raises(Exception, match="the local cluster starts no container"):
-        replay.prepare(recorded, cluster="local")
-    prepared = replay.prepare(recorded, cluster="k8s", profile=str(tmp_path / "profile.yaml"))
-    assert prepared.launch.plan.experiment_hash == recorded.plan.experiment_hash
+    again = replay.prepare(recorded, cluster="k8s", profile=str(tmp_path / "profile.yaml"))
+    assert again.launch.plan.experiment_hash == recorded.plan.experiment_hash
+    prepared = replay.prepare(recorded, cluster="local")
+    told: list[str] = []
+    comparison = replay.run(prepared, told.append)
+    assert comparison is not None
+    assert any(line.startswith("bundle: ") for line in told)
 
 
-def test_two_nodes_of_a_jobset_find_each_other(server: KubeServer, tmp_path: Path) -> None:
+ALLOW = "from rlk_repro.workloads import reference\nreference.find_problems = lambda _: []\n"
+
+
+@pytest.mark.parametrize("kind", ["jobset", "rayjob"])
+def test_agents_of_two_pods_find_each_other(
+    server: KubeServer, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference trainer is of one node: in the pods it is let onto two, where the second describes itself."""
+    (tmp_path / "sitecustomize.py").write_text(ALLOW)
+    server.python_path = (str(tmp_path),)
+    monkeypatch.setattr(reference, "find_problems", lambda _: [])
     settings = (*k8s_runs.SETTINGS, "layouts.cpu={num_nodes: 2, gpus_per_node: 0}")
-    launched = submit(tmp_path, settings, kind="jobset")
+    launched = submit(tmp_path, settings, kind=kind)
     status = wait_until(launched, lambda status: "," in status.nodes or status.state.is_final)
     assert status.nodes in {"node-0, node-1", "node-1, node-2"}, status
     assert wait_for_end(launched).state is JobState.DONE
@@ -307,9 +321,21 @@ def test_results_that_went_with_their_pod_are_told(server: KubeServer, tmp_path:
         collect(launched)
 
 
+def test_a_job_that_was_ended_before_it_began_left_nothing(server: KubeServer, tmp_path: Path) -> None:
+    launched = submit(tmp_path, kind="job")
+    kubernetes.cancel(launched.submission, launched.run_dir)
+    assert wait_for_end(launched).state is JobState.CANCELLED
+    wait_gone(server)
+    if (server.claim("results") / "smoke").exists():
+        return  # the pod was quicker
+    with pytest.raises(CheckFailed, match="shows no bundle"):
+        collect(launched)
+    wait_gone(server)
+
+
 def test_a_job_that_runs_cannot_be_collected(server: KubeServer, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="job")
-    wait_until(launched, lambda status: status.state is JobState.RUNNING)
+    wait_until(launched, first_trial_runs(launched))
     with pytest.raises(CheckFailed, match="has not ended: running"):
         collect(launched)
     assert kubernetes.cancel(launched.submission, launched.run_dir)

@@ -80,7 +80,16 @@ def find_window(sent: Sent, run_dir: RunDir) -> Iterator[OpenWindow]:
         what = "its results were in its leading pod, which is gone"
         raise CheckFailed(Problem(run_dir.run_id, what, expected="kubernetes.results.claim for the next one"))
     pod = _start_collector(sent, plan, run_dir)
-    yield _wait_for_collector(sent, pod, run_dir)
+    try:
+        window = _wait_for_collector(sent, pod, run_dir)
+    except CheckFailed:
+        _remove_pod(sent, pod)
+        raise
+    yield window  # a collection that is interrupted finds it again
+    _remove_pod(sent, pod)
+
+
+def _remove_pod(sent: Sent, pod: str) -> None:
     with suppress(SchedulerRefused, EnvironmentMissing):
         sent.place.run("delete", "pod", pod, "--ignore-not-found", "--wait=false")
 

@@ -81,7 +81,13 @@ def follow(duty: Duty, environ: Mapping[str, str]) -> int:
 
 
 def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
-    """The collector: packs what killed agents left, and shows the bundle until it is ended."""
+    """The collector: packs what killed agents left, and shows the bundle until it is ended.
+
+    Raises:
+        EnvironmentMissing: no agent ever wrote anything.
+    """
+    if not run_dir.plan.is_file():
+        raise EnvironmentMissing(Problem(str(run_dir.root), "holds no run: no agent ever began"))
     stop = Stop()
     with stop.installed(), Window(run_dir, find_port(environ), _ask_to_end) as window:
         if not run_dir.bundle.is_file():

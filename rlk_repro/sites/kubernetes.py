@@ -5,6 +5,7 @@ What a question does not answer (often for want of a permission) is None or empt
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +13,7 @@ from typing import Any, Final
 from rlk_repro.backends import kubectl
 from rlk_repro.backends.kubectl import Place, Unreachable
 from rlk_repro.errors import EnvironmentMissing, Problem, SchedulerRefused
+from rlk_repro.files import dump_json
 from rlk_repro.k8s.tree import as_list, as_map
 
 # by the profile's word for a kind, or for what a pod may ask for: the resource that its operator brings
@@ -130,10 +132,18 @@ def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[Claim]:
 
 
 def _find_denied(place: Place) -> Iterator[str]:
-    for verb, resource in PERMISSIONS:
-        done = place.run("auth", "can-i", verb, resource)
-        if done.stdout.strip() == "no":
-            yield f"{verb} {resource}"
+    for verb, name in PERMISSIONS:
+        resource, _, part = name.partition("/")
+        attributes = {"namespace": place.namespace, "verb": verb, "resource": resource, "subresource": part}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        done = place.send("create", dump_json(review))
+        answer: Any = json.loads(done.stdout) if done.is_ok else {}
+        if as_map(answer.get("status")).get("allowed") is False:
+            yield f"{verb} {name}"
 
 
 def _ask(place: Place, kinds: str, *words: str) -> list[dict[str, Any]] | None:

@@ -1,0 +1,94 @@
+"""Ray that is there already and stays: a trial's own environment reaches workers that are older than the trial."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlk_repro import proc
+from rlk_repro.job.ray_given import GivenRay
+from rlk_repro.job.ray_marks import Use
+from rlk_repro.workloads.api import Command
+
+PORT = "6311"
+DRIVER = """
+import json, os, sys
+import ray
+ray.init(log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+def read(names):
+    return {name: os.environ.get(name) for name in names}
+
+print(json.dumps(ray.get(read.remote(sys.argv[1:]))))
+"""
+
+
+def make_command(**env: str) -> Command:
+    return Command(argv=("true",), env=env, from_env={}, needs_ray=True)
+
+
+def test_a_command_that_needs_no_ray_gets_nothing() -> None:
+    ray = GivenRay("127.0.0.1:6379", lambda *_, **__: None)
+    with ray.serve(Use(trial="00-p1-baseline"), Command(argv=("true",), env={}, from_env={})) as service:
+        assert service.env == {}
+    assert ray.take_findings() == []
+
+
+def test_that_it_stays_is_said_once() -> None:
+    told: list[str] = []
+    ray = GivenRay("127.0.0.1:6379", lambda event, **_: told.append(event))
+    for number in range(2):
+        with ray.serve(Use(trial=f"{number:02d}-p1-baseline"), make_command(VIME_RL_KERNEL=str(number))) as service:
+            config = json.loads(service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"])
+            assert config["runtime_env"]["env_vars"]["VIME_RL_KERNEL"] == str(number)
+            assert service.env["RAY_ADDRESS"] == "127.0.0.1:6379"
+    assert told == ["ray given", "ray given"]
+    assert [finding.where for finding in ray.take_findings()] == ["ray"]
+    assert ray.lost == {}
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """A head of Ray that runs in no trial's environment."""
+    pytest.importorskip("ray")
+    folder = tempfile.mkdtemp(prefix="rlk-given-", dir="/tmp")  # short: paths of sockets have 107 bytes
+    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", PORT]
+    argv += ["--temp-dir", folder, "--include-dashboard", "false", "--num-cpus", "1"]
+    with (tmp_path / "ray.log").open("wb") as log:
+        head = proc.start(argv, output_fd=log.fileno(), env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"})
+    yield f"127.0.0.1:{PORT}"
+    proc.signal_process(head.pid, signal.SIGTERM)
+    if not proc.wait(head, 30):
+        proc.signal_group(head.pid, signal.SIGKILL)
+        head.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.real
+def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(address: str) -> None:
+    ray = GivenRay(address, lambda *_, **__: None)
+    for value in ("0", "1"):
+        with ray.serve(Use(trial="00-p1-baseline"), make_command(VIME_RL_KERNEL=value)) as service:
+            env = {**os.environ, **service.env}
+            assert run_driver(env) == {"VIME_RL_KERNEL": value}
+
+
+def run_driver(env: dict[str, str]) -> object:
+    """The head may not be up yet."""
+    argv = [sys.executable, "-c", DRIVER, "VIME_RL_KERNEL"]
+    done = proc.run(argv, env=env, timeout_s=90)
+    for _ in range(5):
+        if done.is_ok:
+            break
+        done = proc.run(argv, env=env, timeout_s=90)
+    assert done.is_ok, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
