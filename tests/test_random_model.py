@@ -92,7 +92,7 @@ def test_weights_are_normal_and_norms_are_ones(tmp_path: Path) -> None:
     embedding = tensors["model.embed_tokens.weight"].float()
     assert embedding.std().item() == pytest.approx(0.02, rel=0.01)
     assert abs(embedding.mean().item()) < 1e-4
-    assert embedding.unique().numel() == 256
+    assert len(set(embedding.flatten().tolist())) == 256
     assert tensors["model.layers.1.self_attn.q_norm.weight"].tolist() == [1.0] * 16
     assert not torch.equal(tensors["model.layers.0.mlp.up_proj.weight"], tensors["model.layers.1.mlp.up_proj.weight"])
 
