@@ -194,7 +194,7 @@ def test_pin_renews_what_moved_and_keeps_the_rest(tmp_path: Path, monkeypatch: p
     for platform in ("cuda-amd64", "cuda-arm64"):
         after = renew(text, stack, {}, {platform: f"ghcr.io/us/images@{DIGEST}"})
         published = Stack.model_validate(yaml.safe_load(after))
-        assert published.images[platform].digest == DIGEST  # type: ignore[index]
+        assert published.images[platform].digest == DIGEST
         assert len(published.unpublished) == 1
     with pytest.raises(SpecError, match="no such pin"):
         renew(text, stack, {"torch": "main"}, {})

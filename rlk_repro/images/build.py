@@ -84,7 +84,7 @@ def make_build(
 def bake_variables(stack: Stack, base: str | None = None) -> dict[str, str]:
     """What docker/docker-bake.hcl takes from the environment; ``base`` is that of the ROCm image."""
     bases = {str(name): item for name, item in stack.bases.items()}
-    variables = {}
+    variables: dict[str, str] = {}
     for platform, prefix in (("cuda-amd64", "CUDA"), ("rocm-amd64", "ROCM")):
         known = bases.get(platform)
         pinned = f"{known.reference}@{known.digest}" if known and known.digest else ""
