@@ -2,13 +2,13 @@
 # Installs the Slurm that the tests start, with the packages of Debian or Ubuntu, where that needs no password.  The
 # tests use daemons, keys and folders of their own, whatever the packages start.  Where Slurm cannot be had the tests
 # that need it are skipped and say so, unless RLK_REPRO_REQUIRE_SLURM is set.  `--all` adds slurmdbd and MariaDB for
-# accounting, and podman for containers.
+# accounting, podman for containers, and what the tests build images with.
 set -eu
 packages='slurmctld slurmd slurm-client munge'
 programs='slurmctld slurmd sbatch munged'
 if [ "${1:-}" = --all ]; then
-  packages="$packages slurmdbd mariadb-server podman runc"
-  programs="$programs slurmdbd mariadbd podman runc"
+  packages="$packages slurmdbd mariadb-server podman runc buildah skopeo docker-registry mmdebstrap"
+  programs="$programs slurmdbd mariadbd podman runc buildah skopeo docker-registry mmdebstrap"
 fi
 
 PATH="$PATH:/usr/sbin:/sbin"
