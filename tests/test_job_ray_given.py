@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro import proc
+from rlk_repro.errors import EnvironmentMissing
 from rlk_repro.job.ray_given import GivenRay
 from rlk_repro.job.ray_marks import Use
 from rlk_repro.workloads.api import Command
@@ -37,7 +38,7 @@ def make_command(**env: str) -> Command:
 
 
 def test_a_command_that_needs_no_ray_gets_nothing() -> None:
-    ray = GivenRay("127.0.0.1:6379", lambda *_, **__: None)
+    ray = GivenRay("127.0.0.1:6379", lambda *_, **__: None, 1, 5)
     with ray.serve(Use(trial="00-p1-baseline"), Command(argv=("true",), env={}, from_env={})) as service:
         assert service.env == {}
     assert ray.take_findings() == []
@@ -45,7 +46,7 @@ def test_a_command_that_needs_no_ray_gets_nothing() -> None:
 
 def test_that_it_stays_is_said_once() -> None:
     told: list[str] = []
-    ray = GivenRay("127.0.0.1:6379", lambda event, **_: told.append(event))
+    ray = GivenRay("127.0.0.1:6379", lambda event, **_: told.append(event), 0, 5)
     for number in range(2):
         with ray.serve(Use(trial=f"{number:02d}-p1-baseline"), make_command(VIME_RL_KERNEL=str(number))) as service:
             config = json.loads(service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"])
@@ -54,6 +55,13 @@ def test_that_it_stays_is_said_once() -> None:
     assert told == ["ray given", "ray given"]
     assert [finding.where for finding in ray.take_findings()] == ["ray"]
     assert ray.lost == {}
+
+
+def test_nodes_that_stay_away_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlk_repro.job.ray_given.CENSUS_S", 0.1)
+    ray = GivenRay("127.0.0.1:1", lambda *_, **__: None, 2, 0.2)
+    with pytest.raises(EnvironmentMissing, match="expected 2 nodes"), ray.serve(Use(seed=1), make_command()):
+        pass
 
 
 @pytest.fixture
@@ -75,7 +83,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.real
 def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(address: str) -> None:
-    ray = GivenRay(address, lambda *_, **__: None)
+    ray = GivenRay(address, lambda *_, **__: None, 1, 120)
     for value in ("0", "1"):
         with ray.serve(Use(trial="00-p1-baseline"), make_command(VIME_RL_KERNEL=value)) as service:
             env = {**os.environ, **service.env}

@@ -66,7 +66,9 @@ class Leader:
         member = Member(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
         given = os.environ.get(ADDRESS_VARIABLE)
         self._ray: RayClusters | GivenRay = (
-            GivenRay(given, self._journal.record) if given else RayClusters(member, self._journal.record)
+            GivenRay(given, self._journal.record, len(place.nodes), parts.deadlines.ray_up_s)
+            if given
+            else RayClusters(member, self._journal.record)
         )
 
     def run(self) -> int:
