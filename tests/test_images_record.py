@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from rlk_repro.images.match import (
     match_stack,
 )
 from rlk_repro.images.record import Base, ImageRecord, digest_of, list_differences, parse_record
-from rlk_repro.manifest import Unknown
-from rlk_repro.resources import stack_folders
+from rlk_repro.job.image import check_image, find_record
+from rlk_repro.manifest import Manifest, Unknown
+from rlk_repro.resources import hardware_folders, stack_folders
 from rlk_repro.spec import Stack
-from rlk_repro.specfile import load_stack
+from rlk_repro.specfile import load_hardware, load_stack
+from tests.job_examples import make_example_plan
 
 VIME, KERNEL, MEGATRON = "1" * 40, "2" * 40, "3" * 40
 SYMBOLS = ["fused_linear_logp_sm90", "fused_logp", "fused_logp_forward_online_fp32"]
@@ -221,3 +224,21 @@ def test_the_dockerfile_and_the_stack_name_one_base() -> None:
     text = (Path(__file__).parent.parent / "docker/Dockerfile.cuda").read_text()
     assert f"ARG BASE_NAME={base.reference}\n" in text
     assert f"ARG BASE_DIGEST={base.digest}\n" in text
+
+
+def test_a_job_in_a_container_needs_the_stacks_image_where_there_are_gpus(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"platform": "cpu", "extension_error": "", "operators": NATIVE}
+    monkeypatch.setattr(running, "ask_registry", lambda: answer)
+    hardware = load_hardware("h200", hardware_folders()).model
+    made, _ = make_example_plan()
+    plan = dataclasses.replace(made, hardware=hardware, stack=make_stack(vime="8" * 40))
+    manifest = Manifest(node="n", sections={"code": make_code(), "container": {"is_container": True}})
+    assert [finding.where for finding in check_image(plan, manifest, root)] == ["image.commits.vime"]
+    (missing,) = check_image(plan, manifest, tmp_path / "none")
+    assert (missing.level, missing.expected) == (Level.BLOCKING, "the record of an image of ours")
+    outside = Manifest(node="n", sections={"code": make_code(), "container": {"is_container": False}})
+    assert check_image(plan, outside, tmp_path / "none") == []
+    assert find_record(root) == make_record()
+    assert find_record(tmp_path / "none") is None
