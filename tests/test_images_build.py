@@ -101,7 +101,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
         other = upstream.stack(f"{host}/vime", digest, name="other")
         context = examples.make_context(folder / "context", {"test": stack, "other": other})
         yield Workshop(engine, folder, host, upstream, digest, context)
-    shutil.rmtree(folder)  # gigabytes
+    shutil.rmtree(folder, ignore_errors=True)  # gigabytes
 
 
 @pytest.fixture(scope="module")

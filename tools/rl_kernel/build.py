@@ -32,7 +32,7 @@ BUILD_TROUBLE: Final = (
     ("mismatches the version that was used to compile", "use the nvcc of the CUDA release that torch was built with"),
     ("Unsupported gpu architecture", "this nvcc is too old for this GPU, or TORCH_CUDA_ARCH_LIST names another"),
     ('has no member "Max"', "CUDA 13 needs the repair that comes with --sm90"),
-    ("requires’ does not name a type", "this torch needs C++20, and RL-Kernel asks for C++17: torch 2.13 or older"),
+    ("requires’ does not name a type", "this torch needs C++20, and RL-Kernel asks for C++17: take an older torch"),
     ("Killed", "too little memory: MAX_JOBS=2"),
 )
 
