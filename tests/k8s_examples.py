@@ -66,7 +66,7 @@ def list_plans() -> Iterator[tuple[str, Plan]]:
     for run in list_names(run_folders()):
         layouts = load_run(run, run_folders()).model.layouts
         for hardware in HARDWARE:
-            if hardware not in layouts or load_run(run, run_folders()).model.workload.kind == "vime":
+            if hardware not in layouts:
                 continue
             plan = plan_for(run, hardware)
             for kind in KINDS:
