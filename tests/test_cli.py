@@ -180,9 +180,9 @@ def test_a_run_is_found_by_its_beginning(call, sealed: RunDir) -> None:
     assert "no run directory of this id, got '2027', expected an id, newest first: 20261120T000000Z-made" in err
 
 
-def test_a_cluster_that_is_not_in_this_version_says_so(call) -> None:
-    code, _, err = call("submit", "--run", "smoke", "--cluster", "k8s", "--dry-run")
-    assert (code, err) == (2, "rlk-repro: --cluster: not in this version, got 'k8s', expected one of local, slurm\n")
+def test_an_unknown_cluster_lists_the_known_ones(call) -> None:
+    code, _, err = call("submit", "--run", "smoke", "--cluster", "nomad", "--dry-run")
+    assert (code, err) == (2, "rlk-repro: --cluster: unknown, got 'nomad', expected one of local, slurm, k8s\n")
 
 
 def test_doctor_answers_with_a_next_step(call) -> None:

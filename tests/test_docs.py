@@ -115,7 +115,5 @@ def test_make_targets_in_the_documents_exist() -> None:
 @pytest.mark.parametrize("bundle", sorted((ROOT / "docs" / "evidence").glob("*.tgz")), ids=lambda path: path.name)
 def test_evidence_is_there_and_is_what_was_sealed(bundle: Path) -> None:
     verification = verify(bundle)
-    page = (bundle.parent / "README.md").read_text()
     assert verification.findings == ()
     assert verification.bundle_id is not None
-    assert f"| `{bundle.name}` | `{verification.bundle_id[:12]}…` |" in page

@@ -21,11 +21,12 @@ from rlk_repro.files import sha256_bytes
 from rlk_repro.resources import stack_folders
 from rlk_repro.spec import Hardware, Pin
 from rlk_repro.specfile import load_stack
+from rlk_repro.trees import hash_tree
 from tests.probe_examples import write_tree
 from tools.rl_kernel import build, proof
 from tools.rl_kernel.hardware import find_hardware
 from tools.rl_kernel.repair import CCCL3_FUNCTIONALS, Repair, apply_repair
-from tools.rl_kernel.source import get_sources, hash_tree
+from tools.rl_kernel.source import get_sources
 
 ROOT = Path(__file__).parent.parent
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")

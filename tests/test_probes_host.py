@@ -107,8 +107,8 @@ def test_a_tree_of_nonsense_still_gives_every_fact(tmp_path_factory, files):
     assert host.probe(root).keys() == host.probe(Path("/")).keys()
 
 
-def test_runs_that_other_agents_have_in_hand_are_found(tmp_path):
-    def write(pid, *argv):
+def test_runs_that_other_agents_have_in_hand_are_found(tmp_path: Path) -> None:
+    def write(pid: int, *argv: str) -> None:
         write_tree(tmp_path, {f"/proc/{pid}/cmdline": "".join(f"{part}\0" for part in argv)})
 
     agent = ("/usr/bin/python3", "-m", "rlk_repro.job")

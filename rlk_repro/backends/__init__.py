@@ -25,11 +25,11 @@ def get_backend(cluster: str) -> Backend:
     """The module of a cluster.
 
     Raises:
-        SpecError: no such cluster in this version.
+        SpecError: no such cluster.
     """
     if cluster not in BACKENDS:
         known = ", ".join(BACKENDS)
-        raise SpecError(Problem("--cluster", "not in this version", got=cluster, expected=f"one of {known}"))
+        raise SpecError(Problem("--cluster", "unknown", got=cluster, expected=f"one of {known}"))
     return BACKENDS[cluster]
 
 

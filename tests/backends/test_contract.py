@@ -112,4 +112,4 @@ def test_an_unknown_cluster_names_those_there_are() -> None:
     with pytest.raises(SpecError) as caught:
         get_backend("lsf")
     known = ", ".join(BACKENDS)
-    assert str(caught.value) == f"--cluster: not in this version, got 'lsf', expected one of {known}"
+    assert str(caught.value) == f"--cluster: unknown, got 'lsf', expected one of {known}"
