@@ -6,7 +6,6 @@ Nothing here knows when or where it runs: no clock, no environment, no folder na
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -23,9 +22,10 @@ from rlk_repro.rundir import RunDir, TrialDir
 from rlk_repro.stats import pair_metrics
 from rlk_repro.trials import read_trial
 from rlk_repro.verdict import Judgement, decline, judge
+from rlk_repro.workloads.environment import LIBRARIES_DIR, OPS_DIR, VARIANT_SWITCHES
 
 # What the two variants may differ in: the switch itself, and where each trial writes.
-DECLARED: Final = re.compile(r"VIME_RL_KERNEL(_[A-Z_]+)?|RLK_REPRO_(OPS|LIBRARIES)_DIR")
+DECLARED: Final = VARIANT_SWITCHES | {OPS_DIR, LIBRARIES_DIR}
 
 # What RL-Kernel brings along when it is routed in.
 ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages", "sources", "sources.rl_engine"})
@@ -225,7 +225,7 @@ def _environment(trial: TrialDir) -> Mapping[str, Any] | None:
     if not isinstance(value, dict) or not isinstance(value.get("env"), dict):
         return None
     return {name: str(item).replace(trial.name, "{trial}") for name, item in value["env"].items()
-            if not DECLARED.fullmatch(name)}  # fmt: skip
+            if name not in DECLARED}  # fmt: skip
 
 
 def _libraries(trial: TrialDir) -> Mapping[str, Any] | None:

@@ -33,6 +33,7 @@ from rlk_repro.specfile import Loaded, load_hardware, load_profile, load_run, lo
 from rlk_repro.stage import Inputs, new_run_dir, stage, stage_again
 from rlk_repro.store import find_run_dir, list_run_dirs
 from rlk_repro.workloads import get_workload
+from rlk_repro.workloads.differences import find_undeclared, read_differences
 
 if TYPE_CHECKING:
     from rlk_repro.report import Context
@@ -152,7 +153,7 @@ def render(plan: Plan, inputs: Inputs | None, run_dir: RunDir | None = None, *, 
     Raises:
         SpecError: neither the trainer nor the cluster could run this plan.
     """
-    problems = get_workload(plan.run.workload.kind).find_problems(plan)
+    problems = get_workload(plan.run.workload.kind).find_problems(plan) or find_undeclared(plan)
     if problems:
         raise SpecError(*problems)
     run_dir = run_dir or new_run_dir(plan)
@@ -258,6 +259,7 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
     run = plan.run
     return Context(
         setting=describe_setting(plan),
+        differences=read_differences(plan, run_dir),
         own_work=find_own_work(plan),
         bundle=str(bundle),
         run_directory=".." if is_linked else "",

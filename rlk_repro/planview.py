@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rlk_repro.backends.api import Job
@@ -11,6 +12,7 @@ from rlk_repro.power import smallest_effect
 from rlk_repro.spec import VimeWorkload
 from rlk_repro.units import format_duration
 from rlk_repro.workloads import vime
+from rlk_repro.workloads.differences import Kind, list_differences
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
@@ -37,6 +39,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "operators": [
             {"op": item.op, "is_eligible": item.is_eligible, "reason": item.reason} for item in plan.eligibilities()
         ],
+        "differences": [item.to_json() for item in list_differences(plan)],
         "warnings": [finding.to_json() for finding in _find_warnings(plan)],
     }
 
@@ -70,6 +73,7 @@ def plan_lines(plan: Plan) -> list[str]:
         ("duration", _duration(summary)),
         ("smallest effect", _effect(summary, plan)),
         *(_operator_rows(plan, summary) if plan.has_enabled else ()),
+        *_difference_rows(summary),
         ("experiment", plan.experiment_hash),
         ("plan", plan.plan_hash),
     ]  # fmt: skip
@@ -99,6 +103,17 @@ def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]
     for item in summary["operators"]:
         rows.append((f"  {item['op']}", "eligible" if item["is_eligible"] else f"not eligible: {item['reason']}"))
     return rows
+
+
+def _difference_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """All in which an enabled trial is started otherwise than a baseline."""
+    for number, item in enumerate(summary["differences"]):
+        values = f"{item['baseline']} in baseline, {item['enabled']} in enabled"
+        what = "where a trial writes" if item["kind"] == Kind.FOLDER else values
+        yield "" if number else "variants differ", f"{item['name']}: {what}"
+    kinds = {item["kind"] for item in summary["differences"]}
+    if kinds:
+        yield "", "which is not declared" if Kind.UNDECLARED in kinds else "and in nothing else"
 
 
 def _duration(summary: dict[str, Any]) -> str:

@@ -40,6 +40,7 @@ from rlk_repro.results import (
     VerdictWord,
 )
 from rlk_repro.units import format_duration, format_number, format_percent
+from rlk_repro.workloads.differences import describe_differences
 
 VERDICT_TONES: Final = {
     VerdictWord.FASTER: Tone.GOOD,
@@ -93,8 +94,10 @@ def make_basis(view: View) -> tuple[tuple[str, str], ...]:
         return (*view.context.setting, *make_operator_basis(view))
     analysis = view.analysis
     effect = analysis.effect(view.primary)
+    differences = view.context.differences
     return (
         *view.context.setting,
+        *((("variants differ in", describe_differences(differences)),) if differences else ()),
         (view.label(view.primary).label, describe_effect(effect)),
         ("threshold", describe_threshold(analysis)),
         ("pairs", describe_pairs(analysis)),

@@ -24,6 +24,7 @@ from rlk_repro.report.sections import (
     make_trials,
 )
 from rlk_repro.report.view import View, describe_source
+from rlk_repro.workloads.differences import Kind
 
 RANGES: Final = (
     "Per variant: lowest – highest of n trials. A trial counts with the mean of its scored steps, a peak with its "
@@ -123,6 +124,26 @@ def make_setup(view: View) -> Section:
     return Section(key="setup", title="What ran", blocks=tuple(blocks))
 
 
+def make_differences(view: View) -> Iterator[Section]:
+    """What the two variants were started with that is not the same; nothing where nobody knows."""
+    differences = view.context.differences
+    if not differences:
+        return
+    columns = make_columns("variable or flag", "baseline", "enabled", "what", prose=("baseline", "enabled"))
+    rows = tuple(
+        make_row(
+            Cell(text=item.name, is_code=True),
+            Cell(text=item.baseline, is_code=True),
+            Cell(text=item.enabled, is_code=True),
+            Cell(text=item.kind.value, tone=Tone.BAD if item.kind is Kind.UNDECLARED else Tone.PLAIN),
+        )
+        for item in differences
+    )
+    note = "Arguments and environment of all pairs, compared flag by flag and variable by variable."
+    yield Section(key="variants", title="What differs between the variants",
+                  blocks=(Table(title="", columns=columns, rows=rows, note=note),))  # fmt: skip
+
+
 def _fact_table(title: str, facts: tuple[tuple[str, str], ...]) -> Table:
     rows = tuple(make_row(name, Cell(text=value, is_code=True)) for name, value in facts)
     return Table(title=title, columns=make_columns("fact", "value", prose=("fact", "value")), rows=rows)
@@ -210,6 +231,7 @@ def make_sections(view: View) -> tuple[Section, ...]:
         make_operators(view),
         make_modules(view),
         make_metrics(view),
+        *make_differences(view),
         make_setup(view),
         make_findings(view),
         make_claims(view),

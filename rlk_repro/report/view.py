@@ -23,6 +23,7 @@ from rlk_repro.report.labels import (
 )
 from rlk_repro.results import Analysis, Effect, Series, TrialResult, VerdictWord
 from rlk_repro.rundir import RunDir
+from rlk_repro.workloads.differences import Difference
 
 STEP_TIME: Final = "step_time_s"
 GRPO_LOSS: Final = "grpo_loss"
@@ -36,7 +37,8 @@ class Context:
     ``bundle`` is the path as it appears in commands; ``run_directory`` leads from the report's folder to the unpacked
     run directory, ``""`` where there is none to link to.  ``findings`` are those of verify, diff or replay.
     ``may_claim`` and ``may_not_claim`` are the run's own sentences, ``setting`` what tells it from another run of the
-    same name, ``own_work`` what enabled gains and RL-Kernel does not do.
+    same name, ``differences`` what its variants were started with that is not the same, ``own_work`` what enabled gains
+    and RL-Kernel does not do.
     """
 
     bundle: str = RunDir(Path()).bundle.name
@@ -46,6 +48,7 @@ class Context:
     may_claim: tuple[str, ...] = ()
     may_not_claim: tuple[str, ...] = ()
     setting: tuple[tuple[str, str], ...] = ()
+    differences: tuple[Difference, ...] = ()
     own_work: tuple[str, ...] = ()
 
 

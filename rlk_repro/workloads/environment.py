@@ -26,6 +26,9 @@ THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
 """Of every trainer; a workload that has a setting for the threads replaces that one."""
 
+VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS})
+"""The declared switches: what makes a trial an enabled one, and all that may differ beside where trials write."""
+
 # Left over in somebody's shell, one of these would make a baseline an enabled trial, or change both.
 DECLARED: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, OPS_DIR, LIBRARIES_DIR, ENTROPY_METRIC})
 
