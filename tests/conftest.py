@@ -9,6 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The first draw of text reads Unicode's tables, which takes seconds on a busy machine and says nothing of the test.
+settings.register_profile("shared", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("shared")
 
 REAL_TOOLS = ("sbatch", "srun", "squeue", "sacct", "scancel", "scontrol", "kubectl", "docker", "podman", "enroot")
 

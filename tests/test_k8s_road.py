@@ -72,6 +72,7 @@ def test_a_rayjob_is_submitted_watched_collected_verified_and_replayed(server: K
     assert all(k8s_runs.DIGEST in item["image_id"] for item in images)
 
 
+@pytest.mark.real
 def test_a_bundle_from_kubernetes_is_replayed_on_this_machine(server: KubeServer, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
@@ -89,6 +90,7 @@ def test_a_bundle_from_kubernetes_is_replayed_on_this_machine(server: KubeServer
 ALLOW = "from rlk_repro.workloads import reference\nreference.find_problems = lambda _: []\n"
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("kind", ["jobset", "rayjob"])
 def test_agents_of_two_pods_find_each_other(
     server: KubeServer, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -107,6 +109,7 @@ def test_agents_of_two_pods_find_each_other(
     assert server.ours() == []
 
 
+@pytest.mark.real
 def test_without_a_claim_the_bundle_is_fetched_from_the_leading_pod(server: KubeServer, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job", results={"path": "/results"})
     assert wait_for_end(launched).state is JobState.DONE
@@ -193,6 +196,7 @@ def test_an_evicted_leader_leaves_what_it_wrote(server: KubeServer, tmp_path: Pa
     assert server.ours() == []
 
 
+@pytest.mark.real
 def test_an_evicted_run_is_resumed_with_whole_pairs(server: KubeServer, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="job")
     wait_until(launched, first_trial_runs(launched))
@@ -239,6 +243,7 @@ def test_a_job_deleted_behind_our_back_can_still_be_collected(server: KubeServer
     assert server.ours() == []
 
 
+@pytest.mark.real
 def test_an_api_that_restarts_is_waited_for(server: KubeServer, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job")
     server.stop()
@@ -253,6 +258,7 @@ def test_an_api_that_restarts_is_waited_for(server: KubeServer, tmp_path: Path) 
     assert launch.finish(launched).is_ok
 
 
+@pytest.mark.real
 def test_a_collection_that_is_cut_goes_on(server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
@@ -262,6 +268,7 @@ def test_a_collection_that_is_cut_goes_on(server: KubeServer, tmp_path: Path, mo
     assert launched.run_dir.is_sealed
 
 
+@pytest.mark.real
 def test_a_collector_that_dies_midway_is_replaced(server: KubeServer, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
@@ -286,6 +293,7 @@ def kill_collector(server: KubeServer) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.real
 def test_a_pod_that_cannot_be_reached_is_told_and_nothing_is_lost(
     server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
