@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlk_repro.schemas import write_schemas
 from tests import k8s_examples, sbatch_examples
+from tests.run_pages import write_pages
 from tests.test_docs import CLAIMS, ROOT, TABLE, claims_table, command_table
 from tests.test_vime_metrics import metrics_page
 from tests.vime_examples import runs_page
@@ -19,6 +20,7 @@ def main() -> None:
     )
     (ROOT / "docs" / "metrics.md").write_text(metrics_page())
     (ROOT / "docs" / "vime-workload.md").write_text(runs_page())
+    write_pages()
     claims = ROOT / "docs" / "claims.md"
     claims.write_text(CLAIMS.sub(lambda _: f"<!-- claims -->\n{claims_table()}<!-- /claims -->", claims.read_text()))
 
