@@ -43,7 +43,7 @@ test: $(VENV)/.dev $(VENV)/.torch ## Run the tests (a few minutes)
 
 test-real: $(VENV)/.dev $(VENV)/.torch ## Run the heavier real parts: long faults, large archives
 	sh tools/install-slurm.sh --all
-	$(BIN)/python -m pytest -m "real and not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "real and not gpu"
 
 lint: $(VENV)/.dev ## Check style
 	$(BIN)/ruff check

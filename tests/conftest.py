@@ -31,6 +31,18 @@ WEIRD_NAMES = (
 )
 
 
+# Files whose heavy tests would count each other's mounts or want the same ports.
+_CONTAINERS = ("test_images_build", "test_slurm_golden", "test_slurm_podman", "test_slurm_ray")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Heavy tests run two at a time (``--dist loadgroup``), those of one file in turn: they share what it starts."""
+    for item in items:
+        if item.get_closest_marker("real"):
+            group = "containers" if item.path.stem in _CONTAINERS else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True)
 def no_real_tools(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every real cluster tool is shadowed by one that fails loudly; a test that needs a fake puts its own in front."""
