@@ -16,8 +16,11 @@ from tests.make_run import finish_run, make_run
 FILES = {
     "run": [*data_dir("jobs").glob("*.yaml")],
     "hardware": [*data_dir("jobs").glob("hardware/*.yaml")],
-    "profile": [*data_dir("jobs").glob("profiles/*.yaml"), *data_dir("slurm").glob("profiles/*.yaml"),
-                *data_dir("k8s").glob("profiles/*.yaml")],
+    "profile": [
+        *data_dir("jobs").glob("profiles/*.yaml"),
+        *data_dir("slurm").glob("profiles/*.yaml"),
+        *data_dir("k8s").glob("profiles/*.yaml"),
+    ],
     "stack": [*data_dir("manifests").glob("stacks/*.yaml")],
     "claim": [*data_dir("manifests").glob("claims/*.yaml")],
 }
