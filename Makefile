@@ -23,7 +23,7 @@ REPOSITORY ?= localhost/rlk-repro
 # What the demo runs on; by default what this machine is.
 HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
 
-.PHONY: help demo demo-rl-kernel test test-real lint types fmt goldens docs-check images lock bench clean
+.PHONY: help demo demo-rl-kernel test test-real test-long lint types fmt goldens docs-check images lock bench clean
 
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,7 +43,11 @@ test: $(VENV)/.dev $(VENV)/.torch ## Run the tests (a few minutes)
 
 test-real: $(VENV)/.dev $(VENV)/.torch ## Run the heavier real parts: long faults, large archives
 	sh tools/install-slurm.sh --all
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "real and not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "real and not long and not gpu"
+
+test-long: $(VENV)/.dev $(VENV)/.torch ## Run the rest of the heavy ones: many kills, all faults, all sabotaged images
+	sh tools/install-slurm.sh --all
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "long and not gpu"
 
 lint: $(VENV)/.dev ## Check style
 	$(BIN)/ruff check

@@ -35,6 +35,7 @@ WEIRD_NAMES = (
 _CONTAINERS = ("test_images_build", "test_slurm_golden", "test_slurm_podman", "test_slurm_ray")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Heavy tests run two at a time (``--dist loadgroup``), those of one file in turn: they share what it starts."""
     for item in items:

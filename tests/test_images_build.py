@@ -147,6 +147,7 @@ def test_the_image_says_what_is_inside(built: Workshop) -> None:
     assert labels["org.opencontainers.image.base.digest"] == built.base_digest
 
 
+@pytest.mark.long
 def test_the_same_inputs_give_the_same_files(built: Workshop) -> None:
     first = built.archive("localhost/ours", "first")
     built.build("localhost/again")
@@ -213,6 +214,7 @@ def test_a_branch_for_a_commit_is_refused(built: Workshop) -> None:
     assert "build argument RL_KERNEL_COMMIT: a branch or a tag can move, got 'main', expected 40 hex digits" in said
 
 
+@pytest.mark.long
 def test_a_repair_that_does_not_fit_is_refused(built: Workshop) -> None:
     """CUDA 13 needs it, and the file is another one than it was written for."""
     container = built.engine.run("buildah", "from", "localhost/base").stdout.strip()
@@ -227,6 +229,7 @@ def test_a_repair_that_does_not_fit_is_refused(built: Workshop) -> None:
     assert "repair cccl3-functionals: csrc/cuda/fused_logp_sm90.cu: is another file" in said
 
 
+@pytest.mark.long
 def test_missing_kernels_are_refused(built: Workshop) -> None:
     files = examples.rl_kernel_files(symbols=("fused_logp",))
     commit = examples.commit_files(built.upstream.folder / "fewer", files)
@@ -240,6 +243,7 @@ def test_other_architectures_are_refused(built: Workshop) -> None:
     assert "holds code for other GPUs, got ['sm_90', 'sm_90a'], expected sm_100, sm_80, sm_90, sm_90a" in said
 
 
+@pytest.mark.long
 def test_a_changed_package_is_refused(built: Workshop) -> None:
     """vime's own installation brings another version of something that the base pins."""
     context = built.folder / "disturbing"
@@ -259,6 +263,7 @@ def test_a_lost_label_is_found(built: Workshop) -> None:
     assert where == ["label rlk-repro.vime.commit"]
 
 
+@pytest.mark.long
 def test_an_edited_record_is_found(built: Workshop, tools: None, call: Call) -> None:
     built.change("localhost/edited", "run", "sed", "-i", "s/sm_100/sm_103/", f"/{RECORD}")
     path = built.archive("localhost/edited", "edited")
@@ -267,6 +272,7 @@ def test_an_edited_record_is_found(built: Workshop, tools: None, call: Call) -> 
     assert (code, "was edited since it was written" in out) == (1, True)
 
 
+@pytest.mark.long
 def test_a_record_that_was_edited_with_care_is_found_by_what_it_is_of(built: Workshop, tools: None, call: Call) -> None:
     words = ("import json; from pathlib import Path; from rlk_repro.images.record import digest_of; "
              f"p = Path('/{RECORD}'); v = json.loads(p.read_text()); v['code']['packages']['torch'] = '9'; "

@@ -122,6 +122,7 @@ def test_six_kills_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
     torture(tmp_path, num_kills=6, seed=1)
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_fifty_kills_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
     torture(tmp_path, num_kills=50, seed=2)

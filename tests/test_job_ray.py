@@ -173,6 +173,7 @@ def test_a_node_whose_agent_is_killed_interrupts_the_trial_and_ends_the_run(make
     nodes.require_nothing_left()
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.parametrize("node", NODES)
 def test_ray_that_ends_on_a_node_fails_the_trial_and_the_next_one_gets_a_new_one(
@@ -202,6 +203,7 @@ def test_a_follower_whose_leader_is_killed_says_so_and_leaves_nothing(make_nodes
     nodes.require_nothing_left()
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_port_that_is_taken_is_named_on_the_node_that_needs_it(make_nodes: Callable[..., Nodes]) -> None:
     nodes = make_nodes()

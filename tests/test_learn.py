@@ -35,6 +35,7 @@ TRIALS = [trial for trial in PLAN.trials if trial.variant == "baseline"]
 
 
 @pytest.mark.real
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S + 30)
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: f"seed-{trial.seed}")
 def test_the_reward_of_the_last_fifth_exceeds_that_of_the_first_by_0_2(trial: Trial, tmp_path: Path) -> None:

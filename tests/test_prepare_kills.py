@@ -89,11 +89,13 @@ def test_a_fetch_that_is_killed_goes_on_where_it_was(hub: HubServer, tmp_path: P
     kill_and_finish(hub, tmp_path, 3, from_hub())
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_twenty_kills_of_a_fetch_leave_the_same_hashes(hub: HubServer, tmp_path: Path) -> None:
     kill_and_finish(hub, tmp_path, 20, from_hub(), seed=2)
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_twenty_kills_of_a_model_in_the_making_leave_the_same_hashes(hub: HubServer, tmp_path: Path) -> None:
     larger = [

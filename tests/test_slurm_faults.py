@@ -166,7 +166,7 @@ def wait_for_end(run: Run) -> Status:
         return status.state.is_final
 
     run.wait_until(has_ended, "the end", 180)
-    run.site.cluster.wait_until(lambda: not run.site.cluster.ask("squeue", "-h"), "Slurm has let it go", 60)
+    run.site.cluster.wait_until(lambda: not run.site.cluster.ask("squeue", "-h"), "Slurm has let it go", 150)
     return run.poll()
 
 
@@ -197,7 +197,9 @@ def wait_for_a_moment(run: Run, number: int) -> float:
     return moment_s
 
 
-@pytest.mark.parametrize("number", range(len(FAULTS)))
+@pytest.mark.parametrize(
+    "number", [*range(5), *(pytest.param(number, marks=pytest.mark.long) for number in range(5, len(FAULTS)))]
+)
 def test_a_fault_ends_in_a_known_state_and_loses_nothing_that_counts(site: Site, number: int) -> None:
     fault = FAULTS[number]
     run = site.submit(SETTINGS)

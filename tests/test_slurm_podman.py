@@ -75,7 +75,7 @@ def test_a_run_in_a_container_is_sealed_and_names_its_image(site: Site, engine: 
 def test_a_cancelled_run_leaves_no_container(site: Site, engine: Engine, stack: Path) -> None:
     run = submit(site, engine, stack, LONG)
     run.wait_for_step()
-    assert len(engine.list_containers()) == 1
+    assert engine.list_containers() != []
     assert run.cancel()
     assert run.wait_for_end().state is JobState.CANCELLED
     assert run.run_dir.bundle.is_file()

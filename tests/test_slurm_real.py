@@ -164,6 +164,7 @@ def test_a_bundle_is_replayed_on_the_nodes_it_names_and_on_this_machine(call, si
     assert (code, json.loads(out)["level"]) == (0, "bitwise"), err
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_dead_node_ends_in_a_requeued_and_sealed_run(site: Site) -> None:
     run = site.submit(LONG)
