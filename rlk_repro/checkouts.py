@@ -56,13 +56,17 @@ def find_given() -> list[Source]:
 def trainer_path(plan: Plan) -> Iterator[None]:
     """While it lasts, this process's children find packages where the plan's trainer does: its profile may say so."""
     before, path = os.environ.get("PYTHONPATH"), profile_env(plan)[0].get("PYTHONPATH")
-    if path is not None:
-        os.environ["PYTHONPATH"] = path
-    yield
-    if path is not None:
-        os.environ.pop("PYTHONPATH")
-    if before is not None:
-        os.environ["PYTHONPATH"] = before
+    if path is None:
+        yield
+        return
+    os.environ["PYTHONPATH"] = path
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def require_importable(*sources: Source, path: str | None = None) -> None:

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from rlk_repro.analysis import analyse
 from rlk_repro.bundle import open_bundle
-from rlk_repro.files import load_json
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.identity import compare_identities, read_identity
 from rlk_repro.manifest import diff_manifests, load_manifests
@@ -294,7 +293,7 @@ def diff_bundles(first: Path, second: Path) -> Difference:
         findings = _diff_plans(left, right)
         old, new = load_manifests(left), load_manifests(right)
         analyses = [analyse(run_dir) if run_dir.analysis.is_file() else None for run_dir in (left, right)]
-        code = compare_identities(*(read_identity(run_dir, _load_plan(run_dir)) for run_dir in (left, right)))
+        code = compare_identities(*(read_identity(run_dir, Plan.load(run_dir.plan)) for run_dir in (left, right)))
     if len(old) != len(new):
         findings.append(Finding(Level.BLOCKING, "nodes", str(len(old)), str(len(new))))
     for was, now in zip(old, new, strict=False):
@@ -306,7 +305,7 @@ def diff_bundles(first: Path, second: Path) -> Difference:
 
 
 def _diff_plans(left: RunDir, right: RunDir) -> list[Finding]:
-    old, new = (_load_plan(run_dir) for run_dir in (left, right))
+    old, new = (Plan.load(run_dir.plan) for run_dir in (left, right))
     findings = []
     if old.experiment_hash != new.experiment_hash:
         findings += list(_diff_values("plan", old.experiment, new.experiment, Level.BLOCKING))
@@ -314,10 +313,6 @@ def _diff_plans(left: RunDir, right: RunDir) -> list[Finding]:
         findings += list(_diff_values("profile", old.profile.model_dump(mode="json"),
                                       new.profile.model_dump(mode="json"), Level.WARNING))  # fmt: skip
     return findings
-
-
-def _load_plan(run_dir: RunDir) -> Plan:
-    return Plan.from_json(load_json(run_dir.plan), str(run_dir.plan))
 
 
 def _diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Finding]:

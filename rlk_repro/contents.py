@@ -16,7 +16,9 @@ from typing import Any, Final
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.files import load_json, sha256_bytes, sha256_file, write_json
 from rlk_repro.findings import Finding, Level
+from rlk_repro.plan import Plan
 from rlk_repro.prepared import PreparedDir
+from rlk_repro.rundir import RunDir
 from rlk_repro.spec import Run, Stack, VimeWorkload
 
 SCHEMA: Final = 1
@@ -187,6 +189,11 @@ def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Pat
     return folders
 
 
+def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
+    """The same for a plan, where its profile keeps them."""
+    return list_folders(plan.run, plan.stack, PreparedDir.of(plan.profile, run_dir))
+
+
 def write_parts(path: Path, parts: Mapping[str, Contents]) -> None:
     """Put the records of a run's parts into its ``prepared.json``, beside what else that holds."""
     held = load_json(path, schema=SCHEMA) if path.is_file() else {}
@@ -209,9 +216,10 @@ def load_parts(path: Path) -> dict[str, Contents]:
     return {str(kind): Contents.from_json(item, f"{path}: parts.{kind}") for kind, item in value.items()}
 
 
-def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents | None]:
-    """The record of each folder, None where it was never finished."""
-    return {kind: load_contents(folder) for kind, folder in folders.items()}
+def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents]:
+    """The record of each folder, without those that were never finished."""
+    found = ((kind, load_contents(folder)) for kind, folder in folders.items())
+    return {kind: contents for kind, contents in found if contents is not None}
 
 
 def diff_contents(recorded: Mapping[str, Contents], here: Mapping[str, Contents]) -> Iterator[Finding]:

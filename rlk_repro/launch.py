@@ -209,7 +209,7 @@ def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launc
 
 
 def load_plan(run_dir: RunDir) -> Plan:
-    return Plan.from_json(load_json(run_dir.plan), str(run_dir.plan))
+    return Plan.load(run_dir.plan)
 
 
 def load_submission(run_dir: RunDir) -> Submission | None:

@@ -11,12 +11,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
-from rlk_repro.files import check_schema, dump_json, sha256_bytes
+from rlk_repro.files import check_schema, dump_json, load_json, sha256_bytes
 from rlk_repro.operators import Case, Eligibility, eligibility, read_loss_options
 from rlk_repro.resources import suggest
 from rlk_repro.spec import Hardware, Layout, Profile, Run, Stack, Variant
@@ -156,6 +157,10 @@ class Plan:
         }
 
     @classmethod
+    def load(cls, path: Path) -> Plan:
+        return cls.from_json(load_json(path), str(path))
+
+    @classmethod
     def from_json(cls, value: Any, where: str = "plan.json") -> Plan:
         """Rebuild a plan and check both hashes.
 
@@ -221,14 +226,9 @@ def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
         raise BundleUnreadable(Problem(where, "trials are not those of the plan", expected="its pairs in ABBA order"))
     if (record.experiment_hash, record.plan_hash) != (plan.experiment_hash, plan.plan_hash):
         raise BundleUnreadable(
-            Problem(
-                where,
-                "hashes do not fit the content",
-                got=record.plan_hash[:12],
-                expected=plan.plan_hash[:12],
-                hint="the file was changed after submission",
-            )
-        )
+            Problem(where, "hashes do not fit the content", got=record.plan_hash[:12], expected=plan.plan_hash[:12],
+                    hint="the file was changed after submission")
+        )  # fmt: skip
 
 
 def make_record(plan: Plan, run_id: str) -> dict[str, Any]:

@@ -12,22 +12,22 @@ from pathlib import Path
 
 from rlk_repro import launch
 from rlk_repro.analysis import analyse
+from rlk_repro.backends import REMOTE
 from rlk_repro.bundle import open_bundle
 from rlk_repro.checkouts import trainer_path
 from rlk_repro.compare import Comparison, compare_analyses
-from rlk_repro.contents import Contents, diff_contents, find_parts, list_folders, load_parts
+from rlk_repro.contents import Contents, diff_contents, find_parts, list_run_folders, load_parts
 from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem
 from rlk_repro.files import sha256_file
 from rlk_repro.findings import Finding, Level
 from rlk_repro.identity import Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.plan import Plan
-from rlk_repro.prepared import PreparedDir
 from rlk_repro.probes import probe_node
 from rlk_repro.recorded import find_difference, has_same_bytes, require_verified
 from rlk_repro.results import Analysis
 from rlk_repro.rundir import RunDir
-from rlk_repro.stage import K8S, Inputs
+from rlk_repro.stage import Inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +104,10 @@ def prepare(
         plan = dataclasses.replace(plan, profile=loaded.model)
         inputs = dataclasses.replace(inputs, profile=loaded.data)
     nodes = tuple(manifest.node for manifest in recorded.manifests) if is_on_same_nodes else ()
-    if plan.cluster != launch.LOCAL:
-        rendered = launch.render(plan, inputs, nodes=nodes)
-        return Prepared(recorded=recorded, launch=rendered, drift=None, parts=_find_parts_drift(recorded, rendered))
-    plan, lost = _fit_here(plan)
-    drift = (*lost, *_find_drift(recorded, _probe_here(plan)))
+    drift = None
+    if plan.cluster == launch.LOCAL:
+        plan, lost = _fit_here(plan)
+        drift = (*lost, *_find_drift(recorded, _probe_here(plan)))
     rendered = launch.render(plan, inputs, nodes=nodes)
     return Prepared(recorded=recorded, launch=rendered, drift=drift, parts=_find_parts_drift(recorded, rendered))
 
@@ -148,13 +147,10 @@ def run(prepared: Prepared, tell: Callable[[str], None], *, is_quiet: bool = Fal
 
 
 def _find_parts_drift(recorded: Recorded, here: launch.Prepared) -> tuple[Finding, ...]:
-    """Whether what lies here is what was trained on; Kubernetes keeps it on volumes of its own."""
-    plan = here.plan
-    if plan.cluster == K8S:
+    """Whether what lies here is what was trained on; a remote cluster keeps it on volumes of its own."""
+    if here.plan.cluster in REMOTE:
         return ()
-    folders = list_folders(plan.run, plan.stack, PreparedDir.of(plan.profile, here.run_dir))
-    found = {kind: contents for kind, contents in find_parts(folders).items() if contents is not None}
-    return tuple(diff_contents(recorded.parts, found))
+    return tuple(diff_contents(recorded.parts, find_parts(list_run_folders(here.plan, here.run_dir))))
 
 
 def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:

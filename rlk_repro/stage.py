@@ -8,18 +8,14 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final
 
+from rlk_repro.backends import REMOTE
 from rlk_repro.backends.api import Job
-from rlk_repro.contents import Contents, find_parts, list_folders, parts_json
+from rlk_repro.contents import Contents, find_parts, list_run_folders, parts_json
 from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.files import dump_json, write_bytes
 from rlk_repro.plan import Plan, make_record
-from rlk_repro.prepared import PreparedDir
 from rlk_repro.rundir import RunDir, runs_root
-
-# its volumes are no folders of this machine
-K8S: Final = "k8s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +70,17 @@ def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
     Raises:
         EnvironmentMissing: something is missing that all machines of this cluster would see here.
     """
-    folders = list_folders(plan.run, plan.stack, PreparedDir.of(plan.profile, run_dir))
-    if plan.cluster == K8S:
+    folders = list_run_folders(plan, run_dir)
+    if plan.cluster in REMOTE:
         return {}
     parts = find_parts(folders)
-    missing = [kind for kind, contents in parts.items() if contents is None]
+    missing = [kind for kind in folders if kind not in parts]
     if missing:
         words = f"rlk-repro prepare {plan.run.run} --hardware {plan.hardware.hardware}"
         raise EnvironmentMissing(
             *(Problem(str(folders[kind]), f"the run's {kind} is not prepared", hint=words) for kind in missing)
         )
-    return {kind: contents for kind, contents in parts.items() if contents is not None}
+    return parts
 
 
 def _require_image(plan: Plan) -> None:

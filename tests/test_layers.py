@@ -16,7 +16,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("rundir", "secrets", "operators", "yamlfile", "resources", "wording"),
     ("spec", "specfile", "manifest", "results", "store", "console"),
     (
-        *("contracts", "prepared", "contents", "plan", "gzip_stream", "checksums", "archive", "probes", "logs"),
+        *("contracts", "prepared", "plan", "contents", "gzip_stream", "checksums", "archive", "probes", "logs"),
         *("stats", "power", "gates"),
     ),
     (

@@ -15,7 +15,7 @@ from rlk_repro.backends.k8s_objects import Sent, find_objects, read_sent
 from rlk_repro.backends.k8s_states import explain_pod, is_ready, judge, role_of
 from rlk_repro.backends.kubectl import Place
 from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SchedulerRefused
-from rlk_repro.files import dump_json, load_json, write_text
+from rlk_repro.files import dump_json, write_text
 from rlk_repro.k8s.naming import COLLECTOR
 from rlk_repro.k8s.pods import kubernetes_settings
 from rlk_repro.k8s.window import BUNDLE, FACTS, PORT, STOP, Facts, make_block_path, make_log_name, unwrap_block
@@ -75,7 +75,7 @@ def find_window(sent: Sent, run_dir: RunDir) -> Iterator[OpenWindow]:
     if facts is not None and facts.bundle_bytes is not None:
         yield OpenWindow(place=sent.place, pod=leader, facts=facts)
         return
-    plan = Plan.from_json(load_json(run_dir.plan), str(run_dir.plan))
+    plan = Plan.load(run_dir.plan)
     if kubernetes_settings(plan).results.claim is None:
         what = "its results were in its leading pod, which is gone"
         raise CheckFailed(Problem(run_dir.run_id, what, expected="kubernetes.results.claim for the next one"))

@@ -67,7 +67,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
         SchedulerRefused: with the server's own words; nothing of ours is left then.
         EnvironmentMissing: kubectl is not installed.
     """
-    plan = Plan.from_json(load_json(run_dir.plan), str(run_dir.plan))
+    plan = Plan.load(run_dir.plan)
     sent = Sent.of_plan(plan, run_dir)
     text = job.files[OBJECTS].encode()
     _remove_earlier(sent)

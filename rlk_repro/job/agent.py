@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
-from rlk_repro.files import load_json
 from rlk_repro.findings import Finding, Level
 from rlk_repro.job.follower import follow_leader
 from rlk_repro.job.leader import Leader
@@ -34,7 +33,7 @@ def run_agent(run_dir: RunDir, place: Place, *, is_resuming: bool, parts: Parts 
 
 def _load_plan(run_dir: RunDir, place: Place) -> Plan:
     try:
-        return Plan.from_json(load_json(run_dir.plan), str(run_dir.plan))
+        return Plan.load(run_dir.plan)
     except BundleUnreadable as error:
         if run_dir.root.is_dir() and not run_dir.is_sealed:
             write_preflight(run_dir, place, [Finding(Level.BLOCKING, "plan", "readable", error.problems[0].what)])

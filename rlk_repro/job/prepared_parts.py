@@ -11,14 +11,13 @@ from rlk_repro.contents import (
     check_contents,
     diff_contents,
     find_parts,
-    list_folders,
+    list_run_folders,
     load_parts,
     write_parts,
 )
 from rlk_repro.errors import BundleUnreadable
 from rlk_repro.findings import Finding, Level
 from rlk_repro.plan import Plan
-from rlk_repro.prepared import PreparedDir
 from rlk_repro.rundir import RolloutDir, RunDir
 from rlk_repro.spec import VimeWorkload
 
@@ -27,13 +26,12 @@ ROLLOUTS = "rollouts"
 
 def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
     """Whether this node sees what was prepared, the same that was recorded at submission, and for every rollout."""
-    folders = _list_folders(plan, run_dir)
+    folders = list_run_folders(plan, run_dir)
     try:
-        recorded, here = load_parts(run_dir.prepared), find_parts(folders)
+        recorded, found = load_parts(run_dir.prepared), find_parts(folders)
     except BundleUnreadable as error:
         yield Finding(Level.BLOCKING, "prepared", "readable records", str(error.problems[0]))
         return
-    found = {kind: contents for kind, contents in here.items() if contents is not None}
     for kind in folders.keys() - found.keys():
         expected = f"prepared: rlk-repro prepare {plan.run.run} --hardware {plan.hardware.hardware}"
         yield Finding(Level.BLOCKING, f"prepared.{kind}", expected, f"no whole {folders[kind].name}")
@@ -58,12 +56,11 @@ def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding
 
 def record_prepared(plan: Plan, run_dir: RunDir) -> None:
     """Write what lies here into ``prepared.json``, unless submission has; take rollouts along that travel with it."""
-    folders = _list_folders(plan, run_dir)
+    folders = list_run_folders(plan, run_dir)
     if not folders:
         return
     if not load_parts(run_dir.prepared):
-        parts = find_parts(folders)
-        write_parts(run_dir.prepared, {kind: item for kind, item in parts.items() if item is not None})
+        write_parts(run_dir.prepared, find_parts(folders))
     workload = plan.run.workload
     stored = workload.rollouts if isinstance(workload, VimeWorkload) else None
     if stored is not None and stored.is_packed and ROLLOUTS in folders:
@@ -78,7 +75,3 @@ def _copy(source: Path, target: Path) -> None:
             partial = target / f".partial-{path.name}"
             shutil.copyfile(path, partial)
             partial.replace(target / path.name)
-
-
-def _list_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
-    return list_folders(plan.run, plan.stack, PreparedDir.of(plan.profile, run_dir))
