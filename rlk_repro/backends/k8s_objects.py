@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rlk_repro import proc
 from rlk_repro.backends import kubectl
 from rlk_repro.backends.api import Submission
+from rlk_repro.backends.k8s_states import list_images
 from rlk_repro.backends.kubectl import Place
 from rlk_repro.files import write_json
 from rlk_repro.k8s.naming import ID, make_name
@@ -105,7 +106,7 @@ def delete_all(sent: Sent) -> proc.Completed:
     return done if domains.is_ok or kubectl.is_not_found(domains) else domains
 
 
-def record_objects(sent: Sent, run_dir: RunDir, list_images: Callable[[Sequence[Mapping[str, Any]]], Any]) -> None:
+def record_objects(sent: Sent, run_dir: RunDir) -> None:
     """What the cluster said at the end, beside what was sealed."""
     found = find_objects(sent)
     value = {

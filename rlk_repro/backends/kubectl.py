@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro import proc
@@ -169,10 +168,6 @@ def make_owner(item: Mapping[str, Any]) -> dict[str, str]:
         "name": str(metadata["name"]),
         "uid": str(metadata["uid"]),
     }
-
-
-def read_files(paths: Sequence[tuple[str, Path]]) -> dict[str, bytes]:
-    return {key: path.read_bytes() for key, path in paths}
 
 
 def _is_noise(line: str) -> bool:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.backends import kubectl
 from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.backends.asking import asked_rarely, join_words, require_ended, require_known
 from rlk_repro.backends.k8s_fetch import fetch_bundle, put_in_place
 from rlk_repro.backends.k8s_objects import Sent, delete_all, find_objects, read_sent, record_objects
-from rlk_repro.backends.k8s_states import Judged, judge, list_images
+from rlk_repro.backends.k8s_states import Judged, judge
 from rlk_repro.backends.k8s_window import Mirror, ask_to_stop, find_window, read_facts
 from rlk_repro.backends.lastword import read_last_word
 from rlk_repro.backends.triallogs import read_logs
@@ -114,7 +115,13 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
     if sent is None or _is_collected(run_dir):
         return read_logs(run_dir, lambda: True)
     mirror = Mirror(sent.place, run_dir)
-    ask = _asked_rarely(submission, run_dir, mirror)
+
+    def bring_lines() -> bool:
+        status = poll(submission, run_dir)
+        mirror.update(submission)
+        return status.state.is_final
+
+    ask = asked_rarely(bring_lines, LOG_POLL_S)
     is_over = ask()
     return read_logs(run_dir.live, ask if is_following and not is_over else lambda: True)
 
@@ -132,8 +139,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     status = poll(submission, run_dir)
     if status.state.is_final:
         return False
-    if status.state is JobState.UNKNOWN:
-        raise EnvironmentMissing(Problem(run_dir.run_id, f"its job may still run ({status.reason})"))
+    require_known(status, run_dir)
     is_first = not run_dir.cancelled.exists()
     write_text(run_dir.cancelled, utc_now() + "\n")
     if is_first and status.state is JobState.RUNNING:
@@ -159,12 +165,7 @@ def collect(submission: Submission, run_dir: RunDir) -> Path:
     if sent is None:
         raise EnvironmentMissing(Problem(run_dir.run_id, "was not submitted to Kubernetes", got=submission.job_id))
     if not _is_here(run_dir):
-        status = poll(submission, run_dir)
-        if status.state is JobState.UNKNOWN:
-            raise EnvironmentMissing(Problem(run_dir.run_id, f"its job may still run ({status.reason})"))
-        if not status.state.is_final:
-            hint = f"rlk-repro status --watch {run_dir.run_id}"
-            raise CheckFailed(Problem(run_dir.run_id, f"has not ended: {status.state}", hint=hint))
+        require_ended(poll(submission, run_dir), run_dir)
         _bring(sent, submission, run_dir)
     delete_all(sent)
     return run_dir.bundle
@@ -213,11 +214,11 @@ def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> Stat
     if not judged.state.is_final and not has_ended:
         waits_for = f"waits for {facts.waits_for}" if facts is not None and facts.waits_for else ""
         where = f"on {nodes}" if judged.state is JobState.RUNNING and nodes else ""
-        return Status(state=judged.state, reason=_join(judged.reason, waits_for, where), nodes=nodes)
+        return Status(state=judged.state, reason=join_words(judged.reason, waits_for, where), nodes=nodes)
     if judged.state is JobState.DONE and not has_ended:
         return Status(state=JobState.DONE, reason=message)
     state = JobState.CANCELLED if run_dir.cancelled.exists() else JobState.FAILED
-    return Status(state=state, reason=_join(judged.reason, message))
+    return Status(state=state, reason=join_words(judged.reason, message))
 
 
 def _judge_absent(sent: Sent, run_dir: RunDir) -> Status:
@@ -229,25 +230,8 @@ def _judge_absent(sent: Sent, run_dir: RunDir) -> Status:
         return Status(state=JobState.DONE, reason=last.message)
     gone = "" if _is_collected(run_dir) else f"no {sent.kind} {sent.name} in namespace {sent.place.namespace} any more"
     if run_dir.cancelled.exists():
-        return Status(state=JobState.CANCELLED, reason=_join(gone, last.message))
-    return Status(state=JobState.FAILED, reason=_join(gone, last.message or "its agent left no last word"))
-
-
-def _asked_rarely(submission: Submission, run_dir: RunDir, mirror: Mirror) -> Callable[[], bool]:
-    """Brings new lines and says whether the job is over; the cluster is asked every few seconds at most."""
-    asked_s = -LOG_POLL_S
-    is_over = False
-
-    def ask() -> bool:
-        nonlocal asked_s, is_over
-        if not is_over and time.monotonic() - asked_s >= LOG_POLL_S:
-            status = poll(submission, run_dir)
-            mirror.update(submission)
-            is_over = status.state.is_final
-            asked_s = time.monotonic()
-        return is_over
-
-    return ask
+        return Status(state=JobState.CANCELLED, reason=join_words(gone, last.message))
+    return Status(state=JobState.FAILED, reason=join_words(gone, last.message or "its agent left no last word"))
 
 
 def _remove_earlier(sent: Sent) -> None:
@@ -285,7 +269,7 @@ def _make_submission(sent: Sent, job: Mapping[str, Any]) -> Submission:
 
 def _send_inputs(sent: Sent, run_dir: RunDir, job: Mapping[str, Any], submission: Submission) -> None:
     paths = [run_dir.run_yaml, run_dir.stack_yaml, run_dir.hardware_yaml, run_dir.profile_yaml, run_dir.plan]
-    files = kubectl.read_files([(path.name, path) for path in paths])
+    files = {path.name: path.read_bytes() for path in paths}
     files[run_dir.submission.name] = dump_json(submission.to_json())
     files["job-objects.yaml"] = (run_dir.job / OBJECTS).read_bytes()
     labels = job["metadata"]["labels"]
@@ -315,8 +299,4 @@ def _bring(sent: Sent, submission: Submission, run_dir: RunDir) -> None:
         write_json(run_dir.state, last_state)
     if not run_dir.is_sealed:  # a sealed one holds the submission as the pods got it
         write_json(run_dir.submission, submission.to_json())
-    record_objects(sent, run_dir, list_images)
-
-
-def _join(*parts: str) -> str:
-    return ", ".join(part for part in parts if part)
+    record_objects(sent, run_dir)

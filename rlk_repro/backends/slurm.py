@@ -7,20 +7,20 @@ run directory; Slurm says whether it still runs, and why it does not.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from rlk_repro import proc
 from rlk_repro.backends import slurmctl
 from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.backends.asking import asked_rarely, join_words, require_ended, require_known
 from rlk_repro.backends.lastword import read_last_word
 from rlk_repro.backends.slurmctl import JobFacts, JobId
 from rlk_repro.backends.triallogs import read_logs
 from rlk_repro.bundle import pack
 from rlk_repro.clock import utc_now
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SchedulerRefused
+from rlk_repro.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.files import write_text
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
@@ -99,7 +99,8 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
     """Lines of the trials in order, as they lie on the shared file system; following ends when the job does."""
-    return read_logs(run_dir, _asked_rarely(submission, run_dir) if is_following else lambda: True)
+    ask = asked_rarely(lambda: poll(submission, run_dir).state.is_final, LOG_POLL_S)
+    return read_logs(run_dir, ask if is_following else lambda: True)
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
@@ -113,8 +114,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     job_id = slurmctl.parse_job_id(submission.job_id)
     if status.state.is_final or job_id is None or not run_dir.plan.is_file():
         return False
-    if status.state is JobState.UNKNOWN:
-        raise EnvironmentMissing(Problem(run_dir.run_id, f"its job may still run ({status.reason})"))
+    require_known(status, run_dir)
     is_gentle = status.state is JobState.RUNNING and not run_dir.cancelled.exists()
     write_text(run_dir.cancelled, utc_now() + "\n")
     done = slurmctl.cancel(job_id, is_gentle=is_gentle)
@@ -134,31 +134,11 @@ def collect(submission: Submission, run_dir: RunDir) -> Path:
     """
     if _is_over(run_dir) and run_dir.bundle.is_file():
         return run_dir.bundle
-    status = poll(submission, run_dir)
-    if status.state is JobState.UNKNOWN:
-        raise EnvironmentMissing(Problem(run_dir.run_id, f"its job may still run ({status.reason})"))
-    if not status.state.is_final:
-        hint = f"rlk-repro status --watch {run_dir.run_id}"
-        raise CheckFailed(Problem(run_dir.run_id, f"has not ended: {status.state}", hint=hint))
+    require_ended(poll(submission, run_dir), run_dir)
     job_id = slurmctl.parse_job_id(submission.job_id)
     if not run_dir.is_sealed and job_id is not None:
         _record_end(run_dir, job_id)
     return pack(run_dir)
-
-
-def _asked_rarely(submission: Submission, run_dir: RunDir) -> Callable[[], bool]:
-    """Whether a job is over; Slurm is asked every few seconds at most, however often this is called."""
-    asked_s = -LOG_POLL_S
-    is_over = False
-
-    def ask() -> bool:
-        nonlocal asked_s, is_over
-        if not is_over and time.monotonic() - asked_s >= LOG_POLL_S:
-            is_over = poll(submission, run_dir).state.is_final
-            asked_s = time.monotonic()
-        return is_over
-
-    return ask
 
 
 def _test(job: Job, *argv: str) -> None:
@@ -229,10 +209,10 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
         case JobState.PENDING:
             start = f"expected to start {facts.start}" if facts.start else ""
             word = "" if facts.word == "PENDING" else facts.word
-            return Status(state=JobState.PENDING, reason=_join(facts.reason or word, start))
+            return Status(state=JobState.PENDING, reason=join_words(facts.reason or word, start))
         case JobState.RUNNING:
             word = "" if facts.word == "RUNNING" else facts.word
-            return Status(state=JobState.RUNNING, reason=_join(word, f"on {facts.nodes}"), nodes=facts.nodes)
+            return Status(state=JobState.RUNNING, reason=join_words(word, f"on {facts.nodes}"), nodes=facts.nodes)
         case JobState.UNKNOWN:
             return Status(state=JobState.UNKNOWN, reason=f"Slurm says {facts.word}")
         case _:
@@ -249,8 +229,4 @@ def _judge_end(run_dir: RunDir, state: JobState, word: str) -> Status:
     said = last.message or ("" if last.exit_code is not None else "its agent left no last word")
     if word == _SCRIPT_FAILED and last.is_interrupted:
         said += ", which Slurm sends before the time limit"
-    return Status(state=state if state is JobState.CANCELLED else JobState.FAILED, reason=_join(word, said))
-
-
-def _join(*parts: str) -> str:
-    return ", ".join(part for part in parts if part)
+    return Status(state=state if state is JobState.CANCELLED else JobState.FAILED, reason=join_words(word, said))
