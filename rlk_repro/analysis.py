@@ -22,10 +22,7 @@ from rlk_repro.rundir import RunDir, TrialDir
 from rlk_repro.stats import pair_metrics
 from rlk_repro.trials import read_trial
 from rlk_repro.verdict import Judgement, decline, judge
-from rlk_repro.workloads.environment import LIBRARIES_DIR, OPS_DIR, VARIANT_SWITCHES
-
-# What the two variants may differ in: the switch itself, and where each trial writes.
-DECLARED: Final = VARIANT_SWITCHES | {OPS_DIR, LIBRARIES_DIR}
+from rlk_repro.workloads.environment import MAY_DIFFER
 
 # What RL-Kernel brings along when it is routed in.
 ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages", "sources", "sources.rl_engine"})
@@ -225,7 +222,7 @@ def _environment(trial: TrialDir) -> Mapping[str, Any] | None:
     if not isinstance(value, dict) or not isinstance(value.get("env"), dict):
         return None
     return {name: str(item).replace(trial.name, "{trial}") for name, item in value["env"].items()
-            if name not in DECLARED}  # fmt: skip
+            if name not in MAY_DIFFER}  # fmt: skip
 
 
 def _libraries(trial: TrialDir) -> Mapping[str, Any] | None:

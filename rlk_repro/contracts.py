@@ -90,6 +90,13 @@ class Contract(BaseModel):
         return [problem for problem in found if problem is not None][:1]
 
 
+def spell_flag(flag: str, value: Any) -> Iterator[str]:
+    """The words of one flag; with True it stands alone, a tuple or list are its values."""
+    yield f"--{flag}"
+    if value is not True:
+        yield from (str(item) for item in (value if isinstance(value, tuple | list) else (value,)))
+
+
 def split_arguments(argv: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Flags with their values; values before any flag belong to the flag ``""``."""
     flag = ""

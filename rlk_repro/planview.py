@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlk_repro.backends.api import Job
-from rlk_repro.findings import Finding
 from rlk_repro.plan import Plan
 from rlk_repro.power import smallest_effect
-from rlk_repro.spec import VimeWorkload
 from rlk_repro.units import format_duration
-from rlk_repro.workloads import vime
+from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.differences import Kind, list_differences
 
 
@@ -40,7 +38,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
             {"op": item.op, "is_eligible": item.is_eligible, "reason": item.reason} for item in plan.eligibilities()
         ],
         "differences": [item.to_json() for item in list_differences(plan)],
-        "warnings": [finding.to_json() for finding in _find_warnings(plan)],
+        "warnings": [finding.to_json() for finding in get_workload(plan.run.workload.kind).find_warnings(plan)],
     }
 
 
@@ -91,10 +89,6 @@ def plan_lines(plan: Plan) -> list[str]:
     if changed:
         rows.append(("set by flags", ", ".join(changed)))
     return [f"{name:<16} {text}" for name, text in rows]
-
-
-def _find_warnings(plan: Plan) -> list[Finding]:
-    return vime.find_warnings(plan) if isinstance(plan.run.workload, VimeWorkload) else []
 
 
 def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:

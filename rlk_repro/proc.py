@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,23 @@ def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> int | None:
+    """Run a long command with its output on standard error; its exit code, or None where it was ended for its time.
+
+    Raises:
+        EnvironmentMissing: the program is not on PATH or cannot be executed.
+    """
+    process = start(argv, output_fd=sys.stderr.fileno(), cwd=cwd)
+    try:
+        if wait(process, timeout_s):
+            return process.returncode
+    except BaseException:
+        signal_group(process.pid, signal.SIGTERM)
+        raise
+    signal_group(process.pid, signal.SIGTERM)
+    return None
 
 
 def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str]) -> int:

@@ -16,6 +16,7 @@ from rlk_repro.backends.api import Job
 from rlk_repro.bundle import pack, seal
 from rlk_repro.errors import Problem
 from rlk_repro.files import load_json
+from rlk_repro.findings import Finding
 from rlk_repro.job.agent import run_agent
 from rlk_repro.job.parts import Deadlines, Parts, make_place
 from rlk_repro.manifest import Manifest
@@ -69,6 +70,9 @@ class FakeWorkload:
 
     def find_problems(self, plan: Plan) -> list[Problem]:  # noqa: ARG002
         return list(self.problems)
+
+    def find_warnings(self, plan: Plan) -> list[Finding]:  # noqa: ARG002
+        return []
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         plain, from_env = profile_env(plan)

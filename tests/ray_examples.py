@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlk_repro.errors import RlkReproError
+from rlk_repro.findings import Finding
 from rlk_repro.job.agent import run_agent
 from rlk_repro.job.parts import Deadlines, make_place
 from rlk_repro.plan import Plan, Trial
@@ -40,6 +41,9 @@ class RayWorkload:
     folder: str = ""
 
     def find_problems(self, plan: Plan) -> list[Any]:  # noqa: ARG002
+        return []
+
+    def find_warnings(self, plan: Plan) -> list[Finding]:  # noqa: ARG002
         return []
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:

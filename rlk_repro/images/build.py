@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,14 +128,9 @@ def run_build(build: Build) -> None:
             Problem("this checkout", "has changed files, and the image would name its commit",
                     got=changed.splitlines()[0].strip(), hint="commit them, or git stash them")
         )  # fmt: skip
-    process = proc.start(build.argv, output_fd=sys.stderr.fileno(), cwd=ROOT)
-    try:
-        is_done = proc.wait(process, TIMEOUT_S)
-    except BaseException:
-        proc.signal_group(process.pid, signal.SIGTERM)
-        raise
-    if not is_done or process.returncode != 0:
-        raise CheckFailed(Problem(f"{build.engine} build", f"ended with {process.returncode}"))
+    code = proc.run_shown(build.argv, timeout_s=TIMEOUT_S, cwd=ROOT)
+    if code != 0:
+        raise CheckFailed(Problem(f"{build.engine} build", f"ended with {code}"))
 
 
 def _choose_platform(stack: Stack, platform: ImagePlatform | None) -> ImagePlatform:

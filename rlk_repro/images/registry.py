@@ -68,10 +68,10 @@ def _sum(manifest: dict[str, Any]) -> int:
 
 
 def _ask_raw(reference: str) -> bytes:
-    done = proc.run([SKOPEO, "inspect", "--raw", f"docker://{reference}"], timeout_s=ASK_TIMEOUT_S)
+    done = proc.run([SKOPEO, "inspect", "--raw", f"docker://{reference}"], timeout_s=ASK_TIMEOUT_S, is_binary=True)
     if not done.is_ok:
         raise EnvironmentMissing(Problem(reference, f"cannot be asked for ({_words(done)})", hint=_hint(done)))
-    return done.stdout.encode()
+    return done.data
 
 
 def _words(done: proc.Completed) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,9 +161,6 @@ def _ask_image(what: str, runtime: Runtime) -> list[Finding]:
 
 def _stream(argv: list[str]) -> None:
     """With the runtime's own progress on standard error."""
-    process = proc.start(argv, output_fd=sys.stderr.fileno())
-    if not proc.wait(process, TIMEOUT_S) or process.returncode != 0:
-        proc.signal_group(process.pid, signal.SIGTERM)
-        raise CheckFailed(
-            Problem(" ".join(argv[:3]), f"ended with {process.returncode}", hint="run it again: it goes on")
-        )
+    code = proc.run_shown(argv, timeout_s=TIMEOUT_S)
+    if code != 0:
+        raise CheckFailed(Problem(" ".join(argv[:3]), f"ended with {code}", hint="run it again: it goes on"))

@@ -11,12 +11,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.contents import load_contents, record_files
+from rlk_repro.contracts import spell_flag
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.job.guarded import Guarded
 from rlk_repro.manifest import Unknown
@@ -60,7 +61,7 @@ class Conversion:
 
     @property
     def words(self) -> list[str]:
-        words = [word for flag, value in self.model.arguments.items() for word in _one(flag, value)]
+        words = [word for flag, value in self.model.arguments.items() for word in spell_flag(flag, value)]
         return [*words, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
 
     def command(self, tool: Path, save: Path, num_bytes: int) -> list[str]:
@@ -102,12 +103,6 @@ class Conversion:
         """Records name no folder of a machine."""
         own = word.replace(str(work.path), "{work}").replace(str(self.folder.parent.parent), "{prepared}")
         return hide_places(own)
-
-
-def _one(flag: str, value: Any) -> Iterator[str]:
-    yield f"--{flag}"
-    if value is not True:
-        yield from (str(item) for item in (value if isinstance(value, tuple) else (value,)))
 
 
 def _find_root(source: Source) -> Path:

@@ -1,4 +1,4 @@
-"""What a workload is: a module with these three functions.  The values they pass are defined here, nothing else."""
+"""What a workload is: a module with these four functions.  The values they pass are defined here, nothing else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlk_repro.errors import Problem
+from rlk_repro.findings import Finding
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir import RunDir
 
@@ -27,10 +28,13 @@ class Command:
 
 
 class Workload(Protocol):
-    """The module interface; mypy checks each module at its line of the registry.  All three are pure."""
+    """The module interface; mypy checks each module at its line of the registry.  All four are pure."""
 
     def find_problems(self, plan: Plan) -> list[Problem]:
         """Why this plan cannot run at all, whatever the machine."""
+
+    def find_warnings(self, plan: Plan) -> list[Finding]:
+        """What may well go wrong in this plan, or measure less than a reader may think."""
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         """The trainer of one trial."""

@@ -29,8 +29,11 @@ FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"
 VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS})
 """The declared switches: what makes a trial an enabled one, and all that may differ beside where trials write."""
 
+MAY_DIFFER: Final = VARIANT_SWITCHES | {OPS_DIR, LIBRARIES_DIR}
+"""What the trials of a pair may differ in: the switches themselves, and where each trial writes."""
+
 # Left over in somebody's shell, one of these would make a baseline an enabled trial, or change both.
-DECLARED: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, OPS_DIR, LIBRARIES_DIR, ENTROPY_METRIC})
+DECLARED: Final = MAY_DIFFER | {ENTROPY_METRIC}
 
 # What decides instead of each switch that somebody may have exported.
 SWITCHES: Final = {

@@ -9,6 +9,7 @@ import sys
 from typing import Final
 
 from rlk_repro.errors import Problem
+from rlk_repro.findings import Finding
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir import RunDir
 from rlk_repro.spec import ModuleWorkload
@@ -32,6 +33,10 @@ def find_problems(plan: Plan) -> list[Problem]:
         expected = f"{layout.tensor_parallel}, one per rank"
         problems.append(Problem(where, "does not fit tensor_parallel", got=layout.gpus_per_node, expected=expected))
     return problems
+
+
+def find_warnings(plan: Plan) -> list[Finding]:  # noqa: ARG001
+    return []
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:

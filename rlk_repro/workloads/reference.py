@@ -9,6 +9,7 @@ import sys
 from typing import Final
 
 from rlk_repro.errors import Problem
+from rlk_repro.findings import Finding
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir import RunDir
 from rlk_repro.spec import ReferenceWorkload
@@ -24,6 +25,10 @@ def find_problems(plan: Plan) -> list[Problem]:
     """More than one node or device, and profile variables that are the launcher's own."""
     what = "the reference trainer is one process on one device"
     return [*find_profile_problems(plan), *find_layout_problems(plan, what)]
+
+
+def find_warnings(plan: Plan) -> list[Finding]:  # noqa: ARG001
+    return []
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:

@@ -6,11 +6,12 @@ Values only: whether vime knows these flags is for its argument contract to say,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlk_repro.contracts import spell_flag
 from rlk_repro.plan import Plan
 from rlk_repro.spec import VimeData, VimeGrpo, VimeModel
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
@@ -256,13 +257,4 @@ def _profiling(plan: Plan, traces: Path) -> dict[str, Any]:
 
 def _to_words(arguments: Mapping[str, Any]) -> list[str]:
     """In the order of their names: two argument lists can be compared line by line."""
-    return [word for flag in sorted(arguments) for word in _one(flag, arguments[flag])]
-
-
-def _one(flag: str, value: Any) -> Iterator[str]:
-    yield f"--{flag}"
-    if value is True:
-        return
-    yield from (
-        str(item) for item in (value if isinstance(value, Sequence) and not isinstance(value, str) else [value])
-    )
+    return [word for flag in sorted(arguments) for word in spell_flag(flag, arguments[flag])]
