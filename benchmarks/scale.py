@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.startup import HELLO, MAIN, wall_s
+from benchmarks.startup import HELLO, MAIN, time_in_turn
 from rlk_repro import launch
 from rlk_repro.backends.api import Submission
 from rlk_repro.clock import utc_now
@@ -104,12 +104,7 @@ def measure(num_times: int, runs: Path | None) -> dict[str, object]:
             "runs_list": [sys.executable, "-c", MAIN, "runs", "list", "--submitted"],
         }
         commands = {"hello": [sys.executable, str(hello), "--help"], "render": [sys.executable, "-c", RENDER], **asked}
-        times: dict[str, list[float]] = {name: [] for name in commands}
-        for number in range(num_times + 1):
-            for name, argv in commands.items():
-                elapsed = wall_s(argv)
-                if number:  # the first round warms the file cache
-                    times[name].append(elapsed)
+        times = time_in_turn(commands, num_times)
         medians = {name: statistics.median(values) for name, values in times.items()}
         return {
             "n": num_times,

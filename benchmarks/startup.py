@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 HELLO = """
@@ -49,18 +50,24 @@ print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
     return list(json.loads(done.stderr.strip().splitlines()[-1].replace("'", '"')))
 
 
+def time_in_turn(commands: Mapping[str, list[str]], num_times: int) -> dict[str, list[float]]:
+    """Seconds of each command, one after the other ``num_times``; a round before them warms the file cache."""
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for number in range(num_times + 1):
+        for name, argv in commands.items():
+            elapsed = wall_s(argv)
+            if number:
+                times[name].append(elapsed)
+    return times
+
+
 def measure(num_runs: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         hello = Path(folder) / "hello.py"
         hello.write_text(HELLO)
         commands = {"hello": [sys.executable, str(hello), "--help"]}
         commands |= {name: [sys.executable, "-c", MAIN, *arguments] for name, arguments in ROADS.items()}
-        times: dict[str, list[float]] = {name: [] for name in commands}
-        for number in range(num_runs + 1):
-            for name, argv in commands.items():
-                elapsed = wall_s(argv)
-                if number:  # the first round warms the file cache
-                    times[name].append(elapsed)
+        times = time_in_turn(commands, num_runs)
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
         "n": num_runs,

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.slurm_cluster import Cluster
+    from tests.slurm_runs import Site
 
 # The first draw of text reads Unicode's tables, which takes seconds on a busy machine and says nothing of the test.
 settings.register_profile("shared", suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -60,6 +65,25 @@ def own_runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test writes into the user's runs folder or reads the user's profiles."""
     monkeypatch.setenv("RLK_REPRO_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real Slurm for the tests of one file; a file that needs another one has a fixture of this name."""
+    from tests.slurm_runs import start_or_skip
+
+    running = start_or_skip(tmp_path_factory.mktemp("slurm") / "c")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None) -> Iterator[Site]:
+    """That Slurm with its real clients, and nothing of it left behind by the test."""
+    from tests.slurm_runs import on_site
+
+    with on_site(cluster, tmp_path, monkeypatch) as here:
+        yield here
 
 
 @pytest.fixture

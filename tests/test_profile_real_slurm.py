@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rlk_repro.specfile import load_profile
 from tests.slurm_cluster import Cluster
-from tests.slurm_runs import start_or_skip
 
 Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    live = start_or_skip(tmp_path_factory.mktemp("slurm") / "c")
-    yield live
-    live.close()
 
 
 @pytest.fixture

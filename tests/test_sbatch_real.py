@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from rlk_repro.rundir import RunDir
 from rlk_repro.sbatch import SCRIPT, render_sbatch, sbatch_command
 from tests.sbatch_examples import HOSTILE, plan_for, with_site
 from tests.slurm_cluster import NODES, Cluster
-from tests.slurm_runs import start_or_skip
 
 # Stands for Python: writes down its arguments, its folder and its path of modules, one file per node.
 RECORDER = """\
@@ -29,13 +27,6 @@ BREAKING = """\
 trap 'sleep 2; echo ended > "$0.$SLURMD_NODENAME"; exit 143' TERM
 while :; do sleep 0.1; done
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    running = start_or_skip(tmp_path_factory.mktemp("slurm") / "c")
-    yield running
-    running.close()
 
 
 def submit(cluster: Cluster, plan: Plan, run_dir: RunDir) -> str:

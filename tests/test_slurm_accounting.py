@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from rlk_repro.backends.api import JobState
 from rlk_repro.bundle import inspect_bundle, open_bundle
 from rlk_repro.errors import SchedulerRefused
 from tests.slurm_cluster import Cluster
-from tests.slurm_runs import LONG, Site, on_site, start_or_skip
+from tests.slurm_runs import LONG, Site, start_or_skip
 
 pytestmark = pytest.mark.real
 
@@ -22,12 +21,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     running = start_or_skip(tmp_path_factory.mktemp("slurm") / "c", has_accounting=True, min_job_age_s=2)
     yield running
     running.close()
-
-
-@pytest.fixture
-def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None) -> Iterator[Site]:
-    with on_site(cluster, tmp_path, monkeypatch) as here:
-        yield here
 
 
 def test_what_accounting_says_is_in_the_bundle(site: Site) -> None:

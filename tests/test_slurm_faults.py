@@ -22,7 +22,7 @@ from rlk_repro.launch import load_plan
 from rlk_repro.verify import verify_bundle
 from tests.job_examples import find_descendants
 from tests.slurm_cluster import NODES, Cluster
-from tests.slurm_runs import LONG, REQUIRED, Run, Site, make_profile, on_site, start_or_skip
+from tests.slurm_runs import LONG, REQUIRED, Run, Site, make_profile, start_or_skip
 
 pytestmark = pytest.mark.real
 
@@ -49,12 +49,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root may mount a small file system")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@pytest.fixture
-def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None) -> Iterator[Site]:
-    with on_site(cluster, tmp_path, monkeypatch) as here:
-        yield here
 
 
 # Each breaks something and returns the states that are right afterwards; DONE wherever the run may have been quicker.

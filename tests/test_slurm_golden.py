@@ -27,7 +27,7 @@ from tests import sbatch_examples as examples
 from tests.container_image import INTERPRETER, PROGRAM_DIR, make_image
 from tests.podman_engine import Engine, mount_python, running_engine
 from tests.slurm_cluster import NODES, Cluster
-from tests.slurm_runs import REPOSITORY, Run, Site, on_site, start_or_skip
+from tests.slurm_runs import REPOSITORY, Run, Site, start_or_skip
 from tests.test_slurm_ray import require_ray_around_every_trial
 from tests.two_node_agent import allow_nodes
 
@@ -54,12 +54,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterato
     running = start_or_skip(folder / "c", site_lines=f"TaskProlog={prolog}\n")
     yield running
     running.close()
-
-
-@pytest.fixture
-def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None) -> Iterator[Site]:
-    with on_site(cluster, tmp_path, monkeypatch) as here:
-        yield here
 
 
 def prepare(folder: Path) -> launch.Prepared:

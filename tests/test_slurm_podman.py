@@ -16,7 +16,7 @@ from rlk_repro.verify import verify_bundle
 from tests.container_image import REFERENCE, make_image
 from tests.podman_engine import HOST_FOLDERS, Engine, running_engine
 from tests.slurm_cluster import Cluster
-from tests.slurm_runs import LONG, SETTINGS, Run, Site, make_profile, on_site, start_or_skip
+from tests.slurm_runs import LONG, SETTINGS, Run, Site, make_profile, start_or_skip
 
 pytestmark = pytest.mark.real
 
@@ -41,12 +41,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterato
     running = start_or_skip(tmp_path_factory.mktemp("slurm") / "c")
     yield running
     running.close()
-
-
-@pytest.fixture
-def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None) -> Iterator[Site]:
-    with on_site(cluster, tmp_path, monkeypatch) as here:
-        yield here
 
 
 def submit(site: Site, engine: Engine, stack: Path, settings: tuple[str, ...]) -> Run:

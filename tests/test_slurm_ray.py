@@ -8,33 +8,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
 
 from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
-from tests.slurm_cluster import NODES, Cluster
-from tests.slurm_runs import SETTINGS, Site, on_site, start_or_skip
+from tests.slurm_cluster import NODES
+from tests.slurm_runs import SETTINGS, Site
 from tests.two_node_agent import ADDRESSES, allow_nodes
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 TRIALS = {"00-p1-baseline": "0", "01-p1-enabled": "1"}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    running = start_or_skip(tmp_path_factory.mktemp("slurm") / "c")
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None) -> Iterator[Site]:
-    with on_site(cluster, tmp_path, monkeypatch) as here:
-        yield here
 
 
 def require_ray_around_every_trial(run_dir: RunDir, trials: Mapping[str, str]) -> None:

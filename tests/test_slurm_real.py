@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,22 +16,8 @@ from rlk_repro.rundir import RunDir
 from rlk_repro.store import find_run_dir
 from rlk_repro.verify import verify_bundle
 from tests.conftest import WEIRD_NAMES
-from tests.slurm_cluster import Cluster
-from tests.slurm_runs import LONG, SETTINGS, Site, make_profile, on_site, start_or_skip
+from tests.slurm_runs import LONG, SETTINGS, Site, make_profile
 from tests.two_node_agent import allow_nodes
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    running = start_or_skip(tmp_path_factory.mktemp("slurm") / "c")
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None) -> Iterator[Site]:
-    with on_site(cluster, tmp_path, monkeypatch) as here:
-        yield here
 
 
 def status_of(run_dir: RunDir, trial: str) -> str:
