@@ -72,7 +72,7 @@ def pull(
     known = get_stack(stack)
     chosen, image = get_image(known, platform)
     found = find_runtime(runtime)
-    if found.suffix and image_dir is None:
+    if found.keeps_files and image_dir is None:
         raise SpecError(Problem("--image-dir", "missing", expected=f"a folder for the images of {found.name}"))
     what = pull_image(image, chosen, found, image_dir)
     _report(what, {"image": what, "runtime": found.name}, check_in_runtime(what, found, known, chosen), as_json)

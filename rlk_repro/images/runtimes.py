@@ -16,24 +16,26 @@ from rlk_repro.findings import Finding, Level
 from rlk_repro.images.archive_check import judge_record
 from rlk_repro.images.record import parse_record
 from rlk_repro.probes.container import PROVENANCE
-from rlk_repro.sbatch.container import split_reference
-from rlk_repro.spec import Image, Stack
+from rlk_repro.sbatch.container import is_imported, plan_import
+from rlk_repro.spec import OCI_ARCHITECTURES, Image, Stack
 
 TIMEOUT_S: Final = 6 * 3600.0
 ASK_TIMEOUT_S: Final = 900.0
-_MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
+_MACHINES: Final = {name: machine for machine, name in OCI_ARCHITECTURES.items()}
 CHECK: Final = ("python3", "-P", "-m", "rlk_repro.image_check", "--json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """``pull`` takes the image, and a file where images are kept as files; ``run`` and ``labels`` a name of it."""
+    """``run`` and ``labels`` take what the runtime knows an image by: a file where it keeps images as files."""
 
     name: str
-    suffix: str
-    pull: Callable[[Image, Path | None], list[str]]
     run: Callable[[str], list[str]]
     labels: Callable[[str], list[str]] | None
+
+    @property
+    def keeps_files(self) -> bool:
+        return is_imported(self.name)
 
 
 def _by_digest(image: Image) -> str:
@@ -43,16 +45,9 @@ def _by_digest(image: Image) -> str:
 def _engine(name: str) -> Runtime:
     return Runtime(
         name=name,
-        suffix="",
-        pull=lambda image, _: [name, "pull", "--quiet", _by_digest(image)],
         run=lambda what: [name, "run", "--rm", "--network=none", "--entrypoint=", what],
         labels=lambda what: [name, "image", "inspect", "--format", "{{json .Config.Labels}}", what],
     )
-
-
-def _enroot_uri(image: Image) -> str:
-    registry, repository = split_reference(image.reference)
-    return f"docker://{registry}#{repository}:{image.digest}"
 
 
 RUNTIMES: Final[Mapping[str, Runtime]] = {
@@ -60,15 +55,11 @@ RUNTIMES: Final[Mapping[str, Runtime]] = {
     "docker": _engine("docker"),
     "apptainer": Runtime(
         name="apptainer",
-        suffix=".sif",
-        pull=lambda image, file: ["apptainer", "pull", str(file), f"docker://{_by_digest(image)}"],
         run=lambda what: ["apptainer", "exec", "--cleanenv", "--contain", what],
         labels=None,
     ),
     "enroot": Runtime(
         name="enroot",
-        suffix=".sqsh",
-        pull=lambda image, file: ["enroot", "import", "--output", str(file), _enroot_uri(image)],
         run=lambda what: ["enroot", "start", "--rw", what],
         labels=None,
     ),
@@ -99,19 +90,18 @@ def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | Non
     Raises:
         CheckFailed: the runtime's last words.
     """
-    if not runtime.suffix:
-        _stream(runtime.pull(image, None))
+    machine = _MACHINES.get(platform.rpartition("-")[2], "any")
+    wanted = None if folder is None else plan_import(runtime.name, image, machine, str(folder))
+    if wanted is None:
+        _stream([runtime.name, "pull", "--quiet", _by_digest(image)])
         return _by_digest(image)
-    assert folder is not None
-    folder.mkdir(parents=True, exist_ok=True)
-    machine = _MACHINES.get(platform.rpartition("-")[2])
-    stem = image.digest.removeprefix("sha256:") + (f"-{machine}" if machine else "")
-    file = folder / f"{stem}{runtime.suffix}"
+    file = Path(wanted.file)
+    file.parent.mkdir(parents=True, exist_ok=True)
     if file.is_file():
         return str(file)
     partial = file.with_name(f".partial-{os.getpid()}-{file.name}")
     try:
-        _stream(runtime.pull(image, partial))
+        _stream([*wanted.command, str(partial), wanted.uri])
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 from rlk_repro.errors import Problem
 from rlk_repro.k8s.naming import COLLECTOR, ID, ROLE
 from rlk_repro.plan import Plan
-from rlk_repro.spec import Hardware, KubernetesSettings
+from rlk_repro.spec import OCI_ARCHITECTURES, Hardware, KubernetesSettings
 
 Object: TypeAlias = "dict[str, Any]"
 
@@ -17,7 +17,6 @@ AMD_PRODUCT: Final = "amd.com/gpu.product-name"
 ARCH: Final = "kubernetes.io/arch"
 HOSTNAME: Final = "kubernetes.io/hostname"
 CLIQUE: Final = "nvidia.com/gpu.clique"
-OCI_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 GPU_RESOURCES: Final = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}
 
 # By hardware: label and values, any one of which will do.  Drivers before R470 leave out the NVIDIA- prefix, and AMD's
@@ -87,8 +86,8 @@ def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Se
 def make_node_terms(plan: Plan, settings: KubernetesSettings, nodes: Sequence[str]) -> list[Object]:
     """Terms are alternatives, the expressions of one term hold together."""
     common = [_is_in(key, values) for key, values in sorted(settings.node_labels.items())]
-    if plan.hardware.machine in OCI_ARCH:
-        common.insert(0, _is_in(ARCH, [OCI_ARCH[plan.hardware.machine]]))
+    if plan.hardware.machine in OCI_ARCHITECTURES:
+        common.insert(0, _is_in(ARCH, [OCI_ARCHITECTURES[plan.hardware.machine]]))
     products = list_products(plan.hardware, settings) if plan.num_gpus else ()
     terms = [[*common, _is_in(key, values)] for key, values in products] or [common]
     if not nodes:

@@ -44,19 +44,10 @@ def kubernetes_settings(plan: Plan) -> KubernetesSettings:
     return plan.profile.kubernetes or KubernetesSettings()
 
 
-def find_image(plan: Plan) -> Image | None:
-    """The stack's image for the plan's hardware."""
-    if plan.hardware.platform == "cpu":
-        return plan.stack.images.get("cpu")
-    if plan.hardware.platform == "rocm":
-        return plan.stack.images.get("rocm-amd64")
-    return plan.stack.images.get("cuda-arm64" if plan.hardware.machine == "aarch64" else "cuda-amd64")
-
-
 def find_pod_problems(plan: Plan) -> Iterator[Problem]:
     settings = kubernetes_settings(plan)
     where = f"profile {plan.profile.profile}"
-    if find_image(plan) is None:
+    if _find_image(plan) is None:
         hint = "--stack names another one"
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}, and pods need one",
                       expected="an image by digest", hint=hint)  # fmt: skip
@@ -148,8 +139,12 @@ def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
     return {"requests": dict(values), "limits": dict(values)} if values else {}
 
 
+def _find_image(plan: Plan) -> Image | None:
+    return plan.stack.images.get(plan.hardware.image_platform)
+
+
 def _fill_common(plan: Plan, settings: KubernetesSettings, spec: Object, command: Sequence[str]) -> None:
-    image = find_image(plan)
+    image = _find_image(plan)
     assert image is not None  # find_pod_problems was asked before
     container = spec["containers"][0]
     container["image"] = f"{image.reference}@{image.digest}"

@@ -18,12 +18,11 @@ from rlk_repro.prepared import PreparedDir
 from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir import RunDir
 from rlk_repro.sbatch.options import list_secrets, slurm_settings
-from rlk_repro.spec import ContainerSettings, Image, Mount, VimeWorkload
+from rlk_repro.spec import OCI_ARCHITECTURES, ContainerSettings, Image, Mount, VimeWorkload
 
 ENGINES: Final = frozenset({"docker", "podman"})
 _DOCKER_HUB: Final = "registry-1.docker.io"
 _HUB_NAMES: Final = frozenset({"docker.io", "index.docker.io", _DOCKER_HUB})
-_OCI_MACHINE: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _AMD_DEVICES: Final = ("/dev/dri", "/dev/kfd")
 _IMEX: Final = "/dev/nvidia-caps-imex-channels"
 _IMEX_CHANNEL: Final = f"{_IMEX}/channel0"
@@ -62,12 +61,7 @@ def find_runtime(plan: Plan) -> str:
 
 def find_image(plan: Plan) -> Image | None:
     """The stack's image for the plan's hardware."""
-    platform = plan.hardware.platform
-    if platform == "cpu":
-        return plan.stack.images.get("cpu")
-    if platform == "rocm":
-        return plan.stack.images.get("rocm-amd64")
-    return plan.stack.images.get("cuda-arm64" if plan.hardware.machine == "aarch64" else "cuda-amd64")
+    return plan.stack.images.get(plan.hardware.image_platform)
 
 
 def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
@@ -82,7 +76,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     if find_image(plan) is None:
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}",
                       expected="one, or container.runtime: host")  # fmt: skip
-    if runtime in _IMPORTS and container_settings(plan).image_dir is None:
+    if is_imported(runtime) and container_settings(plan).image_dir is None:
         yield Problem(f"{where}.image_dir", "missing", expected=f"a shared folder for the images of {runtime}")
     if runtime in ENGINES and plan.num_gpus and not slurm_settings(plan).exclusive:
         yield Problem(f"profile {plan.profile.profile}: slurm.exclusive", f"{runtime} shows all GPUs of a node",
@@ -115,10 +109,21 @@ def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
 def make_import(plan: Plan) -> Import | None:
     """None for runtimes that keep images themselves."""
     image, folder = find_image(plan), container_settings(plan).image_dir
-    make = _IMPORTS.get(find_runtime(plan))
-    if make is None or image is None or folder is None:
+    if image is None or folder is None:
         return None
-    machine = plan.hardware.machine
+    return plan_import(find_runtime(plan), image, plan.hardware.machine, folder)
+
+
+def is_imported(runtime: str) -> bool:
+    """Whether it takes images as files, and somebody has to keep them."""
+    return runtime in _IMPORTS
+
+
+def plan_import(runtime: str, image: Image, machine: str, folder: str) -> Import | None:
+    """The same for any image: its file's name says which it is and for which processor."""
+    make = _IMPORTS.get(runtime)
+    if make is None:
+        return None
     name = image.digest.removeprefix("sha256:") + ("" if machine == "any" else f"-{machine}")
     return make(image, machine, f"{folder.rstrip('/')}/{name}")
 
@@ -244,7 +249,7 @@ def _mount_fields(bind: Bind, target: str, read_only: str) -> str:
 
 def _enroot_import(image: Image, machine: str, stem: str) -> Import:
     """The digest where a tag goes: enroot 3 knows no other place for it, and enroot 4 takes it there too."""
-    registry, repository = split_reference(image.reference)
+    registry, repository = _split_reference(image.reference)
     arch = () if machine == "any" else (f"--arch={machine}",)
     return Import(
         file=f"{stem}.sqsh",
@@ -255,7 +260,7 @@ def _enroot_import(image: Image, machine: str, stem: str) -> Import:
 
 
 def _apptainer_pull(image: Image, machine: str, stem: str) -> Import:
-    arch = () if machine == "any" else (f"--arch={_OCI_MACHINE[machine]}",)
+    arch = () if machine == "any" else (f"--arch={OCI_ARCHITECTURES[machine]}",)
     return Import(
         file=f"{stem}.sif",
         command=("apptainer", "pull", *arch),
@@ -266,11 +271,12 @@ def _apptainer_pull(image: Image, machine: str, stem: str) -> Import:
 
 _IMPORTS: Final[Mapping[str, Callable[[Image, str, str], Import]]] = {
     "pyxis": _enroot_import,
+    "enroot": _enroot_import,
     "apptainer": _apptainer_pull,
 }
 
 
-def split_reference(reference: str) -> tuple[str, str]:
+def _split_reference(reference: str) -> tuple[str, str]:
     """Registry and repository, as docker reads a reference: the first part is a registry where it looks like a host."""
     first, _, rest = reference.partition("/")
     if not rest or not ("." in first or ":" in first or first == "localhost"):

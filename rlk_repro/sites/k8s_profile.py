@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlk_repro.findings import Finding, Level
-from rlk_repro.k8s.nodes import OCI_ARCH, gpu_resource, list_products
+from rlk_repro.k8s.nodes import gpu_resource, list_products
 from rlk_repro.k8s.pods import kubernetes_settings
 from rlk_repro.k8s.tree import parse_quantity
 from rlk_repro.plan import Plan
 from rlk_repro.sites.kubernetes import OPERATORS, SECURITY_LABEL, KubernetesSite, Node
 from rlk_repro.sites.propose import Ask, Proposal, make_name
-from rlk_repro.spec import FromEnv, Hardware, KubernetesSettings, Profile
+from rlk_repro.spec import OCI_ARCHITECTURES, FromEnv, Hardware, KubernetesSettings, Profile
 
 SHARED: Final = frozenset({"ReadWriteMany"})
 # of a node, left to the system and to daemon sets
@@ -181,7 +181,7 @@ def _judge_nodes(
         expected = " or ".join(f"{key}={','.join(values)}" for key, values in labels)
         yield Finding(Level.BLOCKING, "nodes", expected, ", ".join(products) or "no node with a GPU label")
         return
-    arch = OCI_ARCH.get(model.machine)
+    arch = OCI_ARCHITECTURES.get(model.machine)
     wrong = {node.labels.get("kubernetes.io/arch", "") for node in fitting} - {arch, ""}
     if arch is not None and wrong:
         yield Finding(Level.BLOCKING, "nodes", f"processor {arch}", ", ".join(sorted(wrong)))

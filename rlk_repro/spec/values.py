@@ -19,6 +19,9 @@ EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", m
 Schema: TypeAlias = Literal[1]
 Lane: TypeAlias = Literal["live", "fixed-rollout", "train-only"]
 Variant: TypeAlias = Literal["baseline", "enabled"]
+OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+"""How images call the machines that ``uname -m`` names."""
+
 Cluster: TypeAlias = Literal["local", "slurm", "k8s"]
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm"]
 Mode: TypeAlias = Literal["auto", "require"]
