@@ -78,6 +78,14 @@ def test_the_setting_and_our_own_work_stand_before_the_first_section() -> None:
         assert "this." in head
 
 
+def test_nothing_is_said_of_a_gain_where_no_pair_was_scored() -> None:
+    context = Context(own_work=("Not RL-Kernel's: this.",))
+    analysis = faster()
+    control = tuple(dataclasses.replace(pair, is_control=True) for pair in analysis.pairs)
+    assert "Not RL-Kernel's: this." in render_markdown(analysis, context)
+    assert "Not RL-Kernel's: this." not in render_markdown(dataclasses.replace(analysis, pairs=control), context)
+
+
 def test_module_runs_have_no_throughput_and_name_passes_by_what_runs_in_them() -> None:
     view = make_view(dataclasses.replace(faster(), workload="module"))
     assert {"tokens_per_s", "train_tokens_per_s", "train_time_s", "raw_reward"}.isdisjoint(view.metrics)

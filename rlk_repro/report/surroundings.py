@@ -24,6 +24,7 @@ from rlk_repro.report.sections import (
     make_trials,
 )
 from rlk_repro.report.view import View, describe_source
+from rlk_repro.results import PairStatus
 from rlk_repro.workloads.differences import Kind
 
 RANGES: Final = (
@@ -243,7 +244,8 @@ def make_cautions(view: View) -> tuple[str, ...]:
     """What a reader must know before the verdict."""
     analysis = view.analysis
     cautions = [SCOPES[analysis.workload]] if analysis.workload in SCOPES else []
-    cautions += view.context.own_work
+    if any(pair.status is PairStatus.SCORED and not pair.is_control for pair in analysis.pairs):
+        cautions += view.context.own_work  # of a gain; without a scored pair there is none to share out
     if analysis.verdict.is_exploratory:
         cautions.append("Exploratory: the plan was not the one fixed before the first trial.")
     if has_blocking(view.context.findings):
