@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ SETTINGS = (
 )  # fmt: skip
 LONG = (*SETTINGS[:2], "measure.scored_steps=400", "workload.grpo.rollout_batch_size=8")
 WAIT_S = 120.0
+
+
+@contextlib.contextmanager
+def running_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
+    """A server, and the real kubectl that asks it."""
+    folder.mkdir()
+    with KubeServer(folder) as server:
+        use_server(server, folder, monkeypatch)
+        yield server
 
 
 def use_server(server: KubeServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from rlk_repro.findings import has_blocking
 from rlk_repro.verify import verify_bundle
 from rlk_repro.workloads import reference
 from tests import k8s_runs
-from tests.k8s_runs import LONG, collect, submit, use_server, wait_for_end, wait_until
+from tests.k8s_runs import LONG, collect, running_server, submit, wait_for_end, wait_until
 from tests.kube_server import KubeServer
 
 pytestmark = [k8s_runs.needs_kubectl, pytest.mark.timeout(280)]
@@ -34,10 +34,7 @@ BACKEND = get_backend("k8s")
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
-    folder = tmp_path / "kube"
-    folder.mkdir()
-    with KubeServer(folder) as running:
-        use_server(running, folder, monkeypatch)
+    with running_server(tmp_path / "kube", monkeypatch) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ from rlk_repro.backends.api import JobState
 from rlk_repro.backends.k8s_states import CONDITIONS, RAYJOB_STATES, WORDS, judge, judge_job
 from rlk_repro.resources import all_profile_folders
 from rlk_repro.specfile import load_profile
-from tests.k8s_runs import needs_kubectl, use_server
+from tests.k8s_runs import needs_kubectl, running_server
 from tests.kube_server import KubeServer
 
 Call = Callable[..., tuple[int, str, str]]
@@ -40,10 +40,7 @@ def claim(name: str, mode: str) -> dict[str, Any]:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
-    folder = tmp_path / "kube"
-    folder.mkdir()
-    with KubeServer(folder) as running:
-        use_server(running, folder, monkeypatch)
+    with running_server(tmp_path / "kube", monkeypatch) as running:
         for number in range(2):
             running.add("nodes", node(f"n{number}"))
         running.add("persistentvolumeclaims", claim("shared", "ReadWriteMany"), "default")

@@ -55,6 +55,16 @@ def read_block(place: Place, pod: str, path: str) -> bytes | None:
     return unwrap_block(done.data) if done.is_ok else None
 
 
+def find_leader(sent: Sent) -> str:
+    """The name of the leading pod, empty where none runs.
+
+    Raises:
+        Unreachable, SchedulerRefused: with kubectl's own words.
+    """
+    found = find_objects(sent)
+    return "" if found.job is None else judge(found.job, found.pods).leader
+
+
 def ask_to_stop(place: Place, pod: str) -> bool:
     """Whether the pod took the wish."""
     path = place.proxy_path(pod, PORT, STOP)
@@ -69,8 +79,7 @@ def find_window(sent: Sent, run_dir: RunDir) -> Iterator[OpenWindow]:
         CheckFailed: no pod and no claim, so that nothing is left; or the collector does not come up.
         SchedulerRefused: the cluster refused.
     """
-    found = find_objects(sent)
-    leader = "" if found.job is None else judge(found.job, found.pods).leader
+    leader = find_leader(sent)
     facts = read_facts(sent.place, leader) if leader else None
     if facts is not None and facts.bundle_bytes is not None:
         yield OpenWindow(place=sent.place, pod=leader, facts=facts)
@@ -107,8 +116,7 @@ class Mirror:
         if sent is None:
             return
         with suppress(SchedulerRefused, EnvironmentMissing):
-            found = find_objects(sent)
-            leader = "" if found.job is None else judge(found.job, found.pods).leader
+            leader = find_leader(sent)
             facts = read_facts(sent.place, leader) if leader else None
             if facts is not None:
                 for trial in facts.trials:

@@ -18,7 +18,7 @@ from rlk_repro.backends.asking import asked_rarely, join_words, require_ended, r
 from rlk_repro.backends.k8s_fetch import fetch_bundle, put_in_place
 from rlk_repro.backends.k8s_objects import Sent, delete_all, find_objects, read_sent, record_objects
 from rlk_repro.backends.k8s_states import Judged, judge
-from rlk_repro.backends.k8s_window import Mirror, ask_to_stop, find_window, read_facts
+from rlk_repro.backends.k8s_window import Mirror, ask_to_stop, find_leader, find_window, read_facts
 from rlk_repro.backends.lastword import read_last_word
 from rlk_repro.backends.triallogs import read_logs
 from rlk_repro.clock import utc_now
@@ -143,7 +143,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     is_first = not run_dir.cancelled.exists()
     write_text(run_dir.cancelled, utc_now() + "\n")
     if is_first and status.state is JobState.RUNNING:
-        leader = judge_leader(sent)
+        leader = find_leader(sent)
         if leader and ask_to_stop(sent.place, leader):
             return True
     # the pods get SIGTERM and kubernetes.grace_s to record and pack
@@ -169,12 +169,6 @@ def collect(submission: Submission, run_dir: RunDir) -> Path:
         _bring(sent, submission, run_dir)
     delete_all(sent)
     return run_dir.bundle
-
-
-def judge_leader(sent: Sent) -> str:
-    """The name of the leading pod, empty where none runs."""
-    found = find_objects(sent)
-    return "" if found.job is None else judge(found.job, found.pods).leader
 
 
 def _is_here(run_dir: RunDir) -> bool:
