@@ -148,6 +148,14 @@ def test_a_window_shows_the_bundle_and_the_logs(served: Window) -> None:
     assert Facts.from_json(facts.to_json()) == facts
 
 
+def test_a_window_knows_who_has_not_read_the_last_lines(served: Window) -> None:
+    assert not served.is_followed()
+    ask(served, "/trials/00-p1-baseline/0/4")
+    assert served.is_followed()
+    ask(served, "/trials/00-p1-baseline/4/100")
+    assert not served.is_followed()
+
+
 @pytest.mark.parametrize(
     "path", ["/", "/../secret", "/trials/../0/10", "/trials/no-such/0/10", "/bundle/-1/10", "/bundle/0/99999999999",
              f"/bundle/0/{BLOCK_BYTES + 1}", "/plan.json", "/trials/..%2F..%2Fsecret/0/2"],

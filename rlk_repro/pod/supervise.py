@@ -27,6 +27,7 @@ from rlk_repro.rundir import RunDir
 
 SCHEMA: Final = 1
 LOOK_S: Final = 0.2
+LAST_LINES_S: Final = 10.0
 GATHER_S: Final = 1800.0
 _RAY_PORT: Final = 6379
 
@@ -54,7 +55,7 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
         ray = start_ray(environ) if duty.is_kuberay else None
         try:
             code = _run_agent(duty, environ, stop, ray, window)
-            _hold(duty, stop)
+            _hold(duty, stop, window)
             _tell_end(run_dir, code)
             _stay_for_operator(stop, ray)
         finally:
@@ -168,10 +169,13 @@ def _wait_for(agent: Child, stop: Stop, ray: Child | None) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _hold(duty: Duty, stop: Stop) -> None:
-    """Without a claim the bundle is gone with the pod: it waits to be collected."""
+def _hold(duty: Duty, stop: Stop, window: Window) -> None:
+    """Without a claim the bundle is gone with the pod: it waits to be collected.  Who follows logs gets their end."""
     if duty.hold_s:
         stop.wait(duty.hold_s)
+    until = time.monotonic() + LAST_LINES_S
+    while window.is_followed() and time.monotonic() < until and not stop.wait(LOOK_S):
+        pass
 
 
 def _stay_for_operator(stop: Stop, ray: Child | None) -> None:

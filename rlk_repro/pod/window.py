@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +18,8 @@ from rlk_repro.files import dump_json, load_json, sha256_file
 from rlk_repro.k8s.window import BLOCK_BYTES, BUNDLE, FACTS, STOP, TRIALS, Facts, TrialLog, wrap_block
 from rlk_repro.rundir import RunDir
 
+# who has not asked for so long does not follow
+FOLLOWER_S: Final = 30.0
 _BLOCK: Final = re.compile(rf"/({BUNDLE}|{TRIALS}/([^/]+))/(\d{{1,15}})/(\d{{1,9}})")
 
 
@@ -28,6 +32,8 @@ class Window:
         self._stop = stop
         self._lock = threading.Lock()
         self._digest: tuple[tuple[int, int], str] | None = None
+        self._last_log_read = -math.inf
+        self._seen_bytes: dict[str, int] = {}
         window = self
 
         class Handler(_Handler):
@@ -74,11 +80,17 @@ class Window:
             waits_for=self.waits_for,
             bundle_bytes=size_bytes,
             bundle_sha256=digest,
-            trials=tuple(
-                TrialLog(name=trial.name, size_bytes=trial.stdout.stat().st_size, has_ended=trial.exit.is_file())
-                for trial in self._run_dir.trial_dirs()
-                if trial.stdout.is_file()
-            ),
+            trials=self._list_logs(),
+        )
+
+    def note_log_read(self, trial: str, end: int) -> None:
+        self._last_log_read = time.monotonic()
+        self._seen_bytes[trial] = max(end, self._seen_bytes.get(trial, 0))
+
+    def is_followed(self) -> bool:
+        """Whether somebody reads the trials' logs as they grow, and has not all of them yet."""
+        return time.monotonic() - self._last_log_read < FOLLOWER_S and any(
+            self._seen_bytes.get(trial.name, 0) < trial.size_bytes for trial in self._list_logs()
         )
 
     def find_file(self, what: str, trial: str | None) -> Path | None:
@@ -86,6 +98,13 @@ class Window:
             return self._run_dir.bundle
         known = {folder.name: folder for folder in self._run_dir.trial_dirs()}
         return known[trial].stdout if trial in known else None
+
+    def _list_logs(self) -> tuple[TrialLog, ...]:
+        return tuple(
+            TrialLog(name=trial.name, size_bytes=trial.stdout.stat().st_size, has_ended=trial.exit.is_file())
+            for trial in self._run_dir.trial_dirs()
+            if trial.stdout.is_file()
+        )
 
     def _describe_bundle(self) -> tuple[int | None, str]:
         """Hashed once for each bundle: it is replaced whole, or not at all."""
@@ -121,6 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(500, f"{error.strerror}\n".encode())
             return
         self._answer(200, wrap_block(data), "application/octet-stream")
+        if found[2]:
+            self.served.note_log_read(found[2], int(found[3]) + len(data))
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
