@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro import backends
 from rlk_repro.backends import get_backend
-from rlk_repro.backends.api import Job, JobState, Status, Submission
+from rlk_repro.backends.api import Job, JobState, Status, Submission, Tell, be_silent
 from rlk_repro.errors import (
     EXIT_BUG,
     BundleUnreadable,
@@ -269,7 +269,7 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
     )
 
 
-def finish(launched: Launched) -> Result:
+def finish(launched: Launched, tell: Tell = be_silent) -> Result:
     """Read what a finished run left, and write its report beside it.
 
     Raises:
@@ -279,7 +279,7 @@ def finish(launched: Launched) -> Result:
 
     run_dir = launched.run_dir
     if launched.submission.cluster in backends.REMOTE:
-        get_backend(launched.submission.cluster).collect(launched.submission, run_dir)
+        get_backend(launched.submission.cluster).collect(launched.submission, run_dir, tell)
     if not run_dir.is_sealed:
         raise _explain_end(launched)
     bundle = get_backend(launched.submission.cluster).collect(launched.submission, run_dir)

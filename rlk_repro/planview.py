@@ -48,10 +48,10 @@ def dry_run_json(plan: Plan, job: Job) -> dict[str, Any]:
     return {"plan": plan.to_json(), "summary": plan_summary(plan), "job": shown}
 
 
-def bound_line(plan: Plan, minutes: float) -> str:
-    """What a job may cost at most where its cluster holds whole nodes for that long."""
+def bound_line(plan: Plan, minutes: float, gpus_per_node: int) -> str:
+    """What a job may cost at most that has so many GPUs of each node for that long."""
     layout = plan.layout
-    hours = minutes / 60 * layout.num_nodes * plan.hardware.gpus_per_node
+    hours = minutes / 60 * layout.num_nodes * gpus_per_node
     cost = f"{hours:.1f} GPU-hours" if hours else "no GPU"
     return f"at most {format_duration(minutes * 60)} on {layout.num_nodes} node(s), {cost}"
 

@@ -135,7 +135,7 @@ def run(prepared: Prepared, tell: Callable[[str], None], *, is_quiet: bool = Fal
     launched = launch.submit(prepared.launch, [("replay_of", prepared.recorded.bundle_id)])
     tell(f"run directory: {launched.run_dir.root}")
     launch.wait(launched, tell, is_quiet=is_quiet)
-    result = launch.finish(launched)
+    result = launch.finish(launched, tell)
     tell(f"bundle: {result.bundle}  (id {result.bundle_id[:12]})")
     tell(f"report: {result.report}")
     drift = prepared.drift

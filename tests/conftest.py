@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ WEIRD_NAMES = (
 
 
 # Files whose heavy tests would count each other's mounts or want the same ports.
-_CONTAINERS = ("test_images_build", "test_slurm_golden", "test_slurm_podman", "test_slurm_ray")
+_CONTAINERS = ("test_images_build", "test_replay_between", "test_slurm_golden", "test_slurm_podman", "test_slurm_ray")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -84,6 +85,19 @@ def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_r
 
     with on_site(cluster, tmp_path, monkeypatch) as here:
         yield here
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 MiB; only root may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "rlk-repro-test", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        assert not os.environ.get("RLK_REPRO_REQUIRE_SLURM"), "a small file system cannot be mounted"
+        pytest.skip("only root may mount a small file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture

@@ -95,6 +95,21 @@ def test_an_rl_kernel_on_the_trainers_own_path_is_found(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
+    ("told", "expected"),
+    [(None, []), ("2.55.1", []),
+     ("2.49.0", [Finding(Level.WARNING, "kubernetes.ray_version", "2.49.0, as the profile tells KubeRay",
+                         "2.55.1 in the image")])],
+)  # fmt: skip
+def test_another_ray_than_kuberay_was_told_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, expected: list[Finding]
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.55.1")
+    lines = f"cluster: k8s\nkubernetes: {{results: {{claim: c, path: /r}}, ray_version: {told or 'null'}}}\n"
+    profile = PROFILE.replace(b"cluster: local\n", lines.encode())
+    assert list(preflight.check_ray_version(make_example_plan(profile=profile)[0])) == expected
+
+
+@pytest.mark.parametrize(
     ("now", "expected"),
     [
         (Clock(unix_s=1_795_000_001.0, monotonic_s=6.0), []),

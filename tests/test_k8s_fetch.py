@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import http.client
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from rlk_repro.k8s.window import BLOCK_BYTES, BUNDLE, Facts, make_block_path, un
 from rlk_repro.pod.window import Window
 from rlk_repro.rundir import RunDir
 from tests.k8s_runs import needs_kubectl, use_server
-from tests.kube_server import Faults, KubeServer
+from tests.kube_kubelet import Faults
+from tests.kube_server import KubeServer
 
 DATA = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -151,9 +153,17 @@ def test_a_window_shows_the_bundle_and_the_logs(served: Window) -> None:
 def test_a_window_knows_who_has_not_read_the_last_lines(served: Window) -> None:
     assert not served.is_followed()
     ask(served, "/trials/00-p1-baseline/0/4")
-    assert served.is_followed()
-    ask(served, "/trials/00-p1-baseline/4/100")
-    assert not served.is_followed()
+    wait_for(served.is_followed)
+    ask(served, "/trials/00-p1-baseline/4/4")
+    wait_for(lambda: not served.is_followed())
+
+
+def wait_for(is_there: Callable[[], bool]) -> None:
+    """The window notes an answer once it is sent."""
+    until = time.monotonic() + 10
+    while not is_there():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +202,7 @@ def test_two_gigabytes_over_a_connection_that_is_cut_five_times(
     faults = Faults(cut_every_bytes=350 << 20, cuts_left=5)
     with KubeServer(tmp_path, faults=faults) as server, Window(far, 0, lambda: None) as window:
         use_server(server, tmp_path, monkeypatch)
-        server.running["far"] = _Stub(window.port)  # type: ignore[assignment]
+        server.show("far", window.port)
         place = Place(namespace="default")
         facts = window.read_facts()
         assert facts.bundle_sha256 == digest.hexdigest()
@@ -203,12 +213,4 @@ def test_two_gigabytes_over_a_connection_that_is_cut_five_times(
         assert path.stat().st_size == size_bytes
         assert faults.cuts_left == 0
         # every cut costs the block that was cut, and checksums
-        assert server.bytes_sent <= size_bytes + 5 * BLOCK_BYTES + (1 << 16)
-        server.running.clear()
-
-
-class _Stub:
-    """A pod that is this process."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
+        assert faults.bytes_sent <= size_bytes + 5 * BLOCK_BYTES + (1 << 16)

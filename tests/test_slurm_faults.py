@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from rlk_repro.launch import load_plan
 from rlk_repro.verify import verify_bundle
 from tests.job_examples import find_descendants
 from tests.slurm_cluster import NODES, Cluster
-from tests.slurm_runs import LONG, REQUIRED, Run, Site, make_profile, start_or_skip
+from tests.slurm_runs import LONG, Run, Site, make_profile, start_or_skip
 
 pytestmark = pytest.mark.real
 
@@ -36,19 +35,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     running = start_or_skip(tmp_path_factory.mktemp("slurm") / "c", slurmd_timeout_s=5)
     yield running
     running.close()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 MiB; only root may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "rlk-repro-test", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        assert not os.environ.get(REQUIRED), "a small file system cannot be mounted"
-        pytest.skip("only root may mount a small file system")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 # Each breaks something and returns the states that are right afterwards; DONE wherever the run may have been quicker.

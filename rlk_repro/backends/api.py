@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +14,13 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
 
 SCHEMA: Final = 1
+Tell = Callable[[str], object]
+"""Takes a line of progress."""
+
+
+def be_silent(line: str) -> None:
+    """Where nobody listens."""
+    del line
 
 
 class JobState(StrEnum):
@@ -116,5 +123,5 @@ class Backend(Protocol):
     def cancel(self, submission: Submission, run_dir: RunDir) -> bool:
         """Ask for the end, letting the agent pack; False where it has ended already.  Cancelling twice is fine."""
 
-    def collect(self, submission: Submission, run_dir: RunDir) -> Path:
-        """Bring the bundle to ``run_dir.bundle``."""
+    def collect(self, submission: Submission, run_dir: RunDir, tell: Tell = be_silent) -> Path:
+        """Bring the bundle to ``run_dir.bundle``, telling how far it is where that takes long."""

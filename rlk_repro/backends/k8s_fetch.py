@@ -9,16 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from rlk_repro.backends.api import Tell, be_silent
 from rlk_repro.backends.kubectl import Unreachable
 from rlk_repro.bundle import unpack
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.files import sha256_file
 from rlk_repro.k8s.window import BLOCK_BYTES
 from rlk_repro.rundir import RunDir
+from rlk_repro.units import format_bytes
 
 MAX_FAILURES: Final = 8
 FIRST_PAUSE_S: Final = 0.5
 MAX_PAUSE_S: Final = 20.0
+TELL_S: Final = 5.0
 
 AskBlock = Callable[[int, int], bytes | None]
 """Offset and size to the block's bytes; None where it did not arrive whole."""
@@ -31,6 +34,7 @@ def fetch_bundle(
     digest: str,
     *,
     block_bytes: int = BLOCK_BYTES,
+    tell: Tell = be_silent,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Path:
     """The whole bundle at ``run_dir.bundle``; what arrived before an interruption is not fetched again.
@@ -45,7 +49,7 @@ def fetch_bundle(
         if other != part:
             other.unlink()
     try:
-        _fill(ask, part, size_bytes, block_bytes, sleep)
+        _fill(ask, part, size_bytes, block_bytes, tell, sleep)
     except OSError as error:
         raise EnvironmentMissing(Problem(str(part), f"cannot be written ({error.strerror})")) from None
     found = sha256_file(part)
@@ -71,7 +75,9 @@ def put_in_place(run_dir: RunDir) -> None:
     shutil.rmtree(run_dir.live.root, ignore_errors=True)
 
 
-def _fill(ask: AskBlock, part: Path, size_bytes: int, block_bytes: int, sleep: Callable[[float], object]) -> None:
+def _fill(
+    ask: AskBlock, part: Path, size_bytes: int, block_bytes: int, tell: Tell, sleep: Callable[[float], object]
+) -> None:
     with part.open("ab") as stream:
         # what an interruption left of a block is not whole
         offset = (
@@ -79,7 +85,9 @@ def _fill(ask: AskBlock, part: Path, size_bytes: int, block_bytes: int, sleep: C
         )
         stream.truncate(offset)
         stream.seek(offset)
-        num_failures = 0
+        if offset:
+            tell(f"{format_bytes(offset)} are here already")
+        num_failures, told = 0, time.monotonic()
         while offset < size_bytes:
             wanted = min(block_bytes, size_bytes - offset)
             data = ask(offset, wanted)
@@ -96,6 +104,9 @@ def _fill(ask: AskBlock, part: Path, size_bytes: int, block_bytes: int, sleep: C
             stream.write(data)
             stream.flush()
             offset += wanted
+            if time.monotonic() - told >= TELL_S:
+                told = time.monotonic()
+                tell(f"{format_bytes(offset)} of {format_bytes(size_bytes)}")
 
 
 def _replace(source: Path, target: Path) -> None:

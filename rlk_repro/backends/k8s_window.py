@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.backends import kubectl
-from rlk_repro.backends.api import Submission
+from rlk_repro.backends.api import Submission, Tell
 from rlk_repro.backends.k8s_objects import Sent, find_objects, read_sent
 from rlk_repro.backends.k8s_states import explain_pod, is_ready, judge, role_of
 from rlk_repro.backends.kubectl import Place
@@ -72,7 +72,7 @@ def ask_to_stop(place: Place, pod: str) -> bool:
 
 
 @contextmanager
-def find_window(sent: Sent, run_dir: RunDir) -> Iterator[OpenWindow]:
+def find_window(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[OpenWindow]:
     """The leading pod where it still runs and has a bundle, else a collector pod for the time of the block.
 
     Raises:
@@ -89,6 +89,7 @@ def find_window(sent: Sent, run_dir: RunDir) -> Iterator[OpenWindow]:
         what = "its results were in its leading pod, which is gone"
         raise CheckFailed(Problem(run_dir.run_id, what, expected="kubernetes.results.claim for the next one"))
     pod = _start_collector(sent, plan, run_dir)
+    tell(f"waiting for pod {pod}, which reads claim {kubernetes_settings(plan).results.claim}")
     try:
         window = _wait_for_collector(sent, pod, run_dir)
     except CheckFailed:
@@ -166,6 +167,9 @@ def _wait_for_collector(sent: Sent, name: str, run_dir: RunDir) -> OpenWindow:
         reason = "; ".join(explain_pod(pod))
         if is_ready(pod):
             facts = read_facts(sent.place, name)
+            if facts is not None and facts.failure:
+                raise CheckFailed(Problem(run_dir.run_id, "cannot be packed in the cluster", got=facts.failure,
+                                          hint="room on the results claim; then collect again"))  # fmt: skip
             if facts is not None and not facts.waits_for and facts.bundle_bytes is not None:
                 return OpenWindow(place=sent.place, pod=name, facts=facts)
         if pod.get("status", {}).get("phase") in {"Failed", "Succeeded"}:

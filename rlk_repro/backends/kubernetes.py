@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.backends import kubectl
-from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission, Tell, be_silent
 from rlk_repro.backends.asking import asked_rarely, join_words, require_ended, require_known
 from rlk_repro.backends.k8s_fetch import fetch_bundle, put_in_place
 from rlk_repro.backends.k8s_objects import Sent, delete_all, find_objects, read_sent, record_objects
@@ -28,6 +28,7 @@ from rlk_repro.k8s.naming import OBJECTS
 from rlk_repro.k8s.window import Facts
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
+from rlk_repro.units import format_bytes
 
 LOG_POLL_S: Final = 2.0
 GONE_TIMEOUT_S: Final = 300.0
@@ -153,7 +154,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     return True
 
 
-def collect(submission: Submission, run_dir: RunDir) -> Path:
+def collect(submission: Submission, run_dir: RunDir, tell: Tell = be_silent) -> Path:
     """The bundle from the leading pod, or from a small pod with the results claim; then nothing is left in the cluster.
 
     Raises:
@@ -166,7 +167,7 @@ def collect(submission: Submission, run_dir: RunDir) -> Path:
         raise EnvironmentMissing(Problem(run_dir.run_id, "was not submitted to Kubernetes", got=submission.job_id))
     if not _is_here(run_dir):
         require_ended(poll(submission, run_dir), run_dir)
-        _bring(sent, submission, run_dir)
+        _bring(sent, submission, run_dir, tell)
     delete_all(sent)
     return run_dir.bundle
 
@@ -282,11 +283,12 @@ def _own(sent: Sent, made: Sequence[Mapping[str, Any]]) -> None:
             raise kubectl.explain(done)
 
 
-def _bring(sent: Sent, submission: Submission, run_dir: RunDir) -> None:
-    with find_window(sent, run_dir) as window:
+def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> None:
+    with find_window(sent, run_dir, tell) as window:
         if window.facts.bundle_bytes is None:
             raise CheckFailed(Problem(run_dir.run_id, "left nothing to collect", expected="a bundle"))
-        fetch_bundle(window.ask_bundle, run_dir, window.facts.bundle_bytes, window.facts.bundle_sha256)
+        tell(f"fetching {format_bytes(window.facts.bundle_bytes)} from pod {window.pod}")
+        fetch_bundle(window.ask_bundle, run_dir, window.facts.bundle_bytes, window.facts.bundle_sha256, tell=tell)
         last_state = window.facts.state
     put_in_place(run_dir)
     if last_state is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro import proc, procfs
-from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission, Tell, be_silent
 from rlk_repro.backends.lastword import read_last_word
 from rlk_repro.backends.triallogs import read_logs
 from rlk_repro.bundle import pack
@@ -129,7 +129,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     return True
 
 
-def collect(submission: Submission, run_dir: RunDir) -> Path:
+def collect(submission: Submission, run_dir: RunDir, tell: Tell = be_silent) -> Path:
     """The bundle is here already; what a killed agent left is packed now.
 
     Raises:
@@ -143,6 +143,7 @@ def collect(submission: Submission, run_dir: RunDir) -> Path:
         raise CheckFailed(
             Problem(run_dir.run_id, "is still running", hint=f"rlk-repro status --watch {run_dir.run_id}")
         )
+    tell(f"packing what {run_dir.root} holds")
     return pack(run_dir)
 
 

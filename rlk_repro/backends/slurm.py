@@ -13,7 +13,7 @@ from typing import Final
 
 from rlk_repro import proc
 from rlk_repro.backends import slurmctl
-from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission, Tell, be_silent
 from rlk_repro.backends.asking import asked_rarely, join_words, require_ended, require_known
 from rlk_repro.backends.lastword import read_last_word
 from rlk_repro.backends.slurmctl import JobFacts, JobId
@@ -125,7 +125,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     raise SchedulerRefused(Problem("slurm", f'scancel refused: "{slurmctl.quote_words(done)}"'))
 
 
-def collect(submission: Submission, run_dir: RunDir) -> Path:
+def collect(submission: Submission, run_dir: RunDir, tell: Tell = be_silent) -> Path:
     """The bundle is on the shared file system; what a killed agent left is packed now, with Slurm's last record.
 
     Raises:
@@ -138,6 +138,7 @@ def collect(submission: Submission, run_dir: RunDir) -> Path:
     job_id = slurmctl.parse_job_id(submission.job_id)
     if not run_dir.is_sealed and job_id is not None:
         _record_end(run_dir, job_id)
+    tell(f"packing what {run_dir.root} holds")
     return pack(run_dir)
 
 

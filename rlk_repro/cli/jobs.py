@@ -125,7 +125,7 @@ def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
     submission = launch.load_submission(run_dir)
     if submission is None:
         raise CheckFailed(Problem(run_dir.run_id, "was never submitted", expected="something to collect"))
-    path = get_backend(submission.cluster).collect(submission, run_dir)
+    path = get_backend(submission.cluster).collect(submission, run_dir, silence if as_json else note)
     if as_json:
         say_json({"id": run_dir.run_id, "bundle": str(path), "is_sealed": run_dir.is_sealed})
         return

@@ -152,19 +152,29 @@ def _show_submitted(plan: Plan, launched: Launched, *, as_json: bool) -> None:
         return
     say(f"submitted {run_dir.run_id} to {submission.cluster} as {submission.job_id}")
     say(f"run directory: {run_dir.root}")
-    if submission.cluster == "slurm":
-        from rlk_repro.planview import bound_line
-        from rlk_repro.sbatch import time_limit_min
-
-        say(bound_line(plan, time_limit_min(plan)))
+    if submission.cluster != "local":
+        say(_find_bound(plan))
     say(f"next: rlk-repro status --watch {run_dir.run_id}")
     say(f"      rlk-repro logs -f {run_dir.run_id}   (or cancel, collect)")
+
+
+def _find_bound(plan: Plan) -> str:
+    """Slurm's jobs have their nodes to themselves, pods what they ask for."""
+    from rlk_repro.planview import bound_line
+
+    if plan.cluster == "slurm":
+        from rlk_repro.sbatch import time_limit_min
+
+        return bound_line(plan, time_limit_min(plan), plan.hardware.gpus_per_node)
+    from rlk_repro import k8s
+
+    return bound_line(plan, k8s.time_limit_min(plan), plan.layout.gpus_per_node)
 
 
 def _show_result(launched: Launched, *, as_json: bool) -> None:
     from rlk_repro import launch
 
-    result = launch.finish(launched)
+    result = launch.finish(launched, silence if as_json else note)
     if as_json:
         say_json(result.to_json())
     else:

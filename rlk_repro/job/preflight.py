@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final
@@ -75,6 +76,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         *check_room("memory", read_free_memory(), limits.min_free_memory_gib),
         *(absent or check_imports(plan)),
         *check_rl_kernel(plan),
+        *check_ray_version(plan),
         *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
         *check_pins(plan.stack, manifest, find_record()),
         *check_image(plan, manifest),
@@ -140,6 +142,20 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
         yield Finding(Level.BLOCKING, where, "installed, as rl_kernel.mode is require", "missing")
     else:
         yield Finding(Level.INFO, where, "installed", "missing: the enabled variant falls back")
+
+
+def check_ray_version(plan: Plan) -> Iterator[Finding]:
+    """KubeRay makes the pods by the version that it is told; the Ray in them is the image's."""
+    settings = plan.profile.kubernetes
+    if settings is None or settings.kind != "rayjob" or settings.ray_version is None:
+        return
+    try:
+        found = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        found = "none"
+    if found != settings.ray_version:
+        told = f"{settings.ray_version}, as the profile tells KubeRay"
+        yield Finding(Level.WARNING, "kubernetes.ray_version", told, f"{found} in the image")
 
 
 def _trainer_path(plan: Plan) -> str:

@@ -34,7 +34,6 @@ INPUTS_PATH: Final = "/etc/rlk-repro"
 INPUT_FILES: Final = ("run.yaml", "stack.yaml", "hardware.yaml", "profile.yaml", "plan.json", "submission.json")
 POD_PROGRAM: Final = ("-m", "rlk_repro.pod")
 GROUP_VARIABLE: Final = "RLK_REPRO_GROUP"
-RAY_VERSION_VARIABLE: Final = "RLK_REPRO_RAY_VERSION"
 RDMA_CAPABILITY: Final = "IPC_LOCK"
 _CHANNEL: Final = "channel"
 _COLLECTOR_RESOURCES: Final = {"cpu": "1", "memory": "2Gi"}
@@ -153,8 +152,6 @@ def _fill_common(plan: Plan, settings: KubernetesSettings, spec: Object, command
     if settings.kind == "rayjob":
         field = {"fieldRef": {"fieldPath": "metadata.labels['ray.io/cluster']"}}
         container["env"].append({"name": GROUP_VARIABLE, "valueFrom": field})
-        if settings.ray_version is not None:
-            container["env"].append({"name": RAY_VERSION_VARIABLE, "value": settings.ray_version})
     container["volumeMounts"][0]["mountPath"] = settings.results.path
     if settings.results.claim is not None:
         spec["volumes"][0] = {"name": "results", "persistentVolumeClaim": {"claimName": settings.results.claim}}

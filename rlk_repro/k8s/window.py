@@ -36,11 +36,15 @@ class TrialLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """``state`` is the agent's progress as it writes it; ``bundle`` its size and sha256 once it is whole."""
+    """``state`` is the agent's progress as it writes it; ``bundle`` its size and sha256 once it is whole.
+
+    ``failure``: why there will be no bundle.
+    """
 
     state: Mapping[str, Any] | None
     is_sealed: bool
     waits_for: str
+    failure: str
     bundle_bytes: int | None
     bundle_sha256: str
     trials: tuple[TrialLog, ...]
@@ -54,6 +58,7 @@ class Facts:
             "state": self.state,
             "is_sealed": self.is_sealed,
             "waits_for": self.waits_for,
+            "failure": self.failure,
             "bundle_bytes": self.bundle_bytes,
             "bundle_sha256": self.bundle_sha256,
             "trials": trials,

@@ -17,7 +17,7 @@ from rlk_repro.errors import EnvironmentMissing, Problem, RlkReproError
 from rlk_repro.files import load_json, write_json
 from rlk_repro.job.ray_given import ADDRESS_VARIABLE
 from rlk_repro.job.stop import Stop
-from rlk_repro.k8s.pods import GROUP_VARIABLE, RAY_VERSION_VARIABLE
+from rlk_repro.k8s.pods import GROUP_VARIABLE
 from rlk_repro.k8s.window import PORT, PORT_VARIABLE
 from rlk_repro.pod.children import RAY_GRACE_S, Child, start_agent, start_ray
 from rlk_repro.pod.inputs import bring_in
@@ -51,7 +51,6 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
         if run_dir.is_sealed:  # started again after its end
             return _tell_end(run_dir, 0)
         bring_in(run_dir, duty.inputs)
-        _warn_of_other_ray(environ)
         ray = start_ray(environ) if duty.is_kuberay else None
         try:
             code = _run_agent(duty, environ, stop, ray, window)
@@ -93,9 +92,10 @@ def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
     with stop.installed(), Window(run_dir, find_port(environ), _ask_to_end) as window:
         if not run_dir.bundle.is_file():
             window.waits_for = "packing"
-            _pack(run_dir)
+            window.failure = _pack(run_dir)
             window.waits_for = ""
-        _tell_end(run_dir, 0)
+        if not window.failure:
+            _tell_end(run_dir, 0)
         while not stop.wait(3600):
             pass
     return 0
@@ -189,27 +189,16 @@ def _tell_end(run_dir: RunDir, code: int) -> int:
     return code
 
 
-def _pack(run_dir: RunDir) -> None:
+def _pack(run_dir: RunDir) -> str:
+    """Empty, or why it could not be packed."""
     try:
         pack(run_dir)
     except (RlkReproError, OSError) as error:
         sys.stderr.write(f"not packed: {error}\n")
+        return str(error)
+    return ""
 
 
 def _ask_to_end() -> None:
     """As if the kubelet had: a signal wakes whoever waits."""
     proc.signal_process(os.getpid(), signal.SIGTERM)
-
-
-def _warn_of_other_ray(environ: Mapping[str, str]) -> None:
-    from importlib import metadata
-
-    wanted = environ.get(RAY_VERSION_VARIABLE)
-    if not wanted:
-        return
-    try:
-        found = metadata.version("ray")
-    except metadata.PackageNotFoundError:
-        found = "none"
-    if found != wanted:
-        sys.stderr.write(f"kubernetes.ray_version: KubeRay was told {wanted}, the image has {found}\n")

@@ -28,6 +28,7 @@ class Window:
 
     def __init__(self, run_dir: RunDir, port: int, stop: Callable[[], object]) -> None:
         self.waits_for = ""
+        self.failure = ""
         self._run_dir = run_dir
         self._stop = stop
         self._lock = threading.Lock()
@@ -78,6 +79,7 @@ class Window:
             state=state,
             is_sealed=self._run_dir.is_sealed,
             waits_for=self.waits_for,
+            failure=self.failure,
             bundle_bytes=size_bytes,
             bundle_sha256=digest,
             trials=self._list_logs(),
