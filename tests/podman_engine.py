@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.container_image import REFERENCE, make_image
 from tests.slurm_cluster import SBIN
-from tests.slurm_runs import REPOSITORY, REQUIRED
+from tests.slurm_runs import REPOSITORY, REQUIRED, make_profile
 
 PATH = f"/usr/bin:/bin:{SBIN}"
 HOST_FOLDERS = tuple(dict.fromkeys(("/bin", "/lib", "/lib64", "/usr", sys.prefix, sys.base_prefix)))
@@ -77,6 +78,16 @@ def running_engine(
         yield engine
     finally:
         engine.ask("rmi", f"{REFERENCE}:{tag}")
+
+
+def make_podman_profile(folder: Path, engine: Engine) -> Path:
+    """Of the tests' Slurm, with the Python of the tests in every container."""
+    profile = make_profile(folder, setup=[f"export CONTAINERS_CONF='{engine.configuration}'"])
+    value: dict[str, Any] = yaml.safe_load(profile.read_text())
+    mounts = [{"source": source, "read_only": True} for source in HOST_FOLDERS]
+    value["container"].update(runtime="podman", mounts=mounts)
+    profile.write_text(yaml.safe_dump(value))
+    return profile
 
 
 def mount_python() -> tuple[str, ...]:

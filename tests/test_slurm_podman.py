@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,9 +13,9 @@ from rlk_repro.backends.api import JobState
 from rlk_repro.files import load_json
 from rlk_repro.verify import verify_bundle
 from tests.container_image import REFERENCE, make_image
-from tests.podman_engine import HOST_FOLDERS, Engine, running_engine
+from tests.podman_engine import Engine, make_podman_profile, running_engine
 from tests.slurm_cluster import Cluster
-from tests.slurm_runs import LONG, SETTINGS, Run, Site, make_profile, start_or_skip
+from tests.slurm_runs import LONG, SETTINGS, Run, Site, start_or_skip
 
 pytestmark = pytest.mark.real
 
@@ -44,12 +43,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterato
 
 
 def submit(site: Site, engine: Engine, stack: Path, settings: tuple[str, ...]) -> Run:
-    profile = make_profile(site.folder, setup=[f"export CONTAINERS_CONF='{engine.configuration}'"])
-    value: dict[str, Any] = yaml.safe_load(profile.read_text())
-    value["container"]["runtime"] = "podman"
-    mounts = [{"source": folder, "read_only": True} for folder in HOST_FOLDERS]
-    value["container"]["mounts"] = mounts
-    profile.write_text(yaml.safe_dump(value))
+    profile = make_podman_profile(site.folder, engine)
     request = launch.Request(run="smoke", cluster="slurm", profile=str(profile), stack=str(stack), settings=settings,
                              is_exploratory=True)  # fmt: skip
     return Run(site=site, launched=launch.submit(launch.prepare(request)))
