@@ -35,7 +35,8 @@ def node(name: str, product: str = "NVIDIA-H200", gpus: int = 8, **labels: str) 
 
 def claim(name: str, mode: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "default"},
-            "spec": {"accessModes": [mode]}, "status": {"phase": "Bound"}}  # fmt: skip
+            "spec": {"accessModes": [mode], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}},
+            "status": {"phase": "Bound"}}  # fmt: skip
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServ
     with running_server(tmp_path / "kube", monkeypatch) as running:
         for number in range(2):
             running.add("nodes", node(f"n{number}"))
-        running.add("persistentvolumeclaims", claim("shared", "ReadWriteMany"), "default")
+        running.add("persistentvolumeclaims", claim("shared", "ReadWriteMany"))
         space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": {}}}
         running.add("namespaces", space)
         yield running
@@ -97,9 +98,8 @@ def test_a_profile_is_proposed_that_the_cluster_takes(server: KubeServer, tmp_pa
 def test_what_would_fail_is_said(
     server: KubeServer, tmp_path: Path, call: Call, settings: dict[str, Any], where: str
 ) -> None:
-    server.add(
-        "secrets", {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x", "namespace": "default"}}, "default"
-    )
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x", "namespace": "default"}}
+    server.add("secrets", secret)
     code, findings = check(call, write_profile(tmp_path, **settings))
     assert code == 1
     assert where in {item["where"] for item in findings if item["level"] == "blocking"}
@@ -107,8 +107,8 @@ def test_what_would_fail_is_said(
 
 @needs_kubectl
 def test_missing_operators_and_permissions_are_said(server: KubeServer, tmp_path: Path, call: Call) -> None:
-    server.without = frozenset({"RayJob", "ComputeDomain"})
-    server.faults.forbidden = "events"
+    server.remove_operators()
+    server.forbid("events")
     code, findings = check(call, write_profile(tmp_path, compute_domain=True))
     assert code == 1
     blocking = {item["where"] for item in findings if item["level"] == "blocking"}

@@ -1,0 +1,240 @@
+"""Stand-ins for controllers and the scheduler, as far as a run needs them.
+
+Those of Job, scheduler and garbage collector rest where the real ones run (tests/kube_real.py); KubeRay's and JobSet's
+always work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from tests.kube_kubelet import Faults, Kubelet, end_process
+from tests.kube_store import Gone, Object, Store, has_condition, is_owned, make_condition, now, suffix
+
+TERMINAL: Final = ("Complete", "Completed", "Failed")
+OWNERS: Final = ("jobs", "jobsets", "rayjobs")
+OWNED: Final = ("configmaps", "pods", "jobs", "computedomains")
+
+
+class Controllers:
+    """``keep`` does once what controllers do all the time."""
+
+    ray_command = "sleep 100000"
+
+    def __init__(self, store: Store, kubelet: Kubelet, faults: Faults, num_nodes: int) -> None:
+        self.store = store
+        self.kubelet = kubelet
+        self.faults = faults
+        self.num_nodes = num_nodes
+        self.entrypoints: dict[str, subprocess.Popen[bytes]] = {}
+        self._next_node = itertools.count()
+
+    def keep(self, *, has_scheduler: bool, has_jobs: bool, has_garbage: bool) -> None:
+        """What is named is there already, and does its part itself."""
+        steps: dict[str, Callable[[Object], None]] = {"jobsets": self.keep_jobset, "rayjobs": self.keep_rayjob}
+        if not has_jobs:
+            steps["jobs"] = self.keep_job
+        for plural, step in steps.items():
+            for item in self.store.list(plural):
+                if "deletionTimestamp" not in item["metadata"]:
+                    with contextlib.suppress(Gone):
+                        step(item)
+        if not has_garbage:
+            self.remove_garbage()
+        if not has_scheduler:
+            for pod in self.store.list("pods"):
+                with contextlib.suppress(Gone):
+                    self.schedule(pod)
+
+    def close(self) -> None:
+        for process in self.entrypoints.values():
+            end_process(process, 0.0)
+
+    def owned(self, plural: str, owner: Object) -> list[Object]:
+        return [item for item in self.store.list(plural) if is_owned(item, owner)]
+
+    def schedule(self, pod: Object) -> None:
+        if pod["spec"].get("nodeName") or "deletionTimestamp" in pod["metadata"]:
+            return
+        if not self.faults.unschedulable:
+            self.store.bind(pod, f"node-{next(self._next_node) % self.num_nodes}")
+            self.store.patch_status("pods", pod, {"conditions": [make_condition("PodScheduled")]})
+        elif "Unschedulable" not in str(pod["status"]):
+            message = f"0/{self.num_nodes} nodes are available: {self.num_nodes} Insufficient nvidia.com/gpu."
+            condition = make_condition("PodScheduled", "Unschedulable", message, "False")
+            self.store.patch_status("pods", pod, {"conditions": [condition]})
+
+    def remove_garbage(self) -> None:
+        uids = {item["metadata"]["uid"] for plural in OWNERS for item in self.store.list(plural)}
+        for plural in OWNED:
+            for item in self.store.list(plural):
+                owners = [owner["uid"] for owner in item["metadata"].get("ownerReferences", ())]
+                if owners and uids.isdisjoint(owners) and "deletionTimestamp" not in item["metadata"]:
+                    with contextlib.suppress(Gone):
+                        self.store.delete(plural, item)
+
+    # Job
+    def keep_job(self, job: Object) -> None:
+        status = job.get("status") or {}
+        if has_condition(job, *TERMINAL):
+            return
+        if self.faults.suspend or job["spec"].get("suspend"):
+            if not has_condition(job, "Suspended"):
+                self.store.patch_status("jobs", job, {"conditions": [make_condition("Suspended", "JobSuspended")]})
+        elif "startTime" not in status:
+            count = job["spec"].get("completions", 1)
+            resumed = [make_condition("Suspended", "JobResumed", status="False")] if "conditions" in status else []
+            self.store.patch_status("jobs", job, {"startTime": now(), "active": count, "conditions": resumed})
+            for index in range(count):
+                parts = (job["metadata"]["name"], *((str(index),) if is_indexed(job) else ()), suffix())
+                self.make_pod(job, job["spec"]["template"], "-".join(parts))
+        else:
+            self.end_job(job)
+
+    def end_job(self, job: Object) -> None:
+        pods = self.owned("pods", job)
+        phases = [pod["status"].get("phase") for pod in pods]
+        if "Failed" in phases:
+            ends = ("FailureTarget", "Failed")
+            counts = {"failed": phases.count("Failed")}
+            words = ("BackoffLimitExceeded", "Job has reached the specified backoff limit")
+        elif phases and set(phases) == {"Succeeded"}:
+            ends, counts = ("SuccessCriteriaMet", "Complete"), {"succeeded": len(phases)}
+            words = ("CompletionsReached", "Reached expected number of succeeded pods")
+        else:
+            return
+        for pod in pods:
+            if pod["status"].get("phase") == "Running":
+                self.store.delete("pods", pod)
+        done = {} if ends[1] == "Failed" else {"completionTime": now()}
+        conditions = [make_condition(end, *words) for end in ends]
+        self.store.patch_status("jobs", job, {"active": 0, "ready": 0, **counts, **done, "conditions": conditions})
+
+    # JobSet
+    def keep_jobset(self, jobset: Object) -> None:
+        if has_condition(jobset, *TERMINAL):
+            return
+        jobs = {job["metadata"]["name"]: job for job in self.owned("jobs", jobset)}
+        for name, replicated in list_child_jobs(jobset):
+            if name not in jobs:
+                self.make_child_job(jobset, name, replicated)
+        targets = jobset["spec"]["successPolicy"]["targetReplicatedJobs"]
+        wanted = [name for name, replicated in list_child_jobs(jobset) if replicated["name"] in targets]
+        failed = [name for name, job in jobs.items() if has_condition(job, "Failed")]
+        if failed:
+            message = f"jobset failed due to reaching max number of restarts (first failed job: {failed[0]})"
+            condition = make_condition("Failed", "ReachedMaxRestarts", message)
+        elif all(name in jobs and has_condition(jobs[name], "Complete") for name in wanted):
+            condition = make_condition("Completed", "AllJobsCompleted", "jobset completed successfully")
+        else:
+            return
+        self.store.patch_status("jobsets", jobset, {"conditions": [condition]})
+        for job in jobs.values():
+            if not has_condition(job, *TERMINAL):
+                self.store.delete("jobs", job)
+
+    def make_child_job(self, jobset: Object, name: str, replicated: Object) -> None:
+        template = copy.deepcopy(replicated["template"])
+        metadata = jobset["metadata"]
+        labels = {
+            "jobset.sigs.k8s.io/jobset-name": metadata["name"],
+            "jobset.sigs.k8s.io/replicatedjob-name": replicated["name"],
+        }
+        known = template.get("metadata") or {}
+        self.store.create("jobs", {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {
+                "name": name,
+                "namespace": metadata["namespace"],
+                "labels": {**known.get("labels", {}), **labels},
+                "ownerReferences": [make_owner(jobset, "jobset.x-k8s.io/v1alpha2", "JobSet")],
+            },
+            "spec": template["spec"],
+        })  # fmt: skip
+
+    # KubeRay
+    def keep_rayjob(self, job: Object) -> None:
+        status = job.get("status") or {}
+        word = status.get("jobDeploymentStatus", "")
+        if self.faults.suspend or word == "Suspended":
+            wanted = "Suspended" if self.faults.suspend else "Initializing"
+            if word != wanted:
+                self.store.patch_status("rayjobs", job, {"jobDeploymentStatus": wanted})
+        elif "rayClusterName" not in status:
+            name = f"{job['metadata']['name']}-{suffix()}"
+            self.store.patch_status("rayjobs", job, {"jobDeploymentStatus": "Initializing", "rayClusterName": name})
+            self.make_ray_pods(job, name)
+        elif word == "Initializing":
+            head = self.kubelet.running.get(f"{status['rayClusterName']}-head")
+            if head is not None and all(each["status"].get("phase") == "Running" for each in self.owned("pods", job)):
+                self.entrypoints[job["metadata"]["uid"]] = head.execute(job["spec"]["entrypoint"])
+                self.store.patch_status("rayjobs", job, {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"})
+        elif word == "Running":
+            self.end_rayjob(job, f"{status['rayClusterName']}-head")
+
+    def make_ray_pods(self, job: Object, name: str) -> None:
+        cluster = job["spec"]["rayClusterSpec"]
+        env = [{"name": "KUBERAY_GEN_RAY_START_CMD", "value": self.ray_command}]
+        labels = {"ray.io/cluster": name}
+        self.make_pod(job, cluster["headGroupSpec"]["template"], f"{name}-head", labels, env)
+        for group in cluster.get("workerGroupSpecs", ()):
+            for _ in range(group["replicas"]):
+                self.make_pod(job, group["template"], f"{name}-{group['groupName']}-{suffix()}", labels, env)
+
+    def end_rayjob(self, job: Object, head: str) -> None:
+        entrypoint = self.entrypoints[job["metadata"]["uid"]]
+        code = entrypoint.poll()
+        pods = self.owned("pods", job)
+        phase = next((pod["status"].get("phase") for pod in pods if pod["metadata"]["name"] == head), "Failed")
+        if phase == "Failed":
+            end_process(entrypoint, 0.0)
+            status = {"jobDeploymentStatus": "Failed", "reason": "AppFailed", "message": "the head pod is gone"}
+        elif code is not None:
+            words = ("Complete", "SUCCEEDED") if code == 0 else ("Failed", "FAILED")
+            status = dict(zip(("jobDeploymentStatus", "jobStatus"), words, strict=True))
+        else:
+            return
+        self.store.patch_status("rayjobs", job, status)
+        if phase != "Failed":  # shutdownAfterJobFinishes
+            for pod in pods:
+                self.store.delete("pods", pod)
+
+    def make_pod(self, owner: Object, template: Object, name: str, labels: Mapping[str, str] | None = None,
+                 env: Sequence[Object] = ()) -> None:  # fmt: skip
+        metadata = template.get("metadata", {})
+        spec = copy.deepcopy(template["spec"])
+        spec["containers"][0].setdefault("env", []).extend(env)
+        version, kind = ("ray.io/v1", "RayJob") if labels else ("batch/v1", "Job")
+        self.store.create("pods", {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "namespace": owner["metadata"]["namespace"],
+                "labels": {**metadata.get("labels", {}), **(labels or {})},
+                "annotations": metadata.get("annotations", {}),
+                "ownerReferences": [make_owner(owner, version, kind)],
+            },
+            "spec": spec,
+        })  # fmt: skip
+
+
+def list_child_jobs(jobset: Object) -> Iterator[tuple[str, Object]]:
+    for replicated in jobset["spec"]["replicatedJobs"]:
+        for index in range(replicated.get("replicas", 1)):
+            yield f"{jobset['metadata']['name']}-{replicated['name']}-{index}", replicated
+
+
+def is_indexed(job: Object) -> bool:
+    return bool(job["spec"].get("completionMode") == "Indexed")
+
+
+def make_owner(owner: Object, version: str, kind: str) -> Object:
+    metadata = owner["metadata"]
+    return {"apiVersion": version, "kind": kind, "name": metadata["name"], "uid": metadata["uid"], "controller": True}
