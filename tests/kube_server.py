@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif found is None:
             self.refuse(404, "NotFound", f"no {url.path}")
         elif found["sub"] == "proxy":
-            self.proxy(verb, found, body)
+            self.proxy(verb, found, url.query, body)
         else:
             self.serve(verb, found, query, body)
 
@@ -194,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
         kind = f"{row.kind}List"
         return {"apiVersion": row.version, "kind": kind, "metadata": {"resourceVersion": "1"}, "items": items}
 
-    def proxy(self, verb: str, found: re.Match[str], body: bytes) -> None:
+    def proxy(self, verb: str, found: re.Match[str], query: str, body: bytes) -> None:
         kube, name = self.kube, (found["name"] or "").partition(":")[0]
         pod = kube.running.get(name)
         if pod is None or kube.faults.no_proxy:
@@ -203,7 +203,8 @@ class _Handler(BaseHTTPRequestHandler):
         connection = http.client.HTTPConnection("127.0.0.1", pod.port, timeout=60)
         try:
             with contextlib.closing(connection):
-                connection.request(verb, found["rest"] or "/", body=body or None)
+                path = found["rest"] or "/"
+                connection.request(verb, f"{path}?{query}" if query else path, body=body or None)
                 response = connection.getresponse()
                 data = response.read()
         except (OSError, http.client.HTTPException) as error:

@@ -28,7 +28,10 @@ class Tunnel:
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
-                tunnel.connect(self.connection, self.rfile.readline().decode())
+                request = self.rfile.readline().decode()
+                while self.rfile.readline().strip():
+                    pass
+                tunnel.connect(self.connection, request)
 
         class Server(socketserver.ThreadingUnixStreamServer):
             daemon_threads = True

@@ -126,10 +126,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        if self.path == f"/{FACTS}":
+        if self._asked() == f"/{FACTS}":
             self._answer(200, dump_json(self.served.read_facts().to_json()), "application/json")
             return
-        found = _BLOCK.fullmatch(self.path)
+        found = _BLOCK.fullmatch(self._asked())
         path = None if found is None else self.served.find_file(found[1].partition("/")[0], found[2])
         if found is None or path is None or int(found[4]) > BLOCK_BYTES:
             self._answer(404, b"no such thing here\n")
@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.path != f"/{STOP}":
+        if self._asked() != f"/{STOP}":
             self._answer(404, b"no such thing here\n")
             return
         self.served.ask_to_stop()
@@ -155,6 +155,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the pod's output is for what went wrong."""
+
+    def _asked(self) -> str:
+        """Without the query: kubectl says there how long it waits, and the API server's proxy passes it on."""
+        return self.path.partition("?")[0]
 
     def _answer(self, code: int, data: bytes, kind: str = "text/plain") -> None:
         self.send_response(code)
