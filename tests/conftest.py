@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from tests.kube_plane import ControlPlane
     from tests.slurm_cluster import Cluster
     from tests.slurm_runs import Site
 
@@ -85,6 +86,19 @@ def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_r
 
     with on_site(cluster, tmp_path, monkeypatch) as here:
         yield here
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane | None]:
+    """A real API server, where ``RLK_KUBE_APISERVER`` names one; what does not start then is an error."""
+    if not os.environ.get("RLK_KUBE_APISERVER"):
+        yield None
+        return
+    from tests.kube_plane import ControlPlane
+
+    plane = ControlPlane(tmp_path_factory.mktemp("kube"))
+    yield plane
+    plane.close()
 
 
 @pytest.fixture

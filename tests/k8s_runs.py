@@ -16,6 +16,9 @@ import yaml
 from rlk_repro import launch
 from rlk_repro.backends import get_backend
 from rlk_repro.backends.api import Status
+from tests.kube_cluster import Cluster
+from tests.kube_plane import ControlPlane
+from tests.kube_real import RealCluster
 from tests.kube_server import KubeServer
 
 KUBECTL = shutil.which("kubectl")
@@ -30,15 +33,27 @@ WAIT_S = 120.0
 
 
 @contextlib.contextmanager
-def running_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
-    """A server, and the real kubectl that asks it."""
+def running_server(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plane: ControlPlane | None = None,
+    claims: tuple[str, ...] = ("results",),
+    **options: Any,
+) -> Iterator[Cluster]:
+    """A cluster, of a real API server where there is one, and the real kubectl that asks it."""
     folder.mkdir()
-    with KubeServer(folder) as server:
+    with make_server(folder, plane, **options) as server:
         use_server(server, folder, monkeypatch)
+        for name in claims:
+            server.claim(name)
         yield server
 
 
-def use_server(server: KubeServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def make_server(folder: Path, plane: ControlPlane | None, **options: Any) -> Cluster:
+    return KubeServer(folder, **options) if plane is None else RealCluster(folder, plane, **options)
+
+
+def use_server(server: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real kubectl, with a configuration and a home of its own."""
     assert KUBECTL is not None
     tools = folder / "tools"

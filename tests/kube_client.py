@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from tests.kube_store import RESOURCES, Gone, Object, Resource
 
@@ -123,6 +124,16 @@ class ApiStore:
         if "uid" in metadata:
             change = {**change, "metadata": {**change.get("metadata", {}), "uid": metadata["uid"]}}
         self._ask("PATCH", path, change, MERGE if plural in CUSTOM else STRATEGIC)
+
+    def replace(self, plural: str, item: Object) -> None:
+        """Of the version that was read."""
+        row, metadata = ROWS[plural], item["metadata"]
+        path = path_of(row, metadata.get("namespace", ""), metadata["name"])
+        self._ask("PUT", path, {"apiVersion": row.version, "kind": row.kind, **item})
+
+    def delete_all(self, plural: str, namespace: str, selector: str = "") -> None:
+        options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
+        self._ask("DELETE", f"{path_of(ROWS[plural], namespace)}?labelSelector={quote(selector)}", options)
 
     def bind(self, pod: Object, node: str) -> None:
         metadata = pod["metadata"]

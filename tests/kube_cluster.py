@@ -37,8 +37,7 @@ class Cluster:
         self.keeper = threading.Thread(target=self._keep, daemon=True)
 
     def __enter__(self) -> Self:
-        self.claim("results")
-        self.start()
+        self.set_up()
         self.keeper.start()
         return self
 
@@ -47,9 +46,16 @@ class Cluster:
         self.keeper.join()
         self.controllers.close()
         self.kubelet.close()
+        self.clean_up()
+
+    def set_up(self) -> None:
+        self.start()
+
+    def clean_up(self) -> None:
         self.stop()
 
     def start(self) -> None:
+        """The API is there, again."""
         raise NotImplementedError
 
     def stop(self) -> None:

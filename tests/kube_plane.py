@@ -74,7 +74,12 @@ class ControlPlane:
             self.client.close()
         self._tunnel.close()
 
+    @property
+    def is_api_there(self) -> bool:
+        return self._processes["kube-apiserver"].poll() is None
+
     def stop_api(self) -> None:
+        """As when its machine is lost; etcd and the controllers go on."""
         end_process(self._processes["kube-apiserver"], 0.0)
         self.client.close()
 
@@ -87,8 +92,8 @@ class ControlPlane:
         self._start("etcd", self._etcd_options())
         self._write_files()
         self._start("kube-apiserver", self._api_options())
-        self._wait("the certificates of kube-apiserver", self.ca.is_file)
-        self._wait("kube-apiserver", self._has_client)
+        self._wait("the certificate of kube-apiserver", self._has_certificate)
+        self._wait("kube-apiserver", self._is_ready)
         self.store = ApiStore(self.client)
         if self.has_operators:
             self._install_operators()
@@ -164,11 +169,11 @@ class ControlPlane:
         manager = [*common, controllers, accounts, f"--root-ca-file={self.ca}"]
         return {"kube-controller-manager": manager, "kube-scheduler": common}
 
-    def _has_client(self) -> bool:
-        """What the certificate file holds grows while it is written."""
+    def _has_certificate(self) -> bool:
+        """A whole one: the file is there before it is written."""
         with contextlib.suppress(OSError):
             self.client = Client(self.port, self.tokens["admin"], self.ca)
-            return self._is_ready()
+            return True
         return False
 
     def _is_ready(self) -> bool:

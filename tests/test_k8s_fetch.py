@@ -20,9 +20,9 @@ from rlk_repro.files import write_json
 from rlk_repro.k8s.window import BLOCK_BYTES, BUNDLE, Facts, make_block_path, unwrap_block, wrap_block
 from rlk_repro.pod.window import Window
 from rlk_repro.rundir import RunDir
-from tests.k8s_runs import needs_kubectl, use_server
+from tests.k8s_runs import make_server, needs_kubectl, use_server
 from tests.kube_kubelet import Faults
-from tests.kube_server import KubeServer
+from tests.kube_plane import ControlPlane
 
 DATA = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -144,7 +144,7 @@ def ask(window: Window, path: str, verb: str = "GET") -> tuple[int, bytes]:
 def test_a_window_shows_the_bundle_and_the_logs(served: Window) -> None:
     code, data = ask(served, f"/{make_block_path(BUNDLE, 256, 512)}")
     assert (code, unwrap_block(data)) == (200, DATA[256:768])
-    assert unwrap_block(ask(served, "/trials/00-p1-baseline/4/100")[1]) == b"two\n"
+    assert unwrap_block(ask(served, "/trials/00-p1-baseline/4/100?timeout=60s")[1]) == b"two\n"
     facts = served.read_facts()
     assert (facts.bundle_bytes, facts.bundle_sha256) == (len(DATA), DIGEST)
     assert Facts.from_json(facts.to_json()) == facts
@@ -186,7 +186,7 @@ def test_the_one_wish_that_a_window_takes(tmp_path: Path) -> None:
 @pytest.mark.real
 @pytest.mark.timeout(900)
 def test_two_gigabytes_over_a_connection_that_is_cut_five_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane | None
 ) -> None:
     size_bytes = 2 << 30
     far, here = RunDir(tmp_path / "far"), RunDir(tmp_path / "here")
@@ -200,7 +200,7 @@ def test_two_gigabytes_over_a_connection_that_is_cut_five_times(
             stream.write(block)
     write_json(far.pod_end, {"schema": 1, "exit_code": 0})
     faults = Faults(cut_every_bytes=350 << 20, cuts_left=5)
-    with KubeServer(tmp_path, faults=faults) as server, Window(far, 0, lambda: None) as window:
+    with make_server(tmp_path, control_plane, faults=faults) as server, Window(far, 0, lambda: None) as window:
         use_server(server, tmp_path, monkeypatch)
         server.show("far", window.port)
         place = Place(namespace="default")

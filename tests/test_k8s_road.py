@@ -1,6 +1,7 @@
 """The whole road with the real kubectl: submit, watch, collect, verify, replay; and what goes wrong on the way.
 
-The API is tests/kube_server.py, the pods are local processes in which the real node agent runs.
+The API is tests/kube_server.py, or a real one (docs/testing.md); the pods are local processes in which the real node
+agent runs.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from rlk_repro.verify import verify_bundle
 from rlk_repro.workloads import reference
 from tests import k8s_runs
 from tests.k8s_runs import LONG, collect, running_server, submit, wait_for_end, wait_until
-from tests.kube_server import KubeServer
+from tests.kube_cluster import Cluster
+from tests.kube_plane import ControlPlane
 
 pytestmark = [k8s_runs.needs_kubectl, pytest.mark.timeout(280)]
 BACKEND = get_backend("k8s")
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
-    with running_server(tmp_path / "kube", monkeypatch) as running:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane | None) -> Iterator[Cluster]:
+    with running_server(tmp_path / "kube", monkeypatch, control_plane) as running:
         yield running
 
 
@@ -52,7 +54,7 @@ def load_state(launched: launch.Launched) -> dict[str, Any] | None:
     return load_json(path) if path.is_file() else None
 
 
-def test_a_rayjob_is_submitted_watched_collected_verified_and_replayed(server: KubeServer, tmp_path: Path) -> None:
+def test_a_rayjob_is_submitted_watched_collected_verified_and_replayed(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="rayjob")
     seen = {line.trial for line in BACKEND.logs(launched.submission, launched.run_dir, is_following=True)}
     assert seen == {"00-p1-baseline", "01-p1-enabled"}
@@ -71,7 +73,7 @@ def test_a_rayjob_is_submitted_watched_collected_verified_and_replayed(server: K
 
 
 @pytest.mark.real
-def test_a_bundle_from_kubernetes_is_replayed_on_this_machine(server: KubeServer, tmp_path: Path) -> None:
+def test_a_bundle_from_kubernetes_is_replayed_on_this_machine(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
     bundle = launch.finish(launched).bundle
@@ -91,7 +93,7 @@ ALLOW = "from rlk_repro.workloads import reference\nreference.find_problems = la
 @pytest.mark.real
 @pytest.mark.parametrize("kind", ["jobset", "rayjob"])
 def test_agents_of_two_pods_find_each_other(
-    server: KubeServer, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    server: Cluster, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference trainer is of one node: in the pods it is let onto two, where the second describes itself."""
     (tmp_path / "sitecustomize.py").write_text(ALLOW)
@@ -108,7 +110,7 @@ def test_agents_of_two_pods_find_each_other(
 
 
 @pytest.mark.real
-def test_without_a_claim_the_bundle_is_fetched_from_the_leading_pod(server: KubeServer, tmp_path: Path) -> None:
+def test_without_a_claim_the_bundle_is_fetched_from_the_leading_pod(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job", results={"path": "/results"})
     assert wait_for_end(launched).state is JobState.DONE
     assert server.pod("leader") is not None
@@ -117,7 +119,7 @@ def test_without_a_claim_the_bundle_is_fetched_from_the_leading_pod(server: Kube
     wait_gone(server)
 
 
-def wait_gone(server: KubeServer) -> None:
+def wait_gone(server: Cluster) -> None:
     until = time.monotonic() + 60
     while server.ours() and time.monotonic() < until:
         time.sleep(0.1)
@@ -127,7 +129,7 @@ def wait_gone(server: KubeServer) -> None:
 # what goes wrong
 
 
-def test_a_job_that_no_node_fits_says_so_and_can_be_cancelled(server: KubeServer, tmp_path: Path) -> None:
+def test_a_job_that_no_node_fits_says_so_and_can_be_cancelled(server: Cluster, tmp_path: Path) -> None:
     server.faults.unschedulable = True
     launched = submit(tmp_path, kind="rayjob")
     status = wait_until(launched, lambda status: bool(status.reason))
@@ -139,7 +141,7 @@ def test_a_job_that_no_node_fits_says_so_and_can_be_cancelled(server: KubeServer
     assert server.ours() == []
 
 
-def test_an_image_that_cannot_be_pulled_is_told_in_plain_words(server: KubeServer, tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_pulled_is_told_in_plain_words(server: Cluster, tmp_path: Path) -> None:
     server.faults.bad_image = True
     launched = submit(tmp_path, kind="job")
     status = wait_until(launched, lambda status: bool(status.reason))
@@ -149,7 +151,7 @@ def test_an_image_that_cannot_be_pulled_is_told_in_plain_words(server: KubeServe
     assert wait_for_end(launched).state is JobState.DONE
 
 
-def test_a_queue_that_holds_a_job_back_is_no_end(server: KubeServer, tmp_path: Path) -> None:
+def test_a_queue_that_holds_a_job_back_is_no_end(server: Cluster, tmp_path: Path) -> None:
     server.faults.suspend = True
     launched = submit(tmp_path, kind="rayjob", queue="benchmarks")
     status = wait_until(launched, lambda status: bool(status.reason))
@@ -160,7 +162,7 @@ def test_a_queue_that_holds_a_job_back_is_no_end(server: KubeServer, tmp_path: P
     wait_for_end(launched)
 
 
-def test_a_refusal_is_quoted_and_nothing_is_left(server: KubeServer, tmp_path: Path) -> None:
+def test_a_refusal_is_quoted_and_nothing_is_left(server: Cluster, tmp_path: Path) -> None:
     server.refuse("RayJob")
     with pytest.raises(SchedulerRefused, match="exceeded quota: gpus"):
         submit(tmp_path, kind="rayjob")
@@ -170,18 +172,18 @@ def test_a_refusal_is_quoted_and_nothing_is_left(server: KubeServer, tmp_path: P
     wait_gone(server)
 
 
-def test_a_missing_operator_is_told(server: KubeServer, tmp_path: Path) -> None:
+def test_a_missing_operator_is_told(server: Cluster, tmp_path: Path) -> None:
     server.remove_operators()
     with pytest.raises(SchedulerRefused, match=r"rayjobs|RayJob"):
         submit(tmp_path, kind="rayjob")
 
 
-def test_a_namespace_that_is_not_there_is_told(server: KubeServer, tmp_path: Path) -> None:
+def test_a_namespace_that_is_not_there_is_told(server: Cluster, tmp_path: Path) -> None:
     with pytest.raises(SchedulerRefused, match=r"namespaces .*not found"):
         submit(tmp_path, kind="job", namespace="nowhere")
 
 
-def test_an_evicted_leader_leaves_what_it_wrote(server: KubeServer, tmp_path: Path) -> None:
+def test_an_evicted_leader_leaves_what_it_wrote(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="job")
     wait_until(launched, first_trial_runs(launched))
     server.evict("leader")
@@ -195,7 +197,7 @@ def test_an_evicted_leader_leaves_what_it_wrote(server: KubeServer, tmp_path: Pa
 
 
 @pytest.mark.real
-def test_an_evicted_run_is_resumed_with_whole_pairs(server: KubeServer, tmp_path: Path) -> None:
+def test_an_evicted_run_is_resumed_with_whole_pairs(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="job")
     wait_until(launched, first_trial_runs(launched))
     server.evict("leader", condition="PreemptionByScheduler")
@@ -216,7 +218,7 @@ def names_of(bundle: Path) -> list[str]:
         return archive.getnames()
 
 
-def test_cancelling_a_running_job_records_and_packs(server: KubeServer, tmp_path: Path) -> None:
+def test_cancelling_a_running_job_records_and_packs(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="rayjob")
     wait_until(launched, first_trial_runs(launched))
     assert BACKEND.cancel(launched.submission, launched.run_dir)
@@ -228,7 +230,7 @@ def test_cancelling_a_running_job_records_and_packs(server: KubeServer, tmp_path
     assert launch.poll(launched).state is JobState.CANCELLED
 
 
-def test_a_job_deleted_behind_our_back_can_still_be_collected(server: KubeServer, tmp_path: Path) -> None:
+def test_a_job_deleted_behind_our_back_can_still_be_collected(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="rayjob")
     wait_until(launched, first_trial_runs(launched))
     server.delete("rayjobs", launched.submission.details["name"])
@@ -242,7 +244,7 @@ def test_a_job_deleted_behind_our_back_can_still_be_collected(server: KubeServer
 
 
 @pytest.mark.real
-def test_an_api_that_restarts_is_waited_for(server: KubeServer, tmp_path: Path) -> None:
+def test_an_api_that_restarts_is_waited_for(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job")
     server.stop()
     status = launch.poll(launched)
@@ -257,7 +259,7 @@ def test_an_api_that_restarts_is_waited_for(server: KubeServer, tmp_path: Path) 
 
 
 @pytest.mark.real
-def test_a_collection_that_is_cut_goes_on(server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collection_that_is_cut_goes_on(server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
     server.faults.cut_every_bytes, server.faults.cuts_left = 1 << 14, 2
@@ -267,7 +269,7 @@ def test_a_collection_that_is_cut_goes_on(server: KubeServer, tmp_path: Path, mo
 
 
 @pytest.mark.real
-def test_a_collector_that_dies_midway_is_replaced(server: KubeServer, tmp_path: Path) -> None:
+def test_a_collector_that_dies_midway_is_replaced(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
     killer = threading.Thread(target=kill_collector, args=(server,))
@@ -280,7 +282,7 @@ def test_a_collector_that_dies_midway_is_replaced(server: KubeServer, tmp_path: 
     wait_gone(server)
 
 
-def kill_collector(server: KubeServer) -> None:
+def kill_collector(server: Cluster) -> None:
     until = time.monotonic() + 60
     while time.monotonic() < until:
         pod = server.pod("collector")
@@ -293,7 +295,7 @@ def kill_collector(server: KubeServer) -> None:
 
 @pytest.mark.real
 def test_a_pod_that_cannot_be_reached_is_told_and_nothing_is_lost(
-    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
@@ -317,7 +319,7 @@ def fill_disk(folder: Path) -> Path:
 
 @pytest.mark.real
 def test_a_claim_that_fills_up_ends_the_run_and_what_was_written_is_collected_later(
-    server: KubeServer, small_disk: Path, tmp_path: Path
+    server: Cluster, small_disk: Path, tmp_path: Path
 ) -> None:
     claim = server.claim("results")
     claim.rmdir()
@@ -336,7 +338,7 @@ def test_a_claim_that_fills_up_ends_the_run_and_what_was_written_is_collected_la
     wait_gone(server)
 
 
-def test_a_claim_that_cannot_be_written_is_a_failure_with_a_reason(server: KubeServer, tmp_path: Path) -> None:
+def test_a_claim_that_cannot_be_written_is_a_failure_with_a_reason(server: Cluster, tmp_path: Path) -> None:
     full = server.claim("results") / "smoke"
     full.write_text("a file where a folder must be")
     launched = submit(tmp_path, kind="job")
@@ -346,7 +348,7 @@ def test_a_claim_that_cannot_be_written_is_a_failure_with_a_reason(server: KubeS
     BACKEND.cancel(launched.submission, launched.run_dir)
 
 
-def test_results_that_went_with_their_pod_are_told(server: KubeServer, tmp_path: Path) -> None:
+def test_results_that_went_with_their_pod_are_told(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="job", results={"path": "/results"})
     wait_until(launched, first_trial_runs(launched))
     server.delete("jobs", launched.submission.details["name"])
@@ -356,7 +358,7 @@ def test_results_that_went_with_their_pod_are_told(server: KubeServer, tmp_path:
         collect(launched)
 
 
-def test_a_job_that_was_ended_before_it_began_left_nothing(server: KubeServer, tmp_path: Path) -> None:
+def test_a_job_that_was_ended_before_it_began_left_nothing(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job")
     kubernetes.cancel(launched.submission, launched.run_dir)
     assert wait_for_end(launched).state is JobState.CANCELLED
@@ -368,7 +370,7 @@ def test_a_job_that_was_ended_before_it_began_left_nothing(server: KubeServer, t
     wait_gone(server)
 
 
-def test_a_job_that_runs_cannot_be_collected(server: KubeServer, tmp_path: Path) -> None:
+def test_a_job_that_runs_cannot_be_collected(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="job")
     wait_until(launched, first_trial_runs(launched))
     with pytest.raises(CheckFailed, match="has not ended: running"):
@@ -379,6 +381,6 @@ def test_a_job_that_runs_cannot_be_collected(server: KubeServer, tmp_path: Path)
     wait_gone_or_collect(server, launched)
 
 
-def wait_gone_or_collect(server: KubeServer, launched: launch.Launched) -> None:
+def wait_gone_or_collect(server: Cluster, launched: launch.Launched) -> None:
     collect(launched)
     wait_gone(server)

@@ -15,7 +15,8 @@ from rlk_repro.backends.k8s_states import CONDITIONS, RAYJOB_STATES, WORDS, judg
 from rlk_repro.resources import all_profile_folders
 from rlk_repro.specfile import load_profile
 from tests.k8s_runs import needs_kubectl, running_server
-from tests.kube_server import KubeServer
+from tests.kube_cluster import Cluster
+from tests.kube_plane import ControlPlane
 
 Call = Callable[..., tuple[int, str, str]]
 CRDS = ("rayjobs.ray.io", "jobsets.jobset.x-k8s.io")
@@ -40,8 +41,8 @@ def claim(name: str, mode: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
-    with running_server(tmp_path / "kube", monkeypatch) as running:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane | None) -> Iterator[Cluster]:
+    with running_server(tmp_path / "kube", monkeypatch, control_plane, claims=(), num_nodes=0) as running:
         for number in range(2):
             running.add("nodes", node(f"n{number}"))
         running.add("persistentvolumeclaims", claim("shared", "ReadWriteMany"))
@@ -69,7 +70,7 @@ def check(call: Call, path: Path, *options: str) -> tuple[int, list[dict[str, st
 
 
 @needs_kubectl
-def test_a_profile_is_proposed_that_the_cluster_takes(server: KubeServer, tmp_path: Path, call: Call) -> None:
+def test_a_profile_is_proposed_that_the_cluster_takes(server: Cluster, tmp_path: Path, call: Call) -> None:
     path = tmp_path / "mine.yaml"
     code, _, err = call("profile", "init", "--cluster", "k8s", "--yes", "-o", str(path))
     assert code == 0, err
@@ -96,7 +97,7 @@ def test_a_profile_is_proposed_that_the_cluster_takes(server: KubeServer, tmp_pa
     ],
 )
 def test_what_would_fail_is_said(
-    server: KubeServer, tmp_path: Path, call: Call, settings: dict[str, Any], where: str
+    server: Cluster, tmp_path: Path, call: Call, settings: dict[str, Any], where: str
 ) -> None:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x", "namespace": "default"}}
     server.add("secrets", secret)
@@ -106,7 +107,7 @@ def test_what_would_fail_is_said(
 
 
 @needs_kubectl
-def test_missing_operators_and_permissions_are_said(server: KubeServer, tmp_path: Path, call: Call) -> None:
+def test_missing_operators_and_permissions_are_said(server: Cluster, tmp_path: Path, call: Call) -> None:
     server.remove_operators()
     server.forbid("events")
     code, findings = check(call, write_profile(tmp_path, compute_domain=True))
@@ -116,7 +117,7 @@ def test_missing_operators_and_permissions_are_said(server: KubeServer, tmp_path
 
 
 @needs_kubectl
-def test_a_restricted_namespace_wants_another_user(server: KubeServer, tmp_path: Path, call: Call) -> None:
+def test_a_restricted_namespace_wants_another_user(server: Cluster, tmp_path: Path, call: Call) -> None:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     server.add(
         "namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": labels}}
@@ -131,7 +132,7 @@ def test_a_restricted_namespace_wants_another_user(server: KubeServer, tmp_path:
 
 @needs_kubectl
 def test_without_a_cluster_there_is_no_profile(
-    server: KubeServer, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+    server: Cluster, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.stop()
     code, _, err = call("profile", "check", str(write_profile(tmp_path)))

@@ -100,8 +100,10 @@ def find_objects(sent: Sent) -> Found:
 
 
 def delete_all(sent: Sent) -> proc.Completed:
-    """The job, and what it does not own; a ComputeDomain goes where the cluster knows any."""
+    """The job, and what it does not own: a ComputeDomain too, where it may have failed to become the job's."""
     done = sent.place.delete(f"{KINDS[sent.kind][1]},pods,configmaps", sent.selector)
+    if not sent.has_domain:
+        return done
     domains = sent.place.delete(_COMPUTE_DOMAINS, sent.selector)
     return done if domains.is_ok or kubectl.is_not_found(domains) else domains
 

@@ -10,7 +10,7 @@ from rlk_repro.k8s.nodes import gpu_resource, list_products
 from rlk_repro.k8s.pods import kubernetes_settings
 from rlk_repro.k8s.tree import parse_quantity
 from rlk_repro.plan import Plan
-from rlk_repro.sites.kubernetes import OPERATORS, SECURITY_LABEL, KubernetesSite, Node
+from rlk_repro.sites.kubernetes import OPERATORS, SECURITY_LABEL, KubernetesSite, Node, list_permissions
 from rlk_repro.sites.propose import Ask, Proposal, make_name
 from rlk_repro.spec import OCI_ARCHITECTURES, FromEnv, Hardware, KubernetesSettings, Profile
 
@@ -99,6 +99,7 @@ def judge_kubernetes(
     settings = profile.kubernetes or KubernetesSettings()
     model = hardware.get(plan.hardware.hardware if plan is not None else profile.hardware or "")
     num_nodes = 1 if plan is None else plan.layout.num_nodes
+    needed = {*list_permissions((settings.kind,), has_domain=settings.compute_domain)}
     return [
         *_judge_operators(settings, site, num_nodes),
         *_judge_results(settings, site, num_nodes),
@@ -108,6 +109,7 @@ def judge_kubernetes(
         *(
             Finding(Level.BLOCKING, "permission", f"to {what} in {settings.namespace}", "denied")
             for what in site.denied
+            if what in needed
         ),
     ]
 

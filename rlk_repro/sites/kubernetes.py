@@ -6,11 +6,12 @@ What a question does not answer (often for want of a permission) is None or empt
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rlk_repro.backends import kubectl
+from rlk_repro.backends.k8s_objects import KINDS
 from rlk_repro.backends.kubectl import Place, Unreachable
 from rlk_repro.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.files import dump_json
@@ -24,17 +25,15 @@ OPERATORS: Final[Mapping[str, str]] = {
     "queue": "localqueues.kueue.x-k8s.io",
 }
 SECURITY_LABEL: Final = "pod-security.kubernetes.io/enforce"
-# what the road of a run needs in the namespace: verb, resource
-PERMISSIONS: Final = (
-    ("create", "pods"),
-    ("delete", "pods"),
-    ("get", "pods"),
-    ("list", "events"),
-    ("create", "configmaps"),
-    ("delete", "configmaps"),
-    ("get", "pods/proxy"),
-    ("create", "pods/proxy"),
-)
+# what the road of a run needs in the namespace, whatever the kind of job; then of the job, and of a ComputeDomain
+PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "pods": ("create", "delete", "get", "list"),
+    "pods/proxy": ("create", "get"),
+    "configmaps": ("create", "delete", "list"),
+    "events": ("list",),
+}
+JOB_VERBS: Final = ("create", "delete", "get", "list")
+DOMAIN_VERBS: Final = (*JOB_VERBS, "patch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +64,17 @@ class Claim:
     is_bound: bool
 
 
+class Permission(NamedTuple):
+    """``resource`` without its group, a part of it after a slash."""
+
+    verb: str
+    resource: str
+    group: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSite:
     """One cluster and namespace; ``nodes`` is None where this user may not list them."""
@@ -77,7 +87,7 @@ class KubernetesSite:
     queues: tuple[str, ...]
     secrets: frozenset[str] | None
     security: str | None
-    denied: tuple[str, ...]
+    denied: tuple[Permission, ...]
 
 
 def probe_site(place: Place) -> KubernetesSite:
@@ -106,8 +116,20 @@ def probe_site(place: Place) -> KubernetesSite:
         queues=_names(_ask(place, OPERATORS["queue"]) or []) if "queue" in operators else (),
         secrets=frozenset(word.partition("/")[2] for word in secrets) if secrets else None,
         security=labels.get(SECURITY_LABEL),
-        denied=tuple(_find_denied(place)),
+        denied=tuple(_find_denied(place, operators)),
     )
+
+
+def list_permissions(kinds: Iterable[str], *, has_domain: bool) -> Iterator[Permission]:
+    """What runs need as these kinds of job."""
+    for resource, verbs in PERMISSIONS.items():
+        yield from (Permission(verb, resource) for verb in verbs)
+    wanted: list[tuple[str, tuple[str, ...]]] = [(KINDS[kind][1], JOB_VERBS) for kind in sorted(kinds)]
+    if has_domain:
+        wanted.append((OPERATORS["compute_domain"], DOMAIN_VERBS))
+    for name, verbs in wanted:
+        resource, _, group = name.partition(".")
+        yield from (Permission(verb, resource, group) for verb in verbs)
 
 
 def _read_nodes(items: Sequence[Mapping[str, Any]]) -> Iterator[Node]:
@@ -131,19 +153,37 @@ def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[Claim]:
         )
 
 
-def _find_denied(place: Place) -> Iterator[str]:
-    for verb, name in PERMISSIONS:
-        resource, _, part = name.partition("/")
-        attributes = {"namespace": place.namespace, "verb": verb, "resource": resource, "subresource": part}
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        }
-        done = place.send("create", dump_json(review))
-        answer: Any = json.loads(done.stdout) if done.is_ok else {}
+def _find_denied(place: Place, operators: Collection[str]) -> Iterator[Permission]:
+    """Everything asked at once: a client takes longer to start than a server to answer."""
+    kinds = [kind for kind in KINDS if kind not in OPERATORS or kind in operators]
+    wanted = [*list_permissions(kinds, has_domain="compute_domain" in operators)]
+    reviews = b"".join(dump_json(_make_review(place, permission)) for permission in wanted)
+    done = place.send("create", reviews)
+    answers = _read_many(done.stdout) if done.is_ok else []
+    for permission, answer in zip(wanted, answers, strict=False):
         if as_map(answer.get("status")).get("allowed") is False:
-            yield f"{verb} {name}"
+            yield permission
+
+
+def _make_review(place: Place, permission: Permission) -> dict[str, Any]:
+    resource, _, part = permission.resource.partition("/")
+    attributes = {"namespace": place.namespace, "verb": permission.verb, "resource": resource,
+                  "group": permission.group, "subresource": part}  # fmt: skip
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+
+
+def _read_many(text: str) -> list[dict[str, Any]]:
+    """``kubectl create`` prints one object after the other."""
+    decoder, found, place = json.JSONDecoder(), [], 0
+    while text[place:].strip():
+        place += len(text[place:]) - len(text[place:].lstrip())
+        value, place = decoder.raw_decode(text, place)
+        found.append(value)
+    return found
 
 
 def _ask(place: Place, kinds: str, *words: str) -> list[dict[str, Any]] | None:
