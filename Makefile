@@ -43,11 +43,11 @@ test: $(VENV)/.dev $(VENV)/.torch ## Run the tests (a few minutes)
 
 test-real: $(VENV)/.dev $(VENV)/.torch ## Run the heavier real parts: long faults, large archives
 	sh tools/install-slurm.sh --all
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "real and not long and not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "real and not long and not gpu"
 
 test-long: $(VENV)/.dev $(VENV)/.torch ## Run the rest of the heavy ones: many kills, all faults, all sabotaged images
 	sh tools/install-slurm.sh --all
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "long and not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "long and not gpu"
 
 lint: $(VENV)/.dev ## Check style
 	$(BIN)/ruff check

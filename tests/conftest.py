@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from tests.kube_plane import ControlPlane
@@ -42,13 +44,17 @@ WEIRD_NAMES = (
 _CONTAINERS = ("test_images_build", "test_replay_between", "test_slurm_golden", "test_slurm_podman", "test_slurm_ray")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Heavy tests run two at a time (``--dist loadgroup``), those of one file in turn: they share what it starts."""
-    for item in items:
-        if item.get_closest_marker("real"):
-            group = "containers" if item.path.stem in _CONTAINERS else item.path.stem
-            item.add_marker(pytest.mark.xdist_group(group))
+class OneFileAtATime(LoadScopeScheduling):  # type: ignore[misc]
+    """The heavy tests of a file run in turn, they share what it starts; those with containers never side by side."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        name = Path(nodeid.partition("::")[0]).stem
+        return "containers" if name in _CONTAINERS else name
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    """For ``--dist loadscope``; ``loadgroup`` of xdist 3.8 groups nothing under pytest 9.2."""
+    return OneFileAtATime(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.fixture(autouse=True)
