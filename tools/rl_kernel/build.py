@@ -135,7 +135,7 @@ def _pip(*arguments: str, environ: Mapping[str, str]) -> None:
 
 
 def last_errors(text: str, limit: int = 8) -> list[str]:
-    """The lines that speak of errors, or just the last ones."""
+    """The lines that speak of errors, the linker's own among them, or just the last ones."""
     lines = [line.strip()[:300] for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"error|Error|ERROR|Killed", line)]
+    errors = [line for line in lines if re.search(r"error|Error|ERROR|Killed|cannot find|undefined reference", line)]
     return (errors or lines)[-limit:]
