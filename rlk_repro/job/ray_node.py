@@ -7,6 +7,7 @@ Ray of everybody on the machine.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import shutil
@@ -14,6 +15,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +31,9 @@ NUM_FILES: Final = 65535
 _TAIL_BYTES: Final = 8192
 # short, because paths of Unix sockets below it may have 107 bytes
 _TEMP_ROOT: Final = "/tmp"  # noqa: S108 (a folder of its own is made in it)
+_PREFIX: Final = "rlk-ray-"
+# younger ones may be about to be locked
+_LEFT_AFTER_S: Final = 60.0
 
 
 class RayNode:
@@ -42,7 +47,11 @@ class RayNode:
         self._grace_s = grace_s
         self._guarded: Guarded | None = None
         self._next_start = 0.0
-        self._folder = Path(tempfile.mkdtemp(prefix="rlk-ray-", dir=_TEMP_ROOT))
+        remove_left_folders()
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_TEMP_ROOT))
+        self._lock: int | None = None
+        with suppress(OSError):  # no locks there: then nobody removes what is left either
+            self._lock = _lock_folder(self._folder)
         self._log = self._folder / START_LOG
 
     @property
@@ -79,6 +88,8 @@ class RayNode:
             if data:
                 write_bytes(folder / name, data, is_durable=False)
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
 
     def _start(self) -> None:
         taken = [f"{number} ({name})" for name, number in self._seat.ports().items() if not _is_free(number)]
@@ -110,6 +121,28 @@ class RayNode:
             logs = latest.resolve() / "logs"
             found = sorted(path for path in logs.rglob("*") if path.is_file() and not path.is_symlink())
             yield from ((path, path.relative_to(logs)) for path in found[:MAX_LOGS])
+
+
+def remove_left_folders(root: Path = Path(_TEMP_ROOT)) -> None:
+    """Of agents that were killed: nobody holds their lock any more."""
+    for folder in root.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # somebody else's, gone meanwhile, or held
+            found = folder.lstat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _LEFT_AFTER_S:
+                lock = _lock_folder(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _lock_folder(folder: Path) -> int:
+    """Held until it is closed or its process ends, however that ends."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
 
 
 def raise_file_limit() -> None:
