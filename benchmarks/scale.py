@@ -1,4 +1,4 @@
-"""Many jobs and many runs beside a Typer hello: every Slurm script there is, and 200 submitted runs.
+"""Many jobs and many runs beside a Typer hello: every Slurm script and every file of objects, and 200 submitted runs.
 
 ``python -m benchmarks.scale [N]`` runs each command N times (7 by default) in turn with the hello of
 ``benchmarks.startup``, each from a new process, and prints one JSON object: medians, ratios to hello and how often the
@@ -30,6 +30,7 @@ from tests.sbatch_examples import HARDWARE, IMAGE_DIR, RUNTIMES, plan_for, run_d
 
 NUM_RUNS = 200
 RENDER = "from benchmarks.scale import render_matrix; print(render_matrix())"
+RENDER_PODS = "from tests.k8s_examples import render_examples; print(len(render_examples()))"
 PROFILE = "profile: site\ncluster: slurm\nhardware: cpu\nslurm: {gres: none}\ncontainer: {runtime: host}\n"
 CLIENT = """\
 #!/bin/sh
@@ -83,6 +84,10 @@ def make_clients(folder: Path) -> None:
     os.environ["PATH"] = f"{clients}{os.pathsep}{os.environ['PATH']}"
 
 
+def count_made(argv: list[str]) -> int:
+    return int(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
+
+
 def count_calls(folder: Path, argv: list[str]) -> list[str]:
     calls = folder / "calls"
     calls.write_text("")
@@ -103,13 +108,15 @@ def measure(num_times: int, runs: Path | None) -> dict[str, object]:
             "status": [sys.executable, "-c", MAIN, "status"],
             "runs_list": [sys.executable, "-c", MAIN, "runs", "list", "--submitted"],
         }
-        commands = {"hello": [sys.executable, str(hello), "--help"], "render": [sys.executable, "-c", RENDER], **asked}
+        renders = {"render": [sys.executable, "-c", RENDER], "render_pods": [sys.executable, "-c", RENDER_PODS]}
+        commands = {"hello": [sys.executable, str(hello), "--help"], **renders, **asked}
         times = time_in_turn(commands, num_times)
         medians = {name: statistics.median(values) for name, values in times.items()}
         return {
             "n": num_times,
             "num_runs": len(launch.list_launched()),
-            "num_scripts": int(subprocess.run(commands["render"], check=True, capture_output=True, text=True).stdout),
+            "num_scripts": count_made(renders["render"]),
+            "num_object_files": count_made(renders["render_pods"]),
             "median_s": medians,
             "range_s": {name: [min(values), max(values)] for name, values in times.items()},
             "ratio_to_hello": {name: value / medians["hello"] for name, value in medians.items() if name != "hello"},
