@@ -16,6 +16,7 @@ import yaml
 from rlk_repro import launch
 from rlk_repro.backends import get_backend
 from rlk_repro.backends.api import Status
+from rlk_repro.files import load_json
 from tests.kube_cluster import Cluster
 from tests.kube_plane import ControlPlane
 from tests.kube_real import RealCluster
@@ -103,6 +104,26 @@ def wait_until(launched: launch.Launched, is_there: Callable[[Status], bool], ti
 
 def wait_for_end(launched: launch.Launched) -> Status:
     return wait_until(launched, lambda status: status.state.is_final)
+
+
+def first_trial_runs(launched: launch.Launched) -> Callable[[Any], bool]:
+    def is_there(status: Any) -> bool:
+        state = load_state(launched)
+        return bool(state and state.get("trial"))
+
+    return is_there
+
+
+def load_state(launched: launch.Launched) -> dict[str, Any] | None:
+    path = launched.run_dir.state
+    return load_json(path) if path.is_file() else None
+
+
+def wait_gone(server: Cluster) -> None:
+    until = time.monotonic() + 60
+    while server.ours() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert server.ours() == []
 
 
 def collect(launched: launch.Launched) -> Path:

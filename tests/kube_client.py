@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import queue
 import ssl
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -50,35 +49,41 @@ class Client:
         self._idle: queue.SimpleQueue[http.client.HTTPSConnection] = queue.SimpleQueue()
 
     def ask(self, verb: str, path: str, body: Object | None = None, kind: str = JSON) -> Any:
-        """Raises Refused; OSError or HTTPException where nobody answers."""
+        """Raises Refused; OSError or HTTPException where nobody answers, or not yet."""
         data = None if body is None else json.dumps(body)
-        with self._connection() as connection:
-            connection.request(verb, path, body=data, headers={**self._headers, "Content-Type": kind})
-            response = connection.getresponse()
-            answer = response.read()
+        status, answer = self._send(verb, path, data, {**self._headers, "Content-Type": kind})
         value = json.loads(answer) if answer.startswith(b"{") else {"message": answer.decode()}
-        if response.status >= 400:
-            raise Refused(response.status, str(value.get("message")))
+        if status >= 500 or status == 429:  # it restarts
+            raise ConnectionError(f"{status}: {value.get('message')}")
+        if status >= 400:
+            raise Refused(status, str(value.get("message")))
         return value
 
     def close(self) -> None:
         while not self._idle.empty():
             self._idle.get().close()
 
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[http.client.HTTPSConnection]:
+    def _send(self, verb: str, path: str, data: str | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        while True:
+            is_kept = not self._idle.empty()
+            connection = self._take()
+            try:
+                connection.request(verb, path, body=data, headers=headers)
+                response = connection.getresponse()
+                answer = response.read()
+            except (OSError, http.client.HTTPException):
+                connection.close()
+                if is_kept:  # its server is not there any more; another one may be
+                    continue
+                raise
+            self._idle.put(connection)
+            return response.status, answer
+
+    def _take(self) -> http.client.HTTPSConnection:
         try:
-            connection = self._idle.get_nowait()
+            return self._idle.get_nowait()
         except queue.Empty:
-            connection = http.client.HTTPSConnection(
-                "127.0.0.1", self._port, timeout=TIMEOUT_S, context=self._context
-            )  # fmt: skip
-        try:
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-        self._idle.put(connection)
+            return http.client.HTTPSConnection("127.0.0.1", self._port, timeout=TIMEOUT_S, context=self._context)
 
 
 class ApiStore:

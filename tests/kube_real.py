@@ -48,6 +48,7 @@ class RealCluster(Cluster):
         self.has_jobs = self.has_garbage = plane.has("kube-controller-manager")
 
     def set_up(self) -> None:
+        self._clear()
         self.plane.pods, self.plane.faults = self.running, self.faults
         self._use(self.plane)
         for number in range(self.num_nodes):
@@ -56,10 +57,14 @@ class RealCluster(Cluster):
             self.add("nodes", {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": ROOM}})
 
     def clean_up(self) -> None:
-        self.start()
         if self._bare is not None:
             self._bare.close()
         self.store = self.plane.store
+        self._clear()
+
+    def _clear(self) -> None:
+        """Also what a test left that failed."""
+        self.start()
         self._label_namespace({SECURITY_LABEL: None})
         self.store.delete_all("configmaps", SPACE, ID)
         until = time.monotonic() + PATIENCE_S
@@ -111,10 +116,11 @@ class RealCluster(Cluster):
             self.store.patch_status("resourcequotas", made, {"hard": hard, "used": hard})
 
     def forbid(self, plural: str) -> None:
-        rules = [rule for rule in self._rules() if plural not in rule["resources"]]
-        self._grant(rules)
+        every = self._rules()
+        group = next(rule["apiGroups"][0] for rule in every if plural in rule["resources"])
+        self._grant([rule for rule in every if plural not in rule["resources"]])
         user = Client(self.plane.port, self.plane.tokens[USER], self.plane.ca)
-        attributes = {"namespace": SPACE, "verb": "list", "resource": plural}
+        attributes = {"namespace": SPACE, "verb": "list", "resource": plural, "group": group}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
                   "spec": {"resourceAttributes": attributes}}  # fmt: skip
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

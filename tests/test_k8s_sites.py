@@ -12,6 +12,8 @@ import yaml
 
 from rlk_repro.backends.api import JobState
 from rlk_repro.backends.k8s_states import CONDITIONS, RAYJOB_STATES, WORDS, judge, judge_job
+from rlk_repro.backends.kubectl import Unreachable, explain
+from rlk_repro.proc import Completed
 from rlk_repro.resources import all_profile_folders
 from rlk_repro.specfile import load_profile
 from tests.k8s_runs import needs_kubectl, running_server
@@ -117,6 +119,16 @@ def test_missing_operators_and_permissions_are_said(server: Cluster, tmp_path: P
 
 
 @needs_kubectl
+def test_only_the_permissions_of_the_own_kind_of_job_are_asked_for(server: Cluster, tmp_path: Path, call: Call) -> None:
+    server.forbid("rayjobs")
+    code, findings = check(call, write_profile(tmp_path))
+    assert code == 1
+    denied = {item["expected"] for item in findings if item["where"] == "permission"}
+    assert denied == {f"to {verb} rayjobs in default" for verb in ("create", "delete", "get", "list")}
+    assert check(call, write_profile(tmp_path, kind="job"))[0] == 0
+
+
+@needs_kubectl
 def test_a_restricted_namespace_wants_another_user(server: Cluster, tmp_path: Path, call: Call) -> None:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     server.add(
@@ -151,6 +163,13 @@ def pod(role: str = "leader", phase: str = "Pending", **status: Any) -> dict[str
 
 
 JOB: dict[str, Any] = {"kind": "Job", "metadata": {"name": "j"}, "spec": {}, "status": {"active": 1}}
+
+
+@pytest.mark.parametrize("phase", ["Running", "Succeeded", "Failed"])
+def test_a_job_whose_leader_has_begun_does_not_wait_again(phase: str) -> None:
+    """Its controller takes a while to say that it is over."""
+    assert judge(JOB, [pod(phase=phase)]).state is JobState.RUNNING
+    assert judge(JOB, [pod()]).state is JobState.PENDING
 
 
 @pytest.mark.parametrize("word", RAYJOB_STATES)
@@ -188,6 +207,20 @@ def test_an_event_speaks_where_nothing_else_does() -> None:
         {"type": "Normal", "reason": "Pulled", "message": "ok", "lastTimestamp": "2026-01-04"},
     ]
     assert judge(JOB, [], events).reason == "a pod may not be made (quota or admission) (FailedCreate: exceeded quota)"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Error from server (TooManyRequests): storage is (re)initializing",
+        "Error from server (ServiceUnavailable): the server is currently unable to handle the request",
+        "The connection to the server 192.0.2.7:6443 was refused - did you specify the right host or port?",
+    ],
+)
+def test_a_server_that_restarts_does_not_refuse(words: str) -> None:
+    assert isinstance(explain(Completed(argv=(), returncode=1, stdout="", stderr=words)), Unreachable)
+    quota = 'Error from server (Forbidden): pods "p" is forbidden: exceeded quota'
+    assert not isinstance(explain(Completed(argv=(), returncode=1, stdout="", stderr=quota)), Unreachable)
 
 
 def test_preemption_and_lack_of_memory_are_named() -> None:

@@ -111,7 +111,7 @@ def judge(
     agents = [pod for pod in pods if role_of(pod) != COLLECTOR]
     state, reason = judge_job(job)
     leader = next((pod for pod in agents if role_of(pod) == LEADER), None)
-    if state is JobState.RUNNING and not is_running(leader):
+    if state is JobState.RUNNING and not has_begun(leader):  # one that has ended waits for its controller's word
         state = JobState.PENDING
     elif state is JobState.PENDING and is_running(leader):
         state = JobState.RUNNING  # KubeRay says so only when Ray answers
@@ -181,6 +181,10 @@ def is_running(pod: Mapping[str, Any] | None) -> bool:
     if pod is None or as_map(pod.get("metadata")).get("deletionTimestamp"):
         return False
     return as_map(pod.get("status")).get("phase") == "Running"
+
+
+def has_begun(pod: Mapping[str, Any] | None) -> bool:
+    return pod is not None and as_map(pod.get("status")).get("phase") in {"Running", "Succeeded", "Failed"}
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ REQUEST_S: Final = 20
 _NOT_FOUND: Final = re.compile(r"\(NotFound\)|could not find the requested resource|doesn't have a resource type")
 _UNREACHABLE: Final = re.compile(
     r"connection refused|was refused|i/o timeout|no such host|TLS handshake|connection reset|EOF|deadline exceeded"
-    r"|ServiceUnavailable|InternalError|too many requests|network is unreachable|no route to host|Unable to connect",
+    r"|ServiceUnavailable|TooManyRequests|too many requests|network is unreachable|no route to host|Unable to connect",
     re.IGNORECASE,
 )
 _PREFIX: Final = re.compile(r"^(?:error: |Error from server(?: \([A-Za-z]+\))?: |Error: )+")
@@ -115,7 +115,7 @@ def probe_versions(place: Place) -> dict[str, str]:
 def explain(done: proc.Completed) -> SchedulerRefused:
     """What kubectl said, as an error to raise."""
     words = quote_words(done)
-    if done.is_timeout or _UNREACHABLE.search(words):
+    if done.is_timeout or _UNREACHABLE.search(done.stderr):  # the server's reason is not among the words
         return Unreachable(Problem("kubernetes", f'did not answer: "{words}"'))
     return SchedulerRefused(Problem("kubernetes", f'refused: "{words}"'))
 
