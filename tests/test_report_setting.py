@@ -12,6 +12,7 @@ from rlk_repro.report.setting import AS_WRITTEN, OWN_ENTROPY, OWN_NORMALISER, de
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.results import DecisionSummary
 from tests.analysis_examples import EXAMPLES, faster
+from tests.sbatch_examples import plan_for
 from tests.tier_examples import make_tier_plan
 
 RUNS = ["smoke", "module-qwen3-4b", "operators-smoke"]
@@ -41,6 +42,16 @@ def test_what_flags_changed_is_said_with_its_value() -> None:
     )
     assert setting["entropy metric"] == "left out, in both variants"
     assert setting["device"] == "idle before each pass, in both variants"
+
+
+def test_a_run_of_vime_says_model_data_and_rollouts() -> None:
+    setting = dict(describe_setting(plan_for("qwen3-30b-a3b-r3", "h200")))
+    assert setting["model"] == "Qwen3-30B-A3B: Qwen/Qwen3-30B-A3B at ad44e777bcd1"
+    assert setting["data"] == ("zhuzilin/dapo-math-17k, dapo-math-17k.jsonl at 2e6561293029; reward deepscaler")
+    assert setting["rollouts"] == ("32 prompts × 8 samples, at most 4,096 tokens long, expert routing replayed (R3)")
+    small = dict(describe_setting(plan_for("vime-smoke", "h200")))
+    assert small["model"] == "Qwen3 with random weights, 8 layers: weights made by this tool, seed 1234"
+    assert small["data"].endswith("; reward rlk_repro.integration.reward.share_of_even_ids")
 
 
 @pytest.mark.parametrize("run", RUNS)

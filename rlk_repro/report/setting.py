@@ -117,6 +117,29 @@ def _describe_operators(workload: Workload) -> Facts:
     yield "operators", f"{', '.join(names)}; {chosen}; {calls}"
 
 
+def _describe_vime(workload: Workload) -> Facts:
+    model, data, grpo = workload["model"], workload["data"], workload["grpo"]
+    yield "model", f"{model['title']}: {_describe_source(model['source'], 'weights')}"
+    reward = data["rm_type"] or data["custom_rm_path"]
+    yield "data", f"{_describe_source(data['source'], 'prompts')}; reward {reward}"
+    replayed = ", expert routing replayed (R3)" if grpo["use_rollout_routing_replay"] else ""
+    yield (
+        "rollouts",
+        f"{format_count(grpo['rollout_batch_size'])} prompts × {grpo['n_samples_per_prompt']} samples, at most "
+        f"{_count(grpo['rollout_max_response_len'], 'token')} long{replayed}",
+    )
+    if workload["what_for"] != "timing":
+        yield "meant for", workload["what_for"]
+
+
+def _describe_source(source: Workload, what: str) -> str:
+    if source["kind"] != "hub":
+        return f"{what} made by this tool, seed {source['seed']}"
+    revision = source["revision"]
+    file = f", {source['file']}" if "file" in source else ""
+    return f"{source['repository']}{file} at {revision[:12] if revision else 'no pinned revision'}"
+
+
 def _describe_nothing(_: Workload) -> Facts:
     yield from ()
 
@@ -125,6 +148,7 @@ _WORKLOADS: Final[Mapping[str, Callable[[Workload], Facts]]] = {
     "module": _describe_module,
     "reference": _describe_reference,
     "operators": _describe_operators,
+    "vime": _describe_vime,
 }
 
 
