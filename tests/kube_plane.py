@@ -21,7 +21,7 @@ from typing import Any, Final
 import yaml
 
 from tests.k8s_validate import CRD_DIR
-from tests.kube_client import ApiStore, Client, Refused, path_of
+from tests.kube_client import CUSTOM, ApiStore, Client, Refused, path_of
 from tests.kube_cluster import make_kubeconfig
 from tests.kube_kubelet import Faults, RunningPod, end_process, free_port
 from tests.kube_store import Object, Resource, has_condition
@@ -86,6 +86,7 @@ class ControlPlane:
     def start_api(self) -> None:
         self._start("kube-apiserver", self._api_options())
         self._wait("kube-apiserver", self._is_ready)
+        self._wait("custom resources", self._serves_operators)
 
     def _start_all(self) -> None:
         (self.folder / "certificates").mkdir(parents=True)
@@ -102,6 +103,7 @@ class ControlPlane:
                     self._start(name, options)
         if not self.has("kube-controller-manager"):
             self._make_account()
+        self._wait("custom resources", self._serves_operators)
         self._wait("the service account", self._has_account)
 
     def _start(self, name: str, options: Sequence[str]) -> None:
@@ -179,6 +181,14 @@ class ControlPlane:
     def _is_ready(self) -> bool:
         with contextlib.suppress(OSError, http.client.HTTPException, Refused):
             self.client.ask("GET", "/readyz")
+            return True
+        return False
+
+    def _serves_operators(self) -> bool:
+        """Ready or not: it reads the objects of each custom resource first."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            for plural in CUSTOM:
+                self.store.list(plural)
             return True
         return False
 

@@ -42,6 +42,7 @@ class RealCluster(Cluster):
     def __init__(self, folder: Path, plane: ControlPlane, faults: Faults | None = None, num_nodes: int = 4) -> None:
         super().__init__(folder, plane.store, faults, num_nodes)
         self.plane = plane
+        self._used = plane
         self._bare: ControlPlane | None = None
         self._is_full = False
         self.has_scheduler = plane.has("kube-scheduler")
@@ -119,7 +120,7 @@ class RealCluster(Cluster):
         every = self._rules()
         group = next(rule["apiGroups"][0] for rule in every if plural in rule["resources"])
         self._grant([rule for rule in every if plural not in rule["resources"]])
-        user = Client(self.plane.port, self.plane.tokens[USER], self.plane.ca)
+        user = Client(self._used.port, self._used.tokens[USER], self._used.ca)
         attributes = {"namespace": SPACE, "verb": "list", "resource": plural, "group": group}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
                   "spec": {"resourceAttributes": attributes}}  # fmt: skip
@@ -145,7 +146,7 @@ class RealCluster(Cluster):
         return pod is not None and pod["status"]["phase"] == "Running"
 
     def _use(self, plane: ControlPlane) -> None:
-        self.plane_used = plane
+        self._used = plane
         self.store = self.kubelet.store = self.controllers.store = plane.store
         self._grant(self._rules())
         self.kubeconfig.write_text(yaml.safe_dump(plane.make_kubeconfig(USER)))

@@ -1,0 +1,145 @@
+"""What only a real API server says: its admission of every shipped example, Pod Security, the eviction API."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlk_repro.backends import get_backend
+from rlk_repro.backends.api import JobState
+from rlk_repro.bundle import inspect_bundle
+from rlk_repro.k8s.tree import find_templates
+from rlk_repro.sites.kubernetes import SECURITY_LABEL
+from tests import k8s_runs
+from tests.k8s_runs import LONG, collect, first_trial_runs, running_server, submit, wait_for_end, wait_gone, wait_until
+from tests.kube_client import ROWS, path_of
+from tests.kube_plane import APISERVER, ControlPlane
+from tests.kube_real import RealCluster
+from tests.kube_store import Gone
+
+pytestmark = [
+    k8s_runs.needs_kubectl,
+    pytest.mark.timeout(280),
+    pytest.mark.skipif(not APISERVER, reason="RLK_KUBE_APISERVER names no kube-apiserver"),
+]
+EXAMPLES = Path(__file__).parent.parent / "k8s" / "examples"
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane) -> Iterator[RealCluster]:
+    with running_server(tmp_path / "kube", monkeypatch, control_plane) as running:
+        assert isinstance(running, RealCluster)
+        yield running
+
+
+def enforce(server: RealCluster, level: str) -> None:
+    labels = {SECURITY_LABEL: level, "pod-security.kubernetes.io/warn": level}
+    server.add("namespaces", {"metadata": {"name": "default", "labels": labels}})
+
+
+def apply(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = ["kubectl", "apply", "--dry-run=server", "--validate=strict", "--output=name", *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def test_every_example_is_accepted_as_it_is(server: RealCluster) -> None:
+    enforce(server, "privileged")
+    done = apply(f"--filename={EXAMPLES}")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == sum(len(load_all(path)) for path in list_examples())
+
+
+def list_examples() -> list[Path]:
+    return sorted(EXAMPLES.glob("*.yaml"))
+
+
+def load_all(path: Path) -> list[dict[str, Any]]:
+    return [item for item in yaml.load_all(path.read_text(), yaml.CSafeLoader) if item is not None]
+
+
+def level_of(path: Path) -> str:
+    """What docs/kubernetes.md says the pods of an example are fit for."""
+    return "privileged" if ".rdma." in path.name else "restricted" if ".restricted." in path.name else "baseline"
+
+
+@pytest.mark.parametrize("level", ["privileged", "baseline", "restricted"])
+def test_every_pod_is_admitted_at_its_level_of_security(server: RealCluster, level: str) -> None:
+    enforce(server, level)
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod", **template.value, "metadata": {**template.value["metadata"], "name": "p"}}
+        for path in list_examples()
+        if level_of(path) == level
+        for item in load_all(path)
+        for template in find_templates(item)
+    ]
+    assert pods
+    for name in {pod["spec"].get("priorityClassName") for pod in pods} - {None}:
+        with contextlib.suppress(Gone):
+            server.add("priorityclasses", {"metadata": {"name": name}, "value": 1})
+    for text in {json.dumps(pod, sort_keys=True) for pod in pods}:
+        made = server.store.client.ask("POST", f"{PODS}?dryRun=All&fieldValidation=Strict", json.loads(text))
+        assert made["status"]["phase"] == "Pending"
+
+
+@pytest.mark.parametrize("level", ["baseline", "restricted"])
+def test_levels_of_security_are_no_lower_than_they_are_said_to_be(server: RealCluster, level: str) -> None:
+    """RDMA's capability is refused everywhere else, and an image's own user where it would be root."""
+    enforce(server, level)
+    path = EXAMPLES / ("smoke.h200.rayjob.rdma.yaml" if level == "baseline" else "smoke.h200.job.yaml")
+    if level == "restricted":  # of the owner of a pod the server only warns
+        done = apply(f"--filename={path}")
+        assert done.returncode == 0
+        assert "would violate PodSecurity" in done.stderr
+    template = next(find_templates(load_all(path)[0])).value
+    pod = {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "p"}}
+    refused = subprocess.run(["kubectl", "create", "--dry-run=server", "--filename=-"], input=json.dumps(pod),
+                             capture_output=True, text=True, check=False)  # fmt: skip
+    assert "violates PodSecurity" in refused.stderr
+
+
+def test_a_pod_that_admission_refuses_is_told(server: RealCluster, tmp_path: Path) -> None:
+    enforce(server, "restricted")
+    launched = submit(tmp_path, kind="job")
+    status = wait_until(launched, lambda status: bool(status.reason))
+    assert status.state is JobState.PENDING
+    assert "a pod may not be made (quota or admission)" in status.reason
+    assert "violates PodSecurity" in status.reason
+    assert get_backend("k8s").cancel(launched.submission, launched.run_dir)
+    assert wait_for_end(launched).state is JobState.CANCELLED
+    wait_gone(server)
+
+
+def test_a_restricted_namespace_takes_pods_of_another_user(server: RealCluster, tmp_path: Path) -> None:
+    enforce(server, "restricted")
+    user = {"user": os.getuid() or 1000, "group": os.getgid() or 1000}
+    launched = submit(tmp_path, kind="job", run_as=user)
+    assert wait_for_end(launched).state is JobState.DONE
+    collect(launched)
+    assert launched.run_dir.is_sealed
+
+
+def test_who_drains_a_node_is_named(server: RealCluster, tmp_path: Path) -> None:
+    """``kubectl drain`` asks the eviction API; the server itself marks the pod."""
+    launched = submit(tmp_path, LONG, kind="job")
+    wait_until(launched, first_trial_runs(launched))
+    pod = server.pod("leader")
+    assert pod is not None
+    name = pod["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": "default"}}
+    server.store.client.ask("POST", f"{path_of(ROWS['pods'], 'default', name)}/eviction", eviction)
+    status = wait_for_end(launched)
+    assert status.state is JobState.FAILED
+    assert "a pod was evicted or preempted" in status.reason
+    bundle = collect(launched)
+    assert inspect_bundle(bundle).trials == {"00-p1-baseline": "interrupted"}
+    wait_gone(server)
