@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 
 from rlk_repro import launch, replay
-from rlk_repro.backends import get_backend, kubernetes
+from rlk_repro.backends import get_backend, k8s_window, kubernetes
 from rlk_repro.backends.api import JobState
 from rlk_repro.bundle import inspect_bundle
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, SchedulerRefused
 from rlk_repro.files import load_json
 from rlk_repro.findings import has_blocking
+from rlk_repro.pod.window import Window
+from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
 from rlk_repro.workloads import reference
 from tests import k8s_runs
@@ -245,6 +247,28 @@ def test_a_collection_that_is_cut_goes_on(server: Cluster, tmp_path: Path, monke
     collect(launched)
     assert server.faults.cuts_left <= 1
     assert launched.run_dir.is_sealed
+
+
+@pytest.mark.real
+def test_a_leader_that_ends_while_it_is_asked_is_followed_by_a_collector(
+    server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sealed run is done, and may be collected, before its pod has ended."""
+    launched = submit(tmp_path, kind="job")
+    wait_for_end(launched)
+    far = RunDir(server.claim("results") / "smoke" / launched.run_dir.run_id)
+    with Window(far, 0, lambda: None) as window:
+        facts = window.read_facts()
+    leaders, read_facts = iter(["ended"]), k8s_window.read_facts
+    monkeypatch.setattr(k8s_window, "find_leader", lambda _: next(leaders, ""))
+    monkeypatch.setattr(
+        k8s_window, "read_facts", lambda place, pod: facts if pod == "ended" else read_facts(place, pod)
+    )  # fmt: skip
+    told: list[str] = []
+    BACKEND.collect(launched.submission, launched.run_dir, told.append)
+    assert launched.run_dir.is_sealed
+    assert [line.rpartition("-")[2] for line in told if line.startswith("fetching")][1:] == ["collect"]
+    wait_gone(server)
 
 
 @pytest.mark.real

@@ -13,7 +13,7 @@ from rlk_repro.backends import kubectl
 from rlk_repro.backends.api import Submission, Tell
 from rlk_repro.backends.k8s_objects import Sent, find_objects, read_sent
 from rlk_repro.backends.k8s_states import explain_pod, is_ready, judge, role_of
-from rlk_repro.backends.kubectl import Place
+from rlk_repro.backends.kubectl import Place, Unreachable
 from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.files import dump_json, write_text
 from rlk_repro.k8s.naming import COLLECTOR
@@ -27,16 +27,30 @@ POLL_S: Final = 1.0
 LOG_BLOCK_BYTES: Final = 4 << 20
 
 
+class LeaderEnded(Unreachable):
+    """The leading pod went while it was asked; its bundle lies on the claim."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpenWindow:
-    """A pod that shows the bundle."""
+    """A pod that shows the bundle; ``leads`` is the job whose leading pod it is, if it is one."""
 
     place: Place
     pod: str
     facts: Facts
+    leads: Sent | None = None
 
     def ask_bundle(self, offset: int, size: int) -> bytes | None:
-        return read_block(self.place, self.pod, make_block_path(BUNDLE, offset, size))
+        """Raises LeaderEnded where it makes no sense to ask again."""
+        data = read_block(self.place, self.pod, make_block_path(BUNDLE, offset, size))
+        if data is None and self._has_ended():
+            raise LeaderEnded(Problem("kubernetes", f"pod {self.pod} ended while its bundle was fetched"))
+        return data
+
+    def _has_ended(self) -> bool:
+        with suppress(SchedulerRefused, EnvironmentMissing):
+            return self.leads is not None and find_leader(self.leads) != self.pod
+        return False
 
 
 def read_facts(place: Place, pod: str) -> Facts | None:
@@ -82,7 +96,7 @@ def find_window(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[OpenWindow]
     leader = find_leader(sent)
     facts = read_facts(sent.place, leader) if leader else None
     if facts is not None and facts.bundle_bytes is not None:
-        yield OpenWindow(place=sent.place, pod=leader, facts=facts)
+        yield OpenWindow(place=sent.place, pod=leader, facts=facts, leads=sent)
         return
     plan = Plan.load(run_dir.plan)
     if kubernetes_settings(plan).results.claim is None:

@@ -18,7 +18,7 @@ from rlk_repro.backends.asking import asked_rarely, join_words, require_ended, r
 from rlk_repro.backends.k8s_fetch import fetch_bundle, put_in_place
 from rlk_repro.backends.k8s_objects import Sent, delete_all, find_objects, read_sent, record_objects
 from rlk_repro.backends.k8s_states import Judged, judge
-from rlk_repro.backends.k8s_window import Mirror, ask_to_stop, find_leader, find_window, read_facts
+from rlk_repro.backends.k8s_window import LeaderEnded, Mirror, ask_to_stop, find_leader, find_window, read_facts
 from rlk_repro.backends.lastword import read_last_word
 from rlk_repro.backends.triallogs import read_logs
 from rlk_repro.clock import utc_now
@@ -284,15 +284,23 @@ def _own(sent: Sent, made: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> None:
-    with find_window(sent, run_dir, tell) as window:
-        if window.facts.bundle_bytes is None:
-            raise CheckFailed(Problem(run_dir.run_id, "left nothing to collect", expected="a bundle"))
-        tell(f"fetching {format_bytes(window.facts.bundle_bytes)} from pod {window.pod}")
-        fetch_bundle(window.ask_bundle, run_dir, window.facts.bundle_bytes, window.facts.bundle_sha256, tell=tell)
-        last_state = window.facts.state
+    try:
+        last_state = _fetch(sent, run_dir, tell)
+    except LeaderEnded:  # a run is over a moment before its pod is
+        last_state = _fetch(sent, run_dir, tell)
     put_in_place(run_dir)
     if last_state is not None:
         write_json(run_dir.state, last_state)
     if not run_dir.is_sealed:  # a sealed one holds the submission as the pods got it
         write_json(run_dir.submission, submission.to_json())
     record_objects(sent, run_dir)
+
+
+def _fetch(sent: Sent, run_dir: RunDir, tell: Tell) -> Mapping[str, Any] | None:
+    """What the agent said last, beside the bundle."""
+    with find_window(sent, run_dir, tell) as window:
+        if window.facts.bundle_bytes is None:
+            raise CheckFailed(Problem(run_dir.run_id, "left nothing to collect", expected="a bundle"))
+        tell(f"fetching {format_bytes(window.facts.bundle_bytes)} from pod {window.pod}")
+        fetch_bundle(window.ask_bundle, run_dir, window.facts.bundle_bytes, window.facts.bundle_sha256, tell=tell)
+        return window.facts.state
