@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rlk_repro import launch
 from rlk_repro.backends import get_backend
 from rlk_repro.backends.api import JobState
 from rlk_repro.bundle import inspect_bundle
@@ -126,6 +128,37 @@ def test_a_restricted_namespace_takes_pods_of_another_user(server: RealCluster, 
     assert wait_for_end(launched).state is JobState.DONE
     collect(launched)
     assert launched.run_dir.is_sealed
+
+
+def test_a_queue_that_takes_the_nodes_back_is_waited_for(server: RealCluster, tmp_path: Path) -> None:
+    """As Kueue preempts: it suspends the job, whose controller ends the pods, and resumes it some time."""
+    launched = submit(tmp_path, LONG, kind="job")
+    wait_until(launched, first_trial_runs(launched))
+    suspend(server, launched, True)
+    status = wait_until(launched, lambda status: status.state is not JobState.RUNNING)
+    assert status.state is JobState.PENDING
+    status = wait_until(launched, lambda status: bool(status.reason))
+    assert (status.state, status.reason) == (
+        JobState.PENDING, "held back, by its queue or by hand (JobSuspended: Job suspended)"
+    )  # fmt: skip
+    launched.run_dir.state.unlink()  # what the pod said that is gone
+    suspend(server, launched, False)
+    wait_until(launched, lambda status: status.state is JobState.RUNNING)
+    wait_until(launched, first_trial_runs(launched))
+    assert get_backend("k8s").cancel(launched.submission, launched.run_dir)
+    assert wait_for_end(launched).state is JobState.CANCELLED
+    bundle = collect(launched)
+    assert "interrupted/1/00-p1-baseline/exit.json" in names_of(bundle)
+
+
+def suspend(server: RealCluster, launched: launch.Launched, is_suspended: bool) -> None:
+    metadata = {"name": launched.submission.details["name"], "namespace": "default"}
+    server.store.patch("jobs", {"metadata": metadata}, {"spec": {"suspend": is_suspended}})
+
+
+def names_of(bundle: Path) -> list[str]:
+    with tarfile.open(bundle) as archive:
+        return archive.getnames()
 
 
 def test_who_drains_a_node_is_named(server: RealCluster, tmp_path: Path) -> None:

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
+from rlk_repro.backends import kubernetes
 from rlk_repro.backends.api import JobState
-from rlk_repro.backends.k8s_states import CONDITIONS, RAYJOB_STATES, WORDS, judge, judge_job
+from rlk_repro.backends.k8s_states import CONDITIONS, RAYJOB_STATES, WORDS, Judged, judge, judge_job
 from rlk_repro.backends.kubectl import Unreachable, explain
+from rlk_repro.k8s.window import Facts
 from rlk_repro.proc import Completed
 from rlk_repro.resources import all_profile_folders
+from rlk_repro.rundir import RunDir
 from rlk_repro.specfile import load_profile
 from tests.k8s_runs import needs_kubectl, running_server
 from tests.kube_cluster import Cluster
@@ -170,6 +173,13 @@ def test_a_job_whose_leader_has_begun_does_not_wait_again(phase: str) -> None:
     """Its controller takes a while to say that it is over."""
     assert judge(JOB, [pod(phase=phase)]).state is JobState.RUNNING
     assert judge(JOB, [pod()]).state is JobState.PENDING
+
+
+def test_a_job_that_its_queue_took_back_has_not_ended(tmp_path: Path) -> None:
+    """Its pod packed what it had; it will begin again."""
+    packed = Facts(state=None, is_sealed=False, waits_for="", failure="", bundle_bytes=9, bundle_sha256="", trials=())
+    told = kubernetes._judge_present(Judged(state=JobState.PENDING, reason="held back"), packed, RunDir(tmp_path))
+    assert (told.state, told.reason) == (JobState.PENDING, "held back")
 
 
 @pytest.mark.parametrize("word", RAYJOB_STATES)

@@ -205,7 +205,8 @@ def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> Stat
     nodes = ", ".join(judged.nodes)
     if facts is not None and facts.bundle_bytes is not None and facts.is_sealed:
         return Status(state=JobState.DONE, reason=message, nodes=nodes)
-    has_ended = facts is not None and facts.bundle_bytes is not None
+    # what waits again, because its queue took the nodes back, begins again
+    has_ended = facts is not None and facts.bundle_bytes is not None and judged.state is not JobState.PENDING
     if not judged.state.is_final and not has_ended:
         waits_for = f"waits for {facts.waits_for}" if facts is not None and facts.waits_for else ""
         where = f"on {nodes}" if judged.state is JobState.RUNNING and nodes else ""
