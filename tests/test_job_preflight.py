@@ -103,7 +103,7 @@ def test_an_rl_kernel_on_the_trainers_own_path_is_found(monkeypatch: pytest.Monk
 def test_another_ray_than_kuberay_was_told_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, told: str | None, expected: list[Finding]
 ) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.55.1")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.55.1")
     lines = f"cluster: k8s\nkubernetes: {{results: {{claim: c, path: /r}}, ray_version: {told or 'null'}}}\n"
     profile = PROFILE.replace(b"cluster: local\n", lines.encode())
     assert list(preflight.check_ray_version(make_example_plan(profile=profile)[0])) == expected
