@@ -18,12 +18,13 @@ from rlk_repro.backends import get_backend
 from rlk_repro.backends.api import Status
 from rlk_repro.files import load_json
 from tests.kube_cluster import Cluster
-from tests.kube_plane import ControlPlane
+from tests.kube_plane import APISERVER, ControlPlane
 from tests.kube_real import RealCluster
 from tests.kube_server import KubeServer
 
-KUBECTL = shutil.which("kubectl")
-needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH")
+# setup-envtest brings the one of its API server's version
+KUBECTL = (shutil.which("kubectl", path=str(Path(APISERVER).parent)) if APISERVER else None) or shutil.which("kubectl")
+needs_kubectl = pytest.mark.skipif(KUBECTL is None and not APISERVER, reason="no kubectl on PATH")
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 SETTINGS = (
     "measure.pairs=1", "measure.warmup_steps=1", "measure.scored_steps=3", "workload.grpo.rollout_batch_size=2",

@@ -43,6 +43,13 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: Contr
         yield running
 
 
+@pytest.fixture
+def controlled(server: RealCluster) -> RealCluster:
+    if not server.has_jobs:
+        pytest.skip("no kube-controller-manager beside kube-apiserver")
+    return server
+
+
 def enforce(server: RealCluster, level: str) -> None:
     labels = {SECURITY_LABEL: level, "pod-security.kubernetes.io/warn": level}
     server.add("namespaces", {"metadata": {"name": "default", "labels": labels}})
@@ -109,7 +116,8 @@ def test_levels_of_security_are_no_lower_than_they_are_said_to_be(server: RealCl
     assert "violates PodSecurity" in refused.stderr
 
 
-def test_a_pod_that_admission_refuses_is_told(server: RealCluster, tmp_path: Path) -> None:
+def test_a_pod_that_admission_refuses_is_told(controlled: RealCluster, tmp_path: Path) -> None:
+    server = controlled
     enforce(server, "restricted")
     launched = submit(tmp_path, kind="job")
     status = wait_until(launched, lambda status: bool(status.reason))
@@ -130,8 +138,9 @@ def test_a_restricted_namespace_takes_pods_of_another_user(server: RealCluster, 
     assert launched.run_dir.is_sealed
 
 
-def test_a_queue_that_takes_the_nodes_back_is_waited_for(server: RealCluster, tmp_path: Path) -> None:
+def test_a_queue_that_takes_the_nodes_back_is_waited_for(controlled: RealCluster, tmp_path: Path) -> None:
     """As Kueue preempts: it suspends the job, whose controller ends the pods, and resumes it some time."""
+    server = controlled
     launched = submit(tmp_path, LONG, kind="job")
     wait_until(launched, first_trial_runs(launched))
     suspend(server, launched, True)
@@ -161,8 +170,9 @@ def names_of(bundle: Path) -> list[str]:
         return archive.getnames()
 
 
-def test_who_drains_a_node_is_named(server: RealCluster, tmp_path: Path) -> None:
+def test_who_drains_a_node_is_named(controlled: RealCluster, tmp_path: Path) -> None:
     """``kubectl drain`` asks the eviction API; the server itself marks the pod."""
+    server = controlled
     launched = submit(tmp_path, LONG, kind="job")
     wait_until(launched, first_trial_runs(launched))
     pod = server.pod("leader")
