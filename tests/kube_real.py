@@ -68,7 +68,7 @@ class RealCluster(Cluster):
         self.start()
         self._label_namespace({SECURITY_LABEL: None})
         self.store.delete_all("configmaps", SPACE, ID)
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + (PATIENCE_S if self.has_jobs else 0.0)
         for plural in MADE:
             self._remove_all(plural, until)
 
