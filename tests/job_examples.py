@@ -5,6 +5,7 @@ As a script, ``python -m tests.job_examples RUN_DIR ACTION…``, it is an agent 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -132,6 +133,15 @@ def find_descendants(run_dir: RunDir) -> list[int]:
 
 def main() -> int:
     return run_example(RunDir(Path(sys.argv[1])), FakeWorkload(actions=sys.argv[2:]), is_resuming=True)
+
+
+def fill_disk(folder: Path) -> Path:
+    """The file that took all the room."""
+    ballast = folder / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return ballast
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import threading
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -18,7 +19,7 @@ from tests.kube_store import Object, Store
 OURS: Final = ("computedomains", "configmaps", "jobs", "jobsets", "pods", "rayjobs")
 
 
-class Cluster:
+class Cluster(ABC):
     """Use as a context manager; ``kubeconfig`` is what kubectl needs."""
 
     tick_s = 0.05
@@ -54,13 +55,13 @@ class Cluster:
     def clean_up(self) -> None:
         self.stop()
 
+    @abstractmethod
     def start(self) -> None:
         """The API is there, again."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self) -> None:
         """The API is away; what runs goes on."""
-        raise NotImplementedError
 
     def locked(self) -> contextlib.AbstractContextManager[object]:
         """While controllers and kubelets take one step."""
@@ -93,9 +94,9 @@ class Cluster:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
+    @abstractmethod
     def add(self, plural: str, item: Object) -> None:
         """An object as it is, in place of one of its name."""
-        raise NotImplementedError
 
     def delete(self, plural: str, name: str) -> None:
         """As somebody else would."""
@@ -109,21 +110,21 @@ class Cluster:
         assert pod is not None
         self.kubelet.evict(pod, reason, condition)
 
+    @abstractmethod
     def refuse(self, kind: str) -> None:
         """No object of this kind, because of a quota; of all others again."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forbid(self, plural: str) -> None:
         """The user has no permission for it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove_operators(self) -> None:
         """A cluster without custom resources."""
-        raise NotImplementedError
 
+    @abstractmethod
     def show(self, name: str, port: int) -> None:
         """A pod that is this process."""
-        raise NotImplementedError
 
     def _keep(self) -> None:
         while not self.is_over.wait(self.tick_s):

@@ -6,7 +6,6 @@ agent runs.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -28,6 +27,7 @@ from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
 from rlk_repro.workloads import reference
 from tests import k8s_runs
+from tests.job_examples import fill_disk
 from tests.k8s_runs import LONG, collect, first_trial_runs, running_server, submit, wait_for_end, wait_gone, wait_until
 from tests.kube_cluster import Cluster
 from tests.kube_plane import ControlPlane
@@ -310,14 +310,6 @@ def test_a_pod_that_cannot_be_reached_is_told_and_nothing_is_lost(
     collect(launched)
     assert launched.run_dir.is_sealed
     wait_gone(server)
-
-
-def fill_disk(folder: Path) -> Path:
-    ballast = folder / "ballast"
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    return ballast
 
 
 @pytest.mark.real

@@ -19,7 +19,7 @@ from rlk_repro.files import load_json
 from rlk_repro.job.resume import find_whole_pairs
 from rlk_repro.launch import load_plan
 from rlk_repro.verify import verify_bundle
-from tests.job_examples import find_descendants
+from tests.job_examples import fill_disk, find_descendants
 from tests.slurm_cluster import NODES, Cluster
 from tests.slurm_runs import LONG, Run, Site, make_profile, start_or_skip
 
@@ -198,10 +198,7 @@ def test_a_full_disk_ends_the_run_and_what_was_written_is_collected(
     monkeypatch.setenv("RLK_REPRO_RUNS", str(small_disk / "runs"))
     run = site.submit(SETTINGS)
     moment_s = wait_for_a_moment(run, number)
-    ballast = small_disk / "ballast"
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
+    ballast = fill_disk(small_disk)
     run.wait_until(lambda: not site.cluster.ask("squeue", "-h"), "the job is over")
     ballast.unlink()
     check_end(run, {FAILED, DONE}, f"disk full after {moment_s:.1f} s")
