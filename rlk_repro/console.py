@@ -1,17 +1,26 @@
-"""One line of progress: rewritten in place on a terminal, a line each time elsewhere.  No tables, no reports."""
+"""Lines of progress: rewritten in place on a terminal, a line each time elsewhere.  No tables, no reports."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
+
+Tell: TypeAlias = Callable[[str], object]
+"""Takes a line of progress."""
+
+
+def silence(text: str) -> None:
+    """Where nobody listens, and beside JSON: who reads that wants an error alone on standard error."""
+    del text
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveLine:
     """Where progress goes; ``is_live`` means that a line replaces the one before."""
 
-    tell: Callable[[str], object]
+    tell: Tell
     is_live: bool
 
 
@@ -19,7 +28,7 @@ class LiveLine:
 def live_line(*, is_quiet: bool = False) -> Iterator[LiveLine]:
     """A line on standard error for the time of the block; it is gone afterwards where it was live."""
     if is_quiet:
-        yield LiveLine(tell=lambda _: None, is_live=False)
+        yield LiveLine(tell=silence, is_live=False)
         return
     from rich.console import Console
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro import backends
 from rlk_repro.backends import get_backend
-from rlk_repro.backends.api import Job, JobState, Status, Submission, Tell, be_silent
+from rlk_repro.backends.api import Job, JobState, Status, Submission
+from rlk_repro.console import Tell, silence
 from rlk_repro.errors import (
     EXIT_BUG,
     BundleUnreadable,
@@ -269,7 +270,7 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
     )
 
 
-def finish(launched: Launched, tell: Tell = be_silent) -> Result:
+def finish(launched: Launched, tell: Tell = silence) -> Result:
     """Read what a finished run left, and write its report beside it.
 
     Raises:

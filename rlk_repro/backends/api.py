@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from rlk_repro.console import Tell, silence
 from rlk_repro.errors import BundleUnreadable, Problem
 from rlk_repro.files import check_schema
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
 
 SCHEMA: Final = 1
-Tell = Callable[[str], object]
-"""Takes a line of progress."""
-
-
-def be_silent(line: str) -> None:
-    """Where nobody listens."""
-    del line
 
 
 class JobState(StrEnum):
@@ -123,5 +117,5 @@ class Backend(Protocol):
     def cancel(self, submission: Submission, run_dir: RunDir) -> bool:
         """Ask for the end, letting the agent pack; False where it has ended already.  Cancelling twice is fine."""
 
-    def collect(self, submission: Submission, run_dir: RunDir, tell: Tell = be_silent) -> Path:
+    def collect(self, submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
         """Bring the bundle to ``run_dir.bundle``, telling how far it is where that takes long."""

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.backends.api import Tell, be_silent
 from rlk_repro.backends.kubectl import Unreachable
 from rlk_repro.bundle import unpack
+from rlk_repro.console import Tell, silence
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.files import sha256_file
 from rlk_repro.k8s.window import BLOCK_BYTES
@@ -34,7 +34,7 @@ def fetch_bundle(
     digest: str,
     *,
     block_bytes: int = BLOCK_BYTES,
-    tell: Tell = be_silent,
+    tell: Tell = silence,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Path:
     """The whole bundle at ``run_dir.bundle``; what arrived before an interruption is not fetched again.

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.backends import kubectl
-from rlk_repro.backends.api import Submission, Tell
+from rlk_repro.backends.api import Submission
 from rlk_repro.backends.k8s_objects import Sent, find_objects, read_sent
 from rlk_repro.backends.k8s_states import explain_pod, is_ready, judge, role_of
 from rlk_repro.backends.kubectl import Place, Unreachable
+from rlk_repro.console import Tell
 from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.files import dump_json, write_text
 from rlk_repro.k8s.naming import COLLECTOR

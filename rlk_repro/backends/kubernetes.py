@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.backends import kubectl
-from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission, Tell, be_silent
+from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission
 from rlk_repro.backends.asking import asked_rarely, join_words, require_ended, require_known
 from rlk_repro.backends.k8s_fetch import fetch_bundle, put_in_place
 from rlk_repro.backends.k8s_objects import Sent, delete_all, find_objects, read_sent, record_objects
@@ -22,6 +22,7 @@ from rlk_repro.backends.k8s_window import LeaderEnded, Mirror, ask_to_stop, find
 from rlk_repro.backends.lastword import read_last_word
 from rlk_repro.backends.triallogs import read_logs
 from rlk_repro.clock import utc_now
+from rlk_repro.console import Tell, silence
 from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.files import dump_json, load_json, write_json, write_text
 from rlk_repro.k8s.naming import OBJECTS
@@ -154,7 +155,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     return True
 
 
-def collect(submission: Submission, run_dir: RunDir, tell: Tell = be_silent) -> Path:
+def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
     """The bundle from the leading pod, or from a small pod with the results claim; then nothing is left in the cluster.
 
     Raises:

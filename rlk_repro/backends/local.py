@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro import proc, procfs
-from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission, Tell, be_silent
+from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission
 from rlk_repro.backends.lastword import read_last_word
 from rlk_repro.backends.triallogs import read_logs
 from rlk_repro.bundle import pack
 from rlk_repro.clock import utc_now
+from rlk_repro.console import Tell, silence
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.files import dump_json
 from rlk_repro.plan import Plan
@@ -129,7 +130,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     return True
 
 
-def collect(submission: Submission, run_dir: RunDir, tell: Tell = be_silent) -> Path:
+def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
     """The bundle is here already; what a killed agent left is packed now.
 
     Raises:

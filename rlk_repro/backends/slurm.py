@@ -13,13 +13,14 @@ from typing import Final
 
 from rlk_repro import proc
 from rlk_repro.backends import slurmctl
-from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission, Tell, be_silent
+from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission
 from rlk_repro.backends.asking import asked_rarely, join_words, require_ended, require_known
 from rlk_repro.backends.lastword import read_last_word
 from rlk_repro.backends.slurmctl import JobFacts, JobId
 from rlk_repro.backends.triallogs import read_logs
 from rlk_repro.bundle import pack
 from rlk_repro.clock import utc_now
+from rlk_repro.console import Tell, silence
 from rlk_repro.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.files import write_text
 from rlk_repro.plan import Plan
@@ -125,7 +126,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     raise SchedulerRefused(Problem("slurm", f'scancel refused: "{slurmctl.quote_words(done)}"'))
 
 
-def collect(submission: Submission, run_dir: RunDir, tell: Tell = be_silent) -> Path:
+def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
     """The bundle is on the shared file system; what a killed agent left is packed now, with Slurm's last record.
 
     Raises:

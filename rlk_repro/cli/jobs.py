@@ -6,7 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
-from rlk_repro.cli.output import AsJson, note, say, say_json, silence
+from rlk_repro.cli.output import AsJson, note, say, say_json
+from rlk_repro.console import silence
 
 RunId = Annotated[
     str | None, typer.Argument(metavar="[ID]", help="Run id, its beginning, or a path; newest if absent.")

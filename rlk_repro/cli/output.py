@@ -26,11 +26,6 @@ def note(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def silence(text: str) -> None:
-    """In place of ``note`` beside JSON: who reads that wants an error alone on standard error."""
-    del text
-
-
 def say_json(value: Any) -> None:
     from rlk_repro.files import dump_json
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, silence
+from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
+from rlk_repro.console import silence
 
 if TYPE_CHECKING:
     from rlk_repro.replay import Prepared, Recorded

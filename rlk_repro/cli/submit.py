@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rlk_repro.cli.output import AsJson, note, say, say_json, silence
+from rlk_repro.cli.output import AsJson, note, say, say_json
 from rlk_repro.cli.sources import (
     MegatronSource,
     RlKernelSource,
@@ -15,6 +15,7 @@ from rlk_repro.cli.sources import (
     require_sources,
     use_sources,
 )
+from rlk_repro.console import silence
 
 if TYPE_CHECKING:
     from rlk_repro.backends.api import Job
