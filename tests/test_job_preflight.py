@@ -238,12 +238,15 @@ def test_a_pin_that_is_not_confirmed_blocks(code: dict[str, Fact], expected: tup
             {"commit": Unknown("none recorded"), "tree": "3" * 40, "is_dirty": True},
             ("is_dirty", f"{'1' * 40} unchanged", "changed files"),
         ),
+        ({"commit": Unknown("no checkout"), "tree": "5" * 40}, None),
+        ({"commit": "1" * 40, "tree": "5" * 40, "is_dirty": True}, None),
+        ({"commit": "2" * 40, "tree": "5" * 40}, ("commit", f"{'1' * 40}{WAY_OUT}", "2" * 40)),
     ],
 )
 def test_an_archive_of_the_pinned_tree_is_the_pinned_commit(
     facts: dict[str, Fact], expected: tuple[str, str, str] | None
 ) -> None:
-    pin = PINNED.pins["megatron_lm"].model_copy(update={"tree": "3" * 40})
+    pin = PINNED.pins["megatron_lm"].model_copy(update={"tree": "3" * 40, "patched_tree": "5" * 40})
     stack = PINNED.model_copy(update={"pins": {"megatron_lm": pin}})
     found = list(preflight.check_pins(stack, Manifest(node="n", sections={"code": {"megatron": facts}})))
     assert found == ([] if expected is None else

@@ -216,13 +216,15 @@ def check_pins(stack: Stack, manifest: Manifest, image: ImageRecord | None = Non
         source: dict[str, Any] = facts if isinstance(facts, dict) else {}
         commit, tree = (source.get(fact, Unknown("not recorded")) for fact in ("commit", "tree"))
         if isinstance(commit, Unknown) and pin.tree and not isinstance(tree, Unknown):
-            is_pinned = tree == pin.tree
+            is_pinned = pin.holds_tree(tree)
             wrong, expected, found = "tree", _explain_pin(pin.tree, stack, pin.commit), str(tree)
         else:
             is_pinned = commit == pin.commit
             wrong, expected, found = "commit", _explain_pin(pin.commit, stack), str(commit)
         if not is_pinned:
             yield Finding(Level.BLOCKING, f"{where}.{wrong}", expected, found)
+        elif pin.patched_tree and tree == pin.patched_tree:
+            continue
         elif source.get("is_dirty") is True and not is_recorded(image, PINNED_SOURCES[name], source):
             yield Finding(Level.BLOCKING, f"{where}.is_dirty", f"{pin.commit} unchanged", "changed files")
 

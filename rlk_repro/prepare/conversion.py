@@ -35,8 +35,10 @@ TIME_LIMIT_S: Final = 4 * 3600.0
 ONE_PROCESS_BYTES: Final = 30 << 30
 _LOG: Final = "convert.log"
 _LOG_TAIL: Final = 8
+# nothing is trained: without this Megatron-LM wants an extension of apex before it builds the model
+_WORDS: Final = ("--no-gradient-accumulation-fusion",)
 # upstream's own recipe for AMD GPUs
-_ROCM_WORDS: Final = ("--no-gradient-accumulation-fusion", "--attention-backend", "flash")
+_ROCM_WORDS: Final = ("--attention-backend", "flash")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class Conversion:
     @property
     def words(self) -> list[str]:
         words = [word for flag, value in self.model.arguments.items() for word in spell_flag(flag, value)]
-        return [*words, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
+        return [*words, *_WORDS, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
 
     def command(self, tool: Path, save: Path, num_bytes: int) -> list[str]:
         """The tool, as its first lines and vime's docs have it called: one process per GPU that it needs."""
@@ -121,13 +123,19 @@ def _where_to_run(source: Source) -> str:
 
 
 def _require_pinned(stack: Stack) -> dict[str, str]:
-    """The commits of vime and Megatron-LM here, which must be the pinned ones: a checkpoint's record names them."""
+    """The commits of vime and Megatron-LM here, which must be the pinned ones: a checkpoint's record names them.
+
+    Files with the pinned hash are the commit's, also where no git tells so (an unpacked archive).
+    """
     facts = code.probe()
     commits, problems = {}, []
     for name, section in (("vime", "vime"), ("megatron_lm", "megatron")):
         pin = stack.pins.get(name)  # type: ignore[call-overload]
         found = facts[section]
-        commit = found.get("commit") if isinstance(found, Mapping) else None
+        described = found if isinstance(found, Mapping) else {}
+        commit = described.get("commit")
+        if pin is not None and pin.holds_tree(described.get("tree")):
+            commit = pin.commit
         commits[name] = str(commit)
         if pin is not None and commit != pin.commit:
             problems.append(Problem(f"code.{section}.commit", "is not the stack's", got=str(commit),

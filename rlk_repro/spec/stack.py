@@ -49,13 +49,18 @@ class BaseImage(Model):
 class Pin(GrowingModel):
     """A source repository at one commit."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"confidence", "evidence"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"confidence", "evidence", "patched_tree"})
 
     repository: Text
     commit: Commit
     tree: Commit | None = Field(None, description="git's hash of the commit's files: by it an archive is known")
+    patched_tree: Commit | None = Field(None, description="the same with the patch that upstream's own images apply")
     confidence: Confidence | None = None
     evidence: Text | None = Field(None, description="where this is known from")
+
+    def holds_tree(self, tree: object) -> bool:
+        """Whether files with this hash are the pinned ones, whoever brought them."""
+        return tree is not None and tree in {self.tree, self.patched_tree}
 
 
 class Component(Model):
