@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 NUM_ROWS, VOCAB, HIDDEN = 96, 4096, 512
 NUM_PARTS, GROUP, LEN_Q, LEN_KV, HEAD_DIM = 2, 4, 128, 256, 128
-HOPPER = frozenset({"fused_logp_sm90", "fused_linear_logp_sm90"})
+HOPPER = "fused_linear_logp_sm90"
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +67,6 @@ def indexed_into_output(function: Callable[..., torch.Tensor]) -> float:
     return largest(output[rows], exact[rows])
 
 
-def hopper_logp(function: Callable[..., torch.Tensor]) -> float:
-    logits, tokens, exact = make_logits(torch.bfloat16)
-    return largest(function(logits, tokens.int()), exact)
-
-
 def hopper_linear_logp(function: Callable[..., Any]) -> float:
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(NUM_ROWS, HIDDEN, generator=generator).to("cuda", torch.bfloat16)
@@ -102,7 +99,6 @@ CALLS: dict[str, tuple[Callable[[Any], float], float]] = {
     "fused_logp_forward_online_indexed_fp32": (indexed, 1e-5),
     "fused_logp_forward_indexed_out": (indexed_into_output, 1e-5),
     "fused_logp_forward_online_indexed_out": (indexed_into_output, 1e-5),
-    "fused_logp_sm90": (hopper_logp, 1e-4),
     # products of bfloat16, summed in float32
     "fused_linear_logp_sm90": (hopper_linear_logp, 1e-2),
     "prefix_shared_attention": (prefix_attention, 2e-2),
@@ -112,10 +108,10 @@ CALLS: dict[str, tuple[Callable[[Any], float], float]] = {
 
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_a_symbol_computes_what_it_should(extension: Any, name: str) -> None:
-    if name in HOPPER and torch.cuda.get_device_capability()[0] != 9:
+    if name == HOPPER and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs a Hopper GPU")
     if not hasattr(extension, name):
-        assert name in HOPPER, f"the extension lacks {name}"
+        assert name == HOPPER, f"the extension lacks {name}"
         pytest.skip("built without the operators for Hopper")
     call, tolerance = CALLS[name]
     error = call(getattr(extension, name))
@@ -123,6 +119,26 @@ def test_a_symbol_computes_what_it_should(extension: Any, name: str) -> None:
     assert error <= tolerance
 
 
+REFUSED = "fused_logp_sm90"
+"""Its tensor map asks for boxes of 4,096 columns where the GPU allows 256: it ends the process, whatever the input.
+RL-Kernel itself keeps it behind RL_KERNEL_ENABLE_EXPERIMENTAL_SM90_LOGP; no route of ours takes it.
+"""
+CALL_REFUSED = """
+import torch
+from rl_engine import _C
+logits = torch.randn(64, 8192, device="cuda").bfloat16()
+_C.fused_logp_sm90(logits, torch.zeros(64, dtype=torch.int32, device="cuda"))
+"""
+
+
+def test_what_ends_the_process_is_known(extension: Any) -> None:
+    if torch.cuda.get_device_capability()[0] != 9 or not hasattr(extension, REFUSED):
+        pytest.skip("needs a Hopper GPU and the operators for it")
+    done = subprocess.run([sys.executable, "-c", CALL_REFUSED], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "cuTensorMapEncodeTiled failed" in done.stdout + done.stderr
+
+
 def test_no_symbol_is_left_out(extension: Any) -> None:
     found = {name for name in dir(extension) if not name.startswith("_")}
-    assert found - CALLS.keys() == set()
+    assert found - CALLS.keys() == {REFUSED} & found
