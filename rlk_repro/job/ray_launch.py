@@ -20,6 +20,8 @@ PORT_LIMIT: Final = 9000
 SETTINGS: Final = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # from some release on `ray start` waits half a minute for work to drain before it ends; ours has ended by then
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     # logs as the workers wrote them: every line, without colours
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
