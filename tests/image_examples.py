@@ -30,7 +30,7 @@ PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
 DATED = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
 NEEDED = ("mmdebstrap", "buildah", "podman", "skopeo", "docker-registry", "git")
-DEBIAN = ("git", "python3", "python3-distutils", "tcc")
+DEBIAN = ("git", "libstdc++6", "python3", "python3-distutils", "tcc")
 SITE = "usr/local/lib/python3.11/dist-packages"
 EPOCH = "1767225600"
 # What the package needs, and what builds it: taken from the Python of the tests, so that nothing is downloaded.
@@ -98,7 +98,10 @@ for name in re.findall(rb"ELF file 1: (x[.]sm_[0-9a-z]+[.]cubin)", open(sys.argv
 """
 
 REGISTRY = """
-    class NativeLogpOp: pass
+    import torch
+    class NativeLogpOp:
+        def online_fp32(self, logits, tokens):
+            return torch.log_softmax(logits.float(), -1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     class NativeRatioKLOp: pass
     class NativeGRPOLossOp: pass
     class NativeLinearLogpOp: pass
@@ -107,7 +110,6 @@ REGISTRY = """
     class Registry:
         def get_op(self, name):
             return KINDS.get(name, NativeLogpOp)()
-    import torch
     kernel_registry = Registry()
 """
 OPERATORS = """

@@ -1,4 +1,5 @@
-"""The real Dockerfile, built by a real buildah on a small stand-in of vime's image; pushed, pulled, carried, run.
+"""The real Dockerfile, built by a real buildah on a small stand-in of vime's image; pushed, pulled, carried, run by a
+real Slurm.
 
 Nothing is fetched from outside: base, repositories and registry are the test's own, on loopback.
 """
@@ -6,6 +7,7 @@ Nothing is fetched from outside: base, repositories and registry are the test's 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,18 +18,29 @@ from typing import Any
 import pytest
 import yaml
 
+from rlk_repro import launch
+from rlk_repro.backends.api import JobState
+from rlk_repro.files import load_json
+from rlk_repro.findings import Finding, Level
+from rlk_repro.identity import read_identity
 from rlk_repro.images.archive_check import check_archive
 from rlk_repro.images.layers import find_files
 from rlk_repro.images.oci import load_image, open_layout
 from rlk_repro.images.record import list_differences, parse_record
+from rlk_repro.rundir import RunDir
 from rlk_repro.spec import Stack
+from rlk_repro.verify import verify_bundle
 from tests import image_examples as examples
 from tests.image_examples import EPOCH, SITE, Engine, Upstream
+from tests.slurm_runs import SETTINGS, Run, Site
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 Call = Callable[..., tuple[int, str, str]]
 RECORD = "opt/rlk-repro/provenance.json"
+# What the stand-in's torch cannot do: a real one for the trainer alone, and what that imports beyond the image's own.
+TRAINER_PACKAGES = ("torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "filelock", "fsspec")
+TRAINER_DIR = "/opt/trainer"
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,14 @@ class Workshop:
         path.unlink(missing_ok=True)
         self.engine.run("skopeo", "copy", "--quiet", f"containers-storage:{tag}", f"oci-archive:{path}")
         return path
+
+    def push(self, tag: str, repository: str) -> tuple[str, str]:
+        """Its name and digest in the registry."""
+        where, digest = f"{self.host}/{repository}", self.folder / f"{repository}.digest"
+        self.engine.run(
+            "skopeo", "copy", "--quiet", f"--digestfile={digest}", f"containers-storage:{tag}", f"docker://{where}:test"
+        )
+        return where, digest.read_text().strip()
 
     def change(self, tag: str, *words: str) -> None:
         """A container of the image, changed by ``buildah run`` or ``config``, as an image of its own."""
@@ -166,10 +187,7 @@ def test_our_command_stays_ours(built: Workshop) -> None:
 def test_an_image_is_published_pulled_carried_and_checked(
     built: Workshop, tools: None, call: Call, tmp_path: Path
 ) -> None:
-    where = f"{built.host}/rlk-repro"
-    built.engine.run("skopeo", "copy", "--quiet", f"--digestfile={tmp_path}/digest",
-                     "containers-storage:localhost/ours", f"docker://{where}:test")  # fmt: skip
-    digest = (tmp_path / "digest").read_text().strip()
+    where, digest = built.push("localhost/ours", "rlk-repro")
     stack, published = tmp_path / "test.yaml", tmp_path / "published.yaml"
     stack.write_text(yaml.safe_dump(built.upstream.stack(f"{built.host}/vime", built.base_digest), sort_keys=False))
     code, _, error = call("images", "pull", "--stack", str(stack))
@@ -194,6 +212,91 @@ def test_an_image_is_published_pulled_carried_and_checked(
     code, _, error = call("images", "import", str(carried), "--to", f"docker://{built.host}/elsewhere:2")
     assert code == 1
     assert f"blobs/sha256/{blob.name}: is not what it should be" in error
+
+
+def make_profile(folder: Path, engine: Engine) -> Path:
+    """Of the tests' Slurm.  The trainer alone finds the real torch: what the agent sees is the image."""
+    mounts = []
+    for name in TRAINER_PACKAGES:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None, name
+        source = Path(str(spec.origin)).parent
+        mounts.append({"source": str(source), "target": f"{TRAINER_DIR}/{name}", "read_only": True})
+    value = {
+        "profile": "here",
+        "cluster": "slurm",
+        "hardware": "cpu",
+        "slurm": {
+            "gres": "none",
+            "stop_before_s": 60,
+            "setup": [f"export {name}='{text}'" for name, text in engine.variables.items() if name != "PATH"],
+        },
+        "container": {"runtime": "podman", "mounts": mounts},
+        "env": {"PYTHONPATH": TRAINER_DIR},
+        "preflight": {"min_free_disk_gib": 0.01, "min_free_memory_gib": 0.01},
+    }
+    path = folder / "profile.yaml"
+    path.write_text(yaml.safe_dump(value))
+    return path
+
+
+def submit(site: Site, built: Workshop, stack: Path) -> Run:
+    """The smoke run, one pair of which the second trial has to use the RL-Kernel of the image."""
+    request = launch.Request(
+        run="smoke", cluster="slurm", profile=str(make_profile(site.folder, built.engine)), stack=str(stack),
+        settings=(*SETTINGS, "rl_kernel.mode=require", "rl_kernel.ops=[logp]"), is_exploratory=True,
+    )  # fmt: skip
+    return Run(site=site, launched=launch.submit(launch.prepare(request)))
+
+
+def make_published(built: Workshop, folder: Path, name: str = "test") -> tuple[Path, str]:
+    """A stack whose image, for machines without GPUs, is in the registry; the image's digest."""
+    where, digest = built.push("localhost/ours", "on-slurm")
+    stack = built.upstream.stack(f"{built.host}/vime", built.base_digest, name=name) | {
+        "unpublished": {},
+        "images": {"cpu": {"reference": where, "digest": digest}},
+    }
+    path = folder / "stack.yaml"
+    path.write_text(yaml.safe_dump(stack, sort_keys=False))
+    return path, digest
+
+
+def read_findings(run_dir: RunDir) -> list[Finding]:
+    (node,) = run_dir.node_dirs()
+    return [Finding.from_json(item) for item in load_json(node.preflight)["findings"]]
+
+
+def test_slurm_runs_the_published_image(built: Workshop, tools: None, call: Call, site: Site) -> None:
+    stack, digest = make_published(built, site.folder)
+    code, _, error = call("images", "pull", "--stack", str(stack), "--runtime", "podman")
+    assert code == 0, error
+    run = submit(site, built, stack)
+    assert run.wait_for_end().reason == "sealed, 2 of 2 trials ok", run.tail()
+    assert verify_bundle(run.collect()) == []
+    (node,) = run.run_dir.node_dirs()
+    sections = load_json(node.manifest)["sections"]
+    assert (sections["container"]["runtime"], sections["container"]["image_digest"]) == ("podman", digest)
+    record = parse_record(read(built.archive("localhost/ours", "on-slurm"), RECORD))
+    assert sections["code"]["packages"] == record.code["packages"]
+    assert [finding for finding in read_findings(run.run_dir) if finding.level is Level.BLOCKING] == []
+    ((implementation, version),) = read_identity(run.run_dir, launch.load_plan(run.run_dir)).decisions["logp"]
+    assert implementation == "NativeLogpOp"
+    assert built.upstream.rl_kernel[:12] in version
+    run.wait_for_script()
+    assert built.engine.run("podman", "ps", "--all", "--quiet").stdout == ""
+
+
+@pytest.mark.long
+def test_slurm_runs_no_image_of_another_stack(built: Workshop, tools: None, site: Site) -> None:
+    stack, _ = make_published(built, site.folder, name="other")
+    run = submit(site, built, stack)
+    assert run.wait_for_end().state is JobState.FAILED
+    blocking = [finding for finding in read_findings(run.run_dir) if finding.level is Level.BLOCKING]
+    assert [(finding.where, finding.expected, finding.found) for finding in blocking] == [
+        ("image.stack", "other", "test")
+    ]
+    assert list(run.run_dir.trials.iterdir()) == []
+    run.wait_for_script()
 
 
 # Ten ways to make an image mean less, and who refuses: the build, the check of an archive, the container itself.

@@ -119,6 +119,7 @@ def test_two_builds_differ_in_declared_fields_only() -> None:
 def test_a_whole_image_has_no_findings() -> None:
     record = make_record()
     assert list(match_stack(record, make_stack(), "cuda-amd64")) == []
+    assert list(match_stack(record, make_stack(), "cpu")) == [], "without GPUs any of our images serves"
     assert list(match_labels(record, LABELS)) == []
     assert list(check_kernels(record)) == []
     assert list(check_sources(record)) == []

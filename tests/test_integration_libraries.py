@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
 from rlk_repro.integration import libraries
@@ -50,6 +51,23 @@ def test_the_collectives_library_is_hashed_where_it_is_mapped(tmp_path: Path) ->
     assert loaded_libraries(maps)["nccl_file"] == {"unknown": "No such file or directory"}
     maps.write_text("")
     assert loaded_libraries(maps)["nccl_file"] == {"unknown": "not loaded"}
+
+
+def test_a_torch_that_refuses_to_name_cudnn_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch did where Transformer Engine had loaded the older cuDNN of the machine's CUDA."""
+    refusal = "cuDNN version incompatibility: PyTorch was compiled against (9, 19, 0) but found (9, 14, 0)"
+
+    def refuse() -> int:
+        raise RuntimeError(refusal)
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", refuse)
+    library = tmp_path / "libcudnn.so.9.14.0"
+    library.write_bytes(b"cudnn")
+    maps = tmp_path / "maps"
+    maps.write_text(f"7f00-7f01 r-xp 00000000 08:01 42                         {library}\n")
+    found = loaded_libraries(maps)
+    assert found["cudnn"] == {"unknown": refusal}
+    assert found["cudnn_file"] == [{"path": library.name, "sha256": hashlib.sha256(b"cudnn").hexdigest()}]
 
 
 def test_a_module_is_asked_only_if_loaded(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import re
 from pathlib import Path
 
@@ -83,3 +84,25 @@ def test_the_settings_of_a_run_decide(settings: tuple[str, ...], absent: set[str
     states = metric_states(Setting.of(plan_for("qwen3-4b", "h200", settings=settings)))
     assert {metric for metric, state in states.items() if state is State.ABSENT} == absent
     assert {metric for metric, state in states.items() if state is State.VOID} == void
+
+
+@pytest.mark.parametrize(
+    ("lane", "num_rollouts"),
+    # the second was ended early: its trainer failed after one rollout
+    [("live", 16), ("train-only", 1)],
+)
+def test_the_log_of_a_real_run_has_what_the_table_says(lane: str, num_rollouts: int, tmp_path: Path) -> None:
+    """As vime 1fc199d9 wrote it on one H200 with vLLM 0.25.1, Transformer Engine 2.12 and Ray 2.60, whole."""
+    log = tmp_path / "stdout.log"
+    log.write_bytes(lzma.decompress((LOG.parent / f"vime-{lane}-h200.log.xz").read_bytes()))
+    parsed = parse_log(log)
+    assert (parsed.rejects, len(parsed.perf_rows), len(parsed.step_rows)) == ((), num_rollouts, 2 * num_rollouts)
+    found = metric_series(parsed, num_rollouts=num_rollouts, num_steps_per_rollout=2)
+    states = metric_states(SHOWN[lane])
+    for item in REQUIRED:
+        if item.is_in_log:
+            for metric in item.metrics:
+                num_values = sum(sample is not None for sample in found[metric].samples)
+                # a sync of weights is told in the line of the next rollout
+                least = num_rollouts - 1 if metric == "weight_sync_time_s" else num_rollouts
+                assert num_values >= (0 if states[metric] is State.ABSENT else least), metric

@@ -32,11 +32,14 @@ _NOTHING: Final = "nothing"
 
 
 def match_stack(record: ImageRecord, stack: Stack, platform: str | None = None) -> Iterator[Finding]:
-    """The image is of this stack and for this platform, and was built from the stack's commits."""
+    """The image is of this stack and for this platform, and was built from the stack's commits.
+
+    Every image is one for machines without GPUs: none is built for those alone.
+    """
     if record.stack != stack.stack:
         yield _differs("image.stack", stack.stack, record.stack)
-    if platform is not None and record.platform != platform:
-        yield _differs("image.platform", platform, record.platform)
+    if platform not in {None, Platform.CPU} and record.platform != platform:
+        yield _differs("image.platform", str(platform), record.platform)
     for name, pin in stack.pins.items():
         found = record.commits.get(name, _NOTHING)
         if found != pin.commit:

@@ -25,6 +25,7 @@ PACKAGES: Final = (
 SOURCES: Final = ("megatron", "rl_engine", "vime")
 """Whose files decide what is measured: a version says too little of what nobody released."""
 COLLECTIVES: Final = re.compile(r"/lib(nccl|rccl)\.so[^/]*$")
+CUDNN: Final = re.compile(r"/libcudnn\.so[^/]*$")
 RL_KERNEL_EXTENSION: Final = "rl_engine._C"
 
 
@@ -37,9 +38,10 @@ def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
         "torch_git": torch.version.git_version or _unknown("this build does not say"),
         "cuda": torch.version.cuda or _unknown("torch was built without CUDA"),
         "hip": torch.version.hip or _unknown("torch was built without HIP"),
-        "cudnn": torch.backends.cudnn.version() or _unknown("torch was built without cuDNN"),  # type: ignore[no-untyped-call]
+        "cudnn": _find_cudnn_version(),
+        "cudnn_file": _find_loaded(maps, CUDNN),
         "nccl": _find_nccl_version(),
-        "nccl_file": _find_collectives_file(maps),
+        "nccl_file": _find_loaded(maps, COLLECTIVES),
         "blas": _find_blas(torch.__config__.show()),
         "num_threads": torch.get_num_threads(),
         "num_interop_threads": torch.get_num_interop_threads(),
@@ -61,9 +63,18 @@ def _find_nccl_version() -> Any:
         return _unknown("torch was built without NCCL")
 
 
-def _find_collectives_file(maps: Path) -> Any:
+def _find_cudnn_version() -> Any:
+    """torch refuses to say where another library, such as Transformer Engine, has loaded an older one than it wants."""
     try:
-        paths = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if COLLECTIVES.search(line)}
+        return torch.backends.cudnn.version() or _unknown("torch was built without cuDNN")  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        return _unknown(str(error))
+
+
+def _find_loaded(maps: Path, wanted: re.Pattern[str]) -> Any:
+    """Each mapped file whose path fits, by its hash."""
+    try:
+        paths = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if wanted.search(line)}
         return [{"path": _name_file(path), "sha256": sha256_file(Path(path))} for path in sorted(paths)] or _unknown(
             "not loaded"
         )
