@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rlk_repro.analysis import analyse
 from rlk_repro.bundle import open_bundle
+from rlk_repro.contents import diff_contents, load_parts
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.identity import compare_identities, read_identity
 from rlk_repro.manifest import diff_manifests, load_manifests
@@ -284,13 +285,14 @@ class Difference:
 
 
 def diff_bundles(first: Path, second: Path) -> Difference:
-    """Compare plans, manifests node by node in order, and what the logs give where both were analysed.
+    """Compare plans, what was prepared, manifests node by node, and what the logs give where both were analysed.
 
     Raises:
         BundleUnreadable: either is broken or unsafe.
     """
     with open_bundle(first) as left, open_bundle(second) as right:
         findings = _diff_plans(left, right)
+        findings += diff_contents(load_parts(left.prepared), load_parts(right.prepared))
         old, new = load_manifests(left), load_manifests(right)
         analyses = [analyse(run_dir) if run_dir.analysis.is_file() else None for run_dir in (left, right)]
         code = compare_identities(*(read_identity(run_dir, Plan.load(run_dir.plan)) for run_dir in (left, right)))

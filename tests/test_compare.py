@@ -8,6 +8,7 @@ import pytest
 
 from rlk_repro.analysis import analyse
 from rlk_repro.compare import Match, compare_analyses, diff_bundles
+from rlk_repro.contents import Contents, FileRecord, write_parts
 from rlk_repro.files import load_json, write_json
 from rlk_repro.findings import Finding, Level
 from rlk_repro.results import Analysis, OperatorResult, TrialStatus
@@ -122,5 +123,18 @@ def test_diff_names_what_differs_in_plan_and_manifest(tmp_path: Path) -> None:
     assert difference.comparison.level is Match.NOT_COMPARABLE
     assert found["plan.run.measure.pairs"] == (Level.BLOCKING, "6", "7")
     assert found["gpu.driver"] == (Level.WARNING, "580.159.04", "570.10")
+    assert not [where for where in found if where.startswith("prepared")]
     same = diff_bundles(first, first)
     assert (same.findings, same.comparison and same.comparison.level) == ((), Match.BITWISE)
+
+
+def test_diff_names_what_was_trained_on(tmp_path: Path) -> None:
+    def make(name: str, digit: str) -> Path:
+        file = FileRecord(size_bytes=1, sha256=digit * 64, ends_sha256=digit * 64)
+        model = Contents(kind="model", name="a-model", source={"revision": digit}, files={"model.safetensors": file})
+        run_dir = make_run(tmp_path / name / "id", Recipe())
+        write_parts(run_dir.prepared, {"model": model})
+        return finish_run(run_dir)
+
+    difference = diff_bundles(make("a", "1"), make("b", "2"))
+    assert [(item.level, item.where) for item in difference.findings] == [(Level.BLOCKING, "prepared.model")]

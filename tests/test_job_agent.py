@@ -112,6 +112,15 @@ def test_failed_trials_are_results_and_the_run_goes_on(tmp_path: Path) -> None:
     assert message(run_dir) == "sealed, 1 of 4 trials ok"
 
 
+def test_a_run_in_which_nothing_ends_well_is_given_up(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=3"])
+    assert run_example(run_dir, FakeWorkload(actions=["exit:3"])) == 1
+    assert list(statuses(run_dir).values()) == ["failed"] * 4
+    assert not run_dir.is_sealed
+    assert not inspect_bundle(run_dir.bundle).is_sealed
+    assert message(run_dir).startswith("trials: 03-p2-baseline: failed, as each of the first 4 did")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stop_packs_without_sealing_and_resuming_redoes_the_pair(
     tmp_path: Path, number: signal.Signals, code: int

@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
-from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.files import write_json, write_text
 from rlk_repro.findings import Finding, Level
 from rlk_repro.job import preflight
@@ -46,6 +47,9 @@ from rlk_repro.results import TrialStatus
 from rlk_repro.rundir import RunDir
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import profile_env, resolve_env
+
+MAX_FAILED_FIRST: Final = 4
+"""Both variants twice.  Where none of them ends well the others would not either, and would take a run's hours."""
 
 
 class Leader:
@@ -195,6 +199,23 @@ class Leader:
                 if self._stop.signal is not None:
                     return
                 self._run_trial(trial, num_left=len(trials) - number)
+                if trial is not trials[-1]:
+                    self._require_one_that_ends_well()
+
+    def _require_one_that_ends_well(self) -> None:
+        """A failed trial is a result, but not when there is nothing else.
+
+        Raises:
+            CheckFailed: every trial so far failed, and there were enough of them.
+        """
+        folders = [self._run_dir.trial(trial.name) for trial in self._plan.trials]
+        ended = {folder.name: record.status for folder in folders if (record := read_exit(folder)) is not None}
+        if len(ended) >= MAX_FAILED_FIRST and set(ended.values()) == {TrialStatus.FAILED}:
+            last = list(ended)[-1]
+            raise CheckFailed(
+                Problem(last, f"failed, as each of the first {len(ended)} did", expected="one that ends well",
+                        hint=f"read its log, trials/{last}/stdout.log")
+            )  # fmt: skip
 
     def _wait_until_idle(self, trial: Trial) -> None:
         """GPUs still busy after the deadline do not stop the run; they are a finding."""
