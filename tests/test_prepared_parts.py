@@ -26,7 +26,7 @@ from tests.prepare_examples import BRIDGE, TINY
 
 INPUTS = Inputs(run=b"", stack=b"", hardware=b"", profile=b"")
 JOB = Job(files={}, command=())
-NUM_STEPS = 10  # of the smoke run of vime
+NUM_STEPS = 16  # of the smoke run of vime
 
 
 def make_vime_plan(*settings: str) -> Plan:
@@ -179,7 +179,7 @@ def test_fewer_stored_rollouts_than_steps_block(run_dir: RunDir, tmp_path: Path)
     prepare_for(plan, run_dir, tmp_path / "mirror")
     staged(plan, run_dir)
     assert blocking(plan, run_dir) == [
-        "prepared.rollouts: 10 files, one per rollout of a trial / 2 missing, first 8.pt"
+        f"prepared.rollouts: {NUM_STEPS} files, one per rollout of a trial / {NUM_STEPS - 8} missing, first 8.pt"
     ]
 
 
