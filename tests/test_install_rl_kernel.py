@@ -365,6 +365,8 @@ def write_stack(environment: Environment, pin: Pin) -> str:
     return str(path)
 
 
+@pytest.mark.long  # continuous integration goes this road by make demo-rl-kernel
+@pytest.mark.real
 def test_the_whole_road_with_the_double(checkout: Checkout, environment: Environment) -> None:
     stack = write_stack(environment, checkout.pin)
     done = environment.run("-m", "tools.rl_kernel", "--stack", stack)

@@ -137,6 +137,7 @@ def find_blocking(run_dir: RunDir, node: str) -> list[str]:
     return [str(item) for item in read_preflight(run_dir, node, ALLOCATION) or [] if item.level == "blocking"]
 
 
+@pytest.mark.real
 def test_every_trial_gets_a_fresh_ray_on_all_nodes_with_its_own_environment(make_nodes: Callable[..., Nodes]) -> None:
     nodes = make_nodes()
     nodes.start()

@@ -91,6 +91,7 @@ def test_cancelling_lets_the_agent_record_and_pack(site: Site) -> None:
     assert not inspect_bundle(run.collect()).is_sealed
 
 
+@pytest.mark.real
 def test_a_requeued_job_runs_whole_pairs_again_and_keeps_what_was_interrupted(site: Site) -> None:
     run = site.submit((*LONG[:2], "measure.scored_steps=20", LONG[3]))
     run.wait_for_step("01-p1-enabled")
