@@ -223,9 +223,9 @@ def check_pins(stack: Stack, manifest: Manifest, image: ImageRecord | None = Non
             wrong, expected, found = "commit", _explain_pin(pin.commit, stack), str(commit)
         if not is_pinned:
             yield Finding(Level.BLOCKING, f"{where}.{wrong}", expected, found)
-        elif tree == pin.patched_tree:
-            continue  # changed, but by upstream's own patch and nothing else
-        elif source.get("is_dirty") is True and not is_recorded(image, PINNED_SOURCES[name], source):
+        elif source.get("is_dirty") is True and not (
+            tree == pin.patched_tree or is_recorded(image, PINNED_SOURCES[name], source)
+        ):
             yield Finding(Level.BLOCKING, f"{where}.is_dirty", f"{pin.commit} unchanged", "changed files")
 
 

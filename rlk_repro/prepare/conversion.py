@@ -34,7 +34,6 @@ TIME_LIMIT_S: Final = 4 * 3600.0
 # what one GPU of any of our targets holds besides what it needs to convert
 ONE_PROCESS_BYTES: Final = 30 << 30
 _LOG: Final = "convert.log"
-_LOG_TAIL: Final = 8
 # nothing is trained: without this Megatron-LM wants an extension of apex before it builds the model
 _WORDS: Final = ("--no-gradient-accumulation-fusion",)
 # upstream's own recipe for AMD GPUs
