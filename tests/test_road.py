@@ -71,7 +71,8 @@ def test_a_full_replay_here_is_bitwise(result: dict[str, str]) -> None:
 
 
 def test_stored_rollouts_feed_every_trial(tmp_path: Path) -> None:
-    out = rlk_repro("submit", "--run", "smoke", *SMALL, "--lane", "train-only", "--wait", "--json", cwd=tmp_path)
+    small = [*SMALL, "--pairs", "1", "--lane", "train-only"]
+    out = rlk_repro("submit", "--run", "smoke", *small, "--wait", "--json", cwd=tmp_path)
     run_dir = RunDir((tmp_path / json.loads(out)["bundle"]).parent)
     assert sorted(path.name for path in run_dir.rollouts_of(1234).path.glob("*.pt")) == ["0.pt", "1.pt", "2.pt", "3.pt"]
     analysis = load_json(run_dir.analysis)

@@ -1,7 +1,6 @@
 """Planted secrets are built from parts, so that no scanner flags this file."""
 
 import re
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -173,16 +172,3 @@ def test_a_command_line_keeps_its_flags_and_loses_its_secrets():
         *("python", "train.py", "--api-key", "<redacted:argument>", "--wandb-key=<redacted:argument>", "--lr", "1e-6"),
         *("--eos-token", "<|end|>", "<redacted:huggingface-token>"),
     ]
-
-
-def test_ordinary_chatter_passes_at_the_speed_of_a_disk():
-    lines = [f"{line}\n".encode() for line in CHATTER[:3]]
-    size_bytes = 300 * sum(map(len, lines))
-    best_s = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(300):
-            for line in lines:
-                scrub_bytes(line)
-        best_s = min(best_s, time.perf_counter() - start)
-    assert size_bytes / best_s > 20e6  # 130 MB/s on one idle core; a busy test machine is no failure
