@@ -10,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from rlk_repro import proc, procfs
 from rlk_repro.job.gpu_sensors import AmdSensors, NvidiaSensors, open_sensors
 from rlk_repro.job.telemetry import Current, ProcessSampler, Sampler
@@ -57,6 +59,13 @@ def test_nvml_answers_and_refusals_become_numbers_and_nulls() -> None:
     assert second["throttle_reasons"] == ["hw_thermal_slowdown"]
     sensors.close()
     assert closed == [True]
+
+
+def test_telemetry_is_of_the_gpus_that_the_job_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    sensors = NvidiaSensors(make_nvml())
+    assert sensors.num_gpus == 1
+    assert [sample["index"] for sample in sensors.read()] == [1]
 
 
 def test_a_machine_without_the_driver_has_no_sensors(tmp_path: Path) -> None:

@@ -272,3 +272,37 @@ def test_the_vendor_whose_gpus_answer_is_probed(tools, tmp_path, monkeypatch):
     write_tool(tools, "nvidia-smi", SMI_ANSWERS)
     assert gpu.probe(root)["vendor"] == "nvidia"
     assert UUIDS[0] in str(gpu.probe(root))
+
+
+@pytest.mark.parametrize(
+    ("listed", "indices"),
+    [
+        ("0", [0]), ("1", [1]), ("1,0", [0, 1]), (" 1 ", [1]), ("1,-1,0", [1]), ("0,x,1", [0]), (UUIDS[1], [1]),
+        (UUIDS[1].upper().replace("GPU", "gpu"), [1]), ("GPU-4f71446f", [0, 1]),
+        # nothing that is here: what there is stays a fact
+        ("", [0, 1]), ("-1", [0, 1]), ("7", [0, 1]), ("MIG-8a1b", [0, 1]), ("NoDevFiles", [0, 1]),
+    ],
+)  # fmt: skip
+def test_a_job_that_was_given_some_gpus_looks_at_no_others(tools, monkeypatch, tmp_path, listed, indices):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    write_tool(tools, "nvidia-smi", SMI_ANSWERS)
+    root = write_tree(tmp_path / "root", NVIDIA)
+    for module in (NO_NVML, FakeNvml()):
+        facts = known(gpu_nvidia.probe(root, module))
+        assert [device["index"] for device in facts["devices"]] == indices
+        assert facts["count"] == len(indices)
+        use = gpu_nvidia.read_use(module)
+        assert isinstance(use, list)
+        assert [gpu.index for gpu in use] == indices
+
+
+def test_the_busy_gpu_of_a_neighbour_is_no_reason_to_wait(tools, monkeypatch):
+    write_tool(tools, "nvidia-smi", SMI_ANSWERS)
+    assert [use.index for use in known_use(gpu.busy_gpus())] == [0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert gpu.busy_gpus() == []
+
+
+def known_use(use: list[GpuUse] | Unknown) -> list[GpuUse]:
+    assert isinstance(use, list)
+    return use

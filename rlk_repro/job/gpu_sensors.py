@@ -50,12 +50,12 @@ class NvidiaSensors:
 
     def __init__(self, pynvml: Any) -> None:
         self._lib = pynvml
-        self._gpus: list[Any] = []
+        self._gpus: list[tuple[int, Any]] = []
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError:
             return
-        self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        self._gpus = nvml.given_handles(pynvml)
 
     @property
     def num_gpus(self) -> int:
@@ -64,7 +64,7 @@ class NvidiaSensors:
     def read(self) -> list[dict[str, Any]]:
         return [
             {"index": index, **{name: self._ask(question, gpu) for name, question in NVIDIA_QUESTIONS.items()}}
-            for index, gpu in enumerate(self._gpus)
+            for index, gpu in self._gpus
         ]
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def probe(root: Path = Path("/"), pynvml: Any | None = None) -> dict[str, Fact] 
 
 
 def read_use(pynvml: Any | None = None) -> list[GpuUse] | Unknown:
-    """Memory and processes of every NVIDIA GPU."""
+    """Memory and processes of every NVIDIA GPU this job was given."""
     module = nvml.load_pynvml() if pynvml is None else pynvml
     if module is not None:
         with nvml.session(module) as refusal:

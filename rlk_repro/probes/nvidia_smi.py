@@ -15,6 +15,7 @@ from rlk_repro.manifest import Fact, Unknown
 from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
 from rlk_repro.probes.nvml import fabric, remapped_rows, throttle_reasons
 from rlk_repro.probes.sources import ask, derive, parse_int
+from rlk_repro.probes.visible import select_given
 
 TOOL: Final = "nvidia-smi"
 NOT_A_VALUE: Final = re.compile(r"\[.*\]|N/A|Not Supported|Unknown Error|", re.IGNORECASE)
@@ -68,7 +69,7 @@ def read_system() -> dict[str, Fact]:
 
 
 def read_devices() -> list[dict[str, Fact]] | Unknown:
-    """Every fact of every GPU that the driver shows; Unknown where nvidia-smi gives no list at all."""
+    """Every fact of every GPU this job was given; Unknown where nvidia-smi gives no list at all."""
     rows = _query(*(field for field, _ in FIELDS.values()))
     if isinstance(rows, Unknown):
         return rows
@@ -77,11 +78,11 @@ def read_devices() -> list[dict[str, Fact]] | Unknown:
     for position, device in enumerate(devices):
         for answer in later:
             device.update(answer(position))
-    return devices
+    return select_given(devices, lambda device: (device["index"], device["uuid"]))
 
 
 def read_use() -> list[GpuUse] | Unknown:
-    """Memory and processes of every GPU."""
+    """Memory and processes of every GPU this job was given."""
     rows = _query("index", "uuid", "memory.used")
     apps = _table(ask([TOOL, "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits"]))
     processes = [row for row in ([] if isinstance(apps, Unknown) else apps) if len(row) == 3 and row[1].isdigit()]
@@ -97,7 +98,7 @@ def read_use() -> list[GpuUse] | Unknown:
                 if owner == uuid
             ),
         )
-        for index, uuid, used in rows
+        for index, uuid, used in select_given(rows, lambda row: (parse_int(row[0], TOOL), row[1]))
         if index.isdigit()
     ]
 

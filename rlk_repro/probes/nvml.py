@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from rlk_repro.manifest import Fact, Unknown
 from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
+from rlk_repro.probes.visible import select_given
 
 MIB: Final = 1 << 20
 SWITCH: Final = ("disabled", "enabled")
@@ -168,32 +169,37 @@ def read_system(nvml: Any) -> dict[str, Fact]:
 
 
 def read_devices(nvml: Any) -> list[dict[str, Fact]]:
-    """Every fact of every GPU this process may see, in driver order."""
+    """Every fact of every GPU this job was given, in driver order."""
     return [
         {"index": index, **{name: _ask(nvml, question, gpu) for name, question in QUESTIONS.items()}}
-        for index, gpu in _handles(nvml)
+        for index, gpu in given_handles(nvml)
     ]
 
 
 def read_use(nvml: Any) -> list[GpuUse]:
-    """Memory and processes of every GPU."""
+    """Memory and processes of every GPU this job was given."""
     return [
         GpuUse(
             index=index,
             memory_used_mib=_ask(nvml, QUESTIONS["memory_used_mib"], gpu),
             processes=tuple(_processes(nvml, gpu)),
         )
-        for index, gpu in _handles(nvml)
+        for index, gpu in given_handles(nvml)
     ]
 
 
-def _handles(nvml: Any) -> Iterator[tuple[int, Any]]:
-    """GPUs that answer; one that fell off the bus is missing here, and preflight finds it by the count."""
+def given_handles(nvml: Any) -> list[tuple[int, Any]]:
+    """GPUs that answer, of those this job was given, by number; one that fell off the bus is missing here.
+
+    Preflight finds that one by the count.
+    """
     count = _ask(nvml, lambda module, _: module.nvmlDeviceGetCount(), None)
+    handles = []
     for index in range(0 if isinstance(count, Unknown) else count):
         gpu = _ask(nvml, lambda module, number: module.nvmlDeviceGetHandleByIndex(number), index)
         if not isinstance(gpu, Unknown):
-            yield index, gpu
+            handles.append((index, gpu))
+    return select_given(handles, lambda handle: (handle[0], _ask(nvml, QUESTIONS["uuid"], handle[1])))
 
 
 def _processes(nvml: Any, gpu: Any) -> Iterator[GpuProcess]:

@@ -1,0 +1,45 @@
+"""Which GPUs of a machine a job was given by ``CUDA_VISIBLE_DEVICES``: the driver's own tools show all of them.
+
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+NAME: Final = "CUDA_VISIBLE_DEVICES"
+_NUMBER: Final = re.compile(r"\d{1,4}")
+_UUID: Final = re.compile(r"GPU-[0-9a-f-]{1,36}", re.IGNORECASE)
+
+Gpu = TypeVar("Gpu")
+
+
+def select_given(
+    gpus: Sequence[Gpu], identify: Callable[[Gpu], tuple[object, object]], environ: Mapping[str, str] | None = None
+) -> list[Gpu]:
+    """Those of ``gpus`` whose number or uuid is listed, in the driver's order; ``identify`` tells both of a GPU.
+
+    As CUDA does, reading stops at the first entry that is neither, and a uuid may be cut short.  A list that leaves
+    nothing hides nothing: which GPUs there are is still a fact.  Numbers are the driver's, as they are to CUDA
+    where all GPUs of a node are alike.
+    """
+    listed = (os.environ if environ is None else environ).get(NAME)
+    if listed is None:
+        return list(gpus)
+    given = [gpu for gpu in gpus if _is_listed(listed, *identify(gpu))]
+    return given or list(gpus)
+
+
+def _is_listed(listed: str, index: object, uuid: object) -> bool:
+    for entry in map(str.strip, listed.split(",")):
+        if _NUMBER.fullmatch(entry):
+            if int(entry) == index:
+                return True
+        elif not _UUID.fullmatch(entry):
+            return False
+        elif str(uuid).lower().startswith(entry.lower()):
+            return True
+    return False
