@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock"
-# Workers of the unit tests.
-JOBS ?= 2
+# Workers of the tests: one more than the cores of a small machine, as many tests wait for processes.
+JOBS ?= 3
 # RL-Kernel: the stack that pins it, sources to take instead of fetching them, options of its installer.
 RLK_STACK ?= rl-kernel-host
 RLK_SRC ?=
