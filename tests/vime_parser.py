@@ -12,10 +12,10 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
-import io
 import json
 import os
 import sys
+import tempfile
 import types
 from pathlib import Path
 from typing import Any
@@ -102,15 +102,16 @@ def parse(argv: list[str], parse_args: Any) -> dict[str, Any]:
         return found, rest
 
     sys.argv = ["train.py", *argv]
-    said = io.StringIO()
     argparse.ArgumentParser.parse_known_args = watch  # type: ignore[method-assign]
-    try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            values = {name: str(value) for name, value in vars(parse_args()).items()}
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        return {"error": f"{type(error).__name__}: {error} {said.getvalue()[-500:]}"}
-    finally:
-        argparse.ArgumentParser.parse_known_args = read  # type: ignore[method-assign]
+    with tempfile.TemporaryFile("w+") as said:  # a real file: what is parsed may ask for its number
+        try:
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                values = {name: str(value) for name, value in vars(parse_args()).items()}
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            said.seek(0)
+            return {"error": f"{type(error).__name__}: {error} {said.read()[-500:]}"}
+        finally:
+            argparse.ArgumentParser.parse_known_args = read  # type: ignore[method-assign]
     return {"error": None, "ignored": sorted(set.intersection(*left)), "values": values}
 
 
