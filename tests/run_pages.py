@@ -108,7 +108,8 @@ def _hardware(plans: Plans) -> Iterator[str]:
     head = ("hardware", "nodes x GPUs", "TP PP CP EP", "trials x steps", "hours", "GPU-hours")
     yield from _table(head, (_hardware_row(name, plan) for name, plan in plans.items()))
     yield ""
-    yield "Hours are the run's own estimate (`expected_trial_minutes`), without queueing, `prepare` and preflight."
+    left_out = "without queueing, `prepare`, preflight and a run that stores rollouts"
+    yield f"Hours are the run's own estimate (`expected_trial_minutes`), {left_out}."
     if isinstance(_first(plans).run.workload, VimeWorkload):
         yield "Where it comes from: [runs of vime](../vime-workload.md#runs)."
 

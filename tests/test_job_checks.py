@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -371,6 +372,22 @@ def test_mi300x_links_and_lists_of_devices_are_checked(
     tools: Path, tmp_path: Path, changes: dict[str, Any], where: str, expected: str, found: str
 ) -> None:
     assert Finding(Level.BLOCKING, where, expected, found) in judged(on_mi300x(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("listed", "size", "expected"),
+    [
+        ("1", 1, None), ("3,1", 1, None), ("0,1,2,3", 4, None), ("0,1,4,5", 2, None), ("0,2", 0, None),
+        ("0,2", 2, "numbers, 2 in a row for each inference server"),
+        ("1,2,3,5", 4, "numbers, 4 in a row for each inference server"),
+        ("GPU-13dc5e2c", 1, "numbers"), ("", 1, "numbers"),
+    ],
+)  # fmt: skip
+def test_an_inference_server_counts_its_gpus_up(listed: str, size: int, expected: str | None) -> None:
+    given = situation(environment={"CUDA_VISIBLE_DEVICES": listed})
+    found = judged(dataclasses.replace(given, gpus_per_engine=size))
+    where = "environment.CUDA_VISIBLE_DEVICES"
+    assert found == ([] if expected is None else [Finding(Level.BLOCKING, where, expected, listed)])
 
 
 def test_mi300x_in_another_mode_is_another_product(tools: Path, tmp_path: Path) -> None:

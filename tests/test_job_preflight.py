@@ -253,6 +253,17 @@ def test_an_archive_of_the_pinned_tree_is_the_pinned_commit(
                      [Finding(Level.BLOCKING, f"code.megatron.{expected[0]}", expected[1], expected[2])])  # fmt: skip
 
 
+@pytest.mark.parametrize(("tree", "is_taken"), [("3" * 40, False), ("5" * 40, True)])
+def test_a_run_that_needs_the_patch_takes_no_unpatched_sources(tree: str, is_taken: bool) -> None:
+    pin = PINNED.pins["megatron_lm"].model_copy(update={"tree": "3" * 40, "patched_tree": "5" * 40})
+    stack = PINNED.model_copy(update={"pins": {"megatron_lm": pin}})
+    facts: dict[str, Fact] = {"commit": Unknown("no checkout"), "tree": tree}
+    manifest = Manifest(node="n", sections={"code": {"megatron": facts}})
+    expected = Finding(Level.BLOCKING, "code.megatron.tree", f"{'5' * 40}, with upstream's own patch", tree)
+    found = list(preflight.check_pins(stack, manifest, patched=frozenset({"megatron_lm"})))
+    assert found == ([] if is_taken else [expected])
+
+
 def test_every_pin_of_a_stack_is_a_source_that_manifests_describe() -> None:
     pins = get_args(get_args(Stack.model_fields["pins"].annotation)[0])
     assert {name: preflight.PINNED_SOURCES[name] for name in pins} == preflight.PINNED_SOURCES

@@ -7,8 +7,10 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from rlk_repro import proc
 from rlk_repro.integration.reward import share_of_even_ids
@@ -53,6 +55,25 @@ def test_a_missing_rollout_stops_it(checkout: Path) -> None:
     done = start(checkout, "--num-rollout", "2", "--load-forge-rollout-data", str(template))
     assert (done.returncode, done.stdout) == (1, "")
     assert "--load-forge-rollout-data: 1 of 2 stored rollouts missing or empty" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("routes", "said"),
+    [
+        ([[[3, 1]], [[0, 2]]], ""),
+        ([[[3, 1]], [[0, 0]]], "0.pt: samples.1.rollout_routed_experts: names an expert twice for one token"),
+        (None, "0.pt: samples.1.rollout_routed_experts: missing"),
+    ],
+)
+def test_experts_that_no_router_chose_are_not_replayed(checkout: Path, routes: Any, said: str) -> None:
+    stored = (torch.tensor([[[1, 0]]]), None if routes is None else torch.tensor(routes, dtype=torch.int32))
+    samples = [{"rollout_routed_experts": value} for value in stored]
+    torch.save({"rollout_id": 0, "samples": samples}, checkout / "0.pt")
+    load = ["--num-rollout", "1", "--load-debug-rollout-data", str(checkout / "{rollout_id}.pt")]
+    assert start(checkout, *load).is_ok
+    done = start(checkout, *load, "--use-rollout-routing-replay")
+    assert (done.returncode == 0) is not bool(said)
+    assert said in done.stderr
 
 
 def test_no_vime_and_one_without_its_scripts(checkout: Path, tmp_path: Path) -> None:

@@ -249,6 +249,17 @@ def test_too_few_stored_rollouts_are_refused() -> None:
     assert "the live lane generates its own" in str(problem)
 
 
+@pytest.mark.parametrize("lane", ["live", "fixed-rollout", "train-only"])
+def test_routing_replay_needs_a_kernel_that_tells_its_experts(lane: str) -> None:
+    """In the lane without servers too, as long as it stores its own rollouts."""
+    settings = ("workload.arguments.vllm-moe-backend=auto", f"lane={lane}")
+    plan = plan_for("vime-train-only-r3", "gb200", settings=settings)
+    (problem,) = vime.find_problems(plan)
+    assert "workload.arguments.vllm-moe-backend: may not tell which experts were chosen, got 'auto'" in str(problem)
+    stored = STORED.model_copy(update={"num_files": 100})
+    assert lane != "train-only" or vime.find_problems(with_workload(plan, rollouts=stored)) == []
+
+
 def test_require_with_an_operator_that_cannot_run_is_refused() -> None:
     plan = plan_for("qwen3-30b-a3b", "mi300x", settings=("rl_kernel.ops_on={}",))
     (problem,) = vime.find_problems(plan)

@@ -1,24 +1,26 @@
 """Start vime's own ``train.py``, wherever this Python has it: ``python -m rlk_repro.integration.start_vime ARGUMENTS``.
 
 The last look before training: rollouts that are to be loaded must all be there, since vime's forge loading takes file 0
-for any that is missing and goes on.
+for any that is missing and goes on; and where their experts are to be replayed, they must hold some.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import itertools
 import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, RlkReproError
 
 SCRIPT: Final = "train.py"
 LOADING: Final = ("--load-forge-rollout-data", "--load-debug-rollout-data")
 PLACEHOLDER: Final = "{rollout_id}"
+ROUTING_REPLAY: Final = "--use-rollout-routing-replay"
 
 
 def main() -> int:
@@ -52,6 +54,26 @@ def check_rollouts(argv: Sequence[str]) -> None:
         if absent:
             what = f"{len(absent)} of {number} stored rollouts missing or empty"
             raise CheckFailed(Problem(flag, what, got=str(absent[0]), hint="rlk-repro prepare, or a new run"))
+        if ROUTING_REPLAY in argv and paths:
+            check_routes(paths[0])
+
+
+def check_routes(path: Path) -> None:
+    """Raises CheckFailed where a stored rollout does not tell ``topk`` different experts for every token.
+
+    A server whose kernel chooses experts by itself reports expert 0 throughout, and vime would train on that.
+    """
+    torch: Any = importlib.import_module("torch")  # which train.py is about to import
+    stored = torch.load(path, map_location="cpu", weights_only=False)  # as vime does
+    for number, sample in enumerate(stored["samples"]):
+        routes = sample.get("rollout_routed_experts")  # [tokens - 1, layers, topk]
+        where = f"{path.name}: samples.{number}.rollout_routed_experts"
+        hint = "store them anew with vllm-moe-backend triton"
+        if routes is None:
+            raise CheckFailed(Problem(where, "missing", expected="the experts of every token", hint=hint))
+        ordered = torch.as_tensor(routes).sort(dim=-1).values
+        if bool((ordered[..., 1:] == ordered[..., :-1]).any()):
+            raise CheckFailed(Problem(where, "names an expert twice for one token", hint=hint))
 
 
 def find_script() -> Path:

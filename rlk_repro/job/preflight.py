@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -31,7 +31,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.probes.code import RL_KERNEL
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir import RunDir
-from rlk_repro.spec import Hardware, Stack
+from rlk_repro.spec import Hardware, PinName, Stack
 from rlk_repro.workloads.environment import profile_env
 
 SCHEMA: Final = 1
@@ -67,6 +67,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         layout=plan.layout,
         limits=limits,
         has_enabled=plan.has_enabled,
+        gpus_per_engine=plan.run.workload.gpus_per_engine(plan.hardware.hardware),
     )
     absent = [*check_modules(plan.run.workload.modules, _trainer_path(plan))]
     return [
@@ -78,7 +79,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         *check_rl_kernel(plan),
         *check_ray_version(plan),
         *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
-        *check_pins(plan.stack, manifest, find_record()),
+        *check_pins(plan.stack, manifest, find_record(), plan.run.workload.patched_pins),
         *check_image(plan, manifest),
         *(check_idle(busy, find_level("gpu_idle", limits)) if plan.layout.gpus_per_node else []),
         *judge_node(CHECKS, situation),
@@ -203,8 +204,12 @@ def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Ite
             yield Finding(Level.BLOCKING, where, expected, f"{found / 1024:.1f} GiB")
 
 
-def check_pins(stack: Stack, manifest: Manifest, image: ImageRecord | None = None) -> Iterator[Finding]:
+def check_pins(
+    stack: Stack, manifest: Manifest, image: ImageRecord | None = None, patched: Collection[PinName] = ()
+) -> Iterator[Finding]:
     """The sources that the stack pins are those of this node; a pin that nobody can confirm must not be claimed.
+
+    Of the ``patched`` ones only files with the patch will do, where the stack knows their hash.
 
     Files that have the pinned tree are those of the commit, whoever brought them.  The image around this node may have
     been built with a patch: with the very changes that its record names the sources are as pinned.
@@ -215,6 +220,9 @@ def check_pins(stack: Stack, manifest: Manifest, image: ImageRecord | None = Non
         facts = code.get(PINNED_SOURCES[name])
         source: dict[str, Any] = facts if isinstance(facts, dict) else {}
         commit, tree = (source.get(fact, Unknown("not recorded")) for fact in ("commit", "tree"))
+        if name in patched and pin.patched_tree and tree == pin.tree:
+            yield Finding(Level.BLOCKING, f"{where}.tree", f"{pin.patched_tree}, with upstream's own patch", str(tree))
+            continue
         if isinstance(commit, Unknown) and pin.tree and not isinstance(tree, Unknown):
             is_pinned = pin.holds_tree(tree)
             wrong, expected, found = "tree", _explain_pin(pin.tree, stack, pin.commit), str(tree)

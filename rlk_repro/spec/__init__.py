@@ -21,7 +21,7 @@ from rlk_repro.spec.preflight import CheckName, Policy, Preflight
 from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import ContainerSettings, Mount, SlurmSettings
 from rlk_repro.spec.stack import BaseImage, Component, Image, ImagePlatform, Pin, Stack, Unpublished, stack_problems
-from rlk_repro.spec.values import OCI_ARCHITECTURES, SCHEMA, Lane, Model, PathProblem, Variant
+from rlk_repro.spec.values import OCI_ARCHITECTURES, SCHEMA, Lane, Model, PathProblem, PinName, Variant
 from rlk_repro.spec.vime import Placement, VimeData, VimeGrpo, VimeModel, VimeWorkload
 from rlk_repro.spec.workloads import (
     Grid,
@@ -65,6 +65,7 @@ __all__ = [
     "OperatorsWorkload",
     "PathProblem",
     "Pin",
+    "PinName",
     "Placement",
     "Policy",
     "Preflight",

@@ -9,10 +9,9 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from rlk_repro.spec.values import Commit, Digest, GrowingModel, Model, Name, PathProblem, Schema, Text
+from rlk_repro.spec.values import Commit, Digest, GrowingModel, Model, Name, PathProblem, PinName, Schema, Text
 
 ImagePlatform: TypeAlias = Literal["cuda-amd64", "cuda-arm64", "rocm-amd64", "cpu"]
-PinName: TypeAlias = Literal["vime", "rl_kernel", "megatron_lm"]
 Confidence: TypeAlias = Literal["certain", "likely", "unverified"]
 """``certain``: read at its source; ``likely``: one other party says so; ``unverified``: nobody here has checked."""
 Tag: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]

@@ -17,6 +17,7 @@ Commit: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Digest: TypeAlias = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
 Schema: TypeAlias = Literal[1]
+PinName: TypeAlias = Literal["vime", "rl_kernel", "megatron_lm"]
 Lane: TypeAlias = Literal["live", "fixed-rollout", "train-only"]
 Variant: TypeAlias = Literal["baseline", "enabled"]
 OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}

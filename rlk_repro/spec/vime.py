@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import Field
 
 from rlk_repro.spec.assets import Checkpoint, DataSource, HubSource, ModelSource, StoredRollouts
-from rlk_repro.spec.values import Count, Model, Name, NonNegative, PathProblem, Positive, Text
+from rlk_repro.spec.values import Count, Model, Name, NonNegative, PathProblem, PinName, Positive, Text
 from rlk_repro.spec.workloads import AnyWorkload, PolicyLoss
 
 Flag: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=80)]
@@ -138,6 +138,13 @@ class VimeWorkload(AnyWorkload):
         options["use_routing_replay"] = self.grpo.use_rollout_routing_replay or bool(named.get("use_routing_replay"))
         options["mtp_num_layers"] = self.model.size("mtp-num-layers")
         return options
+
+    @property
+    def patched_pins(self) -> frozenset[PinName]:
+        return frozenset({"megatron_lm"} if self.grpo.use_rollout_routing_replay else ())
+
+    def gpus_per_engine(self, hardware: str) -> int:
+        return self.placements[hardware].rollout_num_gpus_per_engine
 
     def find_problems(self) -> Iterator[PathProblem]:
         yield from _find_batch_problems(self.grpo)

@@ -7,7 +7,18 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from rlk_repro.spec.values import Count, KlLossType, Lane, Model, Name, NonNegative, PathProblem, Positive, Text
+from rlk_repro.spec.values import (
+    Count,
+    KlLossType,
+    Lane,
+    Model,
+    Name,
+    NonNegative,
+    PathProblem,
+    PinName,
+    Positive,
+    Text,
+)
 
 
 class ReferenceModel(Model):
@@ -72,6 +83,8 @@ class AnyWorkload(Model):
     ``lanes`` are those it can run in, ``lane_limit`` why no other; without ``has_variants`` there is nothing to enable.
     Without ``has_output_layer`` its logits are no model's.  ``modules`` are the Python modules that its trainer cannot
     do without; ``imports`` those that a child process tries, with all that they import, before the first trial.
+    ``gpus_per_engine`` is, by hardware, how many GPUs in a row an inference server takes that counts them up from its
+    first one; 0 where nothing does.
     """
 
     lanes: ClassVar[tuple[Lane, ...]]
@@ -90,6 +103,14 @@ class AnyWorkload(Model):
     def loss_options(self) -> dict[str, Any]:
         """The settings that decide which operators may run, in vime's argument names."""
         return {}
+
+    @property
+    def patched_pins(self) -> frozenset[PinName]:
+        """Sources of the stack that this workload needs with the patch that upstream's own images apply."""
+        return frozenset()
+
+    def gpus_per_engine(self, hardware: str) -> int:  # noqa: ARG002
+        return 0
 
     def find_problems(self) -> Iterator[PathProblem]:
         """Combinations within the workload that cannot be, by path from its own top."""

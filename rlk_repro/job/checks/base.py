@@ -50,6 +50,7 @@ class Situation:
     layout: Layout
     limits: Preflight
     has_enabled: bool = False
+    gpus_per_engine: int = 0
 
     def fact(self, section: str, name: str) -> Fact:
         return self.manifest.sections.get(section, {}).get(name, Unknown("not recorded"))

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rlk_repro.doctor import HARDWARE_SLOWDOWN
 from rlk_repro.job.checks.base import Check, Complaint, Scope, Situation, name_gpus
 from rlk_repro.manifest import Fact, Unknown
-from rlk_repro.probes import gpu_amd, gpu_nvidia
+from rlk_repro.probes import gpu_amd, gpu_nvidia, visible
 
 # first driver branch of each CUDA major version; within one, older drivers serve newer minor versions
 DRIVER_FLOORS: Final = {11: 450, 12: 525, 13: 580}
@@ -151,14 +151,30 @@ def check_alike(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_visibility(situation: Situation) -> Iterator[Complaint]:
-    """Ray refuses to start where HIP's, ROCr's and CUDA's lists of visible devices disagree."""
-    if situation.fact("gpu", "vendor") != gpu_amd.VENDOR:
+    """On AMD, Ray refuses to start where HIP's, ROCr's and CUDA's lists of visible devices disagree.
+
+    On NVIDIA, vime reads the list as numbers and counts an inference server's GPUs up from the first one: where numbers
+    are left out it would use a GPU that was not given.
+    """
+    if situation.fact("gpu", "vendor") == gpu_amd.VENDOR:
+        lists = {name: situation.fact("environment", name) for name in VISIBILITY}
+        given = {name: value for name, value in lists.items() if isinstance(value, str)}
+        if len(set(given.values())) > 1:
+            found = ", ".join(f"{name}={value}" for name, value in given.items())
+            yield Complaint("environment.HIP_VISIBLE_DEVICES", "one list of devices", found)
         return
-    lists = {name: situation.fact("environment", name) for name in VISIBILITY}
-    given = {name: value for name, value in lists.items() if isinstance(value, str)}
-    if len(set(given.values())) > 1:
-        found = ", ".join(f"{name}={value}" for name, value in given.items())
-        yield Complaint("environment.HIP_VISIBLE_DEVICES", "one list of devices", found)
+    listed, size = situation.fact("environment", visible.NAME), situation.gpus_per_engine
+    if size and isinstance(listed, str) and not _are_in_rows(listed, size):
+        expected = "numbers" if size == 1 else f"numbers, {size} in a row for each inference server"
+        yield Complaint(f"environment.{visible.NAME}", expected, listed)
+
+
+def _are_in_rows(listed: str, size: int) -> bool:
+    entries = [entry.strip() for entry in listed.split(",")]
+    if not all(map(str.isdigit, entries)):
+        return False
+    numbers = sorted(map(int, entries))
+    return all(number == numbers[place - place % size] + place % size for place, number in enumerate(numbers))
 
 
 def check_rl_kernel(situation: Situation) -> Iterator[Complaint]:

@@ -151,8 +151,13 @@ def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
                       got=model_len, expected=f"{longest} or more")  # fmt: skip
 
 
+def _has_engines(plan: Plan) -> bool:
+    """In every lane but one; there too where the run stores its own rollouts first."""
+    return plan.run.lane != "train-only" or vime_of(plan).rollouts is None
+
+
 def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
-    if plan.run.lane == "train-only":
+    if not _has_engines(plan):
         return
     size, layout = division.placement.rollout_num_gpus_per_engine, division.layout
     where = _placement_place(plan, "rollout_num_gpus_per_engine")
@@ -176,6 +181,19 @@ def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
         yield Problem(
             where, "does not fit the key-value heads", got=split, expected=f"a divisor or multiple of {kv_heads}"
         )
+
+
+def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
+    """Some of vLLM's kernels choose experts themselves and report expert 0 for every token, which vime replays.
+
+    https://github.com/vllm-project/vllm/issues/44116
+    """
+    if not vime_of(plan).grpo.use_rollout_routing_replay or not _has_engines(plan):
+        return
+    kernel = _written(plan, "vllm-moe-backend")
+    if kernel != "triton":
+        yield Problem(_where(plan, "workload.arguments.vllm-moe-backend"), "may not tell which experts were chosen",
+                      got=kernel, expected="triton, for routing replay")  # fmt: skip
 
 
 def _check_rollouts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
@@ -241,6 +259,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _check_batch,
     _check_tokens,
     _check_engines,
+    _check_experts,
     _check_rollouts,
     _check_arguments,
     _check_data,
