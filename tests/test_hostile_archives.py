@@ -251,6 +251,7 @@ def test_a_bomb_in_many_members_is_refused_at_the_floor(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_a_million_members_are_refused_at_the_limit_in_little_memory(tmp_path: Path) -> None:
     header = entry("00000000")
     digits = sum(header[:8])

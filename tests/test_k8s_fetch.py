@@ -184,6 +184,7 @@ def test_the_one_wish_that_a_window_takes(tmp_path: Path) -> None:
 
 @needs_kubectl
 @pytest.mark.real
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_two_gigabytes_over_a_connection_that_is_cut_five_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane | None
