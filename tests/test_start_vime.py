@@ -49,6 +49,11 @@ def test_train_py_runs_as_a_script_of_its_own_folder(checkout: Path) -> None:
     assert start(checkout, "--code", "9").returncode == 9
 
 
+def test_memory_snapshots_find_their_folder(checkout: Path) -> None:
+    assert start(checkout, "--memory-snapshot-dir", str(checkout / "trial" / "traces")).is_ok
+    assert (checkout / "trial" / "traces").is_dir()
+
+
 def test_a_missing_rollout_stops_it(checkout: Path) -> None:
     template = checkout / "{rollout_id}.pt"
     (checkout / "0.pt").write_bytes(b"x")

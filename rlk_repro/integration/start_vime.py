@@ -28,6 +28,8 @@ def main() -> int:
     try:
         check_rollouts(argv)
         script = find_script()
+        if snapshots := _find_value(argv, "--memory-snapshot-dir"):
+            Path(snapshots).mkdir(parents=True, exist_ok=True)  # torch, which writes there, makes no folder
     except RlkReproError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
         return error.exit_code
@@ -61,7 +63,8 @@ def check_rollouts(argv: Sequence[str]) -> None:
 def check_routes(path: Path) -> None:
     """Raises CheckFailed where a stored rollout does not tell ``topk`` different experts for every token.
 
-    A server whose kernel chooses experts by itself reports expert 0 throughout, and vime would train on that.
+    A server whose kernel chooses experts by itself reports expert 0 throughout, and vime would train on that: one
+    rollout is enough to see it.
     """
     torch: Any = importlib.import_module("torch")  # which train.py is about to import
     stored = torch.load(path, map_location="cpu", weights_only=False)  # as vime does

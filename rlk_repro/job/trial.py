@@ -97,8 +97,6 @@ def run_trial(
     folder.path.mkdir(parents=True)
     folder.ops.mkdir()
     folder.libraries.mkdir()
-    if any(str(folder.traces) in word for word in command.argv):  # not all that write there make their folder
-        folder.traces.mkdir()
     write_json(folder.command, record_command(command, run_dir))
     write_json(folder.env, record_env(command, run_dir, env))
     running = replace(command, env={**command.env, **service_env})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 NAME: Final = "CUDA_VISIBLE_DEVICES"
@@ -17,16 +17,14 @@ _UUID: Final = re.compile(r"GPU-[0-9a-f-]{1,36}", re.IGNORECASE)
 Gpu = TypeVar("Gpu")
 
 
-def select_given(
-    gpus: Sequence[Gpu], identify: Callable[[Gpu], tuple[object, object]], environ: Mapping[str, str] | None = None
-) -> list[Gpu]:
+def select_given(gpus: Sequence[Gpu], identify: Callable[[Gpu], tuple[object, object]]) -> list[Gpu]:
     """Those of ``gpus`` whose number or uuid is listed, in the driver's order; ``identify`` tells both of a GPU.
 
     As CUDA does, reading stops at the first entry that is neither, and a uuid may be cut short.  A list that leaves
     nothing hides nothing: which GPUs there are is still a fact.  Numbers are the driver's, as they are to CUDA
     where all GPUs of a node are alike.
     """
-    listed = (os.environ if environ is None else environ).get(NAME)
+    listed = os.environ.get(NAME)
     if listed is None:
         return list(gpus)
     given = [gpu for gpu in gpus if _is_listed(listed, *identify(gpu))]
