@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -70,6 +71,12 @@ def test_a_node_does_not_differ_from_itself(node):
 def test_no_path_of_a_user_gets_into_a_reason(node):
     reasons = [fact.reason for _, fact in node.facts() if isinstance(fact, Unknown)]
     assert not [reason for reason in reasons if str(Path.home()) in reason or "/tmp/" in reason]
+
+
+def test_probing_this_machine_is_quick():
+    start = time.perf_counter()
+    probe_node("here")
+    assert time.perf_counter() - start < 10  # 0.2 s on an idle machine without a GPU
 
 
 @pytest.mark.parametrize(
