@@ -8,8 +8,6 @@ import platform
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,7 @@ from rlk_repro.specfile import load_stack
 from rlk_repro.stage import new_run_dir, stage
 from rlk_repro.verify import verify_bundle
 from tests.conftest import WEIRD_NAMES
-from tests.job_examples import QUICK, make_example_plan, make_staged, statuses
+from tests.job_examples import QUICK, make_example_plan, make_staged, statuses, wait_until
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -41,13 +39,6 @@ def submit(run_dir: RunDir, *actions: str) -> Submission:
 @pytest.fixture(autouse=True)
 def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < until, "it never was so"
-        time.sleep(0.02)
 
 
 def wait_for_end(submission: Submission, run_dir: RunDir) -> JobState:

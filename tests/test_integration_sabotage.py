@@ -190,7 +190,7 @@ def run_rank(rank: int, folder: str, choices: tuple[str | None, str | None], fou
     with contextlib.suppress(CheckFailed):
         try:
             if choice is not None:
-                check_ranks_agree(rank, 2, choice, wait_s=3)
+                check_ranks_agree(rank, 2, choice, wait_s=3 if None in choices else 60)
             found[rank] = "went on"
         except CheckFailed as error:
             found[rank] = str(error)

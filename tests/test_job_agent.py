@@ -32,10 +32,14 @@ from tests.job_examples import (
     QUICK,
     FakeWorkload,
     find_alive,
+    is_written,
+    let_time_pass,
     make_parts,
     make_staged,
     run_example,
+    signal_when,
     statuses,
+    wait_until,
 )
 
 OK_TWO_PAIRS = {"00-p1-baseline": "ok", "01-p1-enabled": "ok", "02-p2-enabled": "ok", "03-p2-baseline": "ok"}
@@ -97,12 +101,14 @@ def test_a_trial_leaves_its_command_environment_log_and_exit(tmp_path: Path, mon
     assert record["allocation"] == exit_of(run_dir, enabled.name)["allocation"]
 
 
-def test_failed_trials_are_results_and_the_run_goes_on(tmp_path: Path) -> None:
-    _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=2", "time_limit_min=0.005"])
+def test_failed_trials_are_results_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=2", "time_limit_min=10"])
+    slow = tmp_path / "slow"
+    let_time_pass(monkeypatch, 600, once=slow)
     by_trial = {
         "00-p1-baseline": ["exit:3"],
         "01-p1-enabled": ["print:torch.OutOfMemoryError: CUDA out of memory.", "exit:1"],
-        "02-p2-enabled": ["sleep:60"],
+        "02-p2-enabled": [f"child:{slow}", "print:too slow", "sleep:60"],
     }
     assert run_example(run_dir, FakeWorkload(by_trial=by_trial)) == 1
     assert list(statuses(run_dir).values()) == ["failed", "out of memory", "timeout", "ok"]
@@ -127,7 +133,7 @@ def test_a_stop_packs_without_sealing_and_resuming_redoes_the_pair(
 ) -> None:
     _, run_dir = make_staged(tmp_path / "run")
     pids = tmp_path / "pids"
-    threading.Timer(1.0, os.kill, (os.getpid(), number)).start()
+    signal_when(lambda: is_written(pids), number)
     slow = FakeWorkload(by_trial={"03-p2-baseline": [f"child:{pids}", "sleep:60"]})
     assert run_example(run_dir, slow) == code
     assert statuses(run_dir) == OK_TWO_PAIRS | {"03-p2-baseline": "interrupted"}
@@ -347,13 +353,19 @@ def test_a_follower_describes_its_node_and_ends_with_the_leader(tmp_path: Path) 
     plan, run_dir = make_staged(tmp_path / "run", ["measure.pairs=1"], profile=STRICT + b"telemetry_interval_s: 0.05\n")
     follower = make_place("b", ("a", "b"), "job-7")
     run_dir.canary.write_text("job-7")
-    threading.Timer(0.3, mark_ended, (run_dir, dataclasses.replace(follower, node="a"))).start()
+    telemetry = run_dir.node("b").telemetry
+
+    def lead() -> None:
+        wait_until(lambda: telemetry.exists() and telemetry.read_text().count("\n") > 2)
+        mark_ended(run_dir, dataclasses.replace(follower, node="a"))
+
+    threading.Thread(target=lead).start()
     assert run_agent(run_dir, follower, is_resuming=False, parts=make_parts()) == 0
     assert has_ended(run_dir, "b", "job-7")
     found = read_preflight(run_dir, "b", "job-7") or []
     assert [finding.where for finding in found if finding.level is Level.BLOCKING] == ["nodes.b.disk"]
     assert read_preflight(run_dir, "b", "job-8") is None
-    assert run_dir.node("b").telemetry.read_text().count("\n") > 2
+    assert telemetry.read_text().count("\n") > 2
     assert plan.cluster == "local"
 
 
@@ -362,7 +374,7 @@ def test_leader_and_follower_make_one_bundle(tmp_path: Path) -> None:
     mark_ended(run_dir, make_place("b", ("b",), "job-7"))
     run_dir.end_marker("b").unlink()
     write_json(run_dir.node("b").preflight, {"schema": 1, "allocation": "job-7", "findings": []})
-    parts = make_parts(deadlines=Deadlines(grace_s=0.3, idle_s=0.05, followers_s=5, followers_end_s=0.1))
+    parts = make_parts(deadlines=Deadlines(grace_s=20, idle_s=0.05, followers_s=60, followers_end_s=0.1))
     assert run_agent(run_dir, make_place("a", ("a", "b"), "job-7"), is_resuming=False, parts=parts) == 0
     assert events(run_dir, "no end marker") != []
 

@@ -19,7 +19,7 @@ from rlk_repro.job.resume import find_whole_pairs
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
-from tests.job_examples import find_alive, find_descendants, make_staged
+from tests.job_examples import find_alive, find_descendants, make_staged, wait_until
 
 REPOSITORY = Path(__file__).parent.parent
 NUM_STEPS = 5
@@ -62,10 +62,7 @@ class Victim:
         return begun[-1][-1] if begun and begun[-1] else None
 
     def wait_for_orphans(self) -> None:
-        until = time.monotonic() + 5
-        while (found := find_descendants(self.run_dir)) and time.monotonic() < until:
-            time.sleep(0.01)
-        assert found == []
+        wait_until(lambda: find_descendants(self.run_dir) == [])
 
 
 def find_pids(log: Path, word: str) -> list[int]:

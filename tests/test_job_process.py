@@ -6,8 +6,6 @@ import os
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,9 @@ from rlk_repro.job.outcome import count_oom_kills, judge
 from rlk_repro.job.process import Cause, Ended, Limits, run_guarded
 from rlk_repro.job.stop import Stop
 from rlk_repro.results import TrialStatus
-from tests.job_examples import TRAINER, find_alive
+from tests.job_examples import TRAINER, find_alive, is_written, let_time_pass, signal_when, wait_until
 
-LIMITS = Limits(time_limit_s=30, grace_s=0.3)
+LIMITS = Limits(time_limit_s=3600, grace_s=20)
 GUARD = [sys.executable, "-I", "-S", str(Path(process.__file__).with_name("guard.py"))]
 
 
@@ -41,10 +39,6 @@ def run(stop: Stop, *actions: str, limits: Limits = LIMITS, **options: Any) -> t
     return ended, b"".join(output)
 
 
-def after(delay_s: float, number: signal.Signals) -> None:
-    threading.Timer(delay_s, os.kill, (os.getpid(), number)).start()
-
-
 def test_output_of_both_streams_and_the_exit_code_come_through(stop: Stop) -> None:
     ended, output = run(stop, "print:one", "flood:300000", "exit:7")
     assert (ended.code, ended.signal, ended.cause, ended.num_leftovers) == (7, None, None, 0)
@@ -58,20 +52,35 @@ def test_the_signal_that_killed_the_trainer_is_reported(stop: Stop, name: str, m
     assert (ended.code, ended.signal, ended.cause) == (None, signal.Signals[name], None)
 
 
-def test_a_trainer_over_its_time_is_asked_and_then_killed(stop: Stop) -> None:
-    ended, output = run(stop, "ignore-term", "print:ready", "sleep:60", limits=Limits(time_limit_s=0.3, grace_s=0.2))
+def test_a_trainer_over_its_time_is_asked_and_then_killed(
+    stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    let_time_pass(monkeypatch, 3600, once=pids)
+    actions = ["ignore-term", f"child:{pids}", "print:ready", "sleep:60"]
+    ended, output = run(stop, *actions, limits=Limits(time_limit_s=3600, grace_s=0.2))
     assert (ended.cause, ended.signal, output) == (Cause.TIMEOUT, signal.SIGKILL, b"ready\n")
-    assert 0.5 <= ended.duration_s < 5
+    assert 3600.2 <= ended.duration_s < 3660  # it slept on
 
 
-def test_a_stop_ends_the_trainer_within_its_grace(stop: Stop) -> None:
-    after(0.2, signal.SIGTERM)
-    ended, _ = run(stop, "sleep:60")
+def test_a_stop_ends_the_trainer_within_its_grace(stop: Stop, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    signal_when(lambda: is_written(pids), signal.SIGTERM)
+    ended, _ = run(stop, f"child:{pids}", "sleep:60")
     assert (ended.cause, ended.signal, stop.signal) == (Cause.INTERRUPT, signal.SIGTERM, signal.SIGTERM)
 
 
-def test_a_trainer_signalled_together_with_the_agent_is_interrupted(stop: Stop) -> None:
-    after(0.5, signal.SIGINT)
+def test_a_trainer_signalled_together_with_the_agent_is_interrupted(
+    stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A moment after the trainer, when the agent already asks itself who it was."""
+
+    def wait(timeout_s: float) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        return Stop.wait(stop, timeout_s)
+
+    monkeypatch.setattr(process, "_WHOLE_STEP_S", 60)
+    monkeypatch.setattr(stop, "wait", wait)
     ended, _ = run(stop, "kill:SIGTERM")
     assert ended.cause is Cause.INTERRUPT
 
@@ -90,15 +99,21 @@ def test_a_daemon_in_a_session_of_its_own_is_ended_with_its_trainer(stop: Stop, 
     assert find_alive([int(pids.read_text())]) == []
 
 
-def test_a_trainer_that_ignores_the_request_takes_nobody_along(stop: Stop, tmp_path: Path) -> None:
+def test_a_trainer_that_ignores_the_request_takes_nobody_along(
+    stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pids = tmp_path / "pids"
-    ended, _ = run(stop, f"daemon:{pids}", "ignore-term", "sleep:60", limits=Limits(time_limit_s=0.3, grace_s=0.1))
+    let_time_pass(monkeypatch, 3600, once=pids)
+    actions = ["ignore-term", f"daemon:{pids}", "print:ready", "sleep:60"]
+    ended, _ = run(stop, *actions, limits=Limits(time_limit_s=3600, grace_s=0.1))
     assert (ended.signal, ended.cause) == (signal.SIGKILL, Cause.TIMEOUT)
     assert find_alive([int(pids.read_text())]) == []
 
 
-def test_trouble_ends_the_trainer_and_is_its_reason(stop: Stop) -> None:
-    ended, _ = run(stop, "sleep:60", find_trouble=lambda: "the head is gone")
+def test_trouble_ends_the_trainer_and_is_its_reason(stop: Stop, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    actions = [f"child:{pids}", "sleep:60"]
+    ended, _ = run(stop, *actions, find_trouble=lambda: "the head is gone" if is_written(pids) else "")
     assert (ended.signal, ended.cause, ended.trouble) == (signal.SIGTERM, Cause.TROUBLE, "the head is gone")
     assert judge(ended, b"", has_oom_kill=False) == (TrialStatus.FAILED, "the head is gone; killed by SIGTERM")
 
@@ -130,20 +145,12 @@ def test_no_python_at_all_is_an_error(stop: Stop, monkeypatch: pytest.MonkeyPatc
 
 
 def wait_for(path: Path, num_lines: int) -> list[int]:
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        lines = path.read_text().splitlines() if path.exists() else []
-        if len(lines) >= num_lines:
-            return [int(line) for line in lines]
-        time.sleep(0.01)
-    raise AssertionError(f"{path} did not fill")
+    wait_until(lambda: path.exists() and path.read_text().count("\n") >= num_lines)
+    return [int(line) for line in path.read_text().splitlines()]
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    until = time.monotonic() + 5
-    while find_alive(pids) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert find_alive(pids) == []
+    wait_until(lambda: find_alive(pids) == [])
 
 
 @pytest.mark.parametrize("is_killed_too", [False, True])

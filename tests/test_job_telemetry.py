@@ -16,6 +16,7 @@ from rlk_repro import proc, procfs
 from rlk_repro.job.gpu_sensors import AmdSensors, NvidiaSensors, open_sensors
 from rlk_repro.job.telemetry import Current, ProcessSampler, Sampler
 from rlk_repro.logs.telemetry import parse_telemetry
+from tests.job_examples import wait_until
 
 
 class NVMLError(Exception):
@@ -109,9 +110,9 @@ def test_a_session_is_measured_without_its_leader(tmp_path: Path) -> None:
     sampler = ProcessSampler()
     while len(procfs.find_session(leader.pid)) < 2:
         time.sleep(0.01)
-    assert sampler.read(leader.pid, 100.0)[0] is None
-    time.sleep(0.2)
-    percent, rss_bytes = sampler.read(leader.pid, 100.2)
+    assert sampler.read(leader.pid, time.monotonic())[0] is None
+    time.sleep(0.5)
+    percent, rss_bytes = sampler.read(leader.pid, time.monotonic())
     assert percent is not None
     assert 5 < percent < 130
     assert rss_bytes is not None
@@ -120,8 +121,8 @@ def test_a_session_is_measured_without_its_leader(tmp_path: Path) -> None:
     leader.wait()
     while procfs.find_session(leader.pid):
         time.sleep(0.01)
-    assert sampler.read(leader.pid, 100.3) == (None, None)
-    assert sampler.read(None, 100.4) == (None, None)
+    assert sampler.read(leader.pid, time.monotonic()) == (None, None)
+    assert sampler.read(None, time.monotonic()) == (None, None)
 
 
 def test_samples_are_whole_lines_that_the_reader_understands(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_samples_are_whole_lines_that_the_reader_understands(tmp_path: Path) -> 
     path.write_bytes(b'{"t": 1, "tri')
     current = Current(trial="00-p1-baseline", session=os.getsid(0))
     with Sampler(path, 0.02, lambda: current, NvidiaSensors(make_nvml())):
-        time.sleep(0.2)
+        wait_until(lambda: path.read_text().count("\n") > 5)
     found = parse_telemetry(path)
     assert found.reject_counts == {"not JSON": 1}
     summary = found.trials["00-p1-baseline"]
