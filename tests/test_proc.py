@@ -34,13 +34,13 @@ def test_a_command_that_hangs_is_killed_with_its_children() -> None:
     done = proc.run(python(code), timeout_s=0.5)
     assert done.is_timeout
     assert not done.is_ok
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 10
 
 
 def test_a_grandchild_that_left_the_group_and_holds_the_pipes_is_not_waited_for() -> None:
     began = time.monotonic()
     done = proc.run(["sh", "-c", "echo out; echo err >&2; setsid sleep 30 & sleep 60"], timeout_s=4)
-    assert time.monotonic() - began < 20  # it sleeps on
+    assert time.monotonic() - began < 10
     assert (done.is_timeout, done.stdout, done.stderr) == (True, "out\n", "err\n")
 
 
