@@ -184,7 +184,7 @@ def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Pat
         folders["checkpoint"] = prepared.checkpoint(workload.model, vime.commit)
     if run.lane != "live" and workload.rollouts is not None:
         folders["rollouts"] = prepared.rollouts(workload.rollouts).path
-    if run.lane != "train-only" or workload.rollouts is None:
+    if workload.generates(run.lane):
         folders["data"] = prepared.data_folder(workload.data.source)
     return folders
 

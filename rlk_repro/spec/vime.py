@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import Field
 
 from rlk_repro.spec.assets import Checkpoint, DataSource, HubSource, ModelSource, StoredRollouts
-from rlk_repro.spec.values import Count, Model, Name, NonNegative, PathProblem, PinName, Positive, Text
+from rlk_repro.spec.values import Count, Lane, Model, Name, NonNegative, PathProblem, PinName, Positive, Text
 from rlk_repro.spec.workloads import AnyWorkload, PolicyLoss
 
 Flag: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=80)]
@@ -142,6 +142,10 @@ class VimeWorkload(AnyWorkload):
     @property
     def patched_pins(self) -> frozenset[PinName]:
         return frozenset({"megatron_lm"} if self.grpo.use_rollout_routing_replay else ())
+
+    def generates(self, lane: Lane) -> bool:
+        """Whether inference servers run: in every lane but one, and there too where the run stores its own first."""
+        return lane != "train-only" or self.rollouts is None
 
     def gpus_per_engine(self, hardware: str) -> int:
         return self.placements[hardware].rollout_num_gpus_per_engine

@@ -151,13 +151,8 @@ def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
                       got=model_len, expected=f"{longest} or more")  # fmt: skip
 
 
-def _has_engines(plan: Plan) -> bool:
-    """In every lane but one; there too where the run stores its own rollouts first."""
-    return plan.run.lane != "train-only" or vime_of(plan).rollouts is None
-
-
 def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
-    if not _has_engines(plan):
+    if not vime_of(plan).generates(plan.run.lane):
         return
     size, layout = division.placement.rollout_num_gpus_per_engine, division.layout
     where = _placement_place(plan, "rollout_num_gpus_per_engine")
@@ -188,7 +183,8 @@ def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
 
     https://github.com/vllm-project/vllm/issues/44116
     """
-    if not vime_of(plan).grpo.use_rollout_routing_replay or not _has_engines(plan):
+    workload = vime_of(plan)
+    if not workload.grpo.use_rollout_routing_replay or not workload.generates(plan.run.lane):
         return
     kernel = _written(plan, "vllm-moe-backend")
     if kernel != "triton":
