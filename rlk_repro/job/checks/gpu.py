@@ -171,7 +171,7 @@ def check_visibility(situation: Situation) -> Iterator[Complaint]:
 
 def _are_in_rows(listed: str, size: int) -> bool:
     entries = [entry.strip() for entry in listed.split(",")]
-    if not all(map(str.isdigit, entries)):
+    if not all(map(str.isdecimal, entries)):
         return False
     numbers = sorted(map(int, entries))
     return all(number == numbers[place - place % size] + place % size for place, number in enumerate(numbers))
