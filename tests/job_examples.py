@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from rlk_repro.backends.api import Job
 from rlk_repro.bundle import pack, seal
 from rlk_repro.errors import Problem
 from rlk_repro.files import load_json
 from rlk_repro.findings import Finding
-from rlk_repro.job import process
 from rlk_repro.job.agent import run_agent
 from rlk_repro.job.parts import Deadlines, Parts, make_place
 from rlk_repro.manifest import Manifest
@@ -117,34 +110,6 @@ def run_example(
 
 def statuses(run_dir: RunDir) -> dict[str, str]:
     return {folder.name: load_json(folder.exit)["status"] for folder in run_dir.trial_dirs() if folder.exit.exists()}
-
-
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 120) -> None:
-    """For what must come; how long it may take is the machine's business."""
-    until = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < until, "it never was so"
-        time.sleep(0.01)
-
-
-def signal_when(is_so: Callable[[], bool], number: signal.Signals) -> None:
-    """Signal this process, once, from a thread."""
-
-    def work() -> None:
-        wait_until(is_so)
-        os.kill(os.getpid(), number)
-
-    threading.Thread(target=work, daemon=True).start()
-
-
-def is_written(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
-
-
-def let_time_pass(monkeypatch: pytest.MonkeyPatch, seconds: float, once: Path) -> None:
-    """To a trainer's guard, ``seconds`` pass at the moment that ``once`` is written; its next output makes it look."""
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + (seconds if is_written(once) else 0.0))
-    monkeypatch.setattr(process, "time", clock)
 
 
 def find_alive(pids: Sequence[int]) -> list[int]:

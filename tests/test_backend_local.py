@@ -25,7 +25,8 @@ from rlk_repro.specfile import load_stack
 from rlk_repro.stage import new_run_dir, stage
 from rlk_repro.verify import verify_bundle
 from tests.conftest import WEIRD_NAMES
-from tests.job_examples import QUICK, make_example_plan, make_staged, statuses, wait_until
+from tests.job_examples import QUICK, make_example_plan, make_staged, statuses
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parent.parent
 

@@ -32,15 +32,12 @@ from tests.job_examples import (
     QUICK,
     FakeWorkload,
     find_alive,
-    is_written,
-    let_time_pass,
     make_parts,
     make_staged,
     run_example,
-    signal_when,
     statuses,
-    wait_until,
 )
+from tests.waiting import is_written, let_time_pass, signal_when, wait_until
 
 OK_TWO_PAIRS = {"00-p1-baseline": "ok", "01-p1-enabled": "ok", "02-p2-enabled": "ok", "03-p2-baseline": "ok"}
 TOKEN = "hf_" + "Zz9" * 9

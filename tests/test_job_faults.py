@@ -19,7 +19,8 @@ from rlk_repro.job.resume import find_whole_pairs
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
-from tests.job_examples import find_alive, find_descendants, make_staged, wait_until
+from tests.job_examples import find_alive, find_descendants, make_staged
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parent.parent
 NUM_STEPS = 5

@@ -19,7 +19,8 @@ from rlk_repro.job.outcome import count_oom_kills, judge
 from rlk_repro.job.process import Cause, Ended, Limits, run_guarded
 from rlk_repro.job.stop import Stop
 from rlk_repro.results import TrialStatus
-from tests.job_examples import TRAINER, find_alive, is_written, let_time_pass, signal_when, wait_until
+from tests.job_examples import TRAINER, find_alive
+from tests.waiting import is_written, let_time_pass, signal_when, wait_until
 
 LIMITS = Limits(time_limit_s=3600, grace_s=20)
 GUARD = [sys.executable, "-I", "-S", str(Path(process.__file__).with_name("guard.py"))]
@@ -39,6 +40,21 @@ def run(stop: Stop, *actions: str, limits: Limits = LIMITS, **options: Any) -> t
     return ended, b"".join(output)
 
 
+@pytest.fixture
+def pids(tmp_path: Path) -> Path:
+    """Where a trainer writes what it has started."""
+    return tmp_path / "pids"
+
+
+def run_too_long(
+    stop: Stop, monkeypatch: pytest.MonkeyPatch, starting: str, pids: Path, *, grace_s: float
+) -> tuple[Ended, bytes]:
+    """A trainer that ignores SIGTERM, whose time is over once its child or daemon has started."""
+    let_time_pass(monkeypatch, 3600, once=pids)
+    actions = ["ignore-term", f"{starting}:{pids}", "print:ready", "sleep:60"]
+    return run(stop, *actions, limits=Limits(time_limit_s=3600, grace_s=grace_s))
+
+
 def test_output_of_both_streams_and_the_exit_code_come_through(stop: Stop) -> None:
     ended, output = run(stop, "print:one", "flood:300000", "exit:7")
     assert (ended.code, ended.signal, ended.cause, ended.num_leftovers) == (7, None, None, 0)
@@ -53,18 +69,14 @@ def test_the_signal_that_killed_the_trainer_is_reported(stop: Stop, name: str, m
 
 
 def test_a_trainer_over_its_time_is_asked_and_then_killed(
-    stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stop: Stop, pids: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pids = tmp_path / "pids"
-    let_time_pass(monkeypatch, 3600, once=pids)
-    actions = ["ignore-term", f"child:{pids}", "print:ready", "sleep:60"]
-    ended, output = run(stop, *actions, limits=Limits(time_limit_s=3600, grace_s=0.2))
+    ended, output = run_too_long(stop, monkeypatch, "child", pids, grace_s=0.2)
     assert (ended.cause, ended.signal, output) == (Cause.TIMEOUT, signal.SIGKILL, b"ready\n")
     assert 3600.2 <= ended.duration_s < 3620  # of the minute that it would have slept
 
 
-def test_a_stop_ends_the_trainer_within_its_grace(stop: Stop, tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
+def test_a_stop_ends_the_trainer_within_its_grace(stop: Stop, pids: Path) -> None:
     signal_when(lambda: is_written(pids), signal.SIGTERM)
     ended, _ = run(stop, f"child:{pids}", "sleep:60")
     assert (ended.cause, ended.signal, stop.signal) == (Cause.INTERRUPT, signal.SIGTERM, signal.SIGTERM)
@@ -85,33 +97,27 @@ def test_a_trainer_signalled_together_with_the_agent_is_interrupted(
     assert ended.cause is Cause.INTERRUPT
 
 
-def test_children_of_the_trainer_are_killed_with_its_group(stop: Stop, tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
+def test_children_of_the_trainer_are_killed_with_its_group(stop: Stop, pids: Path) -> None:
     ended, _ = run(stop, f"child:{pids}", f"child:{pids}")
     assert ended.num_leftovers == 2
     assert find_alive([int(pid) for pid in pids.read_text().split()]) == []
 
 
-def test_a_daemon_in_a_session_of_its_own_is_ended_with_its_trainer(stop: Stop, tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
+def test_a_daemon_in_a_session_of_its_own_is_ended_with_its_trainer(stop: Stop, pids: Path) -> None:
     ended, output = run(stop, "print:last words", f"daemon:{pids}")
     assert (ended.code, ended.num_leftovers, output) == (0, 1, b"last words\n")
     assert find_alive([int(pids.read_text())]) == []
 
 
 def test_a_trainer_that_ignores_the_request_takes_nobody_along(
-    stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stop: Stop, pids: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pids = tmp_path / "pids"
-    let_time_pass(monkeypatch, 3600, once=pids)
-    actions = ["ignore-term", f"daemon:{pids}", "print:ready", "sleep:60"]
-    ended, _ = run(stop, *actions, limits=Limits(time_limit_s=3600, grace_s=0.1))
+    ended, _ = run_too_long(stop, monkeypatch, "daemon", pids, grace_s=0.1)
     assert (ended.signal, ended.cause) == (signal.SIGKILL, Cause.TIMEOUT)
     assert find_alive([int(pids.read_text())]) == []
 
 
-def test_trouble_ends_the_trainer_and_is_its_reason(stop: Stop, tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
+def test_trouble_ends_the_trainer_and_is_its_reason(stop: Stop, pids: Path) -> None:
     actions = [f"child:{pids}", "sleep:60"]
     ended, _ = run(stop, *actions, find_trouble=lambda: "the head is gone" if is_written(pids) else "")
     assert (ended.signal, ended.cause, ended.trouble) == (signal.SIGTERM, Cause.TROUBLE, "the head is gone")
@@ -144,19 +150,15 @@ def test_no_python_at_all_is_an_error(stop: Stop, monkeypatch: pytest.MonkeyPatc
         run_guarded(["x"], {}, limits=LIMITS, stop=stop, see_output=lambda _: None)
 
 
-def wait_for(path: Path, num_lines: int) -> list[int]:
-    wait_until(lambda: path.exists() and path.read_text().count("\n") >= num_lines)
-    return [int(line) for line in path.read_text().splitlines()]
-
-
 def wait_until_gone(pids: list[int]) -> None:
     wait_until(lambda: find_alive(pids) == [])
 
 
 @pytest.mark.parametrize("is_killed_too", [False, True])
-def test_nothing_outlives_the_agent_even_when_the_guard_dies_too(tmp_path: Path, is_killed_too: bool) -> None:
+def test_nothing_outlives_the_agent_even_when_the_guard_dies_too(
+    tmp_path: Path, pids: Path, is_killed_too: bool
+) -> None:
     """The pipe's other end is the agent's life; where the guard is gone as well, the kernel kills the trainer."""
-    pids = tmp_path / "pids"
     ours, guards = socket.socketpair()
     actions = ["ignore-term", f"child:{pids}", "sleep:60"]
     with (tmp_path / "log").open("wb") as log:
@@ -166,15 +168,16 @@ def test_nothing_outlives_the_agent_even_when_the_guard_dies_too(tmp_path: Path,
             stdin_fd=guards.fileno(),
         )
     guards.close()
-    child = wait_for(pids, 1)
-    members = [pid for pid in procfs.find_session(guarded.pid) if pid not in (*child, guarded.pid)]
+    wait_until(lambda: is_written(pids))
+    child = int(pids.read_text())
+    members = [pid for pid in procfs.find_session(guarded.pid) if pid not in (child, guarded.pid)]
     if is_killed_too:
         os.kill(guarded.pid, signal.SIGKILL)
         wait_until_gone(members)
         proc.signal_group(guarded.pid, signal.SIGKILL)
     ours.close()
     assert guarded.wait() == -signal.SIGKILL
-    wait_until_gone([*members, *child])
+    wait_until_gone([*members, child])
 
 
 def ended(**changes: object) -> Ended:

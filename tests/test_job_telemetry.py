@@ -16,7 +16,7 @@ from rlk_repro import proc, procfs
 from rlk_repro.job.gpu_sensors import AmdSensors, NvidiaSensors, open_sensors
 from rlk_repro.job.telemetry import Current, ProcessSampler, Sampler
 from rlk_repro.logs.telemetry import parse_telemetry
-from tests.job_examples import wait_until
+from tests.waiting import wait_until
 
 
 class NVMLError(Exception):
@@ -108,8 +108,7 @@ def test_a_session_is_measured_without_its_leader(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         leader = proc.start([sys.executable, "-I", "-S", "-c", code], output_fd=log.fileno())
     sampler = ProcessSampler()
-    while len(procfs.find_session(leader.pid)) < 2:
-        time.sleep(0.01)
+    wait_until(lambda: len(procfs.find_session(leader.pid)) == 2)
     assert sampler.read(leader.pid, time.monotonic())[0] is None
     time.sleep(0.5)
     percent, rss_bytes = sampler.read(leader.pid, time.monotonic())
@@ -119,8 +118,7 @@ def test_a_session_is_measured_without_its_leader(tmp_path: Path) -> None:
     assert 1 << 20 < rss_bytes < 100 << 20
     proc.signal_group(leader.pid, signal.SIGKILL)
     leader.wait()
-    while procfs.find_session(leader.pid):
-        time.sleep(0.01)
+    wait_until(lambda: not procfs.find_session(leader.pid))
     assert sampler.read(leader.pid, time.monotonic()) == (None, None)
     assert sampler.read(None, time.monotonic()) == (None, None)
 

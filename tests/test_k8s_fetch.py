@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import http.client
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from rlk_repro.rundir import RunDir
 from tests.k8s_runs import make_server, needs_kubectl, use_server
 from tests.kube_kubelet import Faults
 from tests.kube_plane import ControlPlane
+from tests.waiting import wait_until
 
 DATA = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -153,17 +153,9 @@ def test_a_window_shows_the_bundle_and_the_logs(served: Window) -> None:
 def test_a_window_knows_who_has_not_read_the_last_lines(served: Window) -> None:
     assert not served.is_followed()
     ask(served, "/trials/00-p1-baseline/0/4")
-    wait_for(served.is_followed)
+    wait_until(served.is_followed)  # the window notes an answer once it is sent
     ask(served, "/trials/00-p1-baseline/4/4")
-    wait_for(lambda: not served.is_followed())
-
-
-def wait_for(is_there: Callable[[], bool]) -> None:
-    """The window notes an answer once it is sent."""
-    until = time.monotonic() + 10
-    while not is_there():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: not served.is_followed())
 
 
 @pytest.mark.parametrize(

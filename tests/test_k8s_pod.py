@@ -17,6 +17,7 @@ from rlk_repro.pod.inputs import bring_in
 from rlk_repro.pod.roster import Gathering, Roster, Seat, join, read_roster
 from rlk_repro.pod.supervise import find_seat, wait_for_end
 from rlk_repro.rundir import RunDir
+from tests.waiting import wait_until
 
 LEADER = Seat(pod="head", uid="u0", node="n0", group="g")
 
@@ -131,8 +132,6 @@ def test_rays_command_is_taken_word_by_word(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("WHERE", str(tmp_path))
     out = tmp_path / "a b; touch pwned"
     child = start_ray({"KUBERAY_GEN_RAY_START_CMD": "touch '$WHERE/a b; touch pwned'", "PATH": "/usr/bin:/bin"})
-    until = time.monotonic() + 20
-    while child.code is None and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_until(lambda: child.code is not None)
     assert child.code == 0
     assert [path.name for path in tmp_path.iterdir()] == [out.name]

@@ -17,6 +17,7 @@ import pytest
 from rlk_repro.contents import check_contents, load_contents, record_path
 from tests.hub_server import HubServer, serve_hub
 from tests.prepare_examples import TINY, argv, fill_hub, from_hub, hub_environment, words
+from tests.waiting import wait_until
 
 KIB = 1 << 10
 
@@ -111,9 +112,7 @@ def test_files_that_came_before_a_kill_do_not_come_again(hub: HubServer, tmp_pat
     prepared = tmp_path / "prepared"
     hub.bytes_per_s = 200 * KIB
     process = start(hub, tmp_path, prepared, *from_hub())
-    until = time.monotonic() + 60
-    while hub.gets["model-00001.safetensors"] == 0 and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(lambda: hub.gets["model-00001.safetensors"] > 0)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     hub.bytes_per_s = None
@@ -126,9 +125,7 @@ def test_an_unpinned_fetch_ends_at_the_commit_it_began_with(hub: HubServer, tmp_
     prepared = tmp_path / "prepared"
     hub.bytes_per_s = 200 * KIB
     process = start(hub, tmp_path, prepared, *from_hub(None))
-    until = time.monotonic() + 60
-    while hub.gets["model-00001.safetensors"] == 0 and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(lambda: hub.gets["model-00001.safetensors"] > 0)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     fill_hub(hub, "2" * 40, num_shards=4, shard_bytes=400 * KIB)
@@ -231,9 +228,7 @@ def test_a_killed_conversion_leaves_no_process_and_is_begun_again(hub: HubServer
     tool.write_text("0.3")
     process = convert(hub, tmp_path)
     checkpoints = tmp_path / "prepared" / "checkpoints"
-    until = time.monotonic() + 90
-    while not list(checkpoints.glob(".partial-*/files/release/__1_0.distcp")) and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(lambda: any(checkpoints.glob(".partial-*/files/release/__1_0.distcp")))
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     time.sleep(1.0)
