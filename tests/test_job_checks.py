@@ -380,7 +380,7 @@ def test_mi300x_links_and_lists_of_devices_are_checked(
         ("1", 1, None), ("3,1", 1, None), ("0,1,2,3", 4, None), ("0,1,4,5", 2, None), ("0,2", 0, None),
         ("0,2", 2, "numbers, 2 in a row for each inference server"),
         ("1,2,3,5", 4, "numbers, 4 in a row for each inference server"),
-        ("GPU-13dc5e2c", 1, "numbers"), ("", 1, "numbers"),
+        ("GPU-13dc5e2c", 1, "numbers"), ("", 1, "numbers"), ("²", 1, "numbers"),
     ],
 )  # fmt: skip
 def test_an_inference_server_counts_its_gpus_up(listed: str, size: int, expected: str | None) -> None:
