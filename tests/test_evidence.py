@@ -17,11 +17,25 @@ from rlk_repro.manifest import load_manifests
 from rlk_repro.recorded import load_result
 from rlk_repro.replay import reanalyse
 from rlk_repro.report.setting import describe_setting
-from rlk_repro.results import Analysis, GateStatus
+from rlk_repro.results import Analysis, GateStatus, ProofStatus
 
 FOLDER = Path(__file__).parent.parent / "docs" / "evidence"
 PAGE = (FOLDER / "README.md").read_text()
 BUNDLES = sorted(FOLDER.glob("*.tgz"))
+VIME = {
+    "vime's own training": "vime-train-only-h200.tgz",
+    "The same with routing replay": "vime-train-only-r3-h200.tgz",
+}
+ROWS = {
+    "step": ("step_time_s", 1, "s"),
+    "old-policy and reference pass: log-probs, no gradient": ("module_log_probs_no_grad_s", 1000, "ms"),
+    "log-probs, forward": ("module_log_probs_forward_s", 1000, "ms"),
+    "log-probs, backward": ("module_log_probs_backward_s", 1000, "ms"),
+    "GRPO loss, forward": ("module_grpo_loss_forward_s", 1000, "ms"),
+    "GRPO loss, backward": ("module_grpo_loss_backward_s", 1000, "ms"),
+    "peak memory of the passes without gradient": ("peak_memory_in_forward_only_bytes", 2**-30, "GiB"),
+    "peak memory of the step": ("peak_memory_bytes", 2**-30, "GiB"),
+}
 MODULE = {"With the entropy": "module-qwen3-4b-h200.tgz", "RL-Kernel alone": "module-qwen3-4b-no-entropy-h200.tgz"}
 
 
@@ -67,6 +81,29 @@ def test_the_commands_and_numbers_of_a_module_run_are_its_own(title: str, name: 
             [1000 * find_mean(analysis, metric, kind) for kind in ("baseline", "enabled")], rel=0.005
         )
         assert float(row.split("|")[4]) == pytest.approx(ms[0] / ms[1], abs=0.06)
+
+
+@pytest.mark.parametrize(("title", "name"), VIME.items())
+def test_the_numbers_and_the_verdict_of_a_run_of_vime_are_its_own(title: str, name: str) -> None:
+    section = next(part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if part.startswith(title))
+    analysis = analyse(name)
+    assert f"*{analysis.verdict.word.value}*" in section
+    primary = analysis.effects[0]
+    interval = f"{primary.ratio:.3f}, (95 % interval )?{primary.low:.3f} to {primary.high:.3f}"
+    assert re.search(interval, " ".join(section.split()))
+    rows = [line.split("|") for line in section.splitlines() if re.match(r"\| .* (s|ms|GiB) \|", line)]
+    assert len(rows) >= 3
+    for _, what, baseline, enabled, quotient, _ in rows:
+        metric, factor, unit = ROWS[what.split("(")[0].strip()]
+        means = [factor * find_mean(analysis, metric, variant) for variant in ("baseline", "enabled")]
+        for text, mean in zip((baseline, enabled), means, strict=True):
+            assert text.split()[1] == unit
+            assert float(text.split()[0]) == pytest.approx(mean, rel=0.005)
+        assert quotient.strip() in ("see the interval", f"{means[0] / means[1]:.1f}")
+    assert {trial.variant: trial.proof for trial in analysis.trials} == {
+        "baseline": ProofStatus.NOT_REQUESTED,
+        "enabled": ProofStatus.PROVED,
+    }
 
 
 def find_mean(analysis: Analysis, metric: str, variant: str) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlk_repro.bundle import open_bundle
 from rlk_repro.logs.metrics import METRICS, metric_series
 from rlk_repro.logs.vime import parse_log
 from rlk_repro.report.labels import _LABELS as LABELS
@@ -95,6 +96,21 @@ def test_the_log_of_a_real_run_has_what_the_table_says(lane: str, num_rollouts: 
     """As vime 1fc199d9 wrote it on one H200 with vLLM 0.25.1, Transformer Engine 2.12 and Ray 2.60, whole."""
     log = tmp_path / "stdout.log"
     log.write_bytes(lzma.decompress((LOG.parent / f"vime-{lane}-h200.log.xz").read_bytes()))
+    check_log(log, lane, num_rollouts)
+
+
+@pytest.mark.parametrize("name", ["vime-train-only", "vime-train-only-r3"])
+def test_the_logs_of_the_evidence_have_what_the_table_says(name: str) -> None:
+    with open_bundle(ROOT / "docs" / "evidence" / f"{name}-h200.tgz") as run_dir:
+        logs = sorted(run_dir.root.glob("trials/*/stdout.log"))
+        assert len(logs) in (8, 12)
+        for log in logs:
+            check_log(log, "train-only", 16)
+        (stored,) = run_dir.root.glob("rollouts/*/stdout.log")
+        check_log(stored, "live", 16)
+
+
+def check_log(log: Path, lane: str, num_rollouts: int) -> None:
     parsed = parse_log(log)
     assert (parsed.rejects, len(parsed.perf_rows), len(parsed.step_rows)) == ((), num_rollouts, 2 * num_rollouts)
     found = metric_series(parsed, num_rollouts=num_rollouts, num_steps_per_rollout=2)
