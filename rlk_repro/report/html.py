@@ -10,12 +10,13 @@ from html import escape
 from importlib import resources
 from typing import Final
 
+from rlk_repro.report.basis import describe_headline, make_basis, make_identity
 from rlk_repro.report.blocks import Block, Bullets, Cell, Column, Commands, Section, Table, Text, Tone
 from rlk_repro.report.evidence import MetricEvidence, make_evidence, make_step_table
 from rlk_repro.report.figure import Figure
 from rlk_repro.report.labels import clean
 from rlk_repro.report.plots import make_figures
-from rlk_repro.report.sections import VERDICT_TONES, describe_headline, make_basis, make_identity
+from rlk_repro.report.sections import VERDICT_TONES
 from rlk_repro.report.surroundings import make_cautions, make_sections
 from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.results import Analysis

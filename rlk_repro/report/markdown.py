@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from rlk_repro.report.basis import describe_headline, make_basis
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text
 from rlk_repro.report.evidence import make_evidence
 from rlk_repro.report.labels import clean
-from rlk_repro.report.sections import describe_headline, make_basis
 from rlk_repro.report.surroundings import make_cautions, make_sections
 from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.results import Analysis

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from rlk_repro.report.basis import describe_confidence, describe_effect
 from rlk_repro.report.figure import LEGEND_Y, SHAPES, Figure, draw_legend, is_drawable, make_figure, variant_class
 from rlk_repro.report.labels import NOT_RECORDED
-from rlk_repro.report.sections import INSIDE_NOTE, describe_confidence, describe_effect, pair_ratio
+from rlk_repro.report.sections import INSIDE_NOTE, pair_ratio
 from rlk_repro.report.surroundings import MODULE_PREFIX, NESTING, WHOLE_STEP
 from rlk_repro.report.svg import WIDTH, Scale, format_ticks, line, marker, rect, text
 from rlk_repro.report.view import View

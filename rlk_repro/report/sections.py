@@ -1,15 +1,16 @@
-"""What was concluded, as sections: verdict, effects, gates, pairs, trials, operator decisions, noise floor.
+"""What was concluded, as sections: effects, gates, pairs, trials, operator decisions, noise floor.
 
-Pure layout: every number comes from the ``Analysis``.  What was measured and where it ran is in ``surroundings``.
+Pure layout: every number comes from the ``Analysis``.  What the verdict rests on is in ``basis``, what was measured
+and where it ran in ``surroundings``.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rlk_repro.operators import OPERATORS
+from rlk_repro.report.basis import describe_confidence, describe_interval
 from rlk_repro.report.blocks import (
     Block,
     Bullets,
@@ -23,10 +24,8 @@ from rlk_repro.report.blocks import (
     make_row,
 )
 from rlk_repro.report.labels import NOT_RECORDED, format_count, start_sentence
-from rlk_repro.report.operators import make_operator_basis
 from rlk_repro.report.view import View, log_path
 from rlk_repro.results import (
-    Analysis,
     DecisionSummary,
     Effect,
     Gate,
@@ -40,7 +39,6 @@ from rlk_repro.results import (
     VerdictWord,
 )
 from rlk_repro.units import format_duration, format_number, format_percent
-from rlk_repro.workloads.differences import describe_differences
 
 VERDICT_TONES: Final = {
     VerdictWord.FASTER: Tone.GOOD,
@@ -69,98 +67,6 @@ INSIDE_NOTE: Final = (
     "so that this timer holds other work in enabled than in baseline. The GRPO loss as a whole is comparable."
 )
 PAIR_TONES: Final = {PairStatus.SCORED: Tone.PLAIN, PairStatus.VOID: Tone.BAD, PairStatus.DROPPED: Tone.BAD}
-
-
-def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """What was run, as name and value."""
-    return (
-        ("workload", analysis.workload),
-        ("lane", analysis.lane),
-        ("hardware", analysis.hardware),
-        ("stack", analysis.stack),
-        ("cluster", analysis.cluster),
-        ("run id", analysis.run_id),
-    )
-
-
-def describe_headline(analysis: Analysis) -> str:
-    """The headline to stand below the verdict's word, which it need not repeat."""
-    return start_sentence(analysis.verdict.headline.removeprefix(f"{analysis.verdict.word}: "))
-
-
-def make_basis(view: View) -> tuple[tuple[str, str], ...]:
-    """What the verdict rests on, as name and value; without a comparison, what was measured instead."""
-    if not view.is_comparison:
-        return (*view.context.setting, *make_operator_basis(view))
-    analysis = view.analysis
-    effect = analysis.effect(view.primary)
-    differences = view.context.differences
-    return (
-        *view.context.setting,
-        *((("variants differ in", describe_differences(differences)),) if differences else ()),
-        (view.label(view.primary).label, describe_effect(effect)),
-        ("threshold", describe_threshold(analysis)),
-        ("pairs", describe_pairs(analysis)),
-        ("gates", _describe_gates(analysis.gates)),
-        ("RL-Kernel", _describe_proof(analysis)),
-    )
-
-
-def describe_effect(effect: Effect | None) -> str:
-    """``-4.90 % (95 % interval -5.93 % to -3.85 %, n = 6 pairs)``."""
-    if effect is None or effect.ratio is None:
-        return NOT_RECORDED if effect is None else f"no comparison (n = {effect.n} pairs)"
-    interval = f"{describe_confidence(effect)} interval {describe_interval(effect)}"
-    return f"{format_percent(effect.ratio)} ({interval}, n = {effect.n} pairs)"
-
-
-def describe_interval(effect: Effect) -> str:
-    if effect.low is None or effect.high is None:
-        return "n/a"
-    return f"{format_percent(effect.low)} to {format_percent(effect.high)}"
-
-
-def describe_confidence(effect: Effect) -> str:
-    return f"{effect.confidence * 100:g} %"
-
-
-def describe_threshold(analysis: Analysis) -> str:
-    verdict, floor = analysis.verdict, analysis.noise_floor
-    size = f"{verdict.threshold * 100:.2f} %"
-    if floor.fraction is None:
-        return f"{size}, the smallest effect of interest; the noise floor was not measured"
-    if verdict.threshold > verdict.smallest_effect:
-        return f"{size}, the noise floor that {floor.n} control pairs measured"
-    return f"{size}, the smallest effect of interest; {floor.n} control pairs measured less noise"
-
-
-def describe_pairs(analysis: Analysis) -> str:
-    compared = Counter(pair.status for pair in analysis.pairs if not pair.is_control)
-    counts = [f"{compared[status]} {status}" for status in PairStatus]
-    num_control = sum(pair.is_control for pair in analysis.pairs)
-    planned = f"planned {analysis.num_pairs_planned} and {analysis.num_control_pairs_planned} control"
-    return f"{', '.join(counts)}, {num_control} control ({planned})"
-
-
-def _describe_gates(gates: tuple[Gate, ...]) -> str:
-    by_status = {status: [gate.name for gate in gates if gate.status is status] for status in GateStatus}
-    parts = []
-    for status in (GateStatus.FAILED, GateStatus.UNDECIDED):
-        if names := by_status[status]:
-            parts.append(f"{len(names)} {status} ({', '.join(names)})")
-    parts += [f"{len(by_status[s])} {s}" for s in (GateStatus.PASSED, GateStatus.NOT_APPLICABLE) if by_status[s]]
-    return ", ".join(parts) or "none"
-
-
-def _describe_proof(analysis: Analysis) -> str:
-    found = [trial for trial in analysis.trials if trial.variant == "enabled"]
-    counts = Counter(trial.proof for trial in found)
-    parts = [f"{status} in {counts[status]} of {len(found)}" for status in ProofStatus if counts[status]]
-    if not parts:
-        return "no enabled trial"
-    decisions = (decision for trial in found for decision in trial.decisions)
-    ran = dict.fromkeys(f"{item.op} by {item.implementation}" for item in decisions if item.is_rl_kernel and item.calls)
-    return f"{', '.join(parts)} enabled trials{': ' if ran else ''}{', '.join(ran)}"
 
 
 def make_effects(view: View) -> Section:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rlk_repro.findings import Level, has_blocking, sort_findings
+from rlk_repro.report.basis import make_identity
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text, Tone, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, headline_value
 from rlk_repro.report.operators import make_cells
@@ -17,7 +18,6 @@ from rlk_repro.report.sections import (
     INSIDE_NOTE,
     make_effects,
     make_gates,
-    make_identity,
     make_noise,
     make_operators,
     make_pairs,

@@ -1,0 +1,124 @@
+"""What stands above the first section: whose report it is, the headline, and what the verdict rests on.
+
+Every number comes from the ``Analysis``, but for what its pairs could have shown: ``rlk_repro.power`` computes that
+from their spread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rlk_repro.power import MIN_PAIRS, smallest_effect
+from rlk_repro.report.labels import NOT_RECORDED, start_sentence
+from rlk_repro.report.operators import make_operator_basis
+from rlk_repro.report.view import View
+from rlk_repro.results import Analysis, Effect, Gate, GateStatus, PairStatus, ProofStatus
+from rlk_repro.units import format_percent
+from rlk_repro.workloads.differences import describe_differences
+
+
+def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    """What was run, as name and value."""
+    return (
+        ("workload", analysis.workload),
+        ("lane", analysis.lane),
+        ("hardware", analysis.hardware),
+        ("stack", analysis.stack),
+        ("cluster", analysis.cluster),
+        ("run id", analysis.run_id),
+    )
+
+
+def describe_headline(analysis: Analysis) -> str:
+    """The headline to stand below the verdict's word, which it need not repeat."""
+    return start_sentence(analysis.verdict.headline.removeprefix(f"{analysis.verdict.word}: "))
+
+
+def make_basis(view: View) -> tuple[tuple[str, str], ...]:
+    """What the verdict rests on, as name and value; without a comparison, what was measured instead."""
+    if not view.is_comparison:
+        return (*view.context.setting, *make_operator_basis(view))
+    analysis = view.analysis
+    effect = analysis.effect(view.primary)
+    differences = view.context.differences
+    return (
+        *view.context.setting,
+        *((("variants differ in", describe_differences(differences)),) if differences else ()),
+        (view.label(view.primary).label, describe_effect(effect)),
+        ("threshold", describe_threshold(analysis)),
+        *((("sensitivity", seen),) if (seen := describe_sensitivity(analysis, effect)) else ()),
+        ("pairs", describe_pairs(analysis)),
+        ("gates", _describe_gates(analysis.gates)),
+        ("RL-Kernel", _describe_proof(analysis)),
+    )
+
+
+def describe_effect(effect: Effect | None) -> str:
+    """``-4.90 % (95 % interval -5.93 % to -3.85 %, n = 6 pairs)``."""
+    if effect is None or effect.ratio is None:
+        return NOT_RECORDED if effect is None else f"no comparison (n = {effect.n} pairs)"
+    interval = f"{describe_confidence(effect)} interval {describe_interval(effect)}"
+    return f"{format_percent(effect.ratio)} ({interval}, n = {effect.n} pairs)"
+
+
+def describe_interval(effect: Effect) -> str:
+    if effect.low is None or effect.high is None:
+        return "n/a"
+    return f"{format_percent(effect.low)} to {format_percent(effect.high)}"
+
+
+def describe_confidence(effect: Effect) -> str:
+    return f"{effect.confidence * 100:g} %"
+
+
+def describe_threshold(analysis: Analysis) -> str:
+    verdict, floor = analysis.verdict, analysis.noise_floor
+    size = f"{verdict.threshold * 100:.2f} %"
+    if floor.fraction is None:
+        return f"{size}, the smallest effect of interest; the noise floor was not measured"
+    if verdict.threshold > verdict.smallest_effect:
+        return f"{size}, the noise floor that {floor.n} control pairs measured"
+    return f"{size}, the smallest effect of interest; {floor.n} control pairs measured less noise"
+
+
+def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
+    """What so many pairs with this spread can show, whatever they did show; empty where they are too few to."""
+    if effect is None or not effect.sd_log or effect.n < MIN_PAIRS:
+        return ""
+    spread_pct, threshold_pct = effect.sd_log * 100, analysis.verdict.threshold * 100
+    seen = smallest_effect(effect.n, spread_pct, threshold_pct, 1 - effect.confidence)
+    if seen is None:
+        return f"none: pair effects spread by {spread_pct:.3g} %"
+    return (
+        f"a speed-up of {seen * 100:.3g} % or more is seen 9 times in 10 by {effect.n} pairs whose effects spread by "
+        f"{spread_pct:.3g} %, as these"
+    )
+
+
+def describe_pairs(analysis: Analysis) -> str:
+    compared = Counter(pair.status for pair in analysis.pairs if not pair.is_control)
+    counts = [f"{compared[status]} {status}" for status in PairStatus]
+    num_control = sum(pair.is_control for pair in analysis.pairs)
+    planned = f"planned {analysis.num_pairs_planned} and {analysis.num_control_pairs_planned} control"
+    return f"{', '.join(counts)}, {num_control} control ({planned})"
+
+
+def _describe_gates(gates: tuple[Gate, ...]) -> str:
+    by_status = {status: [gate.name for gate in gates if gate.status is status] for status in GateStatus}
+    parts = []
+    for status in (GateStatus.FAILED, GateStatus.UNDECIDED):
+        if names := by_status[status]:
+            parts.append(f"{len(names)} {status} ({', '.join(names)})")
+    parts += [f"{len(by_status[s])} {s}" for s in (GateStatus.PASSED, GateStatus.NOT_APPLICABLE) if by_status[s]]
+    return ", ".join(parts) or "none"
+
+
+def _describe_proof(analysis: Analysis) -> str:
+    found = [trial for trial in analysis.trials if trial.variant == "enabled"]
+    counts = Counter(trial.proof for trial in found)
+    parts = [f"{status} in {counts[status]} of {len(found)}" for status in ProofStatus if counts[status]]
+    if not parts:
+        return "no enabled trial"
+    decisions = (decision for trial in found for decision in trial.decisions)
+    ran = dict.fromkeys(f"{item.op} by {item.implementation}" for item in decisions if item.is_rl_kernel and item.calls)
+    return f"{', '.join(parts)} enabled trials{': ' if ran else ''}{', '.join(ran)}"
