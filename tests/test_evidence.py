@@ -16,6 +16,7 @@ from rlk_repro.launch import load_plan
 from rlk_repro.manifest import load_manifests
 from rlk_repro.recorded import load_result
 from rlk_repro.replay import reanalyse
+from rlk_repro.report.labels import headline_value
 from rlk_repro.report.setting import describe_setting
 from rlk_repro.results import Analysis, GateStatus, ProofStatus
 
@@ -66,7 +67,7 @@ def test_every_value_follows_from_the_logs(bundle: Path) -> None:
 
 @pytest.mark.parametrize(("title", "name"), MODULE.items())
 def test_the_commands_and_numbers_of_a_module_run_are_its_own(title: str, name: str) -> None:
-    section = next(part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if part.startswith(title))
+    section = find_section(title)
     analysis = analyse(name)
     with open_bundle(FOLDER / name) as run_dir:
         plan = load_plan(run_dir)
@@ -85,7 +86,7 @@ def test_the_commands_and_numbers_of_a_module_run_are_its_own(title: str, name: 
 
 @pytest.mark.parametrize(("title", "name"), VIME.items())
 def test_the_numbers_and_the_verdict_of_a_run_of_vime_are_its_own(title: str, name: str) -> None:
-    section = next(part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if part.startswith(title))
+    section = find_section(title)
     analysis = analyse(name)
     assert f"*{analysis.verdict.word.value}*" in section
     primary = analysis.effects[0]
@@ -106,10 +107,14 @@ def test_the_numbers_and_the_verdict_of_a_run_of_vime_are_its_own(title: str, na
     }
 
 
+def find_section(title: str) -> str:
+    return next(part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if part.startswith(title))
+
+
 def find_mean(analysis: Analysis, metric: str, variant: str) -> float:
     found = [trial.summary(metric) for trial in analysis.trials if trial.variant == variant]
-    means = [item.mean for item in found if item is not None]
-    return sum(means) / len(means)
+    values = [headline_value(metric, item) for item in found if item is not None]
+    return sum(values) / len(values)
 
 
 def test_six_gates_passed_and_two_do_not_apply() -> None:
