@@ -30,6 +30,9 @@ SETTINGS = (
 # About twenty seconds a trial, in steps of which each says something: time to break it.
 LONG = (*SETTINGS[:2], "measure.scored_steps=400", "workload.grpo.rollout_batch_size=8")
 WAIT_S = 240.0
+# What Slurm says of a job whose nodes are all drained: the first after it was submitted, the second once the main
+# scheduling pass has met it, 0.1 to 3 seconds later. A poll may come too late for the first.
+DRAINED = ("ReqNodeNotAvail", "Nodes required for job are DOWN, DRAINED")
 
 
 def make_profile(folder: Path, *, python: str = sys.executable, **settings: Any) -> Path:
@@ -88,6 +91,10 @@ class Run:
         while not is_so():
             assert time.monotonic() < until, f"never: {what}; {self.poll()}\n{self.tail()}"
             time.sleep(0.2)
+
+    def wait_for_drained(self) -> None:
+        """Until Slurm names the drained nodes as what the job waits for."""
+        self.wait_until(lambda: self.poll().reason.startswith(DRAINED), "drained nodes as the reason for waiting")
 
     def wait_for_step(self, trial: str = "00-p1-baseline") -> None:
         """Until that trial has finished a step."""

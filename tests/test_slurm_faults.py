@@ -209,7 +209,7 @@ def test_a_job_that_waits_says_why_and_is_cancelled_without_a_trial(site: Site, 
     site.cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=test")
     try:
         run = site.submit(SETTINGS)
-        run.wait_until(lambda: "NodeNotAvail" in run.poll().reason, "a reason for waiting")
+        run.wait_for_drained()
         time.sleep(random.Random(number).uniform(0.0, 3.0))
         assert run.poll().state is JobState.PENDING
         check_end(run, cancel(run), "cancelled while it waited")

@@ -69,7 +69,7 @@ def test_a_waiting_job_says_why_and_can_be_cancelled(site: Site) -> None:
     site.cluster.ask("scontrol", "update", "nodename=node-0,node-1", "state=drain", "reason=test")
     try:
         run = site.submit()
-        run.wait_until(lambda: "NodeNotAvail" in run.poll().reason, "a reason for waiting")
+        run.wait_for_drained()
         assert run.poll().state is JobState.PENDING
         assert run.cancel()
         assert run.wait_for_end().state is JobState.CANCELLED
