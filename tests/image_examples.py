@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.ports import find_port
 from tests.probe_examples import write_tree
 
 ROOT = Path(__file__).parent.parent
@@ -191,12 +192,6 @@ def commit_files(folder: Path, files: Mapping[str, str], message: str = "a") -> 
     return git(folder, "rev-parse", "HEAD")
 
 
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
 def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + 20
     while time.monotonic() < until and process.poll() is None:
@@ -221,7 +216,7 @@ def serving(words: Sequence[str], port: int, log: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def registry(folder: Path) -> Iterator[str]:
     """A registry of Debian's docker-registry; ``127.0.0.1:PORT``."""
-    port = free_port()
+    port = find_port()
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"version": 0.1, "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
                 "http": {"addr": f"127.0.0.1:{port}"}, "log": {"level": "error"}}  # fmt: skip
@@ -234,7 +229,7 @@ def registry(folder: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def git_server(folder: Path) -> Iterator[str]:
     """Repositories of a folder by git's own protocol; ``git://127.0.0.1:PORT``."""
-    port = free_port()
+    port = find_port()
     words = ["git", "-c", "safe.directory=*", "daemon", "--export-all", f"--base-path={folder}",
              "--listen=127.0.0.1", f"--port={port}", "--reuseaddr"]  # fmt: skip
     log = folder / "daemon.log"

@@ -120,6 +120,14 @@ def load_state(launched: launch.Launched) -> dict[str, Any] | None:
     return load_json(path) if path.is_file() else None
 
 
+def wait_ended(server: Cluster, role: str) -> None:
+    """Until its pod serves nothing any more: a sealed run is done some tenths of a second before."""
+    until = time.monotonic() + 60
+    while (pod := server.pod(role)) is not None and pod["status"]["phase"] == "Running":
+        assert time.monotonic() < until, pod["status"]
+        time.sleep(0.05)
+
+
 def wait_gone(server: Cluster) -> None:
     until = time.monotonic() + 60
     while server.ours() and time.monotonic() < until:

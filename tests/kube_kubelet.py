@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.kube_store import Gone, Object, Store, make_condition, now
+from tests.ports import find_port
 
 REPOSITORY: Final = Path(__file__).parent.parent
 # no address of this machine: a real API server dials neither loopback nor link-local ones, and gets to it by a tunnel
@@ -223,7 +223,7 @@ class Kubelet:
         container = pod["spec"]["containers"][0]
         sources = {volume["name"]: self._make_volume(pod, volume, folder) for volume in pod["spec"]["volumes"]}
         mounts = [(mount["mountPath"], str(sources[mount["name"]])) for mount in container["volumeMounts"]]
-        port = free_port()
+        port = find_port()
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([*self.python_path, str(REPOSITORY)])}
         for entry in container.get("env", ()):
             env[entry["name"]] = self._find_value(pod, entry)
@@ -305,9 +305,3 @@ def container_status(pod: Object, state: Object) -> Object:
     container = pod["spec"]["containers"][0]
     return {"name": container["name"], "image": container["image"], "imageID": container["image"], "state": state,
             "ready": "running" in state, "restartCount": 0}  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -23,9 +23,10 @@ import yaml
 from tests.k8s_validate import CRD_DIR
 from tests.kube_client import CUSTOM, ApiStore, Client, Refused, path_of
 from tests.kube_cluster import make_kubeconfig
-from tests.kube_kubelet import Faults, RunningPod, end_process, free_port
+from tests.kube_kubelet import Faults, RunningPod, end_process
 from tests.kube_store import Object, Resource, has_condition
 from tests.kube_tunnel import Tunnel
+from tests.ports import find_port
 
 APISERVER: Final = os.environ.get("RLK_KUBE_APISERVER", "")
 START_S: Final = 120.0
@@ -51,7 +52,7 @@ class ControlPlane:
         self._binaries = Path(APISERVER).parent
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._tunnel = Tunnel(lambda: (self.faults, self.pods))
-        self._etcd, self.port = (f"http://127.0.0.1:{free_port()}", free_port())
+        self._etcd, self.port = (f"http://127.0.0.1:{find_port()}", find_port())
         self.tokens = {"admin": secrets.token_hex(16), USER: secrets.token_hex(16)}
         self.ca = folder / "certificates" / "apiserver.crt"
         try:

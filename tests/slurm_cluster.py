@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlk_repro.procfs import read_stat
+from tests.ports import find_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr", "salloc")
@@ -267,7 +268,7 @@ def start_cluster(
     folder.chmod(0o755)
     for name in CLIENTS:
         (cluster.bin / name).symlink_to(f"/usr/bin/{name}")
-    ports = _find_ports(3 + len(NODES))
+    ports = find_ports(3 + len(NODES))
     cluster.conf.write_text(
         _CONF.format(
             host=socket.gethostname(),
@@ -354,14 +355,6 @@ def _start_accounting(cluster: Cluster, port: int, db_port: int) -> None:
     cluster._start("slurmdbd", "slurmdbd", "-D", env={"SLURM_CONF": str(cluster.conf)})
     add = ("sacctmgr", "--immediate", "add", "cluster", "test")
     cluster.wait_until(lambda: "test" in cluster.ask(*add, check=False), "slurmdbd answers")
-
-
-def _find_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        return [item.getsockname()[1] for item in sockets]
 
 
 def _find_steps(folder: Path, node: str) -> list[int]:

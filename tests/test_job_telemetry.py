@@ -109,11 +109,23 @@ def test_a_session_is_measured_without_its_leader(tmp_path: Path) -> None:
         leader = proc.start([sys.executable, "-I", "-S", "-c", code], output_fd=log.fileno())
     sampler = ProcessSampler()
     wait_until(lambda: len(procfs.find_session(leader.pid)) == 2)
-    assert sampler.read(leader.pid, time.monotonic())[0] is None
-    time.sleep(0.5)
-    percent, rss_bytes = sampler.read(leader.pid, time.monotonic())
+    (child,) = procfs.find_session(leader.pid).keys() - {leader.pid}
+
+    def count_ticks() -> int:
+        stat = procfs.read_stat(child)
+        assert stat is not None
+        return stat.cpu_ticks
+
+    before, began = count_ticks(), time.monotonic()
+    assert sampler.read(leader.pid, began)[0] is None
+    after = count_ticks()
+    wait_until(lambda: count_ticks() >= after + 20)
+    least, now = count_ticks() - after, time.monotonic()
+    percent, rss_bytes = sampler.read(leader.pid, now)
+    most = count_ticks() - before
     assert percent is not None
-    assert 5 < percent < 130
+    low, high = (100 * ticks / procfs.TICKS_PER_S / (now - began) for ticks in (least, most))
+    assert low <= percent <= high
     assert rss_bytes is not None
     assert 1 << 20 < rss_bytes < 100 << 20
     proc.signal_group(leader.pid, signal.SIGKILL)

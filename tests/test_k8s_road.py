@@ -28,7 +28,17 @@ from rlk_repro.verify import verify_bundle
 from rlk_repro.workloads import reference
 from tests import k8s_runs
 from tests.job_examples import fill_disk
-from tests.k8s_runs import LONG, collect, first_trial_runs, running_server, submit, wait_for_end, wait_gone, wait_until
+from tests.k8s_runs import (
+    LONG,
+    collect,
+    first_trial_runs,
+    running_server,
+    submit,
+    wait_ended,
+    wait_for_end,
+    wait_gone,
+    wait_until,
+)
 from tests.kube_cluster import Cluster
 from tests.kube_plane import ControlPlane
 
@@ -42,7 +52,10 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: Contr
         yield running
 
 
-def test_a_rayjob_is_submitted_watched_collected_verified_and_replayed(server: Cluster, tmp_path: Path) -> None:
+def test_a_rayjob_is_submitted_watched_collected_verified_and_replayed(
+    server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "LOG_POLL_S", 0.2)  # the trials are over in seconds
     launched = submit(tmp_path, kind="rayjob")
     seen = {line.trial for line in BACKEND.logs(launched.submission, launched.run_dir, is_following=True)}
     assert seen == {"00-p1-baseline", "01-p1-enabled"}
@@ -113,9 +126,9 @@ def test_without_a_claim_the_bundle_is_fetched_from_the_leading_pod(server: Clus
 def test_a_job_that_no_node_fits_says_so_and_can_be_cancelled(server: Cluster, tmp_path: Path) -> None:
     server.faults.unschedulable = True
     launched = submit(tmp_path, kind="rayjob")
-    status = wait_until(launched, lambda status: bool(status.reason))
+    words = "no node fits (Unschedulable: 0/4 nodes are available"
+    status = wait_until(launched, lambda status: status.reason.startswith(words))
     assert status.state is JobState.PENDING
-    assert status.reason.startswith("no node fits (Unschedulable: 0/4 nodes are available")
     assert BACKEND.cancel(launched.submission, launched.run_dir)
     assert wait_for_end(launched).state is JobState.CANCELLED
     assert not BACKEND.cancel(launched.submission, launched.run_dir)
@@ -275,6 +288,7 @@ def test_a_leader_that_ends_while_it_is_asked_is_followed_by_a_collector(
 def test_a_collector_that_dies_midway_is_replaced(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
+    wait_ended(server, "leader")  # until then it would serve the bundle itself
     killer = threading.Thread(target=kill_collector, args=(server,))
     killer.start()
     with pytest.raises((CheckFailed, SchedulerRefused)):

@@ -50,7 +50,7 @@ def test_a_bundle_is_replayed_in_pods_and_back_on_slurm(
         folder.mkdir()
         pods_profile, _ = k8s_runs.write_site(folder, kind="rayjob")
         in_pods, pods_bundle = repeat(bundle, "k8s", pods_profile)
-        assert server.ours() == []
+        k8s_runs.wait_gone(server)
     assert in_pods.is_ok
     assert inspect_bundle(pods_bundle).facts["cluster"] == "k8s"
     back, last_bundle = repeat(pods_bundle, "slurm", slurm_profile)

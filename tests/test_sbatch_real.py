@@ -19,12 +19,16 @@ RECORDER = """\
 printf '%s\\0' "$PWD" "$PYTHONPATH" "$@" > "$0.$SLURMD_NODENAME.$2"
 """
 
-# The agent of node-0 breaks; the other one works until it is asked to end, and takes its time then.
+# The agent of node-0 breaks once the other one is ready; that one works until it is asked to end, and takes its time.
 BREAKING = """\
 #!/bin/sh
 [ "$2" = rlk_repro.job ] || exit 0
-[ "$SLURMD_NODENAME" = node-0 ] && sleep 2 && exit 3
+if [ "$SLURMD_NODENAME" = node-0 ]; then
+  until [ -e "$0.ready" ]; do sleep 0.1; done
+  exit 3
+fi
 trap 'sleep 2; echo ended > "$0.$SLURMD_NODENAME"; exit 143' TERM
+: > "$0.ready"
 while :; do sleep 0.1; done
 """
 

@@ -15,6 +15,9 @@ from tests.slurm_runs import LONG, Site, start_or_skip
 
 pytestmark = pytest.mark.real
 
+# Accounting hears of a job's details some seconds after its start.
+WAIT_FOR_ACCOUNTING = 'until [ -n "$(sacct -nXPo Partition -j "$SLURM_JOB_ID")" ]; do sleep 0.2; done'
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -24,16 +27,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def test_what_accounting_says_is_in_the_bundle(site: Site) -> None:
-    run = site.submit(account="lab")
+    run = site.submit(account="lab", setup=[WAIT_FOR_ACCOUNTING])
     assert run.wait_for_end().state is JobState.DONE
     with open_bundle(run.collect()) as sealed:
         names, row = (sealed.scheduler / f"accounting-{run.job_id}.0.txt").read_text().splitlines()
     record = dict(zip(names.split("|"), row.split("|"), strict=True))
     assert (record["JobIDRaw"], record["Account"]) == (run.job_id, "lab")
     assert record["State"] in {"PENDING", "RUNNING"}
-    if record["Partition"]:  # accounting hears of a job's details some seconds after its start
-        assert record["Partition"] == "gpu"
-        assert record["SubmitLine"].startswith("sbatch --parsable --chdir=")
+    assert record["Partition"] == "gpu"
+    assert record["SubmitLine"].startswith("sbatch --parsable --chdir=")
     assert "Restarts" not in record  # 22.05 does not know it
 
 

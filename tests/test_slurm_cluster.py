@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -32,5 +33,6 @@ def test_a_cluster_to_play_with_ends_with_its_jobs(no_real_tools: None, tmp_path
         assert process.wait(60) == 0
     folder = Path(env["SLURM_CONF"]).parent
     assert not folder.exists()
-    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.name.isdigit()]
-    assert not any(os.fsencode(folder) in command for command in commands)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ends while it is looked at
+            assert os.fsencode(folder) not in path.read_bytes()

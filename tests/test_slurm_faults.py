@@ -16,6 +16,7 @@ from rlk_repro.backends.api import JobState, Status
 from rlk_repro.bundle import inspect_bundle
 from rlk_repro.errors import EnvironmentMissing
 from rlk_repro.files import load_json
+from rlk_repro.job.progress import Phase, read_state
 from rlk_repro.job.resume import find_whole_pairs
 from rlk_repro.launch import load_plan
 from rlk_repro.verify import verify_bundle
@@ -41,7 +42,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def cancel(run: Run) -> set[JobState]:
-    return {CANCELLED} if run.cancel() else {DONE}
+    if not run.cancel():
+        return {DONE}
+    state = read_state(run.run_dir)
+    is_ending = state is not None and state.phase in {Phase.ENDING, Phase.ENDED}  # what seals is not stopped
+    return {CANCELLED, DONE} if is_ending else {CANCELLED}
 
 
 def cancel_with_slurm(run: Run) -> set[JobState]:
