@@ -17,6 +17,7 @@ from rlk_repro import launch
 from rlk_repro.backends import get_backend
 from rlk_repro.backends.api import Status
 from rlk_repro.files import load_json
+from tests import waiting
 from tests.kube_cluster import Cluster
 from tests.kube_plane import APISERVER, ControlPlane
 from tests.kube_real import RealCluster
@@ -122,10 +123,7 @@ def load_state(launched: launch.Launched) -> dict[str, Any] | None:
 
 def wait_ended(server: Cluster, role: str) -> None:
     """Until its pod serves nothing any more: a sealed run is done some tenths of a second before."""
-    until = time.monotonic() + 60
-    while (pod := server.pod(role)) is not None and pod["status"]["phase"] == "Running":
-        assert time.monotonic() < until, pod["status"]
-        time.sleep(0.05)
+    waiting.wait_until(lambda: (pod := server.pod(role)) is None or pod["status"]["phase"] != "Running")
 
 
 def wait_gone(server: Cluster) -> None:

@@ -25,9 +25,11 @@ def find_ports(count: int) -> list[int]:
     found: list[int] = []
     with _lock:
         for port in random.sample(block, len(block)):
+            if port in _given:
+                continue
             with contextlib.suppress(OSError), socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-                found += [port] if port not in _given else []
+                found.append(port)
             if len(found) == count:
                 _given.update(found)
                 return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import signal
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rlk_repro.rundir import RunDir
+from tests.job_examples import find_descendants
 from tests.slurm_cluster import find_missing
 from tests.slurm_runs import REPOSITORY, REQUIRED
 
@@ -33,6 +34,4 @@ def test_a_cluster_to_play_with_ends_with_its_jobs(no_real_tools: None, tmp_path
         assert process.wait(60) == 0
     folder = Path(env["SLURM_CONF"]).parent
     assert not folder.exists()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it ends while it is looked at
-            assert os.fsencode(folder) not in path.read_bytes()
+    assert find_descendants(RunDir(folder)) == []
