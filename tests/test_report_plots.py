@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlk_repro.report.figure import BOTTOM, LEFT, RIGHT, TOP, Figure
 from rlk_repro.report.plots import make_figures, plot_steps, plot_trials
 from rlk_repro.report.row_plots import plot_modules, plot_pairs
-from rlk_repro.report.svg import Scale, format_ticks, make_scale
+from rlk_repro.report.svg import MAX_LABEL, Scale, format_ticks, make_scale
 from rlk_repro.report.view import make_view
 from rlk_repro.results import Analysis
 from tests.analysis_examples import EXAMPLES, all_fallback, faster, inconclusive, missing_metrics, with_failures
@@ -154,6 +154,20 @@ def test_a_scale_holds_its_values_and_has_labelled_ticks(values: list[float]) ->
     assert len(set(labels)) == len(ticks)
 
 
+@given(st.floats(1e-8, 1e9), st.floats(0, 1))
+def test_the_margin_holds_every_label(value: float, spread: float) -> None:
+    labels = format_ticks(make_scale((value, value * (1 + spread)), BOTTOM, TOP).ticks(5))
+    assert max(map(len, labels)) <= MAX_LABEL
+    assert [float(label.replace(",", "")) for label in labels] == sorted({float(x.replace(",", "")) for x in labels})
+
+
+def test_what_differs_by_less_than_a_percent_does_not_fill_the_axis() -> None:
+    """Peaks of memory 32 KiB apart, as on an H200: far apart, and with labels too long for the margin, they misled."""
+    scale = make_scale((10.02714, 10.02717), BOTTOM, TOP)
+    assert scale(10.02714) - scale(10.02717) < 1
+    assert format_ticks(scale.ticks(5)) == ["9.95", "10.00", "10.05", "10.10"]
+
+
 @pytest.mark.parametrize(
     ("low", "high", "labels"),
     [
@@ -162,6 +176,8 @@ def test_a_scale_holds_its_values_and_has_labelled_ticks(values: list[float]) ->
         (22_900, 26_100, "23,000 24,000 25,000 26,000"),
         (0.0114, 0.0131, "0.0115 0.0120 0.0125 0.0130"),
         (-6.7, 1.9, "-6 -4 -2 0"),
+        (1_234_567, 1_300_000, "1.24e6 1.26e6 1.28e6 1.30e6"),
+        (0.0000662, 0.0000665, "6.62e-5 6.63e-5 6.64e-5 6.65e-5"),
     ],
 )
 def test_ticks_are_round_numbers(low: float, high: float, labels: str) -> None:

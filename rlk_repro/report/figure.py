@@ -10,7 +10,7 @@ from rlk_repro.report.svg import WIDTH, Scale, document, format_ticks, line, mar
 from rlk_repro.results import TrialResult
 
 SHAPES: Final = {"baseline": "circle", "enabled": "triangle"}
-LEFT: Final = 58
+LEFT: Final = 66
 RIGHT: Final = WIDTH - 10
 TOP: Final = 50
 BOTTOM: Final = 256

@@ -14,6 +14,8 @@ from typing import Final
 from rlk_repro.report.labels import clean
 
 WIDTH: Final = 520
+# characters that the margin left of a plot holds
+MAX_LABEL: Final = 8
 
 
 def element(name: str, content: str = "", **attributes: str | float) -> str:
@@ -100,22 +102,31 @@ class Scale:
 
 
 def make_scale(values: Iterable[float], start: float, end: float) -> Scale:
-    """A scale that holds all values with some air.  It starts at 0 where that costs little resolution."""
+    """A scale that holds all values with some air.  It starts at 0 where that costs little resolution, and spans two
+    hundredths of the largest value or more, so that differences far below that are not drawn large.
+    """
     found = list(values)
     low, high = min(found), max(found)
     if 0 <= low < 0.4 * high:
         return Scale(0.0, high * 1.06, start, end)
-    air = 0.12 * (high - low) or 0.05 * abs(high) or 1.0
+    air = max(0.12 * (high - low), 0.01 * max(abs(low), abs(high))) or 1.0
     return Scale(low - air, high + air, start, end)
 
 
 def format_ticks(ticks: Sequence[float]) -> list[str]:
-    """With the fewest decimals that tell the ticks apart exactly."""
-    largest = max(map(abs, ticks), default=0)
-    if not 1e-4 <= largest < 1e7:
-        return [f"{value:.10g}" for value in ticks]
-    decimals = next((d for d in range(7) if all(math.isclose(round(t, d), t, abs_tol=1e-9) for t in ticks)), 6)
-    return [f"{value:,.{decimals}f}" for value in ticks]
+    """With the fewest digits that tell the ticks apart exactly; with an exponent where the margin is too narrow."""
+    if max(map(abs, ticks), default=1.0) >= 1e-4:
+        decimals = next((d for d in range(7) if all(math.isclose(round(t, d), t, abs_tol=1e-9) for t in ticks)), 6)
+        plain = [f"{value:,.{decimals}f}" for value in ticks]
+        if max(map(len, plain), default=0) <= MAX_LABEL:
+            return plain
+    decimals = next((d for d in range(10) if all(math.isclose(float(f"{t:.{d}e}"), t) for t in ticks)), 9)
+    return [_shorten_exponent(f"{value:.{decimals}e}") if value else "0" for value in ticks]
+
+
+def _shorten_exponent(number: str) -> str:
+    mantissa, exponent = number.split("e")
+    return f"{mantissa}e{int(exponent)}"
 
 
 def _attribute(value: str | float) -> str:
