@@ -44,5 +44,5 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def format_percent(ratio: float, digits: int = 2) -> str:
-    """A ratio as a signed change: 0.95 is ``-5.00 %``."""
-    return f"{(ratio - 1) * 100:+.{digits}f} %"
+    """A ratio as a signed change: 0.95 is ``-5.00 %``; what rounds to nothing is ``+0.00 %`` from either side."""
+    return f"{(ratio - 1) * 100:+z.{digits}f} %"

@@ -68,3 +68,4 @@ def test_numbers_read_well() -> None:
     assert [format_duration(x) for x in (0.4, 12.34, 185, 7620)] == ["0.40 s", "12.3 s", "3 min 05 s", "2 h 07 min"]
     assert [format_bytes(x) for x in (512, 1536, 3 * 2**40)] == ["512 B", "1.5 KiB", "3.0 TiB"]
     assert format_percent(0.95) == "-5.00 %"
+    assert format_percent(0.9999986) == format_percent(1.0) == "+0.00 %"

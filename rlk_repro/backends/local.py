@@ -122,12 +122,9 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     if pid is None:
         return False
     try:
-        os.kill(pid, signal.SIGTERM)
-    except ProcessLookupError:
-        return False
+        return proc.signal_process(pid, signal.SIGTERM)
     except PermissionError:
         raise EnvironmentMissing(Problem(run_dir.run_id, "was started by another user")) from None
-    return True
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
