@@ -14,7 +14,7 @@ from typing import Final
 from rlk_repro.report.labels import clean
 
 WIDTH: Final = 520
-# characters that the margin left of a plot holds
+# characters of a label that the margin left of a plot (figure.LEFT) holds
 MAX_LABEL: Final = 8
 
 
@@ -115,10 +115,10 @@ def make_scale(values: Iterable[float], start: float, end: float) -> Scale:
 
 def format_ticks(ticks: Sequence[float]) -> list[str]:
     """With the fewest digits that tell the ticks apart exactly; with an exponent where the margin is too narrow."""
-    if max(map(abs, ticks), default=1.0) >= 1e-4:
+    if any(abs(tick) >= 1e-4 for tick in ticks):
         decimals = next((d for d in range(7) if all(math.isclose(round(t, d), t, abs_tol=1e-9) for t in ticks)), 6)
         plain = [f"{value:,.{decimals}f}" for value in ticks]
-        if max(map(len, plain), default=0) <= MAX_LABEL:
+        if all(len(label) <= MAX_LABEL for label in plain):
             return plain
     decimals = next((d for d in range(10) if all(math.isclose(float(f"{t:.{d}e}"), t) for t in ticks)), 9)
     return [_shorten_exponent(f"{value:.{decimals}e}") if value else "0" for value in ticks]
