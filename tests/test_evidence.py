@@ -27,6 +27,8 @@ VIME = {
     "vime end to end": "vime-live-h200.tgz",
     "vime's own training": "vime-train-only-h200.tgz",
     "The same with routing replay": "vime-train-only-r3-h200.tgz",
+    "vime over two GPUs": "vime-tp2-h200.tgz",
+    "Live over two GPUs": "vime-tp2-live-h200.tgz",
 }
 ROWS = {
     "step": ("step_time_s", 1, "s"),
@@ -108,6 +110,31 @@ def test_the_numbers_and_the_verdict_of_a_run_of_vime_are_its_own(title: str, na
         "baseline": ProofStatus.NOT_REQUESTED,
         "enabled": ProofStatus.PROVED,
     }
+
+
+@pytest.mark.parametrize(("title", "name"), VIME.items())
+def test_the_command_of_a_run_of_vime_asks_for_what_ran(title: str, name: str) -> None:
+    with open_bundle(FOLDER / name) as run_dir:
+        plan = load_plan(run_dir)
+    (command,) = re.findall(r"^rlk-repro submit .*$", find_section(title), flags=re.MULTILINE)
+    assert f" --run {plan.run.run} --hardware {plan.hardware.hardware} " in command
+    asked = dict(re.findall(r" --set (\S+)=(\S+)", command.replace("--pairs ", "--set measure.pairs=")))
+    changed = dict(describe_setting(plan))["overrides"]
+    assert asked == {path: value.lower() for path, value in re.findall(r"([\w.]+) = (\S+) \(--", changed)}
+
+
+@pytest.mark.parametrize("name", ["vime-tp2-h200.tgz", "vime-tp2-live-h200.tgz"])
+def test_over_two_gpus_both_ranks_called_rl_kernel_and_nothing_fell_back(name: str) -> None:
+    with open_bundle(FOLDER / name) as run_dir:
+        assert load_plan(run_dir).run.layouts["h200"].tensor_parallel == 2
+        for folder in run_dir.root.glob("trials/*-enabled"):
+            records = [path.read_text() for path in sorted(folder.glob("ops/*.jsonl"))]
+            calls = [re.findall(r'"implementation":"(FusedLogpGenericOp|TritonRatioKLOp)"', text) for text in records]
+            assert len(calls) == 2
+            assert calls[0] == calls[1] != []
+    decisions = [found for trial in analyse(name).trials for found in trial.decisions if trial.variant == "enabled"]
+    assert {found.op for found in decisions} == {"logp", "ratio_kl"}
+    assert all(found.is_rl_kernel and found.calls and not found.fallbacks for found in decisions)
 
 
 def find_section(title: str) -> str:

@@ -96,7 +96,13 @@ def test_the_log_of_a_trainer_that_failed_has_what_it_came_to(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("name", "num_trials", "lane"),
-    [("vime-live", 12, "live"), ("vime-train-only", 12, "train-only"), ("vime-train-only-r3", 8, "train-only")],
+    [
+        ("vime-live", 12, "live"),
+        ("vime-train-only", 12, "train-only"),
+        ("vime-train-only-r3", 8, "train-only"),
+        ("vime-tp2", 12, "train-only"),
+        ("vime-tp2-live", 4, "live"),
+    ],
 )
 def test_the_logs_of_the_evidence_have_what_the_table_says(name: str, num_trials: int, lane: str) -> None:
     with open_bundle(ROOT / "docs" / "evidence" / f"{name}-h200.tgz") as run_dir:
