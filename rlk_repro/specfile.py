@@ -153,7 +153,7 @@ def load_bytes(
 
 
 class _Locator:
-    """Says where a path was written: the flag that set it, else the line of the file."""
+    """Says where a path was written: the flag that set it and what in its value, else the line of the file."""
 
     def __init__(self, source: Source, flags: Mapping[tuple[str, ...], str]) -> None:
         self.source, self.flags = source, flags
@@ -162,7 +162,7 @@ class _Locator:
         text = tuple(str(part) for part in path)
         for length in range(len(text), 0, -1):
             if text[:length] in self.flags:
-                return self.flags[text[:length]]
+                return ": ".join(filter(None, [self.flags[text[:length]], format_path(path[length:])]))
         if path and path not in self.source.lines:
             below = [flag for written, flag in self.flags.items() if written[: len(text)] == text]
             if below:

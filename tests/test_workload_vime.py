@@ -180,6 +180,8 @@ SETTINGS = [
     ("workload.arguments={vllm-pipeline-parallel-size: 3}", "workload.placements.h200.rollout_num_gpus_per_engine: "
      "vLLM's pipeline and data parallel sizes do not divide it"),
     ("workload.arguments={vllm-max-model-len: 4096}", "workload.arguments.vllm-max-model-len: the longest sample has"),
+    ("workload.arguments={vllm-max-model-len: 8k}", "workload.arguments.vllm-max-model-len: the longest sample has "
+     "5120 tokens, got '8k', expected a number from 5120 to 100000000"),
     ("workload.arguments={num-layer: 3}", "--num-layer: vime 1fc199d9 knows no such flag and would ignore it"),
     ("workload.arguments={enable-rl-kernel: true}", "--enable-rl-kernel: vime 1fc199d9 knows no such flag"),
     ("workload.arguments={lr-decay-style: sudden}", "--lr-decay-style: is none of its choices, got 'sudden'"),
@@ -217,12 +219,25 @@ AUTHORED = [
     ("workload.data.custom_rm_path=a.b", "workload.data.rm_type: how answers are scored is not told, or told twice"),
     ("workload.placements={h200: {}}", "workload.placements: nothing for hardware a100"),
     ("workload.placements.gb200={}", "workload.placements.gb200: no layout for this hardware"),
-    ("workload.arguments={swiglu: false}", "workload.arguments: a flag is given or left out"),
+    ("workload.model.arguments.num-layers=0", "workload.model.arguments.num-layers: is out of range, got 0, expected 1 "
+     "to 10000"),
+    ("workload.model.arguments.norm-epsilon=1", "workload.model.arguments.norm-epsilon: is out of range"),
+    ("workload.model.arguments.num-query-groups=5", "workload.model.arguments.num-query-groups: does not divide "
+     "num-attention-heads, got 5, expected a divisor of 32"),
+    ("workload.model.arguments={num-experts: 4, moe-router-topk: 8}", "workload.model.arguments: moe-router-topk: more "
+     "experts than there are, got 8, expected at most 4"),
+    ("workload.model.arguments.hidden-size=[2560]", "workload.model.arguments.hidden-size: a list of less than two"),
+    ("workload.model.arguments.spec=glm4", "workload.model.arguments.spec: names no layers, got 'glm4'"),
+    ("workload.arguments={train-memory-margin-bytes: -1}", "workload.arguments: train-memory-margin-bytes: is "
+     "negative, got -1"),
+    ("measure.scored_steps=1000000", "measure.scored_steps"),
+    ("time_limit_min=1000000", "time_limit_min"),
+    ("workload.arguments={swiglu: false}", "workload.arguments: swiglu: a flag is given or left out"),
     ("workload.model.source.revision=main", "workload.model.source"),
     ("workload.grpo.advantage_estimator=ppo", "workload.grpo.advantage_estimator: wrong value, got 'ppo'"),
     ("workload.what_for=speed", "workload.what_for: wrong value, got 'speed'"),
-    ("rl_kernel.ops_on={h200: [kl]}", "rl_kernel.ops_on: no such operator, got 'kl'"),
-    ("rl_kernel.ops_on={mi300x: [logp]}", "rl_kernel.ops_on: no layout for this hardware"),
+    ("rl_kernel.ops_on={h200: [kl]}", "rl_kernel.ops_on: h200[0]: no such operator, got 'kl'"),
+    ("rl_kernel.ops_on={mi300x: [logp]}", "rl_kernel.ops_on: mi300x: no layout for this hardware"),
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from rlk_repro.spec.values import (
     EnvName,
     GrowingModel,
     Lane,
+    Minutes,
     Mode,
     Model,
     Name,
@@ -57,7 +58,7 @@ class Measure(Model):
     pairs: Annotated[int, Field(ge=0, le=64)] = Field(6, description="pairs of one baseline and one enabled trial")
     control_pairs: Annotated[int, Field(ge=0, le=64)] = Field(0, description="pairs of two baseline trials")
     warmup_steps: Annotated[int, Field(ge=0, le=10000)] = Field(2, description="first rollouts of a trial, not scored")
-    scored_steps: Count = Field(10, description="rollouts scored per trial")
+    scored_steps: Annotated[int, Field(ge=1, le=10**5)] = Field(10, description="rollouts scored per trial")
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(1234, description="pair i uses seed + i")
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     smallest_effect_pct: Positive = Field(1.0, description="smallest change of step time worth a word")
@@ -100,8 +101,8 @@ class Run(Model):
     may_not_claim: tuple[Text, ...] = ()
     stack: Name
     lane: Lane
-    expected_trial_minutes: dict[Name, Positive] = Field({}, description="of one trial with these steps, by hardware")
-    time_limit_min: Positive = Field(30.0, description="of one trial")
+    expected_trial_minutes: dict[Name, Minutes] = Field({}, description="of one trial with these steps, by hardware")
+    time_limit_min: Minutes = Field(30.0, description="of one trial")
     layouts: Annotated[dict[Name, Layout], Field(min_length=1)]
     measure: Measure = Measure()
     rl_kernel: RlKernel = RlKernel()

@@ -11,6 +11,8 @@ SCHEMA: Final = 1
 Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=2000)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", max_length=40)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
+Minutes: TypeAlias = Annotated[float, Field(gt=0, le=10**5)]
+"""At most ten weeks."""
 NonNegative: TypeAlias = Annotated[float, Field(ge=0, le=1e12)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e12)]
 Commit: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]

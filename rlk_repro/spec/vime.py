@@ -6,6 +6,7 @@ of them are held against the argument contract of the pinned vime, and those tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -195,14 +196,37 @@ SIZES: Final = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-h
 """What no model can do without: Megatron-LM would take a default of its own, or stop after minutes."""
 
 
+RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    **dict.fromkeys(("num-layers", "num-attention-heads", "num-query-groups"), (1, 10**4)),
+    **dict.fromkeys(("hidden-size", "kv-channels"), (1, 10**6)),
+    **dict.fromkeys(("ffn-hidden-size", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size"), (1, 10**7)),
+    **dict.fromkeys(("num-experts", "moe-router-topk"), (1, 10**5)),
+    "vocab-size": (1, 10**8),
+    "rotary-base": (1, 10**9),
+    "rotary-percent": (0.01, 1),
+    "norm-epsilon": (1e-15, 0.1),
+    "moe-aux-loss-coeff": (0, 100),
+    "moe-router-bias-update-rate": (0, 1),
+}
+"""Far beyond any model, so that what lies outside is a slip: Megatron-LM asks of most that they are numbers."""
+
+
 def _find_size_problems(model: VimeModel) -> Iterator[PathProblem]:
     place = ("model", "arguments")
     for flag in SIZES:
         if flag not in model.arguments:
             yield place, f"{flag} is missing", sorted(model.arguments), f"{flag} too"
     for flag, value in model.arguments.items():
-        if isinstance(value, int | float) and value < 0:
-            yield (*place, flag), "is negative", value, "0 or more"
+        low, high = RANGES.get(flag, (0, math.inf))
+        if isinstance(value, int | float) and not low <= value <= high:
+            expected = f"{low:g} to {high:g}" if flag in RANGES else "0 or more"
+            yield (*place, flag), "is out of range", value, expected
+    heads, groups = model.size("num-attention-heads"), model.size("num-query-groups", 1)
+    if heads > 0 and groups > 0 and heads % groups:
+        yield (*place, "num-query-groups"), "does not divide num-attention-heads", groups, f"a divisor of {heads}"
+    chosen = model.size("moe-router-topk")
+    if chosen > model.num_experts > 0:
+        yield (*place, "moe-router-topk"), "more experts than there are", chosen, f"at most {model.num_experts}"
 
 
 def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]) -> Iterator[PathProblem]:
@@ -210,5 +234,9 @@ def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]
         values = value if isinstance(value, tuple) else (value,)
         if False in [item for item in values if isinstance(item, bool)]:
             yield (*place, flag), "a flag is given or left out", value, "true, or no such key"
-        elif not values:
-            yield (*place, flag), "a list without values", [], "one value or more"
+        elif isinstance(value, tuple) and len(value) < 2:  # rules about sizes read numbers, not lists of one
+            yield (*place, flag), "a list of less than two", list(value), "two values or more, or one that is no list"
+        elif flag == "spec" and len(values) != 2:
+            yield (*place, flag), "names no layers", value, "a module and a function in it"
+        elif flag.endswith("-bytes") and isinstance(value, int) and value < 0:
+            yield (*place, flag), "is negative", value, "0 or more"
