@@ -63,11 +63,13 @@ class Contract(BaseModel):
                 found[spelling] = (*found.get(spelling, ()), item)
         return found
 
-    def find_problems(self, argv: Sequence[str], where: str) -> list[Problem]:
+    def find_problems(self, argv: Sequence[str], where: str, *, is_whole: bool = True) -> list[Problem]:
         """Everything in an argument list that vime would refuse or, worse, pass over.
 
         Args:
-            argv: what follows ``train.py``.
+            argv: what follows ``train.py``, or some of it.
+            where: what problems begin with.
+            is_whole: whether it is all that follows, so that what vime requires must be in it.
         """
         problems: list[Problem] = []
         seen: set[str] = set()
@@ -77,7 +79,7 @@ class Contract(BaseModel):
                 problems.append(Problem(place, "given twice", expected="once"))
             seen.add(flag)
             problems += self._find_flag_problems(place, flag, values)
-        required = {item.flags[-1] for item in self.flags if item.is_required}
+        required = {item.flags[-1] for item in self.flags if item.is_required and is_whole}
         problems += [Problem(f"{where}: {flag}", "missing", expected="a value") for flag in sorted(required - seen)]
         return problems
 

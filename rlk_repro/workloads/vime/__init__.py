@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.contracts import load_contract
+from rlk_repro.contracts import load_contract, spell_flag
 from rlk_repro.errors import Problem, SpecError
 from rlk_repro.findings import Finding
 from rlk_repro.plan import Plan, Trial
@@ -30,15 +30,18 @@ NOWHERE: Final = Path("/runs/run/id")
 def find_problems(plan: Plan) -> list[Problem]:
     """Everything that vime, Megatron-LM or vLLM would stumble over, or silently do otherwise, in this plan."""
     problems = [*find_profile_problems(plan), *rules.find_problems(plan)]
-    if problems:
-        return problems  # the argument list of an impossible layout says nothing new
+    if "vime" not in plan.stack.pins:
+        return problems
     try:
         contract = load_contract(plan.stack.pins["vime"].commit)
     except SpecError as error:
-        return list(error.problems)
+        return [*problems, *error.problems]
+    where = f"run {plan.run.run}"
+    if problems:  # only what its author wrote says anything new of such a plan: a slip there may be the reason
+        return [*problems, *contract.find_problems(_spell_written(plan), where, is_whole=False)]
     found: dict[str, Problem] = {}
     for argv in _all_arguments(plan):
-        found |= {str(problem): problem for problem in contract.find_problems(argv, f"run {plan.run.run}")}
+        found |= {str(problem): problem for problem in contract.find_problems(argv, where)}
     return list(found.values())
 
 
@@ -84,6 +87,14 @@ def _all_arguments(plan: Plan) -> list[list[str]]:
     run_dir = RunDir(NOWHERE)
     commands = [trainer_command(plan, plan.trials[0], run_dir), *rollout_commands(plan, run_dir).values()]
     return [list(command.argv[3:]) for command in commands]
+
+
+def _spell_written(plan: Plan) -> list[str]:
+    """The flags that the run's author wrote, those for this hardware included."""
+    workload = vime_of(plan)
+    own = workload.placements[plan.hardware.hardware].arguments
+    written = {**workload.model.arguments, **workload.arguments, **own}
+    return [word for flag, value in written.items() for word in spell_flag(flag, value)]
 
 
 def _make_command(plan: Plan, argv: list[str], own: dict[str, str]) -> Command:
