@@ -92,8 +92,12 @@ class Contract(BaseModel):
         return [problem for problem in found if problem is not None][:1]
 
 
-def spell_flag(flag: str, value: Any) -> Iterator[str]:
-    """The words of one flag; with True it stands alone, a tuple or list are its values."""
+def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
+    """The words of flags, in their order; with True one stands alone, a tuple or list are its values."""
+    return [word for flag, value in arguments.items() for word in _spell_flag(flag, value)]
+
+
+def _spell_flag(flag: str, value: Any) -> Iterator[str]:
     yield f"--{flag}"
     if value is not True:
         yield from (str(item) for item in (value if isinstance(value, tuple | list) else (value,)))

@@ -230,6 +230,7 @@ AUTHORED = [
     ("workload.model.arguments.spec=glm4", "workload.model.arguments.spec: names no layers, got 'glm4'"),
     ("workload.arguments={train-memory-margin-bytes: -1}", "workload.arguments: train-memory-margin-bytes: is "
      "negative, got -1"),
+    ("workload.arguments={norm-epsilon: 1}", "workload.arguments: norm-epsilon: is out of range, got 1"),
     ("measure.scored_steps=1000000", "measure.scored_steps"),
     ("time_limit_min=1000000", "time_limit_min"),
     ("workload.arguments={swiglu: false}", "workload.arguments: swiglu: a flag is given or left out"),

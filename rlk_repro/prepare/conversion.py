@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.contents import load_contents, record_files
-from rlk_repro.contracts import spell_flag
+from rlk_repro.contracts import spell_flags
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.job.guarded import Guarded
 from rlk_repro.manifest import Unknown
@@ -62,8 +62,7 @@ class Conversion:
 
     @property
     def words(self) -> list[str]:
-        words = [word for flag, value in self.model.arguments.items() for word in spell_flag(flag, value)]
-        return [*words, *_WORDS, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
+        return [*spell_flags(self.model.arguments), *_WORDS, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
 
     def command(self, tool: Path, save: Path, num_bytes: int) -> list[str]:
         """The tool, as its first lines and vime's docs have it called: one process per GPU that it needs."""

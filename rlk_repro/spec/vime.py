@@ -163,10 +163,14 @@ class VimeWorkload(AnyWorkload):
 
     def all_arguments(self) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
         """Every place where flags are written out, by its path."""
-        yield ("model", "arguments"), self.model.arguments
+        yield MODEL, self.model.arguments
         yield ("arguments",), self.arguments
         for name, placement in self.placements.items():
             yield ("placements", name, "arguments"), placement.arguments
+
+    def arguments_on(self, hardware: str) -> Arguments:
+        """The flags written out beside the model's; those of the hardware's placement win."""
+        return {**self.arguments, **self.placements[hardware].arguments}
 
     @property
     def is_from_hub(self) -> bool:
@@ -192,11 +196,14 @@ def _find_data_problems(data: VimeData) -> Iterator[PathProblem]:
         yield ("data", "rm_type"), what, data.rm_type, expected
 
 
+MODEL: Final = ("model", "arguments")
 SIZES: Final = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "vocab-size", "normalization")
 """What no model can do without: Megatron-LM would take a default of its own, or stop after minutes."""
-
-
-RANGES: Final[Mapping[str, tuple[float, float]]] = {
+Range: TypeAlias = tuple[float, float]
+ANY: Final[Range] = (-math.inf, math.inf)
+NOT_NEGATIVE: Final[Range] = (0, math.inf)
+"""Whatever builds a model; what else vime reads may well be -1."""
+RANGES: Final[Mapping[str, Range]] = {
     **dict.fromkeys(("num-layers", "num-attention-heads", "num-query-groups"), (1, 10**4)),
     **dict.fromkeys(("hidden-size", "kv-channels"), (1, 10**6)),
     **dict.fromkeys(("ffn-hidden-size", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size"), (1, 10**7)),
@@ -207,26 +214,21 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "norm-epsilon": (1e-15, 0.1),
     "moe-aux-loss-coeff": (0, 100),
     "moe-router-bias-update-rate": (0, 1),
+    **dict.fromkeys(("train-memory-margin-bytes", "vllm-kv-cache-memory-bytes"), NOT_NEGATIVE),
 }
 """Far beyond any model, so that what lies outside is a slip: Megatron-LM asks of most that they are numbers."""
 
 
 def _find_size_problems(model: VimeModel) -> Iterator[PathProblem]:
-    place = ("model", "arguments")
     for flag in SIZES:
         if flag not in model.arguments:
-            yield place, f"{flag} is missing", sorted(model.arguments), f"{flag} too"
-    for flag, value in model.arguments.items():
-        low, high = RANGES.get(flag, (0, math.inf))
-        if isinstance(value, int | float) and not low <= value <= high:
-            expected = f"{low:g} to {high:g}" if flag in RANGES else "0 or more"
-            yield (*place, flag), "is out of range", value, expected
+            yield MODEL, f"{flag} is missing", sorted(model.arguments), f"{flag} too"
     heads, groups = model.size("num-attention-heads"), model.size("num-query-groups", 1)
     if heads > 0 and groups > 0 and heads % groups:
-        yield (*place, "num-query-groups"), "does not divide num-attention-heads", groups, f"a divisor of {heads}"
+        yield (*MODEL, "num-query-groups"), "does not divide num-attention-heads", groups, f"a divisor of {heads}"
     chosen = model.size("moe-router-topk")
     if chosen > model.num_experts > 0:
-        yield (*place, "moe-router-topk"), "more experts than there are", chosen, f"at most {model.num_experts}"
+        yield (*MODEL, "moe-router-topk"), "more experts than there are", chosen, f"at most {model.num_experts}"
 
 
 def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]) -> Iterator[PathProblem]:
@@ -238,5 +240,8 @@ def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]
             yield (*place, flag), "a list of less than two", list(value), "two values or more, or one that is no list"
         elif flag == "spec" and len(values) != 2:
             yield (*place, flag), "names no layers", value, "a module and a function in it"
-        elif flag.endswith("-bytes") and isinstance(value, int) and value < 0:
-            yield (*place, flag), "is negative", value, "0 or more"
+        elif isinstance(value, int | float):
+            low, high = RANGES.get(flag, NOT_NEGATIVE if place == MODEL else ANY)
+            if not low <= value <= high:
+                what = "is negative" if value < 0 else "is out of range"
+                yield (*place, flag), what, value, f"{low:g} to {high:g}" if high < math.inf else f"{low:g} or more"

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.contracts import load_contract, spell_flag
+from rlk_repro.contracts import load_contract, spell_flags
 from rlk_repro.errors import Problem, SpecError
 from rlk_repro.findings import Finding
 from rlk_repro.plan import Plan, Trial
@@ -92,9 +92,7 @@ def _all_arguments(plan: Plan) -> list[list[str]]:
 def _spell_written(plan: Plan) -> list[str]:
     """The flags that the run's author wrote, those for this hardware included."""
     workload = vime_of(plan)
-    own = workload.placements[plan.hardware.hardware].arguments
-    written = {**workload.model.arguments, **workload.arguments, **own}
-    return [word for flag, value in written.items() for word in spell_flag(flag, value)]
+    return spell_flags({**workload.model.arguments, **workload.arguments_on(plan.hardware.hardware)})
 
 
 def _make_command(plan: Plan, argv: list[str], own: dict[str, str]) -> Command:

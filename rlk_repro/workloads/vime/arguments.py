@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.contracts import spell_flag
+from rlk_repro.contracts import spell_flags
 from rlk_repro.plan import Plan
 from rlk_repro.spec import VimeData, VimeGrpo, VimeModel
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
@@ -104,7 +104,7 @@ def list_decided(plan: Plan, files: Files, traces: Path) -> frozenset[str]:
 
 def _common(plan: Plan, files: Files, seed: int, lane: str | None = None) -> dict[str, Any]:
     workload = vime_of(plan)
-    written = {**workload.arguments, **workload.placements[plan.hardware.hardware].arguments}
+    written = workload.arguments_on(plan.hardware.hardware)
     if (lane or plan.run.lane) == "train-only":
         written = {
             flag: value for flag, value in written.items() if not flag.startswith(("vllm-", "no-vllm-", "router-"))
@@ -257,4 +257,4 @@ def _profiling(plan: Plan, traces: Path) -> dict[str, Any]:
 
 def _to_words(arguments: Mapping[str, Any]) -> list[str]:
     """In the order of their names: two argument lists can be compared line by line."""
-    return [word for flag in sorted(arguments) for word in spell_flag(flag, arguments[flag])]
+    return spell_flags(dict(sorted(arguments.items())))

@@ -266,8 +266,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 def _written(plan: Plan, flag: str) -> Any:
-    workload = vime_of(plan)
-    return workload.placements[plan.hardware.hardware].arguments.get(flag, workload.arguments.get(flag))
+    return vime_of(plan).arguments_on(plan.hardware.hardware).get(flag)
 
 
 def _warn_of_memory(plan: Plan) -> Iterator[Finding]:
