@@ -13,6 +13,7 @@ import pytest
 from rlk_repro.bundle import open_bundle
 from rlk_repro.files import sha256_file
 from rlk_repro.launch import load_plan
+from rlk_repro.logs.ops import read_ops
 from rlk_repro.manifest import load_manifests
 from rlk_repro.recorded import load_result
 from rlk_repro.replay import reanalyse
@@ -127,12 +128,16 @@ def test_the_command_of_a_run_of_vime_asks_for_what_ran(title: str, name: str) -
 def test_over_two_gpus_both_ranks_called_rl_kernel_and_nothing_fell_back(name: str) -> None:
     with open_bundle(FOLDER / name) as run_dir:
         assert load_plan(run_dir).run.layouts["h200"].tensor_parallel == 2
-        for folder in run_dir.root.glob("trials/*-enabled"):
-            records = [path.read_text() for path in sorted(folder.glob("ops/*.jsonl"))]
-            calls = [re.findall(r'"implementation":"(FusedLogpGenericOp|TritonRatioKLOp)"', text) for text in records]
-            assert len(calls) == 2
-            assert calls[0] == calls[1] != []
-    decisions = [found for trial in analyse(name).trials for found in trial.decisions if trial.variant == "enabled"]
+        enabled = [trial for trial in analyse(name).trials if trial.variant == "enabled"]
+        for trial in enabled:
+            first, second = read_ops(run_dir.trial(trial.name)).ranks
+            decided, others = ([item for _, item in rank.decisions] for rank in (first, second))
+            assert decided == others
+            assert {item.implementation for item in decided} == {"FusedLogpGenericOp", "TritonRatioKLOp"}
+            assert {step: found.calls for step, (_, found) in first.steps.items()} == {
+                step: found.calls for step, (_, found) in second.steps.items()
+            }
+    decisions = [found for trial in enabled for found in trial.decisions]
     assert {found.op for found in decisions} == {"logp", "ratio_kl"}
     assert all(found.is_rl_kernel and found.calls and not found.fallbacks for found in decisions)
 
