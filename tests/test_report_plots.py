@@ -7,7 +7,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlk_repro.report.figure import BOTTOM, LEFT, RIGHT, TOP, Figure
@@ -155,6 +155,7 @@ def test_a_scale_holds_its_values_and_has_labelled_ticks(values: list[float]) ->
 
 
 @given(st.floats(1e-8, 1e9), st.floats(0, 1))
+@example(1e-4, 0.0)
 def test_the_margin_holds_every_label(value: float, spread: float) -> None:
     labels = format_ticks(make_scale((value, value * (1 + spread)), BOTTOM, TOP).ticks(5))
     assert max(map(len, labels)) <= MAX_LABEL
