@@ -1,7 +1,8 @@
 """Start vime's own ``train.py``, wherever this Python has it: ``python -m rlk_repro.integration.start_vime ARGUMENTS``.
 
 The last look before training: rollouts that are to be loaded must all be there, since vime's forge loading takes file 0
-for any that is missing and goes on; and where their experts are to be replayed, they must hold some.
+for any that is missing and goes on; they must hold data alone, since vime unpickles whatever they hold; and where their
+experts are to be replayed, they must hold some.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
+import pickle
 import runpy
 import sys
 from collections.abc import Sequence
@@ -56,18 +58,34 @@ def check_rollouts(argv: Sequence[str]) -> None:
         if absent:
             what = f"{len(absent)} of {number} stored rollouts missing or empty"
             raise CheckFailed(Problem(flag, what, got=str(absent[0]), hint="rlk-repro prepare, or a new run"))
+        stored = [load_data(path) for path in paths]
         if ROUTING_REPLAY in argv and paths:
-            check_routes(paths[0])
+            check_routes(paths[0], stored[0])
 
 
-def check_routes(path: Path) -> None:
+def load_data(path: Path) -> Any:
+    """A stored rollout, by torch's loader of plain data: vime's own call would run any code that the file names.
+
+    Raises:
+        CheckFailed: the file holds more than numbers, text, lists, dicts and tensors; nothing of it has run.
+    """
+    torch: Any = importlib.import_module("torch")  # which train.py is about to import
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), "unreadable").strip()
+        what = f"is no stored rollout of plain data ({reason[:300]})"
+        expected = "numbers, text, lists, dicts and tensors"
+        raise CheckFailed(Problem(path.name, what, expected=expected, hint="store the rollouts anew")) from None
+
+
+def check_routes(path: Path, stored: Any) -> None:
     """Raises CheckFailed where a stored rollout does not tell ``topk`` different experts for every token.
 
     A server whose kernel chooses experts by itself reports expert 0 throughout, and vime would train on that: one
     rollout is enough to see it.
     """
-    torch: Any = importlib.import_module("torch")  # which train.py is about to import
-    stored = torch.load(path, map_location="cpu", weights_only=False)  # as vime does
+    torch: Any = importlib.import_module("torch")
     for number, sample in enumerate(stored["samples"]):
         routes = sample.get("rollout_routed_experts")  # [tokens - 1, layers, topk]
         where = f"{path.name}: samples.{number}.rollout_routed_experts"
