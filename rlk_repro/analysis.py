@@ -10,22 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from rlk_repro.allocations import find_misfits, find_unknown_nodes
 from rlk_repro.errors import BundleUnreadable
-from rlk_repro.files import dump_json, load_json
+from rlk_repro.files import dump_json, load_json, printable
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
 from rlk_repro.manifest import Manifest, Unknown, diff_manifests
 from rlk_repro.operator_table import OperatorTable, read_operators
 from rlk_repro.plan import BASELINE, ENABLED, Plan, Trial, find_run_id
 from rlk_repro.results import Analysis, PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus
-from rlk_repro.rundir import RunDir, TrialDir
+from rlk_repro.rundir import RunDir
 from rlk_repro.stats import pair_metrics
 from rlk_repro.trials import read_trial
 from rlk_repro.verdict import Judgement, decline, judge
-from rlk_repro.workloads.environment import MAY_DIFFER
+from rlk_repro.workloads.differences import Kind, PairRecord, read_pair
 
-# What RL-Kernel brings along when it is routed in.
-ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages", "sources", "sources.rl_engine"})
+OUR_VERSION: Final = "rlk-repro"
+OUR_COMMIT: Final = "rlk-repro commit"
 
 # Facts for the head of a report: label, and the place in the manifest.
 HEADLINE_FACTS: Final = (
@@ -39,13 +40,14 @@ HEADLINE_FACTS: Final = (
     ("ROCm", "gpu.rocm_version"),
     ("Python", "code.python"),
     ("image", "container.image_digest"),
-    ("rlk-repro", "code.rlk_repro.version"),
-    ("rlk-repro commit", "code.rlk_repro.commit"),
+    (OUR_VERSION, "code.rlk_repro.version"),
+    (OUR_COMMIT, "code.rlk_repro.commit"),
     ("vime commit", "code.vime.commit"),
     ("RL-Kernel commit", "code.rl_kernel.commit"),
     ("Megatron-LM commit", "code.megatron.commit"),
 )
 LIBRARIES: Final = ("torch", "cuda", "hip", "cudnn", "nccl")
+MAX_ALIKE: Final = 20
 
 
 def analyse(run_dir: RunDir) -> Analysis:
@@ -60,11 +62,15 @@ def analyse(run_dir: RunDir) -> Analysis:
     trials = tuple(
         read_trial(plan, trial, run_dir.trial(trial.name), telemetry.get(trial.name)) for trial in plan.trials
     )
-    pairs = tuple(_make_pairs(plan, {trial.name: trial for trial in trials}))
+    pairs = tuple(_make_pairs(plan, {trial.name: trial for trial in trials}, find_misfits(plan, run_dir)))
     manifests, findings = _read_manifests(run_dir)
-    differences = [finding for pair in pairs for finding in _differences(run_dir, pair)]
+    records = {name: read_pair(run_dir, *trials) for name, trials in plan.pairs().items()}
+    differences = list(_find_differences(records))
+    scored = [pair.pair for pair in pairs if pair.status is PairStatus.SCORED]
+    missing = [*_find_missing_records(scored, records), *find_unknown_nodes(plan, run_dir, scored)]
+    unplanned = list(_find_unplanned(plan, run_dir))
     table = None if plan.run.workload.has_variants else read_operators(plan, run_dir)
-    judgement = _judge(plan, pairs, trials, differences)
+    judgement = _judge(plan, pairs, trials, differences, [item.where for item in missing])
     analysis = Analysis(
         run=plan.run.run,
         run_id=find_run_id(record, run_dir.run_id),
@@ -87,7 +93,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         gates=judgement.gates,
         verdict=judgement.verdict,
         notes=tuple(_notes(run_dir)),
-        findings=tuple(sort_findings([*findings, *differences])),
+        findings=tuple(sort_findings([*findings, *differences, *_limit(missing), *_limit(unplanned)])),
         operators=() if table is None else table.results,
     )
     # as it will be read back: with the digits that are kept
@@ -95,7 +101,11 @@ def analyse(run_dir: RunDir) -> Analysis:
 
 
 def _judge(
-    plan: Plan, pairs: Sequence[PairResult], trials: Sequence[TrialResult], differences: Sequence[Finding]
+    plan: Plan,
+    pairs: Sequence[PairResult],
+    trials: Sequence[TrialResult],
+    differences: Sequence[Finding],
+    missing: Sequence[str],
 ) -> Judgement:
     measure = plan.run.measure
     if not plan.run.workload.has_variants:
@@ -106,6 +116,7 @@ def _judge(
         pairs=pairs,
         trials=trials,
         differences=differences,
+        missing=missing,
         is_exploratory=plan.is_exploratory,
         workload=plan.run.workload.kind,
     )
@@ -122,10 +133,10 @@ def _read_telemetry(run_dir: RunDir) -> Mapping[str, TrialTelemetry]:
     return merge_telemetry(parse_telemetry(path) for path in files)
 
 
-def _make_pairs(plan: Plan, trials: Mapping[str, TrialResult]) -> Iterator[PairResult]:
+def _make_pairs(plan: Plan, trials: Mapping[str, TrialResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:
     for name, (first, second) in plan.pairs().items():
         left, right = trials[first.name], trials[second.name]
-        status, reason = _pair_status(plan, left, right)
+        status, reason = _pair_status(plan, left, right, misfits.get(name, ""))
         is_control, control_reason = _control(first, right)
         yield PairResult(
             pair=name,
@@ -140,13 +151,15 @@ def _make_pairs(plan: Plan, trials: Mapping[str, TrialResult]) -> Iterator[PairR
         )
 
 
-def _pair_status(plan: Plan, first: TrialResult, second: TrialResult) -> tuple[PairStatus, str]:
+def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: str) -> tuple[PairStatus, str]:
     for trial in (first, second):
         if trial.variant == BASELINE and trial.proof is not ProofStatus.NOT_REQUESTED:
             return PairStatus.VOID, f"{trial.name}: the baseline is none ({trial.proof_reason or trial.proof})"
     ended_badly = [trial for trial in (first, second) if trial.status is not TrialStatus.OK]
     if ended_badly:
         return PairStatus.DROPPED, "; ".join(f"{trial.name}: {trial.status}" for trial in ended_badly)
+    if misfit:
+        return PairStatus.VOID, misfit
     if second.variant != ENABLED or second.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return PairStatus.SCORED, ""
     if second.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto" and _fell_back_everywhere(second):
@@ -187,20 +200,39 @@ def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
     return manifests, findings
 
 
-def _differences(run_dir: RunDir, pair: PairResult) -> Iterator[Finding]:
-    """What the trials of a pair were started with, outside the declared switches: command, environment, libraries."""
-    first, second = run_dir.trial(pair.first), run_dir.trial(pair.second)
-    for what, left, right in (
-        ("command", _command(first), _command(second)),
-        ("environment", _environment(first), _environment(second)),
-        ("libraries", _libraries(first), _libraries(second)),
-    ):
-        if left is None or right is None:
-            continue
-        for key in sorted(left.keys() | right.keys()):
-            was, now = left.get(key, "absent"), right.get(key, "absent")
-            if was != now:
-                yield Finding(Level.BLOCKING, f"{pair.pair}.{what}.{key}", str(was), str(now))
+def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
+    """In what the trials of each pair differ outside the declared switches."""
+    for pair, record in records.items():
+        for part, items in record.differences.items():
+            for item in items:
+                if item.kind is Kind.UNDECLARED:
+                    yield Finding(Level.BLOCKING, f"{pair}.{part}.{item.name}", item.baseline, item.enabled)
+
+
+def _find_missing_records(pairs: Sequence[str], records: Mapping[str, PairRecord]) -> Iterator[Finding]:
+    """The records without which nobody can say that the trials of these pairs were started alike."""
+    for pair in pairs:
+        for where, found in records[pair].missing.items():
+            yield Finding(Level.WARNING, where, "a record to compare", found)
+
+
+def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
+    """What lies among the trials and is none of the plan's."""
+    names = {trial.name for trial in plan.trials}
+    found = sorted(path.name for path in run_dir.trials.iterdir()) if run_dir.trials.is_dir() else []
+    for name in found:
+        if name not in names:
+            where = f"{run_dir.trials.name}/{printable(name)}"
+            yield Finding(Level.WARNING, where, "trials of the plan and nothing else", "not in the plan")
+
+
+def _limit(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """The first of a kind, and how many more: a stranger's bundle decides how many there are."""
+    yield from findings[:MAX_ALIKE]
+    if rest := findings[MAX_ALIKE:]:
+        yield Finding(
+            rest[0].level, rest[0].where, rest[0].expected, f"{rest[0].found}, and {len(rest) - 1} more alike"
+        )
 
 
 def _load(path: Any) -> Any:
@@ -208,32 +240,6 @@ def _load(path: Any) -> Any:
         return load_json(path)
     except BundleUnreadable:
         return None
-
-
-def _command(trial: TrialDir) -> Mapping[str, Any] | None:
-    value = _load(trial.command)
-    if not isinstance(value, dict) or not isinstance(value.get("argv"), list):
-        return None
-    return {"argv": [str(part).replace(trial.name, "{trial}") for part in value["argv"]]}
-
-
-def _environment(trial: TrialDir) -> Mapping[str, Any] | None:
-    value = _load(trial.env)
-    if not isinstance(value, dict) or not isinstance(value.get("env"), dict):
-        return None
-    return {name: str(item).replace(trial.name, "{trial}") for name, item in value["env"].items()
-            if name not in MAY_DIFFER}  # fmt: skip
-
-
-def _libraries(trial: TrialDir) -> Mapping[str, Any] | None:
-    value = _load(trial.libraries_file(0))
-    if not isinstance(value, dict):
-        return None
-    packages, sources = (
-        found if isinstance(found := value.get(part), dict) else {} for part in ("packages", "sources")
-    )
-    flat = {**value, **packages, **{f"sources.{name}": tree for name, tree in sources.items()}}
-    return {name: item for name, item in flat.items() if name not in ROUTED_IN}
 
 
 def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[TrialResult]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 
 
 def format_utc(unix_s: float) -> str:
@@ -13,3 +14,14 @@ def format_utc(unix_s: float) -> str:
 
 def utc_now() -> str:
     return format_utc(time.time())
+
+
+def parse_utc(text: str) -> float:
+    """Unix seconds of what ``format_utc`` wrote.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not text.endswith("Z"):
+        raise ValueError("not UTC")
+    return datetime.fromisoformat(text).timestamp()

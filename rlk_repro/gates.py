@@ -42,7 +42,8 @@ Reading = Callable[[PairMetric], float | None]
 class Evidence:
     """What the gates look at: all pairs, the trials by name, and what the manifests of both variants differ in.
 
-    ``differences`` is None where nobody compared the manifests.  ``workload`` is the kind of what was run.
+    ``differences`` is None where the manifests were not compared; ``missing`` names records that could not be.
+    ``workload`` is the kind of what was run.
     """
 
     measure: Measure
@@ -51,6 +52,7 @@ class Evidence:
     pairs: Sequence[PairResult]
     trials: Mapping[str, TrialResult]
     differences: Sequence[Finding] | None
+    missing: Sequence[str] = ()
 
     @property
     def scored(self) -> list[PairResult]:
@@ -221,6 +223,9 @@ def _manifests_gate(evidence: Evidence) -> Gate:
     blocking = [item.where for item in evidence.differences if item.level is Level.BLOCKING]
     if blocking:
         return _plain_gate(MANIFESTS, GateStatus.FAILED, f"differ in {name_some(blocking)}", len(evidence.scored))
+    if evidence.missing:
+        detail = f"not compared, for want of {name_some(evidence.missing)}"
+        return _plain_gate(MANIFESTS, GateStatus.UNDECIDED, detail, len(evidence.scored))
     return _plain_gate(MANIFESTS, GateStatus.PASSED, "equal outside the declared switches", len(evidence.scored))
 
 

@@ -6,6 +6,7 @@ Layout: docs/results-directory.md.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,7 +15,9 @@ RUNS_VARIABLE: Final = "RLK_REPRO_RUNS"
 TRIALS: Final = "trials"
 NODES: Final = "nodes"
 OPS_SUFFIX: Final = ".jsonl"
+LIBRARIES_SUFFIX: Final = ".json"
 STDOUT: Final = "stdout.log"
+_RANK: Final = re.compile("0|[1-9][0-9]{0,6}")
 _POD_JOIN: Final = ".pod-join-"
 
 
@@ -53,8 +56,7 @@ class TrialDir:
 
     def ops_files(self) -> dict[int, Path]:
         """The ops files that are there, by rank."""
-        found = {path.stem: path for path in self.ops.glob(f"*{OPS_SUFFIX}")} if self.ops.is_dir() else {}
-        return {int(stem): found[stem] for stem in sorted(filter(str.isdecimal, found), key=int)}
+        return _by_rank(self.ops, OPS_SUFFIX)
 
     @property
     def libraries(self) -> Path:
@@ -62,6 +64,10 @@ class TrialDir:
 
     def libraries_file(self, rank: int) -> Path:
         return libraries_file(self.libraries, rank)
+
+    def libraries_files(self) -> dict[int, Path]:
+        """The records of loaded libraries that are there, by rank."""
+        return _by_rank(self.libraries, LIBRARIES_SUFFIX)
 
     @property
     def traces(self) -> Path:
@@ -99,6 +105,9 @@ class NodeDir:
     def earlier(self) -> Path:
         """What this node's agents of earlier allocations wrote, in folders ``1``, ``2``, …."""
         return self.path / "earlier"
+
+    def earlier_dirs(self) -> list[NodeDir]:
+        return [NodeDir(path) for path in _folders(self.earlier)]
 
 
 @dataclass(frozen=True)
@@ -340,7 +349,7 @@ def ops_file(folder: Path, rank: int) -> Path:
 
 
 def libraries_file(folder: Path, rank: int) -> Path:
-    return folder / f"{rank}.json"
+    return folder / f"{rank}{LIBRARIES_SUFFIX}"
 
 
 def libraries_beside(ops_folder: Path) -> Path:
@@ -361,3 +370,9 @@ def _folders(parent: Path) -> list[Path]:
     if not parent.is_dir():
         return []
     return sorted(path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _by_rank(folder: Path, suffix: str) -> dict[int, Path]:
+    files = folder.glob(f"*{suffix}") if folder.is_dir() else ()
+    found = {int(path.stem): path for path in files if _RANK.fullmatch(path.stem)}
+    return dict(sorted(found.items()))

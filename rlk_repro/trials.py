@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlk_repro.clock import parse_utc
 from rlk_repro.errors import BundleUnreadable
 from rlk_repro.files import load_json
 from rlk_repro.logs.metrics import Series as LogSeries
-from rlk_repro.logs.metrics import metric_series
+from rlk_repro.logs.metrics import find_void_rollouts, metric_series
 from rlk_repro.logs.ops import OpsLog, prove, read_ops
 from rlk_repro.logs.telemetry import TrialTelemetry
 from rlk_repro.logs.vime import parse_log
@@ -24,22 +26,24 @@ from rlk_repro.stats import summarise
 
 EXIT_SCHEMA: Final = 1
 STEP_TIME: Final = "step_time_s"
+IMPOSSIBLE: Final = "steps with a time or another number that cannot be"
 # What a trial's peak memory is, best first: the allocator's on a device, the process's on a CPU.
 PEAK_MEMORY: Final = ("peak_allocated_bytes", "peak_rss_bytes")
 
 
 def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> TrialResult:
     """Everything one planned trial left behind; a trial that never started is ``missing``."""
-    status, reason, duration_s = read_exit(folder)
+    ended = read_exit(folder)
+    status, reason = ended.status, ended.reason
     ops = read_ops(folder)
-    log_series, rejects = _read_log(plan, folder)
+    log_series, rejects, void = _read_log(plan, folder)
     series = (*log_series, *_ops_series(plan, ops, folder))
     requested = plan.ops if trial.variant == ENABLED else ()
     proof = prove(ops, variant=trial.variant, requested_ops=requested, platform=plan.hardware.platform)
     num_found = _num_steps(series)
     if status is TrialStatus.OK and num_found < plan.num_steps:
         status = TrialStatus.FAILED
-        reason = f"ended well, but only {num_found} of {plan.num_steps} steps are in its log"
+        reason = f"ended well, but only {num_found} of {plan.num_steps} steps are in its log{void}"
     return TrialResult(
         index=trial.index,
         name=trial.name,
@@ -48,7 +52,7 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelem
         seed=trial.seed,
         status=status,
         reason=reason,
-        duration_s=duration_s,
+        duration_s=ended.duration_s,
         num_steps_found=num_found,
         num_steps_expected=plan.num_steps,
         proof=proof.status,
@@ -61,29 +65,70 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelem
     )
 
 
-def read_exit(folder: TrialDir) -> tuple[TrialStatus, str, float | None]:
-    """Status, reason and duration from the exit record; a trial without one was cut off or never began."""
+@dataclass(frozen=True, kw_only=True)
+class ExitRecord:
+    """How a trial ended, where and when; the times are Unix seconds, None where they cannot be read."""
+
+    status: TrialStatus
+    reason: str = ""
+    duration_s: float | None = None
+    allocation: str = ""
+    begin_s: float | None = None
+    end_s: float | None = None
+
+
+def read_exit(folder: TrialDir) -> ExitRecord:
+    """The exit record; a trial without a readable one was cut off or never began."""
     if not folder.path.is_dir():
-        return TrialStatus.MISSING, "never started", None
+        return ExitRecord(status=TrialStatus.MISSING, reason="never started")
     if not folder.exit.is_file():
-        return TrialStatus.INTERRUPTED, "no exit record: the agent or the machine was lost", None
+        reason = "no exit record: the agent or the machine was lost"
+        return ExitRecord(status=TrialStatus.INTERRUPTED, reason=reason)
     try:
         value: Any = load_json(folder.exit, schema=EXIT_SCHEMA)
-        duration = value.get("duration_s")
-        return (TrialStatus(value["status"]), str(value.get("reason") or ""),
-                None if duration is None else float(duration))  # fmt: skip
-    except (BundleUnreadable, KeyError, TypeError, ValueError) as error:
-        return TrialStatus.INTERRUPTED, f"exit record unreadable ({error})", None
+        return ExitRecord(
+            status=TrialStatus(value["status"]),
+            reason=str(value.get("reason") or ""),
+            duration_s=_read_duration(value.get("duration_s")),
+            allocation=str(value.get("allocation") or ""),
+            begin_s=_read_time(value.get("started_at")),
+            end_s=_read_time(value.get("ended_at")),
+        )
+    except (BundleUnreadable, KeyError, TypeError, ValueError, OverflowError) as error:
+        return ExitRecord(status=TrialStatus.INTERRUPTED, reason=f"exit record unreadable ({error})")
 
 
-def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[str, int]]:
+def _read_duration(value: Any) -> float | None:
+    """Raises ValueError for what no clock gives."""
+    if value is None:
+        return None
+    duration_s = float(value)
+    if not 0 < duration_s < math.inf:
+        raise ValueError(f"duration_s {duration_s:g} is no time")
+    return duration_s
+
+
+def _read_time(value: Any) -> float | None:
+    try:
+        return parse_utc(str(value))
+    except ValueError:
+        return None
+
+
+def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[str, int], str]:
+    """The series, what was refused by reason, and what to add where steps are missing: the first void one."""
     if not folder.stdout.is_file():
-        return (), {}
+        return (), {}, ""
     parsed = parse_log(folder.stdout)
     num_steps_per_rollout = plan.run.workload.num_steps_per_rollout
     found = metric_series(parsed, num_rollouts=plan.num_steps, num_steps_per_rollout=num_steps_per_rollout)
     source = _place(folder, folder.stdout)
-    return tuple(_series(name, item, source) for name, item in found.items()), dict(parsed.reject_counts)
+    series = tuple(_series(name, item, source) for name, item in found.items())
+    void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
+    if not void:
+        return series, dict(parsed.reject_counts), ""
+    first, what = next(iter(void.items()))
+    return series, {**parsed.reject_counts, IMPOSSIBLE: len(void)}, f"; step {first} is void: {what}, which cannot be"
 
 
 def _series(name: str, found: LogSeries, source: str) -> Series:

@@ -95,6 +95,7 @@ def judge(
     pairs: Sequence[PairResult],
     trials: Sequence[TrialResult],
     differences: Sequence[Finding] | None,
+    missing: Sequence[str] = (),
     is_exploratory: bool = False,
     workload: str = "",
 ) -> Judgement:
@@ -107,6 +108,7 @@ def judge(
         trials: every planned trial; the names in ``pairs`` must be among them.
         differences: findings between the manifests of the two variants outside the declared switches (a blocking one
             fails the gate); None where they were not compared.
+        missing: records of scored pairs that could not be compared, by name; the gate is undecided for them.
         is_exploratory: the plan was changed after it was hashed; said in headline and reasons.
         workload: its kind, which decides how gates that do not apply are worded.
     """
@@ -116,6 +118,7 @@ def judge(
         pairs=pairs,
         trials={trial.name: trial for trial in trials},
         differences=differences,
+        missing=missing,
         workload=workload,
     )
     case = _Case(

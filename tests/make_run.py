@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlk_repro.analysis import analyse
 from rlk_repro.bundle import pack, seal
+from rlk_repro.clock import format_utc
 from rlk_repro.files import dump_json_line, write_json, write_text
 from rlk_repro.manifest import Manifest, Section, Unknown
 from rlk_repro.plan import ENABLED, Plan, Trial, make_plan, make_record
@@ -25,6 +26,8 @@ CLASSES = {
     ("cuda", "logp"): "FusedLogpGenericOp",
     ("cuda", "ratio_kl"): "TritonRatioKLOp",
 }
+BEGIN_S = 1_795_179_600.0
+SPACING_S = 20.0
 FALLBACK = "RL-Kernel cannot be imported"
 
 
@@ -70,12 +73,30 @@ def make_run(root: Path, recipe: Recipe = Recipe(), change: Callable[[RunDir], N
     node = run_dir.node("node0")
     facts: dict[str, Section] = {"gpu": {"count": 1, "driver": "580.159.04", "rocm_version": Unknown("no AMD GPU")}}
     write_json(node.manifest, Manifest(node="node0", sections=facts).to_json())
-    write_json(node.preflight, {"schema": 1, "findings": []})
+    write_records(run_dir, plan)
     for trial in plan.trials:
         _write_trial(run_dir.trial(trial.name), plan, trial, recipe)
     if change is not None:
         change(run_dir)
     return run_dir
+
+
+def write_records(run_dir: RunDir, plan: Plan) -> None:
+    """What an agent leaves that ran the whole plan in one allocation, beside the trials."""
+    write_json(run_dir.node("node0").preflight, {"schema": 1, "node": "node0", "allocation": "a", "findings": []})
+    events = [("begin", BEGIN_S)]
+    events += [("trial", BEGIN_S + SPACING_S * (trial.index + 1)) for trial in plan.trials]
+    lines = [{"t": format_utc(t), "event": event, "allocation": "a", "node": "node0"} for event, t in events]
+    write_text(run_dir.agent_log, "".join(f"{dump_json_line(line)}\n" for line in lines))
+
+
+def make_exit(trial: Trial, status: str = "ok", duration_s: float = 3.5) -> dict[str, object]:
+    """The exit record of a trial of such an agent."""
+    begin_s = BEGIN_S + SPACING_S * trial.index
+    return {"schema": 1, "status": status, "code": 0 if status == "ok" else 1, "signal": None,
+            "reason": "" if status == "ok" else f"made to end with {status}", "allocation": "a",
+            "started_at": format_utc(begin_s), "ended_at": format_utc(begin_s + duration_s),
+            "duration_s": duration_s}  # fmt: skip
 
 
 def finish_run(run_dir: RunDir) -> Path:
@@ -97,9 +118,7 @@ def _write_trial(folder: TrialDir, plan: Plan, trial: Trial, recipe: Recipe) -> 
     sources = {"rl_engine": "5" * 40} if trial.variant == ENABLED and recipe.is_routed else {}
     libraries = {"schema": 1, "torch": "2.13.0", "packages": {"numpy": "2.4.6"}, "sources": sources}
     write_json(folder.libraries_file(0), libraries)
-    write_json(folder.exit, {"schema": 1, "status": status, "code": 0 if status == "ok" else 1, "signal": None,
-                             "reason": "" if status == "ok" else f"made to end with {status}", "allocation": "a",
-                             "duration_s": 3.5})  # fmt: skip
+    write_json(folder.exit, make_exit(trial, status))
 
 
 def _log_lines(trial: Trial, recipe: Recipe, num_steps: int) -> Iterable[str]:

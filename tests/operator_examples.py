@@ -21,6 +21,7 @@ from rlk_repro.results import Analysis, OperatorResult
 from rlk_repro.rundir import RunDir
 from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack
 from tests.analysis_examples import HOSTILE
+from tests.make_run import make_exit, write_records
 
 RUN = "operators-smoke"
 NUM_SWEEPS = 2
@@ -91,14 +92,14 @@ def make_operator_run(
     node = run_dir.node("node0")
     facts: dict[str, Section] = {"gpu": {"count": 1, "driver": "580.159.04"}}
     write_json(node.manifest, Manifest(node="node0", sections=facts).to_json())
-    write_json(node.preflight, {"schema": 1, "findings": []})
+    write_records(run_dir, plan)
     for trial in plan.trials:
         folder = run_dir.trial(trial.name)
         write_text(folder.stdout, "\n".join(_log_lines(cells, 1 + trial.index / 100)) + "\n")
         write_json(folder.command, {"schema": 1, "argv": ["python", "-m", "rlk_repro.bench.operators"]})
         write_json(folder.env, {"schema": 1, "env": {}})
-        write_json(folder.exit, {"schema": 1, "status": "ok", "code": 0, "signal": None, "reason": "",
-                                 "allocation": "a", "duration_s": 9.0})  # fmt: skip
+        write_json(folder.libraries_file(0), {"schema": 1, "torch": "2.13.0", "packages": {}, "sources": {}})
+        write_json(folder.exit, make_exit(trial, duration_s=9.0))
     if change is not None:
         change(run_dir)
     return run_dir

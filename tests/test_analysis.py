@@ -129,7 +129,7 @@ def test_variants_that_differ_outside_the_switch_are_not_comparable(tmp_path: Pa
     analysis = analyse(make_run(tmp_path / "a", Recipe(speedup=1.2), change))
     found = [finding for finding in analysis.findings if finding.level is Level.BLOCKING]
     assert [(item.where, item.expected, item.found) for item in found] == [
-        ("p1.environment.NCCL_ALGO", "absent", "Ring")
+        ("p1.environment.NCCL_ALGO", "not set", "Ring")
     ]
     assert any(gate.status is GateStatus.FAILED for gate in analysis.gates)
     assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
@@ -160,4 +160,8 @@ def test_nodes_without_records_become_findings(tmp_path: Path) -> None:
         run_dir.node("node0").preflight.unlink()
 
     analysis = analyse(make_run(tmp_path / "a", change=change))
-    assert [finding.expected for finding in analysis.findings] == ["a manifest", "a preflight record"]
+    assert [finding.expected for finding in analysis.findings] == [
+        "a manifest",
+        "a preflight record",
+        "manifest and preflight record of 1 node",
+    ]

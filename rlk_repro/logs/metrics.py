@@ -6,12 +6,15 @@ Pure data and arithmetic over a ``ParsedLog``; percentiles, warm-up and comparis
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from rlk_repro.logs.vime import ParsedLog, Rows, Sample
+
+CLOCKED: Final = "perf/"
+"""How vime's keys of times and of rates begin."""
 
 
 class Row(StrEnum):
@@ -36,6 +39,9 @@ class Metric:
     at all serves the whole series, because alternatives are not defined alike.  With a ``formula`` all of them are its
     operands, and the value carries the last operand's line.  Numbers of STEP rows are averaged over the steps of the
     rollout.  ``offset`` is added to the rollout id to find the row.
+
+    ``lowest`` is the least that its numbers can be, ``is_positive`` says that 0 is too little: a phase that did not
+    take place has the time 0, a whole step never.  A number that cannot be voids its rollout.
     """
 
     name: str
@@ -44,6 +50,14 @@ class Metric:
     sources: tuple[tuple[Row, str], ...]
     formula: Callable[..., float | None] | None = None
     offset: int = 0
+    lowest: float = -math.inf
+    is_positive: bool = False
+
+    def is_impossible(self, key: str, value: float) -> bool:
+        """Whether no honest log prints this.  NaN of a skipped training step is honest, NaN of a clock is not."""
+        if key.startswith(CLOCKED) and not math.isfinite(value):
+            return True
+        return value < self.lowest or (self.is_positive and value <= 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,18 +73,21 @@ def _end_to_end(train_tokens_per_s: float, actor_train_time_s: float, step_time_
     return train_tokens_per_s * actor_train_time_s / step_time_s if step_time_s > 0 else None
 
 
-def _perf(name: str, unit: str, better: Better, key: str, *, offset: int = 0) -> Metric:
-    return Metric(name=name, unit=unit, better=better, sources=((Row.PERF, key),), offset=offset)
+def _perf(name: str, unit: str, better: Better, key: str, *, offset: int = 0, is_positive: bool = False) -> Metric:
+    sources = ((Row.PERF, key),)
+    return Metric(
+        name=name, unit=unit, better=better, sources=sources, offset=offset, lowest=0, is_positive=is_positive
+    )
 
 
-def _step(name: str, key: str, better: Better = Better.NONE) -> Metric:
-    return Metric(name=name, unit="", better=better, sources=((Row.STEP, key),))
+def _step(name: str, key: str, better: Better = Better.NONE, *, lowest: float = -math.inf) -> Metric:
+    return Metric(name=name, unit="", better=better, sources=((Row.STEP, key),), lowest=lowest)
 
 
 # perf line N is printed at the end of train N, before the weight sync that follows it.  The update_weights_time in it
 # is the sync between train N-1 and rollout N: the sync that followed train N is in line N+1, the last one in none.
 METRICS: Final[tuple[Metric, ...]] = (
-    _perf("step_time_s", "s", Better.LOWER, "perf/step_time"),
+    _perf("step_time_s", "s", Better.LOWER, "perf/step_time", is_positive=True),
     _perf("train_time_s", "s", Better.LOWER, "perf/train_time"),
     _perf("train_wait_time_s", "s", Better.LOWER, "perf/train_wait_time"),
     _perf("actor_train_time_s", "s", Better.LOWER, "perf/actor_train_time"),
@@ -97,14 +114,16 @@ METRICS: Final[tuple[Metric, ...]] = (
         unit="tokens",
         better=Better.NONE,
         sources=((Row.ROLLOUT, "rollout/response_lengths"), (Row.PERF, "rollout/response_len/mean")),
+        lowest=0,
     ),
     Metric(
         name="truncated_ratio",
         unit="",
         better=Better.NONE,
         sources=((Row.PERF, "rollout/truncated_ratio"), (Row.ROLLOUT, "rollout/truncated")),
+        lowest=0,
     ),
-    _step("train_rollout_logprob_abs_diff", "train/train_rollout_logprob_abs_diff", Better.LOWER),
+    _step("train_rollout_logprob_abs_diff", "train/train_rollout_logprob_abs_diff", Better.LOWER, lowest=0),
     _step("loss", "train/loss"),
     _step("pg_loss", "train/pg_loss"),
     _step("kl_loss", "train/kl_loss"),
@@ -119,12 +138,16 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
     """Every metric of ``METRICS`` by name, for rollouts ``0 … num_rollouts - 1``.
 
     A rollout's step metrics need all its ``num_steps_per_rollout`` steps: the mean of some of them is another quantity.
-    The line is that of the last step.  NaN printed by vime stays NaN.
+    The line is that of the last step.  NaN printed by vime stays NaN.  A void rollout has no value of any metric.
     """
+    void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
 
     def make_series(metric: Metric) -> Series:
         columns = [
-            tuple(_samples(parsed, row, key, metric.offset, num_rollouts, num_steps_per_rollout))
+            tuple(
+                None if rollout_id in void else _find_sample(parsed, row, key, rollout_id, num_steps_per_rollout)
+                for rollout_id in range(metric.offset, num_rollouts + metric.offset)
+            )
             for row, key in metric.sources
         ]
         if metric.formula is None:
@@ -137,15 +160,28 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
     return {metric.name: make_series(metric) for metric in METRICS}
 
 
-def _samples(
-    parsed: ParsedLog, row: Row, key: str, offset: int, num_rollouts: int, num_steps_per_rollout: int
-) -> Iterator[Sample | None]:
-    rows = _rows(parsed, row)
-    num_rows = num_steps_per_rollout if row is Row.STEP else 1
-    for rollout_id in range(offset, num_rollouts + offset):
-        first = rollout_id * num_rows
-        found = [rows[index][key] for index in range(first, first + num_rows) if key in rows.get(index, {})]
-        yield _mean(found) if len(found) == num_rows else None
+def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict[int, str]:
+    """The rollouts with a number that cannot be, by id in order, each with its first one: a clock or a log is wrong."""
+    found: dict[int, str] = {}
+    for metric in METRICS:
+        for row, key in metric.sources:
+            for index, numbers in _rows(parsed, row).items():
+                sample = numbers.get(key)
+                if sample is not None and metric.is_impossible(key, sample.value):
+                    rollout_id = index // _num_rows(row, num_steps_per_rollout)
+                    found.setdefault(rollout_id, f"{key} {sample.value:g} on line {sample.line}")
+    return dict(sorted(found.items()))
+
+
+def _find_sample(parsed: ParsedLog, row: Row, key: str, rollout_id: int, num_steps_per_rollout: int) -> Sample | None:
+    rows, num_rows = _rows(parsed, row), _num_rows(row, num_steps_per_rollout)
+    first = rollout_id * num_rows
+    found = [rows[index][key] for index in range(first, first + num_rows) if key in rows.get(index, {})]
+    return _mean(found) if len(found) == num_rows else None
+
+
+def _num_rows(row: Row, num_steps_per_rollout: int) -> int:
+    return num_steps_per_rollout if row is Row.STEP else 1
 
 
 def _rows(parsed: ParsedLog, row: Row) -> Rows:

@@ -1,13 +1,14 @@
-"""What differs between the two variants: arguments and environment of a baseline and an enabled trial, side by side.
+"""What differs between the trials of a pair: arguments, environment and loaded libraries, side by side.
 
-Two things may: the declared switches, and the folders that each trial writes its own records to.  A plan in which
-anything else differs compares more than RL-Kernel and is refused; secrets are compared by the name of their variable.
+Three things may: the declared switches, the folders that each trial writes its own records to, and the libraries that
+RL-Kernel brings along.  A plan in which anything else differs compares more than RL-Kernel and is refused; secrets are
+compared by the name of their variable.  A record that is not there is named, and never taken for equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,11 @@ from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import VARIANT_SWITCHES
 
+# What RL-Kernel brings along when it is routed in.
+ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages", "sources", "sources.rl_engine"})
+
+COMMAND: Final = "command"
+ENVIRONMENT: Final = "environment"
 ABSENT: Final = "not set"
 GIVEN: Final = "given"
 REDACTED: Final = "<redacted>"
@@ -67,15 +73,30 @@ class Started:
         return f"<nn>-<pair>-{self.variant}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class PairRecord:
+    """In what the trials of one pair are recorded to differ, by kind of record: ``command``, ``libraries.0``, ….
+
+    A kind that not both trials recorded is absent; ``missing`` says by path in the bundle which record, and why.
+    """
+
+    differences: Mapping[str, tuple[Difference, ...]]
+    missing: Mapping[str, str]
+
+
 def compare(baseline: Started, enabled: Started) -> Iterator[Difference]:
     """Everything in which two trials differ, flags before variables; nothing where they are started alike."""
-    trials = (baseline, enabled)
+    yield from _compare_arguments(baseline, enabled)
+    yield from _compare_values((baseline, enabled), baseline.env, enabled.env, VARIANT_SWITCHES)
+
+
+def _compare_arguments(first: Started, second: Started) -> Iterator[Difference]:
+    trials = (first, second)
     flags = [_flags(trial.argv) for trial in trials]
     yield from _compare_values(trials, *flags)
-    if flags[0] == flags[1] and list(baseline.argv) != list(enabled.argv):
+    if flags[0] == flags[1] and list(first.argv) != list(second.argv):
         order = [" ".join(scrub_argv(trial.argv)) for trial in trials]
         yield Difference(name=ORDER, baseline=order[0], enabled=order[1], kind=Kind.UNDECLARED)
-    yield from _compare_values(trials, baseline.env, enabled.env, VARIANT_SWITCHES)
 
 
 def list_differences(plan: Plan) -> tuple[Difference, ...]:
@@ -86,11 +107,71 @@ def list_differences(plan: Plan) -> tuple[Difference, ...]:
     )
 
 
-def read_differences(plan: Plan, run_dir: RunDir) -> tuple[Difference, ...]:
-    """Of all pairs as a run directory records them; as planned where neither trial of any pair left a record."""
-    recorded = [[_from_record(trial, run_dir.trial(trial.name)) for trial in pair] for pair in _list_pairs(plan)]
-    found = [(first, second) for first, second in recorded if first is not None and second is not None]
-    return _merge(compare(*pair) for pair in found) if found else list_differences(plan)
+def read_differences(plan: Plan, run_dir: RunDir) -> tuple[Difference, ...] | None:
+    """Of all pairs as a run directory records them, each once; None where no pair is recorded."""
+    records = [read_pair(run_dir, *pair).differences for pair in _list_pairs(plan)]
+    found = [record[part] for record in records for part in (COMMAND, ENVIRONMENT) if part in record]
+    return _merge(found) if found else None
+
+
+def read_pair(run_dir: RunDir, first: Trial, second: Trial) -> PairRecord:
+    """What the two trials of a pair were started with, and what each of their ranks loaded."""
+    reader = _RecordReader(run_dir)
+    folders = [run_dir.trial(trial.name) for trial in (first, second)]
+    started = [Started(trial=trial.name, variant=trial.variant, argv=(), env={}) for trial in (first, second)]
+    argvs = [reader.read(folder.command, "argv", list) for folder in folders]
+    envs = [reader.read(folder.env, "env", dict) for folder in folders]
+    found: dict[str, Iterable[Difference]] = {}
+    if None not in argvs:
+        found[COMMAND] = _compare_arguments(
+            *(replace(trial, argv=[str(word) for word in argv]) for trial, argv in zip(started, argvs, strict=True))
+        )
+    if None not in envs:
+        switches = VARIANT_SWITCHES if first.variant != second.variant else ()
+        found[ENVIRONMENT] = _compare_values(started, *map(_to_text, envs), switches)
+    for rank in sorted({rank for folder in folders for rank in _find_ranks(folder)}):
+        loaded = [reader.read(folder.libraries_file(rank)) for folder in folders]
+        if None not in loaded:
+            found[f"libraries.{rank}"] = _compare_values(started, *map(_flatten, loaded))
+    return PairRecord(differences={part: tuple(items) for part, items in found.items()}, missing=reader.missing)
+
+
+class _RecordReader:
+    """Reads JSON records of trials; ``missing`` collects those that cannot be read, by path in the bundle, and why."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.missing: dict[str, str] = {}
+        self._root = run_dir.root
+
+    def read(self, path: Path, key: str | None = None, kind: type = dict) -> Any:
+        """The record, or what it holds under ``key``; None where that is no ``kind``."""
+        try:
+            value = load_json(path)
+        except BundleUnreadable as error:
+            self.missing[path.relative_to(self._root).as_posix()] = error.problems[0].what
+            return None
+        found = value.get(key) if key is not None and isinstance(value, dict) else value
+        if isinstance(found, kind):
+            return found
+        self.missing[path.relative_to(self._root).as_posix()] = f"holds no {key or 'libraries'}"
+        return None
+
+
+def _find_ranks(folder: TrialDir) -> set[int]:
+    """Every rank that left a trace; the first one is in any trial."""
+    return {0, *folder.ops_files(), *folder.libraries_files()}
+
+
+def _to_text(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
+
+
+def _flatten(libraries: Mapping[str, Any]) -> dict[str, str]:
+    packages, sources = (
+        found if isinstance(found := libraries.get(part), dict) else {} for part in ("packages", "sources")
+    )
+    flat = {**libraries, **packages, **{f"sources.{name}": tree for name, tree in sources.items()}}
+    return {name: str(item) for name, item in flat.items() if name not in ROUTED_IN}
 
 
 def find_undeclared(plan: Plan) -> list[Problem]:
@@ -132,22 +213,6 @@ def _from_command(trial: Trial, command: Command) -> Started:
     return Started(trial=trial.name, variant=trial.variant, argv=argv, env=env)
 
 
-def _from_record(trial: Trial, folder: TrialDir) -> Started | None:
-    try:
-        command, environment = load_json(folder.command), load_json(folder.env)
-    except BundleUnreadable:
-        return None
-    argv, env = (_get(value, key) for value, key in ((command, "argv"), (environment, "env")))
-    if not isinstance(argv, list) or not isinstance(env, dict):
-        return None
-    env = {name: str(value) for name, value in env.items()}
-    return Started(trial=trial.name, variant=trial.variant, argv=[str(word) for word in argv], env=env)
-
-
-def _get(value: Any, key: str) -> Any:
-    return value.get(key) if isinstance(value, dict) else None
-
-
 def _flags(argv: Sequence[str]) -> dict[str, str]:
     """By flag; one that is given twice has the values of both."""
     found: dict[str, str] = {}
@@ -158,7 +223,7 @@ def _flags(argv: Sequence[str]) -> dict[str, str]:
 
 
 def _compare_values(
-    trials: tuple[Started, Started],
+    trials: Sequence[Started],
     first: Mapping[str, str],
     second: Mapping[str, str],
     switches: Collection[str] = (),
