@@ -1,3 +1,3 @@
 """rlk-repro: does RL-Kernel make vime's GRPO training faster or smaller, and can it be proved?"""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -310,20 +310,21 @@ def _diff_plans(left: RunDir, right: RunDir) -> list[Finding]:
     old, new = (Plan.load(run_dir.plan) for run_dir in (left, right))
     findings = []
     if old.experiment_hash != new.experiment_hash:
-        findings += list(_diff_values("plan", old.experiment, new.experiment, Level.BLOCKING))
+        findings += list(diff_values("plan", old.experiment, new.experiment, Level.BLOCKING))
     if old.profile != new.profile:
-        findings += list(_diff_values("profile", old.profile.model_dump(mode="json"),
+        findings += list(diff_values("profile", old.profile.model_dump(mode="json"),
                                       new.profile.model_dump(mode="json"), Level.WARNING))  # fmt: skip
     return findings
 
 
-def _diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Finding]:
+def diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Finding]:
+    """Every place in which two JSON values differ, by its dotted path."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
-            yield from _diff_values(f"{path}.{key}", old.get(key), new.get(key), level)
+            yield from diff_values(f"{path}.{key}", old.get(key), new.get(key), level)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (left, right) in enumerate(zip(old, new, strict=True)):
-            yield from _diff_values(f"{path}.{index}", left, right, level)
+            yield from diff_values(f"{path}.{index}", left, right, level)
     elif isinstance(old, list) and isinstance(new, list):
         yield Finding(level, path, f"{len(old)} entries", f"{len(new)} entries")
     elif old != new:

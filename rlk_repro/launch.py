@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro import backends
+from rlk_repro.authored import describe_rule_changes
 from rlk_repro.backends import get_backend
 from rlk_repro.backends.api import Job, JobState, Status, Submission
 from rlk_repro.console import Tell, silence
@@ -34,7 +35,7 @@ from rlk_repro.specfile import Loaded, load_hardware, load_profile, load_run, lo
 from rlk_repro.stage import Inputs, new_run_dir, stage, stage_again
 from rlk_repro.store import find_run_dir, list_run_dirs
 from rlk_repro.workloads import get_workload
-from rlk_repro.workloads.differences import find_undeclared, read_differences
+from rlk_repro.workloads.differences import find_undeclared, list_differences, read_differences
 
 if TYPE_CHECKING:
     from rlk_repro.report import Context
@@ -258,9 +259,13 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
 
     plan = load_plan(run_dir)
     run = plan.run
+    recorded = read_differences(plan, run_dir)
     return Context(
         setting=describe_setting(plan),
-        differences=read_differences(plan, run_dir),
+        rule_changes=describe_rule_changes(plan),
+        differences=list_differences(plan) if recorded is None else recorded,
+        is_as_planned=recorded is None,
+        is_sealed=run_dir.is_sealed,
         own_work=find_own_work(plan),
         bundle=str(bundle),
         run_directory=".." if is_linked else "",

@@ -25,6 +25,8 @@ from rlk_repro.specfile import Loaded, Override
 
 SCHEMA: Final = 1
 _RUN_ID: Final = "run_id"
+FREE_RULES: Final = frozenset({"pairs", "control_pairs", "expected_pair_sd_pct"})
+"""What of a measurement plan is no rule: how many pairs there are, and what is assumed for the power estimate."""
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
 
@@ -92,9 +94,9 @@ class Plan:
     def experiment(self) -> dict[str, Any]:
         """What is measured, as plain JSON values."""
         return {
-            "run": _dump(self.run),
-            "stack": _dump(self.stack),
-            "hardware": _dump(self.hardware),
+            "run": dump_model(self.run),
+            "stack": dump_model(self.stack),
+            "hardware": dump_model(self.hardware),
             "variants": list(self.variants),
             "is_exploratory": self.is_exploratory,
             "trials": [_dump_trial(trial) for trial in self.trials],
@@ -106,7 +108,7 @@ class Plan:
 
     @property
     def plan_hash(self) -> str:
-        return sha256_bytes(dump_json({"experiment": self.experiment, "profile": _dump(self.profile)}))
+        return sha256_bytes(dump_json({"experiment": self.experiment, "profile": dump_model(self.profile)}))
 
     def pairs(self) -> dict[str, tuple[Trial, Trial]]:
         """Pair name to its two trials: baseline and enabled, whichever ran first.
@@ -152,7 +154,7 @@ class Plan:
             "experiment_hash": self.experiment_hash,
             "plan_hash": self.plan_hash,
             "experiment": self.experiment,
-            "profile": _dump(self.profile),
+            "profile": dump_model(self.profile),
             "sources": dict(self.sources),
         }
 
@@ -275,7 +277,7 @@ def make_plan(
     """
     problems = [*_layout_problems(run.model, hardware.model), *_variant_problems(variants)]
     if not is_exploratory:
-        problems += _rule_problems(overrides)
+        problems += find_rule_problems(overrides)
     if problems:
         raise SpecError(*problems)
     plan = Plan(
@@ -284,7 +286,7 @@ def make_plan(
         hardware=hardware.model,
         profile=profile.model,
         variants=tuple(variant for variant in get_args(Variant) if variant in variants),
-        is_exploratory=is_exploratory and bool(_rule_problems(overrides)),
+        is_exploratory=is_exploratory and bool(find_rule_problems(overrides)),
         sources=_sources(run),
     )
     if plan.has_enabled:
@@ -339,19 +341,14 @@ def _variant_problems(variants: Sequence[str]) -> list[Problem]:
     return []
 
 
-def _rule_problems(overrides: Sequence[Override]) -> list[Problem]:
-    free = {("measure", "pairs"), ("measure", "control_pairs"), ("measure", "expected_pair_sd_pct")}
+def find_rule_problems(overrides: Sequence[Override]) -> list[Problem]:
+    """The flags that change how the run measures or judges: only an exploratory plan may have such."""
     return [
-        Problem(
-            item.flag,
-            "changes a measurement rule of the run",
-            got=item.value,
-            expected="the run's own rule",
-            hint="add --exploratory, and the verdict will say so",
-        )
+        Problem(item.flag, "changes a measurement rule of the run", got=item.value, expected="the run's own rule",
+                hint="add --exploratory, and the verdict will say so")
         for item in overrides
-        if item.path[0] == "measure" and item.path not in free
-    ]
+        if item.path[0] == "measure" and item.path[1:] not in {(name,) for name in FREE_RULES}
+    ]  # fmt: skip
 
 
 def _check_operators(plan: Plan) -> None:
@@ -371,23 +368,27 @@ def _check_operators(plan: Plan) -> None:
 
 
 def _sources(run: Loaded[Run]) -> dict[str, str]:
-    return {path: _origin(run.origin, path) for path in _leaves(_dump(run.model))}
+    return {".".join(path): _origin(run.origin, path) for path in list_leaves(dump_model(run.model))}
 
 
-def _origin(origin: Mapping[str, str], path: str) -> str:
-    """The flag, or file name and line without folders: a plan names no path of a machine."""
-    return origin.get(path, "default").rpartition("/")[2]
+def _origin(origin: Mapping[str, str], path: Sequence[str]) -> str:
+    """The flag that gave the value or what holds it; else file name and line without folders: no path of a machine."""
+    places = [".".join(path[:length]) for length in range(len(path), 0, -1)]
+    flag = next((origin[place] for place in places if origin.get(place, "").startswith("--")), None)
+    return flag or origin.get(places[0], "default").rpartition("/")[2]
 
 
-def _leaves(value: Any, prefix: str = "") -> Iterator[str]:
+def list_leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every value in nested mappings; a list is one value."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from _leaves(item, f"{prefix}.{key}" if prefix else str(key))
+            yield from list_leaves(item, (*path, str(key)))
     else:
-        yield prefix
+        yield path
 
 
-def _dump(model: BaseModel) -> dict[str, Any]:
+def dump_model(model: BaseModel) -> dict[str, Any]:
+    """As a plan file holds it."""
     return model.model_dump(mode="json", by_alias=True)
 
 

@@ -24,7 +24,7 @@ from rlk_repro.identity import Identity, compare_identities, find_source_drift, 
 from rlk_repro.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.plan import Plan
 from rlk_repro.probes import probe_node
-from rlk_repro.recorded import find_difference, has_same_bytes, require_verified
+from rlk_repro.recorded import find_difference, has_same_bytes, require_as_authored, require_verified
 from rlk_repro.results import Analysis
 from rlk_repro.rundir import RunDir
 from rlk_repro.stage import Inputs
@@ -66,17 +66,20 @@ def reanalyse(bundle: Path) -> Recorded:
     """Verify, analyse again from the logs, and require the sealed bytes; other words for the same values may pass.
 
     Raises:
-        CheckFailed: a file is not what was sealed, or the logs do not give the sealed analysis.
+        CheckFailed: a file is not what was sealed, the logs do not give the sealed analysis, or the author's files do
+            not give the plan.
         BundleUnreadable: broken or unsafe.
     """
     require_verified(bundle)
     with open_bundle(bundle) as run_dir:
         analysis = _require_same_analysis(run_dir)
         plan = launch.load_plan(run_dir)
+        inputs = _read_inputs(run_dir)
+        require_as_authored(plan, run_dir)
         return Recorded(
             bundle_id=sha256_file(run_dir.checksums),
             plan=plan,
-            inputs=_read_inputs(run_dir),
+            inputs=inputs,
             analysis=analysis,
             manifests=load_manifests(run_dir),
             identity=read_identity(run_dir, plan),
@@ -155,18 +158,20 @@ def _find_parts_drift(recorded: Recorded, here: launch.Prepared) -> tuple[Findin
 
 def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
     """The plan as the local cluster can run it, which is one node and starts no container; and what that takes away."""
-    lost = []
+    lost, sources = [], dict(plan.sources)
     run, stack, hardware, layout = plan.run, plan.stack, plan.hardware.hardware, plan.layout
     if layout.num_nodes > 1:
         where = f"run {run.run}: layouts.{hardware}.num_nodes"
         lost.append(Finding(Level.BLOCKING, where, str(layout.num_nodes), "1, the local cluster is one node"))
         layouts = {**run.layouts, hardware: layout.model_copy(update={"num_nodes": 1})}
         run = run.model_copy(update={"layouts": layouts})
+        sources[f"layouts.{hardware}.num_nodes"] = "--cluster local"
     if stack.images:
         found = "none, the local cluster uses what this machine has"
         lost.append(Finding(Level.BLOCKING, f"stack {stack.stack}: images", ", ".join(stack.images), found))
         stack = stack.model_copy(update={"images": {}})
-    return dataclasses.replace(plan, run=run, stack=stack), tuple(lost)
+        sources["stack.images"] = "--cluster local"
+    return dataclasses.replace(plan, run=run, stack=stack, sources=sources), tuple(lost)
 
 
 def _translate(prepared: Prepared) -> Analysis:

@@ -183,7 +183,10 @@ def _apply(source: Source, overrides: Sequence[Override]) -> tuple[Any, dict[str
         if not isinstance(target, dict):
             raise SpecError(Problem(override.flag, "there is no such path", expected="keys of the run, dotted"))
         target[override.path[-1]] = override.value
-        origin[".".join(override.path)] = override.flag
+        place = ".".join(override.path)
+        for replaced in [key for key in origin if key.startswith((f"{place}.", f"{place}["))]:
+            del origin[replaced]
+        origin[place] = override.flag
     return value, origin
 
 

@@ -30,6 +30,13 @@ def reseal(run_dir: RunDir) -> Path:
     return pack(run_dir)
 
 
+def record_an_earlier_version(run_dir: RunDir) -> None:
+    path = run_dir.node("node0").manifest
+    value = load_json(path)
+    value["sections"]["code"] = {"rlk_repro": {"version": "0.1.0"}}
+    write_json(path, value)
+
+
 def report(root: Path, folder: Path) -> bytes:
     context = report_context(RunDir(root), Path("bundle.tgz"))
     return write_report(reanalyse(root).analysis, folder, context).html.read_bytes()
@@ -82,7 +89,9 @@ def test_a_changed_verdict_with_redone_checksums_is_refused(sealed: RunDir) -> N
         reanalyse(reseal(sealed))
 
 
-def test_other_words_for_the_same_values_are_no_difference(sealed: RunDir) -> None:
+def test_other_words_of_an_earlier_version_for_the_same_values_are_no_difference(tmp_path: Path) -> None:
+    sealed = make_run(tmp_path / "id", change=record_an_earlier_version)
+    finish_run(sealed)
     value = load_json(sealed.analysis)
     value["gates"][0]["detail"] = "said by an earlier version"
     value["verdict"]["reasons"].append("and this")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, say, say_findings, say_json
+from rlk_repro.cli.output import AsJson, Unsealed, say, say_findings, say_json
 
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a run directory.")]
 
@@ -58,6 +58,7 @@ def inspect(bundle: BundlePath, as_json: AsJson = False) -> None:
 def diff(
     first: BundlePath,
     second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle to compare with.")],
+    is_unsealed_fine: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare plans, manifests and results of two bundles; exit 1 when a difference is blocking."""
@@ -65,18 +66,25 @@ def diff(
     from rlk_repro.findings import has_blocking
     from rlk_repro.recorded import require_intact
 
-    for source in (first, second):
-        require_intact(source)
+    unsealed = [source for source in (first, second) if not require_intact(source)]
     difference = diff_bundles(first, second)
     comparison = difference.comparison
     if as_json:
         findings = [finding.to_json() for finding in difference.findings]
-        say_json({"findings": findings, "comparison": None if comparison is None else comparison.to_json()})
+        say_json(
+            {
+                "findings": findings,
+                "unsealed": [*map(str, unsealed)],
+                "comparison": None if comparison is None else comparison.to_json(),
+            }
+        )
     else:
+        for source in unsealed:
+            say(f"{source}: not sealed: nothing shows that its files are still what the run wrote")
         say_findings(difference.findings)
         if not difference.findings:
             say("no difference in plan or manifests")
         for line in [] if comparison is None else comparison.lines():
             say(line)
-    if has_blocking(difference.findings):
+    if has_blocking(difference.findings) or (unsealed and not is_unsealed_fine):
         raise typer.Exit(1)

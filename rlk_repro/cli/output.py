@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Unsealed: TypeAlias = Annotated[
+    bool, typer.Option("--unsealed", help="A run that was not sealed is no reason to exit with 1.")
+]
 
 
 def say(text: str = "") -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, make_console, say, say_json
+from rlk_repro.cli.output import AsJson, Unsealed, make_console, say, say_json
 
 
 def register(app: typer.Typer) -> None:
@@ -18,6 +18,7 @@ def report(
     sources: Annotated[list[Path], typer.Argument(metavar="BUNDLE|RUN_DIR...", help="What to report on.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Where to write.")] = None,
     fail_on: Annotated[str, typer.Option("--fail-on", metavar="WORDS", help="Verdicts that exit with 1.")] = "",
+    is_unsealed_fine: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the HTML and Markdown report and print its summary."""
@@ -25,11 +26,11 @@ def report(
     from rlk_repro.errors import EnvironmentMissing, Problem
     from rlk_repro.findings import has_blocking
     from rlk_repro.recorded import load_result
-    from rlk_repro.report import write_report
+    from rlk_repro.report import list_cautions, write_report
     from rlk_repro.report.terminal import print_summary
 
     unwanted = _verdict_words(fail_on)
-    results, is_forged = [], False
+    results, is_doubtful = [], False
     for number, source in enumerate(sources, start=1):
         analysis, context = load_result(source, is_linked=is_folder(source) and output is None)
         folder = _folder(source, output, number if len(sources) > 1 else None)
@@ -38,8 +39,8 @@ def report(
         except OSError as error:
             problem = Problem(str(folder), f"cannot be written ({error.strerror})", hint="-o names another folder")
             raise EnvironmentMissing(problem) from error
-        results.append((source, analysis, files.html))
-        is_forged = is_forged or has_blocking(context.findings)
+        results.append((source, analysis, files.html, list_cautions(analysis, context)))
+        is_doubtful = is_doubtful or has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
         if not as_json:
             print_summary(analysis, make_console(), context)
             say(f"\nreport: {files.html}\n")
@@ -51,11 +52,12 @@ def report(
                     "verdict": analysis.verdict.word.value,
                     "headline": analysis.verdict.headline,
                     "report": str(html),
+                    "cautions": cautions,
                 }
-                for source, analysis, html in results
+                for source, analysis, html, cautions in results
             ]
         )
-    if is_forged or any(analysis.verdict.word.value in unwanted for _, analysis, _ in results):
+    if is_doubtful or any(analysis.verdict.word.value in unwanted for _, analysis, *_ in results):
         raise typer.Exit(1)
 
 

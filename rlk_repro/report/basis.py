@@ -41,9 +41,10 @@ def make_basis(view: View) -> tuple[tuple[str, str], ...]:
     analysis = view.analysis
     effect = analysis.effect(view.primary)
     differences = view.context.differences
+    as_planned = "as planned, and not recorded: " if view.context.is_as_planned else ""
     return (
         *view.context.setting,
-        *((("variants differ in", describe_differences(differences)),) if differences else ()),
+        *((("variants differ in", f"{as_planned}{describe_differences(differences)}"),) if differences else ()),
         (view.label(view.primary).label, describe_effect(effect)),
         ("threshold", describe_threshold(analysis)),
         *((("sensitivity", seen),) if (seen := describe_sensitivity(analysis, effect)) else ()),

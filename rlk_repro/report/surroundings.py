@@ -50,6 +50,9 @@ MODULE_SENTENCE: Final = (
     "A step here is vime's loss functions and nothing else: how much faster training gets does not follow."
 )
 SCOPES: Final = {"reference": REFERENCE_SENTENCE, "module": MODULE_SENTENCE, "operators": OPERATORS_SENTENCE}
+UNSEALED: Final = "Not sealed: nothing shows that these files are still what the run wrote."
+VARIANTS: Final = "What differs between the variants"
+PLANNED_VARIANTS: Final = f"{VARIANTS}, as planned"
 MAY_NOT_CLAIM: Final = (
     "anything about other hardware, stacks, models, lanes or layouts than the ones named here.",
     "for MoE models, anything but vime + R3 against vime + R3 + RL-Kernel. R3 routing replay is vime's own and the "
@@ -140,9 +143,14 @@ def make_differences(view: View) -> Iterator[Section]:
         )
         for item in differences
     )
-    note = "Arguments and environment of all pairs, compared flag by flag and variable by variable."
-    yield Section(key="variants", title="What differs between the variants",
-                  blocks=(Table(title="", columns=columns, rows=rows, note=note),))  # fmt: skip
+    note, title = "Arguments and environment of all pairs, compared flag by flag and variable by variable.", VARIANTS
+    if view.context.is_as_planned:
+        note, title = (
+            "No pair has a record of what it was started with: this is what the plan asked for.",
+            PLANNED_VARIANTS,
+        )
+    table = Table(title="", columns=columns, rows=rows, note=note)
+    yield Section(key="variants", title=title, blocks=(table,))
 
 
 def _fact_table(title: str, facts: tuple[tuple[str, str], ...]) -> Table:
@@ -243,11 +251,15 @@ def make_sections(view: View) -> tuple[Section, ...]:
 def make_cautions(view: View) -> tuple[str, ...]:
     """What a reader must know before the verdict."""
     analysis = view.analysis
-    cautions = [SCOPES[analysis.workload]] if analysis.workload in SCOPES else []
+    cautions = [] if view.context.is_sealed else [UNSEALED]
+    if analysis.workload in SCOPES:
+        cautions.append(SCOPES[analysis.workload])
     if any(pair.status is PairStatus.SCORED and not pair.is_control for pair in analysis.pairs):
         cautions += view.context.own_work  # of a gain; without a scored pair there is none to share out
     if analysis.verdict.is_exploratory:
         cautions.append("Exploratory: the plan was not the one fixed before the first trial.")
+    if view.context.rule_changes:
+        cautions.append(view.context.rule_changes)
     if has_blocking(view.context.findings):
         cautions.append("The bundle is not what it says it is: see findings. This report is computed from its logs.")
     return tuple(cautions)

@@ -37,8 +37,9 @@ class Context:
     ``bundle`` is the path as it appears in commands; ``run_directory`` leads from the report's folder to the unpacked
     run directory, ``""`` where there is none to link to.  ``findings`` are those of verify, diff or replay.
     ``may_claim`` and ``may_not_claim`` are the run's own sentences, ``setting`` what tells it from another run of the
-    same name, ``differences`` what its variants were started with that is not the same, ``own_work`` what enabled gains
-    and RL-Kernel does not do.
+    same name, ``rule_changes`` how its rules are not the shipped ones, ``differences`` what its variants were started
+    with that is not the same, as planned where no trial recorded it, ``own_work`` what enabled gains and RL-Kernel does
+    not do.
     """
 
     bundle: str = RunDir(Path()).bundle.name
@@ -48,7 +49,10 @@ class Context:
     may_claim: tuple[str, ...] = ()
     may_not_claim: tuple[str, ...] = ()
     setting: tuple[tuple[str, str], ...] = ()
+    rule_changes: str = ""
     differences: tuple[Difference, ...] = ()
+    is_as_planned: bool = False
+    is_sealed: bool = True
     own_work: tuple[str, ...] = ()
 
 
