@@ -24,8 +24,8 @@ from rlk_repro.trials import ExitRecord, read_exit
 
 MAX_LOG_BYTES: Final = 1 << 23
 MAX_SHOWN: Final = 40
-# The clock of a node may be set a little while a run goes on, and exit records are rounded to milliseconds.
-SLACK_S: Final = 5.0
+# The clock of a node may be set a little while a run goes on, and records are rounded to milliseconds.
+SLACK_S: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,17 +17,7 @@ from rlk_repro.report import write_report
 from rlk_repro.rundir import RunDir
 from rlk_repro.spec import Image
 from rlk_repro.verify import verify_bundle
-from tests.make_run import finish_run, make_run
-
-
-def reseal(run_dir: RunDir) -> Path:
-    """Redo the checksums as a forger would."""
-    from rlk_repro.bundle import pack, seal
-
-    run_dir.checksums.unlink()
-    run_dir.bundle.unlink()
-    seal(run_dir)
-    return pack(run_dir)
+from tests.make_run import finish_run, make_run, reseal
 
 
 def record_an_earlier_version(run_dir: RunDir) -> None:

@@ -1,0 +1,136 @@
+"""No verdict rests on records that are not there: what nobody can compare is undecided, and said."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.analysis import analyse
+from rlk_repro.bundle import unpack
+from rlk_repro.files import load_json, write_json, write_text
+from rlk_repro.results import Analysis, Gate, GateStatus, VerdictWord
+from rlk_repro.rundir import RunDir
+from tests.make_run import Recipe, finish_run, make_run
+
+EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
+TWO_RANKS = EVIDENCE / "module-qwen3-4b-tp2-h200.tgz"
+BASELINE, ENABLED = "00-p1-baseline", "01-p1-enabled"
+GAIN = Recipe(speedup=1.2)
+Change = Callable[[RunDir], None]
+
+
+def gate_of(analysis: Analysis) -> Gate:
+    return next(gate for gate in analysis.gates if gate.name == "manifests")
+
+
+def strip(run_dir: RunDir) -> None:
+    """Take away everything that says what was started and where."""
+    for trial in run_dir.trial_dirs():
+        trial.command.unlink()
+        trial.env.unlink()
+        shutil.rmtree(trial.libraries)
+    shutil.rmtree(run_dir.nodes)
+
+
+def test_a_bundle_without_any_record_is_never_faster_and_its_report_says_what_is_only_planned(
+    call, tmp_path: Path
+) -> None:
+    bundle = finish_run(make_run(tmp_path / "id", GAIN, strip))
+    code, out, _ = call("report", str(bundle), "-o", str(tmp_path / "out"))
+    assert code == 0
+    assert "INCONCLUSIVE" in out
+    assert "undecided on manifests" in " ".join(out.split())
+    assert "equal outside the declared switches" not in out
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "- variants differ in: as planned, and not recorded: VIME_RL_KERNEL" in page
+    assert "## What differs between the variants, as planned" in page
+    assert "What differs between the variants, as planned" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_what_is_missing_is_named_and_bounded(tmp_path: Path) -> None:
+    analysis = analyse(make_run(tmp_path / "id", GAIN, strip))
+    assert gate_of(analysis).status is GateStatus.UNDECIDED
+    assert gate_of(analysis).detail.startswith(f"not compared, for want of trials/{BASELINE}/command.json, ")
+    found = [item.found for item in analysis.findings]
+    assert found[:20] == ["missing"] * 20
+    assert found[20:] == ["missing, and 16 more alike"]
+
+
+def remove(name: str) -> Change:
+    return lambda run_dir: (run_dir.trial(ENABLED).path / name).unlink()
+
+
+def tear(name: str, text: str) -> Change:
+    return lambda run_dir: write_text(run_dir.trial(BASELINE).path / name, text)
+
+
+def remove_manifest(run_dir: RunDir) -> None:
+    run_dir.node("node0").manifest.unlink()
+
+
+def swap_node(run_dir: RunDir) -> None:
+    """The manifest of a node that had no part in it."""
+    path = run_dir.node("node0").preflight
+    write_json(path, {**load_json(path), "allocation": "another"})
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        *((remove(name), f"trials/{ENABLED}/{name}") for name in ("command.json", "env.json", "libraries/0.json")),
+        (tear("command.json", '{"schema": 1, "argv": ["a"'), f"trials/{BASELINE}/command.json"),
+        (tear("command.json", '{"schema": 1, "argv": "a"}'), f"trials/{BASELINE}/command.json"),
+        (tear("env.json", '{"schema": 1}'), f"trials/{BASELINE}/env.json"),
+        (tear("env.json", "[]"), f"trials/{BASELINE}/env.json"),
+        (tear("libraries/0.json", "[]"), f"trials/{BASELINE}/libraries/0.json"),
+        (remove_manifest, "nodes: allocation a"),
+        (swap_node, "nodes: allocation a"),
+    ],
+)
+def test_every_single_record_is_needed(tmp_path: Path, change: Change, where: str) -> None:
+    analysis = analyse(make_run(tmp_path / "id", GAIN, change))
+    assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
+    assert gate_of(analysis).detail == f"not compared, for want of {where}"
+    assert where in {item.where for item in analysis.findings}
+
+
+def test_a_pair_that_is_not_scored_needs_no_record(tmp_path: Path) -> None:
+    recipe = Recipe(speedup=1.2, failed={ENABLED: "failed"})
+    analysis = analyse(make_run(tmp_path / "id", recipe, remove("command.json")))
+    assert gate_of(analysis).status is GateStatus.PASSED
+
+
+@pytest.fixture
+def two_ranks(tmp_path: Path) -> RunDir:
+    return unpack(TWO_RANKS, tmp_path / "two-ranks")
+
+
+def test_the_libraries_of_every_rank_are_needed(two_ranks: RunDir) -> None:
+    assert analyse(two_ranks).verdict.word is VerdictWord.FASTER
+    two_ranks.trial(BASELINE).libraries_file(1).unlink()
+    analysis = analyse(two_ranks)
+    assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
+    assert gate_of(analysis).detail == f"not compared, for want of trials/{BASELINE}/libraries/1.json"
+
+
+def test_the_libraries_of_every_rank_are_compared(two_ranks: RunDir) -> None:
+    path = two_ranks.trial(ENABLED).libraries_file(1)
+    write_json(path, {**load_json(path), "torch": "another"})
+    analysis = analyse(two_ranks)
+    assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
+    assert "p1.libraries.1.torch" in {item.where for item in analysis.findings}
+
+
+def test_a_switch_in_one_trial_of_a_control_pair_is_a_difference(tmp_path: Path) -> None:
+    def switch_on(run_dir: RunDir) -> None:
+        path = next(path for path in sorted(run_dir.trials.glob("*-c1-baseline/env.json")))
+        value = load_json(path)
+        write_json(path, {**value, "env": {**value["env"], "VIME_RL_KERNEL": "1"}})
+
+    recipe = Recipe(speedup=1.2, settings=(*GAIN.settings, "measure.control_pairs=1"))
+    analysis = analyse(make_run(tmp_path / "id", recipe, switch_on))
+    assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
+    assert "c1.environment.VIME_RL_KERNEL" in {item.where for item in analysis.findings}

@@ -1,0 +1,173 @@
+"""A plan's rules are those of the author's files and the recorded flags, or the bundle is not what it says it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro.authored import describe_rule_changes, find_rewritten
+from rlk_repro.backends.api import Job
+from rlk_repro.bundle import open_bundle
+from rlk_repro.files import load_json, write_json, write_text
+from rlk_repro.launch import load_plan
+from rlk_repro.plan import Plan, PlanRecord, make_plan, make_record
+from rlk_repro.replay import prepare, reanalyse
+from rlk_repro.resources import hardware_folders, profile_folders, run_folders, stack_folders
+from rlk_repro.rundir import RunDir
+from rlk_repro.spec import Margins, Measure
+from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.stage import Inputs, stage
+from tests.make_run import Recipe, finish_run, make_run
+
+EVIDENCE = sorted((Path(__file__).parents[2] / "docs" / "evidence").glob("*.tgz"))
+WIDE = Margins(raw_reward=1e12, logprob_abs_diff_ratio=1e12, peak_memory_ratio=1e12, response_length_pct=1e12)
+
+
+def rewrite(run_dir: RunDir, sources: dict[str, str] | None = None, **rules: Any) -> None:
+    """Other measurement rules, with hashes that fit them."""
+    plan = Plan.load(run_dir.plan)
+    measure = plan.run.measure.model_copy(update=rules)
+    run = plan.run.model_copy(update={"measure": measure})
+    plan = dataclasses.replace(plan, run=run, sources={**plan.sources, **(sources or {})})
+    write_json(run_dir.plan, make_record(plan, run_dir.run_id))
+
+
+def test_rewritten_rules_are_found_by_report_and_replay(call, tmp_path: Path) -> None:
+    recipe = Recipe(reward_drop=0.2, speedup=1.2)
+    honest = finish_run(make_run(tmp_path / "honest", recipe))
+    assert "NOT COMPARABLE" in call("report", str(honest), "-o", str(tmp_path / "out"))[1]
+    bundle = finish_run(make_run(tmp_path / "id", recipe, lambda run_dir: rewrite(run_dir, alpha=0.49, margins=WIDE)))
+    code, out, _ = call("report", str(bundle), "-o", str(tmp_path / "out"))
+    text = " ".join(out.split())
+    assert code == 1
+    assert "The bundle is not what it says it is" in text
+    assert "plan.json: run.measure.alpha: expected 0.05, found 0.49" in text
+    assert "alpha 0.49 instead of 0.05" in text
+    assert "margins.raw_reward 1e+12 instead of 0.05" in text
+    for page in ("report.md", "report.html"):
+        assert "alpha 0.49 instead of 0.05" in (tmp_path / "out" / page).read_text()
+    _, out, _ = call("report", str(bundle), "-o", str(tmp_path / "out"), "--json")
+    assert any("alpha 0.49 instead of 0.05" in caution for caution in json.loads(out)[0]["cautions"])
+    code, _, err = call("replay", str(bundle), "--analyze-only")
+    assert code == 1
+    assert "plan.json: run.measure.alpha" in err
+
+
+def test_a_flag_that_is_invented_for_it_makes_the_plan_exploratory_or_is_found(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "id")
+    submit(run_dir)
+    rewrite(run_dir, sources={"measure.alpha": "--set measure.alpha"}, alpha=0.49)
+    (found,) = find_rewritten(load_plan(run_dir), run_dir)
+    assert found.where == "plan.json: --set measure.alpha"
+    assert found.expected == "a plan that is marked exploratory"
+
+
+def test_rules_that_are_rewritten_in_the_authors_file_too_are_named_as_other_than_the_shipped_ones(
+    call, tmp_path: Path
+) -> None:
+    def change(run_dir: RunDir) -> None:
+        rewrite(run_dir, alpha=0.49)
+        text = run_dir.run_yaml.read_text().replace("measure:\n", "measure:\n  alpha: 0.49\n")
+        write_text(run_dir.run_yaml, text)
+
+    bundle = finish_run(make_run(tmp_path / "id", Recipe(speedup=1.2), change))
+    code, out, _ = call("report", str(bundle), "-o", str(tmp_path / "out"))
+    assert code == 0
+    assert re.search(
+        r"Rules differ from the shipped run smoke: [^:]*alpha 0\.49 instead of 0\.05", " ".join(out.split())
+    )
+
+
+def test_the_rules_of_a_run_that_is_not_shipped_are_held_against_the_defaults(tmp_path: Path) -> None:
+    plan = submit(RunDir(tmp_path / "id"))
+    run = plan.run.model_copy(update={"run": "my-own", "measure": Measure(scored_steps=20, alpha=0.49)})
+    assert describe_rule_changes(dataclasses.replace(plan, run=run)) == (
+        "Rules differ from the defaults, and no run my-own is shipped: alpha 0.49 instead of 0.05."
+    )
+
+
+@pytest.mark.parametrize("part", ["run.yaml", "stack.yaml", "hardware.yaml", "profile.yaml"])
+@pytest.mark.parametrize("text", [None, "{", "schema: 1\n", "&a [*a]", "[" * 2000])
+def test_an_authors_file_that_is_no_such_file_is_found(tmp_path: Path, part: str, text: str | None) -> None:
+    run_dir = RunDir(tmp_path / "id")
+    submit(run_dir)
+    (run_dir.root / part).unlink()
+    if text is not None:
+        write_text(run_dir.root / part, text)
+    assert {item.where.partition(":")[0] for item in find_rewritten(load_plan(run_dir), run_dir)} == {part}
+
+
+@pytest.mark.parametrize("where", ["stack", "hardware", "profile"])
+def test_every_file_is_held_against_the_plan(tmp_path: Path, where: str) -> None:
+    run_dir = RunDir(tmp_path / "id")
+    submit(run_dir)
+    record = load_json(run_dir.plan)
+    change = {
+        "stack": ("experiment", "stack", "stack", "another"),
+        "hardware": ("experiment", "hardware", "title", "another"),
+        "profile": ("profile", "profile", "another"),
+    }[where]
+    *folders, key, value = change
+    part: Any = record
+    for name in folders:
+        part = part[name]
+    part[key] = value
+    plan = rehash(record)
+    assert [item.where for item in find_rewritten(plan, run_dir)] == [f"plan.json: {where}.{key}"]
+
+
+def rehash(record: Any) -> Plan:
+    return PlanRecord.model_validate_json(json.dumps(record)).to_plan()
+
+
+def submit(run_dir: RunDir, *settings: str, is_exploratory: bool = False) -> Plan:
+    """Plan and stage the smoke run as ``submit`` does."""
+    overrides = parse_overrides(settings)
+    run = load_run("smoke", run_folders(), overrides)
+    stack, hardware = load_stack("host", stack_folders()), load_hardware("h200", hardware_folders())
+    profile = load_profile("local", profile_folders("local"))
+    plan = make_plan(run=run, stack=stack, hardware=hardware, profile=profile, overrides=overrides,
+                     is_exploratory=is_exploratory)  # fmt: skip
+    inputs = Inputs(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
+    stage(plan, inputs, run_dir, Job(files={"command.json": "{}\n"}, command=("true",)))
+    return load_plan(run_dir)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("measure.pairs=8", "time_limit_min=7", "rl_kernel.ops=[logp]"),
+        ("layouts={h200: {gpus_per_node: 1}}", "expected_trial_minutes={h200: 1}"),
+        ("layouts.h200={gpus_per_node: 1}", "expected_trial_minutes={}"),
+        ("measure={pairs: 3, scored_steps: 4}",),
+        ("measure.margins={raw_reward: 0.5}", "measure.margins.peak_memory_ratio=1.5"),
+    ],
+)
+def test_an_honest_plan_is_what_its_files_and_flags_give(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    run_dir = RunDir(tmp_path / "id")
+    plan = submit(run_dir, *settings, is_exploratory=True)
+    assert find_rewritten(plan, run_dir) == []
+
+
+def test_a_plan_that_a_replay_fitted_to_one_node_says_so(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "id")
+    recorded = reanalyse(finish_run(run_dir))
+    layouts = {**recorded.plan.run.layouts, "h200": recorded.plan.layout.model_copy(update={"num_nodes": 2})}
+    larger = recorded.plan.run.model_copy(update={"layouts": layouts})
+    sources = {**recorded.plan.sources, "layouts.h200.num_nodes": "--set layouts.h200.num_nodes"}
+    recorded = dataclasses.replace(recorded, plan=dataclasses.replace(recorded.plan, run=larger, sources=sources))
+    fitted = prepare(recorded, cluster="local").launch.plan
+    assert fitted.layout.num_nodes == 1
+    assert find_rewritten(fitted, run_dir) == []
+
+
+@pytest.mark.parametrize("bundle", EVIDENCE, ids=lambda path: path.name)
+def test_the_evidence_is_what_its_files_and_flags_give(bundle: Path) -> None:
+    with open_bundle(bundle) as run_dir:
+        assert find_rewritten(load_plan(run_dir), run_dir) == []

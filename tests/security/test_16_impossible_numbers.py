@@ -1,0 +1,156 @@
+"""A time that cannot be voids its step, and the same version has the same words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro import __version__
+from rlk_repro.analysis import analyse
+from rlk_repro.files import load_json, write_json, write_text
+from rlk_repro.probes.code import OURSELVES, probe_source
+from rlk_repro.results import PairStatus, TrialStatus
+from rlk_repro.rundir import RunDir
+from tests.make_run import Recipe, finish_run, make_run, reseal
+
+ENABLED = "01-p1-enabled"
+
+
+def put(run_dir: RunDir, key: str, value: str, step: int = 3) -> None:
+    """Another number in one line of one trial's log."""
+    log = run_dir.trial(ENABLED).stdout
+    kind = "step" if key.startswith("train/") else "perf"
+    pattern = rf"({kind} {step}: {{.*'{re.escape(key)}': )[-+.\w]+"
+    text, count = re.subn(pattern, rf"\g<1>{value}", log.read_text())
+    assert count == 1
+    write_text(log, text)
+
+
+def analyse_with(tmp_path: Path, key: str, value: str) -> Any:
+    return analyse(make_run(tmp_path / "id", change=lambda run_dir: put(run_dir, key, value)))
+
+
+@pytest.mark.parametrize("value", ["-7198.3", "0", "0.0", "-0.0", "nan", "inf", "-inf", "1e999"])
+def test_a_step_time_that_cannot_be_is_no_step(tmp_path: Path, value: str) -> None:
+    analysis = analyse_with(tmp_path, "perf/step_time", value)
+    trial = analysis.trials[1]
+    assert (trial.status, trial.num_steps_found) == (TrialStatus.FAILED, 4)
+    assert trial.reason.startswith("ended well, but only 4 of 5 steps are in its log; step 3 is void: perf/step_time ")
+    assert trial.rejects == {"steps with a time or another number that cannot be": 1}
+    assert analysis.pairs[0].status is PairStatus.DROPPED
+    found = trial.summary("step_time_s")
+    assert (found.n, found.minimum > 0) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("perf/train_time", "-1"),
+        ("perf/actor_train_time", "nan"),
+        ("perf/train_wait_time", "-inf"),
+        ("perf/update_weights_time", "-0.01"),
+        ("perf/rollout_time", "-3"),
+        ("perf/actor_train_tok_per_s", "-1000"),
+        ("perf/actor_train_tok_per_s", "inf"),
+        ("rollout/response_len/mean", "-5"),
+    ],
+)
+def test_any_other_time_or_rate_that_cannot_be_voids_its_step(tmp_path: Path, key: str, value: str) -> None:
+    trial = analyse_with(tmp_path, key, value).trials[1]
+    assert trial.status is TrialStatus.FAILED
+    assert f"step 3 is void: {key} " in trial.reason
+    assert all(series.values[3] is None for series in trial.series if series.source.endswith("stdout.log")
+               and series.metric != "weight_sync_time_s")  # fmt: skip
+
+
+def test_a_difference_below_zero_of_log_probs_cannot_be(tmp_path: Path) -> None:
+    key = "train/train_rollout_logprob_abs_diff"
+    trial = analyse_with(tmp_path, key, "-1").trials[1]
+    assert trial.reason.endswith(f"; step 1 is void: {key} -1 on line 16, which cannot be")  # two updates a rollout
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("perf/update_weights_time", "0"),
+        ("perf/train_wait_time", "0.0"),
+        ("train/kl_loss", "-0.1"),
+        ("train/grad_norm", "nan"),
+        ("train/train_rollout_logprob_abs_diff", "nan"),
+    ],
+)
+def test_what_an_honest_log_prints_voids_nothing(tmp_path: Path, key: str, value: str) -> None:
+    """A phase that did not take place takes no time, and a training step that was skipped prints NaN."""
+    trial = analyse_with(tmp_path, key, value).trials[1]
+    assert (trial.status, trial.rejects) == (TrialStatus.OK, {})
+
+
+@pytest.mark.parametrize("duration_s", ["-3.5", "0", "NaN", "Infinity", "-Infinity", '"3.5 s"', "1e999"])
+def test_a_duration_that_cannot_be_is_no_exit_record(tmp_path: Path, duration_s: str) -> None:
+    def change(run_dir: RunDir) -> None:
+        path = run_dir.trial(ENABLED).exit
+        write_text(path, path.read_text().replace('"duration_s": 3.5', f'"duration_s": {duration_s}'))
+
+    analysis = analyse(make_run(tmp_path / "id", change=change))
+    assert (analysis.trials[1].status, analysis.trials[1].duration_s) == (TrialStatus.INTERRUPTED, None)
+    assert "exit record unreadable" in analysis.trials[1].reason
+    assert analysis.pairs[0].status is PairStatus.DROPPED
+
+
+@pytest.mark.parametrize("value", ["-0.1", "NaN", "Infinity", "1e999"])
+def test_a_module_time_that_cannot_be_is_no_proof(tmp_path: Path, value: str) -> None:
+    def change(run_dir: RunDir) -> None:
+        path = run_dir.trial(ENABLED).ops_file(0)
+        write_text(path, path.read_text().replace('"log_probs_forward":0.1', f'"log_probs_forward":{value}', 1))
+
+    analysis = analyse(make_run(tmp_path / "id", change=change))
+    assert analysis.pairs[0].status is PairStatus.VOID
+    assert analysis.trials[1].rejects == {"ops: not an event": 1}
+
+
+def record_version(version: str, commit: str = "") -> Any:
+    def change(run_dir: RunDir) -> None:
+        path = run_dir.node("node0").manifest
+        value = load_json(path)
+        ours = {"version": version} | ({"commit": commit} if commit else {})
+        write_json(path, {**value, "sections": {**value["sections"], "code": {"rlk_repro": ours}}})
+
+    return change
+
+
+def forge_words(run_dir: RunDir) -> Path:
+    finish_run(run_dir)
+    value = load_json(run_dir.analysis)
+    value["gates"][4]["detail"] = "checked by an independent laboratory"
+    value["verdict"]["reasons"].append("confirmed on eight machines")
+    write_json(run_dir.analysis, value)
+    return reseal(run_dir)
+
+
+def own_commit() -> str:
+    found = probe_source(OURSELVES, {}, {})["commit"]
+    return found if isinstance(found, str) else ""
+
+
+@pytest.mark.parametrize("change", [None, record_version(__version__), record_version(__version__, own_commit())])
+def test_forged_words_of_this_version_are_refused(call, tmp_path: Path, change: Any) -> None:
+    bundle = str(forge_words(make_run(tmp_path / "id", Recipe(speedup=1.2), change)))
+    code, _, err = call("replay", bundle, "--analyze-only")
+    assert code == 1
+    assert "independent laboratory" in err
+    code, out, _ = call("report", bundle, "-o", str(tmp_path / "out"))
+    assert code == 1
+    assert "The bundle is not what it says it is" in " ".join(out.split())
+    assert "independent laboratory" not in (tmp_path / "out" / "report.md").read_text().split("## Findings")[0]
+
+
+@pytest.mark.parametrize("change", [record_version("0.1.0"), record_version(__version__, "0" * 40)])
+def test_another_version_may_have_other_words_and_they_are_not_shown(call, tmp_path: Path, change: Any) -> None:
+    bundle = str(forge_words(make_run(tmp_path / "id", Recipe(speedup=1.2), change)))
+    code, out, _ = call("replay", bundle, "--analyze-only")
+    assert (code, "its words are another version's" in out) == (0, True)
+    assert call("report", bundle, "-o", str(tmp_path / "out"))[0] == 0
+    assert "independent laboratory" not in (tmp_path / "out" / "report.md").read_text()
