@@ -128,7 +128,9 @@ def _read_events(run_dir: RunDir) -> Iterator[tuple[str, float]]:
         if b'"allocation"' in line:
             try:
                 value: Any = json.loads(line)
-                yield str(value["allocation"]), parse_utc(str(value["t"]))
+                allocation, time = value["allocation"], value["t"]
+                if isinstance(allocation, str) and isinstance(time, str):
+                    yield allocation, parse_utc(time)
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
 
@@ -143,7 +145,8 @@ def _find_allocation(node: NodeDir) -> str | None:
     """The allocation that a node's manifest is of; None where either of its two records cannot be read."""
     try:
         Manifest.from_json(load_json(node.manifest))
-        return str(load_json(node.preflight)["allocation"])
+        found = load_json(node.preflight)["allocation"]
+        return found if isinstance(found, str) else None
     except (BundleUnreadable, KeyError, TypeError):
         return None
 

@@ -20,10 +20,12 @@ from rlk_repro.resources import list_names, run_folders
 from rlk_repro.rundir import RunDir
 from rlk_repro.spec import Hardware, Measure, Profile, Run, Stack
 from rlk_repro.specfile import Override, load_bytes, load_run
+from rlk_repro.yamlfile import MAX_BYTES
 
 M = TypeVar("M", bound=BaseModel)
 
 MAX_FINDINGS: Final = 20
+MAX_FLAGS: Final = 1000
 SETTING: Final = "--set "
 # How much is measured, as against how it is judged.
 AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed"})
@@ -65,6 +67,9 @@ def _list_rules(measure: Measure) -> Iterator[tuple[str, float]]:
 
 def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
     name = run_dir.plan.name
+    if sum(flag.startswith("--") for flag in plan.sources.values()) > MAX_FLAGS:
+        yield Finding(Level.BLOCKING, f"{name}: sources", f"at most {MAX_FLAGS} values from flags", "more")
+        return
     overrides = list(_list_overrides(plan.run, plan.sources))
     if not plan.is_exploratory:
         for item in find_rule_problems(overrides):
@@ -86,7 +91,8 @@ def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 def _load(model: type[M], path: Path, overrides: list[Override]) -> M:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)  # more is refused by its size
     except OSError as error:
         raise SpecError(Problem(path.name, f"cannot be read ({error.strerror})")) from error
     return load_bytes(model, path.name, data, overrides).model

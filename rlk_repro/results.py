@@ -32,7 +32,10 @@ class TrialStatus(StrEnum):
 
 
 class PairStatus(StrEnum):
-    """``scored`` counts; ``void`` means enabled was not proved; ``dropped`` that a trial of it did not finish."""
+    """``scored`` counts; ``dropped`` means that a trial of it did not finish.
+
+    ``void``: enabled was not proved, or the two trials are not one agent's work in one allocation.
+    """
 
     SCORED = "scored"
     VOID = "void"

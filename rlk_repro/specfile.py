@@ -172,7 +172,12 @@ class _Locator:
 
 def _apply(source: Source, overrides: Sequence[Override]) -> tuple[Any, dict[str, str]]:
     value = copy.deepcopy(source.value)
-    origin = {format_path(path): f"{source.name}:{line}" for path, line in source.lines.items() if path}
+    replaced = {override.path for override in overrides}
+    origin = {
+        format_path(path): f"{source.name}:{line}"
+        for path, line in source.lines.items()
+        if path and not any(path[:length] in replaced for length in range(1, len(path)))
+    }
     for override in overrides:
         target = value
         for part in override.path[:-1]:
@@ -183,10 +188,7 @@ def _apply(source: Source, overrides: Sequence[Override]) -> tuple[Any, dict[str
         if not isinstance(target, dict):
             raise SpecError(Problem(override.flag, "there is no such path", expected="keys of the run, dotted"))
         target[override.path[-1]] = override.value
-        place = ".".join(override.path)
-        for replaced in [key for key in origin if key.startswith((f"{place}.", f"{place}["))]:
-            del origin[replaced]
-        origin[place] = override.flag
+        origin[".".join(override.path)] = override.flag
     return value, origin
 
 

@@ -90,7 +90,7 @@ def read_exit(folder: TrialDir) -> ExitRecord:
             status=TrialStatus(value["status"]),
             reason=str(value.get("reason") or ""),
             duration_s=_read_duration(value.get("duration_s")),
-            allocation=str(value.get("allocation") or ""),
+            allocation=allocation if isinstance(allocation := value.get("allocation"), str) else "",
             begin_s=_read_time(value.get("started_at")),
             end_s=_read_time(value.get("ended_at")),
         )
@@ -110,7 +110,7 @@ def _read_duration(value: Any) -> float | None:
 
 def _read_time(value: Any) -> float | None:
     try:
-        return parse_utc(str(value))
+        return parse_utc(value) if isinstance(value, str) else None
     except ValueError:
         return None
 

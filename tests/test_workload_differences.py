@@ -169,9 +169,12 @@ def test_a_report_shows_what_was_recorded_and_the_gate_agrees(tmp_path: Path) ->
     path = run_dir.trial(trial.name).env
     record = load_json(path)
     before = read_differences(plan, run_dir)
+    assert before is not None
     assert Kind.UNDECLARED not in {item.kind for item in before}
     write_json(path, {**record, "env": {**record["env"], "NCCL_ALGO": "Ring"}})
-    found = [item for item in read_differences(plan, run_dir) if item.kind is Kind.UNDECLARED]
+    after = read_differences(plan, run_dir)
+    assert after is not None
+    found = [item for item in after if item.kind is Kind.UNDECLARED]
     assert [(item.name, item.baseline, item.enabled) for item in found] == [("NCCL_ALGO", "not set", "Ring")]
     analysis = analyse(run_dir)
     gate = next(gate for gate in analysis.gates if gate.name == "manifests")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "pac
 
 COMMAND: Final = "command"
 ENVIRONMENT: Final = "environment"
+MAX_DIFFERENCES: Final = 1000
 ABSENT: Final = "not set"
 GIVEN: Final = "given"
 REDACTED: Final = "<redacted>"
@@ -128,12 +130,14 @@ def read_pair(run_dir: RunDir, first: Trial, second: Trial) -> PairRecord:
         )
     if None not in envs:
         switches = VARIANT_SWITCHES if first.variant != second.variant else ()
-        found[ENVIRONMENT] = _compare_values(started, *map(_to_text, envs), switches)
+        before, after = map(_to_text, envs)
+        found[ENVIRONMENT] = _compare_values(started, before, after, switches)
     for rank in sorted({rank for folder in folders for rank in _find_ranks(folder)}):
         loaded = [reader.read(folder.libraries_file(rank)) for folder in folders]
         if None not in loaded:
             found[f"libraries.{rank}"] = _compare_values(started, *map(_flatten, loaded))
-    return PairRecord(differences={part: tuple(items) for part, items in found.items()}, missing=reader.missing)
+    differences = {part: tuple(islice(items, MAX_DIFFERENCES)) for part, items in found.items()}
+    return PairRecord(differences=differences, missing=reader.missing)
 
 
 class _RecordReader:
