@@ -293,6 +293,16 @@ class RunDir:
         return self.root / ".pod-end.json"
 
     @property
+    def pod_note(self) -> Path:
+        """What the first process of the pod that leads, or that serves a run afterwards, says of itself."""
+        return self.root / ".pod.json"
+
+    @property
+    def pod_read(self) -> Path:
+        """How much of the trials' logs was read from outside the cluster, and when."""
+        return self.root / ".pod-read.json"
+
+    @property
     def kubernetes_record(self) -> Path:
         """What the cluster said of job and pods when the run was collected: known after sealing, so never packed."""
         return self.root / ".kubernetes.json"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlk_repro.k8s import dump_objects, render_objects
+from rlk_repro.k8s.objects import dump_objects, render_objects
 from rlk_repro.plan import Plan, make_plan
 from rlk_repro.resources import data_dir, hardware_folders, list_names, profile_folders, run_folders, stack_folders
 from rlk_repro.rundir import RunDir

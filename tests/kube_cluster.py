@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import yaml
 
-from rlk_repro.k8s.naming import ID, ROLE
+from rlk_repro.k8s.naming import CONTAINER, ID, ROLE
 from tests.kube_controllers import Controllers
 from tests.kube_kubelet import Faults, Kubelet, RunningPod
 from tests.kube_store import Object, Store
@@ -123,8 +123,8 @@ class Cluster(ABC):
         """A cluster without custom resources."""
 
     @abstractmethod
-    def show(self, name: str, port: int) -> None:
-        """A pod that is this process."""
+    def show(self, name: str, pod: RunningPod) -> None:
+        """A pod without a first process, in which commands run."""
 
     def _keep(self) -> None:
         while not self.is_over.wait(self.tick_s):
@@ -137,6 +137,17 @@ class Cluster(ABC):
             has_scheduler=self.has_scheduler, has_jobs=self.has_jobs, has_garbage=self.has_garbage
         )  # fmt: skip
         self.kubelet.keep(self.store.list("pods"))
+
+
+def make_far_pod(name: str) -> Object:
+    container = {"name": CONTAINER, "image": "registry.example/far"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"nodeName": "node-0", "containers": [container]},
+        "status": {"phase": "Running"},
+    }
 
 
 def make_kubeconfig(cluster: Object, user: Object) -> Object:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
@@ -173,7 +174,9 @@ class Controllers:
         elif word == "Initializing":
             head = self.kubelet.running.get(f"{status['rayClusterName']}-head")
             if head is not None and all(each["status"].get("phase") == "Running" for each in self.owned("pods", job)):
-                self.entrypoints[job["metadata"]["uid"]] = head.execute(job["spec"]["entrypoint"])
+                with (head.folder / "entrypoint.log").open("wb") as log:
+                    words = shlex.split(job["spec"]["entrypoint"])
+                    self.entrypoints[job["metadata"]["uid"]] = head.execute(words, log)
                 self.store.patch_status("rayjobs", job, {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"})
         elif word == "Running":
             self.end_rayjob(job, f"{status['rayClusterName']}-head")

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -18,13 +17,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from tests.kube_store import Gone, Object, Store, make_condition, now
-from tests.ports import find_port
 
 REPOSITORY: Final = Path(__file__).parent.parent
-# no address of this machine: a real API server dials neither loopback nor link-local ones, and gets to it by a tunnel
 POD_ADDRESS: Final = "10.244.0.{}"
 
 
@@ -37,7 +34,7 @@ class Faults:
     suspend: bool = False
     cut_every_bytes: int = 0
     cuts_left: int = 0
-    no_proxy: bool = False
+    no_exec: bool = False
     # where no real API server says it
     refuse_create: str = ""  # a kind
     refuse_words: str = "exceeded quota: gpus"
@@ -48,7 +45,7 @@ class Faults:
         self._lock = threading.Lock()
 
     def cut(self, num_bytes: int) -> bool:
-        """Count what a pod answers; whether its connection breaks here."""
+        """Count what pods answer; whether the connection breaks here."""
         with self._lock:
             before, self.bytes_sent = self.bytes_sent, self.bytes_sent + num_bytes
             every = self.cut_every_bytes
@@ -60,9 +57,8 @@ class Faults:
 
 @dataclass
 class RunningPod:
-    """``process`` is None for a pod that is this process."""
+    """``process`` is None for a pod without a first process."""
 
-    port: int
     address: str = ""
     process: subprocess.Popen[bytes] | None = None
     folder: Path = Path()
@@ -78,12 +74,11 @@ class RunningPod:
         if self.process is not None:
             end_process(self.process, grace_s)
 
-    def execute(self, command: str) -> subprocess.Popen[bytes]:
+    def execute(self, command: Sequence[str], output: int | IO[bytes]) -> subprocess.Popen[bytes]:
         """A further process in the pod."""
-        assert self.process is not None
-        argv = place_paths(shlex.split(command), self.mounts)
-        with (self.folder / "executed.log").open("wb") as log:
-            return subprocess.Popen(argv, env=self.env, stdout=log, stderr=log, cwd=self.folder, start_new_session=True)
+        argv = place_paths(list(command), self.mounts)
+        return subprocess.Popen(argv, env=self.env, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                cwd=self.folder, start_new_session=True)  # fmt: skip
 
 
 class Kubelet:
@@ -223,17 +218,14 @@ class Kubelet:
         container = pod["spec"]["containers"][0]
         sources = {volume["name"]: self._make_volume(pod, volume, folder) for volume in pod["spec"]["volumes"]}
         mounts = [(mount["mountPath"], str(sources[mount["name"]])) for mount in container["volumeMounts"]]
-        port = find_port()
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([*self.python_path, str(REPOSITORY)])}
         for entry in container.get("env", ()):
             env[entry["name"]] = self._find_value(pod, entry)
-        env["RLK_REPRO_WINDOW_PORT"] = str(port)
         words = [expand(word, env) for word in [*container["command"], *container.get("args", ())]]
         with (folder / "output.log").open("wb") as log:
             process = subprocess.Popen(place_paths(words, mounts), env=env, stdout=log, stderr=log, cwd=folder,
                                        start_new_session=True)  # fmt: skip
-        return RunningPod(port=port, address=POD_ADDRESS.format(number), process=process, folder=folder, env=env,
-                          mounts=mounts)  # fmt: skip
+        return RunningPod(POD_ADDRESS.format(number), process, folder, env, mounts)
 
     def _make_volume(self, pod: Object, volume: Object, folder: Path) -> Path:
         if "persistentVolumeClaim" in volume:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import http.client
 import json
 import re
-import socket
 import threading
 import uuid
 from collections.abc import Mapping
@@ -20,13 +18,14 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from tests.k8s_validate import find_errors
-from tests.kube_cluster import Cluster
+from tests.kube_cluster import Cluster, make_far_pod
+from tests.kube_exec import serve_exec
 from tests.kube_kubelet import Faults, RunningPod
 from tests.kube_store import RESOURCES, Gone, MemoryStore, Object, Resource, merge, now
 
 _PATH: Final = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)"
-    r"(?:/(?P<name>[^/]+))?(?:/(?P<sub>proxy|log|status)(?P<rest>/.*)?)?"
+    r"(?:/(?P<name>[^/]+))?(?:/(?P<sub>exec|log|status))?"
 )
 OPERATORS: Final = frozenset({"RayJob", "JobSet", "ComputeDomain", "LocalQueue"})
 
@@ -79,8 +78,9 @@ class KubeServer(Cluster):
     def remove_operators(self) -> None:
         self.without = OPERATORS
 
-    def show(self, name: str, port: int) -> None:
-        self.running[name] = RunningPod(port=port)
+    def show(self, name: str, pod: RunningPod) -> None:
+        self.running[name] = pod
+        self.store.put("pods", make_far_pod(name))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -111,8 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(200, special)
         elif found is None:
             self.refuse(404, "NotFound", f"no {url.path}")
-        elif found["sub"] == "proxy":
-            self.proxy(verb, found, url.query, body)
+        elif found["sub"] == "exec":
+            self.execute(found["name"] or "")
         else:
             self.serve(verb, found, query, body)
 
@@ -152,7 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(200, item)
 
     def review(self, review: Object) -> None:
-        wanted = review["spec"]["resourceAttributes"].get("resource", "")
+        attributes = review["spec"]["resourceAttributes"]
+        wanted = "/".join(attributes[key] for key in ("resource", "subresource") if attributes.get(key))
         self.answer(201, {**review, "status": {"allowed": wanted != self.kube.faults.forbidden}})
 
     def create(self, row: Resource, namespace: str, query: Mapping[str, str], item: Object) -> None:
@@ -194,37 +195,15 @@ class _Handler(BaseHTTPRequestHandler):
         kind = f"{row.kind}List"
         return {"apiVersion": row.version, "kind": kind, "metadata": {"resourceVersion": "1"}, "items": items}
 
-    def proxy(self, verb: str, found: re.Match[str], query: str, body: bytes) -> None:
-        kube, name = self.kube, (found["name"] or "").partition(":")[0]
+    def execute(self, name: str) -> None:
+        kube = self.kube
         pod = kube.running.get(name)
-        if pod is None or kube.faults.no_proxy:
-            self.refuse(503, "ServiceUnavailable", f"no endpoints for pod {name}")
-            return
-        connection = http.client.HTTPConnection("127.0.0.1", pod.port, timeout=60)
-        try:
-            with contextlib.closing(connection):
-                path = found["rest"] or "/"
-                connection.request(verb, f"{path}?{query}" if query else path, body=body or None)
-                response = connection.getresponse()
-                data = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            self.refuse(502, "BadGateway", f"error trying to reach service: {error}")
-            return
-        self.send_response(response.status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.send_or_cut(data)
-
-    def send_or_cut(self, data: bytes) -> None:
-        """In pieces, so that a connection can be cut in the middle of one answer."""
-        for start in range(0, len(data), 1 << 16):
-            piece = data[start : start + (1 << 16)]
-            if self.kube.faults.cut(len(piece)):
-                self.close_connection = True
-                with contextlib.suppress(OSError):
-                    self.connection.shutdown(socket.SHUT_RDWR)
-                return
-            self.wfile.write(piece)
+        if kube.faults.forbidden == "pods/exec":
+            self.refuse(403, "Forbidden", f'pods "{name}" is forbidden: User "me" cannot create resource "pods/exec"')
+        elif pod is None or kube.faults.no_exec:
+            self.refuse(500, "InternalError", f"error dialing backend: no kubelet of pod {name}")
+        elif not serve_exec(self, pod, kube.faults):
+            self.refuse(400, "BadRequest", "unable to upgrade: WebSocket alone is spoken here")
 
     def refuse(self, code: int, reason: str, message: str, name: str = "", plural: str = "") -> None:
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": reason,

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import http.client
-import threading
-from collections.abc import Callable, Iterator
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rlk_repro.backends.k8s_fetch import MAX_FAILURES, fetch_bundle
-from rlk_repro.backends.k8s_window import read_block
+from rlk_repro.backends.k8s_pod import Pod
 from rlk_repro.backends.kubectl import Place, Unreachable
 from rlk_repro.errors import CheckFailed, EnvironmentMissing
-from rlk_repro.files import write_json
-from rlk_repro.k8s.window import BLOCK_BYTES, BUNDLE, Facts, make_block_path, unwrap_block, wrap_block
-from rlk_repro.pod.window import Window
+from rlk_repro.k8s.facts import BLOCK_BYTES, BUNDLE, Facts, unwrap_block, wrap_block
+from rlk_repro.pod.__main__ import main
+from rlk_repro.pod.notes import UID_VARIABLE, Notes, is_followed
 from rlk_repro.rundir import RunDir
+from tests.k8s_examples import plan_for, with_site
 from tests.k8s_runs import make_server, needs_kubectl, use_server
-from tests.kube_kubelet import Faults
+from tests.kube_kubelet import REPOSITORY, Faults, RunningPod
 from tests.kube_plane import ControlPlane
 from tests.waiting import wait_until
 
@@ -120,58 +123,97 @@ def test_a_block_that_is_not_whole_is_known(answer: bytes) -> None:
     assert unwrap_block(wrap_block(b"abc")) == b"abc"
 
 
+UID = "0f1e2d3c"
+
+
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Window]:
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A run directory as a pod sees it whose agent has ended; the commands of this test run in that pod."""
+    monkeypatch.setenv(UID_VARIABLE, UID)
     run_dir = RunDir(tmp_path / "run")
     run_dir.root.mkdir()
     run_dir.bundle.write_bytes(DATA)
-    write_json(run_dir.pod_end, {"schema": 1, "exit_code": 0})
     trial = run_dir.trial("00-p1-baseline")
     trial.path.mkdir(parents=True)
     trial.stdout.write_bytes(b"one\ntwo\n")
     (tmp_path / "secret").write_text("no")
-    with Window(run_dir, 0, lambda: None) as window:
-        yield window
+    Notes(run_dir, os.environ).write_bundle()
+    return run_dir
 
 
-def ask(window: Window, path: str, verb: str = "GET") -> tuple[int, bytes]:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", window.port, timeout=10)) as connection:
-        connection.request(verb, path, body=b"{}" if verb == "POST" else None)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+def ask(capfdbinary: pytest.CaptureFixture[bytes], run_dir: RunDir, verb: str, *words: object) -> tuple[int, bytes]:
+    code = main([verb, str(run_dir.root), *map(str, words)])
+    sys.stdout.flush()
+    return code, capfdbinary.readouterr().out
 
 
-def test_a_window_shows_the_bundle_and_the_logs(served: Window) -> None:
-    code, data = ask(served, f"/{make_block_path(BUNDLE, 256, 512)}")
-    assert (code, unwrap_block(data)) == (200, DATA[256:768])
-    assert unwrap_block(ask(served, "/trials/00-p1-baseline/4/100?timeout=60s")[1]) == b"two\n"
-    facts = served.read_facts()
+def test_a_pod_shows_the_bundle_and_the_logs(far: RunDir, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    code, data = ask(capfdbinary, far, "block", BUNDLE, 256, 512)
+    assert (code, unwrap_block(data)) == (0, DATA[256:768])
+    assert unwrap_block(ask(capfdbinary, far, "block", "trials/00-p1-baseline", 4, 100)[1]) == b"two\n"
+    facts = Facts.from_json(json.loads(ask(capfdbinary, far, "show")[1]))
     assert (facts.bundle_bytes, facts.bundle_sha256) == (len(DATA), DIGEST)
+    assert [(item.name, item.size_bytes) for item in facts.trials] == [("00-p1-baseline", 8)]
     assert Facts.from_json(facts.to_json()) == facts
 
 
-def test_a_window_knows_who_has_not_read_the_last_lines(served: Window) -> None:
-    assert not served.is_followed()
-    ask(served, "/trials/00-p1-baseline/0/4")
-    wait_until(served.is_followed)  # the window notes an answer once it is sent
-    ask(served, "/trials/00-p1-baseline/4/4")
-    wait_until(lambda: not served.is_followed())
+def test_what_an_earlier_pod_said_is_no_answer(
+    far: RunDir, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setenv(UID_VARIABLE, "another pod, on the same claim")
+    assert ask(capfdbinary, far, "show") == (1, b"")
+    assert ask(capfdbinary, far, "stop") == (1, b"")
+
+
+def test_a_pod_knows_who_has_not_read_the_last_lines(far: RunDir, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert not is_followed(far)
+    ask(capfdbinary, far, "block", "trials/00-p1-baseline", 0, 4)
+    assert is_followed(far)
+    ask(capfdbinary, far, "block", "trials/00-p1-baseline", 4, 4)
+    assert not is_followed(far)
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/../secret", "/trials/../0/10", "/trials/no-such/0/10", "/bundle/-1/10", "/bundle/0/99999999999",
-             f"/bundle/0/{BLOCK_BYTES + 1}", "/plan.json", "/trials/..%2F..%2Fsecret/0/2"],
+    ("what", "offset", "size"),
+    [("", 0, 10), ("../secret", 0, 2), ("trials/..", 0, 10), ("trials/no-such", 0, 10), ("trials/", 0, 10),
+     ("trials/../../secret", 0, 2), ("plan.json", 0, 10), (BUNDLE, -1, 10), (BUNDLE, 0, 99999999999),
+     (BUNDLE, 0, BLOCK_BYTES + 1), (BUNDLE, 0, -1)],
 )  # fmt: skip
-def test_a_window_shows_nothing_else(served: Window, path: str) -> None:
-    assert ask(served, path)[0] == 404
-    assert ask(served, path, "POST")[0] == 404
+def test_a_pod_shows_nothing_else(
+    far: RunDir, capfdbinary: pytest.CaptureFixture[bytes], what: str, offset: int, size: int
+) -> None:
+    assert main(["block", str(far.root), "--", what, str(offset), str(size)]) == 1
+    captured = capfdbinary.readouterr()
+    assert captured.out == b""
+    assert b"is not shown" in captured.err
 
 
-def test_the_one_wish_that_a_window_takes(tmp_path: Path) -> None:
-    asked = threading.Event()
-    with Window(RunDir(tmp_path), 0, asked.set) as window:
-        assert ask(window, "/stop", "POST")[0] == 200
-    assert asked.is_set()
+WAIT = """
+import os, sys
+from pathlib import Path
+from rlk_repro.job.stop import Stop
+from rlk_repro.pod.notes import Notes
+from rlk_repro.rundir import RunDir
+stop = Stop()
+with stop.installed():
+    Notes(RunDir(Path(sys.argv[1])), os.environ).write()
+    stop.wait(60)
+sys.exit(int(stop.signal or 0))
+"""
+
+
+def test_the_one_wish_that_a_pod_takes(far: RunDir, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    far.pod_note.unlink()
+    with subprocess.Popen([sys.executable, "-c", WAIT, str(far.root)]) as first:
+        wait_until(far.pod_note.is_file)
+        assert ask(capfdbinary, far, "stop") == (0, b"")
+        assert first.wait(60) == signal.SIGTERM
+    assert ask(capfdbinary, far, "stop") == (1, b"")
+
+
+def test_an_answer_of_a_pod_is_a_short_process_without_the_rest_of_the_program() -> None:
+    code = "import sys, rlk_repro.pod.__main__; sys.exit(bool({'pydantic', 'yaml', 'typer'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @needs_kubectl
@@ -191,18 +233,20 @@ def test_two_gigabytes_over_a_connection_that_is_cut_five_times(
             block = hashlib.sha256(str(number).encode()).digest() * (1 << 15)
             digest.update(block)
             stream.write(block)
-    write_json(far.pod_end, {"schema": 1, "exit_code": 0})
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), UID_VARIABLE: UID}
+    Notes(far, env).write_bundle()
     faults = Faults(cut_every_bytes=350 << 20, cuts_left=5)
-    with make_server(tmp_path, control_plane, faults=faults) as server, Window(far, 0, lambda: None) as window:
+    with make_server(tmp_path, control_plane, faults=faults) as server:
         use_server(server, tmp_path, monkeypatch)
-        server.show("far", window.port)
-        place = Place(namespace="default")
-        facts = window.read_facts()
-        assert facts.bundle_sha256 == digest.hexdigest()
+        mounts = [("/results/smoke/here", str(far.root))]
+        server.show("far", RunningPod(folder=tmp_path, env=env, mounts=mounts))
+        pod = Pod(place=Place(namespace="default"), name="far", plan=with_site(plan_for()), run_dir=here)
+        facts = pod.read_facts()
+        assert facts is not None
+        assert (facts.bundle_bytes, facts.bundle_sha256) == (size_bytes, digest.hexdigest())
         path = fetch_bundle(
-            lambda offset, size: read_block(place, "far", make_block_path(BUNDLE, offset, size)),
-            here, size_bytes, facts.bundle_sha256,
-        )  # fmt: skip
+            lambda offset, size: pod.read_block(BUNDLE, offset, size), here, size_bytes, facts.bundle_sha256
+        )
         assert path.stat().st_size == size_bytes
         assert faults.cuts_left == 0
         # every cut costs the block that was cut, and checksums

@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from rlk_repro.errors import SpecError
-from rlk_repro.k8s import dump_objects, find_object_problems, make_collector, render_objects
 from rlk_repro.k8s.base import load_base
 from rlk_repro.k8s.naming import MAX_NAME, make_name
+from rlk_repro.k8s.objects import dump_objects, make_collector, render_objects
+from rlk_repro.k8s.rules import find_object_problems
 from rlk_repro.k8s.tree import find_templates
 from rlk_repro.plan import Plan
 from rlk_repro.resources import data_dir

@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from rlk_repro import launch, replay
-from rlk_repro.backends import get_backend, k8s_window, kubernetes
+from rlk_repro.backends import get_backend, k8s_pod, kubernetes
 from rlk_repro.backends.api import JobState
 from rlk_repro.bundle import inspect_bundle
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, SchedulerRefused
 from rlk_repro.files import load_json
 from rlk_repro.findings import has_blocking
-from rlk_repro.pod.window import Window
+from rlk_repro.pod.answers import read_facts
+from rlk_repro.pod.notes import UID_VARIABLE, Notes
 from rlk_repro.rundir import RunDir
 from rlk_repro.verify import verify_bundle
 from rlk_repro.workloads import reference
@@ -270,13 +271,12 @@ def test_a_leader_that_ends_while_it_is_asked_is_followed_by_a_collector(
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
     far = RunDir(server.claim("results") / "smoke" / launched.run_dir.run_id)
-    with Window(far, 0, lambda: None) as window:
-        facts = window.read_facts()
-    leaders, read_facts = iter(["ended"]), k8s_window.read_facts
-    monkeypatch.setattr(k8s_window, "find_leader", lambda _: next(leaders, ""))
-    monkeypatch.setattr(
-        k8s_window, "read_facts", lambda place, pod: facts if pod == "ended" else read_facts(place, pod)
-    )  # fmt: skip
+    env = {UID_VARIABLE: "ended"}
+    Notes(far, env).write_bundle()
+    facts, ask = read_facts(far, env), k8s_pod.Pod.read_facts
+    leaders = iter(["ended"])
+    monkeypatch.setattr(k8s_pod, "find_leader", lambda _: next(leaders, ""))
+    monkeypatch.setattr(k8s_pod.Pod, "read_facts", lambda pod: facts if pod.name == "ended" else ask(pod))
     told: list[str] = []
     BACKEND.collect(launched.submission, launched.run_dir, told.append)
     assert launched.run_dir.is_sealed
@@ -316,11 +316,11 @@ def test_a_pod_that_cannot_be_reached_is_told_and_nothing_is_lost(
 ) -> None:
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
-    monkeypatch.setattr("rlk_repro.backends.k8s_window.START_TIMEOUT_S", 3.0)
-    server.faults.no_proxy = True
+    monkeypatch.setattr("rlk_repro.backends.k8s_pod.START_TIMEOUT_S", 3.0)
+    server.faults.no_exec = True
     with pytest.raises(CheckFailed, match="shows no bundle"):
         collect(launched)
-    server.faults.no_proxy = False
+    server.faults.no_exec = False
     collect(launched)
     assert launched.run_dir.is_sealed
     wait_gone(server)

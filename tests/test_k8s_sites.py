@@ -14,7 +14,7 @@ from rlk_repro.backends import kubernetes
 from rlk_repro.backends.api import JobState
 from rlk_repro.backends.k8s_states import CONDITIONS, RAYJOB_STATES, WORDS, Judged, judge, judge_job
 from rlk_repro.backends.kubectl import Unreachable, explain
-from rlk_repro.k8s.window import Facts
+from rlk_repro.k8s.facts import Facts
 from rlk_repro.proc import Completed
 from rlk_repro.resources import all_profile_folders
 from rlk_repro.rundir import RunDir

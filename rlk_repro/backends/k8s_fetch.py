@@ -14,7 +14,7 @@ from rlk_repro.bundle import unpack
 from rlk_repro.console import Tell, silence
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.files import sha256_file
-from rlk_repro.k8s.window import BLOCK_BYTES
+from rlk_repro.k8s.facts import BLOCK_BYTES
 from rlk_repro.rundir import RunDir
 from rlk_repro.units import format_bytes
 

@@ -188,7 +188,7 @@ def has_begun(pod: Mapping[str, Any] | None) -> bool:
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Its container runs; the window is open a moment later."""
+    """Its container runs; it answers a moment later."""
     states = [as_map(item).get("state") for item in as_list(as_map(pod.get("status")).get("containerStatuses"))]
     return is_running(pod) and all("running" in as_map(state) for state in states)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from rlk_repro import proc
 from rlk_repro.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.files import dump_json
+from rlk_repro.k8s.naming import CONTAINER
 
 TIMEOUT_S: Final = 60.0
 SEND_TIMEOUT_S: Final = 300.0
@@ -56,8 +57,9 @@ class Place:
         value: Any = json.loads(done.stdout)
         return list(value["items"]) if value.get("kind", "").endswith("List") else [value]
 
-    def get_raw(self, path: str, *, is_binary: bool = False) -> proc.Completed:
-        return self.run("get", "--raw", path, is_binary=is_binary)
+    def execute(self, pod: str, *words: str, is_binary: bool = False) -> proc.Completed:
+        """A command in the agent's container of a pod, with the user's own rights."""
+        return self.run("exec", pod, f"--container={CONTAINER}", "--", *words, is_binary=is_binary)
 
     def send(self, verb: str, objects: bytes, *options: str) -> proc.Completed:
         """``apply`` or ``create``, checked by the server down to unknown fields."""
@@ -67,9 +69,6 @@ class Place:
     def delete(self, kinds: str, selector: str) -> proc.Completed:
         """By label; what is gone already is fine, and nobody is waited for."""
         return self.run("delete", kinds, f"--selector={selector}", "--ignore-not-found", "--wait=false")
-
-    def proxy_path(self, pod: str, port: int, path: str) -> str:
-        return f"/api/v1/namespaces/{self.namespace}/pods/{pod}:{port}/proxy/{path}"
 
 
 class Unreachable(SchedulerRefused):

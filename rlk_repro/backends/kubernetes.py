@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,16 +19,18 @@ from rlk_repro.backends.api import Job, JobState, LogLine, Status, Submission
 from rlk_repro.backends.asking import asked_rarely, join_words, require_ended, require_known
 from rlk_repro.backends.k8s_fetch import fetch_bundle, put_in_place
 from rlk_repro.backends.k8s_objects import Sent, delete_all, find_objects, read_sent, record_objects
+from rlk_repro.backends.k8s_pod import LeaderEnded, Pod, find_holder, find_leader, mirror_logs
 from rlk_repro.backends.k8s_states import Judged, judge
-from rlk_repro.backends.k8s_window import LeaderEnded, Mirror, ask_to_stop, find_leader, find_window, read_facts
 from rlk_repro.backends.lastword import read_last_word
 from rlk_repro.backends.triallogs import read_logs
 from rlk_repro.clock import utc_now
 from rlk_repro.console import Tell, silence
-from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SchedulerRefused
+from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.files import dump_json, load_json, write_json, write_text
+from rlk_repro.k8s.facts import Facts
 from rlk_repro.k8s.naming import OBJECTS
-from rlk_repro.k8s.window import Facts
+from rlk_repro.k8s.objects import dump_objects, render_objects
+from rlk_repro.k8s.pods import kubernetes_settings
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
 from rlk_repro.units import format_bytes
@@ -46,9 +50,6 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
     Raises:
         SpecError: a plan that this kind of job cannot run, or objects that a controller would refuse.
     """
-    from rlk_repro.k8s import dump_objects, render_objects
-    from rlk_repro.k8s.pods import kubernetes_settings
-
     settings = kubernetes_settings(plan)
     context = (f"--context={settings.context}",) if settings.context else ()
     file = RunDir(run_dir.root.absolute()).job / OBJECTS
@@ -95,33 +96,20 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 def poll(submission: Submission, run_dir: RunDir) -> Status:
     """Ask once, and bring what the agent says of its progress."""
-    if _is_here(run_dir):
-        return Status(state=JobState.DONE, reason=read_last_word(run_dir).message)
-    sent = read_sent(submission)
-    if sent is None:
-        return Status(state=JobState.UNKNOWN, reason=f"{submission.job_id!r} is no job of Kubernetes")
-    try:
-        found = find_objects(sent)
-    except (EnvironmentMissing, SchedulerRefused) as error:
-        return Status(state=JobState.UNKNOWN, reason=str(error), is_unreachable=True)
-    if found.job is None:
-        return _judge_absent(sent, run_dir)
-    judged = judge(found.job, found.pods, found.events)
-    facts = _look_in(sent, judged, run_dir)
-    return _judge_present(judged, facts, run_dir)
+    return _look(submission, run_dir).status
 
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
     """Lines of the trials in order: as they arrive from the leading pod, or as they were collected."""
-    sent = read_sent(submission)
-    if sent is None or _is_collected(run_dir):
+    if read_sent(submission) is None or _is_collected(run_dir):
         return read_logs(run_dir, lambda: True)
-    mirror = Mirror(sent.place, run_dir)
 
     def bring_lines() -> bool:
-        status = poll(submission, run_dir)
-        mirror.update(submission)
-        return status.state.is_final
+        look = _look(submission, run_dir)
+        if look.leader is not None and look.facts is not None:
+            with suppress(SchedulerRefused, EnvironmentMissing):
+                mirror_logs(look.leader, look.facts, run_dir.live)
+        return look.status.state.is_final
 
     ask = asked_rarely(bring_lines, LOG_POLL_S)
     is_over = ask()
@@ -145,8 +133,8 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     is_first = not run_dir.cancelled.exists()
     write_text(run_dir.cancelled, utc_now() + "\n")
     if is_first and status.state is JobState.RUNNING:
-        leader = find_leader(sent)
-        if leader and ask_to_stop(sent.place, leader):
+        leader = _find_pod(sent, find_leader(sent), run_dir)
+        if leader is not None and leader.ask_to_stop():
             return True
     # the pods get SIGTERM and kubernetes.grace_s to record and pack
     done = delete_all(sent)
@@ -181,15 +169,43 @@ def _is_collected(run_dir: RunDir) -> bool:
     return run_dir.bundle.is_file()
 
 
-def _look_in(sent: Sent, judged: Judged, run_dir: RunDir) -> Facts | None:
-    """What the leading pod says now, kept; or what it said last."""
-    facts = read_facts(sent.place, judged.leader) if judged.leader else None
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """One look at a job; ``leader`` is its leading pod if that answered, ``facts`` what it said."""
+
+    status: Status
+    leader: Pod | None = None
+    facts: Facts | None = None
+
+
+def _look(submission: Submission, run_dir: RunDir) -> _Look:
+    if _is_here(run_dir):
+        return _Look(status=Status(state=JobState.DONE, reason=read_last_word(run_dir).message))
+    sent = read_sent(submission)
+    if sent is None:
+        return _Look(status=Status(state=JobState.UNKNOWN, reason=f"{submission.job_id!r} is no job of Kubernetes"))
+    try:
+        found = find_objects(sent)
+    except (EnvironmentMissing, SchedulerRefused) as error:
+        return _Look(status=Status(state=JobState.UNKNOWN, reason=str(error), is_unreachable=True))
+    if found.job is None:
+        return _Look(status=_judge_absent(sent, run_dir))
+    judged = judge(found.job, found.pods, found.events)
+    leader = _find_pod(sent, judged.leader, run_dir)
+    facts = None if leader is None else leader.read_facts()
     if facts is None:
-        return _recall(run_dir)
+        return _Look(status=_judge_present(judged, _recall(run_dir), run_dir))
     write_json(run_dir.live.state, facts.to_json(), is_durable=False)
     if facts.state is not None:
         write_json(run_dir.state, facts.state, is_durable=False)
-    return facts
+    return _Look(status=_judge_present(judged, facts, run_dir), leader=leader, facts=facts)
+
+
+def _find_pod(sent: Sent, name: str, run_dir: RunDir) -> Pod | None:
+    """None where there is no such pod, or where nobody knows what runs in it."""
+    if not name or not run_dir.plan.is_file():
+        return None
+    return Pod(place=sent.place, name=name, plan=Plan.load(run_dir.plan), run_dir=run_dir)
 
 
 def _recall(run_dir: RunDir) -> Facts | None:
@@ -300,9 +316,9 @@ def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> N
 
 def _fetch(sent: Sent, run_dir: RunDir, tell: Tell) -> Mapping[str, Any] | None:
     """What the agent said last, beside the bundle."""
-    with find_window(sent, run_dir, tell) as window:
-        if window.facts.bundle_bytes is None:
-            raise CheckFailed(Problem(run_dir.run_id, "left nothing to collect", expected="a bundle"))
-        tell(f"fetching {format_bytes(window.facts.bundle_bytes)} from pod {window.pod}")
-        fetch_bundle(window.ask_bundle, run_dir, window.facts.bundle_bytes, window.facts.bundle_sha256, tell=tell)
-        return window.facts.state
+    with find_holder(sent, run_dir, tell) as holder:
+        facts = holder.facts
+        assert facts.bundle_bytes is not None  # a holder has one
+        tell(f"fetching {format_bytes(facts.bundle_bytes)} from pod {holder.pod.name}")
+        fetch_bundle(holder.ask_bundle, run_dir, facts.bundle_bytes, facts.bundle_sha256, tell=tell)
+        return facts.state

@@ -167,9 +167,9 @@ def _find_bound(plan: Plan) -> str:
         from rlk_repro.sbatch import time_limit_min
 
         return bound_line(plan, time_limit_min(plan), plan.hardware.gpus_per_node)
-    from rlk_repro import k8s
+    from rlk_repro.k8s.objects import time_limit_min
 
-    return bound_line(plan, k8s.time_limit_min(plan), plan.layout.gpus_per_node)
+    return bound_line(plan, time_limit_min(plan), plan.layout.gpus_per_node)
 
 
 def _show_result(launched: Launched, *, as_json: bool) -> None:

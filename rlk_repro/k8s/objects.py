@@ -110,8 +110,8 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     head = cluster["headGroupSpec"]
     head["rayStartParams"] |= num_gpus
     head["template"] = _make_agent(plan, run_dir, LEADER, nodes)
-    ports = head["template"]["spec"]["containers"][0]["ports"]
-    ports += [{"name": name, "containerPort": port} for name, port in _HEAD_PORTS]
+    container = head["template"]["spec"]["containers"][0]
+    container["ports"] = [{"name": name, "containerPort": port} for name, port in _HEAD_PORTS]
     num_workers = plan.layout.num_nodes - 1
     if num_workers:
         cluster["workerGroupSpecs"] = [

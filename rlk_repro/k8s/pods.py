@@ -69,10 +69,14 @@ def pod_run_dir(plan: Plan, run_dir: RunDir) -> str:
     return f"{path}/{plan.run.run}/{run_dir.run_id}"
 
 
+def pod_words(plan: Plan, verb: str, run_dir: RunDir, *options: str) -> list[str]:
+    """A command for a pod of this run."""
+    return [kubernetes_settings(plan).python, *POD_PROGRAM, verb, pod_run_dir(plan, run_dir), *options]
+
+
 def pod_command(plan: Plan, verb: str, run_dir: RunDir, *options: str) -> list[str]:
-    """Kubernetes expands ``$(NAME)`` in the words of a command; a doubled dollar sign keeps it from that."""
-    words = [kubernetes_settings(plan).python, *POD_PROGRAM, verb, pod_run_dir(plan, run_dir), *options]
-    return [word.replace("$(", "$$(") for word in words]
+    """Kubernetes expands ``$(NAME)`` in the words of a container; a doubled dollar sign keeps it from that."""
+    return [word.replace("$(", "$$(") for word in pod_words(plan, verb, run_dir, *options)]
 
 
 def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nodes: Sequence[str]) -> Object:

@@ -22,7 +22,7 @@ def bring_in(run_dir: RunDir, inputs: Path) -> None:
             # what the kubelet keeps beside the files: folders of versions, named with two dots
             if source.is_file() and not any(part.startswith("..") for part in name.parts):
                 write_bytes(run_dir.root / name, source.read_bytes())
-        for earlier in (run_dir.state, run_dir.bundle, run_dir.pod_end):
+        for earlier in (run_dir.state, run_dir.bundle, run_dir.pod_end, run_dir.pod_note, run_dir.pod_read):
             earlier.unlink(missing_ok=True)
     except OSError as error:
         hint = "is the claim writable for the user of the pod?"

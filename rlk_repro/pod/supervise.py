@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlk_repro import proc
 from rlk_repro.bundle import pack
 from rlk_repro.errors import EnvironmentMissing, Problem, RlkReproError
 from rlk_repro.files import load_json, write_json
 from rlk_repro.job.ray_given import ADDRESS_VARIABLE
 from rlk_repro.job.stop import Stop
 from rlk_repro.k8s.pods import GROUP_VARIABLE
-from rlk_repro.k8s.window import PORT, PORT_VARIABLE
 from rlk_repro.pod.children import RAY_GRACE_S, Child, start_agent, start_ray
 from rlk_repro.pod.inputs import bring_in
+from rlk_repro.pod.notes import UID_VARIABLE, Notes, is_followed
 from rlk_repro.pod.roster import Gathering, Roster, Seat, join
-from rlk_repro.pod.window import Window
 from rlk_repro.rundir import RunDir
 
 SCHEMA: Final = 1
@@ -34,7 +31,7 @@ _RAY_PORT: Final = 6379
 
 @dataclass(frozen=True, kw_only=True)
 class Duty:
-    """What the pod's command says; ``hold_s`` keeps the window open after the end."""
+    """What the pod's command says; ``hold_s`` keeps the pod after the end."""
 
     run_dir: RunDir
     inputs: Path
@@ -47,14 +44,18 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
     """The leading pod: the agent's exit code, told to the waiting entrypoint as well."""
     stop = Stop()
     run_dir = duty.run_dir
-    with stop.installed(), Window(run_dir, find_port(environ), _ask_to_end) as window:
+    with stop.installed():
         if run_dir.is_sealed:  # started again after its end
             return _tell_end(run_dir, 0)
         bring_in(run_dir, duty.inputs)
+        notes = Notes(run_dir, environ)
+        notes.write()
         ray = start_ray(environ) if duty.is_kuberay else None
         try:
-            code = _run_agent(duty, environ, stop, ray, window)
-            _hold(duty, stop, window)
+            code = _run_agent(duty, environ, stop, ray, notes)
+            with suppress(EnvironmentMissing):  # a full disk: a collector shows the bundle later
+                notes.write_bundle()
+            _hold(duty, stop)
             _tell_end(run_dir, code)
             _stay_for_operator(stop, ray)
         finally:
@@ -84,17 +85,18 @@ def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
     """The collector: packs what killed agents left, and shows the bundle until it is ended.
 
     Raises:
-        EnvironmentMissing: no agent ever wrote anything.
+        EnvironmentMissing: no agent ever wrote anything, or nothing can be written.
     """
     if not run_dir.plan.is_file():
         raise EnvironmentMissing(Problem(str(run_dir.root), "holds no run: no agent ever began"))
     stop = Stop()
-    with stop.installed(), Window(run_dir, find_port(environ), _ask_to_end) as window:
-        if not run_dir.bundle.is_file():
-            window.waits_for = "packing"
-            window.failure = _pack(run_dir)
-            window.waits_for = ""
-        if not window.failure:
+    with stop.installed():
+        notes = Notes(run_dir, environ)
+        notes.write(waits_for="packing")
+        failure = "" if run_dir.bundle.is_file() else _pack(run_dir)
+        notes.write(waits_for="", failure=failure)
+        if not failure:
+            notes.write_bundle()
             _tell_end(run_dir, 0)
         while not stop.wait(3600):
             pass
@@ -108,17 +110,13 @@ def wait_for_end(run_dir: RunDir) -> int:
     return int(load_json(run_dir.pod_end, schema=SCHEMA)["exit_code"])
 
 
-def find_port(environ: Mapping[str, str]) -> int:
-    return int(environ.get(PORT_VARIABLE) or PORT)
-
-
 def find_seat(environ: Mapping[str, str]) -> Seat:
     """Who this pod is, by the downward API.
 
     Raises:
         EnvironmentMissing: it was not started as one of ours.
     """
-    names = ("RLK_REPRO_POD", "RLK_REPRO_POD_UID", "RLK_REPRO_NODE")
+    names = ("RLK_REPRO_POD", UID_VARIABLE, "RLK_REPRO_NODE")
     missing = [name for name in names if not environ.get(name)]
     if missing:
         raise EnvironmentMissing(*(Problem(name, "not set", expected="a field of the pod") for name in missing))
@@ -126,9 +124,9 @@ def find_seat(environ: Mapping[str, str]) -> Seat:
     return Seat(pod=pod, uid=uid, node=node, group=environ.get(GROUP_VARIABLE, ""))
 
 
-def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Child | None, window: Window) -> int:
+def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Child | None, notes: Notes) -> int:
     seat = find_seat(environ)
-    roster = _gather(duty, seat, stop, window)
+    roster = _gather(duty, seat, stop, notes)
     if roster is None:
         code = 128 + int(stop.signal or 0)
     else:
@@ -139,18 +137,18 @@ def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Child | 
     return code
 
 
-def _gather(duty: Duty, seat: Seat, stop: Stop, window: Window) -> Roster | None:
+def _gather(duty: Duty, seat: Seat, stop: Stop, notes: Notes) -> Roster | None:
     """Raises EnvironmentMissing where pods stay away."""
     gathering = Gathering(duty.run_dir, seat, duty.num_nodes)
     until = time.monotonic() + GATHER_S
     while (roster := gathering.look()) is None:
-        window.waits_for = f"{gathering.num_missing} of {duty.num_nodes} pods"
+        notes.write(waits_for=f"{gathering.num_missing} of {duty.num_nodes} pods")
         if time.monotonic() >= until:
             raise EnvironmentMissing(Problem("pods", f"{gathering.num_missing} did not come within {GATHER_S:g} s",
                                              expected=f"{duty.num_nodes}"))  # fmt: skip
         if stop.wait(LOOK_S):
             return None
-    window.waits_for = ""
+    notes.write(waits_for="")
     return roster
 
 
@@ -169,12 +167,12 @@ def _wait_for(agent: Child, stop: Stop, ray: Child | None) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _hold(duty: Duty, stop: Stop, window: Window) -> None:
+def _hold(duty: Duty, stop: Stop) -> None:
     """Without a claim the bundle is gone with the pod: it waits to be collected.  Who follows logs gets their end."""
     if duty.hold_s:
         stop.wait(duty.hold_s)
     until = time.monotonic() + LAST_LINES_S
-    while window.is_followed() and time.monotonic() < until and not stop.wait(LOOK_S):
+    while is_followed(duty.run_dir) and time.monotonic() < until and not stop.wait(LOOK_S):
         pass
 
 
@@ -197,8 +195,3 @@ def _pack(run_dir: RunDir) -> str:
         sys.stderr.write(f"not packed: {error}\n")
         return str(error)
     return ""
-
-
-def _ask_to_end() -> None:
-    """As if the kubelet had: a signal wakes whoever waits."""
-    proc.signal_process(os.getpid(), signal.SIGTERM)

@@ -77,7 +77,7 @@ def check_kubernetes(profile: Profile, plan: Plan | None) -> list[Finding]:
 def ask_api_server(plan: Plan, place: Place) -> Iterator[Finding]:
     """The server's own dry run of the plan's objects: admission, quotas and schemas have their word."""
     from rlk_repro.backends import kubectl
-    from rlk_repro.k8s import dump_objects, render_objects
+    from rlk_repro.k8s.objects import dump_objects, render_objects
 
     objects = render_objects(plan, RunDir(runs_root() / "check"))
     done = place.send("apply", dump_objects(objects).encode(), "--dry-run=server")

@@ -28,7 +28,7 @@ SECURITY_LABEL: Final = "pod-security.kubernetes.io/enforce"
 # what the road of a run needs in the namespace, whatever the kind of job; then of the job, and of a ComputeDomain
 PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "pods": ("create", "delete", "get", "list"),
-    "pods/proxy": ("create", "get"),
+    "pods/exec": ("create",),
     "configmaps": ("create", "delete", "list"),
     "events": ("list",),
 }

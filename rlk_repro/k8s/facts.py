@@ -1,6 +1,6 @@
-"""What a pod shows of its run directory, and how it is asked: plain GETs of blocks, each with its own checksum.
+"""What a pod says of its run directory, and the blocks in which it shows files, each with its own checksum.
 
-Both ends use it: the pod serves (``rlk_repro.pod.window``), the backend asks through the API server.
+Both ends use it: the commands that answer inside the pod (``rlk_repro.pod.answers``) and the backend that runs them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,8 @@ from rlk_repro.errors import BundleUnreadable, Problem
 from rlk_repro.files import check_schema
 
 SCHEMA: Final = 1
-PORT_VARIABLE: Final = "RLK_REPRO_WINDOW_PORT"
-PORT: Final = 8640
-FACTS: Final = "facts"
 BUNDLE: Final = "bundle"
 TRIALS: Final = "trials"
-STOP: Final = "stop"
 # one block is what an interruption can cost
 BLOCK_BYTES: Final = 16 << 20
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
@@ -66,17 +62,13 @@ class Facts:
 
     @classmethod
     def from_json(cls, value: Any) -> Facts:
-        """Raises BundleUnreadable for what no window of ours says."""
+        """Raises BundleUnreadable for what no pod of ours says."""
         check_schema("pod", value, SCHEMA)
         try:
             trials = tuple(TrialLog(**item) for item in value["trials"])
             return cls(**{**{key: value[key] for key in cls.__dataclass_fields__}, "trials": trials})
         except (KeyError, TypeError) as error:
             raise BundleUnreadable(Problem("pod", f"does not answer as ours do ({error!r})")) from None
-
-
-def make_block_path(what: str, offset: int, size: int) -> str:
-    return f"{what}/{offset}/{size}"
 
 
 def make_log_name(trial: str) -> str:
