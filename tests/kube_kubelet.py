@@ -191,6 +191,10 @@ class Kubelet:
         # a signal is 128 and its number to the container runtime
         ended = {"exitCode": code if code >= 0 else 128 - code, "reason": "Error" if code else "Completed",
                  "startedAt": now(), "finishedAt": now()}  # fmt: skip
+        running = self.running.get(pod["metadata"]["name"])
+        policy = pod["spec"]["containers"][0].get("terminationMessagePolicy")
+        if code and running is not None and policy == "FallbackToLogsOnError":
+            ended["message"] = (running.folder / "output.log").read_text(errors="replace")[-2048:]
         unready = make_condition("Ready", "PodFailed" if code else "PodCompleted", status="False")
         self.store.patch_status("pods", pod, {
             "phase": "Failed" if code else "Succeeded",

@@ -167,7 +167,9 @@ def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
             if reason and reason not in _NOT_A_REASON:
                 yield _explain(reason, str(found.get("message", "")))
             elif found.get("exitCode"):
-                yield f"the agent of {as_map(pod.get('metadata')).get('name')} ended with {found['exitCode']}"
+                ended = f"the agent of {as_map(pod.get('metadata')).get('name')} ended with {found['exitCode']}"
+                last = str(found.get("message", "")).splitlines()[-2:]  # an error of ours: what, and the next step
+                yield ": ".join(part for part in (ended, " ".join(" ".join(last).split())) if part)
 
 
 def explain_events(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -1,0 +1,77 @@
+"""Another pod of the cluster reaches nothing in the pods of a run: no port is open, and no request ends a run."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlk_repro import launch
+from rlk_repro.backends import get_backend
+from rlk_repro.backends.api import JobState
+from tests.k8s_runs import LONG, first_trial_runs, needs_kubectl, running_server, submit, wait_for_end, wait_until
+from tests.kube_cluster import Cluster
+from tests.kube_plane import ControlPlane
+
+pytestmark = [needs_kubectl, pytest.mark.timeout(280)]
+LISTENING = "0A"
+LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane | None) -> Iterator[Cluster]:
+    with running_server(tmp_path / "kube", monkeypatch, control_plane) as running:
+        yield running
+
+
+def test_a_pod_of_a_run_listens_on_no_port_and_another_pod_cannot_end_it(server: Cluster, tmp_path: Path) -> None:
+    launched = submit(tmp_path, LONG, kind="job")
+    wait_until(launched, first_trial_runs(launched))
+    ports = [port for pod in server.running.values() if pod.process for port in find_open_ports(pod.process.pid)]
+    for port in ports:
+        post(port, "/stop")
+    time.sleep(3.0)
+    assert launch.poll(launched).state is JobState.RUNNING, "a request of a stranger ended the run"
+    assert ports == []
+    assert get_backend("k8s").cancel(launched.submission, launched.run_dir)
+    assert wait_for_end(launched).state is JobState.CANCELLED
+
+
+def post(port: int, path: str) -> None:
+    with (
+        contextlib.suppress(OSError, http.client.HTTPException),
+        contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection,
+    ):
+        connection.request("POST", path, body=b"{}")
+        connection.getresponse().read()
+
+
+def find_open_ports(pid: int) -> list[int]:
+    """On which a process or what descends from it listens, loopback aside."""
+    held = {link for process in [pid, *find_descendants(pid)] for link in list_files(process)}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return sorted(
+        int(row[1].rpartition(":")[2], 16)
+        for row in rows
+        if row[3] == LISTENING and f"socket:[{row[9]}]" in held and row[1].rpartition(":")[0] not in LOOPBACK
+    )
+
+
+def find_descendants(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                yield child
+                yield from find_descendants(child)
+
+
+def list_files(pid: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield os.readlink(link)
