@@ -6,9 +6,11 @@ always work.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
 import itertools
+import secrets
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +21,7 @@ from tests.kube_store import Gone, Object, Store, has_condition, is_owned, make_
 
 TERMINAL: Final = ("Complete", "Completed", "Failed")
 OWNERS: Final = ("jobs", "jobsets", "rayjobs")
-OWNED: Final = ("configmaps", "pods", "jobs", "computedomains")
+OWNED: Final = ("configmaps", "pods", "jobs", "computedomains", "networkpolicies", "secrets")
 
 
 class Controllers:
@@ -183,12 +185,23 @@ class Controllers:
 
     def make_ray_pods(self, job: Object, name: str) -> None:
         cluster = job["spec"]["rayClusterSpec"]
-        env = [{"name": "KUBERAY_GEN_RAY_START_CMD", "value": self.ray_command}]
+        env: list[Object] = [{"name": "KUBERAY_GEN_RAY_START_CMD", "value": self.ray_command}]
+        if cluster.get("authOptions", {}).get("mode") == "token":
+            env += self.make_token(job, name)
         labels = {"ray.io/cluster": name}
         self.make_pod(job, cluster["headGroupSpec"]["template"], f"{name}-head", labels, env)
         for group in cluster.get("workerGroupSpecs", ()):
             for _ in range(group["replicas"]):
                 self.make_pod(job, group["template"], f"{name}-{group['groupName']}-{suffix()}", labels, env)
+
+    def make_token(self, job: Object, name: str) -> list[Object]:
+        """A secret of the cluster, and how its containers get it."""
+        token = base64.b64encode(secrets.token_hex(16).encode()).decode()
+        namespace, owner = job["metadata"]["namespace"], make_owner(job, "ray.io/v1", "RayJob")
+        metadata = {"name": name, "namespace": namespace, "ownerReferences": [owner]}
+        self.store.create("secrets", {"metadata": metadata, "data": {"auth_token": token}})
+        source = {"secretKeyRef": {"name": name, "key": "auth_token"}}
+        return [{"name": "RAY_AUTH_MODE", "value": "token"}, {"name": "RAY_AUTH_TOKEN", "valueFrom": source}]
 
     def end_rayjob(self, job: Object, head: str) -> None:
         entrypoint = self.entrypoints[job["metadata"]["uid"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -18,6 +19,7 @@ from rlk_repro.errors import EnvironmentMissing
 from rlk_repro.job.ray_given import GivenRay
 from rlk_repro.job.ray_marks import Use
 from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.environment import resolve_env
 
 PORT = "6311"
 DRIVER = """
@@ -65,9 +67,11 @@ def test_nodes_that_stay_away_are_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    """A head of Ray that runs in no trial's environment."""
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A head of Ray that runs in no trial's environment, with a token, as KubeRay hands it to a pod."""
     pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(16))
     folder = tempfile.mkdtemp(prefix="rlk-given-", dir="/tmp")  # short: paths of sockets have 107 bytes
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", PORT]
     argv += ["--temp-dir", folder, "--include-dashboard", "false", "--num-cpus", "1"]
@@ -85,9 +89,15 @@ def address(tmp_path: Path) -> Iterator[str]:
 def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(address: str) -> None:
     ray = GivenRay(address, lambda *_, **__: None, 1, 120)
     for value in ("0", "1"):
-        with ray.serve(Use(trial="00-p1-baseline"), make_command(VIME_RL_KERNEL=value)) as service:
-            env = {**os.environ, **service.env}
-            assert run_driver(env) == {"VIME_RL_KERNEL": value}
+        command = make_command(VIME_RL_KERNEL=value)
+        with ray.serve(Use(trial="00-p1-baseline"), command) as service:
+            assert os.environ["RAY_AUTH_TOKEN"] not in service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"]
+            env = resolve_env(command, os.environ)
+            assert "RAY_AUTH_TOKEN" not in env
+            assert run_driver(env | service.env) == {"VIME_RL_KERNEL": value}
+    stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
+    done = proc.run([sys.executable, "-c", DRIVER], env={**stranger, "RAY_ADDRESS": address}, timeout_s=90)
+    assert not done.is_ok, "a process without the token came in"
 
 
 def run_driver(env: dict[str, str]) -> object:

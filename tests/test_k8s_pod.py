@@ -122,7 +122,7 @@ def test_an_entrypoint_ends_as_the_agent_did(run_dir: RunDir) -> None:
 def test_a_pod_that_is_none_of_ours_is_told(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(EnvironmentMissing, match="RLK_REPRO_NODE: not set"):
         find_seat({"RLK_REPRO_POD": "a", "RLK_REPRO_POD_UID": "b"})
-    with pytest.raises(EnvironmentMissing, match=r"a pod that KubeRay 1\.1 or later made"):
+    with pytest.raises(EnvironmentMissing, match=r"a pod that KubeRay 1\.5\.1 or later made"):
         start_ray({})
     assert main(["serve", str(run_dir.root)]) == 3
     assert "no agent ever began" in capsys.readouterr().err
@@ -131,7 +131,9 @@ def test_a_pod_that_is_none_of_ours_is_told(run_dir: RunDir, capsys: pytest.Capt
 def test_rays_command_is_taken_word_by_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHERE", str(tmp_path))
     out = tmp_path / "a b; touch pwned"
-    child = start_ray({"KUBERAY_GEN_RAY_START_CMD": "touch '$WHERE/a b; touch pwned'", "PATH": "/usr/bin:/bin"})
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
+    command = {"KUBERAY_GEN_RAY_START_CMD": "touch '$WHERE/a b; touch pwned'", "PATH": "/usr/bin:/bin"}
+    child = start_ray(command | token)
     wait_until(lambda: child.code is not None)
     assert child.code == 0
     assert [path.name for path in tmp_path.iterdir()] == [out.name]

@@ -23,7 +23,7 @@ from rlk_repro.job.node import POLL_S, has_ended
 from rlk_repro.job.process import no_trouble
 from rlk_repro.job.pulse import Listener
 from rlk_repro.job.ray_census import parse_names
-from rlk_repro.job.ray_launch import SETTINGS
+from rlk_repro.job.ray_launch import SETTINGS, require_tokens
 from rlk_repro.job.ray_marks import Condition, Order, Report, Use, Want, read_report, write_mark
 from rlk_repro.job.ray_member import Member
 from rlk_repro.job.trial import Outcome
@@ -61,11 +61,12 @@ class RayClusters:
         """Have Ray up inside the block, where the command needs it.
 
         Raises:
-            EnvironmentMissing: it did not come up on every node.
+            EnvironmentMissing: it did not come up on every node, or keeps nobody out.
         """
         if not command.needs_ray:
             yield Service()
             return
+        require_tokens()
         self._number += 1
         cluster = _Cluster(self._member, use, command, self._number)
         try:

@@ -19,7 +19,7 @@ from rlk_repro.errors import EnvironmentMissing, Problem
 from rlk_repro.findings import Finding, Level
 from rlk_repro.job.ray_census import parse_names
 from rlk_repro.job.ray_cluster import Service
-from rlk_repro.job.ray_launch import SETTINGS
+from rlk_repro.job.ray_launch import SETTINGS, TOKEN_NAMES
 from rlk_repro.job.ray_marks import Use
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
@@ -85,8 +85,11 @@ class GivenRay:
         outside = dict(os.environ)
         own = {name: value for name, value in resolve_env(command, outside).items() if outside.get(name) != value}
         config = {"runtime_env": {"env_vars": own}, "metadata": {}}
+        # a trial inherits no token from whoever started the agent, except that of this very Ray
+        token = {name: outside[name] for name in TOKEN_NAMES if name in outside}
         return {
             **SETTINGS,
+            **token,
             "RAY_ADDRESS": self._address,
             _JOB_CONFIG: json.dumps(config, sort_keys=True),
             # a trainer that has a runtime environment of its own gets both

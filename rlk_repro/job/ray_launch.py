@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Final
+
+from rlk_repro.errors import EnvironmentMissing, Problem
+from rlk_repro.spec.ray import knows_tokens
 
 HEAD_PORTS: Final = ("port", "dashboard-port", "ray-client-server-port")
 NODE_PORTS: Final = (
@@ -16,6 +20,7 @@ NODE_PORTS: Final = (
     "metrics-export-port",
 )
 PORT_LIMIT: Final = 9000
+TOKEN_NAMES: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 
 SETTINGS: Final = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -63,6 +68,21 @@ class Seat:
 
     def ports(self) -> dict[str, int]:
         return self.head_ports() | self.node_ports()
+
+
+def require_tokens() -> None:
+    """Refuse a Ray that ignores the wish for a token: whoever reaches its ports runs what they like.
+
+    Raises:
+        EnvironmentMissing: the installed Ray is such a one.
+    """
+    try:
+        version = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return  # then nothing of it starts
+    if not knows_tokens(version):
+        raise EnvironmentMissing(Problem("python module ray", "cannot keep strangers out", got=version,
+                                         expected="2.52 or later, which authenticates by token"))  # fmt: skip
 
 
 def render_start(seat: Seat, temp_dir: str) -> tuple[str, ...]:

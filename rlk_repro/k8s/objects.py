@@ -33,6 +33,7 @@ from rlk_repro.k8s.pods import (
 from rlk_repro.k8s.rules import find_object_problems
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
+from rlk_repro.spec.ray import knows_tokens
 
 COLLECTOR_DEADLINE_S: Final = 3600
 SURROUNDINGS_MIN: Final = 45
@@ -88,6 +89,9 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     where = f"profile {plan.profile.profile}: kubernetes"
     if settings.kind == "job" and plan.layout.num_nodes > 1:
         yield Problem(f"{where}.kind", "a job is one node", got=plan.layout.num_nodes, expected="rayjob or jobset")
+    if settings.kind == "rayjob" and settings.ray_version is not None and not knows_tokens(settings.ray_version):
+        yield Problem(f"{where}.ray_version", "has no authentication by token: whoever reaches Ray runs what they like",
+                      got=settings.ray_version, expected="2.52.0 or later")  # fmt: skip
     pair_min = 2 * plan.run.time_limit_min
     if settings.max_time_min is not None and settings.max_time_min < pair_min:
         yield Problem(f"{where}.max_time_min", "shorter than one pair of trials may take",

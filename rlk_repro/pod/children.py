@@ -12,12 +12,13 @@ from typing import Final
 
 from rlk_repro import proc
 from rlk_repro.errors import EnvironmentMissing, Problem
-from rlk_repro.job.ray_launch import SETTINGS
+from rlk_repro.job.ray_launch import SETTINGS, require_tokens
 from rlk_repro.job.ray_node import raise_file_limit
 from rlk_repro.pod.roster import Roster
 from rlk_repro.rundir import RunDir
 
 RAY_COMMAND: Final = "KUBERAY_GEN_RAY_START_CMD"
+MAKER: Final = "a pod that KubeRay 1.5.1 or later made"
 RAY_GRACE_S: Final = 10.0
 _STDERR: Final = 2
 
@@ -48,11 +49,15 @@ def start_ray(environ: Mapping[str, str]) -> Child:
     """What KubeRay would have run in this container, word by word.
 
     Raises:
-        EnvironmentMissing: KubeRay left no command.
+        EnvironmentMissing: KubeRay left no command or no token, or Ray is too old for one.
     """
+    require_tokens()
     command = environ.get(RAY_COMMAND)
     if not command:
-        raise EnvironmentMissing(Problem(RAY_COMMAND, "not set", expected="a pod that KubeRay 1.1 or later made"))
+        raise EnvironmentMissing(Problem(RAY_COMMAND, "not set", expected=MAKER))
+    if environ.get("RAY_AUTH_MODE") != "token" or not environ.get("RAY_AUTH_TOKEN"):
+        what = "not set: whoever reaches Ray's ports would run what they like"
+        raise EnvironmentMissing(Problem("RAY_AUTH_TOKEN", what, expected=MAKER))
     raise_file_limit()
     words = [os.path.expandvars(word) for word in shlex.split(command)]
     return Child(words, {**environ, **SETTINGS})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from rlk_repro.spec.values import Model
 
+FIRST_RAY_WITH_TOKENS: Final = (2, 52)
 Interface = Annotated[str, Field(pattern=r"^[^\s/]{1,15}$")]
 
 
@@ -20,3 +22,8 @@ class RaySettings(Model):
     interface: Interface | None = Field(
         None, description="network interface by which nodes reach each other, where the node's name leads to another"
     )
+
+
+def knows_tokens(version: str) -> bool:
+    """Whether this release of Ray authenticates by token; older ones ignore the wish without a word."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2])) >= FIRST_RAY_WITH_TOKENS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,4 +73,4 @@ def list_files(pid: int) -> Iterator[str]:
     with contextlib.suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                yield os.readlink(link)
+                yield str(link.readlink())
