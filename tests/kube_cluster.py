@@ -16,7 +16,7 @@ from tests.kube_controllers import Controllers
 from tests.kube_kubelet import Faults, Kubelet, RunningPod
 from tests.kube_store import Object, Store
 
-OURS: Final = ("computedomains", "configmaps", "jobs", "jobsets", "pods", "rayjobs")
+OURS: Final = ("computedomains", "configmaps", "jobs", "jobsets", "networkpolicies", "pods", "rayjobs")
 
 
 class Cluster(ABC):

@@ -9,11 +9,15 @@ import base64
 import contextlib
 import hashlib
 import json
+import re
 import socket
+import ssl
 import subprocess
 import threading
-from http.server import BaseHTTPRequestHandler
-from typing import IO, Final
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import IO, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from tests.kube_kubelet import Faults, RunningPod
@@ -24,6 +28,7 @@ STDOUT, STDERR, ERROR = 1, 2, 3
 BINARY, CLOSE, PING, PONG = 2, 8, 9, 10
 PIECE: Final = 1 << 15
 RAN_WITH_FAILURE: Final = "NonZeroExitCode"
+PodsOf = Callable[[], tuple[Faults, Mapping[str, RunningPod]]]
 
 
 class Cut(Exception):
@@ -113,3 +118,42 @@ def describe_end(code: int) -> dict[str, object]:
         "message": f"command terminated with non-zero exit code: exit status {text}",
         "details": {"causes": [{"reason": "ExitCode", "message": text}]},
     }
+
+
+class KubeletServer:
+    """The part of kubelets that a real API server calls: a WebSocket is passed through to who says to take it."""
+
+    def __init__(self, folder: Path, pods: PodsOf) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                faults, running = pods()
+                found = re.fullmatch(r"/exec/[^/]+/([^/]+)/[^/]+", urlsplit(self.path).path)
+                pod = running.get(found[1]) if found else None
+                if pod is None or faults.no_exec:
+                    self.send_error(404)
+                elif not serve_exec(self, pod, faults):
+                    self.send_error(400)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "kubelet.crt", folder / "kubelet.key")
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+
+    def describe(self) -> dict[str, object]:
+        """What the status of its nodes says of it."""
+        return {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._server.server_address[1]}},
+            "declaredFeatures": ["ExtendWebSocketsToKubelet"],
+        }
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

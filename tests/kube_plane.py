@@ -23,9 +23,9 @@ import yaml
 from tests.k8s_validate import CRD_DIR
 from tests.kube_client import CUSTOM, ApiStore, Client, Refused, path_of
 from tests.kube_cluster import make_kubeconfig
+from tests.kube_exec import KubeletServer
 from tests.kube_kubelet import Faults, RunningPod, end_process
 from tests.kube_store import Object, Resource, has_condition
-from tests.kube_tunnel import Tunnel
 from tests.ports import find_port
 
 APISERVER: Final = os.environ.get("RLK_KUBE_APISERVER", "")
@@ -42,7 +42,7 @@ _CRDS: Final = Resource("apiextensions.k8s.io/v1", "customresourcedefinitions", 
 
 
 class ControlPlane:
-    """``close`` ends what it started.  ``pods`` is who the API server reaches by its proxy, set by who runs them."""
+    """``close`` ends what it started.  ``pods`` is in whom commands run, set by who runs them."""
 
     def __init__(self, folder: Path, *, has_operators: bool = True) -> None:
         self.folder = folder
@@ -51,7 +51,6 @@ class ControlPlane:
         self.has_operators = has_operators
         self._binaries = Path(APISERVER).parent
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._tunnel = Tunnel(lambda: (self.faults, self.pods))
         self._etcd, self.port = (f"http://127.0.0.1:{find_port()}", find_port())
         self.tokens = {"admin": secrets.token_hex(16), USER: secrets.token_hex(16)}
         self.ca = folder / "certificates" / "apiserver.crt"
@@ -73,7 +72,8 @@ class ControlPlane:
             end_process(self._processes.pop(name), 0.0)
         if hasattr(self, "client"):
             self.client.close()
-        self._tunnel.close()
+        if hasattr(self, "kubelet"):
+            self.kubelet.close()
 
     @property
     def is_api_there(self) -> bool:
@@ -124,13 +124,10 @@ class ControlPlane:
         subprocess.run([openssl, *key], cwd=self.folder, check=True, capture_output=True)
         rows = [f'{self.tokens["admin"]},admin,admin,"system:masters"', f"{self.tokens[USER]},{USER},{USER}"]
         (self.folder / "tokens.csv").write_text("\n".join(rows) + "\n")
-        connection = {"proxyProtocol": "HTTPConnect", "transport": {"uds": {"udsName": str(self._tunnel.path)}}}
-        egress = {
-            "apiVersion": "apiserver.k8s.io/v1beta1",
-            "kind": "EgressSelectorConfiguration",
-            "egressSelections": [{"name": "cluster", "connection": connection}],
-        }
-        (self.folder / "egress.yaml").write_text(yaml.safe_dump(egress))
+        certificate = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=kubelet"]
+        files = ["-keyout", "kubelet.key", "-out", "kubelet.crt"]
+        subprocess.run([openssl, *certificate, *files], cwd=self.folder, check=True, capture_output=True)
+        self.kubelet = KubeletServer(self.folder, lambda: (self.faults, self.pods))
         (self.folder / "admin.kubeconfig").write_text(yaml.safe_dump(self.make_kubeconfig("admin")))
 
     def make_kubeconfig(self, user: str) -> Object:
@@ -162,7 +159,6 @@ class ControlPlane:
             f"--service-account-key-file={accounts}",
             f"--service-account-signing-key-file={accounts}",
             "--service-cluster-ip-range=10.0.0.0/24",
-            f"--egress-selector-config-file={self.folder / 'egress.yaml'}",
         ]
 
     def _helpers(self) -> dict[str, list[str]]:

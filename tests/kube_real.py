@@ -17,7 +17,7 @@ from rlk_repro.backends.k8s_objects import KINDS
 from rlk_repro.k8s.naming import ID
 from rlk_repro.sites.kubernetes import SECURITY_LABEL, list_permissions
 from tests.kube_client import ApiStore, Client
-from tests.kube_cluster import Cluster
+from tests.kube_cluster import Cluster, make_far_pod
 from tests.kube_kubelet import Faults, RunningPod
 from tests.kube_plane import USER, ControlPlane, wait_until
 from tests.kube_store import Gone, Object, make_condition
@@ -27,8 +27,8 @@ QUOTA: Final = "gpus"
 COUNTED: Final = {"RayJob": "count/rayjobs.ray.io", "ConfigMap": "configmaps"}
 ROOM: Final = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": "110"}
 # in the order of removal: owners first
-MADE: Final = ("rayjobs", "jobsets", "jobs", "computedomains", "pods", "resourcequotas", "persistentvolumeclaims",
-               "secrets", "events", "nodes", "persistentvolumes")  # fmt: skip
+MADE: Final = ("rayjobs", "jobsets", "jobs", "computedomains", "networkpolicies", "pods", "resourcequotas",
+               "persistentvolumeclaims", "secrets", "events", "nodes", "persistentvolumes")  # fmt: skip
 SHARED_KINDS: Final = frozenset({"nodes", "persistentvolumes"})
 PATIENCE_S: Final = 5.0
 
@@ -104,7 +104,8 @@ class RealCluster(Cluster):
             self.store.replace(plural, made)
             room = item["status"]["allocatable"]
             ready = [make_condition("Ready", "KubeletReady")]
-            self.store.patch_status(plural, made, {"allocatable": room, "capacity": room, "conditions": ready})
+            status = {"allocatable": room, "capacity": room, "conditions": ready, **self.plane.kubelet.describe()}
+            self.store.patch_status(plural, made, status)
 
     def refuse(self, kind: str) -> None:
         with contextlib.suppress(Gone):
@@ -134,11 +135,10 @@ class RealCluster(Cluster):
         self._bare = ControlPlane(folder, has_operators=False)
         self._use(self._bare)
 
-    def show(self, name: str, port: int) -> None:
-        self.running[name] = RunningPod(port=port, address="10.244.1.1")
-        container = {"name": "agent", "image": "registry.example/far"}
-        spec = {"nodeName": "node-0", "containers": [container]}
-        self.store.create("pods", {"metadata": {"name": name, "namespace": SPACE}, "spec": spec})
+    def show(self, name: str, pod: RunningPod) -> None:
+        self.running[name] = pod
+        made = make_far_pod(name)
+        self.store.create("pods", {part: made[part] for part in ("metadata", "spec")})
         wait_until(name, lambda: self._is_running(name))
 
     def _is_running(self, name: str) -> bool:
@@ -160,7 +160,8 @@ class RealCluster(Cluster):
 
     def _grant(self, rules: list[Object]) -> None:
         seen = ["nodes", "namespaces", "persistentvolumeclaims", "secrets"]  # without these it only proposes less
-        reading = {"apiGroups": [""], "resources": seen, "verbs": ["get", "list"]}
+        # with create alone kubectl runs commands over SPDY, which no kubelet speaks here
+        reading = {"apiGroups": [""], "resources": [*seen, "pods/exec"], "verbs": ["get", "list"]}
         for plural, kind, namespace, given in (
             ("role", "Role", SPACE, rules), ("clusterrole", "ClusterRole", "", [reading])
         ):  # fmt: skip

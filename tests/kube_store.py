@@ -28,6 +28,7 @@ RESOURCES: Final = (
     Resource("v1", "secrets", "Secret"),
     Resource("v1", "nodes", "Node", is_namespaced=False),
     Resource("v1", "namespaces", "Namespace", is_namespaced=False),
+    Resource("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy"),
     Resource("batch/v1", "jobs", "Job"),
     Resource("ray.io/v1", "rayjobs", "RayJob"),
     Resource("jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet"),

@@ -27,7 +27,8 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = {
 }
 SCHEMA: Final = 1
 _JOB_ID: Final = re.compile(r"([a-z0-9-]{1,63})/(rayjob|jobset|job)/([a-z][a-z0-9-]{0,62})")
-_COMPUTE_DOMAINS: Final = "computedomains.resource.nvidia.com"
+COMPUTE_DOMAINS: Final = "computedomains.resource.nvidia.com"
+NETWORK_POLICIES: Final = "networkpolicies.networking.k8s.io"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class Sent:
     kind: str
     name: str
     has_domain: bool = False
+    has_policy: bool = False
     has_claim: bool = True
 
     @property
@@ -48,6 +50,12 @@ class Sent:
     def selector(self) -> str:
         return f"{ID}={self.name}"
 
+    @property
+    def resources(self) -> str:
+        """What to ask for: the job, what it makes, and what must be gone before another of its name is made."""
+        policies = (NETWORK_POLICIES,) if self.has_policy else ()
+        return ",".join((KINDS[self.kind][1], "pods", "configmaps", *policies))
+
     @classmethod
     def of_plan(cls, plan: Plan, run_dir: RunDir) -> Sent:
         settings = kubernetes_settings(plan)
@@ -56,6 +64,7 @@ class Sent:
             kind=settings.kind,
             name=make_name(run_dir),
             has_domain=settings.compute_domain,
+            has_policy=settings.network_policy,
             has_claim=settings.results.claim is not None,
         )
 
@@ -89,22 +98,23 @@ def find_objects(sent: Sent) -> Found:
     Raises:
         Unreachable, SchedulerRefused: with kubectl's own words.
     """
-    kind, resource = KINDS[sent.kind]
-    items = sent.place.get(f"{resource},pods,configmaps", f"--selector={sent.selector}")
+    kind = KINDS[sent.kind][0]
+    items = sent.place.get(sent.resources, f"--selector={sent.selector}")
     # JobSet and Job share labels with what they make: the job is the one of our name
     job = next((item for item in items if item["kind"] == kind and item["metadata"]["name"] == sent.name), None)
     pods = [item for item in items if item["kind"] == "Pod"]
     waits = job is not None and any(as_map(pod.get("status")).get("phase") == "Pending" for pod in pods)
     events = _find_events(sent) if waits or (job is not None and not pods) else []
-    return Found(job=job, pods=pods, events=events, others=sum(item["kind"] == "ConfigMap" for item in items))
+    others = sum(item["kind"] in {"ConfigMap", "NetworkPolicy"} for item in items)
+    return Found(job=job, pods=pods, events=events, others=others)
 
 
 def delete_all(sent: Sent) -> proc.Completed:
     """The job, and what it does not own: a ComputeDomain too, where it may have failed to become the job's."""
-    done = sent.place.delete(f"{KINDS[sent.kind][1]},pods,configmaps", sent.selector)
+    done = sent.place.delete(sent.resources, sent.selector)
     if not sent.has_domain:
         return done
-    domains = sent.place.delete(_COMPUTE_DOMAINS, sent.selector)
+    domains = sent.place.delete(COMPUTE_DOMAINS, sent.selector)
     return done if domains.is_ok or kubectl.is_not_found(domains) else domains
 
 

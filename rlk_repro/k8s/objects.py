@@ -10,6 +10,7 @@ from typing import Final
 from rlk_repro.errors import Problem, SpecError
 from rlk_repro.k8s.base import load_base
 from rlk_repro.k8s.naming import (
+    ID,
     LEADER,
     OVERWRITE_COMMAND,
     QUEUE,
@@ -37,7 +38,11 @@ from rlk_repro.spec.ray import knows_tokens
 
 COLLECTOR_DEADLINE_S: Final = 3600
 SURROUNDINGS_MIN: Final = 45
-_HEAD_PORTS: Final = (("gcs-server", 6379), ("dashboard", 8265), ("client", 10001))
+DASHBOARD_PORT: Final = 8265
+NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
+_HEAD_PORTS: Final = (("gcs-server", 6379), ("dashboard", DASHBOARD_PORT), ("client", 10001))
+# on its pods by its Helm chart and by its plain manifests
+_OPERATOR: Final = {"app.kubernetes.io/component": "kuberay-operator"}
 
 
 def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> list[Object]:
@@ -53,6 +58,8 @@ def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) ->
     objects = [_KINDS[settings.kind](plan, run_dir, nodes)]
     if uses_compute_domain(plan, settings):
         objects.append(_make_compute_domain(plan, run_dir))
+    if settings.network_policy:
+        objects.append(_make_network_policy(plan, run_dir))
     problems = find_object_problems(objects)
     if problems:
         raise SpecError(*problems)
@@ -100,7 +107,7 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
 
 def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     settings = kubernetes_settings(plan)
-    job = _start(plan, run_dir, "rayjob")
+    job = _start_job(plan, run_dir)
     job["metadata"]["annotations"][OVERWRITE_COMMAND] = "true"
     spec = job["spec"]
     words = [settings.python, *POD_PROGRAM, "wait", pod_run_dir(plan, run_dir)]
@@ -132,7 +139,7 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
 
 
 def _make_jobset(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
-    job = _start(plan, run_dir, "jobset")
+    job = _start_job(plan, run_dir)
     leader, workers = job["spec"]["replicatedJobs"]
     leader["template"]["spec"]["template"] = _make_agent(plan, run_dir, LEADER, nodes)
     num_workers = plan.layout.num_nodes - 1
@@ -153,7 +160,7 @@ def _make_jobset(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
 
 
 def _make_job(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
-    job = _start(plan, run_dir, "job")
+    job = _start_job(plan, run_dir)
     _set_limits(plan, job["spec"])
     job["spec"]["template"] = _make_agent(plan, run_dir, LEADER, nodes)
     return job
@@ -167,17 +174,22 @@ _KINDS: Final[Mapping[str, Callable[[Plan, RunDir, Sequence[str]], Object]]] = {
 
 
 def _start(plan: Plan, run_dir: RunDir, kind: str) -> Object:
-    settings, name = kubernetes_settings(plan), make_name(run_dir)
-    job = load_base(kind)
-    labels = make_labels(plan, name)
-    if settings.queue is not None:
-        labels[QUEUE] = settings.queue
-    job["metadata"] = {
+    name = make_name(run_dir)
+    item = load_base(kind)
+    item["metadata"] = {
         "name": name,
-        "namespace": settings.namespace,
-        "labels": labels,
+        "namespace": kubernetes_settings(plan).namespace,
+        "labels": make_labels(plan, name),
         "annotations": make_annotations(plan, run_dir),
     }
+    return item
+
+
+def _start_job(plan: Plan, run_dir: RunDir) -> Object:
+    settings = kubernetes_settings(plan)
+    job = _start(plan, run_dir, settings.kind)
+    if settings.queue is not None:
+        job["metadata"]["labels"][QUEUE] = settings.queue
     return job
 
 
@@ -200,13 +212,21 @@ def _set_limits(plan: Plan, spec: Object) -> None:
 
 
 def _make_compute_domain(plan: Plan, run_dir: RunDir) -> Object:
-    name = make_name(run_dir)
-    domain = load_base("computedomain")
-    domain["metadata"] = {
-        "name": name,
-        "namespace": kubernetes_settings(plan).namespace,
-        "labels": make_labels(plan, name),
-        "annotations": make_annotations(plan, run_dir),
-    }
-    domain["spec"]["channel"]["resourceClaimTemplate"]["name"] = make_claim_template_name(name)
+    domain = _start(plan, run_dir, "computedomain")
+    domain["spec"]["channel"]["resourceClaimTemplate"]["name"] = make_claim_template_name(make_name(run_dir))
     return domain
+
+
+def _make_network_policy(plan: Plan, run_dir: RunDir) -> Object:
+    settings = kubernetes_settings(plan)
+    policy = _start(plan, run_dir, "networkpolicy")
+    own = {ID: make_name(run_dir)}
+    rules = policy["spec"]["ingress"]
+    policy["spec"]["podSelector"]["matchLabels"] = rules[0]["from"][0]["podSelector"]["matchLabels"] = own
+    if settings.kind == "rayjob":
+        # the operator starts the entrypoint by the head's dashboard
+        operator: Object = {"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR}}
+        if settings.operator_namespace is not None:
+            operator = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: settings.operator_namespace}}}
+        rules.append({"from": [operator], "ports": [{"protocol": "TCP", "port": DASHBOARD_PORT}]})
+    return policy

@@ -10,7 +10,7 @@ from rlk_repro.k8s.nodes import gpu_resource, list_products
 from rlk_repro.k8s.pods import kubernetes_settings
 from rlk_repro.k8s.tree import parse_quantity
 from rlk_repro.plan import Plan
-from rlk_repro.sites.kubernetes import OPERATORS, SECURITY_LABEL, KubernetesSite, Node, list_permissions
+from rlk_repro.sites.kubernetes import OPERATORS, SECURITY_LABEL, KubernetesSite, Node, Permission, list_permissions
 from rlk_repro.sites.propose import Ask, Proposal, make_name
 from rlk_repro.spec import OCI_ARCHITECTURES, FromEnv, Hardware, KubernetesSettings, Profile
 
@@ -69,6 +69,9 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
     if site.security == "restricted":
         values["run_as"] = {"user": 1000, "group": 1000}
         remarks.append("run_as: the namespace is restricted; the image must work as a user other than root")
+    if any(permission.resource == "networkpolicies" for permission in site.denied):
+        values["network_policy"] = False
+        remarks.append("network_policy: you may not create one; any pod of the cluster reaches those of a run")
     if "compute_domain" in site.operators and any("nvidia.com/gpu.clique" in node.labels for node in nodes):
         values["compute_domain"] = True
     known = {"nvidia.com/gpu", "amd.com/gpu", "kubernetes.io/arch"}
@@ -99,7 +102,8 @@ def judge_kubernetes(
     settings = profile.kubernetes or KubernetesSettings()
     model = hardware.get(plan.hardware.hardware if plan is not None else profile.hardware or "")
     num_nodes = 1 if plan is None else plan.layout.num_nodes
-    needed = {*list_permissions((settings.kind,), has_domain=settings.compute_domain)}
+    has_domain, has_policy = settings.compute_domain, settings.network_policy
+    needed = {*list_permissions((settings.kind,), has_domain=has_domain, has_policy=has_policy)}
     return [
         *_judge_operators(settings, site, num_nodes),
         *_judge_results(settings, site, num_nodes),
@@ -107,11 +111,16 @@ def judge_kubernetes(
         *_judge_secrets(profile, settings, site),
         *(_judge_nodes(settings, site, model, plan, num_nodes) if model is not None else ()),
         *(
-            Finding(Level.BLOCKING, "permission", f"to {what} in {settings.namespace}", "denied")
+            Finding(Level.BLOCKING, "permission", f"to {what} in {settings.namespace}", f"denied{_way_round(what)}")
             for what in site.denied
             if what in needed
         ),
     ]
+
+
+def _way_round(denied: Permission) -> str:
+    """What a profile may say where the permission is not to be had."""
+    return "; kubernetes.network_policy: false needs none" if denied.resource == "networkpolicies" else ""
 
 
 def _judge_operators(settings: KubernetesSettings, site: KubernetesSite, num_nodes: int) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from rlk_repro.backends import kubectl
-from rlk_repro.backends.k8s_objects import KINDS
+from rlk_repro.backends.k8s_objects import COMPUTE_DOMAINS, KINDS, NETWORK_POLICIES
 from rlk_repro.backends.kubectl import Place, Unreachable
 from rlk_repro.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.files import dump_json
@@ -21,11 +21,11 @@ from rlk_repro.k8s.tree import as_list, as_map
 OPERATORS: Final[Mapping[str, str]] = {
     "rayjob": "rayjobs.ray.io",
     "jobset": "jobsets.jobset.x-k8s.io",
-    "compute_domain": "computedomains.resource.nvidia.com",
+    "compute_domain": COMPUTE_DOMAINS,
     "queue": "localqueues.kueue.x-k8s.io",
 }
 SECURITY_LABEL: Final = "pod-security.kubernetes.io/enforce"
-# what the road of a run needs in the namespace, whatever the kind of job; then of the job, and of a ComputeDomain
+# what the road of a run needs in the namespace, whatever the kind of job; then of the job, and of what it is to own
 PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "pods": ("create", "delete", "get", "list"),
     "pods/exec": ("create",),
@@ -33,7 +33,7 @@ PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "events": ("list",),
 }
 JOB_VERBS: Final = ("create", "delete", "get", "list")
-DOMAIN_VERBS: Final = (*JOB_VERBS, "patch")
+OWNED_VERBS: Final = (*JOB_VERBS, "patch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,13 +120,13 @@ def probe_site(place: Place) -> KubernetesSite:
     )
 
 
-def list_permissions(kinds: Iterable[str], *, has_domain: bool) -> Iterator[Permission]:
+def list_permissions(kinds: Iterable[str], *, has_domain: bool, has_policy: bool = True) -> Iterator[Permission]:
     """What runs need as these kinds of job."""
     for resource, verbs in PERMISSIONS.items():
         yield from (Permission(verb, resource) for verb in verbs)
     wanted: list[tuple[str, tuple[str, ...]]] = [(KINDS[kind][1], JOB_VERBS) for kind in sorted(kinds)]
-    if has_domain:
-        wanted.append((OPERATORS["compute_domain"], DOMAIN_VERBS))
+    owned = {COMPUTE_DOMAINS: has_domain, NETWORK_POLICIES: has_policy}
+    wanted += [(name, OWNED_VERBS) for name, is_made in owned.items() if is_made]
     for name, verbs in wanted:
         resource, _, group = name.partition(".")
         yield from (Permission(verb, resource, group) for verb in verbs)

@@ -5,12 +5,12 @@ Values only; ``rlk_repro.k8s`` makes objects of them and refuses what a controll
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
 from rlk_repro.spec.site import AbsolutePath, Line
-from rlk_repro.spec.values import EnvName, Model, Positive
+from rlk_repro.spec.values import EnvName, GrowingModel, Model, Positive
 
 _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 Label: TypeAlias = Annotated[str, Field(pattern=rf"^{_NAME}$", max_length=63)]
@@ -76,8 +76,10 @@ class Toleration(Model):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
 
-class KubernetesSettings(Model):
+class KubernetesSettings(GrowingModel):
     """How a job is asked for in this cluster."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"network_policy", "operator_namespace"})
 
     kind: Literal["rayjob", "jobset", "job"] = Field(
         "rayjob", description="rayjob needs KubeRay, jobset the JobSet controller, job is one node"
@@ -102,6 +104,12 @@ class KubernetesSettings(Model):
     tolerations: tuple[Toleration, ...] = ()
     rdma: Rdma | None = None
     compute_domain: bool = Field(False, description="NVLink across nodes by a ComputeDomain (GB200, DRA driver)")
+    network_policy: bool = Field(
+        True, description="nobody but the run's own pods and KubeRay reaches them; false where you may not create one"
+    )
+    operator_namespace: Label | None = Field(
+        None, description="where KubeRay's operator runs; default: wherever its pods have the label of its chart"
+    )
     run_as: RunAs | None = Field(None, description="default: the image's own user, which is root in vime's images")
     python: Line = Field("python3", description="the interpreter in the image that has rlk_repro")
     ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.]*$", max_length=40)] | None = Field(
