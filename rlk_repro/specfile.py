@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from rlk_repro.errors import Problem, SpecError
 from rlk_repro.resources import data_dir, display_name, find_yaml, suggest
 from rlk_repro.secrets import looks_secret
-from rlk_repro.spec import Hardware, PathProblem, Profile, Run, Stack, run_problems, stack_problems
+from rlk_repro.spec import Hardware, PathProblem, Profile, Run, Stack, kubernetes_problems, run_problems, stack_problems
 from rlk_repro.yamlfile import Path_, Source, format_path, parse_scalar, parse_yaml
 
 M = TypeVar("M", bound=BaseModel)
@@ -99,7 +99,8 @@ def load_hardware(name: str, folders: list[Path]) -> Loaded[Hardware]:
 
 
 def load_profile(name: str, folders: list[Path]) -> Loaded[Profile]:
-    return load(Profile, find_yaml("profile", name, folders))
+    path = find_yaml("profile", name, folders)
+    return load(Profile, path, check=lambda profile: kubernetes_problems(profile.kubernetes))
 
 
 def load(

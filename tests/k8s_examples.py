@@ -17,7 +17,7 @@ from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack
 
 EXAMPLES = data_dir("k8s") / "examples"
 HARDWARE = ("a100", "h200", "gb200", "mi300x")
-KINDS = ("rayjob", "jobset", "job")
+KINDS = ("rayjob", "job")
 RUN_ID = "20261120T120000Z-0123abcd-4567"
 RESTRICTED: dict[str, Any] = {"run_as": {"user": 1000, "group": 1000}}
 RDMA: dict[str, Any] = {"rdma": {"resource": "rdma/hca_shared_devices_a", "count": 8, "networks": "roce-a, roce-b"}}
@@ -70,10 +70,9 @@ def list_plans() -> Iterator[tuple[str, Plan]]:
                 continue
             plan = plan_for(run, hardware)
             for kind in KINDS:
-                if kind != "job" or plan.layout.num_nodes == 1:
-                    yield f"{run}.{hardware}.{kind}", with_site(plan, kind=kind)
+                yield f"{run}.{hardware}.{kind}", with_site(plan, kind=kind)
     for hardware in HARDWARE:
-        for kind in ("rayjob", "jobset"):
+        for kind in KINDS:
             plan = plan_for("smoke", hardware, settings=num_nodes(hardware, 4))
             yield f"smoke.{hardware}.{kind}.four-nodes", with_site(plan, kind=kind)
     for kind in KINDS:

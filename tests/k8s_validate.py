@@ -53,7 +53,7 @@ def make_job(replicated: Any) -> dict[str, Any]:
 
 def is_custom(item: Mapping[str, Any]) -> bool:
     group = str(item.get("apiVersion")).partition("/")[0]
-    return group in {"ray.io", "jobset.x-k8s.io", "resource.nvidia.com"}
+    return group in {"ray.io", "resource.nvidia.com"}
 
 
 def make_pod(template: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ MORE: Final = (
     Resource("rbac.authorization.k8s.io/v1", "clusterrolebindings", "ClusterRoleBinding", is_namespaced=False),
 )
 ROWS: Final = {row.plural: row for row in (*RESOURCES, *MORE)}
-CUSTOM: Final = frozenset({"rayjobs", "jobsets", "computedomains"})
+CUSTOM: Final = frozenset({"rayjobs", "computedomains"})
 
 
 class Refused(Exception):

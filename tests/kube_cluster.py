@@ -11,12 +11,13 @@ from typing import Any, Final, Self
 
 import yaml
 
-from rlk_repro.k8s.naming import CONTAINER, ID, ROLE
+from rlk_repro.backends.k8s_states import role_of
+from rlk_repro.k8s.naming import CONTAINER, ID
 from tests.kube_controllers import Controllers
 from tests.kube_kubelet import Faults, Kubelet, RunningPod
 from tests.kube_store import Object, Store
 
-OURS: Final = ("computedomains", "configmaps", "jobs", "jobsets", "networkpolicies", "pods", "rayjobs")
+OURS: Final = ("computedomains", "configmaps", "jobs", "networkpolicies", "pods", "rayjobs")
 
 
 class Cluster(ABC):
@@ -86,7 +87,7 @@ class Cluster(ABC):
 
     def pod(self, role: str) -> Object | None:
         pods = self.store.list("pods")
-        return next((pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE) == role), None)
+        return next((pod for pod in pods if role_of(pod) == role), None)
 
     # what a test does
     def claim(self, name: str) -> Path:

@@ -1,7 +1,6 @@
 """Stand-ins for controllers and the scheduler, as far as a run needs them.
 
-Those of Job, scheduler and garbage collector rest where the real ones run (tests/kube_real.py); KubeRay's and JobSet's
-always work.
+Those of Job, scheduler and garbage collector rest where the real ones run (tests/kube_real.py); KubeRay's always works.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ import itertools
 import secrets
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from rlk_repro.k8s.naming import INDEX
 from tests.kube_kubelet import Faults, Kubelet, end_process
 from tests.kube_store import Gone, Object, Store, has_condition, is_owned, make_condition, now, suffix
 
-TERMINAL: Final = ("Complete", "Completed", "Failed")
-OWNERS: Final = ("jobs", "jobsets", "rayjobs")
+TERMINAL: Final = ("Complete", "Failed")
+OWNERS: Final = ("jobs", "rayjobs")
 OWNED: Final = ("configmaps", "pods", "jobs", "computedomains", "networkpolicies", "secrets")
 
 
@@ -39,7 +39,7 @@ class Controllers:
 
     def keep(self, *, has_scheduler: bool, has_jobs: bool, has_garbage: bool) -> None:
         """What is named is there already, and does its part itself."""
-        steps: dict[str, Callable[[Object], None]] = {"jobsets": self.keep_jobset, "rayjobs": self.keep_rayjob}
+        steps: dict[str, Callable[[Object], None]] = {"rayjobs": self.keep_rayjob}
         if not has_jobs:
             steps["jobs"] = self.keep_job
         for plural, step in steps.items():
@@ -93,9 +93,12 @@ class Controllers:
             count = job["spec"].get("completions", 1)
             resumed = [make_condition("Suspended", "JobResumed", status="False")] if "conditions" in status else []
             self.store.patch_status("jobs", job, {"startTime": now(), "active": count, "conditions": resumed})
+            assert job["spec"]["completionMode"] == "Indexed"
             for index in range(count):
-                parts = (job["metadata"]["name"], *((str(index),) if is_indexed(job) else ()), suffix())
-                self.make_pod(job, job["spec"]["template"], "-".join(parts))
+                name = f"{job['metadata']['name']}-{index}-{suffix()}"
+                source = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
+                env = [{"name": "JOB_COMPLETION_INDEX", "valueFrom": source}]
+                self.make_pod(job, job["spec"]["template"], name, env=env, annotations={INDEX: str(index)})
         else:
             self.end_job(job)
 
@@ -117,49 +120,6 @@ class Controllers:
         done = {} if ends[1] == "Failed" else {"completionTime": now()}
         conditions = [make_condition(end, *words) for end in ends]
         self.store.patch_status("jobs", job, {"active": 0, "ready": 0, **counts, **done, "conditions": conditions})
-
-    # JobSet
-    def keep_jobset(self, jobset: Object) -> None:
-        if has_condition(jobset, *TERMINAL):
-            return
-        jobs = {job["metadata"]["name"]: job for job in self.owned("jobs", jobset)}
-        for name, replicated in list_child_jobs(jobset):
-            if name not in jobs:
-                self.make_child_job(jobset, name, replicated)
-        targets = jobset["spec"]["successPolicy"]["targetReplicatedJobs"]
-        wanted = [name for name, replicated in list_child_jobs(jobset) if replicated["name"] in targets]
-        failed = [name for name, job in jobs.items() if has_condition(job, "Failed")]
-        if failed:
-            message = f"jobset failed due to reaching max number of restarts (first failed job: {failed[0]})"
-            condition = make_condition("Failed", "ReachedMaxRestarts", message)
-        elif all(name in jobs and has_condition(jobs[name], "Complete") for name in wanted):
-            condition = make_condition("Completed", "AllJobsCompleted", "jobset completed successfully")
-        else:
-            return
-        self.store.patch_status("jobsets", jobset, {"conditions": [condition]})
-        for job in jobs.values():
-            if not has_condition(job, *TERMINAL):
-                self.store.delete("jobs", job)
-
-    def make_child_job(self, jobset: Object, name: str, replicated: Object) -> None:
-        template = copy.deepcopy(replicated["template"])
-        metadata = jobset["metadata"]
-        labels = {
-            "jobset.sigs.k8s.io/jobset-name": metadata["name"],
-            "jobset.sigs.k8s.io/replicatedjob-name": replicated["name"],
-        }
-        known = template.get("metadata") or {}
-        self.store.create("jobs", {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {
-                "name": name,
-                "namespace": metadata["namespace"],
-                "labels": {**known.get("labels", {}), **labels},
-                "ownerReferences": [make_owner(jobset, "jobset.x-k8s.io/v1alpha2", "JobSet")],
-            },
-            "spec": template["spec"],
-        })  # fmt: skip
 
     # KubeRay
     def keep_rayjob(self, job: Object) -> None:
@@ -222,7 +182,7 @@ class Controllers:
                 self.store.delete("pods", pod)
 
     def make_pod(self, owner: Object, template: Object, name: str, labels: Mapping[str, str] | None = None,
-                 env: Sequence[Object] = ()) -> None:  # fmt: skip
+                 env: Sequence[Object] = (), annotations: Mapping[str, str] | None = None) -> None:  # fmt: skip
         metadata = template.get("metadata", {})
         spec = copy.deepcopy(template["spec"])
         spec["containers"][0].setdefault("env", []).extend(env)
@@ -234,21 +194,11 @@ class Controllers:
                 "name": name,
                 "namespace": owner["metadata"]["namespace"],
                 "labels": {**metadata.get("labels", {}), **(labels or {})},
-                "annotations": metadata.get("annotations", {}),
+                "annotations": {**metadata.get("annotations", {}), **(annotations or {})},
                 "ownerReferences": [make_owner(owner, version, kind)],
             },
             "spec": spec,
         })  # fmt: skip
-
-
-def list_child_jobs(jobset: Object) -> Iterator[tuple[str, Object]]:
-    for replicated in jobset["spec"]["replicatedJobs"]:
-        for index in range(replicated.get("replicas", 1)):
-            yield f"{jobset['metadata']['name']}-{replicated['name']}-{index}", replicated
-
-
-def is_indexed(job: Object) -> bool:
-    return bool(job["spec"].get("completionMode") == "Indexed")
 
 
 def make_owner(owner: Object, version: str, kind: str) -> Object:

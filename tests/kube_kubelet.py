@@ -260,9 +260,9 @@ class Kubelet:
                 raise Gone(place["name"])
             return base64.b64decode(found["data"][place["key"]]).decode()
         path = source["fieldRef"]["fieldPath"]
-        label = re.fullmatch(r"metadata\.labels\['(.*)'\]", path)
-        if label is not None:
-            return str(pod["metadata"]["labels"].get(label[1], ""))
+        entry_of = re.fullmatch(r"metadata\.(labels|annotations)\['(.*)'\]", path)
+        if entry_of is not None:
+            return str(pod["metadata"][entry_of[1]].get(entry_of[2], ""))
         value: Any = pod
         for part in path.split("."):
             value = value[part]

@@ -1,4 +1,4 @@
-"""A real API server as the cluster of a test; its nodes, KubeRay and JobSet are stand-ins.
+"""A real API server as the cluster of a test; its nodes and KubeRay are stand-ins.
 
 The control plane serves many tests in turn: each begins with nodes of its own, and removes what it made.
 """
@@ -27,7 +27,7 @@ QUOTA: Final = "gpus"
 COUNTED: Final = {"RayJob": "count/rayjobs.ray.io", "ConfigMap": "configmaps"}
 ROOM: Final = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": "110"}
 # in the order of removal: owners first
-MADE: Final = ("rayjobs", "jobsets", "jobs", "computedomains", "networkpolicies", "pods", "resourcequotas",
+MADE: Final = ("rayjobs", "jobs", "computedomains", "networkpolicies", "pods", "resourcequotas",
                "persistentvolumeclaims", "secrets", "events", "nodes", "persistentvolumes")  # fmt: skip
 SHARED_KINDS: Final = frozenset({"nodes", "persistentvolumes"})
 PATIENCE_S: Final = 5.0

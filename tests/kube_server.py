@@ -27,7 +27,7 @@ _PATH: Final = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)"
     r"(?:/(?P<name>[^/]+))?(?:/(?P<sub>exec|log|status))?"
 )
-OPERATORS: Final = frozenset({"RayJob", "JobSet", "ComputeDomain", "LocalQueue"})
+OPERATORS: Final = frozenset({"RayJob", "ComputeDomain", "LocalQueue"})
 
 
 class KubeServer(Cluster):

@@ -31,7 +31,6 @@ RESOURCES: Final = (
     Resource("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy"),
     Resource("batch/v1", "jobs", "Job"),
     Resource("ray.io/v1", "rayjobs", "RayJob"),
-    Resource("jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet"),
     Resource("resource.nvidia.com/v1beta1", "computedomains", "ComputeDomain"),
     Resource("storage.k8s.io/v1", "storageclasses", "StorageClass", is_namespaced=False),
     Resource("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", is_namespaced=False),

@@ -26,8 +26,8 @@ from tests.k8s_validate import check_cel, find_errors, is_custom, load_schema, n
 
 Object = dict[str, Any]
 SAMPLES = (
-    "smoke.gb200.rayjob.four-nodes", "smoke.gb200.jobset.four-nodes", "smoke.mi300x.rayjob.four-nodes",
-    "smoke.h200.rayjob.rdma", "smoke.h200.rayjob.queued", "smoke.h200.jobset.queued", "smoke.h200.job.queued",
+    "smoke.gb200.rayjob.four-nodes", "smoke.gb200.job.four-nodes", "smoke.mi300x.rayjob.four-nodes",
+    "smoke.h200.rayjob.rdma", "smoke.h200.rayjob.queued", "smoke.h200.job.queued",
     "smoke.h200.job.restricted", "smoke.h200.rayjob.secret-and-models", "smoke.h200.job.no-claim",
 )  # fmt: skip
 # maps whose keys are their author's
@@ -128,7 +128,7 @@ def test_names_fit_every_controller(run_id: str) -> None:
     plan = dataclasses.replace(plans()["smoke.gb200.rayjob.four-nodes"])
     run_dir = RunDir(Path("/runs") / run_id)
     assert len(make_name(run_dir)) <= MAX_NAME
-    for kind in ("rayjob", "jobset"):
+    for kind in ("rayjob", "job"):
         assert findings(render_objects(with_site(plan, kind=kind), run_dir)) == []
 
 
@@ -165,7 +165,7 @@ def test_secrets_are_references() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"kind": "job"}, "a job is one node"),
+        ({"kind": "jobset"}, r"kubernetes\.kind: is made no more.*job, which takes several nodes"),
         ({"results": {"path": "/results"}}, "share a run directory"),
         ({"gpu_products": ["NVIDIA-H200-MIG-1g.18gb"]}, "a partition or a share of a GPU"),
         ({"gpu_resource": "nvidia.com/mig-1g.18gb"}, "a partition or a share of a GPU"),
@@ -187,7 +187,7 @@ def test_a_stack_without_an_image_is_refused() -> None:
 
 
 def test_a_restricted_pod_keeps_to_the_level_restricted() -> None:
-    for name in ("smoke.h200.rayjob.restricted", "smoke.h200.jobset.restricted", "smoke.h200.job.restricted"):
+    for name in ("smoke.h200.rayjob.restricted", "smoke.h200.job.restricted"):
         spec = template(objects_of(name)[0])["spec"]
         context = spec["containers"][0]["securityContext"]
         assert spec["securityContext"]["runAsNonRoot"] is True
@@ -257,8 +257,12 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Object]], Any], str]] = {
     "several hosts per replica": (
         "rayjob.rdma",
         lambda o: o[0]["spec"]["rayClusterSpec"]["workerGroupSpecs"][0].update(numOfHosts=2), "multiplies the pods"),
+    "dashboard without a token": (
+        "rayjob.rdma", lambda o: o[0]["spec"]["rayClusterSpec"].pop("authOptions"), "runs what they like"),
+    "tokens without a version": (
+        "rayjob.rdma", lambda o: o[0]["spec"]["rayClusterSpec"].pop("rayVersion"), "no authentication by token"),
     "head without dashboard port": (
-        "rayjob.rdma", lambda o: container(o[0])["ports"].pop(2), "KubeRay adds its own ports only where"),
+        "rayjob.rdma", lambda o: container(o[0])["ports"].pop(1), "KubeRay adds its own ports only where"),
     "command without the annotation": (
         "rayjob.rdma", lambda o: template(o[0])["metadata"]["annotations"].pop("ray.io/overwrite-container-cmd"),
         "overwrite-container-cmd"),
@@ -269,14 +273,14 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Object]], Any], str]] = {
                             "spec": {"spec": {}}}),
         "fails where it is there"),
     "claim template of nobody": (
-        "gb200.rayjob.four-nodes", lambda o: o.pop(), "nobody makes this claim template"),
+        "gb200.rayjob.four-nodes", lambda o: o.pop(1), "nobody makes this claim template"),
     "claim that no container uses": (
-        "gb200.jobset.four-nodes", lambda o: container(o[0])["resources"].pop("claims"), "allocated in vain"),
+        "gb200.job.four-nodes", lambda o: container(o[0])["resources"].pop("claims"), "allocated in vain"),
     "claim that the pod lacks": (
-        "gb200.jobset.four-nodes", lambda o: template(o[0])["spec"].pop("resourceClaims"), "the pod has no such claim"),
+        "gb200.job.four-nodes", lambda o: template(o[0])["spec"].pop("resourceClaims"), "the pod has no such claim"),
     "deprecated numNodes": ("gb200.rayjob.four-nodes", lambda o: o[1]["spec"].update(numNodes=4), "deprecated"),
     "domain across racks": (
-        "gb200.jobset.four-nodes", lambda o: template(o[0])["spec"]["affinity"].pop("podAffinity"), "NVLink domain"),
+        "gb200.job.four-nodes", lambda o: template(o[0])["spec"]["affinity"].pop("podAffinity"), "NVLink domain"),
     "wrong architecture": (
         "gb200.rayjob.four-nodes",
         lambda o: expressions(o)[0].update(values=["amd64"]), "no node has NVIDIA-GB200 with this processor"),
@@ -354,21 +358,13 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Object]], Any], str]] = {
     "huge annotation": ("job.queued", lambda o: o[0]["metadata"]["annotations"].update(x="a" * 300000), "too large"),
     "two namespaces": (
         "gb200.rayjob.four-nodes", lambda o: o[1]["metadata"].update(namespace="other"), "several namespaces"),
-    "jobset that restarts": (
-        "jobset.queued", lambda o: o[0]["spec"]["failurePolicy"].update(maxRestarts=3), "another allocation"),
-    "jobset that waits for its workers": (
-        "gb200.jobset.four-nodes", lambda o: o[0]["spec"].pop("successPolicy"), "waits for its workers"),
-    "jobset with a target of nobody": (
-        "jobset.queued", lambda o: o[0]["spec"]["successPolicy"].update(targetReplicatedJobs=["head"]), "no such job"),
-    "jobset with a long name": (
-        "jobset.queued", lambda o: o[0]["metadata"].update(name="a" * 55), "host names would be longer"),
+    "job with a long name": (
+        "job.queued", lambda o: o[0]["metadata"].update(name="a" * 56), "its pods get longer names"),
     "workers one after the other": (
-        "gb200.jobset.four-nodes",
-        lambda o: o[0]["spec"]["replicatedJobs"][1]["template"]["spec"].update(parallelism=1), "run at once"),
+        "gb200.job.four-nodes", lambda o: o[0]["spec"].update(parallelism=1), "run at once"),
+    "no number of pods": ("gb200.job.four-nodes", lambda o: o[0]["spec"].pop("completions"), "Indexed needs it"),
     "completion mode misspelt": (
-        "gb200.jobset.four-nodes",
-        lambda o: o[0]["spec"]["replicatedJobs"][1]["template"]["spec"].update(completionMode="indexed"),
-        "no such mode"),
+        "gb200.job.four-nodes", lambda o: o[0]["spec"].update(completionMode="indexed"), "no such mode"),
 }  # fmt: skip
 
 
@@ -407,11 +403,6 @@ def test_another_ray_than_the_images_is_told() -> None:
 
 @needs_crds
 def test_cel_rules_of_the_real_crds_are_evaluated() -> None:
-    jobset = objects_of("smoke.gb200.jobset.four-nodes")[0]
-    jobset["spec"]["startupPolicy"] = {"startupPolicyOrder": "InOrder"}
-    jobset["spec"]["replicatedJobs"][1]["dependsOn"] = [{"name": "leader", "status": "Ready"}]
-    schema = load_schema(jobset["apiVersion"], "JobSet").raw
-    assert any("startupPolicy" in line or "DependsOn" in line for line in check_cel(schema, jobset, ""))
     rayjob = objects_of("smoke.h200.rayjob.rdma")[0]
     rayjob["spec"]["managedBy"] = "somebody"
     assert list(check_cel(load_schema(rayjob["apiVersion"], "RayJob").raw, rayjob, ""))

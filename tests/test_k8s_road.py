@@ -93,7 +93,7 @@ ALLOW = "from rlk_repro.workloads import reference\nreference.find_problems = la
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("kind", ["jobset", "rayjob"])
+@pytest.mark.parametrize("kind", ["job", "rayjob"])
 def test_agents_of_two_pods_find_each_other(
     server: Cluster, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

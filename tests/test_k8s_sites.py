@@ -14,6 +14,7 @@ from rlk_repro.backends import kubernetes
 from rlk_repro.backends.api import JobState
 from rlk_repro.backends.k8s_states import CONDITIONS, RAYJOB_STATES, WORDS, Judged, judge, judge_job
 from rlk_repro.backends.kubectl import Unreachable, explain
+from rlk_repro.errors import SpecError
 from rlk_repro.k8s.facts import Facts
 from rlk_repro.proc import Completed
 from rlk_repro.resources import all_profile_folders
@@ -24,7 +25,7 @@ from tests.kube_cluster import Cluster
 from tests.kube_plane import ControlPlane
 
 Call = Callable[..., tuple[int, str, str]]
-CRDS = ("rayjobs.ray.io", "jobsets.jobset.x-k8s.io")
+CRDS = ("rayjobs.ray.io",)
 
 
 def node(name: str, product: str = "NVIDIA-H200", gpus: int = 8, **labels: str) -> dict[str, Any]:
@@ -119,6 +120,17 @@ def test_missing_operators_and_permissions_are_said(server: Cluster, tmp_path: P
     assert code == 1
     blocking = {item["where"] for item in findings if item["level"] == "blocking"}
     assert {"kubernetes.kind", "kubernetes.compute_domain", "permission"} <= blocking
+
+
+def test_a_profile_of_a_kind_that_is_made_no_more_is_told_which_one_is(tmp_path: Path) -> None:
+    path = tmp_path / "here.yaml"
+    path.write_text("profile: here\ncluster: k8s\nkubernetes:\n  kind: jobset\n")
+    with pytest.raises(SpecError) as caught:
+        load_profile(str(path), all_profile_folders())
+    told = str(caught.value)
+    assert "kubernetes.kind: is made no more" in told
+    assert "job, which takes several nodes and needs no operator" in told
+    assert "line 4" in told or ":4" in told
 
 
 @needs_kubectl

@@ -22,11 +22,10 @@ from rlk_repro.rundir import RunDir
 # by the profile's word: the kind of the object, and the full name of its resource
 KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "rayjob": ("RayJob", "rayjobs.ray.io"),
-    "jobset": ("JobSet", "jobsets.jobset.x-k8s.io"),
     "job": ("Job", "jobs.batch"),
 }
 SCHEMA: Final = 1
-_JOB_ID: Final = re.compile(r"([a-z0-9-]{1,63})/(rayjob|jobset|job)/([a-z][a-z0-9-]{0,62})")
+_JOB_ID: Final = re.compile(r"([a-z0-9-]{1,63})/(rayjob|job)/([a-z][a-z0-9-]{0,62})")
 COMPUTE_DOMAINS: Final = "computedomains.resource.nvidia.com"
 NETWORK_POLICIES: Final = "networkpolicies.networking.k8s.io"
 
@@ -100,7 +99,6 @@ def find_objects(sent: Sent) -> Found:
     """
     kind = KINDS[sent.kind][0]
     items = sent.place.get(sent.resources, f"--selector={sent.selector}")
-    # JobSet and Job share labels with what they make: the job is the one of our name
     job = next((item for item in items if item["kind"] == kind and item["metadata"]["name"] == sent.name), None)
     pods = [item for item in items if item["kind"] == "Pod"]
     waits = job is not None and any(as_map(pod.get("status")).get("phase") == "Pending" for pod in pods)

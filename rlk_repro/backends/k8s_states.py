@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rlk_repro.backends.api import JobState
-from rlk_repro.k8s.naming import COLLECTOR, LEADER, ROLE
+from rlk_repro.k8s.naming import AGENT, COLLECTOR, INDEX, LEADER, ROLE
 from rlk_repro.k8s.tree import as_list, as_map
 
 # KubeRay's jobDeploymentStatus
@@ -33,12 +33,11 @@ RAYJOB_STATES: Final[Mapping[str, JobState]] = MappingProxyType(
 RAY_ENDS: Final[Mapping[str, JobState]] = MappingProxyType(
     {"SUCCEEDED": JobState.DONE, "FAILED": JobState.FAILED, "STOPPED": JobState.CANCELLED}
 )
-# conditions with status True, of Job and JobSet; the first that is there decides
+# conditions with status True, of a Job; the first that is there decides
 CONDITIONS: Final[tuple[tuple[str, JobState], ...]] = (
     ("Failed", JobState.FAILED),
     ("FailureTarget", JobState.FAILED),
     ("Complete", JobState.DONE),
-    ("Completed", JobState.DONE),
     ("Suspended", JobState.PENDING),
 )
 # why a container waits, or why a pod or job ended, in plain words; the cluster's own message follows
@@ -196,7 +195,10 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
 
 
 def role_of(pod: Mapping[str, Any]) -> str:
-    return str(as_map(as_map(pod.get("metadata")).get("labels")).get(ROLE, ""))
+    """By its label; in a Job, where all pods have the same, by its index."""
+    metadata = as_map(pod.get("metadata"))
+    role = str(as_map(metadata.get("labels")).get(ROLE, ""))
+    return LEADER if role == AGENT and as_map(metadata.get("annotations")).get(INDEX) == "0" else role
 
 
 def list_images(pods: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Kubernetes as a cluster: a RayJob, JobSet or Job through ``kubectl``, and a run directory that only the pods see.
+"""Kubernetes as a cluster: a RayJob or Job through ``kubectl``, and a run directory that only the pods see.
 
 What is sent is ``rlk_repro.k8s``'s, how the cluster is asked is ``kubectl``'s, what its answers mean ``k8s_states``'.
 A run is here when it has been collected.

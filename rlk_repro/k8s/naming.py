@@ -17,7 +17,12 @@ ID: Final = "rlk-repro/id"
 ROLE: Final = "app.kubernetes.io/component"
 LEADER: Final = "leader"
 WORKER: Final = "worker"
+AGENT: Final = "agent"
+"""A pod that leads or follows by its index, under ``INDEX``: a Job has one template for all of them."""
 COLLECTOR: Final = "collector"
+INDEX: Final = "batch.kubernetes.io/job-completion-index"
+INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
+"""In the pods of an Indexed Job."""
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 RUN_ID: Final = "rlk-repro/run-id"
 PLAN_HASH: Final = "rlk-repro/plan-hash"
@@ -25,7 +30,7 @@ NETWORKS: Final = "k8s.v1.cni.cncf.io/networks"
 OVERWRITE_COMMAND: Final = "ray.io/overwrite-container-cmd"
 CONTAINER: Final = "agent"
 
-# KubeRay takes 47 for a RayJob; the host names of a JobSet with many nodes leave fewer
+# KubeRay takes 47 for a RayJob
 MAX_NAME: Final = 40
 _PREFIX: Final = "rlk-"
 _RUN_ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}-[0-9a-f]{4}")

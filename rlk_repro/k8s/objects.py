@@ -1,4 +1,4 @@
-"""The job as a list of objects, for each of the three kinds."""
+"""The job as a list of objects, for each of the two kinds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final
 from rlk_repro.errors import Problem, SpecError
 from rlk_repro.k8s.base import load_base
 from rlk_repro.k8s.naming import (
+    AGENT,
     ID,
     LEADER,
     OVERWRITE_COMMAND,
@@ -34,6 +35,7 @@ from rlk_repro.k8s.pods import (
 from rlk_repro.k8s.rules import find_object_problems
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
+from rlk_repro.spec.kubernetes import KIND_GONE, KIND_INSTEAD
 from rlk_repro.spec.ray import knows_tokens
 
 COLLECTOR_DEADLINE_S: Final = 3600
@@ -94,8 +96,8 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     yield from find_pod_problems(plan)
     yield from find_node_problems(plan, settings, nodes)
     where = f"profile {plan.profile.profile}: kubernetes"
-    if settings.kind == "job" and plan.layout.num_nodes > 1:
-        yield Problem(f"{where}.kind", "a job is one node", got=plan.layout.num_nodes, expected="rayjob or jobset")
+    if settings.kind not in _KINDS:
+        yield Problem(f"{where}.kind", KIND_GONE, got=settings.kind, expected=KIND_INSTEAD)
     if settings.kind == "rayjob" and settings.ray_version is not None and not knows_tokens(settings.ray_version):
         yield Problem(f"{where}.ray_version", "has no authentication by token: whoever reaches Ray runs what they like",
                       got=settings.ray_version, expected="2.52.0 or later")  # fmt: skip
@@ -138,39 +140,22 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     return job
 
 
-def _make_jobset(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
-    job = _start_job(plan, run_dir)
-    leader, workers = job["spec"]["replicatedJobs"]
-    leader["template"]["spec"]["template"] = _make_agent(plan, run_dir, LEADER, nodes)
-    num_workers = plan.layout.num_nodes - 1
-    if num_workers:
-        workers["template"]["spec"] |= {
-            "parallelism": num_workers,
-            "completions": num_workers,
-            "template": _make_agent(plan, run_dir, WORKER, nodes),
-        }
-    else:
-        job["spec"]["replicatedJobs"] = [leader]
-    limits: Object = {}
-    _set_limits(plan, limits)
-    job["spec"]["ttlSecondsAfterFinished"] = limits.pop("ttlSecondsAfterFinished")
-    for item in job["spec"]["replicatedJobs"]:
-        item["template"]["spec"] |= limits
-    return job
-
-
 def _make_job(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     job = _start_job(plan, run_dir)
-    _set_limits(plan, job["spec"])
-    job["spec"]["template"] = _make_agent(plan, run_dir, LEADER, nodes)
+    spec = job["spec"]
+    _set_limits(plan, spec)
+    spec["parallelism"] = spec["completions"] = plan.layout.num_nodes
+    spec["template"] = _make_agent(plan, run_dir, AGENT, nodes)
     return job
 
 
 _KINDS: Final[Mapping[str, Callable[[Plan, RunDir, Sequence[str]], Object]]] = {
     "rayjob": _make_rayjob,
-    "jobset": _make_jobset,
     "job": _make_job,
 }
+
+
+_VERBS: Final = {LEADER: "lead", WORKER: "follow", AGENT: "take-part"}
 
 
 def _start(plan: Plan, run_dir: RunDir, kind: str) -> Object:
@@ -198,10 +183,9 @@ def _make_agent(plan: Plan, run_dir: RunDir, role: str, nodes: Sequence[str]) ->
     options = [f"--num-nodes={plan.layout.num_nodes}", f"--inputs={INPUTS_PATH}"]
     if settings.kind == "rayjob":
         options.append("--kuberay")
-    if role == LEADER and settings.results.claim is None:
+    if role != WORKER and settings.results.claim is None:
         options.append(f"--hold-min={settings.hold_min:g}")
-    verb = "lead" if role == LEADER else "follow"
-    return make_pod(plan, run_dir, role, pod_command(plan, verb, run_dir, *options), nodes)
+    return make_pod(plan, run_dir, role, pod_command(plan, _VERBS[role], run_dir, *options), nodes)
 
 
 def _set_limits(plan: Plan, spec: Object) -> None:

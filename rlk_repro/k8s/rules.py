@@ -58,12 +58,10 @@ def _check_labels(where: str, metadata: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _check_job(item: Mapping[str, Any]) -> Iterator[Problem]:
     name, spec = str(as_map(item.get("metadata")).get("name", "")), as_map(item.get("spec"))
-    if len(name) > MAX_JOB_NAME - _POD_SUFFIX:
-        yield wrong(f"{place(item)}: metadata.name", "its pods get longer names, cut at 63", name, "57 at most")
-    yield from _check_once(f"{place(item)}: spec", spec)
-
-
-def _check_once(where: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
+    where = f"{place(item)}: spec"
+    longest = f"{name}-{int(spec.get('completions') or 1) - 1}"
+    if len(longest) > MAX_JOB_NAME - _POD_SUFFIX:
+        yield wrong(f"{place(item)}: metadata.name", "its pods get longer names, cut at 63", longest, "57 at most")
     if spec.get("backoffLimit") != 0:
         what = "a pod that is started again is another trial"
         yield wrong(f"{where}.backoffLimit", what, spec.get("backoffLimit", "6 by default"), "0")
@@ -83,35 +81,6 @@ def _check_once(where: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
         yield wrong(f"{where}.ttlSecondsAfterFinished", "removes the job before anybody saw how it ended", 0, "more")
 
 
-def _check_jobset(item: Mapping[str, Any]) -> Iterator[Problem]:
-    where, spec = place(item), as_map(item.get("spec"))
-    name = str(as_map(item.get("metadata")).get("name", ""))
-    jobs = [as_map(job) for job in as_list(spec.get("replicatedJobs"))]
-    names = [str(job.get("name")) for job in jobs]
-    if len(set(names)) < len(names):
-        yield wrong(f"{where}: spec.replicatedJobs", "two of one name", names, "each once")
-    for index, job in enumerate(jobs):
-        job_spec = as_map(as_map(job.get("template")).get("spec"))
-        place_of = f"{where}: spec.replicatedJobs[{index}]"
-        yield from _check_once(f"{place_of}.template.spec", job_spec)
-        pods = job_spec.get("completions") or 1
-        longest = f"{name}-{job.get('name')}-{(job.get('replicas') or 1) - 1}-{pods - 1}"
-        if len(longest) > MAX_JOB_NAME - _POD_SUFFIX:
-            what = "its pods' host names would be longer than 63 characters, and the JobSet would never start"
-            yield wrong(f"{place_of}.name", what, longest, "a shorter name of the JobSet")
-    targets = as_list(as_map(spec.get("successPolicy")).get("targetReplicatedJobs"))
-    for target in targets:
-        if target not in names:
-            yield wrong(f"{where}: spec.successPolicy.targetReplicatedJobs", "no such job", target, ", ".join(names))
-    if not targets and len(names) > 1:
-        what = "without it the JobSet waits for its workers, whatever the leader says"
-        yield wrong(f"{where}: spec.successPolicy.targetReplicatedJobs", what, None, "the leader")
-    restarts = as_map(spec.get("failurePolicy")).get("maxRestarts")
-    if restarts != 0:
-        what = "a JobSet that is started again is another allocation"
-        yield wrong(f"{where}: spec.failurePolicy.maxRestarts", what, restarts, "0")
-
-
 def _check_compute_domain(item: Mapping[str, Any]) -> Iterator[Problem]:
     nodes = as_map(item.get("spec")).get("numNodes", 0)
     if nodes != 0:
@@ -121,7 +90,6 @@ def _check_compute_domain(item: Mapping[str, Any]) -> Iterator[Problem]:
 
 _BY_KIND: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterator[Problem]]]] = {
     "Job": _check_job,
-    "JobSet": _check_jobset,
     "ComputeDomain": _check_compute_domain,
 }
 

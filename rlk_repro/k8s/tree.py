@@ -45,11 +45,6 @@ def find_templates(item: Mapping[str, Any]) -> Iterator[Template]:
             yield Template(where=name, value=item)
         case "Job":
             yield Template(where=f"{name}: spec.template", value=as_map(spec.get("template")))
-        case "JobSet":
-            for index, job in enumerate(as_list(spec.get("replicatedJobs"))):
-                job_spec = as_map(as_map(as_map(job).get("template")).get("spec"))
-                where = f"{name}: spec.replicatedJobs[{index}].template.spec.template"
-                yield Template(where=where, value=as_map(job_spec.get("template")))
         case "RayJob":
             cluster = as_map(spec.get("rayClusterSpec"))
             head = as_map(as_map(cluster.get("headGroupSpec")).get("template"))

@@ -40,6 +40,7 @@ def _stop(run_dir: RunDir, args: argparse.Namespace) -> int:  # noqa: ARG001 (th
 
 def _work(run_dir: RunDir, args: argparse.Namespace) -> int:
     # imported here: an answer must not wait for what only the work needs
+    from rlk_repro.k8s.naming import INDEX_VARIABLE
     from rlk_repro.pod import supervise
 
     if args.verb == "wait":
@@ -53,11 +54,14 @@ def _work(run_dir: RunDir, args: argparse.Namespace) -> int:
         is_kuberay=args.kuberay,
         hold_s=args.hold_min * 60,
     )
-    return (supervise.lead if args.verb == "lead" else supervise.follow)(duty, os.environ)
+    leads = args.verb == "lead" or (args.verb == "take-part" and os.environ.get(INDEX_VARIABLE, "0") == "0")
+    return (supervise.lead if leads else supervise.follow)(duty, os.environ)
 
 
+# the last one leads or follows by the index that a Job gives it
+_AGENTS: Final = ("lead", "follow", "take-part")
 _VERBS: Final[Mapping[str, Callable[[RunDir, argparse.Namespace], int]]] = {
-    **dict.fromkeys(("lead", "follow", "serve", "wait"), _work),
+    **dict.fromkeys((*_AGENTS, "serve", "wait"), _work),
     "show": _show,
     "block": _block,
     "stop": _stop,
@@ -70,7 +74,7 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in _VERBS:
         verb = verbs.add_parser(name, allow_abbrev=False)
         verb.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-        if name in {"lead", "follow"}:
+        if name in _AGENTS:
             verb.add_argument("--num-nodes", type=int, default=1, metavar="N")
             verb.add_argument("--inputs", type=Path, default=Path("/etc/rlk-repro"), metavar="DIR")
             verb.add_argument("--kuberay", action="store_true", help="KubeRay made this pod: start its Ray")

@@ -52,7 +52,7 @@ def propose_kubernetes(site: KubernetesSite, hardware: Mapping[str, Hardware], a
 
 
 def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: list[str]) -> dict[str, Any]:
-    kinds = [kind for kind in ("rayjob", "jobset") if kind in site.operators] + ["job"]
+    kinds = ["rayjob", "job"] if "rayjob" in site.operators else ["job"]
     values: dict[str, Any] = {"kind": ask("Which kind of job?", kinds, kinds[0]), "namespace": site.place.namespace}
     if site.place.context:
         values["context"] = site.place.context
@@ -105,7 +105,7 @@ def judge_kubernetes(
     has_domain, has_policy = settings.compute_domain, settings.network_policy
     needed = {*list_permissions((settings.kind,), has_domain=has_domain, has_policy=has_policy)}
     return [
-        *_judge_operators(settings, site, num_nodes),
+        *_judge_operators(settings, site),
         *_judge_results(settings, site, num_nodes),
         *_judge_security(settings, site),
         *_judge_secrets(profile, settings, site),
@@ -123,11 +123,9 @@ def _way_round(denied: Permission) -> str:
     return "; kubernetes.network_policy: false needs none" if denied.resource == "networkpolicies" else ""
 
 
-def _judge_operators(settings: KubernetesSettings, site: KubernetesSite, num_nodes: int) -> Iterator[Finding]:
+def _judge_operators(settings: KubernetesSettings, site: KubernetesSite) -> Iterator[Finding]:
     if settings.kind in OPERATORS and settings.kind not in site.operators:
         yield Finding(Level.BLOCKING, "kubernetes.kind", f"the operator of {OPERATORS[settings.kind]}", "not installed")
-    if settings.kind == "job" and num_nodes > 1:
-        yield Finding(Level.BLOCKING, "kubernetes.kind", "rayjob or jobset for several nodes", "job")
     if settings.compute_domain:
         if "compute_domain" not in site.operators:
             expected = f"the driver that brings {OPERATORS['compute_domain']}"

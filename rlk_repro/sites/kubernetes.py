@@ -20,7 +20,6 @@ from rlk_repro.k8s.tree import as_list, as_map
 # by the profile's word for a kind, or for what a pod may ask for: the resource that its operator brings
 OPERATORS: Final[Mapping[str, str]] = {
     "rayjob": "rayjobs.ray.io",
-    "jobset": "jobsets.jobset.x-k8s.io",
     "compute_domain": COMPUTE_DOMAINS,
     "queue": "localqueues.kueue.x-k8s.io",
 }

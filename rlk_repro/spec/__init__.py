@@ -16,7 +16,7 @@ from rlk_repro.spec.files import (
     Workload,
     run_problems,
 )
-from rlk_repro.spec.kubernetes import KubernetesSettings
+from rlk_repro.spec.kubernetes import KubernetesSettings, kubernetes_problems
 from rlk_repro.spec.preflight import CheckName, Policy, Preflight
 from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import ContainerSettings, Mount, SlurmSettings
@@ -87,6 +87,7 @@ __all__ = [
     "VimeModel",
     "VimeWorkload",
     "Workload",
+    "kubernetes_problems",
     "run_problems",
     "stack_problems",
 ]

@@ -5,12 +5,12 @@ Values only; ``rlk_repro.k8s`` makes objects of them and refuses what a controll
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
 from rlk_repro.spec.site import AbsolutePath, Line
-from rlk_repro.spec.values import EnvName, GrowingModel, Model, Positive
+from rlk_repro.spec.values import EnvName, GrowingModel, Model, PathProblem, Positive
 
 _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 Label: TypeAlias = Annotated[str, Field(pattern=rf"^{_NAME}$", max_length=63)]
@@ -26,6 +26,10 @@ LabelKey: TypeAlias = Annotated[
 LabelValue: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=63)]
 SecretKeyName: TypeAlias = Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
 UserId: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+KIND_GONE: Final = "is made no more"
+KIND_INSTEAD: Final = "job, which takes several nodes and needs no operator"
 
 
 class SecretKey(Model):
@@ -81,8 +85,8 @@ class KubernetesSettings(GrowingModel):
 
     added_later: ClassVar[frozenset[str]] = frozenset({"network_policy", "operator_namespace"})
 
-    kind: Literal["rayjob", "jobset", "job"] = Field(
-        "rayjob", description="rayjob needs KubeRay, jobset the JobSet controller, job is one node"
+    kind: Literal["rayjob", "job", "jobset"] = Field(
+        "rayjob", description="rayjob needs KubeRay, job needs nothing; jobset is read in old plans, and made no more"
     )
     context: Line | None = Field(None, description="of the kubeconfig; default: the current one")
     namespace: Label = "default"
@@ -125,3 +129,10 @@ class KubernetesSettings(GrowingModel):
     hold_min: Positive = Field(
         720.0, description="without a claim: the leading pod stays for so long, or until the bundle is collected"
     )
+
+
+def kubernetes_problems(settings: KubernetesSettings | None) -> list[PathProblem]:
+    """What old plans may say and an author may not."""
+    if settings is None or settings.kind != "jobset":
+        return []
+    return [(("kubernetes", "kind"), KIND_GONE, settings.kind, KIND_INSTEAD)]
