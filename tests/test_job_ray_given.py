@@ -94,7 +94,7 @@ def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(addres
             assert os.environ["RAY_AUTH_TOKEN"] not in service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"]
             env = resolve_env(command, os.environ)
             assert "RAY_AUTH_TOKEN" not in env
-            assert run_driver(env | service.env) == {"VIME_RL_KERNEL": value}
+            assert run_driver({**env, **service.env}) == {"VIME_RL_KERNEL": value}
     stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
     done = proc.run([sys.executable, "-c", DRIVER], env={**stranger, "RAY_ADDRESS": address}, timeout_s=90)
     assert not done.is_ok, "a process without the token came in"

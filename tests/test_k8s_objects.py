@@ -257,10 +257,6 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Object]], Any], str]] = {
     "several hosts per replica": (
         "rayjob.rdma",
         lambda o: o[0]["spec"]["rayClusterSpec"]["workerGroupSpecs"][0].update(numOfHosts=2), "multiplies the pods"),
-    "dashboard without a token": (
-        "rayjob.rdma", lambda o: o[0]["spec"]["rayClusterSpec"].pop("authOptions"), "runs what they like"),
-    "tokens without a version": (
-        "rayjob.rdma", lambda o: o[0]["spec"]["rayClusterSpec"].pop("rayVersion"), "no authentication by token"),
     "head without dashboard port": (
         "rayjob.rdma", lambda o: container(o[0])["ports"].pop(1), "KubeRay adds its own ports only where"),
     "command without the annotation": (

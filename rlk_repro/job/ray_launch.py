@@ -20,7 +20,7 @@ NODE_PORTS: Final = (
     "metrics-export-port",
 )
 PORT_LIMIT: Final = 9000
-TOKEN_NAMES: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+TOKEN_NAMES: Final[tuple[str, ...]] = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 
 SETTINGS: Final = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",

@@ -35,7 +35,7 @@ from rlk_repro.k8s.pods import (
 from rlk_repro.k8s.rules import find_object_problems
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
-from rlk_repro.spec.kubernetes import KIND_GONE, KIND_INSTEAD
+from rlk_repro.spec import kubernetes_problems
 from rlk_repro.spec.ray import knows_tokens
 
 COLLECTOR_DEADLINE_S: Final = 3600
@@ -95,9 +95,9 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     settings = kubernetes_settings(plan)
     yield from find_pod_problems(plan)
     yield from find_node_problems(plan, settings, nodes)
+    for path, what, got, expected in kubernetes_problems(settings):
+        yield Problem(f"profile {plan.profile.profile}: {'.'.join(path)}", what, got=got, expected=expected)
     where = f"profile {plan.profile.profile}: kubernetes"
-    if settings.kind not in _KINDS:
-        yield Problem(f"{where}.kind", KIND_GONE, got=settings.kind, expected=KIND_INSTEAD)
     if settings.kind == "rayjob" and settings.ray_version is not None and not knows_tokens(settings.ray_version):
         yield Problem(f"{where}.ray_version", "has no authentication by token: whoever reaches Ray runs what they like",
                       got=settings.ray_version, expected="2.52.0 or later")  # fmt: skip

@@ -9,7 +9,6 @@ from typing import Any, Final
 from rlk_repro.errors import Problem
 from rlk_repro.k8s.naming import OVERWRITE_COMMAND, QUEUE
 from rlk_repro.k8s.tree import as_list, as_map, find_templates, place, wrong
-from rlk_repro.spec.ray import knows_tokens
 
 MAX_NAME: Final = 47
 MODES: Final = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
@@ -26,7 +25,6 @@ def find_rayjob_problems(item: Mapping[str, Any], image_ray: str | None = None) 
     yield from _check_submission(where, spec, item)
     yield from _check_queue(where, spec, item)
     cluster = as_map(spec.get("rayClusterSpec"))
-    yield from _check_tokens(f"{where}.rayClusterSpec", cluster)
     yield from _check_groups(f"{where}.rayClusterSpec", cluster)
     version = cluster.get("rayVersion")
     if image_ray is not None and version is not None and version != image_ray:
@@ -108,16 +106,6 @@ def _check_queue(where: str, spec: Mapping[str, Any], item: Mapping[str, Any]) -
     if len(groups) > MAX_GROUPS:
         what = "Kueue counts eight sets of pods at most, the head among them"
         yield wrong(f"{where}.rayClusterSpec.workerGroupSpecs", what, len(groups), f"at most {MAX_GROUPS}")
-
-
-def _check_tokens(where: str, cluster: Mapping[str, Any]) -> Iterator[Problem]:
-    """KubeRay refuses tokens without a version of Ray, and below the first one that knows them."""
-    mode, version = as_map(cluster.get("authOptions")).get("mode"), str(cluster.get("rayVersion", ""))
-    if mode != "token":
-        what = "whoever reaches the dashboard or Ray's ports runs what they like"
-        yield wrong(f"{where}.authOptions.mode", what, mode, "token")
-    if not knows_tokens(version):
-        yield wrong(f"{where}.rayVersion", "has no authentication by token", version, "2.52.0 or later")
 
 
 def _check_groups(where: str, cluster: Mapping[str, Any]) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,28 +14,30 @@ from rlk_repro.files import dump_json
 from rlk_repro.pod import answers
 from rlk_repro.rundir import RunDir
 
+# the last one leads or follows by the index that a Job gives it
+_AGENTS: Final = ("lead", "follow", "take-part")
+_ANSWERS: Final = ("show", "block", "stop")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse_args(argv)
     try:
-        return _VERBS[args.verb](RunDir(args.run_dir.absolute()), args)
+        run_dir = RunDir(args.run_dir.absolute())
+        return _answer(run_dir, args) if args.verb in _ANSWERS else _work(run_dir, args)
     except RlkReproError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
         return error.exit_code
 
 
-def _show(run_dir: RunDir, args: argparse.Namespace) -> int:  # noqa: ARG001 (the signature of a verb)
-    sys.stdout.buffer.write(dump_json(answers.read_facts(run_dir, os.environ).to_json()))
+def _answer(run_dir: RunDir, args: argparse.Namespace) -> int:
+    if args.verb == "stop":
+        return 0 if answers.ask_to_stop(run_dir, os.environ) else 1
+    if args.verb == "show":
+        data = dump_json(answers.read_facts(run_dir, os.environ).to_json())
+    else:
+        data = answers.read_block(run_dir, args.what, args.offset, args.size)
+    sys.stdout.buffer.write(data)
     return 0
-
-
-def _block(run_dir: RunDir, args: argparse.Namespace) -> int:
-    sys.stdout.buffer.write(answers.read_block(run_dir, args.what, args.offset, args.size))
-    return 0
-
-
-def _stop(run_dir: RunDir, args: argparse.Namespace) -> int:  # noqa: ARG001 (the signature of a verb)
-    return 0 if answers.ask_to_stop(run_dir, os.environ) else 1
 
 
 def _work(run_dir: RunDir, args: argparse.Namespace) -> int:
@@ -58,20 +60,10 @@ def _work(run_dir: RunDir, args: argparse.Namespace) -> int:
     return (supervise.lead if leads else supervise.follow)(duty, os.environ)
 
 
-# the last one leads or follows by the index that a Job gives it
-_AGENTS: Final = ("lead", "follow", "take-part")
-_VERBS: Final[Mapping[str, Callable[[RunDir, argparse.Namespace], int]]] = {
-    **dict.fromkeys((*_AGENTS, "serve", "wait"), _work),
-    "show": _show,
-    "block": _block,
-    "stop": _stop,
-}
-
-
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m rlk_repro.pod", description=__doc__, allow_abbrev=False)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for name in _VERBS:
+    for name in (*_AGENTS, "serve", "wait", *_ANSWERS):
         verb = verbs.add_parser(name, allow_abbrev=False)
         verb.add_argument("run_dir", type=Path, metavar="RUN_DIR")
         if name in _AGENTS:

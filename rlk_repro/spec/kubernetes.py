@@ -5,7 +5,7 @@ Values only; ``rlk_repro.k8s`` makes objects of them and refuses what a controll
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -26,10 +26,6 @@ LabelKey: TypeAlias = Annotated[
 LabelValue: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=63)]
 SecretKeyName: TypeAlias = Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
 UserId: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
-
-
-KIND_GONE: Final = "is made no more"
-KIND_INSTEAD: Final = "job, which takes several nodes and needs no operator"
 
 
 class SecretKey(Model):
@@ -135,4 +131,5 @@ def kubernetes_problems(settings: KubernetesSettings | None) -> list[PathProblem
     """What old plans may say and an author may not."""
     if settings is None or settings.kind != "jobset":
         return []
-    return [(("kubernetes", "kind"), KIND_GONE, settings.kind, KIND_INSTEAD)]
+    instead = "job, which takes several nodes and needs no operator"
+    return [(("kubernetes", "kind"), "is made no more", settings.kind, instead)]
