@@ -122,7 +122,9 @@ class RealCluster(Cluster):
         group = next(rule["apiGroups"][0] for rule in every if plural in rule["resources"])
         self._grant([rule for rule in every if plural not in rule["resources"]])
         user = Client(self._used.port, self._used.tokens[USER], self._used.ca)
-        attributes = {"namespace": SPACE, "verb": "list", "resource": plural, "group": group}
+        resource, _, part = plural.partition("/")
+        attributes = {"namespace": SPACE, "verb": "create" if part else "list", "resource": resource, "group": group,
+                      "subresource": part}  # fmt: skip
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
                   "spec": {"resourceAttributes": attributes}}  # fmt: skip
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

@@ -391,12 +391,6 @@ def test_mistakes_by_hand_are_caught_and_located(name: str) -> None:
         assert ": " in line
 
 
-def test_another_ray_than_the_images_is_told() -> None:
-    objects = render_objects(with_site(plan_for(), ray_version="2.55.1"), run_dir_of(plan_for()))
-    assert find_object_problems(objects, image_ray="2.55.1") == []
-    assert "the image has another one" in str(find_object_problems(objects, image_ray="2.49.0")[0])
-
-
 @needs_crds
 def test_cel_rules_of_the_real_crds_are_evaluated() -> None:
     rayjob = objects_of("smoke.h200.rayjob.rdma")[0]

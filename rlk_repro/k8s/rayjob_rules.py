@@ -18,18 +18,13 @@ _DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _HEAD_PORTS: Final = ("gcs-server", "dashboard")
 
 
-def find_rayjob_problems(item: Mapping[str, Any], image_ray: str | None = None) -> Iterator[Problem]:
+def find_rayjob_problems(item: Mapping[str, Any]) -> Iterator[Problem]:
     where, spec = f"{place(item)}: spec", as_map(item.get("spec"))
     yield from _check_name(item)
     yield from _check_end(where, spec)
     yield from _check_submission(where, spec, item)
     yield from _check_queue(where, spec, item)
-    cluster = as_map(spec.get("rayClusterSpec"))
-    yield from _check_groups(f"{where}.rayClusterSpec", cluster)
-    version = cluster.get("rayVersion")
-    if image_ray is not None and version is not None and version != image_ray:
-        what = "KubeRay renders for this version, the image has another one"
-        yield wrong(f"{where}.rayClusterSpec.rayVersion", what, version, image_ray)
+    yield from _check_groups(f"{where}.rayClusterSpec", as_map(spec.get("rayClusterSpec")))
     yield from _check_command(item)
 
 

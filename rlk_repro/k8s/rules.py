@@ -16,20 +16,20 @@ MAX_ANNOTATION_BYTES: Final = 262_144
 _POD_SUFFIX: Final = 6  # a dash and five characters
 
 
-def find_object_problems(objects: Iterable[Mapping[str, Any]], image_ray: str | None = None) -> list[Problem]:
-    """Everything at once, located; ``image_ray`` is the version of Ray in the image, where it is known."""
+def find_object_problems(objects: Iterable[Mapping[str, Any]]) -> list[Problem]:
+    """Everything at once, located."""
     found = list(objects)
-    problems = [problem for item in found for problem in _find_one(item, image_ray)]
+    problems = [problem for item in found for problem in _find_one(item)]
     return [*problems, *_find_together(found)]
 
 
-def _find_one(item: Mapping[str, Any], image_ray: str | None) -> Iterator[Problem]:
+def _find_one(item: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _check_metadata(item)
     rule = _BY_KIND.get(str(item.get("kind")))
     if rule is not None:
         yield from rule(item)
     if item.get("kind") == "RayJob":
-        yield from find_rayjob_problems(item, image_ray)
+        yield from find_rayjob_problems(item)
     for template in find_templates(item):
         yield from find_pod_rule_problems(template, is_in_ray=item.get("kind") == "RayJob")
 
