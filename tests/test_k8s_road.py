@@ -92,17 +92,22 @@ def test_a_bundle_from_kubernetes_is_replayed_on_this_machine(server: Cluster, t
 ALLOW = "from rlk_repro.workloads import reference\nreference.find_problems = lambda _: []\n"
 
 
+def submit_to_two(
+    server: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], kind: str
+) -> launch.Launched:
+    """The reference trainer is of one node: in the pods it is let onto two, where the second describes itself."""
+    (folder / "sitecustomize.py").write_text(ALLOW)
+    server.kubelet.python_path = (str(folder),)
+    monkeypatch.setattr(reference, "find_problems", lambda _: [])
+    return submit(folder, (*settings, "layouts.cpu={num_nodes: 2, gpus_per_node: 0}"), kind=kind)
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("kind", ["job", "rayjob"])
 def test_agents_of_two_pods_find_each_other(
     server: Cluster, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reference trainer is of one node: in the pods it is let onto two, where the second describes itself."""
-    (tmp_path / "sitecustomize.py").write_text(ALLOW)
-    server.kubelet.python_path = (str(tmp_path),)
-    monkeypatch.setattr(reference, "find_problems", lambda _: [])
-    settings = (*k8s_runs.SETTINGS, "layouts.cpu={num_nodes: 2, gpus_per_node: 0}")
-    launched = submit(tmp_path, settings, kind=kind)
+    launched = submit_to_two(server, tmp_path, monkeypatch, k8s_runs.SETTINGS, kind=kind)
     status = wait_until(launched, lambda status: "," in status.nodes or status.state.is_final)
     assert len({f"node-{number}" for number in range(4)} & {*status.nodes.split(", ")}) == 2, status
     assert wait_for_end(launched).state is JobState.DONE
@@ -204,6 +209,22 @@ def test_an_evicted_run_is_resumed_with_whole_pairs(server: Cluster, tmp_path: P
     wait_for_end(again)
     bundle = collect(again)
     assert "interrupted/1/00-p1-baseline/exit.json" in names_of(bundle)
+
+
+@pytest.mark.real
+def test_a_node_that_goes_takes_the_others_of_its_job_with_it(
+    server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod that goes does not lead; what its leader wrote until it was ended is collected."""
+    launched = submit_to_two(server, tmp_path, monkeypatch, k8s_runs.LONG, kind="job")
+    wait_until(launched, first_trial_runs(launched))
+    server.evict("agent", condition="PreemptionByScheduler")
+    status = wait_for_end(launched)
+    assert status.state is JobState.FAILED
+    assert "preempted" in status.reason
+    bundle = collect(launched)
+    assert inspect_bundle(bundle).trials == {"00-p1-baseline": "interrupted"}
+    wait_gone(server)
 
 
 def names_of(bundle: Path) -> list[str]:
