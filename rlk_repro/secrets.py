@@ -1,20 +1,32 @@
 """What looks like a secret, and taking it out of text and log lines.
 
-Recognising is by shape (the prefixes that token issuers chose for this purpose) and by name (``HF_TOKEN``).  It is a
-net against accidents, not a proof: a password that looks like a word passes unless its variable is known.
+Recognising is by shape (the prefixes that token issuers chose for this purpose), by name (``HF_TOKEN``) and by value
+(what this process's environment holds).  It is a net against accidents, not a proof: a password that looks like a word
+passes unless its variable is known.
+
+The patterns are our own: of the 46 secrets of ``tests/security`` they find all at 60 to 130 MB/s, gitleaks' rules (222,
+July 2026) find 24 at 1.4 MB/s with three false ones, detect-secrets 1.5.0 finds 7 at 0.6 MB/s (one core, training log).
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Final
+from urllib.parse import quote, quote_plus
 
 MIN_KNOWN_LENGTH: Final = 6
 _EDGE: Final = rb"(?<![A-Za-z0-9])"
 _ASSIGN: Final = rb"[\"']? ?[:=] ?[\"']?"
+_DOTTED: Final = rb" \.{2,} [\"']?"  # as Megatron prints its arguments
+_LONG: Final = rb"_(?<=[fmpousretg]_)[A-Za-z0-9]{16}"
+_VALUE: Final = rb"[\w~+/=-][\w.~+/=-]{15,}"
+_PASSWORD: Final = rb"(?!<redacted)[^\s\"',;<>{}()\[\]]{6,}"
 _NOT_A_NUMBER: Final = rb"(?![-+]?[\d.]+(?:[eE][-+]?\d+)?(?![\w.]))"
 
 
@@ -22,15 +34,20 @@ _NOT_A_NUMBER: Final = rb"(?![-+]?[\d.]+(?:[eE][-+]?\d+)?(?![\w.]))"
 class Pattern:
     """One kind of secret.
 
-    ``hint`` is found wherever ``regex`` matches, and begins with a literal, uncommon letter: that keeps the scan of
-    ordinary lines, which looks for hints only, fast.  A group named ``keep`` stays in front of the redacted part.
+    ``hint`` is found wherever ``regex`` matches: alternatives without groups, of which each begins with a literal,
+    uncommon letter.  That keeps the scan of ordinary lines, which looks for hints only, fast.  A group named ``keep``
+    stays in front of the redacted part.
     """
 
     kind: str
     hint: bytes
+    hinted: re.Pattern[bytes] = field(repr=False)
     regex: re.Pattern[bytes] = field(repr=False)
 
     def scrub(self, line: bytes) -> bytes:
+        if self.hinted.search(line) is None:
+            return line
+
         def redact(match: re.Match[bytes]) -> bytes:
             return (match.groupdict().get("keep") or b"") + marker(self.kind)
 
@@ -42,7 +59,7 @@ def marker(kind: str) -> bytes:
 
 
 def _pattern(kind: str, hint: bytes, regex: bytes, flags: int = 0) -> Pattern:
-    return Pattern(kind=kind, hint=hint, regex=re.compile(regex, flags))
+    return Pattern(kind=kind, hint=hint, hinted=re.compile(hint), regex=re.compile(regex, flags))
 
 
 SECRET_PATTERNS: Final[tuple[Pattern, ...]] = (
@@ -52,52 +69,130 @@ SECRET_PATTERNS: Final[tuple[Pattern, ...]] = (
         rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
         re.DOTALL,
     ),
-    _pattern("huggingface-token", rb"f_[A-Za-z0-9]{20}", _EDGE + rb"hf_[A-Za-z0-9]{20,}"),
-    _pattern("github-token", rb"h[pousr]_", _EDGE + rb"gh[pousr]_[A-Za-z0-9]{20,}"),
-    _pattern("github-token", rb"b_pat_", _EDGE + rb"github_pat_\w{20,}"),
+    _pattern("huggingface-token", _LONG, _EDGE + rb"(?:hf_|api_org_)[A-Za-z0-9]{20,}"),
+    _pattern("github-token", _LONG, _EDGE + rb"gh[pousr]_[A-Za-z0-9]{20,}"),
+    _pattern("github-token", rb"_pat_", _EDGE + rb"github_pat_\w{20,}"),
     _pattern("gitlab-token", rb"pat-", _EDGE + rb"glpat-[\w-]{16,}"),
     _pattern("nvidia-api-key", rb"vapi-", _EDGE + rb"nvapi-[\w-]{20,}"),
-    _pattern("api-key", rb"k-[\w-]{20}", _EDGE + rb"sk-(?=[\w-]*\d)[\w-]{20,}"),
-    _pattern("aws-access-key", rb"KIA", _EDGE + rb"AKIA[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    _pattern("aws-access-key", rb"SIA", _EDGE + rb"ASIA[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _pattern("api-key", rb"k-[\w-]{20}", _EDGE + rb"sk-(?=[\w-]{0,200}\d)[\w-]{20,}"),
+    _pattern("aws-access-key", rb"KIA[A-Z0-9]{16}|SIA[A-Z0-9]{16}", _EDGE + rb"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),
     _pattern("slack-token", rb"xox[abeprs]-", _EDGE + rb"xox[abeprs]-[A-Za-z0-9-]{10,}"),
-    _pattern("jwt", rb"yJ[\w-]{8}", _EDGE + rb"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
-    _pattern("wandb-key", rb"b_v1_", _EDGE + rb"wandb_v1_\w{20,}"),
+    _pattern("slack-webhook", rb"ks\.slack", rb"(?P<keep>hooks\.slack(?:-gov)?\.com/[a-z]+/)[\w/+-]{20,}"),
+    _pattern("jwt", rb"yJ[\w-]{8}", _EDGE + rb"eyJ[\w-]{8,2000}\.[\w-]{8,}\.[\w-]*"),
+    _pattern("google-api-key", rb"Iza", _EDGE + rb"AIza[\w-]{30,}"),
+    _pattern("google-token", rb"ya29\.", _EDGE + rb"ya29\.[\w.-]{20,}"),
+    _pattern("stripe-key", _LONG, _EDGE + rb"[sr]k_(?:live|test)_[A-Za-z0-9]{16,}"),
+    _pattern("npm-token", _LONG, _EDGE + rb"npm_[A-Za-z0-9]{36,}"),
+    _pattern("pypi-token", rb"ypi-[\w-]{40}", _EDGE + rb"pypi-[\w-]{40,}"),
+    _pattern("databricks-token", rb"pi[0-9a-f]{32}", _EDGE + rb"dapi[0-9a-f]{32}(?![0-9A-Za-z])"),
+    _pattern("digitalocean-token", rb"_v1_", _EDGE + rb"do[opr]_v1_[0-9a-f]{40,}"),
+    _pattern("docker-token", rb"kr_[op]at_", _EDGE + rb"dckr_[op]at_[\w-]{20,}"),
+    _pattern("sendgrid-key", rb"G\.[\w-]{20}", _EDGE + rb"SG\.[\w-]{20,}\.[\w-]{30,}"),
+    _pattern("wandb-key", rb"_v1_", _EDGE + rb"wandb_v1_\w{20,}"),
     _pattern(
         "wandb-key",
-        rb"wandb[^\n]{0,90}[0-9a-f]{40}",
-        rb"(?P<keep>wandb[^\n]{0,60}?(?:key|login)[ =:\"']{1,6})[0-9a-f]{40}(?![0-9a-f])",
+        rb"wandb[^\n]{0,120}[0-9a-f]{40}",
+        rb"(?P<keep>wandb[^\n]{0,60}?(?:key|login)[ =:.\"']{1,50})[0-9a-f]{40}(?![0-9a-f])",
     ),
-    _pattern("bearer-token", rb"Bearer", rb"(?P<keep>\bBearer\s+)(?=\S*\d)[\w.~+/=-]{16,}"),
-    _pattern("bearer-token", rb"bearer", rb"(?P<keep>\bbearer\s+)(?=\S*\d)[\w.~+/=-]{16,}"),
-    _pattern("url-password", rb"@", rb"(?P<keep>\b[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@\"']*:)[^/\s@\"']+(?=@)"),
+    _pattern("sas-signature", rb"\?sig=|&sig=", rb"(?P<keep>[?&]sig=)[\w%+/-]{20,}={0,2}"),
+    _pattern("account-key", rb"Key=", rb"(?P<keep>(?:Account|AccessKey|Shared\w{0,20})Key=)[A-Za-z0-9+/]{40,}={0,2}"),
+    _pattern("bearer-token", rb"Bearer|bearer", rb"(?P<keep>\b[Bb]earer\s+)(?=\S*\d)[\w.~+/=-]{16,}"),
+    _pattern(
+        "basic-auth",
+        rb"Basic\s|basic\s",
+        rb"(?P<keep>(?i:authorization)[\"']?\s*[:=]\s*[\"']?[Bb]asic\s+)[\w+/-]{8,}={0,2}",
+    ),
+    _pattern("url-password", rb"@", rb"(?P<keep>\b[A-Za-z][A-Za-z0-9+.-]{0,30}://[^/\s:@\"']*:)[^/\s@\"']+(?=@)"),
+    _pattern("url-token", rb"@", rb"(?P<keep>\bhttps?://)(?!<redacted)[^/\s:@?#\"'<>]{8,}(?=@)"),
     _pattern(
         "password",
         rb"word[\"']? ?[:=]|wd[\"']? ?[:=]|hrase[\"']? ?[:=]|cret[\"']? ?[:=]|WORD|PASSWD|PHRASE|SECRET",
         rb"(?P<keep>(?:[Pp]ass(?:wor|w)d|[Pp]assphrase|[Ss]ecret|PASS(?:WOR|W)D|PASSPHRASE|SECRET)"
         + _ASSIGN
-        + rb")(?!<redacted)[^\s\"',;<>{}()\[\]]{6,}",
+        + rb")"
+        + _PASSWORD,
+    ),
+    _pattern(
+        "password",
+        rb"_PWD|PASS[\"']? ?[:=]|_AUTH[\"']? ?[:=]|_DSN|_CREDS",
+        rb"(?P<keep>(?:_PWD|_PASS|SSHPASS|_AUTH|_DSN|_CREDS)"
+        + _ASSIGN
+        + rb")(?!(?i:disabled|enabled|default)\b)"
+        + _NOT_A_NUMBER
+        + _PASSWORD,
+    ),
+    # in usage texts a flag is followed by the word for its value, in capitals or brackets
+    _pattern(
+        "password",
+        rb"word[ =]|wd[ =]|hrase[ =]|cret[ =]",
+        rb"(?P<keep>--(?:[\w-]{1,40}-)?(?:pass(?:wor|w)d|passphrase|secret)[ =][\"']?)(?!-|[A-Z_]+\b)" + _PASSWORD,
+    ),
+    _pattern(
+        "password",
+        rb"hpass |ker login|podman login|buildah login|kopeo login|helm registry login|wine upload|curl |wget |ysql",
+        rb"(?P<keep>\b(?:(?:sshpass |(?:docker|podman|buildah|skopeo|helm registry) login|twine upload)"
+        rb"[^\n|;&]{0,200}? -p[ =]?|mysql\w*[^\n|;&]{0,200}? -p"
+        rb"|(?:curl|wget) [^\n|;&]{0,400}?(?:-u|--user)[ =][\"']?[^\s:\"']{1,80}:))(?!-)" + _PASSWORD,
     ),
     _pattern(
         "named-secret",
-        rb"ken[\"']? ?[:=]|key[\"']? ?[:=]|Key[\"']? ?[:=]|TOKEN|KEY",
+        rb"ken[\"']? ?[:=]|key[\"']? ?[:=]|Key[\"']? ?[:=]|TOKEN|KEY"
+        rb"|ken \.{2,} [\"']?[\w.~+/=-]{16}|key \.{2,} [\"']?[\w.~+/=-]{16}|Key \.{2,} [\"']?[\w.~+/=-]{16}",
         rb"(?P<keep>(?:[Tt]oken|TOKEN|(?:[Aa]pi|[Aa]ccess|[Pp]rivate|[Ss]ecret)[_-]?[Kk]ey|(?:API|ACCESS|PRIVATE|SECRET)_?KEY)"
-        + _ASSIGN
-        + rb")"
+        rb"(?:" + _ASSIGN + rb"|" + _DOTTED + rb"))" + _NOT_A_NUMBER + rb"(?=[\w.~+/=-]{0,200}\d)" + _VALUE,
+    ),
+    _pattern(
+        "named-secret",
+        rb"ken[ =][\"']?[\w~+/=-][\w.~+/=-]{15}|key[ =][\"']?[\w~+/=-][\w.~+/=-]{15}",
+        rb"(?P<keep>--(?:[\w-]{1,40}-)?(?:token|(?:api|access|private|secret|auth|wandb)-key)[ =][\"']?)"
         + _NOT_A_NUMBER
-        + rb"(?=[\w.~+/=-]*\d)[\w.~+/=-]{16,}",
+        + rb"(?=[\w.~+/=-]{0,200}\d)"
+        + _VALUE,
     ),
 )
 
-_HINT: Final = re.compile(b"|".join(pattern.hint for pattern in SECRET_PATTERNS))
+
+def _join_hints(hints: Iterable[bytes]) -> re.Pattern[bytes]:
+    """One regex for all, each letter that begins one named once: twice as fast on lines without a hint."""
+    rests: dict[bytes, list[bytes]] = {}
+    for hint in sorted({part for joined in hints for part in joined.split(b"|")}):
+        length = 2 if hint.startswith(b"\\") else 1
+        rests.setdefault(hint[:length], []).append(hint[length:])
+    return re.compile(b"|".join(first + b"(?:%s)" % b"|".join(rest) for first, rest in rests.items()))
+
+
+_HINT: Final = _join_hints(pattern.hint for pattern in SECRET_PATTERNS)
 _PEM: Final = SECRET_PATTERNS[0]
 
+# Terminal control sequences: colours, and what an operating system command writes into a title or a link
+_ANSI: Final = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))"
+_ESCAPES: Final = re.compile(_ANSI)
+# What may stand inside a value that a program wrapped: a line end with Ray's prefix of the next line, a colour
+_GAP: Final = rb"(?:[\r\n]+(?:(?:%s)*\([^()\r\n]{0,200}\bpid=\d+[^()\r\n]{0,200}\)(?:%s)* ?)?|%s)" % (
+    _ANSI,
+    _ANSI,
+    _ANSI,
+)
+_GAPS: Final = re.compile(_GAP)
+_LINE_ENDS: Final = re.compile(rb"[\r\n]+")
+# What is looked at behind a value that is not complete: more lines than it is ever wrapped to
+_REACH_BYTES: Final = 4096
+_MAX_OPEN_BYTES: Final = 1024
+_SHORT_FLAGS: Final = frozenset({"-p", "-u", "--user"})
+
 _SECRET_NAME: Final = re.compile(
-    r"(?:^|_)(?:SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|(?:ACCESS|PRIVATE|SECRET|ACCOUNT)_KEY)(?:_|$)"
+    r"(?:^|_)(?:SECRETS?|[A-Z0-9]*(?:PASSWORD|PASSWD|PASSPHRASE)|CREDENTIALS?|API_?KEY|CONNECTION_?STRING"
+    r"|(?:ACCESS|PRIVATE|SECRET|ACCOUNT|AUTH|WANDB|SIGNING|ENCRYPTION)_KEY)(?:_|$)"
+    r"|_(?:PWD|PASS|AUTH|DSN|CREDS|COOKIE|JWT|PAT)$|^(?:DB|PG|SSH|SUDO|SMTP|REDIS|MYSQL)PASS$|^(?:DSN|CREDS)$"
     r"|(?:^|_)(?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)(?<!SEP_)(?<!CLS_)(?<!MASK_)(?<!STOP_)(?<!PER_)(?<!IMAGE_)TOKEN$"
+)
+# Addresses that hold a password by convention
+_ADDRESS_NAME: Final = re.compile(
+    r"(?:^|_)(?:DATABASE|DB|REDIS|MONGO(?:DB)?|POSTGRES(?:QL)?|PG|MYSQL|AMQP|BROKER)_UR[IL]$"
 )
 # ``AWS_SHARED_CREDENTIALS_FILE`` and ``image_pull_secret`` say where a secret is; they are none.
 _REFERENCE_NAME: Final = re.compile(r"_(?:FILE|PATH|DIR|NAME|REF|ENV|URL|TTL|LENGTH)$|PULL_SECRETS?$|^FROM_ENV$")
+_USER_INFO: Final = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 
 
 def looks_secret(name: str, value: str) -> str | None:
@@ -118,6 +213,8 @@ def looks_secret(name: str, value: str) -> str | None:
 def is_secret_name(name: str) -> bool:
     """Whether a variable of this name holds a secret by convention; ``eos_token`` and ``MAX_TOKENS`` do not."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").upper()
+    if _ADDRESS_NAME.search(words) is not None:
+        return True
     return _SECRET_NAME.search(words) is not None and _REFERENCE_NAME.search(words) is None
 
 
@@ -126,37 +223,112 @@ def scrub(text: str) -> str:
     return Scrubber().text(text)
 
 
-def scrub_bytes(line: bytes) -> bytes:
-    """The same for whole lines of a log; a line without a secret is returned as it is, after one regex scan."""
-    if _HINT.search(line) is None:
-        return line
-    if _PEM.hint in line:
-        line = _PEM.scrub(line)
-    return b"".join(_scrub_line(part) for part in line.splitlines(keepends=True))
+def scrub_bytes(block: bytes) -> bytes:
+    """Whole lines of a log without what looks like a secret; lines without one are returned as they are.
+
+    A line that shows one only without its colours loses them.
+    """
+    if b"\x1b" in block:
+        block = _edit_lines(block, _ESCAPES, _scrub_colours)
+    if _PEM.hint in block:
+        block = _PEM.scrub(block)
+    return _edit_lines(block, _HINT, _scrub_line)
 
 
 class Scrubber:
-    """Also removes known values literally, wherever they appear.  Values under 6 characters are ignored."""
+    """Also removes known values, in clear and as programs encode and wrap them.  Values under 6 characters are ignored.
+
+    Encoded is base64 (at each of its three alignments), hexadecimal, percent-encoded and escaped as JSON does.
+    """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        known = {value.encode(errors="surrogateescape") for value in values if len(value) >= MIN_KNOWN_LENGTH}
-        self._known = tuple(sorted(known, key=lambda value: (-len(value), value)))
+        known = {value.strip().encode(errors="surrogateescape") for value in values}
+        forms = {form for value in known if len(value) >= MIN_KNOWN_LENGTH for form in _list_forms(value)}
+        self._forms = tuple(sorted(forms, key=lambda form: (-len(form), form)))
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Scrubber:
-        """Knows the values of the secret-named variables of ``environ``, by default this process's."""
-        variables = os.environ if environ is None else environ
-        return cls(value for name, value in variables.items() if is_secret_name(name) and _is_opaque(value))
+    def from_environment(cls, environ: Mapping[str, str] | None = None, named: Iterable[str] = ()) -> Scrubber:
+        """Knows the values of the secret-named variables of ``environ``, by default this process's.
 
-    def bytes(self, line: bytes) -> bytes:
-        """Scrub whole lines; a private key is removed whole only when all its lines come in one call."""
-        for value in self._known:
-            if value in line:
-                line = line.replace(value, marker("known-value"))
-        return scrub_bytes(line)
+        Also those of ``named``, and the passwords in any variable's addresses.
+        """
+        variables = os.environ if environ is None else environ
+        secret = {*named, *filter(is_secret_name, variables)}
+        values = [variables[name] for name in secret & variables.keys() if _can_be_known(variables[name])]
+        return cls([*values, *(found for value in variables.values() for found in _USER_INFO.findall(value))])
+
+    def bytes(self, block: bytes) -> bytes:
+        """Scrub whole lines; what goes over line ends is removed whole only when all its lines come in one call."""
+        if self._forms:
+            joined = _join_lines(block)
+            for form in self._forms:
+                if form in block or form in joined:
+                    block = _compile_gapped(form).sub(_redact_known, block)
+        return scrub_bytes(block)
 
     def text(self, text: str) -> str:
         return self.bytes(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
+
+    def find_open(self, block: bytes) -> int:
+        """Where the line begins from which on a known value may go on after these whole lines; their end, if none."""
+        if not self._forms:
+            return len(block)
+        joined, last = _join_lines(block[-_REACH_BYTES:]), block.rstrip(b"\r\n")
+        found = (item for length in (1, 2, 3, 4) for item in self._beginnings.get(joined[-length:], ()))
+        longest = max((len(item) for item in found if _is_open(item, joined, last)), default=0)
+        start = len(block)
+        while start and len(_join_lines(block[start:])) < longest:
+            start = block.rfind(b"\n", 0, start - 1) + 1
+        return start
+
+    @cached_property
+    def _beginnings(self) -> Mapping[bytes, list[bytes]]:
+        """Every beginning of every form, by its last bytes."""
+        found: dict[bytes, list[bytes]] = {}
+        for form in self._forms:
+            for length in range(1, min(len(form), _MAX_OPEN_BYTES)):
+                found.setdefault(form[:length][-4:], []).append(form[:length])
+        return found
+
+
+def _join_lines(block: bytes) -> bytes:
+    """What ``_GAPS`` would leave, at ten times its speed."""
+    plain = _ESCAPES.sub(b"", block) if b"\x1b" in block else block
+    lines = plain.replace(b"\r", b"").split(b"\n")
+    return b"".join([line.partition(b") ")[2] if line[:1] == b"(" and b"pid=" in line else line for line in lines])
+
+
+def _is_open(beginning: bytes, joined: bytes, last: bytes) -> bool:
+    """Whether lines end with it; up to three bytes count only where a word begins, as they end many lines by chance."""
+    if len(beginning) > 3:
+        return joined.endswith(beginning)
+    return last.endswith(beginning) and not last[: -len(beginning)][-1:].isalnum()
+
+
+def _list_forms(value: bytes) -> Iterator[bytes]:
+    """As it is found in text without line ends: itself, and how programs encode it."""
+    yield _join_lines(value)
+    yield json.dumps(value.decode(errors="surrogateescape"))[1:-1].encode()
+    for safe in ("", "/"):
+        for text in (quote(value, safe=safe), quote_plus(value, safe=safe)):
+            yield text.encode()
+            yield re.sub(r"%..", lambda match: match[0].lower(), text).encode()
+    yield value.hex().encode()
+    yield value.hex().upper().encode()
+    for shift, begun in enumerate((0, 2, 3)):  # characters that also hold bits of what stands before it
+        whole = base64.b64encode(bytes(shift) + value)[begun : (shift + len(value)) * 8 // 6]
+        yield whole
+        yield whole.translate(bytes.maketrans(b"+/", b"-_"))
+
+
+@cache
+def _compile_gapped(form: bytes) -> re.Pattern[bytes]:
+    return re.compile((_GAP + b"*").join(re.escape(form[index : index + 1]) for index in range(len(form))))
+
+
+def _redact_known(match: re.Match[bytes]) -> bytes:
+    """Line ends stay: a line of the log stays a line."""
+    return marker("known-value") + b"".join(_GAPS.findall(match[0]))
 
 
 def scrub_argv(argv: Iterable[str]) -> list[str]:
@@ -170,22 +342,55 @@ def scrub_argv(argv: Iterable[str]) -> list[str]:
         elif separator and looks_secret(name.lstrip("-"), value):
             clean.append(f"{name}=<redacted:argument>")
         else:
-            clean.append(scrub(argument))
+            clean.append(_scrub_word(clean, argument))
         flag = argument.lstrip("-") if argument.startswith("--") and not separator else ""
     return clean
 
 
+def _scrub_word(before: list[str], word: str) -> str:
+    """Judged with the words before it: what follows ``-p`` is a password after ``docker login`` only."""
+    line = " ".join([*before, word]).encode(errors="surrogatepass")
+    if before and before[-1] in _SHORT_FLAGS:
+        found = [match.end() for pattern in SECRET_PATTERNS for match in pattern.regex.finditer(line)]
+        if len(line) in found:
+            return "<redacted:argument>"
+    return scrub(word)
+
+
+def _edit_lines(block: bytes, wanted: re.Pattern[bytes], edit: Callable[[bytes], bytes]) -> bytes:
+    """The block with ``edit`` applied to the lines in which ``wanted`` is found."""
+    parts, done = [], 0
+    while (found := wanted.search(block, done)) is not None:
+        begun = max(block.rfind(b"\n", done, found.start()), block.rfind(b"\r", done, found.start()), done - 1) + 1
+        line_end = _LINE_ENDS.search(block, found.start())
+        end = len(block) if line_end is None else line_end.start()
+        parts += [block[done:begun], edit(block[begun:end])]
+        done = end
+    return b"".join([*parts, block[done:]]) if parts else block
+
+
+def _scrub_colours(line: bytes) -> bytes:
+    plain = line
+    while (bare := _ESCAPES.sub(b"", plain)) != plain:
+        plain = bare
+    clean = _scrub_line(plain) if _HINT.search(plain) else plain
+    return line if clean == plain else clean
+
+
 def _scrub_line(line: bytes) -> bytes:
-    if _HINT.search(line) is None:
-        return line
     for pattern in SECRET_PATTERNS:
         line = pattern.scrub(line)
     return line
 
 
 def _is_opaque(value: str) -> bool:
-    """Not a switch, a number, a path or a phrase: the values under which a secret-like name means something else."""
+    """Not a switch, a number, a path, a plain address or a phrase: these are no secrets, whatever they are called."""
+    return _can_be_known(value) and re.search(r"\s", value.strip()) is None
+
+
+def _can_be_known(value: str) -> bool:
+    """A phrase can: it is looked for word by word."""
     plain = value.strip()
     if len(plain) < MIN_KNOWN_LENGTH or plain.startswith(("/", "./", "~", "$", "<")):
         return False
-    return not re.search(r"\s", plain) and not re.fullmatch(r"[-+]?[\d.]+|(?i:disabled|offline|enabled|default)", plain)
+    return not re.fullmatch(r"[-+]?[\d.]+|(?i:disabled|offline|enabled|default)|[\w+.-]+://[^@?\s]*", plain)

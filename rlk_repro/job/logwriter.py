@@ -1,7 +1,8 @@
 """Writes a trainer's output as it comes: scrubbed, and every physical line stamped with the time.
 
 A line is what ends in ``\\n``; carriage returns stay inside it.  Memory is bounded: an endless line is written in
-pieces, cut where no secret is cut.  A last line without its end stays without one: that it was cut off is evidence.
+pieces, cut where no secret is cut.  Whole lines wait where a secret may go on in the next one.  A last line without its
+end stays without one: that it was cut off is evidence.
 """
 
 from __future__ import annotations
@@ -25,13 +26,21 @@ _KEY_HINT: Final = b"PRIVATE KEY-----"
 class LogWriter:
     """Appends to one log file.
 
-    ``scrub`` takes whole lines.  ``now`` gives the stamp.  ``tail`` holds the last 64 KiB, scrubbed and not stamped.
+    ``scrub`` takes whole lines.  ``now`` gives the stamp.  ``find_open`` tells from which byte on whole lines wait for
+    the next one.  ``tail`` holds the last 64 KiB, scrubbed and not stamped.
     """
 
-    def __init__(self, path: Path, scrub: Callable[[bytes], bytes], now: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        scrub: Callable[[bytes], bytes],
+        now: Callable[[], str],
+        find_open: Callable[[bytes], int] = len,
+    ) -> None:
         self.tail = b""
         self._scrub = scrub
         self._now = now
+        self._find_open = find_open
         self._held = b""
         self._is_midline = False
         self._stream = path.open("ab", buffering=0)
@@ -50,6 +59,7 @@ class LogWriter:
         self._held += data
         if _KEY_HINT in self._held:
             end = self._hold_open_key(end)
+        end = self._find_open(self._held[:end])
         if len(self._held) - end > MAX_HELD_BYTES:
             end = self._find_cut()
         return self._write(end) if end else b""

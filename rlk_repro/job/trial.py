@@ -70,8 +70,7 @@ class Watch:
 
 def make_scrubber(from_env: Mapping[str, str], environ: Mapping[str, str]) -> Scrubber:
     """Knows the secrets of the environment, and everything that comes by ``from_env`` whatever its name."""
-    named = {f"{name}_SECRET": environ.get(source, "") for name, source in from_env.items()}
-    return Scrubber.from_environment({**environ, **named})
+    return Scrubber.from_environment(environ, from_env.values())
 
 
 def run_trial(
@@ -122,7 +121,7 @@ def run_command(
     scrubber = make_scrubber(command.from_env, os.environ)
     num_oom_kills = count_oom_kills()
     started_unix_s = time.time()
-    with LogWriter(log, lambda block: hide(scrubber.bytes(block)), utc_now) as writer:
+    with LogWriter(log, lambda block: hide(scrubber.bytes(block)), utc_now, scrubber.find_open) as writer:
 
         def see_output(data: bytes) -> None:
             block = writer.feed(data)
