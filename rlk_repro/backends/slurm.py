@@ -23,8 +23,10 @@ from rlk_repro.clock import utc_now
 from rlk_repro.console import Tell, silence
 from rlk_repro.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.files import write_text
+from rlk_repro.places import hide_places
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir
+from rlk_repro.secrets import Scrubber
 
 LOG_POLL_S: Final = 5.0
 SUBMIT_TIMEOUT_S: Final = 300.0
@@ -169,15 +171,20 @@ def _make_refusal(done: proc.Completed) -> SchedulerRefused:
 def _record_site(run_dir: RunDir, config: Mapping[str, str]) -> None:
     """What belongs to the cluster and not to the job; the script adds the job's part from the node it runs on."""
     rows = [f"{name} = {config[name]}\n" for name in sorted(config)]
-    write_text(run_dir.scheduler_file("config"), "".join(rows))
-    write_text(run_dir.scheduler_file("topology"), slurmctl.dump_topology())
+    _record(run_dir, "config", "".join(rows))
+    _record(run_dir, "topology", slurmctl.dump_topology())
     write_text(run_dir.accounting_fields, ",".join(slurmctl.find_sacct_fields()))
 
 
 def _record_end(run_dir: RunDir, job_id: JobId) -> None:
     record = slurmctl.dump_accounting(job_id)
     if record:
-        write_text(run_dir.scheduler_file("accounting-at-end"), record)
+        _record(run_dir, "accounting-at-end", record)
+
+
+def _record(run_dir: RunDir, topic: str, text: str) -> None:
+    """Slurm's words as they are recorded: comments and command lines in them may hold secrets, paths tell whose."""
+    write_text(run_dir.scheduler_file(topic), hide_places(Scrubber.from_environment().text(text), run_dir.root))
 
 
 def _is_over(run_dir: RunDir) -> bool:

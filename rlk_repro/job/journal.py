@@ -33,12 +33,13 @@ class Journal:
     def record(self, event: str, **details: Any) -> None:
         if self._run_dir.is_sealed:
             return
-        clean = {name: self._clean(item) if isinstance(item, str) else item for name, item in details.items()}
+        clean = {name: self.clean(item) if isinstance(item, str) else item for name, item in details.items()}
         line = dump_json_line({"t": utc_now(), "event": event, **self._common, **clean})
         with self._run_dir.agent_log.open("a", encoding="utf-8") as stream:
             stream.write(line + "\n")
 
-    def _clean(self, text: str) -> str:
+    def clean(self, text: str) -> str:
+        """A text for the record: without secrets, and with this machine's folders by name."""
         return hide_places(self._redact(text), self._run_dir.root)
 
     def phase(self, name: str) -> PhaseRecord:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
-from rlk_repro.files import write_json, write_text
+from rlk_repro.files import write_bytes, write_json, write_text
 from rlk_repro.findings import Finding, Level
 from rlk_repro.job import preflight
 from rlk_repro.job.journal import Journal
@@ -95,6 +95,7 @@ class Leader:
     def _run_steps(self) -> tuple[int, str]:
         """Exit code and message; a step that fails or is interrupted is the last one but for the end markers."""
         steps: tuple[tuple[str, Callable[[], None]], ...] = (
+            ("scheduler records", self._clean_records),
             ("set aside", self._set_aside),
             ("preflight", self._check_fitness),
             ("rollouts", self._store_rollouts),
@@ -113,6 +114,14 @@ class Leader:
                 break
         self._end_followers()
         return self._seal() if code == 0 else (code, message)
+
+    def _clean_records(self) -> None:
+        """What Slurm's own tools wrote before this agent started: comments and command lines may hold secrets."""
+        for path in self._run_dir.scheduler.glob("*.txt"):
+            text = path.read_text(errors="surrogateescape")
+            clean = self._journal.clean(text)
+            if clean != text:
+                write_bytes(path, clean.encode(errors="surrogateescape"))
 
     def _set_aside(self) -> None:
         for name in set_aside(self._plan, self._run_dir):

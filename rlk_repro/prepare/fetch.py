@@ -69,12 +69,15 @@ class Fetch:
     def _fetch(self, work: WorkDir, origin: Origin, listing: Listing, file: RemoteFile) -> FileRecord:
         incoming = work.path / _INCOMING
         found = ""
-        for _ in range(_ATTEMPTS):
+        try:
+            for _ in range(_ATTEMPTS):
+                shutil.rmtree(incoming, ignore_errors=True)
+                origin.fetch(self.repository, listing, file.name, incoming)
+                sha256, found = _hash(incoming / file.name, file)
+                if not found:
+                    return _take(work, incoming / file.name, file.name, sha256)
+        finally:
             shutil.rmtree(incoming, ignore_errors=True)
-            origin.fetch(self.repository, listing, file.name, incoming)
-            sha256, found = _hash(incoming / file.name, file)
-            if not found:
-                return _take(work, incoming / file.name, file.name, sha256)
         raise BundleUnreadable(
             Problem(f"{self.repository} {file.name}", "came twice, and is not what was announced", got=found,
                     expected=file.sha256 or file.git_sha1 or f"{file.size_bytes} bytes")

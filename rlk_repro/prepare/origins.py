@@ -18,6 +18,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from rlk_repro.archive import find_unsafe
 from rlk_repro.contents import load_contents
 from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
+from rlk_repro.prepare.downloads import Bounds, guarded
 from rlk_repro.prepared import name_repository
 
 Kind: TypeAlias = Literal["model", "dataset"]
@@ -26,6 +27,8 @@ Kind: TypeAlias = Literal["model", "dataset"]
 MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "LICENSE*")
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _SHA1: Final = re.compile("[0-9a-f]{40}")
+# A repository of ten thousand files is described in 4 MB
+MAX_LISTING_BYTES: Final = 64 << 20
 _FOLDERS: Final = {"model": "models", "dataset": "datasets"}
 
 
@@ -158,7 +161,7 @@ class Hub:
     """The hub, by its own library, which also knows where its token and its cache are."""
 
     def find(self, repository: Repository) -> Listing | None:
-        with _explained(repository):
+        with _explained(repository), _guarded(f"the list of {repository.name}", MAX_LISTING_BYTES):
             from huggingface_hub import HfApi
 
             info = HfApi(endpoint=_endpoint(), library_name="rlk-repro").repo_info(
@@ -180,7 +183,8 @@ class Hub:
         return _listing(f"hub {repository.name}", info.sha, files)
 
     def fetch(self, repository: Repository, listing: Listing, name: str, folder: Path) -> None:
-        with _explained(repository):
+        size_bytes = next(file.size_bytes for file in listing.files if file.name == name)
+        with _explained(repository), _guarded(f"{repository} {name}", size_bytes):
             from huggingface_hub import hf_hub_download
 
             hf_hub_download(
@@ -200,9 +204,19 @@ def _endpoint() -> str | None:
 
 
 @contextmanager
+def _guarded(what: str, limit: int) -> Iterator[None]:
+    """Within the announced size, and only from where the hub may send us."""
+    from huggingface_hub import constants, get_session
+
+    with guarded(get_session(), Bounds(asked=_endpoint() or constants.ENDPOINT, what=what, limit=limit)):
+        yield
+
+
+@contextmanager
 def _explained(repository: Repository) -> Iterator[None]:
     """What the library says in terms of ours; its own progress bars are left out, ours shows the same."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # that road has no place for our bounds
     try:
         from huggingface_hub.errors import (
             HfHubHTTPError,

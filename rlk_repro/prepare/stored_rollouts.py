@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 import shutil
 import tarfile
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,13 +15,15 @@ from typing import IO, Any, Final
 
 from rlk_repro.contents import FileRecord, digest_of, record_files
 from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
+from rlk_repro.prepare.downloads import Bounds, open_url
 from rlk_repro.prepare.making import Made, Tell, WorkDir
 from rlk_repro.rundir import RolloutDir
 from rlk_repro.spec import StoredRollouts
 
 FOLDER: Final = "rollouts"
 _NUMBERED: Final = re.compile(r"(0|[1-9][0-9]*)\.pt")
-_TIMEOUT_S: Final = 60.0
+# Nothing says beforehand how large an archive is: this much is read of it, and unpacked from it
+MAX_ARCHIVE_BYTES: Final = 64 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +78,18 @@ class Storage:
         for url in () if self.is_offline else self.stored.fetch:
             tell(f"rollouts {self.stored.name} from {url}")
             _clear(work)
+            bounds = Bounds(asked=url, what=f"archive {url}", limit=MAX_ARCHIVE_BYTES)
             try:
-                with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as stream:  # noqa: S310  (http or https, by the model)
-                    _unpack(stream, work.files, self.stored.num_files)
+                with open_url(bounds) as stream:
+                    _unpack(stream, work.files, self.stored.num_files, bounds)
             except (OSError, EOFError, tarfile.TarError) as error:
                 reasons.append(Problem(url, f"could not be fetched ({error})"))
-                continue
-            return True
+                _clear(work)
+            except BundleUnreadable:
+                _clear(work)
+                raise
+            else:
+                return True
         if reasons:
             raise EnvironmentMissing(*reasons)
         return False
@@ -99,15 +104,19 @@ def _clear(work: WorkDir) -> None:
     work.files.mkdir(parents=True)
 
 
-def _unpack(stream: IO[bytes], folder: Path, num_files: int) -> None:
+def _unpack(stream: IO[bytes], folder: Path, num_files: int, bounds: Bounds) -> None:
     """Only the numbered files, under their own names alone, whatever path an archive gives them.
 
     Raises:
         SpecError: a number twice: nobody could say which is meant.
+        BundleUnreadable: more than the bounds allow, packed or unpacked.
     """
+    unpacked_bytes = 0
     with tarfile.open(fileobj=stream, mode="r|*") as archive:
         for member in archive:
             name = PurePosixPath(member.name).name
+            unpacked_bytes += member.size
+            bounds.check_size(unpacked_bytes)
             match = _NUMBERED.fullmatch(name)
             if match is None or not member.isfile() or int(match[1]) >= num_files:
                 continue

@@ -22,10 +22,10 @@ PREFIXES: Final = (
     *("RL_KERNEL_", "KERNEL_ALIGN_", "FUSED_LOGP_", "VIME_", "RLK_REPRO_", "SLURM_"),
 )
 NAMES: Final = ("PYTHONHASHSEED", "MEGATRON_SRC", "RLK_SRC")
-# Identities, addresses, and the job script's own paths
+# Identities, addresses, and the job script's own paths.  Job scripts use it too: bash must be able to read it.
 PRIVATE: Final = re.compile(
     r"SLURM_.*(_USER|_UID|_GID|_GROUP|_ACCOUNT|_HOST|_IPADDR|_ADDR|_DIR|_PORT|_CONF|SUBMIT_.*)|RAY_ADDRESS|.*_HOST_IP"
-    r"|.*_SERVICE_(HOST|PORT)(_.*)?|.*_PORT(_\d+_(TCP|UDP)(_.*)?)?|RLK_REPRO_RUNS"
+    r"|.*_SERVICE_(HOST|PORT)(_.*)?|.*_PORT(_[0-9]+_(TCP|UDP)(_.*)?)?|RLK_REPRO_RUNS"
 )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.errors import SpecError
 from rlk_repro.plan import Plan
+from rlk_repro.probes import environment
 from rlk_repro.resources import data_dir
 from rlk_repro.rundir import RunDir
 from rlk_repro.sbatch.container import (
@@ -81,6 +82,7 @@ def _list_values(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Mapping[s
         "scheduler": absolute.scheduler.name,
         "accounting_fields": str(absolute.accounting_fields.relative_to(absolute.root)),
         "srun_options": [*_SRUN_OPTIONS, *slurm.srun_extra],
+        "private": environment.PRIVATE.pattern,
         "num_nodes": plan.layout.num_nodes,
         "python": container.python,
         "runtime": find_runtime(plan),

@@ -1,0 +1,161 @@
+"""How far a download may go: to https or the address that was asked, never inwards, and no further than its size.
+
+Who serves a file is a stranger: it may send the client elsewhere, and never stop sending.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPMessage
+from importlib import import_module
+from typing import IO, Any, Final, NoReturn
+from urllib.parse import urlsplit
+
+from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem
+from rlk_repro.units import format_bytes
+
+TIMEOUT_S: Final = 60.0
+_PORTS: Final = {"http": 80, "https": 443}
+_PLAIN: Final = frozenset({"", "identity"})
+
+
+class _RedirectRefused(OSError):
+    """Somebody sent us where we do not go."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """``asked`` is the address that the user named; ``what`` the thing that comes, of at most ``limit`` bytes."""
+
+    asked: str
+    what: str
+    limit: int
+
+    def check_address(self, url: str) -> None:
+        """Raises OSError where this is neither what was asked nor a place to be sent to."""
+        if _origin(url) == _origin(self.asked):
+            return
+        if urlsplit(url).scheme != "https":
+            raise _RedirectRefused(f"sent on to {url}, expected https or the address that was asked")
+        if _is_inside(url) and not _is_inside(self.asked):
+            raise _RedirectRefused(f"sent on to {url}, an address of this machine or its network")
+
+    def check_size(self, num_bytes: int) -> None:
+        """Raises BundleUnreadable beyond the limit."""
+        if num_bytes > self.limit:
+            self._refuse(f"over {format_bytes(num_bytes)}")
+
+    def check_headers(self, headers: Any) -> None:
+        """Raises BundleUnreadable for an announced size beyond the limit, or a packing that could hold any size."""
+        packing = headers.get("content-encoding") or ""
+        if packing.lower() not in _PLAIN:
+            self._refuse(f"packed as {packing}")
+        length = headers.get("content-length") or ""
+        self.check_size(int(length) if length.isdecimal() else 0)
+
+    def count(self, pieces: Any) -> Iterator[bytes]:
+        """The pieces as they come, as long as they stay within the limit."""
+        total = 0
+        for piece in pieces:
+            total += len(piece)
+            self.check_size(total)
+            yield piece
+
+    def _refuse(self, got: str) -> NoReturn:
+        expected = f"at most {self.limit} bytes ({format_bytes(self.limit)})"
+        raise BundleUnreadable(Problem(self.what, "is larger than it may be", got=got, expected=expected,
+                                       hint="fetch it by hand and name its folder by --mirror"))  # fmt: skip
+
+
+@contextmanager
+def open_url(bounds: Bounds) -> Iterator[IO[bytes]]:
+    """What lies at ``bounds.asked``, as a stream; reading beyond the limit raises BundleUnreadable."""
+    opener = urllib.request.build_opener(_Redirects(bounds))
+    with opener.open(bounds.asked, timeout=TIMEOUT_S) as answer:
+        bounds.check_headers(answer.headers)
+        yield _Counted(answer, bounds)
+
+
+@contextmanager
+def guarded(session: Any, bounds: Bounds) -> Iterator[None]:
+    """The hub's client asks within the bounds for the time of the block, at every hop.
+
+    Raises:
+        EnvironmentMissing: a client of before version 1.0, which has no place for such checks.
+    """
+    before = getattr(session, "event_hooks", None)
+    if before is None:
+        raise EnvironmentMissing(Problem("python module huggingface_hub", "too old", expected="version 1.0 or newer"))
+
+    def see_request(request: Any) -> None:
+        bounds.check_address(str(request.url))
+        request.headers["accept-encoding"] = "identity"
+
+    def see_response(response: Any) -> None:
+        if response.request.method == "HEAD":
+            return
+        bounds.check_headers(response.headers)
+        response.stream = _count_stream(response, bounds)
+
+    session.event_hooks = {
+        "request": [*before["request"], see_request],
+        "response": [*before["response"], see_response],
+    }
+    try:
+        yield
+    finally:
+        session.event_hooks = before
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        self._bounds.check_address(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class _Counted:
+    """A stream of which no more than the limit is read."""
+
+    def __init__(self, stream: IO[bytes], bounds: Bounds) -> None:
+        self._stream = stream
+        self._bounds = bounds
+        self._total = 0
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._stream.read(size)
+        self._total += len(piece)
+        self._bounds.check_size(self._total)
+        return piece
+
+
+def _count_stream(response: Any, bounds: Bounds) -> Any:
+    """The client looks whether a stream is of its own kind: httpx, or httpx2 under newer versions of the hub's."""
+    base: Any = import_module(type(response).__module__.partition(".")[0]).SyncByteStream
+    inner = response.stream
+    kind = type("Counted", (base,), {"__iter__": lambda _: bounds.count(inner), "close": lambda _: inner.close()})
+    return kind()
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+
+
+def _is_inside(url: str) -> bool:
+    """Whether its host is this machine or in a private network; a name that only a proxy can resolve is not."""
+    host = urlsplit(url).hostname or ""
+    try:
+        found = {item[4][0] for item in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return any(not ipaddress.ip_address(str(address).partition("%")[0]).is_global for address in found)
