@@ -210,6 +210,7 @@ def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from _engine_options(plan, run_dir)
     yield "--ulimit=memlock=-1"
+    yield from ("--env=HOME=/tmp", "--env=USER=rlk-repro")  # who submitted has neither in the image
     for bind in list_binds(plan, run_dir):
         yield f"--mount={_mount_fields(bind, 'target', 'readonly')}"
     match plan.hardware.platform:
@@ -217,14 +218,18 @@ def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
             yield "--gpus=all"
         case "rocm":
             yield from (f"--device={device}" for device in _AMD_DEVICES)
-            yield from ("--group-add=video", "--group-add=render", "--security-opt=seccomp=unconfined")
+            yield "--security-opt=seccomp=unconfined"
         case "cpu":
             pass
 
 
 def _engine_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
-    """The node's own network and shared memory, which Ray and NCCL need; its own process ids end with the container."""
+    """The node's own network and shared memory, which Ray and NCCL need; its own process ids end with the container.
+
+    No capability and no way to get one: nothing of a run needs any.
+    """
     yield from ("--rm", "--network=host", "--ipc=host", "--entrypoint=")
+    yield from ("--cap-drop=ALL", "--security-opt=no-new-privileges")
     yield f"--workdir={run_dir.root.absolute()}"
     yield from (f"--env={name}" for name in list_secrets(plan))
     if _shares_memory(plan):

@@ -86,6 +86,7 @@ def _list_values(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Mapping[s
         "num_nodes": plan.layout.num_nodes,
         "python": container.python,
         "runtime": find_runtime(plan),
+        "platform": plan.hardware.platform,
         "is_engine": find_runtime(plan) in ENGINES,
         "secrets": list_secrets(plan),
         "entry": list_entry(plan),

@@ -154,7 +154,7 @@ def test_the_hub_sends_nobody_to_another_plain_address(
 
 def test_an_archive_sends_nobody_to_another_plain_address(tmp_path: Path) -> None:
     stranger = Stranger()
-    refused = pytest.raises(EnvironmentMissing, match="sent on to .*, expected https or the address that was asked")
+    refused = pytest.raises(EnvironmentMissing, match=r"sent on to .*, expected https or the address that was asked")
     with serve(stranger) as elsewhere, serve(moved(f"{elsewhere}/x")) as front, refused:
         fetch_rollouts(tmp_path, f"{front}/a.tgz")
     assert stranger.requests == []
@@ -202,7 +202,7 @@ def test_where_a_redirect_may_lead(asked: str, target: str, is_allowed: bool) ->
     if is_allowed:
         bounds.check_address(target)
         return
-    with pytest.raises(OSError, match="sent on to"):
+    with pytest.raises(OSError, match=r"sent on to"):
         bounds.check_address(target)
 
 
