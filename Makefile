@@ -3,8 +3,9 @@
 SHELL := /bin/sh
 
 PYTHON ?= python3
-# The trainer's torch.  On x86-64 Linux the default index serves a CUDA build of several GB; see docs/testing.md for CPU builds.
-TORCH ?= torch==2.13.0
+# The trainer's torch: empty for the version and hashes of requirements/torch.txt, or any other build, such as
+# torch==2.13.0+cu126 or a file.  On x86-64 Linux the default index serves a CUDA build of several GB; see docs/testing.md.
+TORCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -20,6 +21,9 @@ RLK_OPTIONS ?=
 STACK ?= 2026-07
 TARGETS ?= cuda
 REPOSITORY ?= localhost/rlk-repro
+# BUILDX_VERSION and BUILDKIT_IMAGE, what images are built with.
+include docker/versions.env
+BUILDER ?= rlk-repro-$(word 2,$(subst :, ,$(firstword $(subst @, ,$(BUILDKIT_IMAGE)))))
 # What the demo runs on; by default what this machine is.
 HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
 
@@ -76,9 +80,13 @@ bench: $(VENV)/.dev $(VENV)/.torch ## Measure start-up, Slurm scripts, parser, b
 
 # By BuildKit, pushed by digest to REPOSITORY; without BuildKit: rlk-repro images build.
 images: $(VENV)/.base ## Build and push a stack's images (STACK, TARGETS, REPOSITORY)
+	@docker buildx version | grep -qF " $(BUILDX_VERSION) " || \
+	  { echo "make: docker buildx is not $(BUILDX_VERSION); install that release, or name yours: BUILDX_VERSION=v…" >&2; exit 3; }
+	docker buildx inspect "$(BUILDER)" >/dev/null 2>&1 || \
+	  docker buildx create --name "$(BUILDER)" --driver docker-container --driver-opt image=$(BUILDKIT_IMAGE)
 	$(BIN)/rlk-repro images build --stack "$(STACK)" --bake > $(VENV)/images.env
-	. $(VENV)/images.env && REPOSITORY="$(REPOSITORY)" docker buildx bake --file docker/docker-bake.hcl \
-	  --metadata-file $(VENV)/images.json $(TARGETS)
+	. $(VENV)/images.env && REPOSITORY="$(REPOSITORY)" docker buildx bake --builder "$(BUILDER)" \
+	  --file docker/docker-bake.hcl --metadata-file $(VENV)/images.json $(TARGETS)
 	cat $(VENV)/images.json
 
 lock: ## Rewrite the hash locks (needs uv)
@@ -103,8 +111,7 @@ $(VENV)/.dev: $(VENV)/.base requirements/dev.txt
 	$(PIP) install --quiet --require-hashes -r requirements/dev.txt
 	touch $@
 
-# torch stays out of the hash lock: which build is right depends on the machine.
-$(VENV)/.torch: $(VENV)/.base
-	$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' \
-	  || $(PIP) install --quiet "$(TORCH)"
+# torch has a lock of its own: which build is right depends on the machine, and what else it needs on the build.
+$(VENV)/.torch: $(VENV)/.base requirements/torch.txt
+	sh tools/install-torch.sh $(VENV) "$(TORCH)"
 	touch $@

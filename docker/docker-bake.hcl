@@ -35,7 +35,11 @@ target "common" {
   }
   attest = [
     { type = "provenance", mode = "max" },
-    { type = "sbom" },
+    # buildkit-syft-scanner 1.12.0
+    {
+      type      = "sbom"
+      generator = "docker.io/docker/buildkit-syft-scanner@sha256:ae4f3b554449e7e25548e7d8ccc029d17357348e30c6e3df01b92bc93654d6a9"
+    },
   ]
   output = ["type=image,name=${REPOSITORY},push-by-digest=true,name-canonical=true,push=true,rewrite-timestamp=true"]
 }

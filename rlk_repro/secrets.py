@@ -102,7 +102,7 @@ SECRET_PATTERNS: Final[tuple[Pattern, ...]] = (
         rb"Basic\s|basic\s",
         rb"(?P<keep>(?i:authorization)[\"']?\s*[:=]\s*[\"']?[Bb]asic\s+)[\w+/-]{8,}={0,2}",
     ),
-    _pattern("url-password", rb"@", rb"(?P<keep>\b[A-Za-z][A-Za-z0-9+.-]{0,30}://[^/\s:@\"']*:)[^/\s@\"']+(?=@)"),
+    _pattern("url-password", rb"@", rb"(?P<keep>\b[A-Za-z][A-Za-z0-9+.-]{0,30}://[^/\s:@<\"']*:)[^/\s@\"']+(?=@)"),
     _pattern("url-token", rb"@", rb"(?P<keep>\bhttps?://)(?!<redacted)[^/\s:@?#\"'<>]{8,}(?=@)"),
     _pattern(
         "password",
