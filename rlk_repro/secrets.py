@@ -10,17 +10,15 @@ July 2026) find 24 at 1.4 MB/s with three false ones, detect-secrets 1.5.0 finds
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Final
-from urllib.parse import quote, quote_plus
 
-MIN_KNOWN_LENGTH: Final = 6
+from rlk_repro.known_values import ESCAPES, MIN_LENGTH, KnownValues
+
 _EDGE: Final = rb"(?<![A-Za-z0-9])"
 _ASSIGN: Final = rb"[\"']? ?[:=] ?[\"']?"
 _DOTTED: Final = rb" \.{2,} [\"']?"  # as Megatron prints its arguments
@@ -41,11 +39,19 @@ class Pattern:
 
     kind: str
     hint: bytes
-    hinted: re.Pattern[bytes] = field(repr=False)
-    regex: re.Pattern[bytes] = field(repr=False)
+    source: bytes = field(repr=False)
+    flags: int = 0
+
+    @cached_property
+    def regex(self) -> re.Pattern[bytes]:
+        return re.compile(self.source, self.flags)
+
+    @cached_property
+    def _hinted(self) -> re.Pattern[bytes]:
+        return re.compile(self.hint)
 
     def scrub(self, line: bytes) -> bytes:
-        if self.hinted.search(line) is None:
+        if self._hinted.search(line) is None:
             return line
 
         def redact(match: re.Match[bytes]) -> bytes:
@@ -59,7 +65,7 @@ def marker(kind: str) -> bytes:
 
 
 def _pattern(kind: str, hint: bytes, regex: bytes, flags: int = 0) -> Pattern:
-    return Pattern(kind=kind, hint=hint, hinted=re.compile(hint), regex=re.compile(regex, flags))
+    return Pattern(kind=kind, hint=hint, source=regex, flags=flags)
 
 
 SECRET_PATTERNS: Final[tuple[Pattern, ...]] = (
@@ -164,20 +170,7 @@ def _join_hints(hints: Iterable[bytes]) -> re.Pattern[bytes]:
 _HINT: Final = _join_hints(pattern.hint for pattern in SECRET_PATTERNS)
 _PEM: Final = SECRET_PATTERNS[0]
 
-# Terminal control sequences: colours, and what an operating system command writes into a title or a link
-_ANSI: Final = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))"
-_ESCAPES: Final = re.compile(_ANSI)
-# What may stand inside a value that a program wrapped: a line end with Ray's prefix of the next line, a colour
-_GAP: Final = rb"(?:[\r\n]+(?:(?:%s)*\([^()\r\n]{0,200}\bpid=\d+[^()\r\n]{0,200}\)(?:%s)* ?)?|%s)" % (
-    _ANSI,
-    _ANSI,
-    _ANSI,
-)
-_GAPS: Final = re.compile(_GAP)
 _LINE_ENDS: Final = re.compile(rb"[\r\n]+")
-# What is looked at behind a value that is not complete: more lines than it is ever wrapped to
-_REACH_BYTES: Final = 4096
-_MAX_OPEN_BYTES: Final = 1024
 _SHORT_FLAGS: Final = frozenset({"-p", "-u", "--user"})
 
 _SECRET_NAME: Final = re.compile(
@@ -229,22 +222,20 @@ def scrub_bytes(block: bytes) -> bytes:
     A line that shows one only without its colours loses them.
     """
     if b"\x1b" in block:
-        block = _edit_lines(block, _ESCAPES, _scrub_colours)
+        block = _edit_lines(block, ESCAPES, _scrub_colours)
+    if _HINT.search(block) is None:
+        return block
     if _PEM.hint in block:
         block = _PEM.scrub(block)
     return _edit_lines(block, _HINT, _scrub_line)
 
 
 class Scrubber:
-    """Also removes known values, in clear and as programs encode and wrap them.  Values under 6 characters are ignored.
-
-    Encoded is base64 (at each of its three alignments), hexadecimal, percent-encoded and escaped as JSON does.
-    """
+    """Also removes known values, in clear and as programs encode and wrap them; ``known_values`` says more."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        known = {value.strip().encode(errors="surrogateescape") for value in values}
-        forms = {form for value in known if len(value) >= MIN_KNOWN_LENGTH for form in _list_forms(value)}
-        self._forms = tuple(sorted(forms, key=lambda form: (-len(form), form)))
+        self._known = KnownValues(values)
+        self.find_open = self._known.find_open
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, named: Iterable[str] = ()) -> Scrubber:
@@ -259,76 +250,10 @@ class Scrubber:
 
     def bytes(self, block: bytes) -> bytes:
         """Scrub whole lines; what goes over line ends is removed whole only when all its lines come in one call."""
-        if self._forms:
-            joined = _join_lines(block)
-            for form in self._forms:
-                if form in block or form in joined:
-                    block = _compile_gapped(form).sub(_redact_known, block)
-        return scrub_bytes(block)
+        return scrub_bytes(self._known.scrub(block))
 
     def text(self, text: str) -> str:
         return self.bytes(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
-
-    def find_open(self, block: bytes) -> int:
-        """Where the line begins from which on a known value may go on after these whole lines; their end, if none."""
-        if not self._forms:
-            return len(block)
-        joined, last = _join_lines(block[-_REACH_BYTES:]), block.rstrip(b"\r\n")
-        found = (item for length in (1, 2, 3, 4) for item in self._beginnings.get(joined[-length:], ()))
-        longest = max((len(item) for item in found if _is_open(item, joined, last)), default=0)
-        start = len(block)
-        while start and len(_join_lines(block[start:])) < longest:
-            start = block.rfind(b"\n", 0, start - 1) + 1
-        return start
-
-    @cached_property
-    def _beginnings(self) -> Mapping[bytes, list[bytes]]:
-        """Every beginning of every form, by its last bytes."""
-        found: dict[bytes, list[bytes]] = {}
-        for form in self._forms:
-            for length in range(1, min(len(form), _MAX_OPEN_BYTES)):
-                found.setdefault(form[:length][-4:], []).append(form[:length])
-        return found
-
-
-def _join_lines(block: bytes) -> bytes:
-    """What ``_GAPS`` would leave, at ten times its speed."""
-    plain = _ESCAPES.sub(b"", block) if b"\x1b" in block else block
-    lines = plain.replace(b"\r", b"").split(b"\n")
-    return b"".join([line.partition(b") ")[2] if line[:1] == b"(" and b"pid=" in line else line for line in lines])
-
-
-def _is_open(beginning: bytes, joined: bytes, last: bytes) -> bool:
-    """Whether lines end with it; up to three bytes count only where a word begins, as they end many lines by chance."""
-    if len(beginning) > 3:
-        return joined.endswith(beginning)
-    return last.endswith(beginning) and not last[: -len(beginning)][-1:].isalnum()
-
-
-def _list_forms(value: bytes) -> Iterator[bytes]:
-    """As it is found in text without line ends: itself, and how programs encode it."""
-    yield _join_lines(value)
-    yield json.dumps(value.decode(errors="surrogateescape"))[1:-1].encode()
-    for safe in ("", "/"):
-        for text in (quote(value, safe=safe), quote_plus(value, safe=safe)):
-            yield text.encode()
-            yield re.sub(r"%..", lambda match: match[0].lower(), text).encode()
-    yield value.hex().encode()
-    yield value.hex().upper().encode()
-    for shift, begun in enumerate((0, 2, 3)):  # characters that also hold bits of what stands before it
-        whole = base64.b64encode(bytes(shift) + value)[begun : (shift + len(value)) * 8 // 6]
-        yield whole
-        yield whole.translate(bytes.maketrans(b"+/", b"-_"))
-
-
-@cache
-def _compile_gapped(form: bytes) -> re.Pattern[bytes]:
-    return re.compile((_GAP + b"*").join(re.escape(form[index : index + 1]) for index in range(len(form))))
-
-
-def _redact_known(match: re.Match[bytes]) -> bytes:
-    """Line ends stay: a line of the log stays a line."""
-    return marker("known-value") + b"".join(_GAPS.findall(match[0]))
 
 
 def scrub_argv(argv: Iterable[str]) -> list[str]:
@@ -371,7 +296,7 @@ def _edit_lines(block: bytes, wanted: re.Pattern[bytes], edit: Callable[[bytes],
 
 def _scrub_colours(line: bytes) -> bytes:
     plain = line
-    while (bare := _ESCAPES.sub(b"", plain)) != plain:
+    while (bare := ESCAPES.sub(b"", plain)) != plain:
         plain = bare
     clean = _scrub_line(plain) if _HINT.search(plain) else plain
     return line if clean == plain else clean
@@ -391,6 +316,6 @@ def _is_opaque(value: str) -> bool:
 def _can_be_known(value: str) -> bool:
     """A phrase can: it is looked for word by word."""
     plain = value.strip()
-    if len(plain) < MIN_KNOWN_LENGTH or plain.startswith(("/", "./", "~", "$", "<")):
+    if len(plain) < MIN_LENGTH or plain.startswith(("/", "./", "~", "$", "<")):
         return False
     return not re.fullmatch(r"[-+]?[\d.]+|(?i:disabled|offline|enabled|default)|[\w+.-]+://[^@?\s]*", plain)

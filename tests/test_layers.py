@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "rlk_repro"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("rlk_repro", "errors"),
     ("units", "clock", "findings", "files", "trees", "places", "proc", "procfs"),
-    ("rundir", "secrets", "operators", "yamlfile", "resources", "wording"),
+    ("rundir", "known_values", "secrets", "operators", "yamlfile", "resources", "wording"),
     ("spec", "specfile", "manifest", "results", "store", "console"),
     (
         *("contracts", "prepared", "plan", "contents", "gzip_stream", "checksums", "archive", "probes", "logs"),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPMessage
 from importlib import import_module
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Any, Final, NoReturn, cast
 from urllib.parse import urlsplit
 
 from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem
@@ -78,7 +78,7 @@ def open_url(bounds: Bounds) -> Iterator[IO[bytes]]:
     opener = urllib.request.build_opener(_Redirects(bounds))
     with opener.open(bounds.asked, timeout=TIMEOUT_S) as answer:
         bounds.check_headers(answer.headers)
-        yield _Counted(answer, bounds)
+        yield cast("IO[bytes]", _Counted(answer, bounds))  # reading is all that is done with it
 
 
 @contextmanager
