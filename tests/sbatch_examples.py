@@ -1,6 +1,6 @@
-"""The scripts in ``slurm/examples``: every shipped run on every GPU it has a layout for, and a stack with images.
+"""Scripts for every shipped run on every GPU it has a layout for; some of them are in ``slurm/examples``.
 
-One of them is run as it is by the tests: ``smoke.cpu.podman.two-nodes``.
+One of those is run as it is by the tests: ``smoke.cpu.podman.two-nodes``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,31 @@ from rlk_repro.sbatch import render_sbatch
 from rlk_repro.spec import ContainerSettings, Profile, Run, SlurmSettings, Stack
 from rlk_repro.specfile import load_bytes, load_hardware, load_profile, load_run, load_stack, parse_overrides
 from tests.container_image import REFERENCE, make_image
+from tests.example_files import write_shown
 
 EXAMPLES = data_dir("slurm") / "examples"
 HARDWARE = ("a100", "h200", "gb200", "mi300x")
 RUNTIMES = ("pyxis", "apptainer", "podman", "docker")
 RUN_ID = "20261120T120000Z-0123abcd-4567"
 IMAGE_DIR = "/shared/rlk-repro/images"
+# each container runtime, each hardware, several nodes, and the runs that people come for
+SHOWN = (
+    "qwen3-30b-a3b-r3.h200.sbatch",
+    "qwen3-30b-a3b.gb200.sbatch",
+    "qwen3-30b-a3b.h200.sbatch",
+    "qwen3-30b-a3b.mi300x.sbatch",
+    "qwen3-4b.a100.sbatch",
+    "qwen3-4b.h200.sbatch",
+    "smoke.cpu.podman.two-nodes.sbatch",
+    "smoke.gb200.two-nodes.sbatch",
+    "smoke.h200.apptainer.sbatch",
+    "smoke.h200.docker.sbatch",
+    "smoke.h200.podman.sbatch",
+    "smoke.h200.pyxis.sbatch",
+    "smoke.h200.sbatch",
+    "smoke.mi300x.podman.sbatch",
+    "vime-smoke.h200.sbatch",
+)
 TWO_NODES = "smoke.cpu.podman.two-nodes"
 TWO_NODES_SETTINGS = (
     "layouts.cpu.num_nodes=2", "measure.pairs=2", "measure.warmup_steps=1", "measure.scored_steps=3",
@@ -131,11 +150,7 @@ def render_examples() -> dict[str, str]:
     return {f"{name}.sbatch": render_sbatch(plan, run_dir_of(plan)) for name, plan in list_plans()}
 
 
-def write_examples() -> None:
-    EXAMPLES.mkdir(parents=True, exist_ok=True)
+def write_examples() -> dict[str, str]:
     texts = render_examples()
-    for path in EXAMPLES.glob("*.sbatch"):
-        if path.name not in texts:
-            path.unlink()
-    for name, text in texts.items():
-        (EXAMPLES / name).write_text(text)
+    write_shown(EXAMPLES, texts, SHOWN)
+    return texts

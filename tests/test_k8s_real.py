@@ -21,6 +21,7 @@ from rlk_repro.bundle import inspect_bundle
 from rlk_repro.k8s.tree import find_templates
 from rlk_repro.sites.kubernetes import SECURITY_LABEL
 from tests import k8s_runs
+from tests.k8s_examples import render_examples
 from tests.k8s_runs import LONG, collect, first_trial_runs, running_server, submit, wait_for_end, wait_gone, wait_until
 from tests.kube_client import ROWS, path_of
 from tests.kube_plane import APISERVER, ControlPlane
@@ -32,7 +33,6 @@ pytestmark = [
     pytest.mark.timeout(280),
     pytest.mark.skipif(not APISERVER, reason="RLK_KUBE_APISERVER names no kube-apiserver"),
 ]
-EXAMPLES = Path(__file__).parent.parent / "k8s" / "examples"
 PODS = "/api/v1/namespaces/default/pods"
 
 
@@ -60,16 +60,21 @@ def apply(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
-def test_every_example_is_accepted_as_it_is(server: RealCluster) -> None:
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the objects of every run on every hardware."""
+    folder = tmp_path_factory.mktemp("rendered")
+    for name, text in render_examples().items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_every_object_is_accepted_as_it_is(server: RealCluster, rendered: Path) -> None:
     enforce(server, "privileged")
-    done = apply(f"--filename={EXAMPLES}")
+    done = apply(f"--filename={rendered}")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert len(done.stdout.splitlines()) == sum(len(load_all(path)) for path in list_examples())
-
-
-def list_examples() -> list[Path]:
-    return sorted(EXAMPLES.glob("*.yaml"))
+    assert len(done.stdout.splitlines()) == sum(len(load_all(path)) for path in rendered.iterdir())
 
 
 def load_all(path: Path) -> list[dict[str, Any]]:
@@ -82,11 +87,11 @@ def level_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("level", ["privileged", "baseline", "restricted"])
-def test_every_pod_is_admitted_at_its_level_of_security(server: RealCluster, level: str) -> None:
+def test_every_pod_is_admitted_at_its_level_of_security(server: RealCluster, rendered: Path, level: str) -> None:
     enforce(server, level)
     pods = [
         {"apiVersion": "v1", "kind": "Pod", **template.value, "metadata": {**template.value["metadata"], "name": "p"}}
-        for path in list_examples()
+        for path in sorted(rendered.iterdir())
         if level_of(path) == level
         for item in load_all(path)
         for template in find_templates(item)
@@ -101,10 +106,12 @@ def test_every_pod_is_admitted_at_its_level_of_security(server: RealCluster, lev
 
 
 @pytest.mark.parametrize("level", ["baseline", "restricted"])
-def test_levels_of_security_are_no_lower_than_they_are_said_to_be(server: RealCluster, level: str) -> None:
+def test_levels_of_security_are_no_lower_than_they_are_said_to_be(
+    server: RealCluster, rendered: Path, level: str
+) -> None:
     """RDMA's capability is refused everywhere else, and an image's own user where it would be root."""
     enforce(server, level)
-    path = EXAMPLES / ("smoke.h200.rayjob.rdma.yaml" if level == "baseline" else "smoke.h200.job.yaml")
+    path = rendered / ("smoke.h200.rayjob.rdma.yaml" if level == "baseline" else "smoke.h200.job.yaml")
     if level == "restricted":  # of the owner of a pod the server only warns
         done = apply(f"--filename={path}")
         assert done.returncode == 0

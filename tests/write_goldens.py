@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlk_repro.schemas import write_schemas
 from tests import k8s_examples, sbatch_examples
+from tests.example_files import write_digests
 from tests.run_pages import write_pages
 from tests.test_docs import CLAIMS, ROOT, TABLE, claims_table, command_table
 from tests.test_vime_metrics import metrics_page
@@ -12,8 +13,7 @@ from tests.vime_examples import runs_page
 
 def main() -> None:
     write_schemas()
-    sbatch_examples.write_examples()
-    k8s_examples.write_examples()
+    write_digests(sbatch_examples.write_examples() | k8s_examples.write_examples())
     readme = ROOT / "README.md"
     readme.write_text(
         TABLE.sub(lambda _: f"<!-- commands -->\n{command_table()}<!-- /commands -->", readme.read_text())
