@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from rlk_repro.files import printable
+from rlk_repro.escapes import printable
 from rlk_repro.gzip_stream import GzipReader, GzipWriter, Limits, Place
 from rlk_repro.rundir import RunDir
 from rlk_repro.units import format_bytes

@@ -6,7 +6,6 @@ Nothing here checks one: that is verify.py's business.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +22,10 @@ from rlk_repro.checksums import (
     render_checksums,
     sort_key,
 )
-from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SpecError
-from rlk_repro.files import CHUNK_BYTES, parse_json, printable, replacing, sha256_bytes, write_bytes
+from rlk_repro.disk import MORE_ROOM, Unwritable, new_folder, open_stream, temporary_folder, writing
+from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem, SpecError
+from rlk_repro.escapes import printable
+from rlk_repro.files import CHUNK_BYTES, parse_json, replacing, sha256_bytes, write_bytes
 from rlk_repro.findings import Finding
 from rlk_repro.gzip_stream import Limits
 from rlk_repro.results import TrialStatus
@@ -128,9 +129,12 @@ class FolderReader:
     def data(self) -> Iterator[bytes]:
         """The current member up to the size that was announced, even where the file grows; less where it shrinks."""
         assert self._stream is not None
-        while piece := self._stream.read(min(self._num_unread_bytes, CHUNK_BYTES)):
-            self._num_unread_bytes -= len(piece)
-            yield piece
+        try:
+            while piece := self._stream.read(min(self._num_unread_bytes, CHUNK_BYTES)):
+                self._num_unread_bytes -= len(piece)
+                yield piece
+        except OSError as error:
+            raise _unreadable(Path(self._stream.name), error) from error
 
     def check(self) -> None:
         """Raise CheckFailed for everything refused."""
@@ -236,15 +240,8 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
     with open_archive(bundle, limits=limits) as reader:
         for _ in reader:  # to the end once, so that a bad bundle is refused before anything is written
             pass
-    with open_archive(bundle, limits=limits) as reader:
-        try:
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".partial-") as folder:
-                partial = Path(folder) / _UNPACKED
-                _write_members(reader, partial)
-                partial.rename(destination)
-        except OSError as error:
-            raise EnvironmentMissing(Problem(str(destination), f"cannot be written ({error.strerror})")) from error
+    with open_archive(bundle, limits=limits) as reader, new_folder(destination) as partial:
+        _write_members(reader, partial)
     return RunDir(destination)
 
 
@@ -258,8 +255,10 @@ def open_bundle(path: Path) -> Iterator[RunDir]:
     if is_folder(path):
         yield RunDir(path)
         return
-    with tempfile.TemporaryDirectory(prefix="rlk-repro-") as folder:
-        yield unpack(path, Path(folder) / _UNPACKED)
+    with temporary_folder("rlk-repro-") as folder:
+        with writing(folder, hint=MORE_ROOM):
+            unpacked = unpack(path, folder / _UNPACKED)
+        yield unpacked
 
 
 def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
@@ -291,6 +290,8 @@ def open_archive(
             raise BundleUnreadable(Problem(str(path), "a device, socket or named pipe", expected="a regular file"))
         with path.open("rb") as stream:
             yield ArchiveReader(stream, str(path), limits=limits, see_compressed=see_compressed)
+    except Unwritable:
+        raise
     except OSError as error:  # here and in the block, which only reads or handles its own
         raise _unreadable(path, error) from error
 
@@ -331,14 +332,13 @@ def _make_problem(run_dir: RunDir, finding: Finding) -> Problem:
 
 
 def _write_members(reader: ArchiveReader, folder: Path) -> None:
-    folder.mkdir()
     for member in reader:
         path = folder / member.name
         if member.is_folder:
             path.mkdir(parents=True, exist_ok=True)
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as stream:
+        with open_stream(path, "xb") as stream:
             for piece in reader.data():
                 stream.write(piece)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, TypeAlias
 
-from rlk_repro.files import printable
+from rlk_repro.escapes import printable
 from rlk_repro.findings import Finding, Level
 from rlk_repro.rundir import RunDir
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rlk_repro.escapes import printable
+
 Tell: TypeAlias = Callable[[str], object]
 """Takes a line of progress."""
 
@@ -34,10 +36,10 @@ def live_line(*, is_quiet: bool = False) -> Iterator[LiveLine]:
 
     console = Console(stderr=True, highlight=False, markup=False)
     if not console.is_terminal:
-        yield LiveLine(tell=lambda text: console.print(text, soft_wrap=True), is_live=False)
+        yield LiveLine(tell=lambda text: console.print(printable(text), soft_wrap=True), is_live=False)
         return
     from rich.status import Status
     from rich.text import Text
 
     with Status("", console=console) as status:
-        yield LiveLine(tell=lambda text: status.update(Text(text)), is_live=True)
+        yield LiveLine(tell=lambda text: status.update(Text(printable(text))), is_live=True)

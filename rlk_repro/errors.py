@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from rlk_repro.escapes import printable
+
 _NOTHING: Final = object()
 
 EXIT_BUG: Final = 70
@@ -16,13 +18,18 @@ EXIT_BUG: Final = 70
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, printed as ``where: what, got X, expected Y`` and a hint line."""
+    """One thing that is wrong, printed as ``where: what, got X, expected Y`` and a hint line.
+
+    ``quoted`` are lines that another program printed.  No part can begin a line of its own: parts hold texts of
+    strangers.
+    """
 
     where: str
     what: str
     got: object = field(default=_NOTHING, kw_only=True)
     expected: str | None = field(default=None, kw_only=True)
     hint: str | None = field(default=None, kw_only=True)
+    quoted: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}"
@@ -30,9 +37,10 @@ class Problem:
             text += f", got {_shorten(repr(self.got))}"
         if self.expected is not None:
             text += f", expected {self.expected}"
+        lines = [text, *(f"  | {line}" for line in self.quoted)]
         if self.hint is not None:
-            text += f"\n  hint: {self.hint}"
-        return text
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(map(printable, lines))
 
 
 def _shorten(text: str, limit: int = 200) -> str:

@@ -6,14 +6,15 @@ No file names are decided here; that is rundir's business.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from rlk_repro.disk import Stream, writing
 from rlk_repro.errors import BundleUnreadable, Problem
 from rlk_repro.units import canonical
 
@@ -25,17 +26,23 @@ def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     """A seekable stream that becomes ``path`` when the block ends well; a kill leaves the old file or the new one.
 
     Without ``is_durable`` that holds for kills, not for power cuts, and nothing waits for the disk.
+
+    Raises:
+        Unwritable: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        raw = Stream(handle, "wb", path)
+        with io.BufferedWriter(raw) as stream:
             yield stream
             stream.flush()
             if is_durable:
-                os.fsync(stream.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+                raw.sync()
+        with writing(path):
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -107,11 +114,6 @@ def check_schema(where: str, value: Any, schema: int) -> None:
                 hint="upgrade rlk-repro",
             )
         )
-
-
-def printable(name: str) -> str:
-    """A file's name as a message shows it: quoted where it holds control characters or undecodable bytes."""
-    return name if name.isprintable() else ascii(name)
 
 
 def sha256_bytes(data: bytes) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rlk_repro.escapes import printable
+
 
 class Level(StrEnum):
     """How much a finding matters, most serious first."""
@@ -25,7 +27,7 @@ class Finding:
     found: str
 
     def __str__(self) -> str:
-        return f"{self.level}: {self.where}: expected {self.expected}, found {self.found}"
+        return printable(f"{self.level}: {self.where}: expected {self.expected}, found {self.found}")
 
     def to_json(self) -> dict[str, str]:
         return {"level": self.level.value, "where": self.where, "expected": self.expected, "found": self.found}

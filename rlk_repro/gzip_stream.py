@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, NoReturn, cast
 
 from rlk_repro.errors import BundleUnreadable, Problem
-from rlk_repro.files import CHUNK_BYTES, printable
+from rlk_repro.escapes import printable
+from rlk_repro.files import CHUNK_BYTES
 from rlk_repro.units import format_bytes
 
 try:

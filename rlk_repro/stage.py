@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from rlk_repro.backends import REMOTE
 from rlk_repro.backends.api import Job
 from rlk_repro.contents import Contents, find_parts, list_run_folders, parts_json
+from rlk_repro.disk import new_folder
 from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.files import dump_json, write_bytes
 from rlk_repro.plan import Plan, make_record
@@ -44,24 +45,21 @@ def stage(plan: Plan, inputs: Inputs, run_dir: RunDir, job: Job) -> None:
     """
     _require_image(plan)
     parts = find_prepared(plan, run_dir)
+    names = RunDir(Path())
     files = {
-        run_dir.run_yaml: inputs.run,
-        run_dir.stack_yaml: inputs.stack,
-        run_dir.hardware_yaml: inputs.hardware,
-        run_dir.profile_yaml: inputs.profile,
-        run_dir.plan: dump_json(make_record(plan, run_dir.run_id)),
-        **({run_dir.prepared: dump_json(parts_json(parts))} if parts else {}),
-        **dict(_list_job_files(run_dir, job)),
+        names.run_yaml: inputs.run,
+        names.stack_yaml: inputs.stack,
+        names.hardware_yaml: inputs.hardware,
+        names.profile_yaml: inputs.profile,
+        names.plan: dump_json(make_record(plan, run_dir.run_id)),
+        **({names.prepared: dump_json(parts_json(parts))} if parts else {}),
+        **dict(_list_job_files(names.job, job)),
     }
     try:
-        run_dir.root.mkdir(parents=True)
-        _write_files(files)
+        with new_folder(run_dir.root, hint="export RLK_REPRO_RUNS=/a/folder/with/room") as folder:
+            _write_files(folder, files)
     except FileExistsError:
         raise SpecError(Problem(str(run_dir.root), "exists already", expected="a new run directory")) from None
-    except OSError as error:
-        raise EnvironmentMissing(
-            Problem(str(run_dir.root), f"cannot be written ({error.strerror})", hint="export RLK_REPRO_RUNS=…")
-        ) from error
 
 
 def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
@@ -104,21 +102,18 @@ def stage_again(run_dir: RunDir, job: Job) -> None:
         SpecError: the job names a file outside ``job/``.
         EnvironmentMissing: the directory cannot be written.
     """
-    files = dict(_list_job_files(run_dir, job))
-    try:
-        shutil.rmtree(run_dir.job, ignore_errors=True)
-        _write_files(files)
-    except OSError as error:
-        raise EnvironmentMissing(Problem(str(run_dir.job), f"cannot be written ({error.strerror})")) from error
+    files = dict(_list_job_files(Path(), job))
+    shutil.rmtree(run_dir.job, ignore_errors=True)
+    _write_files(run_dir.job, files)
 
 
-def _write_files(files: Mapping[Path, bytes]) -> None:
-    for path, data in files.items():
-        write_bytes(path, data)
+def _write_files(folder: Path, files: Mapping[Path, bytes]) -> None:
+    for name, data in files.items():
+        write_bytes(folder / name, data)
 
 
-def _list_job_files(run_dir: RunDir, job: Job) -> Iterator[tuple[Path, bytes]]:
+def _list_job_files(folder: Path, job: Job) -> Iterator[tuple[Path, bytes]]:
     for name, text in job.files.items():
         if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise SpecError(Problem("job file", "leaves the job folder", got=name, expected="a relative path"))
-        yield run_dir.job / name, text.encode()
+        yield folder / name, text.encode()

@@ -17,7 +17,8 @@ from rlk_repro.archive import MAX_OWN_BYTES, ArchiveReader, read_own
 from rlk_repro.bundle import FolderReader, is_folder, open_archive
 from rlk_repro.checksums import CHECKSUMS, HashThread, diff_checksums, parse_checksums
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
-from rlk_repro.files import parse_json, printable
+from rlk_repro.escapes import printable
+from rlk_repro.files import parse_json
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.gzip_stream import Limits
 from rlk_repro.rundir import RunDir

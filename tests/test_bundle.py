@@ -317,13 +317,13 @@ def test_inspecting_survives_any_record(tmp_path: Path, record: object) -> None:
     dump_json(info.to_json())
 
 
-def test_what_a_terminal_would_obey_is_quoted(run_dir: RunDir) -> None:
+def test_what_a_terminal_would_obey_is_shown_by_its_escape(run_dir: RunDir) -> None:
     verdict = {"word": "faster\x1b[2J", "headline": "\ud800" + "x" * 10_000}
     write_json(run_dir.analysis, {"verdict": verdict, "facts": ["rlk-repro"]})
     write_json(run_dir.trial(TRIAL).exit, {"status": "\x9b2J"})
     run_dir.trial("\x1b").exit.parent.mkdir()
     run_dir.trial("\x1b").exit.write_text("{}")
     lines = inspect_bundle(pack(run_dir)).lines()
-    assert "verdict 'faster\\x1b[2J' (as recorded, not recomputed)" in lines
-    assert {f"trial {TRIAL}: '\\x9b2J'", "trial '\\x1b': not recorded"} < set(lines)
+    assert "verdict faster\\x1b[2J (as recorded, not recomputed)" in lines
+    assert {f"trial {TRIAL}: \\x9b2J", "trial \\x1b: not recorded"} < set(lines)
     assert all(line.isprintable() and len(line) < 1000 for line in lines)

@@ -69,7 +69,7 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
     "share": (entry("\\\\host\\owned"), "\\\\host\\owned", "refused, path with a drive or share"),
     "dot": (entry("././a"), "././a", "refused, path with an empty part"),
     "double slash": (entry("b//a"), "b//a", "refused, path with an empty part"),
-    "NUL": (pax(record("path", "a\0b")) + HARMLESS, r"'a\x00b'", "refused, NUL in the name"),
+    "NUL": (pax(record("path", "a\0b")) + HARMLESS, r"a\x00b", "refused, NUL in the name"),
     "symbolic link": (entry("a", kind=tarfile.SYMTYPE, link="/etc"), "a", "refused, a symbolic link"),
     "hard link": (entry("a", kind=tarfile.LNKTYPE, link="b"), "a", "refused, a hard link"),
     "harmless link": (entry("a", kind=tarfile.SYMTYPE, link="b"), "a", "refused, a symbolic link"),

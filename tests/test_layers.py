@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "rlk_repro"
 # Patterns of module names by row; the first match decides.  Modules of one row may import each other only where
 # the later one in a line imports the earlier one.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("rlk_repro", "errors"),
-    ("units", "clock", "findings", "files", "trees", "places", "proc", "procfs"),
+    ("rlk_repro", "escapes", "errors"),
+    ("units", "clock", "findings", "disk", "files", "trees", "places", "proc", "procfs"),
     ("rundir", "known_values", "secrets", "operators", "yamlfile", "resources", "wording"),
     ("spec", "specfile", "manifest", "results", "store", "console"),
     (

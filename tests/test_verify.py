@@ -21,7 +21,8 @@ from rlk_repro.backends import api
 from rlk_repro.bundle import open_archive, pack, seal, unpack
 from rlk_repro.checksums import CHECKSUMS, parse_checksums, render_checksums
 from rlk_repro.errors import BundleUnreadable, SpecError
-from rlk_repro.files import printable, sha256_bytes
+from rlk_repro.escapes import printable
+from rlk_repro.files import sha256_bytes
 from rlk_repro.findings import Finding, Level, has_blocking
 from rlk_repro.job import resume
 from rlk_repro.rundir import RunDir

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import sys
+import tempfile
+from pathlib import Path
 from typing import Final
 
 import typer
 
 from rlk_repro import __version__
 from rlk_repro.cli import bench, bundles, claims, doctor, images, jobs, prepare, profile, replay, report, runs, submit
-from rlk_repro.errors import EXIT_BUG, EnvironmentMissing, RlkReproError
+from rlk_repro.disk import OF_FILE_SYSTEMS, Unwritable
+from rlk_repro.errors import EXIT_BUG, RlkReproError
+from rlk_repro.escapes import escape_json, printable
 
 app: Final = typer.Typer(
     name="rlk-repro",
@@ -20,9 +23,6 @@ app: Final = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-_OUTPUT_ERRORS: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF})
 
 
 def _print_version(value: bool) -> None:
@@ -63,10 +63,11 @@ def main() -> None:
         _print_error(error)
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno not in _OUTPUT_ERRORS:
+        if error.errno not in OF_FILE_SYSTEMS:
             sys.exit(_report_bug())
-        sys.stderr.write(f"rlk-repro: standard output: cannot be written ({error.strerror})\n")
-        sys.exit(EnvironmentMissing.exit_code)
+        found = Unwritable.at(Path(error.filename or tempfile.gettempdir()), error)  # of a library that writes itself
+        _print_error(found)
+        sys.exit(found.exit_code)
     except Exception:  # noqa: BLE001  the one boundary: everything unknown is a bug
         sys.exit(_report_bug())
 
@@ -76,20 +77,19 @@ def _print_error(error: RlkReproError) -> None:
         from rlk_repro.files import dump_json
 
         problems = [str(problem) for problem in error.problems]
-        sys.stderr.write(dump_json({"error": error.title, "exit_code": error.exit_code, "problems": problems}).decode())
+        value = {"error": error.title, "exit_code": error.exit_code, "problems": problems}
+        sys.stderr.write(escape_json(dump_json(value).decode()))
         return
     for problem in error.problems:
         sys.stderr.write(f"rlk-repro: {problem}\n")
 
 
 def _report_bug() -> int:
-    import tempfile
     import traceback
-    from pathlib import Path
 
     text = traceback.format_exc()
     with tempfile.NamedTemporaryFile("w", prefix="rlk-repro-crash-", suffix=".log", delete=False) as stream:
         stream.write(f"rlk-repro {__version__}, Python {sys.version}\n{' '.join(sys.argv[1:2])}\n{text}")
-    last = text.strip().splitlines()[-1]
+    last = printable(text.strip().splitlines()[-1])
     sys.stderr.write(f"rlk-repro: this is a bug: {last}\n  hint: please report it with {Path(stream.name)}\n")
     return EXIT_BUG

@@ -51,6 +51,7 @@ def check(
     from rlk_repro.claims.files import load_claims
     from rlk_repro.claims.text import check_lines
     from rlk_repro.console import live_line
+    from rlk_repro.files import write_json
     from rlk_repro.probes.code import RL_KERNEL
 
     claims = load_claims(ids or ())
@@ -60,7 +61,7 @@ def check(
     with live_line(is_quiet=as_json) as line:
         found = check_claims(claims, tell=line.tell)
     if output is not None and found.has_measured:
-        _write(found, output)
+        write_json(output, found.to_json())
     elif output is not None:
         note(f"{output}: not written, since nothing could be measured here")
     if as_json:
@@ -80,16 +81,6 @@ def _require_place(output: Path) -> None:
     folder = next(parent for parent in output.absolute().parents if parent.exists())
     if output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise EnvironmentMissing(Problem(str(output), "cannot be written", expected="a file in a folder of yours"))
-
-
-def _write(found: ClaimsCheck, output: Path) -> None:
-    from rlk_repro.errors import EnvironmentMissing, Problem
-    from rlk_repro.files import write_json
-
-    try:
-        write_json(output, found.to_json())
-    except OSError as error:
-        raise EnvironmentMissing(Problem(str(output), f"cannot be written ({error.strerror})")) from error
 
 
 def _exit(found: ClaimsCheck) -> None:
@@ -116,6 +107,7 @@ def lint(
         say_json([{"file": str(file), **offence.to_json()} for file, offence in offences])
     else:
         for file, offence in offences:
-            say(f"{file}:{offence}")
+            for line in f"{file}:{offence}".split("\n"):
+                say(line)
     if offences:
         raise typer.Exit(CheckFailed.exit_code)

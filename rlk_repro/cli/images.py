@@ -162,7 +162,8 @@ def pin(
     if as_json:
         say_json({"stack": known.stack, "is_changed": bool(lines), "diff": lines})
         return
-    say("\n".join(lines) if lines else f"stack {known.stack}: nothing has moved")
+    for line in lines or [f"stack {known.stack}: nothing has moved"]:
+        say(line)
     if lines and output is None:
         note(f"look at it, then write it: -o {display_name(path)}")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from rlk_repro.cli.output import AsJson, note, say, say_json
+from rlk_repro.cli.output import AsJson, note, say, say_json, say_text
 from rlk_repro.console import silence
 
 RunId = Annotated[
@@ -96,7 +96,7 @@ def logs(
         if line.trial != trial:
             trial = line.trial
             say(f"==> {trial} <==")
-        say(line.text)
+        say_text(line.text)
 
 
 def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:

@@ -1,13 +1,19 @@
-"""What every command shares: the ``--json`` option, printing, findings as text."""
+"""What every command shares: the ``--json`` option, printing, findings as text.
+
+All that commands print goes through here, where texts of strangers become harmless.
+"""
 
 from __future__ import annotations
 
+import errno
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from rlk_repro.errors import EnvironmentMissing, Problem
+from rlk_repro.escapes import escape_json, printable, printable_lines
 from rlk_repro.findings import Finding, sort_findings
 
 if TYPE_CHECKING:
@@ -19,29 +25,47 @@ Unsealed: TypeAlias = Annotated[
 ]
 
 
-def say(text: str = "") -> None:
-    """One line (or several) of the result, to standard output, never wrapped or coloured."""
-    typer.echo(text)
+def say(line: str = "") -> None:
+    """One line of the result, to standard output, never wrapped or coloured; a line break in it is shown as such."""
+    _write(f"{printable(line)}\n")
 
 
-def note(text: str) -> None:
-    """Progress and remarks, to standard error."""
-    typer.echo(text, err=True)
+def say_text(text: str) -> None:
+    """Several lines that are read by other programs too: exact in a file or pipe, harmless on a terminal."""
+    _write(f"{printable_lines(text) if sys.stdout.isatty() else text}\n")
+
+
+def note(line: str) -> None:
+    """One line of progress or a remark, to standard error."""
+    typer.echo(printable(line), err=True)
 
 
 def say_json(value: Any) -> None:
     from rlk_repro.files import dump_json
 
-    sys.stdout.write(dump_json(value).decode())
+    _write(escape_json(dump_json(value).decode()))
+
+
+def show(print_on: Callable[[Console], None]) -> None:
+    """What rich prints, which uses colour only on a terminal; texts of strangers go there as ``labels.clean`` ones."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    with console.capture() as captured:
+        print_on(console)
+    _write(captured.get())
+
+
+def _write(text: str) -> None:
+    """Raises EnvironmentMissing where standard output cannot be written; that nobody reads it is the shell's way."""
+    try:
+        typer.echo(text, nl=False)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise EnvironmentMissing(Problem("standard output", f"cannot be written ({error.strerror})")) from error
 
 
 def say_findings(findings: Iterable[Finding]) -> None:
     for finding in sort_findings(findings):
         say(f"  {finding}")
-
-
-def make_console() -> Console:
-    """A console that uses colour only on a terminal."""
-    from rich.console import Console
-
-    return Console(highlight=False)

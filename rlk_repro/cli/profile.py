@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
+from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, say_text
+from rlk_repro.escapes import printable
 
 if TYPE_CHECKING:
     from rlk_repro.plan import Plan
@@ -97,7 +98,7 @@ def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
     for number, choice in enumerate(choices, start=1):
         note(f"  {number}  {choice}")
     while True:
-        answer = str(typer.prompt(question, default=likeliest, err=True)).strip()
+        answer = str(typer.prompt(printable(question), default=printable(likeliest), err=True)).strip()
         if answer in choices:
             return answer
         if answer.isdecimal() and 1 <= int(answer) <= len(choices):
@@ -113,16 +114,12 @@ def _name_of(output: Path, otherwise: str) -> str:
 
 def _write(output: Path, text: str) -> None:
     """A profile that is there may be somebody's work: it is never replaced."""
-    from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
+    from rlk_repro.errors import CheckFailed, Problem
     from rlk_repro.files import write_text
 
     if output.exists():
         raise CheckFailed(Problem(str(output), "exists already", hint="name another file with -o, or remove it"))
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_text(output, text)
-    except OSError as error:
-        raise EnvironmentMissing(Problem(str(output), f"cannot be written ({error.strerror})")) from error
+    write_text(output, text)
 
 
 def show(name: Name, as_json: AsJson = False) -> None:
@@ -137,7 +134,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
     import yaml
 
     say(f"# {profile.profile}, defaults filled in")
-    say(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
+    say_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
 
 
 def _all_limits(profile: Profile) -> dict[str, Any]:

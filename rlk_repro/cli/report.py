@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, Unsealed, make_console, say, say_json
+from rlk_repro.cli.output import AsJson, Unsealed, say, say_json, show
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +24,7 @@ def report(
 ) -> None:
     """Write the HTML and Markdown report and print its summary."""
     from rlk_repro.bundle import is_folder
-    from rlk_repro.errors import EnvironmentMissing, Problem
+    from rlk_repro.disk import writing
     from rlk_repro.findings import has_blocking
     from rlk_repro.recorded import load_result
     from rlk_repro.report import list_cautions, write_report
@@ -34,16 +35,15 @@ def report(
     for number, source in enumerate(sources, start=1):
         analysis, context = load_result(source, is_linked=is_folder(source) and output is None)
         folder = _folder(source, output, number if len(sources) > 1 else None)
-        try:
+        with writing(folder, hint="-o names another folder"):
             files = write_report(analysis, folder, context)
-        except OSError as error:
-            problem = Problem(str(folder), f"cannot be written ({error.strerror})", hint="-o names another folder")
-            raise EnvironmentMissing(problem) from error
         results.append((source, analysis, files.html, list_cautions(analysis, context)))
         is_doubtful = is_doubtful or has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
         if not as_json:
-            print_summary(analysis, make_console(), context)
-            say(f"\nreport: {files.html}\n")
+            show(partial(print_summary, analysis, context=context))
+            say()
+            say(f"report: {files.html}")
+            say()
     if as_json:
         say_json(
             [

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, say, say_json
+from rlk_repro.cli.output import AsJson, say, say_json, say_text
 
 
 def register(app: typer.Typer) -> None:
@@ -78,4 +78,4 @@ def show_run(
     import yaml
 
     say(f"# {find_yaml('run', name, run_folders()).name}, defaults filled in")
-    say(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
+    say_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))

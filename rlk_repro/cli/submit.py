@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rlk_repro.cli.output import AsJson, note, say, say_json
+from rlk_repro.cli.output import AsJson, note, say, say_json, say_text, show
 from rlk_repro.cli.sources import (
     MegatronSource,
     RlKernelSource,
@@ -134,10 +134,12 @@ def show_dry_run(plan: Plan, job: Job, run_dir: RunDir, *, as_json: bool) -> Non
     for line in plan_lines(plan):
         say(line)
     for name, text in job.files.items():
-        say(f"\n--- {run_dir.run_id}/job/{name}")
-        say(text.rstrip("\n"))
-    say("\n--- command")
-    say(" ".join(_quote(part) for part in job.command))
+        say()
+        say(f"--- {run_dir.run_id}/job/{name}")
+        say_text(text.rstrip("\n"))
+    say()
+    say("--- command")
+    say_text(" ".join(_quote(part) for part in job.command))
 
 
 def _quote(part: str) -> str:
@@ -179,11 +181,12 @@ def _show_result(launched: Launched, *, as_json: bool) -> None:
     if as_json:
         say_json(result.to_json())
     else:
-        from rlk_repro.cli.output import make_console
         from rlk_repro.report.terminal import print_summary
 
-        print_summary(result.analysis, make_console(), launch.report_context(launched.run_dir, result.bundle))
-        say(f"\nbundle: {result.bundle}  (id {result.bundle_id[:12]})")
+        context = launch.report_context(launched.run_dir, result.bundle)
+        show(lambda console: print_summary(result.analysis, console, context))
+        say()
+        say(f"bundle: {result.bundle}  (id {result.bundle_id[:12]})")
         say(f"report: {result.report}")
     if not result.is_ok:
         raise typer.Exit(1)

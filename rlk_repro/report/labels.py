@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from rlk_repro.escapes import printable
 from rlk_repro.logs.metrics import METRICS, Better
 from rlk_repro.results import Analysis, Summary
 
@@ -84,10 +85,7 @@ class MetricLabel:
 
 def clean(text: str) -> str:
     """One line without anything invisible: white space collapses, control and direction characters become escapes."""
-    if text.isprintable():
-        return " ".join(text.split())
-    shown = (char if char.isprintable() or char.isspace() else ascii(char)[1:-1] for char in text)
-    return " ".join("".join(shown).split())
+    return printable(" ".join(text.split()))
 
 
 def start_sentence(text: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.errors import Problem, SpecError
+from rlk_repro.escapes import printable
 from rlk_repro.wording.prose import Sentence, read_sentences
 from rlk_repro.wording.rules import RULES, Rule
 
@@ -49,7 +50,7 @@ class Offence:
 
     def __str__(self) -> str:
         place = f"{self.line}:{self.column}: {self.rule}"
-        return f"{place}: “{self.words}”: {self.reason}\n  instead: {self.instead}"
+        return f"{place}: “{printable(self.words)}”: {self.reason}\n  instead: {self.instead}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
