@@ -257,6 +257,11 @@ class RunDir:
         return self.root / ".lock"
 
     @property
+    def reserve(self) -> Path:
+        """Room that the leading agent gives up when the disk is full, so that its last words fit."""
+        return self.root / ".reserve"
+
+    @property
     def state(self) -> Path:
         """Live progress for ``status``; not part of the evidence."""
         return self.root / ".state.json"

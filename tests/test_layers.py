@@ -56,7 +56,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__"),
 )
 ASIDE = {
-    "integration": {"errors", "files", "operators", "procfs", "rundir", "trees", "units", "refengine"},
+    "integration": {"disk", "errors", "files", "operators", "procfs", "rundir", "trees", "units", "refengine"},
     "refengine": {"errors"},
     # the processes of the module and operator tiers
     "bench": {

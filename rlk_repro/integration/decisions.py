@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from rlk_repro.disk import open_stream
 from rlk_repro.errors import CheckFailed, Problem, SpecError
 from rlk_repro.files import dump_json_line
 from rlk_repro.integration.old_log_probs import CurrentBatch
@@ -123,7 +124,7 @@ class OpsWriter:
         path = ops_file(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._stream = path.open("x", encoding="utf-8")
+            self._stream = open_stream(path, "xb")
         except FileExistsError:
             raise SpecError(
                 Problem(
@@ -135,7 +136,7 @@ class OpsWriter:
             ) from None
 
     def write(self, event: str, **fields: Any) -> None:
-        self._stream.write(dump_json_line({"event": event, **fields}) + "\n")
+        self._stream.write(f"{dump_json_line({'event': event, **fields})}\n".encode())
         self._stream.flush()
 
     def close(self) -> None:

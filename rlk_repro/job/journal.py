@@ -5,18 +5,23 @@ A phase that breaks is recorded and does not break the next one: whatever happen
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from rlk_repro.clock import utc_now
+from rlk_repro.disk import Unwritable, open_stream
 from rlk_repro.errors import EXIT_BUG, RlkReproError
-from rlk_repro.files import dump_json_line
+from rlk_repro.files import dump_json_line, write_bytes
 from rlk_repro.places import hide_places
 from rlk_repro.rundir import RunDir
+
+RESERVE_BYTES: Final = 256 << 10
 
 
 class Journal:
@@ -30,13 +35,26 @@ class Journal:
         self._common = {"allocation": allocation, "node": node}
         self._redact = redact
 
+    def keep_room(self) -> None:
+        """Take room on the disk that is given up when it is full, so that the last words fit.
+
+        Raises:
+            Unwritable: there is none.
+        """
+        write_bytes(self._run_dir.reserve, os.urandom(RESERVE_BYTES))
+
+    def give_room(self) -> None:
+        with contextlib.suppress(OSError):
+            self._run_dir.reserve.unlink()
+
     def record(self, event: str, **details: Any) -> None:
+        """Add an event; on a full disk it is left out, and the phase that met it says so."""
         if self._run_dir.is_sealed:
             return
         clean = {name: self.clean(item) if isinstance(item, str) else item for name, item in details.items()}
         line = dump_json_line({"t": utc_now(), "event": event, **self._common, **clean})
-        with self._run_dir.agent_log.open("a", encoding="utf-8") as stream:
-            stream.write(line + "\n")
+        with contextlib.suppress(Unwritable), open_stream(self._run_dir.agent_log, "ab") as stream:
+            stream.write(f"{line}\n".encode())
 
     def clean(self, text: str) -> str:
         """A text for the record: without secrets, and with this machine's folders by name."""
@@ -84,5 +102,7 @@ class PhaseRecord:
         if not isinstance(error, Exception):
             return False
         self.error = error
+        if isinstance(error, Unwritable):
+            self._journal.give_room()
         self._journal.record_error(self._name, error)
         return True

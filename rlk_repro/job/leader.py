@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from rlk_repro.disk import Unwritable
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.files import write_bytes, write_json, write_text
 from rlk_repro.findings import Finding, Level
@@ -81,8 +82,10 @@ class Leader:
             code, message = self._run_steps()
             with self._journal.phase("pack") as phase:
                 self._parts.pack(self._run_dir)
+            is_told = phase.error is None or (code != 0 and isinstance(phase.error, Unwritable))
             code = code or phase.exit_code
-            self._progress.end(code, message if phase.error is None else f"not packed: {phase.error}")
+            self._progress.end(code, message if is_told else f"not packed: {phase.error}")
+            self._journal.give_room()
         return code
 
     def _be_visible(self) -> AbstractContextManager[object]:
@@ -124,6 +127,7 @@ class Leader:
                 write_bytes(path, clean.encode(errors="surrogateescape"))
 
     def _set_aside(self) -> None:
+        self._journal.keep_room()
         for name in set_aside(self._plan, self._run_dir):
             self._journal.record("set aside", trial=name)
 

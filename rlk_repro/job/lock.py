@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rlk_repro.disk import writing
 from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.rundir import RunDir
 
@@ -20,14 +21,16 @@ def locked(run_dir: RunDir, holder: str) -> Iterator[None]:
         SpecError: another agent runs in this directory.
         EnvironmentMissing: the file system has no locks.
     """
-    handle = os.open(run_dir.lock, os.O_RDWR | os.O_CREAT, 0o644)
+    with writing(run_dir.lock):
+        handle = os.open(run_dir.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise _explain(run_dir, handle, error) from None
-        os.truncate(handle, 0)
-        os.write(handle, holder.encode())
+        with writing(run_dir.lock):
+            os.truncate(handle, 0)
+            os.write(handle, holder.encode())
         yield
     finally:
         os.close(handle)

@@ -7,11 +7,12 @@ end stays without one: that it was cut off is evidence.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
+
+from rlk_repro.disk import Stream
 
 MAX_HELD_BYTES: Final = 1 << 20
 TAIL_BYTES: Final = 64 << 10
@@ -28,6 +29,7 @@ class LogWriter:
 
     ``scrub`` takes whole lines.  ``now`` gives the stamp.  ``find_open`` tells from which byte on whole lines wait for
     the next one.  ``tail`` holds the last 64 KiB, scrubbed and not stamped.
+    What cannot be written raises Unwritable.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class LogWriter:
         self._find_open = find_open
         self._held = b""
         self._is_midline = False
-        self._stream = path.open("ab", buffering=0)
+        self._stream = Stream(path, "ab", path)
 
     def __enter__(self) -> Self:
         return self
@@ -68,9 +70,9 @@ class LogWriter:
         """Write what is held, and make sure that it is on disk."""
         if self._stream.closed:
             return
-        self._write(len(self._held))
-        os.fsync(self._stream.fileno())
-        self._stream.close()
+        with self._stream:
+            self._write(len(self._held))
+            self._stream.sync()
 
     def _hold_open_key(self, end: int) -> int:
         """A private key of which the end has not come yet waits for it: the scrubber must see it whole."""
@@ -98,13 +100,12 @@ class LogWriter:
         is_ended = block.endswith(b"\n")
         body = block[:-1] if is_ended else block
         stamped = body.replace(b"\n", b"\n" + stamp) + (b"\n" if is_ended else b"")
-        _write_all(self._stream.fileno(), stamped if self._is_midline else stamp + stamped)
+        self._write_all(stamped if self._is_midline else stamp + stamped)
         self._is_midline = not is_ended
         self.tail = (self.tail + block[-TAIL_BYTES:])[-TAIL_BYTES:]
         return block
 
-
-def _write_all(handle: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
+    def _write_all(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._stream.write(view) :]

@@ -6,6 +6,7 @@ core.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from rlk_repro import procfs
+from rlk_repro.disk import Stream, Unwritable, writing
 from rlk_repro.files import dump_json_line
 from rlk_repro.job.gpu_sensors import Sensors
 
@@ -75,7 +77,8 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
     def __enter__(self) -> Self:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
         self._thread.start()
         return self
 
@@ -86,7 +89,8 @@ class Sampler:
             self._sensors.close()
 
     def _run(self) -> None:
-        with self._path.open("ab", buffering=0) as stream:
+        # a full disk ends the sampling; the leader writes there too, and says so
+        with contextlib.suppress(Unwritable), Stream(self._path, "ab", self._path) as stream:
             if _is_cut_off(self._path):
                 stream.write(b"\n")
             due = time.monotonic()

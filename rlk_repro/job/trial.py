@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlk_repro.clock import format_utc, utc_now
+from rlk_repro.disk import writing
 from rlk_repro.files import write_json
 from rlk_repro.job.logwriter import LogWriter
 from rlk_repro.job.outcome import count_oom_kills, judge
@@ -93,9 +94,10 @@ def run_trial(
         FileExistsError: the trial has a folder already.
     """
     env = resolve_env(command, os.environ)
-    folder.path.mkdir(parents=True)
-    folder.ops.mkdir()
-    folder.libraries.mkdir()
+    with writing(folder.path):
+        folder.path.mkdir(parents=True)
+        folder.ops.mkdir()
+        folder.libraries.mkdir()
     write_json(folder.command, record_command(command, run_dir))
     write_json(folder.env, record_env(command, run_dir, env))
     running = replace(command, env={**command.env, **service_env})
