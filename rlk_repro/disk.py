@@ -22,7 +22,9 @@ from rlk_repro.units import format_bytes
 
 WANTS_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 MORE_ROOM: Final = "export TMPDIR=/a/folder/with/room"
-OF_FILE_SYSTEMS: Final = WANTS_ROOM | {errno.EROFS, errno.EIO, errno.EFBIG, errno.ESTALE}
+OF_WRITING: Final = WANTS_ROOM | {errno.EROFS, errno.EFBIG}
+"""Errors that no reading and no network has."""
+OF_FILE_SYSTEMS: Final = OF_WRITING | {errno.EIO, errno.ESTALE}
 """Errors of a file system as a whole: they say nothing of the path, and no caller can do anything about them."""
 
 

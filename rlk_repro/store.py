@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlk_repro.errors import Problem, SpecError
+from rlk_repro.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.resources import suggest
 from rlk_repro.rundir import RunDir, runs_root
 
@@ -38,7 +38,19 @@ def find_run_dir(name: str | None) -> RunDir:
 
     Raises:
         SpecError: none, or more than one; the message lists the newest ids.  Or a folder that cannot be read.
+        BundleUnreadable: it holds a link: what is written into it would go elsewhere.
     """
+    run_dir = _find(name)
+    links = sorted(path for path in run_dir.root.rglob("*") if path.is_symlink())
+    if links:
+        raise BundleUnreadable(
+            Problem(str(links[0]), "is a link, and a run directory holds none: it may lead to files of yours",
+                    expected="files and folders alone", hint="remove it, if you know who made it")
+        )  # fmt: skip
+    return run_dir
+
+
+def _find(name: str | None) -> RunDir:
     if name is not None and _is_run_dir(Path(name)):
         return RunDir(Path(name))
     known = list_run_dirs()

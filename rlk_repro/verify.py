@@ -8,17 +8,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from rlk_repro import manifest, results
 from rlk_repro.archive import MAX_OWN_BYTES, ArchiveReader, read_own
 from rlk_repro.bundle import FolderReader, is_folder, open_archive
-from rlk_repro.checksums import CHECKSUMS, HashThread, diff_checksums, parse_checksums
+from rlk_repro.checksums import CHECKSUMS, HashThread, diff_checksums, parse_checksums, render_checksums
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.escapes import printable
-from rlk_repro.files import parse_json
+from rlk_repro.files import parse_json, sha256_bytes
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.gzip_stream import Limits
 from rlk_repro.rundir import RunDir
@@ -40,10 +40,15 @@ _ID: Final = re.compile("[0-9a-f]{12,64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What checking a bundle gave.  ``bundle_id`` is None where it was never sealed; it says nothing about findings."""
+    """What checking a bundle gave.
+
+    ``bundle_id`` is that of the files as they are, None where it was never sealed; it says nothing about findings.
+    ``claimed_id`` is that of the SHA256SUMS that lies there, where it is another one.
+    """
 
     findings: tuple[Finding, ...]
     bundle_id: str | None
+    claimed_id: str | None = None
 
 
 @dataclass
@@ -70,7 +75,7 @@ def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None 
         raise SpecError(Problem("--id", "no bundle id", got=expected_id, expected="12 to 64 hex digits in lower case"))
     found = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path, limits)
     findings = [*found.findings, *_check_id(found.bundle_id, expected_id)]
-    return Verification(findings=tuple(sort_findings(findings)), bundle_id=found.bundle_id)
+    return replace(found, findings=tuple(sort_findings(findings)))
 
 
 def verify_bundle(path: Path, *, limits: Limits | None = None) -> list[Finding]:
@@ -86,7 +91,7 @@ def _verify_folder(run_dir: RunDir) -> Verification:
         digests = hashes.finish()
     refused = [Finding(Level.BLOCKING, name, "a regular file", what) for name, what in reader.refused.items()]
     findings = (*contents.findings, *refused, *_compare(contents, digests))
-    return Verification(findings=findings, bundle_id=digests.get(CHECKSUMS))
+    return _identify(findings, digests)
 
 
 def _verify_archive(path: Path, limits: Limits | None) -> Verification:
@@ -103,7 +108,17 @@ def _verify_archive(path: Path, limits: Limits | None) -> Verification:
         digests = hashes.finish()
     packing = _check_packing(path, reader, packed.digest())
     found = (*contents.findings, *_compare(contents, digests), *_find_extra_folders(contents, digests), *packing)
-    return Verification(findings=found, bundle_id=digests.get(CHECKSUMS))
+    return _identify(found, digests)
+
+
+def _identify(findings: tuple[Finding, ...], digests: Mapping[str, str]) -> Verification:
+    """A list of checksums proves nothing of files that are not those: the id is that of the list they would have."""
+    claimed = digests.get(CHECKSUMS)
+    if claimed is None:
+        return Verification(findings=findings, bundle_id=None)
+    own = {name: digest for name, digest in digests.items() if name != CHECKSUMS}
+    bundle_id = sha256_bytes(render_checksums(own))
+    return Verification(findings=findings, bundle_id=bundle_id, claimed_id=None if claimed == bundle_id else claimed)
 
 
 def _check_id(bundle_id: str | None, expected_id: str | None) -> list[Finding]:

@@ -282,8 +282,8 @@ def _find_obstacle() -> str:
     return "" if os.geteuid() == 0 else "needs root, as an image's build does"
 
 
-def make_base(engine: Engine, folder: Path) -> str:
-    """The stand-in for vime's image, in the engine's storage; its name."""
+def make_base(engine: Engine, folder: Path, git_config: str) -> str:
+    """The stand-in for vime's image, in the engine's storage, with the mirror that its git has; its name."""
     folder.mkdir(parents=True, exist_ok=True)
     root = folder / "root.tar"
     options = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "locale", "man")]
@@ -292,7 +292,7 @@ def make_base(engine: Engine, folder: Path) -> str:
     added = folder / "added"
     write_tree(added, {f"{SITE}/{name}": textwrap.dedent(text) for name, text in TORCH.items()})
     write_tree(added, {"usr/local/cuda/bin/nvcc": NVCC, "usr/local/cuda/bin/cuobjdump": CUOBJDUMP})
-    write_tree(added, {"usr/local/bin/ninja": "#!/bin/sh\necho 1.13.0\n"})
+    write_tree(added, {"etc/gitconfig": git_config, "usr/local/bin/ninja": "#!/bin/sh\necho 1.13.0\n"})
     for tool in ("usr/local/cuda/bin/nvcc", "usr/local/cuda/bin/cuobjdump", "usr/local/bin/ninja"):
         (added / tool).chmod(0o755)
     _copy_distributions(added / SITE)
@@ -302,7 +302,7 @@ def make_base(engine: Engine, folder: Path) -> str:
     engine.run("buildah", "add", "--quiet", container, root, "/")
     engine.run("buildah", "add", "--quiet", container, added, "/")
     engine.run("buildah", "run", container, "--", "rm", "-f", "/usr/lib/python3.11/EXTERNALLY-MANAGED")
-    engine.run("buildah", "config", "--cmd", "sh", container)
+    engine.run("buildah", "config", "--cmd", "sh", "--env", "GIT_ALLOW_PROTOCOL=git", container)
     engine.run("buildah", "commit", "--quiet", "--rm", container, "localhost/base")
     root.unlink()
     return "localhost/base"

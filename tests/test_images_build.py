@@ -31,6 +31,7 @@ from rlk_repro.rundir import RunDir
 from rlk_repro.spec import Stack
 from rlk_repro.verify import verify_bundle
 from tests import image_examples as examples
+from tests.git_mirror import ADDRESS, render_config
 from tests.image_examples import EPOCH, SITE, Engine, Upstream
 from tests.slurm_runs import SETTINGS, Run, Site
 
@@ -114,10 +115,10 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
     (folder / "git").mkdir()
     with examples.registry(folder / "registry") as host, examples.git_server(folder / "git") as url:
         engine = Engine.make(folder / "engine", host)
-        base = examples.make_base(engine, folder / "base")
+        base = examples.make_base(engine, folder / "base", render_config(url))
         engine.run("buildah", "push", "--quiet", f"--digestfile={folder}/digest", base, f"docker://{host}/vime")
         digest = (folder / "digest").read_text().strip()
-        upstream = Upstream.make(folder / "git", url)
+        upstream = Upstream.make(folder / "git", ADDRESS)
         stack = upstream.stack(f"{host}/vime", digest)
         other = upstream.stack(f"{host}/vime", digest, name="other")
         context = examples.make_context(folder / "context", {"test": stack, "other": other})

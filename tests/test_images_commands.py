@@ -19,6 +19,7 @@ from rlk_repro.images.pin import renew
 from rlk_repro.resources import stack_folders
 from rlk_repro.spec import Stack
 from rlk_repro.specfile import load_stack
+from tests.git_mirror import mirror_folder
 from tests.image_examples import commit_files
 from tools.image_build.gfx import check_gfx
 from tools.image_build.inputs import read_inputs
@@ -180,7 +181,7 @@ def test_bake_takes_its_variables_from_the_stack(call: Call) -> None:
 
 def test_pin_renews_what_moved_and_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = commit_files(tmp_path / "source", {"a": "1"})
-    text = TEXT.replace("URL", (tmp_path / "source").as_uri())
+    text = TEXT.replace("URL", f"{mirror_folder(tmp_path, tmp_path / 'home', monkeypatch)}/source")
     stack = Stack.model_validate(yaml.safe_load(text))
     monkeypatch.setattr(pinning, "resolve_tag", lambda _: DIGEST)
     after = renew(text, stack, {}, {})

@@ -71,7 +71,7 @@ def make_stack(**pins: str) -> Stack:
     image = {"reference": "registry.example/x", "digest": f"sha256:{'5' * 64}"}
     return Stack.model_validate(
         {"stack": "test", "purpose": "A test.", "images": {"cuda-amd64": image},
-         "pins": {name: {"repository": "r", "commit": commit} for name, commit in known.items()}}
+         "pins": {name: {"repository": "https://git.example/r", "commit": commit} for name, commit in known.items()}}
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from rlk_repro.resources import stack_folders
 from rlk_repro.spec import Hardware, Pin
 from rlk_repro.specfile import load_stack
 from rlk_repro.trees import hash_tree
+from tests.git_mirror import mirror_folder
 from tests.probe_examples import write_tree
 from tools.rl_kernel import build, proof
 from tools.rl_kernel.hardware import find_hardware
@@ -47,7 +48,7 @@ class Checkout:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     """The double as a repository of one commit; as newer generations do, it brings a command of our own name."""
     folder = tmp_path / "with space"
     shutil.copytree(ROOT / "tests/fake_rl_engine", folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -57,7 +58,9 @@ def checkout(tmp_path: Path) -> Checkout:
     git(folder, "add", ".")
     git(folder, "commit", "-q", "-m", "first")
     commit, tree = git(folder, "rev-parse", "HEAD", "HEAD^{tree}").split()
-    return Checkout(folder, Pin(repository=folder.as_uri(), commit=commit, tree=tree))
+    address = mirror_folder(tmp_path, tmp_path / "home", monkeypatch)
+    (tmp_path / "rl-kernel").symlink_to(folder)
+    return Checkout(folder, Pin(repository=f"{address}/rl-kernel", commit=commit, tree=tree))
 
 
 def test_the_hash_of_a_folder_is_gits(tmp_path: Path) -> None:
@@ -86,7 +89,7 @@ def test_a_commit_is_fetched_and_held_against_the_pin(checkout: Checkout, tmp_pa
     [
         ({"commit": "1" * 40}, "not our ref", "the repository has no such commit: is the pin right?"),
         (
-            {"repository": "/nonexistent"},
+            {"repository": "https://git.example/nonexistent"},
             "does not appear to be a git repository",
             "bring the sources and name them by RLK_SRC=",
         ),

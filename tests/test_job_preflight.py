@@ -200,7 +200,9 @@ def test_a_gpu_of_the_same_name_with_other_memory_blocks(memory_mib: object, lev
     assert list(preflight.check_hardware(a100, 8, manifest_of(count=8, devices=devices))) == [expected]
 
 
-PINNED = Stack(stack="pinned", purpose="x", pins={"megatron_lm": Pin(repository="x", commit="1" * 40)})
+PINNED = Stack(
+    stack="pinned", purpose="x", pins={"megatron_lm": Pin(repository="https://git.example/x", commit="1" * 40)}
+)
 WAY_OUT = ", as stack pinned pins; --stack host takes what is there"
 
 

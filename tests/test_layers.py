@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "rlk_repro"
 # the later one in a line imports the earlier one.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("rlk_repro", "escapes", "errors"),
-    ("units", "clock", "findings", "disk", "files", "trees", "places", "proc", "procfs"),
+    ("units", "clock", "findings", "disk", "files", "trees", "places", "proc", "procfs", "git"),
     ("rundir", "known_values", "secrets", "operators", "yamlfile", "resources", "wording"),
     ("spec", "specfile", "manifest", "results", "store", "console"),
     (

@@ -181,7 +181,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for words_ in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
             subprocess.run([*git, *words_], check=True)
         commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-        stack += f"  {name}: {{repository: x, commit: '{commit}'}}\n"
+        stack += f"  {name}: {{repository: 'https://git.example/x', commit: '{commit}'}}\n"
         monkeypatch.setenv(variable, str(folder))
     (tmp_path / "own.yaml").write_text(stack)
     return tmp_path / "sources" / "vime" / "tools" / "mode"

@@ -53,7 +53,7 @@ def test_an_image_with_another_vime_than_the_pinned_one_is_refused(tmp_path: Pat
     path.write_text(
         "schema: 1\nstack: mixed\npurpose: x\n"
         f"images:\n  cuda-amd64: {{reference: x, digest: 'sha256:{'0' * 64}', vime: {'a' * 40}}}\n"
-        f"pins:\n  vime: {{repository: x, commit: {'b' * 40}}}\n"
+        f"pins:\n  vime: {{repository: https://git.example/x, commit: {'b' * 40}}}\n"
     )
     with pytest.raises(SpecError) as caught:
         load_stack(str(path), [])
@@ -81,7 +81,7 @@ def test_submit_refuses_an_image_that_nobody_published_and_says_how_to_build_it(
 
 def test_published_and_not_published_exclude_each_other() -> None:
     image = Image(reference="x", digest=f"sha256:{'0' * 64}")
-    pins = {"vime": Pin(repository="x", commit="2" * 40)}
+    pins = {"vime": Pin(repository="https://git.example/x", commit="2" * 40)}
     stack = Stack.model_validate(
         {
             "stack": "both",

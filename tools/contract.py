@@ -166,7 +166,7 @@ def find_owner(action: argparse.Action, megatron: frozenset[str], own: str) -> s
 
 def check_patch(patch: Path, megatron: Path) -> str:
     """The sha256 of the patch, which must be in the checkout."""
-    if not git(megatron, "apply", "--reverse", "--check", str(patch.absolute())).is_ok:
+    if not git(megatron, "apply", "--reverse", "--check", "--", str(patch.absolute())).is_ok:
         sys.exit(f"{megatron}: {patch} is not applied")
     return hashlib.sha256(patch.read_bytes()).hexdigest()
 

@@ -21,6 +21,7 @@ from rlk_repro.backends.triallogs import read_logs
 from rlk_repro.bundle import pack
 from rlk_repro.clock import utc_now
 from rlk_repro.console import Tell, silence
+from rlk_repro.disk import open_stream
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.files import dump_json
 from rlk_repro.plan import Plan
@@ -83,7 +84,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     """
     for earlier in (run_dir.state, run_dir.bundle):  # an earlier agent's
         earlier.unlink(missing_ok=True)
-    with run_dir.agent_output.open("ab") as output:
+    with open_stream(run_dir.agent_output, "ab") as output:
         pid = proc.start_detached(job.command, output_fd=output.fileno(), env={**os.environ, **job.env})
     stat = procfs.read_stat(pid)
     return Submission(

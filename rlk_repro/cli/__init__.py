@@ -14,7 +14,7 @@ from rlk_repro import __version__
 from rlk_repro.cli import bench, bundles, claims, doctor, images, jobs, prepare, profile, replay, report, runs, submit
 from rlk_repro.disk import OF_FILE_SYSTEMS, Unwritable
 from rlk_repro.errors import EXIT_BUG, RlkReproError
-from rlk_repro.escapes import escape_json, printable
+from rlk_repro.escapes import escape_json, printable, printable_lines
 
 app: Final = typer.Typer(
     name="rlk-repro",
@@ -88,8 +88,12 @@ def _report_bug() -> int:
     import traceback
 
     text = traceback.format_exc()
-    with tempfile.NamedTemporaryFile("w", prefix="rlk-repro-crash-", suffix=".log", delete=False) as stream:
-        stream.write(f"rlk-repro {__version__}, Python {sys.version}\n{' '.join(sys.argv[1:2])}\n{text}")
+    record = f"rlk-repro {__version__}, Python {sys.version}\n{' '.join(sys.argv[1:2])}\n{text}"
     last = printable(text.strip().splitlines()[-1])
-    sys.stderr.write(f"rlk-repro: this is a bug: {last}\n  hint: please report it with {Path(stream.name)}\n")
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="rlk-repro-crash-", suffix=".log", delete=False) as stream:
+            stream.write(record)
+        sys.stderr.write(f"rlk-repro: this is a bug: {last}\n  hint: please report it with {stream.name}\n")
+    except OSError:  # no room for it
+        sys.stderr.write(f"rlk-repro: this is a bug: {last}\n{printable_lines(record)}\n")
     return EXIT_BUG

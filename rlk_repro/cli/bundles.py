@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlk_repro.cli.output import AsJson, Unsealed, say, say_findings, say_json
+
+if TYPE_CHECKING:
+    from rlk_repro.verify import Verification
 
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a run directory.")]
 
@@ -33,14 +37,26 @@ def verify(
     is_ok = not has_blocking(found.findings)
     if as_json:
         findings = [finding.to_json() for finding in found.findings]
-        say_json({"is_ok": is_ok, "bundle_id": found.bundle_id, "findings": findings})
+        claim = {} if found.claimed_id is None else {"claimed_id": found.claimed_id}
+        say_json({"is_ok": is_ok, "bundle_id": found.bundle_id, **claim, "findings": findings})
     else:
+        for line in _id_lines(found, expected_id):
+            say(line)
         say_findings(found.findings)
-        if found.bundle_id is not None:
-            say(f"id {found.bundle_id}")
         say(f"{bundle}: {'every file is what was sealed' if is_ok else 'does not verify'}")
     if not is_ok:
         raise typer.Exit(1)
+
+
+def _id_lines(found: Verification, expected_id: str | None) -> Iterator[str]:
+    """The id first: of the files as they are, then what somebody else says it is."""
+    if found.bundle_id is None:
+        return
+    yield f"id {found.bundle_id}"
+    if found.claimed_id is not None:
+        yield f"  of these files; its SHA256SUMS would give another one, {found.claimed_id}"
+    if expected_id is not None and not found.bundle_id.startswith(expected_id):
+        yield f"  and not {expected_id}, which --id expects"
 
 
 def inspect(bundle: BundlePath, as_json: AsJson = False) -> None:

@@ -64,16 +64,20 @@ def report(
 def _folder(source: Path, output: Path | None, number: int | None) -> Path:
     """Where a report goes: a folder that only this source can mean, or with -o and several sources a numbered one."""
     from rlk_repro.bundle import is_folder
+    from rlk_repro.errors import BundleUnreadable, Problem
     from rlk_repro.rundir import RunDir
 
     if output is not None:
         return output if number is None else output / str(number)
-    if is_folder(source):
-        return RunDir(source).report
-    packed = RunDir(source.parent)
-    if source.name == packed.bundle.name:
-        return packed.report
-    return source.parent / f"{source.name.removesuffix('.tgz')}-report"
+    packed = RunDir(source if is_folder(source) else source.parent)
+    if is_folder(source) or source.name == packed.bundle.name:
+        folder = packed.report
+    else:
+        folder = source.parent / f"{source.name.removesuffix('.tgz')}-report"
+    if folder.is_symlink():
+        what = "is a link, and a report is not written through one that nobody named"
+        raise BundleUnreadable(Problem(str(folder), what, expected="a folder", hint="-o names where it goes"))
+    return folder
 
 
 def _verdict_words(text: str) -> set[str]:

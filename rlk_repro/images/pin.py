@@ -7,23 +7,20 @@ and nothing is written before somebody has seen the difference.
 from __future__ import annotations
 
 import difflib
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from rlk_repro import proc
+from rlk_repro import git, proc
+from rlk_repro.disk import temporary_folder
 from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.images.registry import resolve_tag
-from rlk_repro.probes.checkout import GIT
 from rlk_repro.spec import Stack
 from rlk_repro.specfile import load_bytes
 
 GIT_TIMEOUT_S: Final = 600.0
-_QUIET: Final = ("-c", "credential.helper=", "-c", "core.hooksPath=/dev/null")
 
 
 @dataclass
@@ -128,10 +125,12 @@ def resolve_ref(repository: str, ref: str) -> tuple[str, str]:
     Raises:
         EnvironmentMissing: git's own words.
     """
-    with tempfile.TemporaryDirectory(prefix="rlk-repro-pin-") as folder:
-        _git(folder, "init", "--quiet", "--bare")
-        _git(folder, "fetch", "--quiet", "--depth=1", "--no-tags", repository, ref)
-        commit, tree = _git(folder, "rev-parse", "FETCH_HEAD^{commit}", "FETCH_HEAD^{tree}").split()
+    with temporary_folder("rlk-repro-pin-") as folder:
+        _require("git init", git.ask_git(folder, "init", "--quiet", "--bare", timeout_s=GIT_TIMEOUT_S))
+        _require(f"git fetch {repository}", git.fetch(folder, repository, ref, timeout_s=GIT_TIMEOUT_S))
+        names = ("FETCH_HEAD^{commit}", "FETCH_HEAD^{tree}")
+        found = git.ask_git(folder, "rev-parse", *names, timeout_s=GIT_TIMEOUT_S)
+        commit, tree = _require("git rev-parse", found).split()
     return commit, tree
 
 
@@ -170,9 +169,7 @@ def _publish(edited: Text, stack: Stack, platform: str, image: str) -> None:
         edited.lines[_last_line(found[1]) + 1 : _last_line(found[1]) + 1] = block
 
 
-def _git(folder: str, *arguments: str) -> str:
-    done = proc.run([*GIT, *_QUIET, *arguments], cwd=Path(folder), timeout_s=GIT_TIMEOUT_S)
+def _require(what: str, done: proc.Completed) -> str:
     if not done.is_ok:
-        words = "no answer in time" if done.is_timeout else (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise EnvironmentMissing(Problem(f"git {arguments[0]} {arguments[-2]}", f"refused ({words})"))
+        raise EnvironmentMissing(Problem(what, f"refused ({git.explain(done)})"))
     return done.stdout

@@ -6,6 +6,7 @@ It also copies images byte for byte (``--preserve-digests``), which ``podman sav
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.files import sha256_bytes
 from rlk_repro.manifest import Unknown
 
+DIGEST: Final = re.compile("sha256:[0-9a-f]{64}")
 SKOPEO: Final = "skopeo"
 ASK_TIMEOUT_S: Final = 120.0
 COPY_TIMEOUT_S: Final = 6 * 3600.0
@@ -42,7 +44,7 @@ def ask_size(reference: str) -> int | Unknown:
         listed = [item for item in manifest.get("manifests", []) if "annotations" not in item]
         if listed:
             name = reference.partition("@")[0]
-            sizes = [_sum(json.loads(_ask_raw(f"{name}@{item['digest']}"))) for item in listed]
+            sizes = [_sum(json.loads(_ask_raw(f"{name}@{_check_digest(item['digest'])}"))) for item in listed]
             return max(sizes)
         return _sum(manifest)
     except EnvironmentMissing as error:
@@ -57,10 +59,17 @@ def copy_image(source: str, target: str) -> None:
     Raises:
         CheckFailed: skopeo's last words.
     """
-    argv = [SKOPEO, "copy", "--quiet", "--all", "--preserve-digests", source, target]
+    argv = [SKOPEO, "copy", "--quiet", "--all", "--preserve-digests", "--", source, target]
     done = proc.run(argv, timeout_s=COPY_TIMEOUT_S)
     if not done.is_ok:
         raise CheckFailed(Problem(f"skopeo copy {source}", f"did not finish ({_words(done)})", hint=_hint(done)))
+
+
+def _check_digest(value: Any) -> str:
+    """Raises ValueError for what a registry calls a digest and is none."""
+    if not isinstance(value, str) or DIGEST.fullmatch(value) is None:
+        raise ValueError(f"no digest: {value!r}")
+    return value
 
 
 def _sum(manifest: dict[str, Any]) -> int:
@@ -68,7 +77,8 @@ def _sum(manifest: dict[str, Any]) -> int:
 
 
 def _ask_raw(reference: str) -> bytes:
-    done = proc.run([SKOPEO, "inspect", "--raw", f"docker://{reference}"], timeout_s=ASK_TIMEOUT_S, is_binary=True)
+    argv = [SKOPEO, "inspect", "--raw", "--", f"docker://{reference}"]
+    done = proc.run(argv, timeout_s=ASK_TIMEOUT_S, is_binary=True)
     if not done.is_ok:
         raise EnvironmentMissing(Problem(reference, f"cannot be asked for ({_words(done)})", hint=_hint(done)))
     return done.data

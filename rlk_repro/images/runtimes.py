@@ -45,8 +45,8 @@ def _by_digest(image: Image) -> str:
 def _engine(name: str) -> Runtime:
     return Runtime(
         name=name,
-        run=lambda what: [name, "run", "--rm", "--network=none", "--entrypoint=", what],
-        labels=lambda what: [name, "image", "inspect", "--format", "{{json .Config.Labels}}", what],
+        run=lambda what: [name, "run", "--rm", "--network=none", "--entrypoint=", "--", what],
+        labels=lambda what: [name, "image", "inspect", "--format", "{{json .Config.Labels}}", "--", what],
     )
 
 
@@ -55,7 +55,7 @@ RUNTIMES: Final[Mapping[str, Runtime]] = {
     "docker": _engine("docker"),
     "apptainer": Runtime(
         name="apptainer",
-        run=lambda what: ["apptainer", "exec", "--cleanenv", "--contain", what],
+        run=lambda what: ["apptainer", "exec", "--cleanenv", "--contain", "--", what],
         labels=None,
     ),
     "enroot": Runtime(
@@ -91,9 +91,9 @@ def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | Non
         CheckFailed: the runtime's last words.
     """
     machine = _MACHINES.get(platform.rpartition("-")[2], "any")
-    wanted = None if folder is None else plan_import(runtime.name, image, machine, str(folder))
+    wanted = None if folder is None else plan_import(runtime.name, image, machine, str(folder.absolute()))
     if wanted is None:
-        _stream([runtime.name, "pull", "--quiet", _by_digest(image)])
+        _stream([runtime.name, "pull", "--quiet", "--", _by_digest(image)])
         return _by_digest(image)
     file = Path(wanted.file)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlk_repro.contents import Contents, FileRecord, check_contents, load_contents, record_path
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.disk import writing
+from rlk_repro.errors import CheckFailed, Problem, SpecError
 from rlk_repro.files import load_json, write_json
 
 Tell: TypeAlias = Callable[[str], object]
@@ -99,12 +100,8 @@ def fill(order: Order, tell: Tell) -> Contents:
     """
     contents = find_contents(order)
     if contents is None:
-        try:
-            with _locked(order.folder, tell):
-                contents = find_contents(order) or _make(order, tell)
-        except OSError as error:
-            what = f"cannot be written ({error.strerror or error})"
-            raise EnvironmentMissing(Problem(str(order.folder), what, hint="--cache DIR puts it elsewhere")) from error
+        with writing(order.folder, hint="--cache DIR puts it elsewhere"), _locked(order.folder, tell):
+            contents = find_contents(order) or _make(order, tell)
     require_unchanged(order.folder, contents)
     return contents
 

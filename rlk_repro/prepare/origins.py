@@ -5,6 +5,7 @@ Nobody is believed: what a file must hash to comes with the list, and is checked
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from rlk_repro.archive import find_unsafe
 from rlk_repro.contents import load_contents
+from rlk_repro.disk import OF_FILE_SYSTEMS, OF_WRITING, Unwritable
 from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
 from rlk_repro.prepare.downloads import Bounds, guarded
 from rlk_repro.prepared import name_repository
@@ -100,6 +102,8 @@ class Mirror:
         try:
             shutil.copyfile(source, target)
         except OSError as error:
+            if error.errno in OF_WRITING:
+                raise Unwritable.at(target, error) from error
             what = f"cannot be copied ({error.strerror})"
             raise EnvironmentMissing(Problem(f"mirror {repository.name}: {name}", what)) from error
 
@@ -244,6 +248,8 @@ def _explained(repository: Repository) -> Iterator[None]:
             Problem(where, "not asked: HF_HUB_OFFLINE is set", hint="unset it, or add --mirror DIR --offline")
         ) from None
     except connection_errors as error:
+        if isinstance(error, OSError) and error.errno in {*OF_FILE_SYSTEMS, errno.EACCES}:
+            raise  # of this machine's disk
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise EnvironmentMissing(
             Problem(where, f"cannot be reached ({reason})", hint="try again: what is there already is kept")

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
 from rlk_repro.contents import FileRecord, digest_of, record_files
+from rlk_repro.disk import Unwritable, open_stream
 from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
 from rlk_repro.prepare.downloads import Bounds, open_url
 from rlk_repro.prepare.making import Made, Tell, WorkDir
@@ -82,6 +83,8 @@ class Storage:
             try:
                 with open_url(bounds) as stream:
                     _unpack(stream, work.files, self.stored.num_files, bounds)
+            except Unwritable:
+                raise
             except (OSError, EOFError, tarfile.TarError) as error:
                 reasons.append(Problem(url, f"could not be fetched ({error})"))
                 _clear(work)
@@ -123,7 +126,7 @@ def _unpack(stream: IO[bytes], folder: Path, num_files: int, bounds: Bounds) -> 
             data = archive.extractfile(member)
             assert data is not None
             try:
-                with (folder / name).open("xb") as target:
+                with open_stream(folder / name, "xb") as target:
                     shutil.copyfileobj(data, target)
             except FileExistsError:
                 raise SpecError(Problem("archive of rollouts", "holds two files of one number", got=name)) from None

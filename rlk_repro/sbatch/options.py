@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -15,6 +16,7 @@ SURROUNDINGS_MIN: Final = 45
 """For what is not a trial: importing the image, preflight, Ray's start and end, analysis, packing."""
 
 _SHORT_HASH: Final = 12
+_NODE: Final = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 def slurm_settings(plan: Plan) -> SlurmSettings:
@@ -46,7 +48,7 @@ def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
             "--same-nodes", "not as many as the layout has", got=len(nodes), expected=f"{plan.layout.num_nodes}"
         )
     for name in nodes:
-        if not name or not name.isprintable() or set(name) & set(", []"):
+        if _NODE.fullmatch(name) is None:
             yield Problem("--same-nodes", "not a node name", got=name, expected="one name per node")
 
 

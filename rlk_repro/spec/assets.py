@@ -13,9 +13,13 @@ from pydantic import Field
 
 from rlk_repro.spec.values import Commit, Count, Digest, Model, Name, Positive, Text
 
-HubName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=120)]
-RelativeFile: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)*$", max_length=200)]
-Url: TypeAlias = Annotated[str, Field(pattern=r"^https?://[^\s]+$", max_length=500)]
+HubName: TypeAlias = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=120)
+]
+RelativeFile: TypeAlias = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$", max_length=200)
+]
+Url: TypeAlias = Annotated[str, Field(pattern=r"^https?://[!-~]+$", max_length=500)]
 Architecture: TypeAlias = Literal["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"]
 
 

@@ -145,6 +145,9 @@ class FromEnv(Model):
     from_env: EnvName
 
 
+EnvValue: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+
+
 class Profile(GrowingModel):
     """What one site needs."""
 
@@ -155,7 +158,7 @@ class Profile(GrowingModel):
     cluster: Cluster
     purpose: Annotated[str, Field(max_length=2000)] = ""
     hardware: Name | None = Field(None, description="default hardware of this site")
-    env: dict[EnvName, str | FromEnv] = Field({}, description="environment of the trainers")
+    env: dict[EnvName, EnvValue | FromEnv] = Field({}, description="environment of the trainers")
     preflight: Preflight = Preflight()
     telemetry_interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 1.0
     slurm: SlurmSettings | None = None

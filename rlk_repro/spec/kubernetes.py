@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field
 
 from rlk_repro.spec.site import AbsolutePath, Line
-from rlk_repro.spec.values import EnvName, GrowingModel, Model, PathProblem, Positive
+from rlk_repro.spec.values import EnvName, GrowingModel, Model, PathProblem, Positive, Word
 
 _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 Label: TypeAlias = Annotated[str, Field(pattern=rf"^{_NAME}$", max_length=63)]
@@ -84,7 +84,7 @@ class KubernetesSettings(GrowingModel):
     kind: Literal["rayjob", "job", "jobset"] = Field(
         "rayjob", description="rayjob needs KubeRay, job needs nothing; jobset is read in old plans, and made no more"
     )
-    context: Line | None = Field(None, description="of the kubeconfig; default: the current one")
+    context: Word | None = Field(None, description="of the kubeconfig; default: the current one")
     namespace: Label = "default"
     queue: Label | None = Field(None, description="a LocalQueue of Kueue")
     priority_class: ObjectName | None = None
@@ -111,7 +111,7 @@ class KubernetesSettings(GrowingModel):
         None, description="where KubeRay's operator runs; default: wherever its pods have the label of its chart"
     )
     run_as: RunAs | None = Field(None, description="default: the image's own user, which is root in vime's images")
-    python: Line = Field("python3", description="the interpreter in the image that has rlk_repro")
+    python: Word = Field("python3", description="the interpreter in the image that has rlk_repro")
     ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.]*$", max_length=40)] | None = Field(
         None, description="of the image, for KubeRay; the leading agent compares"
     )

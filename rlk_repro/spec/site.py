@@ -9,24 +9,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlk_repro.spec.values import Model, Positive
+from rlk_repro.spec.values import UNSEEN, Model, Positive, Word
 
-Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000)]
+Line = Annotated[str, Field(pattern=rf"^[^{UNSEEN}]+$", max_length=1000)]
 """Text of one line: options of sbatch stand in comment lines, where a line feed would begin a command."""
-AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00]*$", max_length=1000)]
+AbsolutePath = Annotated[str, Field(pattern=rf"^/[^{UNSEEN}]*$", max_length=1000)]
 Gres = Annotated[str, Field(pattern=r"^(none|gpu(:[A-Za-z0-9._-]+)?)$", max_length=100)]
-Option = Annotated[str, Field(pattern=r"^--?[A-Za-z][^\x00-\x1f\x7f]*$", max_length=1000)]
+Option = Annotated[str, Field(pattern=rf"^--?[A-Za-z][^{UNSEEN}]*$", max_length=1000)]
 
 
 class SlurmSettings(Model):
     """How a job is asked for at this site.  What is not set is left to Slurm's own defaults."""
 
-    account: Line | None = None
-    partition: Line | None = None
-    qos: Line | None = None
-    reservation: Line | None = None
-    constraint: Line | None = None
-    exclude: Line | None = Field(None, description="nodes that are never to be used, as Slurm writes node lists")
+    account: Word | None = None
+    partition: Word | None = None
+    qos: Word | None = None
+    reservation: Word | None = None
+    constraint: Word | None = None
+    exclude: Word | None = Field(None, description="nodes that are never to be used, as Slurm writes node lists")
     gres: Gres = Field("gpu", description="how GPUs are asked for: gpu, gpu:TYPE, or none where nodes come whole")
     exclusive: bool = Field(True, description="whole nodes with all their memory; anything else measures neighbours")
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
@@ -56,7 +56,7 @@ class ContainerSettings(Model):
     """What starts the image of the stack on a node; ``host`` starts none and uses what the node has."""
 
     runtime: Literal["host", "pyxis", "apptainer", "podman", "docker"] = "host"
-    python: Line = Field(
+    python: Word = Field(
         "python3", description="the interpreter that has rlk_repro, inside the container or on the host"
     )
     package_dir: AbsolutePath | None = Field(

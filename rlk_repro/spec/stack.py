@@ -9,12 +9,28 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from rlk_repro.spec.values import Commit, Digest, GrowingModel, Model, Name, PathProblem, PinName, Schema, Text
+from rlk_repro.spec.values import (
+    Commit,
+    Digest,
+    GrowingModel,
+    Model,
+    Name,
+    PathProblem,
+    PinName,
+    Repository,
+    Schema,
+    Text,
+)
 
 ImagePlatform: TypeAlias = Literal["cuda-amd64", "cuda-arm64", "rocm-amd64", "cpu"]
 Confidence: TypeAlias = Literal["certain", "likely", "unverified"]
 """``certain``: read at its source; ``likely``: one other party says so; ``unverified``: nobody here has checked."""
 Tag: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
+Reference: TypeAlias = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$", max_length=255),
+]
+"""A registry and a repository, without tag and digest."""
 
 
 class Image(GrowingModel):
@@ -22,7 +38,7 @@ class Image(GrowingModel):
 
     added_later: ClassVar[frozenset[str]] = frozenset({"vime"})
 
-    reference: Text = Field(description="repository, without tag")
+    reference: Reference = Field(description="registry and repository, without tag")
     digest: Digest
     vime: Commit | None = Field(None, description="the vime inside, as its record says")
 
@@ -37,7 +53,7 @@ class Unpublished(Model):
 class BaseImage(Model):
     """What an image is built on.  Without a digest it is known by its tag alone, which may move."""
 
-    reference: Text
+    reference: Reference
     tag: Tag | None = None
     digest: Digest | None = None
     vime: Commit | None = Field(None, description="the vime inside, which the build replaces")
@@ -50,7 +66,7 @@ class Pin(GrowingModel):
 
     added_later: ClassVar[frozenset[str]] = frozenset({"confidence", "evidence", "patched_tree"})
 
-    repository: Text
+    repository: Repository
     commit: Commit
     tree: Commit | None = Field(None, description="git's hash of the commit's files: by it an archive is known")
     patched_tree: Commit | None = Field(None, description="the same with the patch that upstream's own images apply")
@@ -65,7 +81,7 @@ class Pin(GrowingModel):
 class Component(Model):
     """What else is in the images, by commit where it is built from sources, else by version."""
 
-    repository: Text | None = None
+    repository: Repository | None = None
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{7,40}$")] | None = Field(None, description="as far as it is known")
     version: Text | None = None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(None, description="of a single file")

@@ -8,7 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 SCHEMA: Final = 1
 
+UNSEEN: Final = r"\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+"""Control, direction and zero-width characters, for patterns: no value that becomes an argument or a path has any."""
+
 Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=2000)]
+Word: TypeAlias = Annotated[str, Field(pattern=rf"^[^-{UNSEEN}][^{UNSEEN}]*$", max_length=1000)]
+"""Text of one line that nothing takes for an option."""
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", max_length=40)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
 Minutes: TypeAlias = Annotated[float, Field(gt=0, le=10**5)]
@@ -16,6 +21,13 @@ Minutes: TypeAlias = Annotated[float, Field(gt=0, le=10**5)]
 NonNegative: TypeAlias = Annotated[float, Field(ge=0, le=1e12)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e12)]
 Commit: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+Repository: TypeAlias = Annotated[
+    str,
+    Field(
+        pattern=r"^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[A-Za-z0-9_~][A-Za-z0-9._~-]*)+$", max_length=300
+    ),
+]
+"""Where git fetches from.  A checkout has an option of its own, such as ``--source``."""
 Digest: TypeAlias = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
 Schema: TypeAlias = Literal[1]

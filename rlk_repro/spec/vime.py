@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import Field
 
 from rlk_repro.spec.assets import Checkpoint, DataSource, HubSource, ModelSource, StoredRollouts
-from rlk_repro.spec.values import Count, Lane, Model, Name, NonNegative, PathProblem, PinName, Positive, Text
+from rlk_repro.spec.values import Count, Lane, Model, Name, NonNegative, PathProblem, PinName, Positive, Text, Word
 from rlk_repro.spec.workloads import AnyWorkload, PolicyLoss
 
 Flag: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=80)]
@@ -51,8 +51,8 @@ class VimeData(Model):
     """Prompts and the reward that scores their answers."""
 
     source: DataSource
-    input_key: Text = "prompt"
-    label_key: Text = "label"
+    input_key: Word = "prompt"
+    label_key: Word = "label"
     apply_chat_template: bool = True
     rm_type: Name | None = Field(None, description="vime's own reward, by name")
     custom_rm_path: DottedPath | None = Field(None, description="or a function of ours")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Final
 
-from rlk_repro import proc
+from rlk_repro import git, proc
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.probes.checkout import probe_checkout
 from tools.image_build.package import pip_install
 
-GIT: Final = ("git", "-c", "safe.directory=*", "-c", "credential.helper=", "-c", "core.hooksPath=/dev/null")
 TIMEOUT_S: Final = 900.0
 # what git keeps of when and from where
 TRACES: Final = ("FETCH_HEAD", "ORIG_HEAD", "logs", "gc.log")
@@ -27,8 +25,8 @@ def install_vime(folder: Path, repository: str, commit: str) -> None:
     """
     if not (folder / ".git").exists():
         raise EnvironmentMissing(Problem(str(folder), "is no git checkout", expected="the base's checkout of vime"))
-    _git(folder, "fetch", "--quiet", "--depth=1", "--no-tags", repository, commit)
-    _git(folder, "checkout", "--quiet", "--force", "--detach", commit)
+    _require("fetch", folder, git.fetch(folder, repository, commit, timeout_s=TIMEOUT_S))
+    _git(folder, "checkout", "--quiet", "--force", "--detach", commit, "--")
     # the repository of vime is installed in place: what Python imports is the checkout
     pip_install("--no-build-isolation", "--editable", str(folder))
     _forget_time(folder)
@@ -52,13 +50,14 @@ def _forget_time(folder: Path) -> None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "LC_ALL": "C"}
-    done = proc.run([*GIT, *arguments], cwd=folder, env=environ | quiet, timeout_s=TIMEOUT_S)
+    return _require(arguments[0], folder, git.ask_git(folder, *arguments, timeout_s=TIMEOUT_S))
+
+
+def _require(what: str, folder: Path, done: proc.Completed) -> str:
     if not done.is_ok:
         words = "no answer in time" if done.is_timeout else done.stderr.strip() or "no message"
         hint = None
         if "not our ref" in words or "couldn't find remote ref" in words:
             hint = "the repository has no such commit (any more): rlk-repro images pin resolves the pins anew"
-        raise EnvironmentMissing(Problem(f"git {arguments[0]} in {folder}", f"refused ({words})", hint=hint))
+        raise EnvironmentMissing(Problem(f"git {what} in {folder}", f"refused ({words})", hint=hint))
     return done.stdout

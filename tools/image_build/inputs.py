@@ -18,6 +18,7 @@ from typing import Final
 from rlk_repro.errors import Problem, SpecError
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+REPOSITORY: Final = re.compile(r"https://[A-Za-z0-9][A-Za-z0-9.:/_~-]*")
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 BASE_PACKAGES: Final = Path("/opt/rlk-repro/base-packages.json")
@@ -79,6 +80,10 @@ def _find_problems(given: Mapping[str, str]) -> Iterator[Problem]:
     digest = given.get("BASE_DIGEST")
     if digest and not DIGEST.fullmatch(digest):
         yield Problem("build argument BASE_DIGEST", "a tag can move", got=digest, expected="sha256:<64 hex digits>")
+    for name in ("VIME_REPOSITORY", "RL_KERNEL_REPOSITORY"):
+        value = given.get(name)
+        if value and not REPOSITORY.fullmatch(value):
+            yield Problem(f"build argument {name}", "no repository that is fetched", got=value, expected="https://…")
     here = f"{given.get('GPU_PLATFORM')}-{MACHINES.get(platform.machine(), platform.machine())}"
     if given.get("IMAGE_PLATFORM", here) != here:
         yield Problem("build argument IMAGE_PLATFORM", "is not what is built here", got=given["IMAGE_PLATFORM"],

@@ -246,6 +246,6 @@ def _run(argv: list[str], folder: Path, environ: Mapping[str, str]) -> None:
     if done.is_ok:
         return
     text = f"{done.stdout}\n{done.stderr}"
-    words = "took more than two hours" if done.is_timeout else "\n    ".join(build.last_errors(text))
+    words = ["took more than two hours"] if done.is_timeout else build.last_errors(text)
     hint = next((hint for needle, hint in build.BUILD_TROUBLE if needle in text), None)
-    raise CheckFailed(Problem("building RL-Kernel", f"did not finish:\n    {words}", hint=hint))
+    raise CheckFailed(Problem("building RL-Kernel", "did not finish:", quoted=tuple(words), hint=hint))

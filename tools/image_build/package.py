@@ -61,8 +61,8 @@ def pip_install(*arguments: str, path: Path | None = None, cwd: Path | None = No
     environ = dict(os.environ) | ({"PYTHONPATH": str(path)} if path else {})
     done = proc.run([*PIP, *arguments], env=environ, timeout_s=TIMEOUT_S, cwd=cwd)
     if not done.is_ok:
-        words = "no end in time" if done.is_timeout else "\n    ".join(done.stderr.strip().splitlines()[-6:])
-        raise CheckFailed(Problem(f"pip install {arguments[-1]}", f"did not finish:\n    {words}"))
+        words = ["no end in time"] if done.is_timeout else done.stderr.strip().splitlines()[-6:]
+        raise CheckFailed(Problem(f"pip install {arguments[-1]}", "did not finish:", quoted=tuple(words)))
 
 
 def check_untouched(base: Mapping[str, str], added: Iterable[str]) -> None:

@@ -129,9 +129,9 @@ def _pip(*arguments: str, environ: Mapping[str, str]) -> None:
     if done.is_ok:
         return
     text = f"{done.stdout}\n{done.stderr}"
-    words = "took more than an hour" if done.is_timeout else "\n    ".join(last_errors(text))
+    words = ["took more than an hour"] if done.is_timeout else last_errors(text)
     hint = next((hint for needle, hint in BUILD_TROUBLE if needle in text), None)
-    raise CheckFailed(Problem("pip install", f"did not finish:\n    {words}", hint=hint))
+    raise CheckFailed(Problem("pip install", "did not finish:", quoted=tuple(words), hint=hint))
 
 
 def last_errors(text: str, limit: int = 8) -> list[str]:

@@ -6,22 +6,19 @@ commit, can be held against a pin as well.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlk_repro import proc
+from rlk_repro import git
 from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
-from rlk_repro.probes.checkout import GIT, probe_checkout
+from rlk_repro.probes.checkout import probe_checkout
 from rlk_repro.spec import Pin
 from rlk_repro.trees import REPOSITORY, hash_tree
 
 FETCH_TIMEOUT_S: Final = 600.0
-# no credential is asked for, no hook of a template runs
-NO_PROGRAMS: Final = ("-c", "credential.helper=", "-c", "core.hooksPath=/dev/null")
 # What git says, and what it means; asked in this order.
 FETCH_TROUBLE: Final = (
     ("not our ref", "the repository has no such commit: is the pin right?"),
@@ -64,9 +61,9 @@ def fetch(pin: Pin, folder: Path) -> Sources:
     """Fetch one commit without its history, and without any credential."""
     folder.mkdir(parents=True)
     _git(folder, "init", "--quiet")
-    done = _ask_git(folder, "fetch", "--quiet", "--depth=1", pin.repository, pin.commit, timeout_s=FETCH_TIMEOUT_S)
+    done = git.fetch(folder, pin.repository, pin.commit, timeout_s=FETCH_TIMEOUT_S)
     if not done.is_ok:
-        words = "no answer in time" if done.is_timeout else _first_complaint(done.stderr)
+        words = git.explain(done)
         hint = next(hint for needle, hint in FETCH_TROUBLE if needle in done.stderr)
         raise EnvironmentMissing(
             Problem(f"{pin.repository} at {pin.commit[:12]}", f"cannot be fetched ({words})", hint=hint)
@@ -140,18 +137,7 @@ def _require(what: str, got: str, expected: str) -> None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = _ask_git(folder, *arguments, timeout_s=60.0)
+    done = git.ask_git(folder, *arguments, timeout_s=60.0)
     if not done.is_ok:
-        raise EnvironmentMissing(Problem(f"git {arguments[0]}", f"refused ({_first_complaint(done.stderr)})"))
+        raise EnvironmentMissing(Problem(f"git {arguments[0]}", f"refused ({git.explain(done)})"))
     return done.stdout.rstrip("\n")
-
-
-def _ask_git(folder: Path, *arguments: str, timeout_s: float) -> proc.Completed:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "LC_ALL": "C"}
-    return proc.run([*GIT, *NO_PROGRAMS, *arguments], cwd=folder, env=inherited | quiet, timeout_s=timeout_s)
-
-
-def _first_complaint(text: str) -> str:
-    lines = text.strip().splitlines()
-    return next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else "no message")
