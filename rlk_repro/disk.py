@@ -33,10 +33,12 @@ class Unwritable(EnvironmentMissing, OSError):
 
     @classmethod
     def at(cls, path: Path, error: OSError, hint: str | None = None) -> Unwritable:
-        what, expected = f"cannot be written ({error.strerror})", None
-        if error.errno in OF_FILE_SYSTEMS:
-            expected = f"{'room' if error.errno in WANTS_ROOM else 'a sound one'} on {describe_file_system(path)}"
-        made = cls(Problem(str(path), what, expected=expected, hint=hint))
+        reason, expected = error.strerror, None
+        if error.errno in WANTS_ROOM:
+            expected = f"room on {describe_file_system(path)}"
+        elif error.errno in OF_FILE_SYSTEMS:
+            reason = f"{reason}; {describe_file_system(path)}"
+        made = cls(Problem(str(path), f"cannot be written ({reason})", expected=expected, hint=hint))
         made.errno, made.strerror, made.filename = error.errno, error.strerror, str(path)
         return made
 

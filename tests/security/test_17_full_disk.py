@@ -1,0 +1,218 @@
+"""A writer that meets a full or read-only file system names the path and the file system, and leaves nothing partial.
+
+The file systems are real ones of a few KiB; only root may mount them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.bundle import pack, seal, unpack
+from rlk_repro.errors import EnvironmentMissing
+from rlk_repro.files import write_bytes
+from rlk_repro.job.progress import read_state
+from rlk_repro.prepare.making import fill
+from rlk_repro.prepare.steps import Request, list_steps
+from rlk_repro.prepared import PreparedDir
+from rlk_repro.resources import hardware_folders, run_folders, stack_folders
+from rlk_repro.specfile import load_hardware, load_run, load_stack, parse_overrides
+from rlk_repro.verify import verify
+from tests.hub_server import serve_hub
+from tests.job_examples import FakeWorkload, fill_disk, make_staged, run_example
+from tests.make_run import finish_run, make_run
+from tests.prepare_examples import fill_hub, from_hub, words
+
+Call = Callable[..., tuple[int, str, str]]
+PROFILE = b"profile: local\ncluster: local\npreflight: {min_free_disk_gib: 0.001, min_free_memory_gib: 0.01}\n"
+
+
+class Disk:
+    """A mounted file system, which ``umount`` takes away at the end."""
+
+    def __init__(self, folder: Path, size: str) -> None:
+        self.folder = folder
+        folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "rlk-repro-test", str(folder)]
+        if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+            pytest.skip("only root may mount a small file system")
+
+    @property
+    def complaint(self) -> str:
+        return (
+            f"cannot be written (No space left on device), expected room on the file system at {self.folder} (0 B of "
+        )
+
+    def list(self) -> set[str]:
+        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    made = Disk(tmp_path / "disk", "8m")
+    yield made
+    subprocess.run(["umount", "--lazy", str(made.folder)], check=True)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return finish_run(make_run(tmp_path / "made"))
+
+
+def full(disk: Disk) -> Disk:
+    fill_disk(disk.folder)
+    return disk
+
+
+def test_packing_names_the_disk_and_leaves_no_part(disk: Disk) -> None:
+    run_dir = make_run(disk.folder / "run")
+    full(disk)
+    (disk.folder / "ballast").write_bytes(bytes((disk.folder / "ballast").stat().st_size - 8192))  # room for a part
+    before = disk.list()
+    with pytest.raises(EnvironmentMissing) as caught:
+        pack(run_dir)
+    assert str(caught.value).startswith(f"{run_dir.bundle}: {disk.complaint}")
+    assert disk.list() == before
+
+
+def test_sealing_names_the_disk(disk: Disk) -> None:
+    run_dir = make_run(disk.folder / "run")
+    full(disk)
+    with pytest.raises(EnvironmentMissing) as caught:
+        seal(run_dir)
+    assert str(caught.value).startswith(f"{run_dir.checksums}: {disk.complaint}")
+    assert not run_dir.is_sealed
+
+
+def test_a_report_names_the_disk_and_not_standard_output(call: Call, disk: Disk, bundle: Path) -> None:
+    full(disk)
+    code, _, err = call("report", str(bundle), "-o", str(disk.folder / "out"))
+    assert code == 3
+    assert f"{disk.folder}/out/report.html: {disk.complaint}" in err
+    assert "hint: -o names another folder" in err
+    assert "standard output" not in err
+    assert disk.list() == {"ballast"}
+
+
+def test_staging_names_the_disk_and_leaves_no_folder(call: Call, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLK_REPRO_RUNS", str(disk.folder / "runs"))
+    ballast = fill_disk(disk.folder)
+    os.truncate(ballast, ballast.stat().st_size - 8192)  # some files of a run directory have room
+    code, _, err = call("submit", "--run", "smoke", "--hardware", "cpu", "--wait")
+    assert code == 3
+    assert f"{disk.folder}/runs/smoke/" in err
+    assert disk.complaint in err
+    assert "export RLK_REPRO_RUNS=" in err
+    assert disk.list() == {"ballast"}
+    assert list((disk.folder / "runs/smoke").iterdir()) == []
+
+
+def test_an_agent_names_the_disk_that_fills_up_in_a_trial(disk: Disk) -> None:
+    _, run_dir = make_staged(disk.folder / "run", profile=PROFILE)
+    assert run_example(run_dir, FakeWorkload(actions=[f"flood:{16 << 20}"])) == 3
+    state = read_state(run_dir)
+    assert state is not None
+    assert state.exit_code == 3
+    assert state.message.startswith(f"trials: {run_dir.trial('00-p1-baseline').stdout}: {disk.complaint}")
+    assert '"event":"error"' in run_dir.agent_log.read_text()
+    assert not run_dir.is_sealed
+
+
+def test_unpacking_names_the_disk_and_leaves_no_part(disk: Disk, bundle: Path) -> None:
+    ballast = fill_disk(disk.folder)
+    os.truncate(ballast, ballast.stat().st_size - 16384)
+    with pytest.raises(EnvironmentMissing) as caught:
+        unpack(bundle, disk.folder / "here")
+    assert str(caught.value).startswith(f"{disk.folder}/here/")
+    assert disk.complaint in str(caught.value)
+    assert disk.list() == {"ballast"}
+
+
+def test_a_full_temporary_folder_is_named(call: Call, disk: Disk, bundle: Path, tmp_path: Path) -> None:
+    ballast = fill_disk(disk.folder)
+    os.truncate(ballast, ballast.stat().st_size - 16384)
+    argv = [sys.executable, "-m", "rlk_repro", "report", str(bundle), "-o", str(tmp_path / "out")]
+    done = subprocess.run(argv, env={**os.environ, "TMPDIR": str(disk.folder)}, capture_output=True, text=True)  # noqa: PLW1510
+    assert done.returncode == 3, done.stderr
+    assert f"rlk-repro: {disk.folder}/rlk-repro-" in done.stderr
+    assert disk.complaint in done.stderr
+    assert "hint: export TMPDIR=" in done.stderr
+    assert disk.list() == {"ballast"}
+
+
+@pytest.mark.filterwarnings("ignore:Not enough free disk space")
+def test_a_download_names_the_disk_and_not_the_hub(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [*words(), *from_hub()]
+    overrides = parse_overrides([value for name, value in pairwise(options) if name == "--set"])
+    run = load_run("vime-smoke", run_folders(), overrides).model
+    with serve_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        fill_hub(hub, shard_bytes=4 << 20)
+        request = Request(
+            run=run,
+            stack=load_stack(run.stack, stack_folders()).model,
+            hardware=load_hardware("h200", hardware_folders()).model,
+            prepared=PreparedDir(disk.folder),
+        )
+        step = next(item for item in list_steps(request) if item.order.kind == "model")
+        with pytest.raises(EnvironmentMissing) as caught:
+            fill(step.order, lambda _: None)
+    assert str(caught.value).startswith(f"{step.order.folder}: cannot be written (No space left on device)")
+    assert f"room on the file system at {disk.folder} (" in str(caught.value)
+    assert not step.order.folder.exists()
+    assert not [name for name in disk.list() if "incoming" in name], "a part that nobody can use takes room"
+
+
+def test_a_profile_names_the_disk(call: Call, disk: Disk) -> None:
+    path = full(disk).folder / "mine.yaml"
+    code, _, err = call("profile", "init", "--cluster", "local", "--yes", "-o", str(path))
+    assert (code, err.startswith(f"rlk-repro: {path}: {disk.complaint}")) == (3, True)
+    assert disk.list() == {"ballast"}
+
+
+def test_a_read_only_file_system_is_named(call: Call, disk: Disk, bundle: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk.folder)], check=True)
+    code, _, err = call("report", str(bundle), "-o", str(disk.folder / "out"))
+    assert code == 3
+    said = f"{disk.folder}/out/report.html: cannot be written (Read-only file system; the file system at {disk.folder} "
+    assert said in err
+
+
+def test_standard_output_is_named_where_it_is_the_one_that_is_full() -> None:
+    for more in ([], ["--json"]):
+        with Path("/dev/full").open("wb") as output:
+            argv = [sys.executable, "-m", "rlk_repro", "runs", "list", *more]
+            done = subprocess.run(argv, stdout=output, stderr=subprocess.PIPE, text=True)  # noqa: PLW1510
+        assert done.returncode == 3
+        assert "standard output: cannot be written (No space left on device)" in done.stderr
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_the_id_of_a_changed_bundle_is_that_of_its_files_and_stands_first(
+    call: Call, tmp_path: Path, is_packed: bool
+) -> None:
+    run_dir = make_run(tmp_path / "made")
+    finish_run(run_dir)
+    claimed = verify(run_dir.root).bundle_id
+    assert claimed is not None
+    run_dir.checksums.rename(tmp_path / "sums")
+    write_bytes(run_dir.run_yaml, b"# another\n")
+    honest = seal(run_dir)
+    (tmp_path / "sums").rename(run_dir.checksums)
+    source = run_dir.root
+    if is_packed:
+        source = tmp_path / "forged.tgz"
+        names = [str(path.relative_to(run_dir.root)) for path in sorted(run_dir.root.rglob("*")) if path.is_file()]
+        packed = [name for name in names if run_dir.is_packed(name)]
+        subprocess.run(["tar", "czf", str(source), *packed], cwd=run_dir.root, check=True)
+    code, out, _ = call("verify", str(source), "--id", claimed)
+    first, second, third, *_ = out.splitlines()
+    assert (code, first) == (1, f"id {honest}")
+    assert second.endswith(f"its SHA256SUMS would give another one, {claimed}")
+    assert third == f"  and not {claimed}, which --id expects"
