@@ -20,6 +20,7 @@ from rlk_repro.spec.values import (
     Cluster,
     Count,
     EnvName,
+    EnvValue,
     GrowingModel,
     Lane,
     Minutes,
@@ -143,9 +144,6 @@ class FromEnv(Model):
     """A value that only the submitting shell knows, by the name of its variable."""
 
     from_env: EnvName
-
-
-EnvValue: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 
 
 class Profile(GrowingModel):

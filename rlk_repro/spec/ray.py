@@ -7,10 +7,10 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from rlk_repro.spec.values import Model
+from rlk_repro.spec.values import UNSEEN, Model
 
 FIRST_RAY_WITH_TOKENS: Final = (2, 52)
-Interface = Annotated[str, Field(pattern=r"^[^\s/]{1,15}$")]
+Interface = Annotated[str, Field(pattern=rf"^[^-\s/{UNSEEN}][^\s/{UNSEEN}]{{0,14}}$")]
 
 
 class RaySettings(Model):

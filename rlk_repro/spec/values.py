@@ -30,6 +30,7 @@ Repository: TypeAlias = Annotated[
 """Where git fetches from.  A checkout has an option of its own, such as ``--source``."""
 Digest: TypeAlias = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
+EnvValue: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 Schema: TypeAlias = Literal[1]
 PinName: TypeAlias = Literal["vime", "rl_kernel", "megatron_lm"]
 Lane: TypeAlias = Literal["live", "fixed-rollout", "train-only"]

@@ -13,12 +13,27 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import Field
 
 from rlk_repro.spec.assets import Checkpoint, DataSource, HubSource, ModelSource, StoredRollouts
-from rlk_repro.spec.values import Count, Lane, Model, Name, NonNegative, PathProblem, PinName, Positive, Text, Word
+from rlk_repro.spec.values import (
+    UNSEEN,
+    Count,
+    EnvValue,
+    Lane,
+    Model,
+    Name,
+    NonNegative,
+    PathProblem,
+    PinName,
+    Positive,
+    Text,
+    Word,
+)
 from rlk_repro.spec.workloads import AnyWorkload, PolicyLoss
 
 Flag: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=80)]
 """A flag without its dashes, as ``num-layers``."""
-Scalar: TypeAlias = bool | int | float | Annotated[str, Field(min_length=1, max_length=2000)]
+ArgumentText: TypeAlias = Annotated[str, Field(pattern=rf"^([^-{UNSEEN}]|-[0-9.])[^{UNSEEN}]*$", max_length=2000)]
+"""A value of a flag; one that begins like a flag would be another flag."""
+Scalar: TypeAlias = bool | int | float | ArgumentText
 Arguments: TypeAlias = dict[Flag, Scalar | tuple[Scalar, ...]]
 """True is a bare flag, a list a flag with several values; there is no False: leave the flag out."""
 DottedPath: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", max_length=200)]
@@ -101,7 +116,7 @@ class Placement(Model):
     optimizer_cpu_offload: bool = Field(False, description="keep the optimizer's state in host memory")
     offload: bool = Field(True, description="colocated: training and inference leave the GPU to each other")
     arguments: Arguments = Field({}, description="further flags that this hardware needs")
-    env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=100)], str] = Field({})
+    env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=100)], EnvValue] = Field({})
 
 
 Purpose: TypeAlias = Literal["timing", "deterministic", "profiler", "memory-history"]

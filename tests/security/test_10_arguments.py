@@ -1,0 +1,204 @@
+"""No value of a stranger's file becomes an option, a command or a second line: patterns, and how commands are made."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from rlk_repro.errors import EnvironmentMissing, SpecError
+from rlk_repro.images.pin import resolve_ref
+from rlk_repro.images.registry import ask_size, copy_image
+from rlk_repro.manifest import Unknown
+from rlk_repro.rundir import RunDir
+from rlk_repro.sbatch import render_sbatch
+from rlk_repro.spec import (
+    ContainerSettings,
+    Hardware,
+    Image,
+    KubernetesSettings,
+    Mount,
+    Pin,
+    Profile,
+    Run,
+    SlurmSettings,
+    Stack,
+)
+from rlk_repro.spec.assets import HubSource
+from tests.git_mirror import mirror_folder
+from tests.image_examples import commit_files
+from tests.probe_examples import write_tree
+from tests.sbatch_examples import make_two_nodes_plan
+from tools.image_build.inputs import read_inputs
+from tools.rl_kernel.source import get_sources
+
+Call = Callable[..., tuple[int, str, str]]
+DIGEST = f"sha256:{'1' * 64}"
+STACK = """\
+schema: 1
+stack: s
+purpose: x
+pins:
+  rl_kernel: {{repository: "{repository}", commit: {commit}}}
+"""
+# What people read, and no command has.
+FOR_READERS = re.compile(
+    r"\.(purpose|title|evidence|reason|build|made_by|version|driver_floor|name_part|refused_name_parts\[\]"
+    r"|may_claim\[\]|may_not_claim\[\]|moving\.\*)$|^Run\.workload\.model$|\.env\.\*$"
+)
+HOSTILE = ("\n", "a\nb", "a\x1b[2Jb", "a\x9bb", "a\u202eb", "a\u2066b", "a\u200bb", "a\0b", "\x7f")
+
+
+@pytest.mark.parametrize(
+    "address", ["--upload-pack=touch {marker};", "ext::sh -c 'touch {marker}'", "/src", "file:///src"]
+)
+@pytest.mark.parametrize("road", ["pin", "install"])
+def test_a_stack_file_runs_no_command_through_git(call: Call, tmp_path: Path, address: str, road: str) -> None:
+    marker = tmp_path / "marker"
+    stack = tmp_path / "s.yaml"
+    stack.write_text(STACK.format(repository=address.format(marker=marker), commit="1" * 40))
+    if road == "pin":
+        code, _, err = call("images", "pin", str(stack), "--ref", "rl_kernel=main")
+        assert (code, "pins.rl_kernel.repository" in err) == (2, True)
+    else:
+        from tools.rl_kernel.__main__ import install
+
+        with pytest.raises(SpecError, match=r"pins\.rl_kernel\.repository"):
+            install(str(stack), None)
+    assert not marker.exists(), "the author's command ran"
+
+
+def test_a_value_that_looks_like_an_option_is_none_to_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_files(tmp_path / "source", {"a": "1"})
+    address = mirror_folder(tmp_path, tmp_path / "home", monkeypatch)
+    marker = tmp_path / "marker"
+    with pytest.raises(EnvironmentMissing, match="git fetch"):
+        resolve_ref(f"{address}/source", f"--upload-pack=touch {marker};")
+    with pytest.raises(EnvironmentMissing, match="git fetch"):
+        resolve_ref(f"--upload-pack=touch {marker};", "main")
+    assert not marker.exists()
+
+
+def test_git_fetches_over_https_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = commit_files(tmp_path / "source", {"rl_engine/__init__.py": ""})
+    address = mirror_folder(tmp_path, tmp_path / "home", monkeypatch)
+    assert resolve_ref(f"{address}/source", "main")[0] == commit
+    monkeypatch.delenv("GIT_ALLOW_PROTOCOL")
+    with pytest.raises(EnvironmentMissing, match="transport 'file' not allowed"):
+        resolve_ref(f"{address}/source", "main")
+    with pytest.raises(EnvironmentMissing, match="transport 'file' not allowed"):
+        get_sources(Pin(repository=f"{address}/source", commit=commit), None, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [
+        (Pin, {"repository": "https://token@git.example/x", "commit": "1" * 40}),
+        (Pin, {"repository": "https://git.example/-x", "commit": "1" * 40}),
+        (Pin, {"repository": "http://git.example/x", "commit": "1" * 40}),
+        (Pin, {"repository": "git@git.example:x", "commit": "1" * 40}),
+        (Image, {"reference": "--privileged", "digest": DIGEST}),
+        (Image, {"reference": "registry.example/x --volume=/:/host", "digest": DIGEST}),
+        (Image, {"reference": "registry.example/x\n#SBATCH --wrap=id", "digest": DIGEST}),
+        (Image, {"reference": "registry.example/x@sha256:1", "digest": DIGEST}),
+        (Mount, {"source": "/a\nb"}),
+        (Mount, {"source": "/a", "target": "/b\x1b[2J"}),
+        (Mount, {"source": "--device=/dev/sda"}),
+        (SlurmSettings, {"partition": "-x"}),
+        (SlurmSettings, {"account": "a\u202eb"}),
+        (ContainerSettings, {"python": "-i"}),
+        (ContainerSettings, {"image_dir": "/a\x85b"}),
+        (KubernetesSettings, {"context": "--kubeconfig=/tmp/x"}),
+        (KubernetesSettings, {"namespace": "-n"}),
+        (HubSource, {"kind": "hub", "repository": "--token/x"}),
+        (HubSource, {"kind": "hub", "repository": "acme/tiny", "revision": "--force"}),
+    ],
+)
+def test_what_would_be_an_option_or_a_second_line_is_no_value(model: type[BaseModel], values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        model.model_validate(values)
+
+
+@pytest.mark.parametrize("model", [Run, Stack, Hardware, Profile])
+def test_every_text_that_is_not_for_readers_has_a_pattern_without_hidden_characters(model: type[BaseModel]) -> None:
+    schema = model.model_json_schema()
+    open_ended = []
+    for path, found in walk(schema, schema.get("$defs", {}), model.__name__, frozenset()):
+        if FOR_READERS.search(path) or "enum" in found or "const" in found:
+            continue
+        pattern = found.get("pattern")
+        if pattern is None or any(re.search(pattern.replace("$", r"\Z"), f"{start}{text}") for text in HOSTILE
+                                  for start in ("", "/", "a", "/a", "--a", "a.b", "https://a/")):  # fmt: skip
+            open_ended.append(path)
+    assert open_ended == []
+
+
+def test_a_value_of_a_flag_is_no_flag() -> None:
+    from rlk_repro.spec.vime import ArgumentText
+
+    class Held(BaseModel):
+        value: ArgumentText
+
+    for text in ("--load=/x", "-x", "- 1", "a\nb", "\x1b]0;x\x07"):
+        with pytest.raises(ValidationError):
+            Held(value=text)
+    for text in ("-1", "-.5", "([0]*1+[1]*45)", "cosine", "{a: 1}", "ünïcode"):
+        assert Held(value=text).value == text
+
+
+@pytest.mark.parametrize("name", ["-x", "--wrap=id", "a b", "a,b", "a[1-3]", "a\nb", "a;b", "", "a\u202e"])
+def test_what_is_no_node_name_is_not_asked_for(tmp_path: Path, name: str) -> None:
+    plan = make_two_nodes_plan()
+    nodes = [name] * plan.layout.num_nodes
+    with pytest.raises(SpecError, match="not a node name"):
+        render_sbatch(plan, RunDir(tmp_path / "run"), nodes=nodes)
+
+
+def test_what_a_registry_answers_is_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words of skopeo are a recording one's: what counts is what it is told."""
+    listed = {"manifests": [{"digest": "x --tls-verify=false"}]}
+    log = tmp_path / "log"
+    tool = f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {log}\ncat <<'END'\n{json.dumps(listed)}\nEND\n"
+    (write_tree(tmp_path / "bin", {"skopeo": tool}) / "skopeo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    answer = ask_size("registry.example/x@sha256:1")
+    assert isinstance(answer, Unknown)
+    assert "no digest" in answer.reason
+    copy_image("docker://registry.example/x", "oci:/tmp/x")
+    lines = log.read_text().splitlines()
+    assert lines[0] == "inspect --raw -- docker://registry.example/x@sha256:1"
+    assert lines[1:] == ["copy --quiet --all --preserve-digests -- docker://registry.example/x oci:/tmp/x"]
+
+
+def test_a_build_fetches_from_no_other_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("--upload-pack=id", "ext::id", "/src", "git://git.example/x"):
+        monkeypatch.setenv("VIME_REPOSITORY", address)
+        with pytest.raises(SpecError, match="VIME_REPOSITORY: no repository that is fetched"):
+            read_inputs()
+
+
+def walk(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any], path: str, seen: frozenset[str]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every place of a JSON Schema that takes text."""
+    if "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[1]
+        if name not in seen:
+            yield from walk(definitions[name], definitions, path, seen | {name})
+        return
+    if schema.get("type") == "string":
+        yield path, schema
+    parts = [(path, item) for key in ("anyOf", "oneOf", "allOf") for item in schema.get(key, [])]
+    parts += [(f"{path}.{name}", item) for name, item in schema.get("properties", {}).items()]
+    parts += [(f"{path}[]", schema[key]) for key in ("items",) if isinstance(schema.get(key), dict)]
+    more = schema.get("additionalProperties")
+    parts += [
+        (f"{path}.*", item) for item in [more, *schema.get("patternProperties", {}).values()] if isinstance(item, dict)
+    ]
+    for place, item in parts:
+        yield from walk(item, definitions, place, seen)
