@@ -189,13 +189,17 @@ def planted(tmp_path: Path, honest: RunDir) -> RunDir:
     value["experiment_hash"] = sha256_bytes(dump_json(value["experiment"]))
     value["plan_hash"] = sha256_bytes(dump_json({"experiment": value["experiment"], "profile": value["profile"]}))
     write_json(run_dir.plan, value)
-    return reseal(run_dir)
+    manifest = run_dir.node("node0").manifest
+    write_json(manifest, plant_all(json.loads(manifest.read_text()), {"driver": EVIL}))
+    run_dir.checksums.unlink()
+    finish_run(run_dir)
+    return run_dir
 
 
 def test_a_replay_of_planted_texts_on_a_terminal(planted: RunDir) -> None:
     for words in (("--dry-run",), ("--dry-run", "--json"), ("--dry-run", "--cluster", "local")):
         said = on_terminal(["replay", str(planted.root), *words])
-        assert said
+        assert "FORGED" in said, "a planted text is shown"
         check(f"replay {words}", said)
 
 
