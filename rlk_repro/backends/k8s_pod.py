@@ -134,8 +134,14 @@ def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
 
 
 def mirror_logs(pod: Pod, facts: Facts, live: RunDir) -> None:
-    """Copy what is new in the trials' logs; a pod that does not answer has nothing new."""
+    """Copy what is new in the trials' logs; a pod that does not answer has nothing new.
+
+    Names become paths here: those of the plan alone, whatever the pod says.
+    """
+    planned = {trial.name for trial in pod.plan.trials}
     for trial in facts.trials:
+        if trial.name not in planned:
+            continue
         _copy_log(pod, trial.name, trial.size_bytes, live)
         folder = live.trial(trial.name)
         if trial.has_ended and not folder.exit.exists():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +15,13 @@ import pytest
 from rlk_repro import launch
 from rlk_repro.backends import get_backend
 from rlk_repro.backends.api import JobState
+from rlk_repro.backends.k8s_pod import Pod, mirror_logs
+from rlk_repro.backends.kubectl import Place
+from rlk_repro.rundir import RunDir
+from tests.k8s_examples import plan_for, with_site
 from tests.k8s_runs import LONG, first_trial_runs, needs_kubectl, running_server, submit, wait_for_end, wait_until
 from tests.kube_cluster import Cluster
+from tests.kube_kubelet import RunningPod
 from tests.kube_plane import ControlPlane
 
 pytestmark = [needs_kubectl, pytest.mark.timeout(280)]
@@ -39,6 +46,37 @@ def test_a_pod_of_a_run_listens_on_no_port_and_another_pod_cannot_end_it(server:
     assert ports == []
     assert get_backend("k8s").cancel(launched.submission, launched.run_dir)
     assert wait_for_end(launched).state is JobState.CANCELLED
+
+
+LIAR = """#!{python}
+import hashlib, json, sys
+if "show" in sys.argv:
+    trial = {{"name": {name!r}, "size_bytes": 4, "has_ended": True}}
+    print(json.dumps({{"schema": 1, "state": None, "is_sealed": False, "waits_for": "", "failure": "",
+                       "bundle_bytes": None, "bundle_sha256": "", "trials": [trial]}}))
+else:
+    sys.stdout.buffer.write(hashlib.sha256(b"evil").digest() + b"evil")
+"""
+
+
+def test_what_a_pod_calls_a_log_is_written_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane | None
+) -> None:
+    """An image may lie: the names of its logs become paths on this machine."""
+    liar = tmp_path / "liar"
+    liar.write_text(LIAR.format(python=sys.executable, name="../../../escaped"))
+    liar.chmod(0o755)
+    here = RunDir(tmp_path / "runs" / "here")
+    here.root.mkdir(parents=True)
+    with running_server(tmp_path / "kube", monkeypatch, control_plane) as server:
+        server.show("far", RunningPod(folder=tmp_path, env={**os.environ}))
+        plan = with_site(plan_for(), python=str(liar))
+        pod = Pod(place=Place(namespace="default"), name="far", plan=plan, run_dir=here)
+        facts = pod.read_facts()
+        assert facts is not None
+        assert pod.read_block("trials/x", 0, 4) == b"evil"
+        mirror_logs(pod, facts, here.live)
+    assert not [path for path in tmp_path.rglob("*") if "escaped" in path.name]
 
 
 def post(port: int, path: str) -> None:
