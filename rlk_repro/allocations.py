@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from rlk_repro.clock import format_utc, parse_utc
 from rlk_repro.errors import BundleUnreadable
-from rlk_repro.files import load_json, printable
+from rlk_repro.escapes import printable
+from rlk_repro.files import load_json
 from rlk_repro.findings import Finding, Level
 from rlk_repro.gates import count
 from rlk_repro.manifest import Manifest

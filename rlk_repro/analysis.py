@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from rlk_repro.allocations import find_misfits, find_unknown_nodes
 from rlk_repro.errors import BundleUnreadable
-from rlk_repro.files import dump_json, load_json, printable
+from rlk_repro.escapes import printable
+from rlk_repro.files import dump_json, load_json
 from rlk_repro.findings import Finding, Level, sort_findings
 from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
 from rlk_repro.manifest import Manifest, Unknown, diff_manifests

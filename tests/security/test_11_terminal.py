@@ -65,7 +65,7 @@ def write_planted(run_dir: RunDir, name: str, path: str) -> bool:
     """Plant one text; whether there is such a one here."""
     file = run_dir.root / name
     lines = file.suffix == ".jsonl"
-    value = [json.loads(line) for line in file.read_text().splitlines()] if lines else json.loads(file.read_text())
+    value: Any = [json.loads(line) for line in file.read_text().splitlines()] if lines else json.loads(file.read_text())
     try:
         plant(value, path)
     except (KeyError, ValueError):  # a key with a dot in it
