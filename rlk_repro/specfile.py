@@ -218,11 +218,11 @@ def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _
 
 def _is_other_form(details: ErrorDetails) -> bool:
     """A value may be text or ``{from_env: NAME}``; only the errors of the form the author chose are of use."""
-    forms = {"str", "FromEnv"} & {str(part) for part in details["loc"][-2:]}
+    forms = {*_TEXT_NAMES, "FromEnv"} & {str(part) for part in details["loc"][-2:]}
     if not forms:
         return False
     is_mapping = isinstance(details["input"], dict) or details["type"] in {"missing", "extra_forbidden"}
-    return is_mapping == ("str" in forms)
+    return is_mapping == bool(forms & _TEXT_NAMES)
 
 
 def _is_consequence(details: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
@@ -284,7 +284,8 @@ def _has(value: Any, part: int | str) -> bool:
     return isinstance(value, dict) and part in value
 
 
-_UNION_NAMES: Final = frozenset({"str", "int", "float", "bool", "FromEnv"})
+_TEXT_NAMES: Final = frozenset({"str", "constrained-str"})
+_UNION_NAMES: Final = frozenset({*_TEXT_NAMES, "int", "float", "bool", "FromEnv"})
 
 
 def _keys_at(model: type[BaseModel], value: Any, path: Path_) -> list[str]:

@@ -126,7 +126,7 @@ def test_folders_of_no_planned_trial_are_findings(tmp_path: Path) -> None:
     expected = "expected trials of the plan and nothing else, found not in the plan"
     assert findings == {
         f"warning: trials/12-p7-enabled: {expected}",
-        f"warning: trials/'note\\x1b.txt': {expected}",
+        f"warning: trials/note\\x1b.txt: {expected}",
     }
 
 
