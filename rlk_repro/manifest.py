@@ -17,6 +17,7 @@ from rlk_repro.findings import Finding, Level
 from rlk_repro.rundir import RunDir
 
 SCHEMA: Final = 1
+DIFF: Final = "diff_sha256"
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,8 @@ def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
         level = severity(path)
         if level is Level.BLOCKING and (isinstance(was, Unknown) or isinstance(now, Unknown)):
             level = Level.INFO if _is_settled_by_files(path, left, right) else Level.WARNING
+        elif path.endswith(f".{DIFF}") and _has_same(path.replace(DIFF, "tree"), left, right):
+            level = Level.INFO  # what it is computed from changed once; equal trees are equal files
         findings.append(Finding(level, path, str(was), str(now)))
     return findings
 
@@ -171,9 +174,13 @@ def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
 def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
     """An archive names no commit and an installation no tree; the same Python files are the same sources."""
     source, _, name = path.rpartition(".")
-    if name not in {"commit", "is_dirty", "diff_sha256", "tree", "version"}:
-        return False
-    was, now = (facts.get(f"{source}.package_tree") for facts in (left, right))
+    is_of_sources = name in {"commit", "is_dirty", DIFF, "tree", "version"}
+    return is_of_sources and _has_same(f"{source}.package_tree", left, right)
+
+
+def _has_same(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
+    """Whether both sides know a fact, and it is the same."""
+    was, now = left.get(path), right.get(path)
     return was is not None and was == now and not isinstance(was, Unknown)
 
 

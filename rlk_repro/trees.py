@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 REPOSITORY: Final = (".git", "__pycache__")
@@ -19,6 +21,8 @@ GENERATED: Final = (*REPOSITORY, "*.pyc", "*.so", "*.egg-info")
 """What building and installing in place add to unpacked sources."""
 
 _Choice: TypeAlias = Callable[[Path], bool]
+_Links: TypeAlias = Mapping[Path, str]
+_NO_LINKS: Final[_Links] = MappingProxyType({})
 
 
 def hash_tree(folder: Path, left_out: Iterable[str] = REPOSITORY) -> str:
@@ -32,30 +36,38 @@ def hash_python(package: Path) -> str:
     return _hash_folder(package, lambda path: path.is_dir() or path.suffix == ".py").hex()
 
 
-def hash_listed(folder: Path, names: Iterable[str]) -> str:
-    """The same of the files of ``names`` alone, relative to ``folder``; one that is not there is left out."""
-    listed = {folder / name for name in names}
+def hash_listed(folder: Path, names: Iterable[str], links: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The hash of the files of ``names`` alone, relative to ``folder``; one that is not there is left out.
+
+    ``links`` are folders that count by a hash of their own: the commit of a repository inside this one.
+    """
+    linked = {folder / name: digest for name, digest in links.items()}
+    listed = {*(folder / name for name in names), *linked}
     wanted = listed | {parent for path in listed for parent in path.parents}
-    return _hash_folder(folder, lambda path: path in wanted).hex()
+    return _hash_folder(folder, lambda path: path in wanted, linked).hex()
 
 
-def _hash_folder(folder: Path, is_wanted: _Choice) -> bytes:
-    entries = [entry for path in folder.iterdir() if is_wanted(path) for entry in _tree_entry(path, is_wanted)]
+def _hash_folder(folder: Path, is_wanted: _Choice, links: _Links = _NO_LINKS) -> bytes:
+    entries = [entry for path in folder.iterdir() if is_wanted(path) for entry in _tree_entry(path, is_wanted, links)]
     return _hash_object("tree", b"".join(line for _, line in sorted(entries)))
 
 
-def _tree_entry(path: Path, is_wanted: _Choice) -> Iterator[tuple[bytes, bytes]]:
+def _tree_entry(path: Path, is_wanted: _Choice, links: _Links) -> Iterator[tuple[bytes, bytes]]:
     """Its place among its siblings and its line; git knows no empty folder, and sorts a folder as if it ended in /."""
-    name = os.fsencode(path.name)
-    if path.is_symlink():
+    name, found = os.fsencode(path.name), path.lstat().st_mode
+    if stat.S_ISLNK(found):
         mode, digest = b"120000", _hash_object("blob", os.fsencode(path.readlink()))
-    elif path.is_dir():
-        mode, digest = b"40000", _hash_folder(path, is_wanted)
+    elif stat.S_ISDIR(found) and path in links:
+        mode, digest = b"160000", bytes.fromhex(links[path])
+    elif stat.S_ISDIR(found):
+        mode, digest = b"40000", _hash_folder(path, is_wanted, links)
         if digest == _EMPTY_TREE:
             return
-    else:
-        mode = b"100755" if path.stat().st_mode & 0o100 else b"100644"
+    elif stat.S_ISREG(found):
+        mode = b"100755" if found & 0o100 else b"100644"
         digest = _hash_object("blob", path.read_bytes())
+    else:  # a pipe or device: git knows none, and reading one may never end
+        return
     yield name + (b"/" if mode == b"40000" else b""), mode + b" " + name + b"\0" + digest
 
 

@@ -1,4 +1,8 @@
-"""What git says about a folder: its commit, and whether the files are those of the commit.  Reads only; runs no hook.
+"""What git knows of a folder: its commit, and whether the files are those of the commit.
+
+A checkout may be anybody's, and its configuration, attributes and hooks name programs. So git never works in it: it
+gets an empty repository of ours that borrows the checkout's objects, lists the commit's files and those that are not
+ignored, and nothing else. The files are hashed here. Nothing of a checkout's own configuration is read.
 
 An unpacked archive has no commit; its files have git's hash all the same.
 
@@ -8,6 +12,10 @@ Reasons name no path: a manifest goes into bundles, and paths carry user names.
 from __future__ import annotations
 
 import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,36 +26,48 @@ from rlk_repro.manifest import Fact, Unknown
 from rlk_repro.trees import GENERATED, hash_listed, hash_tree
 
 TIMEOUT_S: Final = 20.0
-# Our own checkouts are often mounted into containers under another owner; no configured program may run.
-GIT: Final = (
-    *("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.quotePath=true"),
-    *("-c", "diff.autoRefreshIndex=false"),  # comparing would write the times of files into the index
-)
-DIFF: Final = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--no-renames")
-UNTRACKED: Final = ("ls-files", "--others", "--exclude-standard", "--full-name", "-z", ":/")
-LISTED: Final = ("ls-files", "--cached", *UNTRACKED[1:])
+# The user's own settings may start a file system monitor, which would watch a repository that is gone at once.
+GIT: Final = ("git", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false")
 PROJECT_FILES: Final = ("pyproject.toml", "setup.py")
 """One of them lies beside the package in a source tree, and in no folder that packages are installed into."""
+NOT_A_CHECKOUT: Final = Unknown("its folder is not a git checkout")
+_GITLINK: Final = "160000"
+_NO_COMMIT: Final = "0" * 40
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_REFERENCE: Final = re.compile(r"ref: (refs/[^\0\n]+)")
+_MOST_REFERENCES: Final = 5  # one that leads to another, and so on
+_HEAD_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkout:
+    """``names`` are the commit's files and those that git would not ignore.
+
+    ``links`` are the repositories in it, each with its commit; one that was changed has the hash of its files instead.
+    """
+
+    top: Path
+    commit: str
+    tree: str
+    names: frozenset[str]
+    links: Mapping[str, str]
 
 
 def probe_checkout(folder: Path) -> dict[str, Fact]:
-    """``commit``, ``is_dirty``, ``diff_sha256`` over ``git diff HEAD`` and the names of untracked files, and ``tree``,
-    git's hash of the files that it does not ignore.
-
-    ``HEAD:./`` fails for a folder that merely lies inside some repository (site-packages in a checkout's .venv).
+    """``commit``, ``is_dirty``, ``diff_sha256`` over the trees of commit and files, and ``tree``: git's hash of the
+    files that it does not ignore.
     """
-    answer = _git(folder, "rev-parse", "HEAD", "HEAD^{tree}", "HEAD:./")
-    if isinstance(answer, Unknown):
-        return unknown_checkout(answer.reason)
-    diff, untracked = _git(folder, *DIFF), _git(folder, *UNTRACKED)
-    commit, tree, _ = answer.split()
-    if isinstance(diff, Unknown) or isinstance(untracked, Unknown):
-        reason = Unknown("git answered neither diff nor ls-files")
-        return {"commit": commit, "is_dirty": reason, "diff_sha256": reason, "tree": reason}
-    if not diff and not untracked:
-        return {"commit": commit, "is_dirty": False, "diff_sha256": "clean", "tree": tree}
-    digest = sha256_bytes(f"{diff}\0{untracked}".encode(errors="replace"))
-    return {"commit": commit, "is_dirty": True, "diff_sha256": digest, "tree": _hash_changed(folder)}
+    found = read_checkout(folder)
+    if isinstance(found, Unknown):
+        return unknown_checkout(found.reason)
+    try:
+        tree = hash_listed(found.top, found.names, found.links)
+    except OSError as error:
+        reason = Unknown(f"its files cannot be read ({error.strerror})")
+        return {"commit": found.commit, "is_dirty": reason, "diff_sha256": reason, "tree": reason}
+    is_dirty = tree != found.tree
+    digest = sha256_bytes(f"{found.tree} {tree}".encode()) if is_dirty else "clean"
+    return {"commit": found.commit, "is_dirty": is_dirty, "diff_sha256": digest, "tree": tree}
 
 
 def probe_archive(folder: Path) -> Fact:
@@ -64,27 +84,128 @@ def unknown_checkout(reason: str) -> dict[str, Fact]:
     return {name: Unknown(reason) for name in ("commit", "is_dirty", "diff_sha256", "tree")}
 
 
-def _hash_changed(folder: Path) -> Fact:
-    top, names = _git(folder, "rev-parse", "--show-toplevel"), _git(folder, *LISTED)
-    if isinstance(top, Unknown) or isinstance(names, Unknown):
-        return Unknown("git answered neither rev-parse nor ls-files")
+def read_checkout(folder: Path) -> Checkout | Unknown:
+    """The checkout that a folder belongs to.
+
+    A folder that merely lies inside some repository, as site-packages do in a checkout's .venv, belongs to none.
+    """
+    if not folder.is_dir():
+        return Unknown("its folder is absent")
     try:
-        return hash_listed(Path(top.rstrip("\n")), filter(None, names.split("\0")))
-    except OSError as error:
-        return Unknown(f"its files cannot be read ({error.strerror})")
+        return _read_checkout(folder.resolve())
+    except OSError:
+        return NOT_A_CHECKOUT
 
 
-def _git(folder: Path, *arguments: str) -> str | Unknown:
+def _read_checkout(folder: Path) -> Checkout | Unknown:
+    found = _find_repository(folder)
+    commit = None if found is None else _read_head(*found[1:])
+    if found is None or commit is None:
+        return NOT_A_CHECKOUT
+    top, _, common = found
+    answer = _ask_git(top, common, commit)
+    if isinstance(answer, Unknown):
+        return answer
+    tree, listed, others = answer
+    entries = dict(_split_entries(listed))
+    place = folder.relative_to(top).as_posix()
+    if place != "." and not any(name.startswith(f"{place}/") for name in entries):
+        return NOT_A_CHECKOUT
+    recorded = {name: digest for name, (mode, digest) in entries.items() if mode == _GITLINK}
+    nested = {name.rstrip("/"): "" for name in others if name.endswith("/")}
+    links = {name: _read_link(top / name, digest) for name, digest in (nested | recorded).items()}
+    names = {*entries, *others} - links.keys() - {f"{name}/" for name in links}
+    return Checkout(top=top, commit=commit, tree=tree, names=frozenset(names), links=links)
+
+
+def _find_repository(folder: Path) -> tuple[Path, Path, Path] | None:
+    """Where the files begin, the folder that holds HEAD, and the one that holds objects and branches."""
+    for top in (folder, *folder.parents):
+        own = top / ".git"
+        if own.is_file():  # of a worktree or submodule: it names the folder
+            own = top / own.read_text(errors="replace")[:_HEAD_BYTES].removeprefix("gitdir:").strip()
+        if (own / "HEAD").is_file():
+            shared = own / "commondir"
+            return top, own, own / shared.read_text(errors="replace").strip() if shared.is_file() else own
+    return None
+
+
+def _read_head(own: Path, common: Path) -> str | None:
+    """The commit that is checked out, where it is written as a file or among the packed references."""
+    text = _read_start(own / "HEAD")
+    for _ in range(_MOST_REFERENCES):
+        if _COMMIT.fullmatch(text):
+            return text
+        match = _REFERENCE.fullmatch(text)
+        if match is None or ".." in Path(match[1]).parts:
+            return None
+        loose = common / match[1]
+        text = _read_start(loose) if loose.is_file() else _find_packed(common / "packed-refs", match[1])
+    return None
+
+
+def _read_start(path: Path) -> str:
+    with path.open("rb") as stream:
+        return stream.read(_HEAD_BYTES).decode(errors="replace").strip()
+
+
+def _find_packed(path: Path, reference: str) -> str:
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    return next((line[:40] for line in lines if line[40:] == f" {reference}"), "")
+
+
+def _ask_git(top: Path, common: Path, commit: str) -> tuple[str, list[str], list[str]] | Unknown:
+    """The commit's tree, its entries, and what else lies in the folder and is not ignored."""
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-git-") as folder:
+        own = Path(folder)
+        for name in ("objects", "refs"):
+            (own / name).mkdir()
+        (own / "HEAD").write_text(f"{commit}\n")
+        exclude = common / "info" / "exclude"
+        excludes = ("--exclude-standard", *((f"--exclude-from={exclude}",) if exclude.is_file() else ()))
+        places = {"GIT_DIR": str(own), "GIT_WORK_TREE": str(top), "GIT_OBJECT_DIRECTORY": str(common / "objects")}
+        answers = []
+        for words in (
+            ("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}"),
+            ("ls-tree", "-r", "-z", "--full-tree", commit),
+            ("ls-files", "--others", "-z", *excludes),
+        ):
+            answer = _git(top, places, *words)
+            if isinstance(answer, Unknown):
+                return answer
+            answers.append([os.fsdecode(item) for item in answer.split(b"\0") if item])
+    return answers[0][0].splitlines()[-1], answers[1], answers[2]
+
+
+def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """By name the mode and hash of each line ``<mode> <type> <hash>\\t<name>``."""
+    for line in listed:
+        facts, _, name = line.partition("\t")
+        mode, _, digest = facts.split()
+        yield name, (mode, digest)
+
+
+def _read_link(folder: Path, recorded: str) -> str:
+    """What a repository inside another counts as; one that was never fetched counts as what was recorded."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return recorded
+    facts = probe_checkout(folder) if (folder / ".git").exists() else {}
+    found = facts.get("commit" if facts.get("is_dirty") is False else "tree")
+    return found if isinstance(found, str) else _NO_COMMIT
+
+
+def _git(top: Path, places: Mapping[str, str], *arguments: str) -> bytes | Unknown:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = proc.run(
             [*GIT, *arguments],
-            cwd=folder,
-            env=inherited | {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            cwd=top,
+            env=inherited | places | {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
             timeout_s=TIMEOUT_S,
+            is_binary=True,
         )
     except EnvironmentMissing:
-        return Unknown("git is not on PATH" if folder.is_dir() else "its folder is absent")
+        return Unknown("git is not on PATH")
     if done.is_timeout:
         return Unknown(f"git did not answer in {TIMEOUT_S:g} s")
-    return done.stdout if done.is_ok else Unknown("its folder is not a git checkout")
+    return done.data if done.is_ok else NOT_A_CHECKOUT

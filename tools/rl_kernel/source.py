@@ -14,7 +14,8 @@ from typing import Final
 
 from rlk_repro import git
 from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
-from rlk_repro.probes.checkout import probe_checkout
+from rlk_repro.manifest import Unknown
+from rlk_repro.probes.checkout import probe_checkout, read_checkout
 from rlk_repro.spec import Pin
 from rlk_repro.trees import REPOSITORY, hash_tree
 
@@ -80,9 +81,11 @@ def fetch(pin: Pin, folder: Path) -> Sources:
 
 def copy_checkout(pin: Pin | None, origin: Path, folder: Path) -> Sources:
     """Copy what git knows of a checkout and what it does not ignore: a stale build in it stays behind."""
-    commit, committed = _git(origin, "rev-parse", "HEAD", "HEAD^{tree}").split()
-    listed = _git(origin, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
-    _copy(origin, folder, sorted({name for name in listed if name}))
+    found = read_checkout(origin)
+    if isinstance(found, Unknown):
+        raise EnvironmentMissing(Problem(str(origin), f"cannot be copied ({found.reason})"))
+    commit, committed = found.commit, found.tree
+    _copy(origin, folder, sorted(found.names))
     tree = hash_tree(folder)
     if pin is not None and commit != pin.commit:
         raise _other_sources(origin, f"commit {commit}", f"{pin.commit}, as the stack pins", "git checkout that commit")
