@@ -33,7 +33,7 @@ from rlk_repro.results import Analysis, TrialStatus
 from rlk_repro.rundir import RunDir
 from rlk_repro.specfile import Loaded, load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.stage import Inputs, new_run_dir, stage, stage_again
-from rlk_repro.store import find_run_dir, list_run_dirs
+from rlk_repro.store import find_run_dir, list_run_dirs, recall, remember
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.differences import find_undeclared, list_differences, read_differences
 
@@ -132,6 +132,7 @@ def prepare_resume(name: str) -> Prepared:
         EnvironmentMissing: nobody here can tell whether it still runs.
     """
     run_dir = find_run_dir(name)
+    require_own(run_dir)
     if run_dir.is_sealed:
         raise CheckFailed(Problem(run_dir.run_id, "is sealed: every trial has run", hint="submit it again for more"))
     submission = load_submission(run_dir)
@@ -206,19 +207,50 @@ def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launc
     submission = backend.submit(prepared.job, run_dir)
     kept = {} if previous is None else previous.details
     submission = dataclasses.replace(submission, details={**kept, **submission.details, **dict(details)})
-    write_json(run_dir.submission, submission.to_json())
+    record_submission(run_dir, submission)
     return Launched(run_dir=run_dir, submission=submission)
+
+
+def record_submission(run_dir: RunDir, submission: Submission) -> None:
+    """For this user, whose commands act on it, and in the run directory, where it is evidence."""
+    remember(run_dir, submission.to_json())
+    write_json(run_dir.submission, submission.to_json())
 
 
 def load_plan(run_dir: RunDir) -> Plan:
     return Plan.load(run_dir.plan)
 
 
+def is_own(run_dir: RunDir) -> bool:
+    """Whether this user staged the run directory, as against one that came out of a bundle."""
+    return recall(run_dir) is not None
+
+
+def require_own(run_dir: RunDir) -> None:
+    """Raises CheckFailed for a run directory of somebody else: its jobs and its site are not to be acted on."""
+    if not is_own(run_dir):
+        raise CheckFailed(
+            Problem(run_dir.run_id, "was not submitted by you", expected="a run directory of your own submit or replay",
+                    hint=f"rlk-repro replay {run_dir.root} runs the same experiment on your own site")
+        )  # fmt: skip
+
+
 def load_submission(run_dir: RunDir) -> Submission | None:
-    """The submission record, or None where the directory was never submitted."""
-    if not run_dir.submission.is_file():
+    """What this user submitted; None where nothing was sent, or by somebody else.
+
+    Raises:
+        CheckFailed: the run directory tells of another submission.
+    """
+    own = recall(run_dir)
+    if own is None or not run_dir.submission.is_file():
         return None
-    return Submission.from_json(load_json(run_dir.submission), str(run_dir.submission))
+    told = Submission.from_json(load_json(run_dir.submission), str(run_dir.submission))
+    sent = None if own["submission"] is None else Submission.from_json(own["submission"])
+    if sent is None or (sent.cluster, sent.job_id) != (told.cluster, told.job_id):
+        expected = "none" if sent is None else f"{sent.job_id} on {sent.cluster}"
+        got = f"{told.job_id} on {told.cluster}"
+        raise CheckFailed(Problem(str(run_dir.submission), "is not what was submitted", got=got, expected=expected))
+    return sent
 
 
 def poll(launched: Launched) -> Status:

@@ -33,6 +33,10 @@ def user_profiles_dir() -> Path:
     return Path(config) / "rlk-repro" / "profiles"
 
 
+def user_state_dir() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rlk-repro"
+
+
 def list_names(folders: list[Path]) -> list[str]:
     return sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.yaml")})
 

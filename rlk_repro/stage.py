@@ -17,6 +17,7 @@ from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.files import dump_json, write_bytes
 from rlk_repro.plan import Plan, make_record
 from rlk_repro.rundir import RunDir, runs_root
+from rlk_repro.store import remember
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ def stage(plan: Plan, inputs: Inputs, run_dir: RunDir, job: Job) -> None:
             _write_files(folder, files)
     except FileExistsError:
         raise SpecError(Problem(str(run_dir.root), "exists already", expected="a new run directory")) from None
+    remember(run_dir)
 
 
 def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:

@@ -1,12 +1,45 @@
-"""Finds run directories again: all of them, one by id or path, the newest.  Nothing is created here."""
+"""Finds run directories again: all of them, one by id or path, the newest; and knows which of them are this user's own.
+
+A run directory may have come out of somebody's bundle, with a job id or a site in it.  What this user submitted is
+recorded in the user's state folder, where no archive reaches, by the hash of the plan, which holds the run id.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Final
 
+from rlk_repro.disk import writing
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
-from rlk_repro.resources import suggest
+from rlk_repro.files import load_json, sha256_file, write_json
+from rlk_repro.resources import suggest, user_state_dir
 from rlk_repro.rundir import RunDir, runs_root
+
+SCHEMA: Final = 1
+
+
+def remember(run_dir: RunDir, submission: Mapping[str, Any] | None = None) -> None:
+    """Record that this user staged a run directory, and what became of it at the cluster once it was sent.
+
+    Raises:
+        EnvironmentMissing: the user's state folder cannot be written.
+    """
+    path = _state_file(run_dir)
+    with writing(path.parent, hint="export XDG_STATE_HOME=/a/folder/with/room"):
+        write_json(path, {"schema": SCHEMA, "submission": submission})
+
+
+def recall(run_dir: RunDir) -> dict[str, Any] | None:
+    """What ``remember`` recorded of a run directory; None where this user has not staged it."""
+    if not run_dir.plan.is_file() or not (path := _state_file(run_dir)).is_file():
+        return None
+    value: dict[str, Any] = load_json(path, schema=SCHEMA)
+    return value
+
+
+def _state_file(run_dir: RunDir) -> Path:
+    return user_state_dir() / "submissions" / f"{sha256_file(run_dir.plan)}.json"
 
 
 def list_run_dirs(root: Path | None = None) -> list[RunDir]:

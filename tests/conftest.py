@@ -69,10 +69,11 @@ def no_real_tools(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 
 
 @pytest.fixture(autouse=True)
-def own_runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test writes into the user's runs folder or reads the user's profiles."""
+def own_runs_root(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test writes into the user's runs or state folder, or reads the user's profiles."""
     monkeypatch.setenv("RLK_REPRO_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlk_repro import launch
 from rlk_repro.backends import slurm, slurmctl
 from rlk_repro.backends.api import Job, JobState, Status, Submission
 from rlk_repro.backends.slurmctl import JobId
@@ -300,7 +301,7 @@ def test_what_was_submitted_is_listed_with_one_question(
     for number in (11, 12):
         run_dir = make_staged(tmp_path / "runs" / "smoke" / f"run-{number}")[1]
         submission = Submission(cluster="slurm", job_id=str(number), submitted_at="", details={})
-        write_json(run_dir.submission, submission.to_json())
+        launch.record_submission(run_dir, submission)
     fake.queue("11|PENDING|Resources||N/A", "12|RUNNING|None|node-1|x")
     assert call("runs", "list", "--submitted") == (
         0,

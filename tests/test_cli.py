@@ -9,6 +9,7 @@ import pytest
 from rlk_repro.bundle import pack, seal
 from rlk_repro.resources import list_names, run_folders
 from rlk_repro.rundir import RunDir
+from rlk_repro.store import remember
 from tests.make_run import Recipe, finish_run, make_run
 
 MENU = ", ".join(list_names(run_folders()))
@@ -18,6 +19,7 @@ MENU = ", ".join(list_names(run_folders()))
 def sealed(tmp_path: Path) -> RunDir:
     run_dir = make_run(tmp_path / "runs" / "smoke" / "20261120T000000Z-made", Recipe(speedup=1.2))
     finish_run(run_dir)
+    remember(run_dir)
     return run_dir
 
 

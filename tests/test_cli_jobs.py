@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from rlk_repro import launch
 from rlk_repro.backends import local
 from rlk_repro.files import load_json, write_json, write_text
 from rlk_repro.job.progress import Phase, Progress
@@ -102,7 +103,7 @@ def test_logs_name_their_trial_once_or_on_every_json_line(call: Call) -> None:
 def test_cancelling_says_what_came_of_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = staged()
     assert call("cancel")[1] == f"{run_dir.run_id}: staged, never submitted\n"
-    write_json(run_dir.submission, GONE.to_json())
+    launch.record_submission(run_dir, GONE)
     assert call("cancel")[1] == f"{run_dir.run_id}: has ended already\n"
     monkeypatch.setattr(local, "cancel", lambda *_: True)
     assert call("cancel")[1] == f"{run_dir.run_id}: asked to stop\n"

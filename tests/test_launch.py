@@ -23,7 +23,7 @@ GONE = Submission(cluster="local", job_id="4194304:1", submitted_at="now", detai
 
 def make_submitted(submission: Submission = GONE) -> RunDir:
     _, run_dir = make_staged(runs_root() / "smoke" / "20261120T000000Z-made")
-    write_json(run_dir.submission, submission.to_json())
+    launch.record_submission(run_dir, submission)
     return run_dir
 
 

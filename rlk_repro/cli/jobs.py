@@ -15,6 +15,7 @@ RunId = Annotated[
 
 
 STAGED: Final = "staged, never submitted"
+NOT_OURS: Final = "not submitted by you: only its files were read, no cluster was asked"
 
 
 def register(app: typer.Typer) -> None:
@@ -37,6 +38,7 @@ def status(
 
     run_dir = find_run_dir(run_id)
     submission = launch.load_submission(run_dir)
+    unasked = STAGED if launch.is_own(run_dir) else NOT_OURS
     answer = None
     if submission is not None:
         launched = launch.Launched(run_dir=run_dir, submission=submission)
@@ -53,14 +55,14 @@ def status(
             {
                 "id": run_dir.run_id,
                 "state": None if answer is None else answer.state.value,
-                "reason": STAGED if answer is None else answer.reason,
+                "reason": unasked if answer is None else answer.reason,
                 "is_sealed": run_dir.is_sealed,
                 "progress": None if progress is None else progress.to_json(),
             }
         )
         return
     if answer is None:
-        say(f"{run_dir.run_id}: {STAGED}")
+        say(f"{run_dir.run_id}: {unasked}")
         return
     say(f"{run_dir.run_id}: {answer.state}{f' ({answer.reason})' if answer.reason else ''}")
     if progress is not None:
@@ -80,16 +82,19 @@ def logs(
     """Print the trials' logs in order."""
     from rlk_repro import launch
     from rlk_repro.backends import get_backend
+    from rlk_repro.backends.triallogs import read_logs
     from rlk_repro.files import dump_json_line
     from rlk_repro.store import find_run_dir
 
     run_dir = find_run_dir(run_id)
     submission = launch.load_submission(run_dir)
-    if submission is None:
-        note(f"{run_dir.run_id}: {STAGED}")
-        return
+    if submission is not None:
+        lines = get_backend(submission.cluster).logs(submission, run_dir, is_following=is_following)
+    else:
+        note(f"{run_dir.run_id}: {STAGED if launch.is_own(run_dir) else NOT_OURS}")
+        lines = read_logs(run_dir, lambda: True)
     trial = ""
-    for line in get_backend(submission.cluster).logs(submission, run_dir, is_following=is_following):
+    for line in lines:
         if as_json:
             say(dump_json_line({"trial": line.trial, "line": line.text}))
             continue
@@ -106,6 +111,7 @@ def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
     from rlk_repro.store import find_run_dir
 
     run_dir = find_run_dir(run_id)
+    launch.require_own(run_dir)
     submission = launch.load_submission(run_dir)
     is_stopping = submission is not None and get_backend(submission.cluster).cancel(submission, run_dir)
     if as_json:
@@ -123,6 +129,7 @@ def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
     from rlk_repro.store import find_run_dir
 
     run_dir = find_run_dir(run_id)
+    launch.require_own(run_dir)
     submission = launch.load_submission(run_dir)
     if submission is None:
         raise CheckFailed(Problem(run_dir.run_id, "was never submitted", expected="something to collect"))
