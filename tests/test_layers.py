@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "rlk_repro"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("rlk_repro", "escapes", "errors"),
     ("units", "clock", "findings", "disk", "files", "trees", "places", "proc", "procfs", "git"),
-    ("rundir", "known_values", "secrets", "operators", "yamlfile", "resources", "wording"),
+    ("rundir", "rollout_files", "known_values", "secrets", "operators", "yamlfile", "resources", "wording"),
     ("spec", "specfile", "manifest", "results", "store", "console"),
     (
         *("contracts", "prepared", "plan", "contents", "gzip_stream", "checksums", "archive", "probes", "logs"),
@@ -38,6 +38,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "checkouts",
         "doctor",
         "planview",
+        "consent",
         "verify",
         "identity",
         "compare",
@@ -56,7 +57,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__"),
 )
 ASIDE = {
-    "integration": {"disk", "errors", "files", "operators", "procfs", "rundir", "trees", "units", "refengine"},
+    "integration": {
+        *("disk", "errors", "files", "operators", "procfs", "rollout_files", "rundir", "trees", "units", "refengine"),
+    },
     "refengine": {"errors"},
     # the processes of the module and operator tiers
     "bench": {

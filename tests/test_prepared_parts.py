@@ -23,6 +23,7 @@ from rlk_repro.rundir import RunDir
 from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.stage import Inputs, stage
 from tests.prepare_examples import BRIDGE, TINY
+from tests.rollout_examples import make_rollout
 
 INPUTS = Inputs(run=b"", stack=b"", hardware=b"", profile=b"")
 JOB = Job(files={}, command=())
@@ -150,8 +151,8 @@ def store(folder: Path, num_files: int) -> str:
     """Rollouts as a run leaves them; what ``sha256sum 0.pt 1.pt … | sha256sum`` says of them."""
     folder.mkdir(parents=True)
     for number in range(num_files):
-        (folder / f"{number}.pt").write_bytes(b"rollout %d" % number)
-    lines = (f"{sha256_bytes(b'rollout %d' % number)}  {number}.pt\n" for number in range(num_files))
+        (folder / f"{number}.pt").write_bytes(make_rollout(number))
+    lines = (f"{sha256_bytes(make_rollout(number))}  {number}.pt\n" for number in range(num_files))
     return f"sha256:{sha256_bytes(''.join(lines).encode())}"
 
 

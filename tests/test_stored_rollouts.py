@@ -18,9 +18,10 @@ from rlk_repro.files import sha256_bytes
 from rlk_repro.prepare.making import Order, fill
 from rlk_repro.prepare.stored_rollouts import Storage
 from rlk_repro.spec import StoredRollouts
+from tests.rollout_examples import make_rollout
 
 NUM_FILES = 12
-FILES = {f"{number}.pt": b"rollout %d" % number for number in range(NUM_FILES)}
+FILES = {f"{number}.pt": make_rollout(number) for number in range(NUM_FILES)}
 DIGEST = "sha256:" + sha256_bytes("".join(f"{sha256_bytes(data)}  {name}\n" for name, data in FILES.items()).encode())
 
 

@@ -23,6 +23,7 @@ from rlk_repro.workloads.vime.arguments import SOMETIMES
 from rlk_repro.workloads.vime.layout import divide, vime_of
 from rlk_repro.workloads.vime.memory import count_parameters, estimate_memory
 from rlk_repro.workloads.vime.rules import REFUSED
+from tests.rollout_examples import make_rollout
 from tests.sbatch_examples import plan_for
 from tests.vime_examples import COMMIT, ROOT, list_plans, list_runs, runs_page, trial_argv, with_workload
 
@@ -320,10 +321,10 @@ def test_memory_falls_as_the_layout_grows() -> None:
 def test_rollouts_must_all_be_there_before_vime_starts(tmp_path: Path) -> None:
     argv = ["--num-rollout", "3", "--load-forge-rollout-data", f"{tmp_path}/{{rollout_id}}.pt"]
     for number in (0, 2):
-        (tmp_path / f"{number}.pt").write_bytes(b"x")
+        (tmp_path / f"{number}.pt").write_bytes(make_rollout(0))
     with pytest.raises(CheckFailed, match=r"1 of 3 stored rollouts missing or empty, got '.*/1.pt'"):
         check_rollouts(argv)
-    (tmp_path / "1.pt").write_bytes(b"x")
+    (tmp_path / "1.pt").write_bytes(make_rollout(0))
     check_rollouts(argv)
     with pytest.raises(CheckFailed, match="one file for all steps"):
         check_rollouts(["--load-debug-rollout-data", str(tmp_path / "0.pt")])

@@ -1,8 +1,8 @@
 """Start vime's own ``train.py``, wherever this Python has it: ``python -m rlk_repro.integration.start_vime ARGUMENTS``.
 
 The last look before training: rollouts that are to be loaded must all be there, since vime's forge loading takes file 0
-for any that is missing and goes on; they must hold data alone, since vime unpickles whatever they hold; and where their
-experts are to be replayed, they must hold some.
+for any that is missing and goes on; must be data, since vime loads pickles; and where their experts are to be replayed,
+they must hold some.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
-import pickle
 import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.rollout_files import PICKLE, PROGRAM, check_archive, check_records
 
 SCRIPT: Final = "train.py"
 LOADING: Final = ("--load-forge-rollout-data", "--load-debug-rollout-data")
@@ -43,7 +43,12 @@ def main() -> int:
 
 
 def check_rollouts(argv: Sequence[str]) -> None:
-    """Raises CheckFailed where a rollout that these arguments load is missing or empty, or all of them are one file."""
+    """Look at every rollout that these arguments load.
+
+    Raises:
+        CheckFailed: one is missing or empty, or all of them are one file.
+        BundleUnreadable: one is more than data.
+    """
     number = int(_find_value(argv, "--num-rollout") or 0)
     for flag in LOADING:
         template = _find_value(argv, flag)
@@ -58,34 +63,36 @@ def check_rollouts(argv: Sequence[str]) -> None:
         if absent:
             what = f"{len(absent)} of {number} stored rollouts missing or empty"
             raise CheckFailed(Problem(flag, what, got=str(absent[0]), hint="rlk-repro prepare, or a new run"))
-        stored = [load_data(path) for path in paths]
+        for path in paths:
+            require_data(path)
         if ROUTING_REPLAY in argv and paths:
-            check_routes(paths[0], stored[0])
+            check_routes(paths[0])
 
 
-def load_data(path: Path) -> Any:
-    """A stored rollout, by torch's loader of plain data: vime's own call would run any code that the file names.
+def require_data(path: Path) -> None:
+    """Raises BundleUnreadable for a rollout that is more than data.
 
-    Raises:
-        CheckFailed: the file holds more than numbers, text, lists, dicts and tensors; nothing of it has run.
+    The archive is read by torch itself: two readers may find different members in an odd one, and torch's counts.
     """
+    check_archive(path)
     torch: Any = importlib.import_module("torch")  # which train.py is about to import
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), "unreadable").strip()
-        what = f"is no stored rollout of plain data ({reason[:300]})"
-        expected = "numbers, text, lists, dicts and tensors"
-        raise CheckFailed(Problem(path.name, what, expected=expected, hint="store the rollouts anew")) from None
+        archive = torch._C.PyTorchFileReader(str(path))  # noqa: SLF001  (what torch.load uses)
+        records, data = archive.get_all_records(), archive.get_record(PICKLE)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise BundleUnreadable(Problem(path.name, f"cannot be read ({reason})", expected="a stored rollout")) from None
+    check_records(path, data, has_program=PROGRAM in records)
 
 
-def check_routes(path: Path, stored: Any) -> None:
+def check_routes(path: Path) -> None:
     """Raises CheckFailed where a stored rollout does not tell ``topk`` different experts for every token.
 
     A server whose kernel chooses experts by itself reports expert 0 throughout, and vime would train on that: one
     rollout is enough to see it.
     """
     torch: Any = importlib.import_module("torch")
+    stored = torch.load(path, map_location="cpu", weights_only=False)  # as vime does; it is data, see require_data
     for number, sample in enumerate(stored["samples"]):
         routes = sample.get("rollout_routed_experts")  # [tokens - 1, layers, topk]
         where = f"{path.name}: samples.{number}.rollout_routed_experts"

@@ -18,6 +18,7 @@ from rlk_repro.disk import Unwritable, open_stream
 from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
 from rlk_repro.prepare.downloads import Bounds, open_url
 from rlk_repro.prepare.making import Made, Tell, WorkDir
+from rlk_repro.rollout_files import check_file
 from rlk_repro.rundir import RolloutDir
 from rlk_repro.spec import StoredRollouts
 
@@ -40,7 +41,12 @@ class Storage:
         return self.stored.model_dump(mode="json", include={"name", "num_files", "digest", "made_by"})
 
     def run(self, work: WorkDir, tell: Tell) -> Made:
-        """Raises EnvironmentMissing where nobody has them, BundleUnreadable where what came is something else."""
+        """Put them there, checked.
+
+        Raises:
+            EnvironmentMissing: there is no place to have them from.
+            BundleUnreadable: what came is something else, or more than data.
+        """
         found = self._copy(work) or self._fetch(work, tell)
         if not found:
             raise EnvironmentMissing(
@@ -49,6 +55,8 @@ class Storage:
             )  # fmt: skip
         files = record_files(work.files)
         self.check(files)
+        for name in files:
+            check_file(work.files / name)
         return Made(source=self.source, files=files)
 
     def check(self, files: Mapping[str, FileRecord]) -> None:
