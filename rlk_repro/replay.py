@@ -6,7 +6,7 @@ Three levels, always named: re-analysis (exact, from the logs alone), statistica
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,16 +17,18 @@ from rlk_repro.bundle import open_bundle
 from rlk_repro.checkouts import trainer_path
 from rlk_repro.compare import Comparison, compare_analyses
 from rlk_repro.contents import Contents, diff_contents, find_parts, list_run_folders, load_parts
-from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem
+from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem, SpecError
 from rlk_repro.files import sha256_file
 from rlk_repro.findings import Finding, Level
 from rlk_repro.identity import Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.plan import Plan
-from rlk_repro.probes import probe_node
+from rlk_repro.probes import PROBES, probe_node
 from rlk_repro.recorded import find_difference, has_same_bytes, require_as_authored, require_verified
 from rlk_repro.results import Analysis
 from rlk_repro.rundir import RunDir
+from rlk_repro.spec import Profile
+from rlk_repro.specfile import Loaded
 from rlk_repro.stage import Inputs
 
 
@@ -49,17 +51,23 @@ class Recorded:
 class Prepared:
     """``drift`` is None where the nodes are a scheduler's to choose: it is found by the run itself.
 
-    ``parts`` is how model, data and stored rollouts differ, where this machine sees those of the run.
+    ``parts`` is how model, data and stored rollouts differ, where this machine sees those of the run; ``missing`` which
+    facts about the recorded nodes the bundle lacks.
     """
 
     recorded: Recorded
     launch: launch.Prepared
     drift: tuple[Finding, ...] | None
     parts: tuple[Finding, ...] = ()
+    missing: tuple[Finding, ...] = ()
 
     @property
     def known_drift(self) -> tuple[Finding, ...]:
-        return (*self.parts, *(self.drift or ()))
+        return (*self.missing, *self.parts, *(self.drift or ()))
+
+    @property
+    def num_blocking(self) -> int:
+        return sum(item.level is Level.BLOCKING for item in self.known_drift)
 
 
 def reanalyse(bundle: Path) -> Recorded:
@@ -88,31 +96,34 @@ def reanalyse(bundle: Path) -> Recorded:
         )
 
 
-def find_cluster(recorded: Recorded, cluster: str | None, profile: str | None) -> str:
-    """Where ``prepare`` would have it run."""
-    return cluster or (recorded.plan.cluster if profile is None else launch.LOCAL)
+def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> Loaded[Profile]:
+    """The profile of whoever replays: of the bundle's only the name of its cluster counts, as a default.
+
+    Raises:
+        SpecError: a real cluster and no profile given, no such profile, or one that belongs to another cluster.
+    """
+    return launch.resolve_profile(profile, cluster or (recorded.plan.cluster if profile is None else None))
 
 
 def prepare(
     recorded: Recorded, *, cluster: str | None = None, profile: str | None = None, is_on_same_nodes: bool = False
 ) -> Prepared:
-    """The same experiment, rendered for here, and how this machine differs from the recorded one.
+    """The same experiment, rendered for a site of this user, and how this machine differs from the recorded one.
 
     Raises:
         SpecError: no such profile, one that belongs to another cluster, or nodes that it cannot be asked for.
     """
-    plan, inputs = recorded.plan, recorded.inputs
-    if cluster is not None or profile is not None:
-        loaded = launch.resolve_profile(profile, cluster)
-        plan = dataclasses.replace(plan, profile=loaded.model)
-        inputs = dataclasses.replace(inputs, profile=loaded.data)
+    site = find_site(recorded, cluster, profile)
+    plan = dataclasses.replace(recorded.plan, profile=site.model)
+    inputs = dataclasses.replace(recorded.inputs, profile=site.data)
     nodes = tuple(manifest.node for manifest in recorded.manifests) if is_on_same_nodes else ()
     drift = None
     if plan.cluster == launch.LOCAL:
         plan, lost = _fit_here(plan)
         drift = (*lost, *_find_drift(recorded, _probe_here(plan)))
     rendered = launch.render(plan, inputs, nodes=nodes)
-    return Prepared(recorded=recorded, launch=rendered, drift=drift, parts=_find_parts_drift(recorded, rendered))
+    parts, missing = _find_parts_drift(recorded, rendered), tuple(_find_missing(recorded))
+    return Prepared(recorded=recorded, launch=rendered, drift=drift, parts=parts, missing=missing)
 
 
 def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None:
@@ -127,6 +138,19 @@ def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None
                     for item in blocking]  # fmt: skip
         last = dataclasses.replace(problems[-1], hint="--yes runs it all the same; the comparison will say so")
         raise CheckFailed(*problems[:-1], last)
+
+
+def require_consent(*, is_accepted: bool) -> None:
+    """Stop before anything of a bundle runs, unless the user agreed to what was shown.
+
+    Raises:
+        SpecError: nobody was asked, and no option says yes.
+    """
+    if not is_accepted:
+        raise SpecError(
+            Problem("replay", "runs what the bundle says, and nobody agreed to that", expected="--yes, or a terminal",
+                    hint="--dry-run shows what would run; --yes runs it")
+        )  # fmt: skip
 
 
 def run(prepared: Prepared, tell: Callable[[str], None], *, is_quiet: bool = False) -> Comparison:
@@ -146,7 +170,8 @@ def run(prepared: Prepared, tell: Callable[[str], None], *, is_quiet: bool = Fal
         here = load_manifests(launched.run_dir)
         drift = _find_drift(prepared.recorded, here[0]) if here else ()
     code = compare_identities(prepared.recorded.identity, read_identity(launched.run_dir, prepared.launch.plan))
-    return compare_analyses(_translate(prepared), result.analysis, drift=(*prepared.parts, *drift), code=code)
+    found = (*prepared.missing, *prepared.parts, *drift)
+    return compare_analyses(_translate(prepared), result.analysis, drift=found, code=code)
 
 
 def _find_parts_drift(recorded: Recorded, here: launch.Prepared) -> tuple[Finding, ...]:
@@ -185,6 +210,16 @@ def _translate(prepared: Prepared) -> Analysis:
 def _probe_here(plan: Plan) -> Manifest:
     with trainer_path(plan):
         return probe_node("here")
+
+
+def _find_missing(recorded: Recorded) -> Iterator[Finding]:
+    """A bundle without them could not be told from one of a machine like this."""
+    num_nodes, found = recorded.plan.layout.num_nodes, recorded.manifests
+    if len(found) < num_nodes:
+        yield Finding(Level.BLOCKING, "nodes", f"a manifest of each of {num_nodes} node(s)", f"{len(found)}")
+    for manifest in found:
+        for name in sorted(PROBES.keys() - manifest.sections.keys()):
+            yield Finding(Level.BLOCKING, f"nodes.{manifest.node}.{name}", "recorded facts", "none")
 
 
 def _find_drift(recorded: Recorded, here: Manifest) -> tuple[Finding, ...]:

@@ -22,6 +22,7 @@ SMALL = ["--pairs", "2", "--set", "measure.scored_steps=3", "--set", "measure.wa
 def rlk_repro(*arguments: str, cwd: Path, code: int = 0) -> str:
     root = Path(__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": str(root), "RLK_REPRO_RUNS": str(cwd / "runs")}
+    environment["XDG_STATE_HOME"] = str(cwd / "state")
     argv = [sys.executable, "-m", "rlk_repro", *arguments]
     done = subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == code, done.stdout + done.stderr
@@ -66,7 +67,7 @@ def test_both_variants_printed_the_same_losses_from_one_seed(result: dict[str, s
 
 
 def test_a_full_replay_here_is_bitwise(result: dict[str, str]) -> None:
-    out = rlk_repro("replay", result["bundle"], "--json", cwd=Path(result["cwd"]))
+    out = rlk_repro("replay", result["bundle"], "--yes", "--json", cwd=Path(result["cwd"]))
     assert json.loads(out)["level"] == "bitwise"
 
 

@@ -1,7 +1,8 @@
-"""``replay``: verify, analyse again, show drift, run the same experiment here, compare."""
+"""``replay``: verify, analyse again, show drift and what would run, ask, run the same experiment here, compare."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,18 +25,26 @@ def replay(
     is_analyze_only: Annotated[bool, typer.Option("--analyze-only", help="Stop after the re-analysis.")] = False,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show drift and the job; send nothing.")] = False,
     cluster: Annotated[str | None, typer.Option(help="Where to run; default as recorded.")] = None,
-    profile: Annotated[str | None, typer.Option(help="Site profile; default as recorded.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="A profile of yours; the bundle's is never used.", show_default="local")
+    ] = None,
     is_on_same_nodes: Annotated[
         bool, typer.Option("--same-nodes", help="Ask the cluster for the recorded nodes, by name.")
     ] = False,
     vime_src: VimeSource = None,
     megatron_src: MegatronSource = None,
     rl_kernel_src: RlKernelSource = None,
-    is_accepted: Annotated[bool, typer.Option("--yes", help="Go on in spite of blocking drift.")] = False,
+    is_accepted: Annotated[
+        bool, typer.Option("--yes", help="Run what was shown without asking, in spite of blocking drift.")
+    ] = False,
+    is_trusted: Annotated[
+        bool, typer.Option("--trust", help="Run code that the bundle names and no pinned source holds.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a bundle, repeat its analysis, run the same experiment again and compare."""
     from rlk_repro import replay as steps
+    from rlk_repro.consent import require_trust
 
     recorded = steps.reanalyse(bundle)
     if is_analyze_only:
@@ -54,7 +63,8 @@ def replay(
             )
             say(recorded.analysis.verdict.headline)
         return
-    use_sources(vime_src, megatron_src, rl_kernel_src, cluster=steps.find_cluster(recorded, cluster, profile))
+    site = steps.find_site(recorded, cluster, profile).model
+    use_sources(vime_src, megatron_src, rl_kernel_src, cluster=site.cluster)
     prepared = steps.prepare(recorded, cluster=cluster, profile=profile, is_on_same_nodes=is_on_same_nodes)
     if is_dry_run:
         _show_dry_run(prepared, as_json=as_json)
@@ -62,7 +72,13 @@ def replay(
     require_sources(prepared.launch.plan, recorded.identity.sources)
     if not as_json:
         _say_drift(prepared)
+        _say_what_runs(prepared)
+    if not is_trusted:
+        require_trust(prepared.launch.plan)
+    if not is_accepted and not as_json and sys.stdin.isatty():
+        is_accepted = _ask(prepared)
     steps.check_drift(prepared.known_drift, is_accepted=is_accepted)
+    steps.require_consent(is_accepted=is_accepted)
     comparison = steps.run(prepared, silence if as_json else note, is_quiet=as_json)
     if as_json:
         say_json(comparison.to_json())
@@ -81,11 +97,13 @@ def _say_drift(prepared: Prepared) -> None:
     from rlk_repro.findings import Level
 
     say(f"analysis reproduced {_how_exact(prepared.recorded)} from the logs")
+    found = prepared.known_drift
     if prepared.drift is None:
         say("how the nodes differ from the recorded ones is found by the run")
-        return
-    shown = [finding for finding in prepared.drift if finding.level is not Level.INFO]
-    rest = f"{len(prepared.drift) - len(shown)} for information only (--dry-run --json lists them)"
+        if not found:
+            return
+    shown = [finding for finding in found if finding.level is not Level.INFO]
+    rest = f"{len(found) - len(shown)} for information only (--dry-run --json lists them)"
     if not shown:
         say(f"this machine against the recorded one: no drift that matters, {rest}")
         return
@@ -93,15 +111,46 @@ def _say_drift(prepared: Prepared) -> None:
     say_findings(shown)
 
 
+def _say_what_runs(prepared: Prepared) -> None:
+    from rlk_repro.consent import list_what_runs
+
+    say("what would run here:")
+    for topic, text in list_what_runs(prepared.launch.plan, prepared.recorded.plan.profile).items():
+        say(f"  {topic:<12} {text}")
+
+
+def _ask(prepared: Prepared) -> bool:
+    """One typed answer to both: that it runs at all, and in spite of what differs.
+
+    Raises:
+        CheckFailed: the answer is no.
+    """
+    from rlk_repro.errors import CheckFailed, Problem
+
+    number = prepared.num_blocking
+    question = f"Run this, in spite of {number} blocking difference(s)?" if number else "Run this?"
+    if not typer.confirm(question, err=True):
+        raise CheckFailed(Problem("replay", "was not agreed to", expected="a yes before it runs what the bundle says"))
+    return True
+
+
 def _show_dry_run(prepared: Prepared, *, as_json: bool) -> None:
     from rlk_repro.cli.submit import show_dry_run
+    from rlk_repro.consent import list_what_runs
     from rlk_repro.planview import dry_run_json
 
     plan, job, run_dir = prepared.launch.plan, prepared.launch.job, prepared.launch.run_dir
     if as_json:
         drift = None if prepared.drift is None else [finding.to_json() for finding in prepared.drift]
-        parts = [finding.to_json() for finding in prepared.parts]
-        say_json({**dry_run_json(plan, job), "drift": drift, "parts": parts, "replay_of": prepared.recorded.bundle_id})
+        more = {
+            "drift": drift,
+            "parts": [finding.to_json() for finding in prepared.parts],
+            "missing": [finding.to_json() for finding in prepared.missing],
+            "what_runs": list_what_runs(plan, prepared.recorded.plan.profile),
+            "replay_of": prepared.recorded.bundle_id,
+        }
+        say_json({**dry_run_json(plan, job), **more})
         return
     _say_drift(prepared)
+    _say_what_runs(prepared)
     show_dry_run(plan, job, run_dir, as_json=False)

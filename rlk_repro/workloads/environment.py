@@ -6,6 +6,7 @@ looked up at the last moment.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -48,6 +49,40 @@ ASTRAY: Final = frozenset(
     {"RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN", "http_proxy", "https_proxy", "all_proxy"}
     | {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
 )
+
+_SWITCH: Final = r"[01]"
+_NUMBER: Final = r"\d{1,9}"
+_WORDS: Final = r"[A-Za-z0-9^,_]{1,100}"
+RUN_ENV: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("NCCL_CUMEM_ENABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE"), _SWITCH),
+    **dict.fromkeys(("NCCL_SHM_DISABLE", "HSA_ENABLE_IPC_MODE_LEGACY", "HSA_NO_SCRATCH_RECLAIM"), _SWITCH),
+    **dict.fromkeys(("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"), _SWITCH),
+    **dict.fromkeys(("NVTE_UNFUSED_ATTN", "TORCH_NCCL_AVOID_RECORD_STREAMS", "VLLM_BATCH_INVARIANT"), _SWITCH),
+    **dict.fromkeys(("VLLM_ROCM_USE_AITER", "VLLM_USE_DEEP_GEMM", "VLLM_USE_FLASHINFER_SAMPLER"), _SWITCH),
+    **dict.fromkeys(("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "NCCL_MAX_NCHANNELS"), _NUMBER),
+    **dict.fromkeys(("NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_NTHREADS"), _NUMBER),
+    **dict.fromkeys(("NCCL_ALGO", "NCCL_DEBUG", "NCCL_PROTO", "VLLM_ATTENTION_BACKEND"), _WORDS),
+    "CUBLAS_WORKSPACE_CONFIG": r":\d{1,6}:\d{1,3}",
+    "PYTORCH_CUDA_ALLOC_CONF": r"[a-z_0-9]+:(True|False|[\d.]+)(,[a-z_0-9]+:(True|False|[\d.]+))*",
+}
+"""What a run may set, and what a value must look like: runs travel in bundles, and many variables lead to code."""
+
+
+def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
+    """Variables of a run that only a profile may set, which belongs to whoever uses it, and values that are none."""
+    problems = []
+    for name, value in sorted(env.items()):
+        pattern = RUN_ENV.get(name)
+        if pattern is None:
+            hint = "env of a profile may set any variable"
+            problems.append(
+                Problem(
+                    f"{where}.{name}", "no run may set this variable", expected=", ".join(sorted(RUN_ENV)), hint=hint
+                )
+            )
+        elif re.fullmatch(pattern, value) is None:
+            problems.append(Problem(f"{where}.{name}", "wrong value", got=value, expected=f"one like {pattern}"))
+    return problems
 
 
 def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from rlk_repro.rundir import RunDir
 from rlk_repro.spec import Profile
 from tests.make_run import Recipe, finish_run, make_plan_for, make_run
 
-CPU = Recipe(hardware="cpu", settings=("measure.pairs=1", "measure.scored_steps=2", "measure.warmup_steps=1"))
+CPU = Recipe(
+    hardware="cpu", is_routed=False, settings=("measure.pairs=1", "measure.scored_steps=2", "measure.warmup_steps=1")
+)
 
 
 def pack_stranger(
@@ -28,7 +31,7 @@ def pack_stranger(
 
     def alter(run_dir: RunDir) -> None:
         if profile is not None:
-            site = Profile.model_validate({"profile": "theirs", **profile})
+            site = Profile.model_validate_json(json.dumps({"profile": "theirs", **profile}))
             put_plan(run_dir, dataclasses.replace(make_plan_for(CPU), profile=site))
             write_text(run_dir.profile_yaml, yaml.safe_dump({"profile": "theirs", **profile}))
         if change is not None:

@@ -10,6 +10,7 @@ from rlk_repro.errors import Problem
 from rlk_repro.findings import Finding, Level
 from rlk_repro.plan import Plan
 from rlk_repro.spec import HubData
+from rlk_repro.workloads.environment import find_run_problems
 from rlk_repro.workloads.vime.arguments import Files, list_decided
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 from rlk_repro.workloads.vime.memory import estimate_memory
@@ -228,6 +229,10 @@ def _check_data(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: A
                           expected=" or ".join(values))  # fmt: skip
 
 
+def _check_env(plan: Plan, division: Division) -> Iterator[Problem]:
+    yield from find_run_problems(_placement_place(plan, "env"), division.placement.env)
+
+
 def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
     """Runs that do not time carry no verdict on speed: they have too few pairs for one."""
     what_for, measure = vime_of(plan).what_for, plan.run.measure
@@ -261,6 +266,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _check_rollouts,
     _check_arguments,
     _check_data,
+    _check_env,
     _check_purpose,
 )
 

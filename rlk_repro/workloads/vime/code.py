@@ -1,0 +1,109 @@
+"""What a run of vime executes because its author named it: Python functions, and all that may lead to code.
+
+vime imports whatever functions its flags name, and loads a model's own Python files. What is neither of this package
+nor of the sources that the stack pins is foreign: a replay runs it only where its user trusts it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rlk_repro.contracts import Contract, load_contract, spell_flags, split_arguments
+from rlk_repro.errors import SpecError
+from rlk_repro.plan import Plan
+from rlk_repro.resources import list_names, run_folders
+from rlk_repro.spec import HubSource, VimeWorkload
+from rlk_repro.specfile import load_run
+from rlk_repro.workloads.vime.layout import vime_of
+
+KNOWN_PACKAGES: Final = frozenset({"rlk_repro", "vime", "vime_plugins", "megatron"})
+"""This package, and those of the checkouts that a stack pins."""
+CODE_SWITCHES: Final = frozenset(
+    {"--trust-remote-code", "--vllm-trust-request-chat-template"}
+    | {"--run-workload-inspector-server", "--langrl-external-server"}
+)
+"""Flags without a value that let others decide what runs."""
+PLAIN_TEXTS: Final = frozenset(
+    {"--cp-comm-type", "--offload-modules", "--recompute-modules"}
+    | {"--vllm-attention-backend", "--vllm-optimization-level", "--vllm-quantization"}
+)
+"""Flags whose text is a word out of a list that no parser knows, not the name of code, a file or an address."""
+_NUMBERS: Final = re.compile(r"(?=.*\d)[\d\[\]()*+,. kKmMgGtT-]*")
+_FUNCTIONS: Final = re.compile(
+    r"--(custom-(?!config).*-path|.*-(filter|process|postprocess|function)-path|data-source-path|spec)"
+)
+"""Flags whose value vime or Megatron-LM imports: a path, or a module and the function in it."""
+_DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """A flag or source with what it names; ``is_known`` where that is this package's or of the pinned sources."""
+
+    where: str
+    value: str
+    is_known: bool
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.value}".rstrip()
+
+
+def list_code(plan: Plan) -> list[Code]:
+    """Every such thing in a plan of vime, known or foreign."""
+    return [*_list_sources(vime_of(plan)), *_list_flags(plan)]
+
+
+def _list_sources(workload: VimeWorkload) -> Iterator[Code]:
+    """vime loads every model with the permission to run the Python files beside it."""
+    source = workload.model.source
+    if isinstance(source, HubSource):
+        value = f"{source.repository} at {source.revision or 'any commit'}"
+        yield Code(where="model", value=value, is_known=source in _list_shipped_models())
+
+
+def _list_shipped_models() -> set[HubSource]:
+    runs = (load_run(name, run_folders()).model for name in list_names(run_folders()))
+    found = (run.workload.model.source for run in runs if isinstance(run.workload, VimeWorkload))
+    return {source for source in found if isinstance(source, HubSource)}
+
+
+def _list_flags(plan: Plan) -> Iterator[Code]:
+    """As words, the way vime reads them: a value that begins with two dashes is a flag as well."""
+    workload = vime_of(plan)
+    data = workload.data
+    words = spell_flags({**workload.model.arguments, **workload.arguments_on(plan.hardware.hardware)})
+    if data.custom_rm_path is not None:
+        words += ["--custom-rm-path", data.custom_rm_path]
+    contract = _find_contract(plan)
+    for flag, values in split_arguments(words):
+        if contract is None or not _is_data(contract, flag, values):
+            yield Code(where=flag, value=" ".join(values), is_known=_is_known(flag, values))
+
+
+def _find_contract(plan: Plan) -> Contract | None:
+    try:
+        return load_contract(plan.stack.pins["vime"].commit)
+    except (KeyError, SpecError):  # such a plan is refused for that alone
+        return None
+
+
+def _is_data(contract: Contract, flag: str, values: Sequence[str]) -> bool:
+    """Numbers, choices of the parser's own, and words that are neither code nor a place."""
+    definitions = contract.by_flag.get(flag, ())
+    if not definitions or flag in CODE_SWITCHES:
+        return False
+    is_closed = all(
+        item.choices is not None or item.kind in {"int", "float", "bool"} or not item.takes_value
+        for item in definitions
+    )  # fmt: skip
+    return is_closed or flag in PLAIN_TEXTS or all(_NUMBERS.fullmatch(value) for value in values)
+
+
+def _is_known(flag: str, values: Sequence[str]) -> bool:
+    """Whether what is imported is known: anything else that such a text names, a file say, is not."""
+    dotted = [value for value in values if not value.isidentifier()]
+    are_known = all(_DOTTED.fullmatch(value) and value.partition(".")[0] in KNOWN_PACKAGES for value in dotted)
+    return bool(dotted) and are_known and _FUNCTIONS.fullmatch(flag) is not None

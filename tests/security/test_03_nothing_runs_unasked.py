@@ -1,0 +1,142 @@
+"""A replay shows what would run and runs it after a yes; what a run may bring into trials is a list of typed values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.errors import SpecError
+from rlk_repro.launch import render
+from rlk_repro.plan import Plan
+from rlk_repro.rundir import RunDir, runs_root
+from rlk_repro.spec import VimeWorkload
+from rlk_repro.workloads.environment import RUN_ENV
+from tests.sbatch_examples import plan_for
+from tests.security.strangers import pack_stranger
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return pack_stranger(tmp_path / "id")
+
+
+def submitted() -> list[Path]:
+    return list(runs_root().glob("*/*/plan.json"))
+
+
+def test_without_a_terminal_and_a_yes_nothing_runs(call, tmp_path: Path) -> None:
+    def describe_here(run_dir: RunDir) -> None:
+        """The manifest that this machine has: no drift that would stop a replay."""
+        from rlk_repro.files import write_json
+        from rlk_repro.probes import probe_node
+
+        shutil.rmtree(run_dir.nodes)
+        write_json(run_dir.node("node0").manifest, probe_node("node0").to_json())
+
+    code, out, err = call("replay", str(pack_stranger(tmp_path / "id", change=describe_here)))
+    assert (code, submitted()) == (2, [])
+    assert err == (
+        "rlk-repro: replay: runs what the bundle says, and nobody agreed to that, expected --yes, or a terminal\n"
+        "  hint: --dry-run shows what would run; --yes runs it\n"
+    )
+    assert (
+        "what would run here:\n  run          smoke: reference, lane live, stack host\n  trials       2, 3 steps" in out
+    )
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], ["--analyze-only"]])
+def test_looking_asks_nothing(call, bundle: Path, options: list[str]) -> None:
+    assert call("replay", str(bundle), *options)[0] == 0
+    assert submitted() == []
+
+
+def answer(bundle: Path, word: str) -> subprocess.CompletedProcess[str]:
+    """Replay on a terminal, with a typed answer."""
+    terminal, inner = os.openpty()
+    os.write(terminal, f"{word}\n".encode())
+    try:
+        argv = [sys.executable, "-m", "rlk_repro", "replay", str(bundle)]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            argv, stdin=inner, capture_output=True, text=True, env=env, cwd=bundle.parent, timeout=240, check=False
+        )
+    finally:
+        os.close(terminal)
+        os.close(inner)
+
+
+def test_a_typed_no_runs_nothing(bundle: Path) -> None:
+    done = answer(bundle, "n")
+    assert (done.returncode, submitted()) == (1, [])
+    assert "Run this, in spite of " in done.stderr
+    assert "replay: was not agreed to" in done.stderr
+
+
+def test_one_typed_yes_is_enough(bundle: Path) -> None:
+    done = answer(bundle, "y")
+    assert len(submitted()) == 1, done.stderr
+    assert done.stderr.count("Run this") == 1
+    assert "replay level: " in done.stdout
+
+
+@pytest.mark.parametrize("what", ["nodes", "sections"])
+def test_missing_manifests_are_blocking(call, tmp_path: Path, what: str) -> None:
+    def remove(run_dir: RunDir) -> None:
+        if what == "nodes":
+            shutil.rmtree(run_dir.nodes)
+
+    bundle = str(pack_stranger(tmp_path / "id", change=remove))
+    found = json.loads(call("replay", bundle, "--dry-run", "--json")[1])["missing"]
+    assert {item["level"] for item in found} == {"blocking"}
+    wanted = {"nodes"} if what == "nodes" else {"nodes.node0.code", "nodes.node0.host"}
+    assert wanted <= {item["where"] for item in found}
+    code, _, err = call("replay", bundle)
+    assert (code, submitted()) == (1, [])
+    assert "differs from the recorded machine" in err
+    assert "--yes runs it all the same" in err
+
+
+def with_env(env: dict[str, str]) -> Plan:
+    """A plan of vime whose run sets variables, as a bundle or a file may hold it."""
+    plan = plan_for("vime-smoke", "h200")
+    workload = plan.run.workload
+    assert isinstance(workload, VimeWorkload)
+    placement = workload.placements["h200"].model_copy(update={"env": env})
+    changed = workload.model_copy(update={"placements": {**workload.placements, "h200": placement}})
+    return dataclasses.replace(plan, run=plan.run.model_copy(update={"workload": changed}))
+
+
+CODE = ("PYTHONPATH", "PYTHONWARNINGS", "BROWSER", "LD_PRELOAD", "PYTHONSTARTUP", "HF_HUB_OFFLINE", "RAY_ADDRESS",
+        "VLLM_PLUGINS", "NCCL_NET_PLUGIN", "TRITON_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "GIT_SSH_COMMAND")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_a_run_sets_no_other_variable_than_those_listed(name: str) -> None:
+    with pytest.raises(SpecError, match=rf"placements\.h200\.env\.{name}: no run may set this variable"):
+        render(with_env({name: "1"}), None)
+
+
+@pytest.mark.parametrize("value", ["/tmp/evil.so", "1;id", "$(id)", "1\n", "", "a b", "%s", "x" * 1000, "../up"])
+def test_a_listed_variable_has_a_value_of_its_type(value: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        render(with_env(dict.fromkeys(RUN_ENV, value)), None)
+    refused = {problem.where.rpartition(".")[2] for problem in caught.value.problems if problem.what == "wrong value"}
+    assert refused == set(RUN_ENV)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("NCCL_NVLS_ENABLE", "0"), ("NCCL_ALGO", "Ring"), ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+     ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1")],
+)  # fmt: skip
+def test_a_listed_variable_is_set(name: str, value: str) -> None:
+    assert render(with_env({name: value}), None).plan.run

@@ -1,0 +1,270 @@
+"""Python that a recorded run names is listed, and run only where it is trusted; stored rollouts are data or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import pickle
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlk_repro import proc
+from rlk_repro.bundle import pack, seal
+from rlk_repro.consent import find_foreign, require_trust
+from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing
+from rlk_repro.files import sha256_bytes, write_json
+from rlk_repro.plan import Plan, make_record
+from rlk_repro.prepare.making import Order, fill
+from rlk_repro.prepare.stored_rollouts import Storage
+from rlk_repro.rollout_files import check_file
+from rlk_repro.rundir import RunDir, runs_root
+from rlk_repro.spec import HubSource, StoredRollouts, VimeWorkload
+from tests.sbatch_examples import plan_for
+from tests.security.strangers import write_program
+from tests.vime_examples import list_plans
+
+ROOT = Path(__file__).parent.parent.parent
+EVIDENCE = ROOT / "docs" / "evidence"
+
+
+def with_workload(plan: Plan, **parts: Any) -> Plan:
+    """A plan of vime with other settings, by the name of the part: ``arguments``, ``data`` and so on."""
+    workload = plan.run.workload
+    assert isinstance(workload, VimeWorkload)
+    changed = {
+        name: value if name == "arguments" else getattr(workload, name).model_copy(update=value)
+        for name, value in parts.items()
+    }
+    run = plan.run.model_copy(update={"workload": workload.model_copy(update=changed)})
+    return dataclasses.replace(plan, run=run)
+
+
+def test_no_shipped_run_names_foreign_code() -> None:
+    assert {name: found for name, plan in list_plans() if (found := find_foreign(plan))} == {}
+
+
+FLAGS: dict[str, Any] = {
+    "custom-generate-function-path": "evil.module.generate",
+    "custom-convert-samples-to-train-data-path": "os.system",
+    "data-source-path": "evil.Source",
+    "spec": ("evil.module", "get_spec"),
+    "rollout-data-postprocess-path": "vime.x.y ; evil",
+    "vllm-worker-cls": "evil.Worker",
+    "vllm-tool-parser-plugin": "/tmp/evil.py",
+    "vllm-middleware": "vime.looks.known",
+    "vllm-log-config-file": "vime.json",
+    "vllm-load-format": "evil",
+    "vllm-hf-overrides": '{"a": 1}',
+    "vllm-chat-template": "{{ evil }}",
+    "train-env-vars": '{"LD_PRELOAD": "/tmp/evil.so"}',
+    "rm-url": "http://evil.example/reward",
+    "tokenizer-model": "/tmp/evil",
+    "trust-remote-code": True,
+}
+
+
+@pytest.mark.parametrize("flag", sorted(FLAGS))
+def test_flags_that_lead_to_foreign_code_want_trust(flag: str) -> None:
+    plan = with_workload(plan_for("vime-smoke", "h200"), arguments={flag: FLAGS[flag]})
+    with pytest.raises(CheckFailed, match=rf"--{flag}: may run code that neither this package nor a pinned source"):
+        require_trust(plan)
+
+
+@pytest.mark.parametrize("value", [("fp8", "--custom-rm-path=evil.f"), ("fp8", "--spec", "evil.x", "f")])
+def test_a_flag_in_the_place_of_a_value_is_seen(value: tuple[str, ...]) -> None:
+    plan = with_workload(plan_for("vime-smoke", "h200"), arguments={"vllm-quantization": value})
+    assert "evil" in " ".join(item.value for item in find_foreign(plan))
+
+
+def test_rewards_and_models_of_others_want_trust() -> None:
+    plan = with_workload(plan_for("vime-smoke", "h200"), data={"custom_rm_path": "evil.reward", "rm_type": None})
+    assert [str(item) for item in find_foreign(plan)] == ["--custom-rm-path evil.reward"]
+    source = HubSource(kind="hub", repository="evil/Qwen3-4B", revision="a" * 40)
+    plan = with_workload(plan_for("qwen3-4b", "h200"), model={"source": source})
+    assert [item.where for item in find_foreign(plan)] == ["model"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"vllm-quantization": "fp8"}, {"moe-layer-freq": "[0]*1+[1]*45"}, {"vllm-max-model-len": "8k"},
+     {"attention-backend": "flash"}, {"vllm-enforce-eager": True}, {"spec": ("vime_plugins.models.glm4", "get_spec")},
+     {"dynamic-sampling-filter-path": "vime.rollout.filter_hub.dynamic_sampling_filters.check"}],
+)  # fmt: skip
+def test_numbers_choices_and_pinned_code_want_none(arguments: dict[str, Any]) -> None:
+    assert find_foreign(with_workload(plan_for("vime-smoke", "h200"), arguments=arguments)) == []
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """Sealed evidence, in which a reward of the stranger's stands, with all hashes redone."""
+    from rlk_repro.analysis import analyse
+
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    with tarfile.open(EVIDENCE / "vime-live-h200.tgz") as archive:
+        archive.extractall(folder, filter="data")
+    run_dir = RunDir(folder)
+    plan = with_workload(Plan.load(run_dir.plan), data={"custom_rm_path": "evil.reward", "rm_type": None})
+    write_json(run_dir.plan, make_record(plan, run_dir.run_id))
+    write_json(run_dir.analysis, analyse(run_dir).to_json())
+    run_dir.checksums.unlink()
+    seal(run_dir)
+    return pack(run_dir)
+
+
+def test_a_yes_does_not_trust(call, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    sources = []
+    for option, module in (("--vime-src", "vime"), ("--megatron-src", "megatron"), ("--rl-kernel-src", "rl_engine")):
+        (tmp_path / option / module).mkdir(parents=True)
+        sources += [option, str(tmp_path / option)]
+    shown = json.loads(call("replay", str(bundle), *sources, "--dry-run", "--json")[1])["what_runs"]
+    assert shown["named code"] == "--custom-rm-path evil.reward (FOREIGN: needs --trust)"
+    code, out, err = call("replay", str(bundle), *sources, "--yes")
+    assert (code, list(runs_root().glob("*/*/plan.json"))) == (1, [])
+    assert "--custom-rm-path evil.reward (FOREIGN: needs --trust)" in out
+    assert "hint: look at it; --trust runs it" in err
+
+
+class Call:
+    """A pickle that calls a function of the stranger's choice when it is loaded."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return os.system, self.words
+
+
+def write_rollout(path: Path, value: Any) -> Path:
+    torch.save({"rollout_id": 0, "samples": [value]}, path)
+    return path
+
+
+def hostile_rollouts(folder: Path, mark: Path) -> Iterator[Path]:
+    """Files that run something in torch.load, or that torch reads otherwise than as data."""
+    evil = Call(f'touch "{mark}"')
+    yield write_rollout(folder / "call.pt", {"tokens": [1], "metadata": evil})
+    with (folder / "bare.pt").open("wb") as stream:
+        pickle.dump(evil, stream)
+    yield folder / "bare.pt"
+    torch.save(evil, folder / "legacy.pt", _use_new_zipfile_serialization=False)
+    yield folder / "legacy.pt"
+    good = write_rollout(folder / "good", {"tokens": [1]})
+    with zipfile.ZipFile(good) as archive:
+        members = {item.filename: archive.read(item) for item in archive.infolist()}
+    with zipfile.ZipFile(folder / "program.pt", "w") as archive:  # torch takes it for a compiled program
+        for member, content in {
+            **members,
+            f"{good.name}/constants.pkl": b"\x80\x02).",
+        }.items():
+            archive.writestr(member, content)
+    yield folder / "program.pt"
+    opcodes = {
+        "global": b"cos\nsystem\n(Vtrue\ntR.",
+        "instance": b"(Vtrue\nios\nsystem\n.",
+        "stack": b"\x80\x04\x8c\x05posix\x8c\x06system\x93(Vtrue\ntR.",
+        "build": b"ccollections\nOrderedDict\n(tR}V__reduce__\ncos\nsystem\nsb.",
+        "named": b"cnumpy\nndarray\n(Vx\ntR.",
+        "dotted": b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.fromkeys\x93(tR.",
+        "cut": b"\x80\x02}q",
+        "extension": b"\x80\x02\x82\x01.",
+    }
+    for name, data in opcodes.items():
+        with zipfile.ZipFile(folder / f"{name}.pt", "w") as archive:
+            for member, content in members.items():
+                archive.writestr(member, data if member.endswith("data.pkl") else content)
+        yield folder / f"{name}.pt"
+
+
+def test_a_rollout_that_is_more_than_data_is_refused_unread(tmp_path: Path) -> None:
+    _, mark = write_program(tmp_path)
+    for path in hostile_rollouts(tmp_path, mark):
+        with pytest.raises(BundleUnreadable, match=rf"stored rollout {path.name}: "):
+            check_file(path)
+    assert not mark.exists()
+    with pytest.raises(
+        BundleUnreadable, match=r"stored rollout call.pt: is more than data \(it asks for posix.system\)"
+    ):
+        check_file(tmp_path / "call.pt")
+
+
+def test_vime_is_not_started_on_one(tmp_path: Path) -> None:
+    """By torch's own reader of archives, in the process that would become vime's."""
+    _, mark = write_program(tmp_path)
+    checkout = tmp_path / "vime checkout"
+    (checkout / "vime").mkdir(parents=True)
+    (checkout / "vime" / "__init__.py").touch()
+    (checkout / "train.py").write_text("print('trains')\n")
+    paths = [tmp_path / name for name in ("call.pt", "legacy.pt", "program.pt")]
+    assert set(paths) < set(hostile_rollouts(tmp_path, mark))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout), str(ROOT)])}
+    for number, path in enumerate((*paths, tmp_path / "good")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path.rename(folder / "0.pt")
+        for flag in ("--load-debug-rollout-data", "--load-forge-rollout-data"):
+            argv = ["--num-rollout", "1", flag, str(folder / "{rollout_id}.pt"), "--use-rollout-routing-replay"]
+            if path.name == "good":
+                argv.pop()
+            done = proc.run([sys.executable, "-m", "rlk_repro.integration.start_vime", *argv], env=env, timeout_s=120)
+            assert (done.returncode, done.stdout) == ((0, "trains\n") if path.name == "good" else (5, "")), done.stderr
+    assert not mark.exists()
+
+
+def test_prepare_takes_none(tmp_path: Path) -> None:
+    _, mark = write_program(tmp_path)
+    folder = tmp_path / "mirror" / "rollouts" / "theirs"
+    folder.mkdir(parents=True)
+    data = write_rollout(folder / "0.pt", {"metadata": Call(f'touch "{mark}"')}).read_bytes()
+    digest = "sha256:" + sha256_bytes(f"{sha256_bytes(data)}  0.pt\n".encode())
+    stored = StoredRollouts(name="theirs", num_files=1, digest=digest, made_by="a stranger")
+    storage = Storage(stored=stored, mirror=tmp_path / "mirror", is_offline=True)
+    target = tmp_path / "prepared" / "rollouts" / "theirs"
+    with pytest.raises((BundleUnreadable, EnvironmentMissing), match=r"it asks for posix\.system"):
+        fill(Order(kind="rollouts", folder=target, is_wanted=lambda _: True, make=storage.run), lambda _: None)
+    assert not mark.exists()
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("name", ["vime-train-only-r3-h200", "vime-train-only-h200", "vime-tp2-h200"])
+def test_the_rollouts_of_the_evidence_are_data(tmp_path: Path, name: str) -> None:
+    with tarfile.open(EVIDENCE / f"{name}.tgz") as archive:
+        for member in archive:
+            if member.name.endswith(".pt"):
+                path = tmp_path / Path(member.name).name
+                stream = archive.extractfile(member)
+                assert stream is not None
+                path.write_bytes(stream.read())
+                check_file(path)
+    assert len(list(tmp_path.glob("*.pt"))) == 16
+
+
+def test_arrays_tensors_and_plain_values_are_data(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    value = {
+        "tokens": [1, 2],
+        "text": "ünï",
+        "bytes": b"\x00\xff",
+        "set": {1, (2, 3)},
+        "complex": 1j,
+        "routes": numpy.arange(6, dtype=numpy.int16).reshape(1, 2, 3),
+        "names": numpy.array(["a", None], dtype=object),
+        "number": numpy.float32(1),
+        numpy.int64(1): None,
+        **{str(kind): torch.zeros(2, dtype=kind) for kind in (torch.bfloat16, torch.int32, torch.bool)},
+    }
+    path = write_rollout(tmp_path / "0.pt", value)
+    check_file(path)
+    stream = io.BytesIO(path.read_bytes())
+    assert torch.load(stream, weights_only=False)["samples"][0]["set"] == {1, (2, 3)}
