@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlk_repro.backends.api import Job
+from rlk_repro.consent import find_foreign
+from rlk_repro.files import printable
 from rlk_repro.plan import Plan
 from rlk_repro.power import smallest_effect
 from rlk_repro.units import format_duration
@@ -83,6 +85,7 @@ def plan_lines(plan: Plan) -> list[str]:
     rows += [
         ("warning", f"{item['where']}: {item['found']}, expected {item['expected']}") for item in summary["warnings"]
     ]
+    rows += [("foreign code", f"{printable(str(item))}: look at it before you submit") for item in find_foreign(plan)]
     if plan.is_exploratory:
         rows.append(("exploratory", "measurement rules were changed; the verdict will say so"))
     changed = [f"{path} ({source})" for path, source in plan.sources.items() if source.startswith("--")]

@@ -142,7 +142,8 @@ def test_a_bundle_is_replayed_on_the_nodes_it_names_and_on_this_machine(call, si
     run.wait_for_end()
     bundle = str(run.collect())
     site.cluster.ask("scontrol", "update", "nodename=node-0", "state=resume")
-    code, out, err = call("replay", bundle, "--same-nodes", "--json")
+    profile = str(site.folder / "profile.yaml")
+    code, out, err = call("replay", bundle, "--profile", profile, "--same-nodes", "--yes", "--json")
     assert (code, json.loads(out)["level"]) == (0, "bitwise"), err
     again = find_run_dir(None)
     assert [node.path.name for node in again.node_dirs()] == ["node-1"]

@@ -195,12 +195,12 @@ def _read_link(folder: Path, recorded: str) -> str:
 
 
 def _git(top: Path, places: Mapping[str, str], *arguments: str) -> bytes | Unknown:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = proc.run(
             [*GIT, *arguments],
             cwd=top,
-            env=inherited | places | {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            env={**env, **places, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
             timeout_s=TIMEOUT_S,
             is_binary=True,
         )

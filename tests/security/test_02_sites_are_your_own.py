@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.security.strangers import pack_stranger
 from tests.slurm_runs import Site, make_profile
 
 SECRET = "aws" + "-" + "key" * 8
-SLURM = {
+SLURM: dict[str, Any] = {
     "cluster": "slurm",
     "env": {"THEIRS": {"from_env": "AWS_SECRET_ACCESS_KEY"}},
     "slurm": {"gres": "none", "setup": ["touch /tmp/mark-of-a-stranger"], "extra": ["--comment=theirs"]},
@@ -89,7 +90,7 @@ def test_on_a_real_slurm_nothing_of_the_recorded_site_runs(call, site: Site, tmp
     assert SECRET not in "".join(path.read_text(errors="replace") for path in run_dir.root.rglob("*") if path.is_file())
 
 
-def unpack_stranger(tmp_path: Path, submission: Submission, profile: dict[str, object]) -> RunDir:
+def unpack_stranger(tmp_path: Path, submission: Submission, profile: dict[str, Any]) -> RunDir:
     """A bundle that was unpacked where the user's own run directories are, by plain tar."""
 
     def add(run_dir: RunDir) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from rlk_repro.launch import render
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir, runs_root
 from rlk_repro.spec import VimeWorkload
+from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.environment import RUN_ENV
 from tests.sbatch_examples import plan_for
 from tests.security.strangers import pack_stranger
@@ -139,4 +141,10 @@ def test_a_listed_variable_has_a_value_of_its_type(value: str) -> None:
      ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1")],
 )  # fmt: skip
 def test_a_listed_variable_is_set(name: str, value: str) -> None:
-    assert render(with_env({name: value}), None).plan.run
+    plan = render(with_env({name: value}), None).plan
+    assert get_workload("vime").trainer_command(plan, plan.trials[0], RunDir(ROOT)).env[name] == value
+
+
+def test_the_page_lists_the_variables() -> None:
+    page = (ROOT / "docs" / "replay.md").read_text().partition("## Variables that a run may set")[2].partition("## ")[0]
+    assert set(re.findall(r"`([A-Z][A-Z0-9_]+)`", page)) == set(RUN_ENV)

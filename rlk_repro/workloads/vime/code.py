@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from rlk_repro.contracts import Contract, load_contract, spell_flags, split_arguments
@@ -64,10 +65,11 @@ def _list_sources(workload: VimeWorkload) -> Iterator[Code]:
         yield Code(where="model", value=value, is_known=source in _list_shipped_models())
 
 
-def _list_shipped_models() -> set[HubSource]:
+@cache
+def _list_shipped_models() -> frozenset[HubSource]:
     runs = (load_run(name, run_folders()).model for name in list_names(run_folders()))
     found = (run.workload.model.source for run in runs if isinstance(run.workload, VimeWorkload))
-    return {source for source in found if isinstance(source, HubSource)}
+    return frozenset(source for source in found if isinstance(source, HubSource))
 
 
 def _list_flags(plan: Plan) -> Iterator[Code]:
