@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rlk_repro.errors import CheckFailed, Problem
-from rlk_repro.files import printable
+from rlk_repro.escapes import printable
 from rlk_repro.plan import Plan
 from rlk_repro.spec import Profile, VimeWorkload
 from rlk_repro.units import format_duration

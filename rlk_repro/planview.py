@@ -7,7 +7,7 @@ from typing import Any
 
 from rlk_repro.backends.api import Job
 from rlk_repro.consent import find_foreign
-from rlk_repro.files import printable
+from rlk_repro.escapes import printable
 from rlk_repro.plan import Plan
 from rlk_repro.power import smallest_effect
 from rlk_repro.units import format_duration
