@@ -105,7 +105,10 @@ def new_folder(path: Path, *, hint: str | None = None) -> Iterator[Path]:
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     with writing(path, hint=hint):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
         parent = Path(tempfile.mkdtemp(dir=path.parent, prefix=".partial-"))
     partial = parent / path.name
     try:

@@ -338,7 +338,7 @@ def _explain_end(launched: Launched) -> RlkReproError:
     refusal = None if code is None else _REFUSALS.get(code)
     if state is not None and refusal is not None:
         hint = f"see {run_dir.agent_log}" if code == EXIT_BUG else None
-        return refusal(Problem(run_dir.run_id, state.message, hint=hint))
+        return refusal(*(Problem(run_dir.run_id, line, hint=hint) for line in state.message.splitlines() or [""]))
     reason = poll(launched).reason or "its agent left no word"
     log = _find_output(launched) if code is None else run_dir.agent_log
     return CheckFailed(

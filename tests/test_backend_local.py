@@ -244,7 +244,7 @@ def test_a_folder_that_cannot_be_made_says_how_to_choose_another(tmp_path: Path)
     with pytest.raises(EnvironmentMissing) as caught:
         stage(plan, inputs, RunDir(tmp_path / "file" / "run"), Job(files={}, command=("x",)))
     assert str(caught.value) == (
-        f"{tmp_path}/file/run: cannot be written (Not a directory)\n  hint: export RLK_REPRO_RUNS=…"
+        f"{tmp_path}/file/run: cannot be written (Not a directory)\n  hint: export RLK_REPRO_RUNS=/a/folder/with/room"
     )
 
 

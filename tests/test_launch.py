@@ -109,7 +109,8 @@ def test_a_preflight_refusal_keeps_its_class_and_names_the_findings() -> None:
     error = explain(run_dir)
     assert type(error) is EnvironmentMissing
     assert str(error) == (
-        f"{run_dir.run_id}: preflight: disk: is not fit, got '1 GiB', expected 9 GiB free\ngpu.count: is not fit"
+        f"{run_dir.run_id}: preflight: disk: is not fit, got '1 GiB', expected 9 GiB free\n"
+        f"{run_dir.run_id}: gpu.count: is not fit"
     )
 
 
