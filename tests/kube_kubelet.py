@@ -59,7 +59,7 @@ class Faults:
 class RunningPod:
     """``process`` is None for a pod without a first process."""
 
-    address: str = ""
+    address: str = "10.244.1.1"
     process: subprocess.Popen[bytes] | None = None
     folder: Path = Path()
     env: dict[str, str] = field(default_factory=dict)
