@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,7 +95,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 def poll(submission: Submission, run_dir: RunDir) -> Status:
     """Ask once, and bring what the agent says of its progress."""
-    return _look(submission, run_dir).status
+    return _look(submission, run_dir)[0]
 
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
@@ -105,11 +104,11 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
         return read_logs(run_dir, lambda: True)
 
     def bring_lines() -> bool:
-        look = _look(submission, run_dir)
-        if look.leader is not None and look.facts is not None:
+        status, answer = _look(submission, run_dir)
+        if answer is not None:
             with suppress(SchedulerRefused, EnvironmentMissing):
-                mirror_logs(look.leader, look.facts, run_dir.live)
-        return look.status.state.is_final
+                mirror_logs(*answer, run_dir.live)
+        return status.state.is_final
 
     ask = asked_rarely(bring_lines, LOG_POLL_S)
     is_over = ask()
@@ -169,36 +168,28 @@ def _is_collected(run_dir: RunDir) -> bool:
     return run_dir.bundle.is_file()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Look:
-    """One look at a job; ``leader`` is its leading pod if that answered, ``facts`` what it said."""
-
-    status: Status
-    leader: Pod | None = None
-    facts: Facts | None = None
-
-
-def _look(submission: Submission, run_dir: RunDir) -> _Look:
+def _look(submission: Submission, run_dir: RunDir) -> tuple[Status, tuple[Pod, Facts] | None]:
+    """Where the job stands; its leading pod and what that said, if it answered."""
     if _is_here(run_dir):
-        return _Look(status=Status(state=JobState.DONE, reason=read_last_word(run_dir).message))
+        return Status(state=JobState.DONE, reason=read_last_word(run_dir).message), None
     sent = read_sent(submission)
     if sent is None:
-        return _Look(status=Status(state=JobState.UNKNOWN, reason=f"{submission.job_id!r} is no job of Kubernetes"))
+        return Status(state=JobState.UNKNOWN, reason=f"{submission.job_id!r} is no job of Kubernetes"), None
     try:
         found = find_objects(sent)
     except (EnvironmentMissing, SchedulerRefused) as error:
-        return _Look(status=Status(state=JobState.UNKNOWN, reason=str(error), is_unreachable=True))
+        return Status(state=JobState.UNKNOWN, reason=str(error), is_unreachable=True), None
     if found.job is None:
-        return _Look(status=_judge_absent(sent, run_dir))
+        return _judge_absent(sent, run_dir), None
     judged = judge(found.job, found.pods, found.events)
     leader = _find_pod(sent, judged.leader, run_dir)
     facts = None if leader is None else leader.read_facts()
-    if facts is None:
-        return _Look(status=_judge_present(judged, _recall(run_dir), run_dir))
+    if leader is None or facts is None:
+        return _judge_present(judged, _recall(run_dir), run_dir), None
     write_json(run_dir.live.state, facts.to_json(), is_durable=False)
     if facts.state is not None:
         write_json(run_dir.state, facts.state, is_durable=False)
-    return _Look(status=_judge_present(judged, facts, run_dir), leader=leader, facts=facts)
+    return _judge_present(judged, facts, run_dir), (leader, facts)
 
 
 def _find_pod(sent: Sent, name: str, run_dir: RunDir) -> Pod | None:
