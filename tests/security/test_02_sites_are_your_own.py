@@ -116,10 +116,11 @@ def test_an_unpacked_bundle_ends_no_process_of_mine(call, tmp_path: Path, sleepe
     assert stat is not None
     theirs = Submission(cluster="local", job_id=f"{sleeper.pid}:{stat.start_ticks}", submitted_at="now")
     run_dir = unpack_stranger(tmp_path, theirs, {"cluster": "local"})
-    run_dir.agent_output.symlink_to(f"/proc/{sleeper.pid}/fd/1")
     for name in ("their-id", str(run_dir.root)):
         code, _, err = call("cancel", name)
         assert (code, "their-id: was not submitted by you" in err) == (1, True)
+    run_dir.agent_output.symlink_to(f"/proc/{sleeper.pid}/fd/1")
+    assert call("cancel", "their-id")[0] == 5  # a link is refused before anything else
     assert sleeper.poll() is None
 
 

@@ -115,6 +115,8 @@ def bundle(tmp_path: Path) -> Path:
     run_dir = RunDir(folder)
     plan = with_workload(Plan.load(run_dir.plan), data={"custom_rm_path": "evil.reward", "rm_type": None})
     write_json(run_dir.plan, make_record(plan, run_dir.run_id))
+    author = run_dir.run_yaml.read_text()
+    run_dir.run_yaml.write_text(author.replace("rlk_repro.integration.reward.share_of_even_ids", "evil.reward"))
     write_json(run_dir.analysis, analyse(run_dir).to_json())
     run_dir.checksums.unlink()
     seal(run_dir)
