@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlk_repro import proc
+from rlk_repro import git, proc
 from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
-from rlk_repro.probes.checkout import GIT
 from rlk_repro.resources import PACKAGE
 from rlk_repro.spec import BaseImage, ImagePlatform, Stack
 
@@ -177,7 +176,7 @@ def _own_commit() -> tuple[str, str]:
 
 
 def _git(*arguments: str) -> str:
-    done = proc.run([*GIT, *arguments], cwd=ROOT)
+    done = git.ask_git(ROOT, *arguments, timeout_s=30.0)
     if not done.is_ok:
         hint = "images are built from a checkout of rlk-repro, whose commit they name"
         raise EnvironmentMissing(Problem(str(ROOT), "is no git checkout", hint=hint))

@@ -27,7 +27,7 @@ from rlk_repro.trees import GENERATED, hash_listed, hash_tree
 
 TIMEOUT_S: Final = 20.0
 # The user's own settings may start a file system monitor, which would watch a repository that is gone at once.
-GIT: Final = ("git", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false")
+_GIT: Final = ("git", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false")
 PROJECT_FILES: Final = ("pyproject.toml", "setup.py")
 """One of them lies beside the package in a source tree, and in no folder that packages are installed into."""
 NOT_A_CHECKOUT: Final = Unknown("its folder is not a git checkout")
@@ -198,7 +198,7 @@ def _git(top: Path, places: Mapping[str, str], *arguments: str) -> bytes | Unkno
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = proc.run(
-            [*GIT, *arguments],
+            [*_GIT, *arguments],
             cwd=top,
             env={**env, **places, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
             timeout_s=TIMEOUT_S,
