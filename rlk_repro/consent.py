@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from rlk_repro.errors import CheckFailed, Problem
 from rlk_repro.escapes import printable
 from rlk_repro.plan import Plan
+from rlk_repro.resources import list_names, stack_folders
 from rlk_repro.spec import Profile, VimeWorkload
+from rlk_repro.specfile import load_stack
 from rlk_repro.units import format_duration
 from rlk_repro.workloads.vime.code import Code, list_code
 
@@ -71,7 +73,16 @@ def _list_sources(workload: VimeWorkload, lane: str) -> Iterator[tuple[str, str]
 
 
 def _list_code(plan: Plan) -> list[Code]:
-    return list_code(plan) if isinstance(plan.run.workload, VimeWorkload) else []
+    return [*_list_images(plan), *(list_code(plan) if isinstance(plan.run.workload, VimeWorkload) else ())]
+
+
+def _list_images(plan: Plan) -> Iterator[Code]:
+    """An image runs whatever is in it; known are those of the shipped stacks, by digest."""
+    image = plan.stack.images.get(plan.hardware.image_platform)
+    if image is not None:
+        stacks = (load_stack(name, stack_folders()).model for name in list_names(stack_folders()))
+        shipped = {known.digest for stack in stacks for known in stack.images.values()}
+        yield Code(where="image", value=f"{image.reference}@{image.digest}", is_known=image.digest in shipped)
 
 
 def _mark(item: Code) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from rlk_repro import proc
 from rlk_repro.bundle import pack, seal
-from rlk_repro.consent import find_foreign, require_trust
+from rlk_repro.consent import find_foreign, list_what_runs, require_trust
 from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing
 from rlk_repro.files import sha256_bytes, write_json
 from rlk_repro.plan import Plan, make_record
@@ -27,7 +27,7 @@ from rlk_repro.prepare.making import Order, fill
 from rlk_repro.prepare.stored_rollouts import Storage
 from rlk_repro.rollout_files import check_file
 from rlk_repro.rundir import RunDir, runs_root
-from rlk_repro.spec import HubSource, StoredRollouts, VimeWorkload
+from rlk_repro.spec import HubSource, Image, StoredRollouts, VimeWorkload
 from tests.sbatch_examples import plan_for
 from tests.security.strangers import write_program
 from tests.vime_examples import list_plans
@@ -91,6 +91,17 @@ def test_rewards_and_models_of_others_want_trust() -> None:
     source = HubSource(kind="hub", repository="evil/Qwen3-4B", revision="a" * 40)
     plan = with_workload(plan_for("qwen3-4b", "h200"), model={"source": source})
     assert [item.where for item in find_foreign(plan)] == ["model"]
+
+
+def test_images_of_others_want_trust() -> None:
+    plan = plan_for("smoke", "h200")
+    image = Image(reference="evil.example/image", digest=f"sha256:{'e' * 64}")
+    theirs = dataclasses.replace(plan, stack=plan.stack.model_copy(update={"images": {"cuda-amd64": image}}))
+    assert [str(item) for item in find_foreign(theirs)] == [f"image evil.example/image@sha256:{'e' * 64}"]
+    assert list_what_runs(theirs, theirs.profile)["named code"].endswith(" (FOREIGN: needs --trust)")
+    shipped = plan_for("smoke", "h200", stack="example")
+    assert shipped.stack.images
+    assert find_foreign(shipped) == []
 
 
 @pytest.mark.parametrize(
