@@ -13,10 +13,10 @@ from typing import Any, Final
 from rlk_repro.allocations import find_misfits, find_unknown_nodes
 from rlk_repro.errors import BundleUnreadable
 from rlk_repro.escapes import printable
-from rlk_repro.files import dump_json, load_json
-from rlk_repro.findings import Finding, Level, sort_findings
+from rlk_repro.files import MAX_PLAN_BYTES, dump_json, load_json
+from rlk_repro.findings import Finding, Level, limit_findings
 from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
-from rlk_repro.manifest import Manifest, Unknown, diff_manifests
+from rlk_repro.manifest import Manifest, Unknown, diff_nodes
 from rlk_repro.operator_table import OperatorTable, read_operators
 from rlk_repro.plan import BASELINE, ENABLED, Plan, Trial, find_run_id
 from rlk_repro.results import Analysis, PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus
@@ -57,7 +57,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     Raises:
         BundleUnreadable: no readable plan.  Whatever else is missing becomes a status, a reason or a finding.
     """
-    record = load_json(run_dir.plan)
+    record = load_json(run_dir.plan, max_bytes=MAX_PLAN_BYTES)
     plan = Plan.from_json(record, "plan.json")
     telemetry = _read_telemetry(run_dir)
     trials = tuple(
@@ -94,7 +94,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         gates=judgement.gates,
         verdict=judgement.verdict,
         notes=tuple(_notes(run_dir)),
-        findings=tuple(sort_findings([*findings, *differences, *_limit(missing), *_limit(unplanned)])),
+        findings=tuple(limit_findings([*findings, *differences, *_limit(missing), *_limit(unplanned)])),
         operators=() if table is None else table.results,
     )
     # as it will be read back: with the digits that are kept
@@ -195,9 +195,7 @@ def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
             findings += [Finding.from_json(item) for item in preflight["findings"]]
         except (BundleUnreadable, KeyError, TypeError, ValueError):
             findings.append(Finding(Level.WARNING, f"nodes.{name}", "a preflight record", "none that can be read"))
-    for other in manifests[1:]:
-        findings += [Finding(item.level, f"nodes.{other.node}.{item.where}", item.expected, item.found)
-                     for item in diff_manifests(manifests[0], other) if item.level is not Level.INFO]  # fmt: skip
+    findings += diff_nodes(manifests)
     return manifests, findings
 
 

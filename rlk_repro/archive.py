@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from rlk_repro.escapes import printable
+from rlk_repro.files import MAX_JSON_BYTES
 from rlk_repro.gzip_stream import GzipReader, GzipWriter, Limits, Place
 from rlk_repro.rundir import RunDir
 from rlk_repro.units import format_bytes
 
-MAX_OWN_BYTES: Final = 16 << 20
 _BLOCK_BYTES: Final = tarfile.BLOCKSIZE
 _ZERO_BLOCK: Final = bytes(_BLOCK_BYTES)
 _MAX_OCTAL: Final = 8**11
@@ -141,8 +141,7 @@ class ArchiveReader:
     ) -> None:
         """``see_compressed`` gets every byte after the gzip header, in order."""
         self._place = Place(archive)
-        self._limits = limits or Limits()
-        self._gzip = GzipReader(stream, self._place, self._limits, see_compressed)
+        self._gzip = GzipReader(stream, self._place, limits or Limits(), see_compressed)
         self._num_unread_bytes = 0
         self._is_file: dict[str, bool | None] = {}
         self.packed_digest = self._gzip.packed_digest
@@ -270,10 +269,12 @@ class ArchiveReader:
         self._is_file[name] = is_file
         while name:
             name = name.rpartition("/")[0]
+            if name in self._is_file and not self._is_file[name]:
+                break  # a folder met before, and with it all folders above
             if self._is_file.setdefault(name, None):
                 self._place.refuse("refused, lies inside a file")
-        if len(self._is_file) > self._limits.num_members:
-            self._place.refuse("refused, too many members", expected=f"at most {self._limits.num_members}")
+        if len(self._is_file) > self._gzip.most_members:
+            self._place.refuse("refused, too many members", expected=f"at most {self._gzip.most_members}")
 
     def _note_foreign(self, name: str) -> None:
         self.foreign_member = self.foreign_member or name or "."
@@ -300,15 +301,15 @@ class ArchiveReader:
                                expected=f"{_PLAN} at the top", hint=f"pack it from inside: {command}")  # fmt: skip
 
 
-def read_own(pieces: Iterable[bytes | memoryview]) -> bytes | None:
-    """One of our own small files, or None where it is too large for one; the pieces are exhausted either way."""
+def read_own(pieces: Iterable[bytes | memoryview], max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
+    """One of our own files, or None where it is too large for one; the pieces are exhausted either way."""
     data = bytearray()
     num_bytes = 0
     for piece in pieces:
         num_bytes += len(piece)
-        if num_bytes <= MAX_OWN_BYTES:
+        if num_bytes <= max_bytes:
             data += piece
-    return bytes(data) if num_bytes <= MAX_OWN_BYTES else None
+    return bytes(data) if num_bytes <= max_bytes else None
 
 
 def _parse_long_name(body: bytes) -> str:

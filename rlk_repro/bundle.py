@@ -25,7 +25,16 @@ from rlk_repro.checksums import (
 from rlk_repro.disk import MORE_ROOM, Unwritable, new_folder, open_stream, temporary_folder, writing
 from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem, SpecError
 from rlk_repro.escapes import printable
-from rlk_repro.files import CHUNK_BYTES, parse_json, replacing, sha256_bytes, write_bytes
+from rlk_repro.files import (
+    CHUNK_BYTES,
+    MAX_ANALYSIS_BYTES,
+    MAX_JSON_BYTES,
+    MAX_RECORDS_BYTES,
+    parse_json,
+    replacing,
+    sha256_bytes,
+    write_bytes,
+)
 from rlk_repro.findings import Finding
 from rlk_repro.gzip_stream import Limits
 from rlk_repro.results import TrialStatus
@@ -356,9 +365,9 @@ def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleIn
         if not member.is_folder:
             sizes_bytes.append(member.size_bytes)
         if member.name == CHECKSUMS:
-            bundle_id = sha256_bytes(read_own(reader.data()) or b"")
+            bundle_id = sha256_bytes(read_own(reader.data(), MAX_RECORDS_BYTES) or b"")
         elif member.name in {_PLAN, _ANALYSIS}:
-            records[member.name] = _load_own(reader.data())
+            records[member.name] = _load_own(reader.data(), MAX_ANALYSIS_BYTES)
         elif parts[0] == NODES and len(parts) > 2:
             nodes.add(parts[1])
         elif parts[0] == TRIALS and len(parts) > 2:
@@ -388,12 +397,12 @@ def _read_status(pieces: Iterable[Piece]) -> str:
     if value is None:
         return "unreadable"
     status = value.get("status") if isinstance(value, dict) else None
-    return status if isinstance(status, str) else "not recorded"
+    return status[:_MAX_FACT] if isinstance(status, str) else "not recorded"
 
 
-def _load_own(pieces: Iterable[Piece]) -> Any:
+def _load_own(pieces: Iterable[Piece], max_bytes: int = MAX_JSON_BYTES) -> Any:
     """One of our own JSON files, or None where it cannot be read."""
     try:
-        return parse_json("", read_own(pieces) or b"")
+        return parse_json("", read_own(pieces, max_bytes) or b"", max_bytes=max_bytes)
     except BundleUnreadable:
         return None

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Protocol, TypeAlias
 
 from rlk_repro.escapes import printable
-from rlk_repro.findings import Finding, Level
+from rlk_repro.findings import MAX_FINDINGS, Finding, Level
 from rlk_repro.rundir import RunDir
 
 CHECKSUMS: Final = str(RunDir(Path()).checksums)
@@ -51,9 +51,12 @@ def sort_key(name: str) -> bytes:
 def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
     """Digests by name, and a finding for every line that ``render_checksums`` would not have written there."""
     digests: dict[str, str] = {}
-    findings = []
+    findings: list[Finding] = []
     previous = b""
     for number, line in enumerate(io.BytesIO(data), start=1):
+        if len(findings) >= MAX_FINDINGS:
+            findings.append(_line_finding(number, "few wrong lines", "very many: this and what follows is not read"))
+            break
         parsed = _parse_line(line)
         if parsed is None:
             findings.append(_line_finding(number, "'<sha256>  <name>'", ascii(line[:120].decode(*_CODEC))))

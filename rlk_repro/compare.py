@@ -12,7 +12,7 @@ from typing import Any, Final
 from rlk_repro.analysis import analyse
 from rlk_repro.bundle import open_bundle
 from rlk_repro.contents import diff_contents, load_parts
-from rlk_repro.findings import Finding, Level, sort_findings
+from rlk_repro.findings import Finding, Level, limit_findings, shorten
 from rlk_repro.identity import compare_identities, read_identity
 from rlk_repro.manifest import diff_manifests, load_manifests
 from rlk_repro.plan import BASELINE, Plan
@@ -303,7 +303,7 @@ def diff_bundles(first: Path, second: Path) -> Difference:
     recorded, later = analyses
     comparison = None if recorded is None or later is None else compare_analyses(recorded, later, findings, code)
     findings += code
-    return Difference(findings=tuple(sort_findings(findings)), comparison=comparison)
+    return Difference(findings=tuple(limit_findings(findings)), comparison=comparison)
 
 
 def _diff_plans(left: RunDir, right: RunDir) -> list[Finding]:
@@ -328,4 +328,4 @@ def diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Finding
     elif isinstance(old, list) and isinstance(new, list):
         yield Finding(level, path, f"{len(old)} entries", f"{len(new)} entries")
     elif old != new:
-        yield Finding(level, path, str(old), str(new))
+        yield Finding(level, path, shorten(str(old)), shorten(str(new)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
-from rlk_repro.files import load_json, sha256_bytes, sha256_file, write_json
+from rlk_repro.files import MAX_RECORDS_BYTES, load_json, sha256_bytes, sha256_file, write_json
 from rlk_repro.findings import Finding, Level
 from rlk_repro.plan import Plan
 from rlk_repro.prepared import PreparedDir
@@ -131,7 +131,7 @@ def load_contents(folder: Path) -> Contents | None:
     path = record_path(folder)
     if not path.is_file() or not folder.is_dir():
         return None
-    return Contents.from_json(load_json(path, schema=SCHEMA), str(path))
+    return Contents.from_json(_load_records(path), str(path))
 
 
 def write_contents(folder: Path, contents: Contents) -> None:
@@ -196,7 +196,7 @@ def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
 
 def write_parts(path: Path, parts: Mapping[str, Contents]) -> None:
     """Put the records of a run's parts into its ``prepared.json``, beside what else that holds."""
-    held = load_json(path, schema=SCHEMA) if path.is_file() else {}
+    held = _load_records(path) if path.is_file() else {}
     write_json(path, {**held, **parts_json(parts)})
 
 
@@ -210,10 +210,14 @@ def load_parts(path: Path) -> dict[str, Contents]:
     Raises:
         BundleUnreadable: it cannot be read.
     """
-    value = load_json(path, schema=SCHEMA).get("parts", {}) if path.is_file() else {}
+    value = _load_records(path).get("parts", {}) if path.is_file() else {}
     if not isinstance(value, dict):
         raise BundleUnreadable(Problem(str(path), "no records of prepared folders", got=value))
     return {str(kind): Contents.from_json(item, f"{path}: parts.{kind}") for kind, item in value.items()}
+
+
+def _load_records(path: Path) -> Any:
+    return load_json(path, schema=SCHEMA, max_bytes=MAX_RECORDS_BYTES)
 
 
 def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents]:

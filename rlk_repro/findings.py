@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Final
 
 from rlk_repro.escapes import printable
+
+MAX_FINDINGS: Final = 1000
+MAX_TEXT: Final = 10_000
 
 
 class Level(StrEnum):
@@ -33,8 +37,12 @@ class Finding:
         return {"level": self.level.value, "where": self.where, "expected": self.expected, "found": self.found}
 
     @classmethod
-    def from_json(cls, value: dict[str, str]) -> Finding:
-        return cls(Level(value["level"]), value["where"], value["expected"], value["found"])
+    def from_json(cls, value: Any) -> Finding:
+        """Raises KeyError, TypeError or ValueError for what ``to_json`` does not write."""
+        texts = [value[name] for name in ("where", "expected", "found")]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a finding consists of texts")
+        return cls(Level(value["level"]), *map(shorten, texts))
 
 
 def has_blocking(findings: Iterable[Finding]) -> bool:
@@ -45,3 +53,18 @@ def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
     """Most serious first, then by place, so that two machines print the same list."""
     order = list(Level)
     return sorted(findings, key=lambda finding: (order.index(finding.level), finding.where, finding.found))
+
+
+def limit_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Sorted; of very many the most serious, and one more finding that says how many others there are."""
+    found = sort_findings(findings)
+    rest = found[MAX_FINDINGS:]
+    if not rest:
+        return found
+    more = Finding(rest[0].level, "findings", f"at most {MAX_FINDINGS}", f"{len(rest)} more, not listed")
+    return [*found[:MAX_FINDINGS], more]
+
+
+def shorten(text: str) -> str:
+    """The beginning of a text that is too long to be read in a finding, and how long it is."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"

@@ -8,6 +8,7 @@ What is inside is archive.py's business.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,13 +43,32 @@ _DIGEST_BYTES: Final = 32
 class Limits:
     """What a bundle may hold: entries counting folders, bytes, and bytes per compressed byte beyond a floor.
 
-    Logs inflate 4 to 7 times, one line over and over 70 times, zeros 1000 times.
+    Logs inflate 4 to 7 times, one line over and over 70 times, zeros 1000 times.  Reading costs time and memory by
+    what was inflated, so that a small file may hold little; each byte beyond its size may hold ``ratio`` more.
     """
 
     num_members: int = 100_000
     total_bytes: int = 64 << 30
     ratio: int = 200
     ratio_floor_bytes: int = 1 << 30
+    small_file_bytes: int = 1 << 20
+    small_total_bytes: int = 32 << 20
+    small_num_members: int = 10_000
+    small_num_lines: int = 500_000
+
+    def most_bytes(self, file_bytes: int) -> int:
+        """How many bytes a file of that size may hold."""
+        beyond_bytes = max(0, file_bytes - self.small_file_bytes)
+        return min(self.total_bytes, self.small_total_bytes + self.ratio * beyond_bytes)
+
+    def most_members(self, file_bytes: int) -> int:
+        """How many entries a file of that size may hold."""
+        is_small = file_bytes <= self.small_file_bytes
+        return min(self.num_members, self.small_num_members) if is_small else self.num_members
+
+    def most_lines(self, file_bytes: int) -> float:
+        """How many lines a file of that size may hold.  Those of a larger one are not counted: that takes time."""
+        return self.small_num_lines if file_bytes <= self.small_file_bytes else math.inf
 
 
 @dataclass
@@ -81,6 +101,7 @@ class GzipReader:
         stream.seek(0)
         self._num_read_bytes = 0
         self._num_inflated_bytes = 0
+        self._num_lines_left = limits.most_lines(self._file_bytes)
         self._rest = memoryview(b"")
         self.packed_digest = self._read_header()
         self._pieces = self._inflate()
@@ -99,6 +120,11 @@ class GzipReader:
             self._refuse_size(expected_bytes)
         if expected_bytes > max(limits.ratio_floor_bytes, limits.ratio * self._file_bytes):
             self._refuse_ratio(expected_bytes, self._file_bytes)
+        self._check_most(expected_bytes)
+
+    @property
+    def most_members(self) -> int:
+        return self._limits.most_members(self._file_bytes)
 
     def _read_header(self) -> bytes | None:
         header = self._stream.read(_PLAIN_HEADER_BYTES)
@@ -145,6 +171,8 @@ class GzipReader:
                 self._place.refuse("ends early: the file was cut off")
             crc = deflate.crc32(piece, crc)
             self._count(len(piece))
+            if self._num_lines_left < math.inf:
+                self._count_lines(piece)
             if piece:
                 yield piece
         self._check_trailer(engine.unused_data, crc)
@@ -156,6 +184,19 @@ class GzipReader:
             self._refuse_size(inflated)
         if inflated > max(limits.ratio_floor_bytes, limits.ratio * self._num_read_bytes):
             self._refuse_ratio(inflated, self._num_read_bytes)
+        self._check_most(inflated)
+
+    def _count_lines(self, piece: bytes) -> None:
+        self._num_lines_left -= piece.count(b"\n")
+        if self._num_lines_left < 0:
+            limit = f"at most {self._limits.small_num_lines} in a file of {format_bytes(self._file_bytes)}"
+            self._place.refuse("refused, too many lines", expected=limit)
+
+    def _check_most(self, num_bytes: int) -> None:
+        most_bytes = self._limits.most_bytes(self._file_bytes)
+        if num_bytes > most_bytes:
+            limit = f"at most {format_bytes(most_bytes)} from a file of {format_bytes(self._file_bytes)}"
+            self._place.refuse("refused, a compression bomb", got=format_bytes(num_bytes), expected=limit)
 
     def _refuse_size(self, num_bytes: int) -> NoReturn:
         limit = format_bytes(self._limits.total_bytes)

@@ -12,7 +12,7 @@ from typing import Final
 from rlk_repro.errors import BundleUnreadable
 from rlk_repro.files import load_json
 from rlk_repro.findings import Finding, Level
-from rlk_repro.logs.ops import read_ops
+from rlk_repro.logs.ops import read_decisions
 from rlk_repro.manifest import Manifest, load_manifests
 from rlk_repro.plan import Plan
 from rlk_repro.rundir import RunDir, TrialDir
@@ -51,10 +51,9 @@ def read_identity(run_dir: RunDir, plan: Plan) -> Identity:
 def _read_decisions(folders: Sequence[TrialDir]) -> dict[str, frozenset[tuple[str, str]]]:
     found: dict[str, set[tuple[str, str]]] = {}
     for folder in folders:
-        for rank in read_ops(folder).ranks:
-            for _, item in rank.decisions:
-                if item.is_rl_kernel:
-                    found.setdefault(item.op, set()).add((item.implementation, item.version))
+        for item in read_decisions(folder):
+            if item.is_rl_kernel:
+                found.setdefault(item.op, set()).add((item.implementation, item.version))
     return {op: frozenset(resolved) for op, resolved in sorted(found.items())}
 
 

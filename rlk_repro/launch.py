@@ -25,7 +25,7 @@ from rlk_repro.errors import (
     RlkReproError,
     SpecError,
 )
-from rlk_repro.files import load_json, sha256_file, write_json
+from rlk_repro.files import MAX_ANALYSIS_BYTES, load_json, sha256_file, write_json
 from rlk_repro.manifest import load_manifests
 from rlk_repro.plan import BASELINE, ENABLED, Plan, flag_overrides, make_plan
 from rlk_repro.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
@@ -321,7 +321,7 @@ def finish(launched: Launched, tell: Tell = silence) -> Result:
     if not run_dir.is_sealed:
         raise _explain_end(launched)
     bundle = get_backend(launched.submission.cluster).collect(launched.submission, run_dir)
-    analysis = Analysis.from_json(load_json(run_dir.analysis), str(run_dir.analysis))
+    analysis = Analysis.from_json(load_json(run_dir.analysis, max_bytes=MAX_ANALYSIS_BYTES), str(run_dir.analysis))
     report = write_report(analysis, run_dir.report, report_context(run_dir, Path(bundle.name)))
     is_ok = all(trial.status is TrialStatus.OK for trial in analysis.trials)
     return Result(analysis=analysis, bundle=bundle, bundle_id=sha256_file(run_dir.checksums),

@@ -6,18 +6,21 @@ A fact is a plain JSON value, or ``Unknown`` with a reason: never a bare null.  
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from rlk_repro.errors import BundleUnreadable, Problem
 from rlk_repro.files import check_schema, load_json
-from rlk_repro.findings import Finding, Level
+from rlk_repro.findings import MAX_FINDINGS, Finding, Level, shorten
 from rlk_repro.rundir import RunDir
 
 SCHEMA: Final = 1
 DIFF: Final = "diff_sha256"
+MAX_FACTS: Final = 5000
+"""A node of 72 GPUs has about 2000."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,12 @@ class Manifest:
         if not isinstance(found, dict):
             raise BundleUnreadable(Problem(where, "no manifest", got=found, expected="sections by name"))
         sections = {str(name): _decode_section(body) for name, body in found.items()}
-        return cls(node=str(value.get("node", "")), sections=sections)
+        manifest = cls(node=str(value.get("node", "")), sections=sections)
+        num_facts = sum(1 for _ in manifest.facts())
+        if num_facts > MAX_FACTS:
+            problem = Problem(where, "more facts than a node has", got=num_facts, expected=f"at most {MAX_FACTS}")
+            raise BundleUnreadable(problem)
+        return manifest
 
     def facts(self) -> Iterator[tuple[str, Fact]]:
         """Every fact with its dotted path, nested dicts and lists flattened (``gpu.devices.0.name``)."""
@@ -150,6 +158,7 @@ def load_manifests(run_dir: RunDir) -> tuple[Manifest, ...]:
     return tuple(Manifest.from_json(load_json(path), str(path)) for path in files if path.is_file())
 
 
+@lru_cache(maxsize=4 * MAX_FACTS)
 def severity(path: str) -> Level:
     return next(level for pattern, level in SEVERITY if fnmatchcase(path, pattern))
 
@@ -157,8 +166,32 @@ def severity(path: str) -> Level:
 def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
     """Findings for every fact that differs; unknown on either side is at most a warning."""
     left, right = dict(expected.facts()), dict(found.facts())
-    findings = []
-    for path in sorted(left.keys() | right.keys()):
+    return list(_diff_facts(left, right, left.keys() | right.keys()))
+
+
+def diff_nodes(manifests: Sequence[Manifest]) -> Iterator[Finding]:
+    """How the nodes of one run differ from its first, where that may matter.  Ends early where it is very much.
+
+    What a node has costs time; what only the first has does not, unless it is a finding.
+    """
+    first = dict(manifests[0].facts()) if manifests else {}
+    telling = {path for path, fact in first.items() if not isinstance(fact, Unknown)}
+    telling = {path for path in telling if severity(path) is not Level.INFO}
+    num_left = MAX_FINDINGS
+    for other in manifests[1:]:
+        right = dict(other.facts())
+        for item in _diff_facts(first, right, telling | right.keys()):
+            if item.level is not Level.INFO:
+                yield replace(item, where=f"nodes.{other.node}.{item.where}")
+                num_left -= 1
+        if num_left < 0:
+            found = f"more than {MAX_FINDINGS} differences up to node {other.node}, the rest was not compared"
+            yield Finding(Level.BLOCKING, "nodes", "nodes alike", found)
+            return
+
+
+def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iterable[str]) -> Iterator[Finding]:
+    for path in sorted(paths):
         was, now = left.get(path, Unknown("not recorded")), right.get(path, Unknown("not recorded"))
         if was == now or (isinstance(was, Unknown) and isinstance(now, Unknown)):
             continue
@@ -167,8 +200,7 @@ def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
             level = Level.INFO if _is_settled_by_files(path, left, right) else Level.WARNING
         elif path.endswith(f".{DIFF}") and _has_same(path.replace(DIFF, "tree"), left, right):
             level = Level.INFO  # what it is computed from changed once; equal trees are equal files
-        findings.append(Finding(level, path, str(was), str(now)))
-    return findings
+        yield Finding(level, path, shorten(str(was)), shorten(str(now)))
 
 
 def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:

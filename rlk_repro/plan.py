@@ -17,10 +17,10 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
-from rlk_repro.files import check_schema, dump_json, load_json, sha256_bytes
+from rlk_repro.files import MAX_PLAN_BYTES, check_schema, dump_json, load_json, sha256_bytes
 from rlk_repro.operators import Case, Eligibility, eligibility, read_loss_options
 from rlk_repro.resources import suggest
-from rlk_repro.spec import Hardware, Layout, Profile, Run, Stack, Variant
+from rlk_repro.spec import Hardware, Layout, Profile, Run, Stack, Variant, run_problems
 from rlk_repro.specfile import Loaded, Override
 
 SCHEMA: Final = 1
@@ -160,7 +160,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        return cls.from_json(load_json(path), str(path))
+        return cls.from_json(load_json(path, max_bytes=MAX_PLAN_BYTES), str(path))
 
     @classmethod
     def from_json(cls, value: Any, where: str = "plan.json") -> Plan:
@@ -219,7 +219,12 @@ class PlanRecord(BaseModel):
 
 
 def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
-    problems = [*_layout_problems(plan.run, plan.hardware), *_variant_problems(plan.variants)]
+    """Refuse what no author could have planned: code that reads a plan relies on its rules, and on its sizes."""
+    problems = [
+        Problem(f"run.{'.'.join(path)}", what, got=got, expected=expected)
+        for path, what, got, expected in run_problems(plan.run)
+    ]
+    problems += [*_layout_problems(plan.run, plan.hardware), *_variant_problems(plan.variants)]
     if problems:
         raise BundleUnreadable(
             *(dataclasses.replace(problem, where=f"{where}: {problem.where}") for problem in problems)

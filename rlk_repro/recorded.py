@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,9 +12,9 @@ from rlk_repro import __version__
 from rlk_repro.analysis import OUR_COMMIT, OUR_VERSION, analyse
 from rlk_repro.authored import find_rewritten
 from rlk_repro.bundle import open_bundle
-from rlk_repro.errors import CheckFailed, Problem
-from rlk_repro.files import dump_json
-from rlk_repro.findings import Finding, Level
+from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem
+from rlk_repro.files import MAX_ANALYSIS_BYTES, dump_json, parse_json, read_limited
+from rlk_repro.findings import Finding, Level, shorten
 from rlk_repro.launch import load_plan, report_context
 from rlk_repro.plan import Plan
 from rlk_repro.probes.code import OURSELVES, probe_source
@@ -103,7 +102,7 @@ def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
     for number, pair in enumerate(zip(sealed.splitlines(), again.splitlines(), strict=False), start=1):
         if pair[0] != pair[1]:
             was, now = (line.decode(errors="replace").strip().rstrip(",") for line in pair)
-            return f"line {number}: sealed {was}; the logs give {now}"
+            return f"line {number}: sealed {shorten(was)}; the logs give {shorten(now)}"
     return f"sealed {len(sealed)} bytes; the logs give {len(again)}"
 
 
@@ -122,15 +121,15 @@ def _is_by_another_version(analysis: Analysis) -> bool:
 
 
 def _read_sealed(run_dir: RunDir) -> bytes:
-    return run_dir.analysis.read_bytes() if run_dir.analysis.is_file() else b""
+    return read_limited(run_dir.analysis, MAX_ANALYSIS_BYTES) if run_dir.analysis.is_file() else b""
 
 
 def _without_words(data: bytes) -> Any:
     """The values of an analysis, without what its gates and reasons say of them; ``data`` itself where it is none."""
     try:
-        value = json.loads(data)
+        value = parse_json("", data, max_bytes=len(data))
         gates = [{**gate, "detail": ""} for gate in value["gates"]]
         verdict = {**value["verdict"], "reasons": []}
-    except (ValueError, KeyError, TypeError):
+    except (BundleUnreadable, KeyError, TypeError):
         return data
     return {**value, "gates": gates, "verdict": verdict}

@@ -389,5 +389,5 @@ def _folders(parent: Path) -> list[Path]:
 
 def _by_rank(folder: Path, suffix: str) -> dict[int, Path]:
     files = folder.glob(f"*{suffix}") if folder.is_dir() else ()
-    found = {int(path.stem): path for path in files if _RANK.fullmatch(path.stem)}
+    found = {int(path.stem): path for path in files if _RANK.fullmatch(path.stem) and path.is_file()}
     return dict(sorted(found.items()))

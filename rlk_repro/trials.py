@@ -16,7 +16,8 @@ from rlk_repro.errors import BundleUnreadable
 from rlk_repro.files import load_json
 from rlk_repro.logs.metrics import Series as LogSeries
 from rlk_repro.logs.metrics import find_void_rollouts, metric_series
-from rlk_repro.logs.ops import OpsLog, prove, read_ops
+from rlk_repro.logs.ops import OpsLog, read_ops
+from rlk_repro.logs.proof import prove
 from rlk_repro.logs.telemetry import TrialTelemetry
 from rlk_repro.logs.vime import parse_log
 from rlk_repro.plan import ENABLED, Plan, Trial

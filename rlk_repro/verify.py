@@ -13,13 +13,20 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from rlk_repro import manifest, results
-from rlk_repro.archive import MAX_OWN_BYTES, ArchiveReader, read_own
+from rlk_repro.archive import ArchiveReader, read_own
 from rlk_repro.bundle import FolderReader, is_folder, open_archive
 from rlk_repro.checksums import CHECKSUMS, HashThread, diff_checksums, parse_checksums, render_checksums
 from rlk_repro.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.escapes import printable
-from rlk_repro.files import parse_json, sha256_bytes
-from rlk_repro.findings import Finding, Level, sort_findings
+from rlk_repro.files import (
+    MAX_ANALYSIS_BYTES,
+    MAX_JSON_BYTES,
+    MAX_PLAN_BYTES,
+    MAX_RECORDS_BYTES,
+    parse_json,
+    sha256_bytes,
+)
+from rlk_repro.findings import Finding, Level, limit_findings
 from rlk_repro.gzip_stream import Limits
 from rlk_repro.rundir import RunDir
 from rlk_repro.units import format_bytes
@@ -34,6 +41,12 @@ _SCHEMAS: Final = {
     str(_LAYOUT.analysis): results.SCHEMA,
     str(_LAYOUT.node("*").manifest): manifest.SCHEMA,
     str(_LAYOUT.trial("*").exit): 1,
+}
+_MAX_BYTES: Final = {
+    CHECKSUMS: MAX_RECORDS_BYTES,
+    str(_LAYOUT.plan): MAX_PLAN_BYTES,
+    str(_LAYOUT.prepared): MAX_RECORDS_BYTES,
+    str(_LAYOUT.analysis): MAX_ANALYSIS_BYTES,
 }
 _ID: Final = re.compile("[0-9a-f]{12,64}")
 
@@ -75,7 +88,7 @@ def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None 
         raise SpecError(Problem("--id", "no bundle id", got=expected_id, expected="12 to 64 hex digits in lower case"))
     found = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path, limits)
     findings = [*found.findings, *_check_id(found.bundle_id, expected_id)]
-    return replace(found, findings=tuple(sort_findings(findings)))
+    return replace(found, findings=tuple(limit_findings(findings)))
 
 
 def verify_bundle(path: Path, *, limits: Limits | None = None) -> list[Finding]:
@@ -139,10 +152,11 @@ def _read(reader: ArchiveReader | FolderReader, hashes: HashThread, contents: _C
             for _ in pieces:
                 pass
             continue
-        data = read_own(pieces)
+        max_bytes = _MAX_BYTES.get(name, MAX_JSON_BYTES)
+        data = read_own(pieces, max_bytes)
         if data is None:
             found = format_bytes(member.size_bytes)
-            limit = f"at most {format_bytes(MAX_OWN_BYTES)}"
+            limit = f"at most {format_bytes(max_bytes)}"
             contents.findings.append(Finding(Level.BLOCKING, printable(name), limit, found))
         elif schema is None:
             contents.checksums = data
@@ -160,7 +174,7 @@ def _find_schema(name: str) -> int | None:
 
 def _check_schema(name: str, data: bytes, schema: int) -> list[Finding]:
     try:
-        parse_json(name, data, schema=schema)
+        parse_json(name, data, schema=schema, max_bytes=len(data))
     except BundleUnreadable as error:
         expected = f"JSON of schema {schema} or older"
         return [Finding(Level.BLOCKING, printable(name), expected, str(problem)) for problem in error.problems]

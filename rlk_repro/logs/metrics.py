@@ -6,6 +6,7 @@ Pure data and arithmetic over a ``ParsedLog``; percentiles, warm-up and comparis
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -143,13 +144,11 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
     void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
 
     def make_series(metric: Metric) -> Series:
-        columns = [
-            tuple(
-                None if rollout_id in void else _find_sample(parsed, row, key, rollout_id, num_steps_per_rollout)
-                for rollout_id in range(metric.offset, num_rollouts + metric.offset)
-            )
-            for row, key in metric.sources
-        ]
+        columns = []
+        for row, key in metric.sources:
+            found = _find_samples(_rows(parsed, row), key, _num_rows(row, num_steps_per_rollout))
+            rollout_ids = range(metric.offset, num_rollouts + metric.offset)
+            columns.append(tuple(None if item in void else found.get(item) for item in rollout_ids))
         if metric.formula is None:
             chosen = next((column for column in columns if any(column)), columns[0])
         else:
@@ -173,11 +172,13 @@ def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict
     return dict(sorted(found.items()))
 
 
-def _find_sample(parsed: ParsedLog, row: Row, key: str, rollout_id: int, num_steps_per_rollout: int) -> Sample | None:
-    rows, num_rows = _rows(parsed, row), _num_rows(row, num_steps_per_rollout)
-    first = rollout_id * num_rows
-    found = [rows[index][key] for index in range(first, first + num_rows) if key in rows.get(index, {})]
-    return _mean(found) if len(found) == num_rows else None
+def _find_samples(rows: Rows, key: str, num_rows: int) -> dict[int, Sample]:
+    """By rollout id, where all ``num_rows`` are printed; its time follows what was printed, not what was planned."""
+    found: defaultdict[int, list[Sample]] = defaultdict(list)
+    for index in sorted(rows):
+        if key in rows[index]:
+            found[index // num_rows].append(rows[index][key])
+    return {rollout_id: _mean(samples) for rollout_id, samples in found.items() if len(samples) == num_rows}
 
 
 def _num_rows(row: Row, num_steps_per_rollout: int) -> int:

@@ -13,9 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.files import decode_json
 from rlk_repro.logs.lines import LineScanner, LogLine
 from rlk_repro.logs.rejects import Reject, RejectLog
 from rlk_repro.results import OperatorCase, OperatorKind, OperatorStatus
@@ -23,6 +24,7 @@ from rlk_repro.results import OperatorCase, OperatorKind, OperatorStatus
 MAX_RECORD_BYTES: Final = 1 << 20
 MAX_CELLS: Final = 20_000
 MAX_TIMES: Final = 200_000
+MAX_SAMPLES: Final = 2_000_000
 
 _NEEDLE: Final = b" - operator "
 _LINE: Final = re.compile(
@@ -90,7 +92,7 @@ class Time(_Cell):
     version: Text
     status: OperatorStatus
     reason: Text
-    samples_s: Annotated[tuple[Seconds, ...], Field(max_length=10_000)]
+    samples_s: Annotated[tuple[Seconds, ...], Field(max_length=10_000), FailFast()]
     peak_extra_bytes: Number | None
     floor_s: Seconds | None
 
@@ -104,7 +106,7 @@ class Check(_Cell):
     error: Size | None
     gradient_error: Size | None
     is_repeatable: bool | None
-    kernels: Annotated[tuple[Text, ...], Field(max_length=64)]
+    kernels: Annotated[tuple[Text, ...], Field(max_length=64), FailFast()]
 
 
 CellKey: TypeAlias = tuple[OperatorCase, str]
@@ -159,6 +161,7 @@ class _Reader:
         self.checks: dict[CellKey, tuple[int, Check]] = {}
         self.rejects = RejectLog()
         self._num_times = 0
+        self._num_samples = 0
 
     def read_line(self, line: LogLine) -> None:
         found = None if line.is_continued else _LINE.search(line.text)
@@ -170,7 +173,8 @@ class _Reader:
             return
         try:
             event = _EVENTS.validate_json(body)
-        except ValidationError as error:
+            decode_json(body, MAX_RECORD_BYTES)  # pydantic does not see a key that is given twice
+        except ValueError as error:
             reason = Reason.NOT_A_RECORD if body.rstrip().endswith(b"}") else Reason.CUT_OFF
             self.rejects.add(line.number, reason.value, _describe(error))
         else:
@@ -184,6 +188,7 @@ class _Reader:
             self.device = event
         elif isinstance(event, Time):
             self._num_times += 1
+            self._num_samples += len(event.samples_s)
             self.times.setdefault(event.key, {})[event.sweep] = (number, event)
         else:
             self.checks[event.key] = (number, event)
@@ -200,10 +205,13 @@ class _Reader:
         return Reason.TOO_MANY if self._is_full() else None
 
     def _is_full(self) -> bool:
-        return len(self.times) >= MAX_CELLS or self._num_times >= MAX_TIMES
+        is_full = len(self.times) >= MAX_CELLS or self._num_times >= MAX_TIMES
+        return is_full or self._num_samples >= MAX_SAMPLES
 
 
-def _describe(error: ValidationError) -> str:
+def _describe(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else str(first["msg"])

@@ -1,4 +1,4 @@
-"""Reads the ops files of a trial: module timers, peak memory, decisions, call counts; and judges whether RL-Kernel ran.
+"""Reads the ops files of a trial: module timers, peak memory, decisions, call counts.
 
 Damaged lines are rejected with their number and never stop the reading.  No torch here: the files are written by
 ``integration.decisions``.
@@ -7,30 +7,47 @@ Damaged lines are rejected with their number and never stop the reading.  No tor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, FailFast, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as record
 
-from rlk_repro.files import check_schema
+from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.files import check_schema, decode_json
 from rlk_repro.logs.rejects import Reject, RejectLog
-from rlk_repro.operators import OPERATORS, OPS_SCHEMA, Implementation
-from rlk_repro.results import DecisionSummary, ProofStatus
+from rlk_repro.operators import OPS_SCHEMA
+from rlk_repro.results import DecisionSummary
 from rlk_repro.rundir import TrialDir
 
 BASELINE: Final = "baseline"
+MAX_LINE_BYTES: Final = 64 << 10
+MAX_KERNELS_BYTES: Final = 1 << 20
+"""Of the one line that is long: compilers give kernels long names."""
+MAX_DECISIONS: Final = 100
+MAX_METRICS: Final = 40
+"""Names of timers and of memory in a trial.  Each becomes a series over all of its steps."""
+MAX_SHOWN_RANKS: Final = 100
 
-Count: TypeAlias = Annotated[int, Field(ge=0)]
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+Rank: TypeAlias = Annotated[int, Field(ge=0, le=10**6)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0)]
+Timer: TypeAlias = Annotated[str, Field(max_length=100)]
+Timers: TypeAlias = Annotated[dict[Timer, Seconds], Field(max_length=64)]
+Memory: TypeAlias = Annotated[dict[Timer, Count], Field(max_length=64)]
+
+_DECISION: Final = b'"decision"'
+_KERNELS: Final = b'{"event":"kernels",'
+# Thousands of steps of many ranks are held at once: slots take a third of a model's memory.
+_CONFIG: Final = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+_RECORD: Final[Any] = {"config": _CONFIG, "frozen": True, "slots": True, "kw_only": True}
 
 
-class _Event(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
-
-
-class OpCount(_Event):
+@record(**_RECORD)
+class OpCount:
     """Calls that RL-Kernel served and rows of logits in them; calls it should have served and did not."""
 
     calls: Count = 0
@@ -45,7 +62,8 @@ class OpCount(_Event):
         )
 
 
-class Install(_Event):
+@record(**_RECORD)
+class Install:
     """How a rank was set up."""
 
     event: Literal["install"]
@@ -53,13 +71,14 @@ class Install(_Event):
     mode: str
     is_requested: bool
     ops: tuple[str, ...]
-    rank: Count
-    world_size: Count
+    rank: Rank
+    world_size: Rank
     trainer: str
     platform: str
 
 
-class Dispatch(_Event):
+@record(**_RECORD)
+class Dispatch:
     """What RL-Kernel said of a dispatch of its own."""
 
     requested_backend: str
@@ -70,7 +89,8 @@ class Dispatch(_Event):
     prior_rejections: tuple[str, ...]
 
 
-class Decided(_Event):
+@record(**_RECORD)
+class Decided:
     """What an operator resolved to on a rank."""
 
     event: Literal["decision"]
@@ -82,25 +102,28 @@ class Decided(_Event):
     provenance: Dispatch | None = None
 
 
-class Step(_Event):
+@record(**_RECORD)
+class Step:
     """One rollout's training on a rank: seconds, bytes, counts, and what was odd about an operator's answers."""
 
     event: Literal["step"]
     step: Count
-    timers: dict[str, Seconds]
-    memory: dict[str, Count]
-    calls: dict[str, OpCount]
-    odd: dict[str, str] = {}
+    timers: Timers
+    memory: Memory
+    calls: Annotated[dict[Timer, OpCount], Field(max_length=16)]
+    odd: Annotated[dict[Timer, str], Field(max_length=16)] = Field(default_factory=dict)
 
 
-class Kernels(_Event):
+@record(**_RECORD)
+class Kernels:
     """Names of the kernels that a profiler saw, after the last step."""
 
     event: Literal["kernels"]
-    names: tuple[str, ...]
+    names: Annotated[tuple[str, ...], FailFast()]
 
 
-class End(_Event):
+@record(**_RECORD)
+class End:
     event: Literal["end"]
 
 
@@ -123,8 +146,7 @@ class RankOps:
     num_rejects: Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(NamedTuple):
     """The value of the rank that had the largest, and where it stands."""
 
     value: float
@@ -171,7 +193,7 @@ class OpsLog:
         }
         return tuple(
             _summarize(op, implementation, reason, is_rl_kernel=not is_own, total=self.calls.get(op, OpCount()))
-            for op, is_own, implementation, reason in sorted(distinct)
+            for op, is_own, implementation, reason in sorted(distinct)[:MAX_DECISIONS]
         )
 
 
@@ -193,7 +215,8 @@ def read_ops(trial_dir: TrialDir) -> OpsLog:
     Raises:
         BundleUnreadable: a file was written by a newer version.
     """
-    ranks = tuple(_read_rank(rank, path) for rank, path in trial_dir.ops_files().items())
+    metrics: set[str] = set()
+    ranks = tuple(_read_rank(rank, path, metrics) for rank, path in trial_dir.ops_files().items())
     world_size = max((rank.install.world_size for rank in ranks if rank.install), default=0)
     present = {rank.rank for rank in ranks}
     return OpsLog(
@@ -205,7 +228,20 @@ def read_ops(trial_dir: TrialDir) -> OpsLog:
     )
 
 
-def _read_rank(rank: int, path: Path) -> RankOps:
+def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
+    """What operators resolved to, rank by rank; nothing else of the files is looked at.
+
+    Raises:
+        BundleUnreadable: a file cannot be read.
+    """
+    for path in trial_dir.ops_files().values():
+        for _, event in islice(_read_events(path, "", RejectLog(), needle=_DECISION), MAX_DECISIONS):
+            if isinstance(event, Decided):
+                yield event
+
+
+def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
+    """One file.  ``metrics`` are the names met so far, in this rank and those before."""
     source, rejects = f"{path.parent.name}/{path.name}", RejectLog()
     install: Install | None = None
     decisions: list[tuple[int, Decided]] = []
@@ -218,12 +254,15 @@ def _read_rank(rank: int, path: Path) -> RankOps:
                 install = event
             case Install():
                 rejects.add(line, "another process's line", f"rank {event.rank}")
-            case Decided():
+            case Decided() if len(decisions) < MAX_DECISIONS:
                 decisions.append((line, event))
-            case Step() if event.step not in steps:
-                steps[event.step] = (line, event)
+            case Decided():
+                rejects.add(line, "more decisions than are read", event.op)
+            case Step() if (reason := _find_step_problem(event, steps, metrics)) is not None:
+                rejects.add(line, reason, f"step {event.step}")
             case Step():
-                rejects.add(line, "step written twice", f"step {event.step}")
+                metrics.update(event.timers, event.memory)
+                steps[event.step] = (line, event)
             case Kernels():
                 kernels = event
             case End():
@@ -241,23 +280,49 @@ def _read_rank(rank: int, path: Path) -> RankOps:
     )
 
 
-def _read_events(path: Path, source: str, rejects: RejectLog) -> Iterator[tuple[int, Event]]:
-    with path.open("rb") as stream:
-        for number, text in enumerate(stream, start=1):
-            try:
-                event = _EVENTS.validate_json(text)
-            except ValidationError as error:
-                first: Any = error.errors(include_url=False, include_input=False)[0]
-                rejects.add(number, "not an event" if text.endswith(b"\n") else "torn line", _describe(first))
-                continue
-            if isinstance(event, Install):
-                check_schema(f"{source}:{number}", {"schema": event.schema_}, OPS_SCHEMA)
-            yield number, event
+def _find_step_problem(event: Step, steps: Collection[int], metrics: Set[str]) -> str | None:
+    if event.step in steps:
+        return "step written twice"
+    is_full = len(metrics | event.timers.keys() | event.memory.keys()) > MAX_METRICS
+    return "more metrics than are read" if is_full else None
 
 
-def _describe(error: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    return f"{where}: {error['msg']}" if where else str(error["msg"])
+def _read_events(path: Path, source: str, rejects: RejectLog, needle: bytes = b"") -> Iterator[tuple[int, Event]]:
+    for number, text in _read_lines(path):
+        if needle not in text:
+            continue
+        try:
+            limit = MAX_KERNELS_BYTES if text.startswith(_KERNELS) else MAX_LINE_BYTES
+            event = _EVENTS.validate_json(text[:limit])
+            decode_json(text, limit)  # pydantic does not see a key that is given twice
+        except ValueError as error:
+            rejects.add(number, "not an event" if text.endswith(b"\n") else "torn line", _describe(error))
+            continue
+        if isinstance(event, Install):
+            check_schema(f"{source}:{number}", {"schema": event.schema_}, OPS_SCHEMA)
+        yield number, event
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """With their numbers; of a line that is too long only so much that it can be seen."""
+    try:
+        with path.open("rb") as stream:
+            number = 0
+            while text := stream.readline(MAX_KERNELS_BYTES + 1):
+                number += 1
+                yield number, text
+                while len(text) > MAX_KERNELS_BYTES and not text.endswith(b"\n"):
+                    text = stream.readline(MAX_KERNELS_BYTES + 1)
+    except OSError as error:
+        raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from error
+
+
+def _describe(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first: Any = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
 
 
 def _find_largest(ranks: Sequence[RankOps], kind: Literal["timers", "memory"]) -> dict[str, dict[int, Sample]]:
@@ -279,121 +344,3 @@ def _add_calls(ranks: Sequence[RankOps]) -> dict[str, OpCount]:
             for op, count in step.calls.items():
                 total[op] = total.get(op, OpCount()) + count
     return dict(sorted(total.items()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpProof:
-    status: ProofStatus
-    reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proof:
-    """Whether RL-Kernel ran in a trial: the worst of its operators.  Only ``proved`` may carry a speed verdict.
-
-    ``num_calls`` is what RL-Kernel served in all: 0 in a trial that fell back everywhere.
-    """
-
-    status: ProofStatus
-    reason: str
-    num_calls: int = 0
-    by_op: Mapping[str, OpProof] = field(default_factory=dict)
-
-
-# worst first
-_SEVERITY: Final = (ProofStatus.MISSING, ProofStatus.FALLBACK, ProofStatus.NATIVE, ProofStatus.PROVED)
-
-
-def prove(ops_log: OpsLog, *, variant: str, requested_ops: Sequence[str], platform: str) -> Proof:
-    """Judge a trial by its ops files.
-
-    A baseline is ``not requested`` as long as nothing of RL-Kernel is in its files; if there is, it is judged like an
-    enabled trial, and any other status says that the baseline is none.
-    """
-    is_touched = any(rank.install is not None and rank.install.is_requested for rank in ops_log.ranks)
-    if variant == BASELINE and not is_touched and not ops_log.decisions():
-        foreign = _find_foreign_kernel(ops_log)
-        return Proof(status=ProofStatus.MISSING if foreign else ProofStatus.NOT_REQUESTED, reason=foreign)
-    gap = _find_gap(ops_log)
-    if gap:
-        return Proof(status=ProofStatus.MISSING, reason=gap)
-    by_op = {op: _prove_op(ops_log, op, platform) for op in requested_ops}
-    status = min((item.status for item in by_op.values()), key=_SEVERITY.index, default=ProofStatus.MISSING)
-    reasons = [f"{op}: {item.reason}" for op, item in by_op.items() if item.status is status and item.reason]
-    num_calls = sum(count.calls for count in ops_log.calls.values())
-    return Proof(status=status, reason="; ".join(reasons), num_calls=num_calls, by_op=by_op)
-
-
-def _find_gap(ops_log: OpsLog) -> str:
-    """Why the files as a whole prove nothing; empty where they may."""
-    if not ops_log.ranks:
-        return "the trainer wrote no ops file"
-    if ops_log.missing_ranks:
-        return f"no ops file of rank {', '.join(str(rank) for rank in ops_log.missing_ranks)}"
-    steps = set(ops_log.steps())
-    for rank in ops_log.ranks:
-        if rank.rejects:
-            return f"{rank.source}: {rank.rejects[0]}"
-        if rank.install is None:
-            return f"{rank.source}: does not say how the trainer was set up"
-        if not rank.install.is_requested:
-            return f"{rank.source}: the trainer was started with RL-Kernel off"
-        if lacking := steps - set(rank.steps):
-            return f"{rank.source}: says nothing of step {min(lacking)}"
-    return "" if steps else "no step was recorded"
-
-
-def _prove_op(ops_log: OpsLog, op: str, platform: str) -> OpProof:
-    decisions = [item for rank in ops_log.ranks for _, item in rank.decisions if item.op == op]
-    undecided = [rank.rank for rank in ops_log.ranks if all(item.op != op for _, item in rank.decisions)]
-    if undecided:
-        return OpProof(status=ProofStatus.MISSING, reason=f"no decision on rank {undecided[0]}")
-    own = next((item for item in decisions if not item.is_rl_kernel), None)
-    if own is not None:
-        return OpProof(status=ProofStatus.FALLBACK, reason=own.reason)
-    found = {
-        item.implementation: OPERATORS[op].find_implementation(platform, item.implementation) for item in decisions
-    }
-    refused = next((name for name, implementation in found.items() if implementation is None), None)
-    if refused is not None:
-        return OpProof(status=ProofStatus.FALLBACK, reason=f"{refused} does not count on {platform}")
-    if ops_log.calls.get(op, OpCount()).fallbacks:
-        return OpProof(status=ProofStatus.FALLBACK, reason=f"{ops_log.calls[op].fallbacks} calls fell back")
-    odd = next((f"{rank.source}:{line}: {step.odd[op]}" for rank in ops_log.ranks
-                for line, step in rank.steps.values() if op in step.odd), None)  # fmt: skip
-    if odd is not None:
-        return OpProof(status=ProofStatus.MISSING, reason=odd)
-    idle = next((step for step in ops_log.steps() if not ops_log.calls_in(op, step).tokens), None)
-    if idle is not None:
-        return OpProof(status=ProofStatus.MISSING, reason=f"never called in step {idle}")
-    unseen = _find_unseen_kernel(ops_log, found.values())
-    if unseen:
-        return OpProof(status=ProofStatus.MISSING, reason=unseen)
-    is_native = any(implementation is not None and implementation.is_native for implementation in found.values())
-    reason = "plain PyTorch, as everywhere on a CPU" if is_native else ""
-    return OpProof(status=ProofStatus.NATIVE if is_native else ProofStatus.PROVED, reason=reason)
-
-
-def _find_foreign_kernel(ops_log: OpsLog) -> str:
-    """A kernel of RL-Kernel that a profiler saw in a trial that asked for none; empty if it saw none."""
-    known = {
-        part for operator in OPERATORS.values() for items in operator.implementations.values()
-        for item in items for part in item.kernels
-    }  # fmt: skip
-    for rank in ops_log.ranks:
-        names = rank.kernels.names if rank.kernels is not None else ()
-        found = next((name for name in names if any(part in name for part in known)), None)
-        if found is not None:
-            return f"{rank.source}: RL-Kernel's {found} ran, though it was off"
-    return ""
-
-
-def _find_unseen_kernel(ops_log: OpsLog, implementations: Iterable[Implementation | None]) -> str:
-    """Where a profiler looked, it must have seen every kernel of what is said to have run; empty if it did."""
-    wanted = [part for item in implementations if item is not None for part in item.kernels]
-    for rank in ops_log.ranks:
-        names = rank.kernels.names if rank.kernels is not None else None
-        absent = [part for part in wanted if names is not None and not any(part in name for name in names)]
-        if absent:
-            return f"{rank.source}: the profiler saw no {', '.join(absent)}"
-    return ""

@@ -7,7 +7,6 @@ what a node cannot measure is null or absent.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,9 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.files import decode_json
 from rlk_repro.logs.rejects import Reject, RejectLog
 
 MAX_LINE_BYTES: Final = 1 << 20
+MAX_TRIALS: Final = 1000
+MAX_AMOUNT: Final = 2**63
 
 # Parts of the reasons' names that mean "slowed down to protect the hardware": NVML's HW/SW thermal slowdown, HW
 # slowdown and power brake; AMD's PROCHOT and thermal violations.  Power caps and idle clocks are normal operation.
@@ -105,10 +107,12 @@ def _parse_stream(stream: BinaryIO) -> Telemetry:
             _skip_line(stream)
             continue
         try:
-            trial, sample = _read_sample(json.loads(line))
+            trial, sample = _read_sample(decode_json(line, MAX_LINE_BYTES))
+            if trial is not None and trial not in trials and len(trials) >= MAX_TRIALS:
+                raise _NotASampleError("of more trials than a run has")
         except _NotASampleError as error:
             rejects.add(num_lines, Reason.NOT_A_SAMPLE.value, str(error))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             reason = Reason.NOT_JSON if line.endswith(b"\n") else Reason.TORN
             rejects.add(num_lines, reason.value, str(error))
         else:
@@ -155,7 +159,7 @@ def _number(values: Mapping[str, Any], key: str) -> int | None:
         return None
     if isinstance(value, float) and math.isfinite(value):
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_AMOUNT:
         raise _NotASampleError(f"{key} is no amount")
     return value
 

@@ -217,15 +217,16 @@ class _LogReader:
 
     def _merge(self, kind: str, index: int, numbers: Mapping[str, float]) -> None:
         """Add a whole line or nothing: a line that contradicts what is there comes from another rank or process."""
-        row = self.rows[kind].get(index, {})
+        row = self.rows[kind].setdefault(index, {})
         for key, value in numbers.items():
             first = row.get(key)
             if first is not None and not _is_same(first.value, value):
                 where = f"{kind} {index}: {key}"
                 self._reject(Reason.CONFLICT, f"{where} was {first.value!r} on line {first.line}, now {value!r}")
                 return
-        fresh = {key: Sample(value, self._line) for key, value in numbers.items() if key not in row}
-        self.rows[kind][index] = {**row, **fresh}
+        for key, value in numbers.items():
+            if key not in row:
+                row[key] = Sample(value, self._line)
 
     def _read_memory(self, rank: int, moment: str, body: bytes) -> None:
         numbers = self._read_dict(f"Memory-Usage of rank {rank}", body)

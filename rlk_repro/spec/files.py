@@ -6,7 +6,7 @@ Rules are in ``run_problems``; they return paths, so that errors can name the li
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -36,6 +36,9 @@ from rlk_repro.spec.values import (
 )
 from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.spec.workloads import ModuleWorkload, OperatorsWorkload, ReferenceWorkload
+
+MAX_STEPS: Final = 20_000
+"""Of all trials of a run: an analysis holds some forty numbers of each."""
 
 Workload: TypeAlias = Annotated[
     ReferenceWorkload | ModuleWorkload | OperatorsWorkload | VimeWorkload, Field(discriminator="kind")
@@ -104,7 +107,7 @@ class Run(Model):
     lane: Lane
     expected_trial_minutes: dict[Name, Minutes] = Field({}, description="of one trial with these steps, by hardware")
     time_limit_min: Minutes = Field(30.0, description="of one trial")
-    layouts: Annotated[dict[Name, Layout], Field(min_length=1)]
+    layouts: Annotated[dict[Name, Layout], Field(min_length=1, max_length=100)]
     measure: Measure = Measure()
     rl_kernel: RlKernel = RlKernel()
     entropy_metric: bool = Field(True, description="both variants compute the entropy that vime reports")
@@ -201,6 +204,13 @@ def _run_problems(run: Run) -> list[PathProblem]:
         problems.append((("measure", "pairs"), what, run.measure.pairs, expected))
     if run.measure.pairs + run.measure.control_pairs == 0:
         problems.append((("measure", "pairs"), "nothing to run", 0, "at least one pair or control pair"))
+    measure = run.measure
+    num_trials, num_steps = 2 * (measure.pairs + measure.control_pairs), measure.warmup_steps + measure.scored_steps
+    if num_trials * num_steps > MAX_STEPS:
+        expected = f"at most {MAX_STEPS} steps in all trials, warm-up counted"
+        problems.append(
+            (("measure", "scored_steps"), f"{num_trials} trials of {num_steps} steps", measure.scored_steps, expected)
+        )
     menu = f"one of {', '.join(run.layouts)}"
     named: dict[tuple[str, ...], Iterable[str]] = {
         ("expected_trial_minutes",): run.expected_trial_minutes,

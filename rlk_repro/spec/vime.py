@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import Field
 
 from rlk_repro.spec.assets import Checkpoint, DataSource, HubSource, ModelSource, StoredRollouts
+from rlk_repro.spec.layers import is_layer_pattern
 from rlk_repro.spec.values import (
     UNSEEN,
     Count,
@@ -140,7 +141,9 @@ class VimeWorkload(AnyWorkload):
     data: VimeData
     grpo: VimeGrpo
     rollouts: StoredRollouts | None = Field(None, description="of the lanes that generate none; else made by the run")
-    placements: Annotated[dict[Name, Placement], Field(min_length=1)] = Field(description="by hardware, as layouts")
+    placements: Annotated[dict[Name, Placement], Field(min_length=1, max_length=100)] = Field(
+        description="by hardware, as layouts"
+    )
     arguments: Arguments = Field({}, description="further flags, in both variants")
 
     @property
@@ -212,6 +215,7 @@ def _find_data_problems(data: VimeData) -> Iterator[PathProblem]:
 
 
 MODEL: Final = ("model", "arguments")
+LAYER_PATTERN: Final = "moe-layer-freq"
 SIZES: Final = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "vocab-size", "normalization")
 """What no model can do without: Megatron-LM would take a default of its own, or stop after minutes."""
 Range: TypeAlias = tuple[float, float]
@@ -241,6 +245,10 @@ def _find_size_problems(model: VimeModel) -> Iterator[PathProblem]:
     heads, groups = model.size("num-attention-heads"), model.size("num-query-groups", 1)
     if heads > 0 and groups > 0 and heads % groups:
         yield (*MODEL, "num-query-groups"), "does not divide num-attention-heads", groups, f"a divisor of {heads}"
+    pattern = model.arguments.get(LAYER_PATTERN)
+    if pattern is not None and not is_layer_pattern(pattern, model.size("num-layers")):
+        expected = "a whole number from 1 on, or a pattern of all layers such as [0]*1+[1]*45"
+        yield (*MODEL, LAYER_PATTERN), "is no pattern of these layers", pattern, expected
     chosen = model.size("moe-router-topk")
     if chosen > model.num_experts > 0:
         yield (*MODEL, "moe-router-topk"), "more experts than there are", chosen, f"at most {model.num_experts}"

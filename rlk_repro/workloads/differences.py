@@ -17,6 +17,7 @@ from typing import Any, Final
 from rlk_repro.contracts import split_arguments
 from rlk_repro.errors import BundleUnreadable, Problem
 from rlk_repro.files import load_json
+from rlk_repro.findings import shorten
 from rlk_repro.places import RUN_DIR
 from rlk_repro.plan import ENABLED, Plan, Trial
 from rlk_repro.rundir import RunDir, TrialDir
@@ -36,6 +37,7 @@ GIVEN: Final = "given"
 REDACTED: Final = "<redacted>"
 PROGRAM: Final = "program"
 ORDER: Final = "order of arguments"
+MORE: Final = "more differences"
 NOWHERE: Final = RunDir(Path("/runs/run/id"))
 
 
@@ -97,7 +99,7 @@ def _compare_arguments(first: Started, second: Started) -> Iterator[Difference]:
     flags = [_flags(trial.argv) for trial in trials]
     yield from _compare_values(trials, *flags)
     if flags[0] == flags[1] and list(first.argv) != list(second.argv):
-        order = [" ".join(scrub_argv(trial.argv)) for trial in trials]
+        order = [shorten(" ".join(scrub_argv(trial.argv))) for trial in trials]
         yield Difference(name=ORDER, baseline=order[0], enabled=order[1], kind=Kind.UNDECLARED)
 
 
@@ -136,8 +138,16 @@ def read_pair(run_dir: RunDir, first: Trial, second: Trial) -> PairRecord:
         loaded = [reader.read(folder.libraries_file(rank)) for folder in folders]
         if None not in loaded:
             found[f"libraries.{rank}"] = _compare_values(started, *map(_flatten, loaded))
-    differences = {part: tuple(islice(items, MAX_DIFFERENCES)) for part, items in found.items()}
-    return PairRecord(differences=differences, missing=reader.missing)
+    return PairRecord(differences={part: _limit(items) for part, items in found.items()}, missing=reader.missing)
+
+
+def _limit(differences: Iterable[Difference]) -> tuple[Difference, ...]:
+    """The first of very many, and one more: those that are not looked at may be undeclared."""
+    found = tuple(islice(differences, MAX_DIFFERENCES + 1))
+    if len(found) <= MAX_DIFFERENCES:
+        return found
+    more = Difference(name=MORE, baseline="not compared", enabled="not compared", kind=Kind.UNDECLARED)
+    return (*found[:MAX_DIFFERENCES], more)
 
 
 class _RecordReader:
@@ -249,4 +259,4 @@ def _show(name: str, value: str | None, started: Started) -> str:
         return ABSENT
     if looks_secret(name, value):
         return REDACTED
-    return scrub(value).replace(started.trial, started.placeholder)
+    return shorten(scrub(value).replace(started.trial, started.placeholder))

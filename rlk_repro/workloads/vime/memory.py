@@ -5,12 +5,12 @@ Good to a few ten percent: allocator fragmentation, communication buffers and CU
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.plan import Plan
 from rlk_repro.spec import VimeModel
+from rlk_repro.spec.layers import read_layer_pattern
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 
 GIB: Final = 2**30
@@ -75,20 +75,9 @@ def count_moe_layers(model: VimeModel) -> int:
         return 0
     pattern = model.arguments.get("moe-layer-freq", 1)
     if isinstance(pattern, str) and "[" in pattern:
-        return sum(_read_pattern(ast.parse(pattern, mode="eval").body))
-    return layers // max(int(pattern), 1) if isinstance(pattern, str | int) else layers
-
-
-def _read_pattern(node: ast.expr) -> list[int]:
-    match node:
-        case ast.List(elts=items):
-            return [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, int)]
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _read_pattern(left) + _read_pattern(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))):
-            return _read_pattern(left) * times
-        case _:
-            return []
+        found = read_layer_pattern(pattern)
+        return layers if found is None else found.num_chosen
+    return layers // max(int(str(pattern)), 1)
 
 
 def estimate_memory(plan: Plan) -> Estimate:

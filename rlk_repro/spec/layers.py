@@ -1,0 +1,48 @@
+"""Patterns of layers as Megatron-LM reads them, such as ``[0]*1+[1]*45``: counted, and never built."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, NamedTuple
+
+
+class LayerCount(NamedTuple):
+    """How many layers a pattern has, and how many of them it chooses by a 1."""
+
+    num_layers: int
+    num_chosen: int
+
+
+def is_layer_pattern(value: Any, num_layers: int) -> bool:
+    """Whether it chooses among so many layers: every n-th of them, or each by a list."""
+    if isinstance(value, str) and "[" in value:
+        found = read_layer_pattern(value)
+        return found is not None and found.num_layers == num_layers
+    text = str(value)
+    return not isinstance(value, bool | float | tuple) and text.isdecimal() and len(text) < 6 and int(text) > 0
+
+
+def read_layer_pattern(text: str) -> LayerCount | None:
+    """The sizes of lists of 0 and 1 that are added and repeated; None where the text is anything else."""
+    try:
+        return _count(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+
+
+def _count(node: ast.expr) -> LayerCount:
+    """Raises ValueError for what no pattern holds."""
+    match node:
+        case ast.List(elts=items):
+            values = [item.value if isinstance(item, ast.Constant) else None for item in items]
+            if all(type(value) is int and value in {0, 1} for value in values):
+                return LayerCount(len(values), values.count(1))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            one, other = _count(left), _count(right)
+            return LayerCount(one.num_layers + other.num_layers, one.num_chosen + other.num_chosen)
+        case ast.BinOp(left=part, op=ast.Mult(), right=ast.Constant(value=int(times))):
+            repeated = _count(part)
+            return LayerCount(repeated.num_layers * times, repeated.num_chosen * times)
+        case _:
+            pass
+    raise ValueError("no pattern of layers")
