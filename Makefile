@@ -27,7 +27,7 @@ BUILDER ?= rlk-repro-$(word 2,$(subst :, ,$(firstword $(subst @, ,$(BUILDKIT_IMA
 # What the demo runs on; by default what this machine is.
 HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
 
-.PHONY: help demo demo-rl-kernel test test-real test-long lint types fmt goldens docs-check images lock bench clean
+.PHONY: help demo demo-rl-kernel test test-real test-long fuzz lint types fmt goldens docs-check images lock bench clean
 
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ test-real: $(VENV)/.dev $(VENV)/.torch ## Run the heavier real parts: long fault
 test-long: $(VENV)/.dev $(VENV)/.torch ## Run the rest of the heavy ones: many kills, all faults, all sabotaged images
 	sh tools/install-slurm.sh --all
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "long and not gpu"
+
+# How long, and from which seed: the same seed makes the same cases.
+FUZZ_S ?= 600
+FUZZ_SEED ?= 1
+fuzz: $(VENV)/.dev ## Mutate bundles, authors' files and settings, and read them (FUZZ_S seconds from FUZZ_SEED)
+	$(BIN)/python -m tests.security.fuzz --seconds "$(FUZZ_S)" --seed "$(FUZZ_SEED)" --keep build/fuzz
 
 lint: $(VENV)/.dev ## Check style
 	$(BIN)/ruff check

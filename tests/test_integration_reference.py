@@ -13,7 +13,8 @@ import torch
 from rlk_repro.integration import reference
 from rlk_repro.integration.installation import find_installation
 from rlk_repro.integration.switch import TARGETS
-from rlk_repro.logs.ops import prove, read_ops
+from rlk_repro.logs.ops import read_ops
+from rlk_repro.logs.proof import prove
 from rlk_repro.refengine import core, trainer
 from rlk_repro.refengine.__main__ import main
 from rlk_repro.refengine.optimizer import AdamW

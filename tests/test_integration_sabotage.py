@@ -25,7 +25,8 @@ from rlk_repro.integration.installation import Installation
 from rlk_repro.integration.ranks import check_ranks_agree
 from rlk_repro.integration.routes import ROUTES
 from rlk_repro.integration.switch import Mode, Settings, install_into
-from rlk_repro.logs.ops import Proof, prove, read_ops
+from rlk_repro.logs.ops import read_ops
+from rlk_repro.logs.proof import Proof, prove
 from rlk_repro.operators import Case, Refusal
 from rlk_repro.results import ProofStatus
 from rlk_repro.rundir import TrialDir

@@ -25,7 +25,8 @@ from rlk_repro.integration.log_probs import Shard
 from rlk_repro.integration.rl_kernel import load_contracts
 from rlk_repro.integration.switch import Mode, Settings, install_into
 from rlk_repro.integration.vocab_parallel import Dispatched, Shape, make_contract
-from rlk_repro.logs.ops import prove, read_ops
+from rlk_repro.logs.ops import read_ops
+from rlk_repro.logs.proof import prove
 from rlk_repro.operators import Case, LossOptions, Reason, Refusal
 from rlk_repro.results import ProofStatus
 from rlk_repro.rundir import TrialDir

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlk_repro.errors import BundleUnreadable
-from rlk_repro.logs.ops import OpCount, OpsLog, Proof, Sample, prove, read_ops
+from rlk_repro.logs.ops import OpCount, OpsLog, Sample, read_ops
+from rlk_repro.logs.proof import Proof, prove
 from rlk_repro.results import DecisionSummary, ProofStatus
 from rlk_repro.rundir import TrialDir
 

@@ -170,7 +170,7 @@ def test_a_dead_node_ends_in_a_requeued_and_sealed_run(site: Site) -> None:
 
 @pytest.mark.real
 def test_the_time_limit_comes_with_a_warning_that_the_agent_uses(site: Site) -> None:
-    run = site.submit(("measure.scored_steps=100000", *LONG[:2]))
+    run = site.submit(("measure.scored_steps=9000", *LONG[:2]))
     run.wait_for_step()
     site.cluster.ask("scontrol", "update", f"jobid={run.job_id}", "timelimit=2")
     status = run.wait_for_end(240)

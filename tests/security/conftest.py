@@ -1,0 +1,30 @@
+"""A process in whose forks commands run, and an honest run to make hostile ones of."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.rundir import RunDir
+from tests.security.hostile import make_honest
+from tests.security.sandbox import Sandbox
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    box = Sandbox(tmp_path_factory.mktemp("sandbox").resolve())
+    yield box
+    box.close()
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return make_honest(tmp_path_factory.mktemp("honest"))
+
+
+@pytest.fixture
+def case(sandbox: Sandbox, tmp_path: Path) -> Path:
+    """A new folder inside the sandbox."""
+    folder = sandbox.scratch / tmp_path.name
+    folder.mkdir()
+    return folder

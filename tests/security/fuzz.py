@@ -1,0 +1,408 @@
+"""Structured fuzzing: ``python -m tests.security.fuzz --seconds 600 --seed 1`` (``make fuzz``).
+
+Bundles are mutated in their bytes, JSON values, lines and structure and sealed again, authors' YAML and ``--set``
+values in their text.  Each case follows from seed and number.  What ends in a traceback, takes too long or too much
+memory, leaves files or writes outside is made smaller and kept, and the command that shows it is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import json
+import random
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from rlk_repro.checksums import CHECKSUMS, render_checksums
+from rlk_repro.files import dump_json, sha256_bytes
+from rlk_repro.resources import run_folders
+from rlk_repro.rundir import RunDir
+from tests.security.hostile import list_files, make_honest
+from tests.security.sandbox import Outcome, Sandbox
+
+MOST_CPU_S: Final = 20.0
+MOST_BYTES: Final = 10**9
+MOST_MUTATIONS: Final = 4
+ODD_TEXT: Final = "\ud800\x1b[2J\u202e\x00\r\n <b>|`' \u00e9"
+VALUES: Final[tuple[Any, ...]] = (
+    None, True, False, 0, -1, 1, 2**63, 10**30, 10**400, 0.5, -0.0, 1e308, 1e-320, "", "x", "x" * 5000, ODD_TEXT,
+    "../x",
+    "/etc/passwd", "no", "NaN", "1e999", "[1]*400000000", "((((", [], {}, [[]], [None], {"": {}}, {"unknown": "x"},
+    {"unknown": 1}, ["x", 1], [{"a": 1}] * 50, "2026-11-20T13:00:00Z", "9" * 400, "\u0661",
+)  # fmt: skip
+RAW: Final = (
+    "NaN",
+    "-Infinity",
+    "1e999",
+    "9" * 5000,
+    "[" * 900,
+    '"\\ud800"',
+    "'",
+    "{",
+    "\ufeff",
+    "tru",
+    '{"a":1,"a":2}',
+)
+MARK: Final = "\u0001raw\u0001"
+
+Files = dict[str, bytes]
+Mutation = Callable[[Files], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Files to put into a folder, or words for the command line; and what was found with it."""
+
+    argv: tuple[str, ...]
+    files: Files
+    is_archive: bool
+
+
+def main() -> int:
+    arguments = _parse()
+    scratch = Path(tempfile.mkdtemp(prefix="rlk-repro-fuzz-"))
+    arguments.keep.mkdir(parents=True, exist_ok=True)
+    honest = read_folder(make_honest(scratch / "honest"))
+    sandbox = Sandbox(scratch / "box")
+    end = time.monotonic() + arguments.seconds
+    number, num_found = arguments.first, 0
+    ends: Counter[int] = Counter()
+    print(f"seed {arguments.seed}, {arguments.seconds} s", flush=True)
+    try:
+        while time.monotonic() < end and num_found < arguments.most:
+            num_found += try_case(sandbox, honest, arguments.seed, number, arguments.keep)
+            ends[sandbox.last_code] += 1
+            number += 1
+    finally:
+        sandbox.close()
+        shutil.rmtree(scratch)
+    codes = ", ".join(f"{number} times {code}" for code, number in sorted(ends.items()))
+    print(f"{number - arguments.first} cases of seed {arguments.seed}: {num_found} found; exit codes: {codes}")
+    return 1 if num_found else 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="the first case")
+    parser.add_argument("--most", type=int, default=10, metavar="N", help="stop after so many findings")
+    parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), metavar="DIR", help="for inputs of findings")
+    return parser.parse_args()
+
+
+def read_folder(run_dir: RunDir) -> Files:
+    return {name: (run_dir.root / name).read_bytes() for name in list_files(run_dir.root) if name != "bundle.tgz"}
+
+
+def try_case(sandbox: Sandbox, honest: Mapping[str, bytes], seed: int, number: int, keep: Path) -> bool:
+    """Whether this case found something; then it lies in ``keep``, as small as it could be made."""
+    rng = random.Random(f"{seed}-{number}")
+    kind = rng.choices((_fuzz_bundle, _fuzz_folder, _fuzz_yaml, _fuzz_setting), (10, 3, 2, 2))[0]
+    seeds = [rng.random() for _ in range(rng.randint(1, MOST_MUTATIONS))]
+    choice = rng.random()
+    found = _find(sandbox, kind(honest, seeds, choice))
+    if not found:
+        return False
+    for item in list(seeds):  # each mutation that is not needed goes
+        fewer = [other for other in seeds if other != item]
+        if fewer and _find(sandbox, kind(honest, fewer, choice)):
+            seeds = fewer
+    case = kind(honest, seeds, choice)
+    place = keep / f"{seed}-{number}"
+    shutil.rmtree(place, ignore_errors=True)
+    argv = _write(case, place)
+    print(f"case {number}: {_find(sandbox, case) or found}\n  rlk-repro {' '.join(map(repr, argv))}", flush=True)
+    return True
+
+
+def _find(sandbox: Sandbox, case: Case) -> str:
+    """What is wrong with what the command did; empty where nothing is."""
+    place = sandbox.scratch / "case"
+    shutil.rmtree(place, ignore_errors=True)
+    outcome = sandbox.run(*_write(case, place))
+    left = sandbox.left_in_tmp()
+    sandbox.empty_tmp()
+    return describe(outcome, left)
+
+
+def describe(outcome: Outcome, left: Sequence[str]) -> str:
+    if outcome.is_bug:
+        return f"exit {outcome.code}: {outcome.err.strip()[-500:]}"
+    if outcome.cpu_s > MOST_CPU_S or outcome.peak_bytes > MOST_BYTES:
+        return f"{outcome.cpu_s:.0f} s, {outcome.peak_bytes >> 20} MiB"
+    return f"left {', '.join(left)}" if left else ""
+
+
+def _write(case: Case, place: Path) -> list[str]:
+    """The case on disk, and the command line."""
+    place.mkdir(parents=True)
+    target = place / "run"
+    if case.is_archive:
+        target = place / "bundle.tgz"
+        target.write_bytes(pack(case.files))
+    else:
+        for name, data in case.files.items():
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    words = {"{target}": str(target), "{out}": str(place / "report"), "{file}": str(target / "run.yaml")}
+    return [words.get(word, word) for word in case.argv]
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, data in sorted(files.items()):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return gzip.compress(out.getvalue(), 1, mtime=0)
+
+
+def seal(files: Files) -> None:
+    files.pop(CHECKSUMS, None)
+    files[CHECKSUMS] = render_checksums({name: sha256_bytes(data) for name, data in files.items()})
+
+
+def _fuzz_bundle(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:
+    rng = random.Random(choice)
+    files = {name: data for name, data in honest.items() if not name.startswith(".")}
+    for item in seeds:
+        _mutate(files, random.Random(item))
+    if rng.random() < 0.6:
+        seal(files)
+    else:  # what is not sealed is not verified: readers meet all of it
+        files.pop(CHECKSUMS, None)
+    command = rng.choice(
+        (("verify",), ("inspect",), ("report", "-o", "{out}"), ("replay", "--analyze-only"), ("replay", "--dry-run"))
+    )
+    options = ("--json",) if rng.random() < 0.3 else ()
+    return Case(argv=(*command, "{target}", *options), files=files, is_archive=True)
+
+
+def _fuzz_folder(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:
+    rng = random.Random(choice)
+    files = dict(honest)
+    files.pop(CHECKSUMS)
+    for item in seeds:
+        _mutate(files, random.Random(item))
+    command = rng.choice(
+        (("status",), ("logs",), ("report", "-o", "{out}"), ("verify",), ("diff", "{target}"), ("collect",))
+    )
+    return Case(
+        argv=(*command, "{target}", *(("--json",) if rng.random() < 0.3 else ())), files=files, is_archive=False
+    )
+
+
+def _mutate(files: Files, rng: random.Random) -> None:
+    name = rng.choice(sorted(files))
+    if name == "plan.json" or rng.random() < 0.1:
+        _mutate_plan(files, rng)
+    elif rng.random() < 0.1:
+        _mutate_tree(files, name, rng)
+    elif rng.random() < 0.2:
+        files[name] = _mutate_bytes(files[name], rng)
+    elif name.endswith(".json"):
+        files[name] = _mutate_json(files[name], rng)
+    elif name.endswith(".yaml"):
+        files[name] = _mutate_text(files[name].decode(errors="replace"), rng).encode(errors="replace")
+    else:
+        files[name] = _mutate_lines(files[name], rng)
+
+
+def _mutate_tree(files: Files, name: str, rng: random.Random) -> None:
+    data = files.pop(name)
+    match rng.randrange(5):
+        case 0:
+            files[f"{name}/inner"] = data
+        case 1:
+            files[name] = files[rng.choice(sorted(files))]
+        case 2:
+            files[rng.choice(sorted(files))] = data
+        case 3:
+            files[name.rpartition("/")[0] + "/" + rng.choice(("00", "1", "99999999999999999999", "é", "a" * 200))] = (
+                data
+            )
+        case _:
+            pass
+
+
+def _mutate_plan(files: Files, rng: random.Random) -> None:
+    """With both hashes made to fit, as an attacker would."""
+    if "plan.json" not in files:
+        return
+    data = _mutate_json(files["plan.json"], rng)
+    try:
+        record = json.loads(data)
+        experiment = record["experiment"]
+        record["experiment_hash"] = sha256_bytes(dump_json(experiment))
+        record["plan_hash"] = sha256_bytes(dump_json({"experiment": experiment, "profile": record["profile"]}))
+        data = json.dumps(record).encode()
+    except (ValueError, KeyError, TypeError, OverflowError):
+        pass
+    files["plan.json"] = data
+
+
+def _mutate_bytes(data: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 10))):
+        place = rng.randrange(len(changed) + 1)
+        match rng.randrange(4):
+            case 0 if place < len(changed):
+                changed[place] ^= 1 << rng.randrange(8)
+            case 1:
+                changed[place:place] = rng.randbytes(rng.choice((1, 8, 100)))
+            case 2:
+                del changed[place : place + rng.choice((1, 8, 100, 10_000))]
+            case _:
+                changed[place:place] = changed[max(0, place - 200) : place]
+    return bytes(changed)
+
+
+def _mutate_json(data: bytes, rng: random.Random) -> bytes:
+    """One value changed, taken away, doubled, renamed or moved; or one that no JSON writer writes put in its place."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return _mutate_bytes(data, rng)
+    places = list(_list_places(value))
+    if not places:
+        return json.dumps(rng.choice(VALUES)).encode()
+    holder, key = rng.choice(places)
+    raw = ""
+    match rng.randrange(7):
+        case 0 | 1:
+            holder[key] = rng.choice(VALUES)
+        case 2:
+            del holder[key]
+        case 3:
+            other, other_key = rng.choice(places)
+            holder[key] = json.loads(json.dumps(other[other_key]))
+        case 4 if isinstance(holder, dict):
+            holder[rng.choice((ODD_TEXT, "", "x" * 3000, key + "x"))] = holder.pop(key)
+        case 5:
+            holder[key] = [holder[key]] * rng.choice((1, 2, 300))
+        case _:
+            raw = rng.choice(RAW)
+            holder[key] = MARK
+    return json.dumps(value).replace(json.dumps(MARK), raw).encode(errors="surrogatepass")
+
+
+def _list_places(value: Any) -> Iterator[tuple[Any, Any]]:
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield value, key
+        yield from _list_places(value[key])
+
+
+def _mutate_lines(data: bytes, rng: random.Random) -> bytes:
+    found = data.split(b"\n")
+    place = rng.randrange(len(found))
+    match rng.randrange(5):
+        case 0:
+            del found[place]
+        case 1:
+            found[place:place] = [found[place]] * rng.choice((1, 50))
+        case 2:
+            found[place] += found[rng.randrange(len(found))]
+        case 3 if found[place].startswith(b"{"):
+            found[place] = _mutate_json(found[place], rng)
+        case _:
+            found[place] = _mutate_text(found[place].decode(errors="replace"), rng).encode(errors="replace")
+    return b"\n".join(found)
+
+
+def _mutate_text(text: str, rng: random.Random) -> str:
+    """A word, number or mark replaced, or a piece cut out."""
+    place = rng.randrange(len(text) + 1)
+    length = rng.choice((0, 1, 3, 20))
+    piece = rng.choice((*RAW, *"{}[]:,'\"#&*!|>%@`\n\t ", *(str(value) for value in VALUES)))
+    return text[:place] + (piece if rng.random() < 0.8 else "") + text[place + length :]
+
+
+def _fuzz_yaml(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:
+    del honest
+    rng = random.Random(choice)
+    path = rng.choice(sorted(run_folders()[-1].glob("*.yaml")))
+    data = path.read_bytes()
+    for item in seeds:
+        own = random.Random(item)
+        data = _mutate_yaml(data, own) if own.random() < 0.7 else _mutate_bytes(data, own)
+    return Case(
+        argv=("submit", "--dry-run", "--run", "{file}", *_where(data)), files={"run.yaml": data}, is_archive=False
+    )
+
+
+def _mutate_yaml(data: bytes, rng: random.Random) -> bytes:
+    try:
+        value: Any = yaml.safe_load(data)
+        places = list(_list_places(value))
+    except (yaml.YAMLError, ValueError, TypeError):
+        value, places = None, []
+    if not places or rng.random() < 0.3:
+        return _mutate_text(data.decode(errors="replace"), rng).encode(errors="replace")
+    holder, key = rng.choice(places)
+    if rng.random() < 0.2:
+        del holder[key]
+    else:
+        holder[key] = rng.choice(VALUES)
+    try:
+        return yaml.safe_dump(value, allow_unicode=True, width=10_000).encode(errors="replace")
+    except (yaml.YAMLError, ValueError):
+        return data
+
+
+def _where(data: bytes) -> tuple[str, ...]:
+    is_vime = b"kind: vime" in data
+    return (
+        "--cluster",
+        "slurm",
+        "--profile",
+        "generic-h200",
+        "--hardware",
+        "h200",
+        *(("--stack", "2026-07") if is_vime else ()),
+    )
+
+
+def _fuzz_setting(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:
+    del honest
+    rng = random.Random(choice)
+    name = rng.choice(("smoke", "qwen3-30b-a3b", "vime-train-only-r3", "operators-smoke", "module-qwen3-4b"))
+    data = next(path for path in run_folders()[-1].glob("*.yaml") if path.stem == name).read_bytes()
+    value = yaml.safe_load(data)
+    settings = []
+    for item in seeds:
+        own = random.Random(item)
+        path, current = own.choice(list(_list_paths(value)))
+        text = own.choice((str(own.choice(VALUES)), json.dumps(own.choice(VALUES)), _mutate_text(str(current), own)))
+        settings += ["--set", f"{path}={text}".replace("\0", "").encode(errors="replace").decode()]
+    return Case(
+        argv=("submit", "--dry-run", "--run", name, *_where(data), "--exploratory", *settings),
+        files={},
+        is_archive=False,
+    )
+
+
+def _list_paths(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items() if isinstance(value, dict) else ():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        yield path, item
+        yield from _list_paths(item, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

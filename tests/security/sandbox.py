@@ -1,0 +1,175 @@
+"""Runs commands of the tool on hostile input, each in a fork of one process that has imported everything.
+
+A fork starts in milliseconds, so that thousands of inputs can be tried, and its peak memory is its own.  Each is
+limited in address space and in time, and an audit hook sees every attempt to write outside the scratch folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+MOST_ADDRESS_BYTES: Final = 6 << 30
+MOST_WALL_S: Final = 120.0
+WROTE_OUTSIDE: Final = 99
+NO_ANSWER: Final = -1
+_WRITES: Final = frozenset(
+    {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.chown"}
+)
+_MODULES: Final = ("analysis", "archive", "compare", "recorded", "replay", "report.terminal", "verify", "job.progress")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one command did; ``code`` is ``WROTE_OUTSIDE`` or, where it was killed, the negative signal."""
+
+    code: int
+    cpu_s: float
+    peak_bytes: int
+    out: str
+    err: str
+
+    @property
+    def is_bug(self) -> bool:
+        return self.code not in {0, 1, 2, 3, 4, 5} or "this is a bug" in self.err or "Traceback" in self.err
+
+
+class Sandbox:
+    """One scratch folder and the process whose forks work in it; TMPDIR, HOME and the runs root are inside."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.last_code = 0
+        for name in ("tmp", "home", "runs"):
+            (scratch / name).mkdir(parents=True, exist_ok=True)
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(scratch / "home"),
+            "TMPDIR": str(scratch / "tmp"),
+            "RLK_REPRO_RUNS": str(scratch / "runs"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        command = [sys.executable, "-m", "tests.security.sandbox", str(scratch)]
+        root = Path(__file__).parent.parent.parent
+        self._server = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=root, text=True
+        )
+
+    def run(self, *argv: str | Path) -> Outcome:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps([str(word) for word in argv]) + "\n")
+        self._server.stdin.flush()
+        ready, _, _ = select.select([self._server.stdout], [], [], 2 * MOST_WALL_S)
+        answer: dict[str, Any] = json.loads(self._server.stdout.readline()) if ready else {"code": NO_ANSWER}
+        self.last_code = answer["code"]
+        texts = {name: (self.scratch / f".{name}").read_text(errors="replace") for name in ("out", "err")}
+        return Outcome(**{"cpu_s": 0.0, "peak_bytes": 0, **answer, **texts})
+
+    def left_in_tmp(self) -> list[str]:
+        return sorted(path.name for path in (self.scratch / "tmp").iterdir())
+
+    def empty_tmp(self) -> None:
+        shutil.rmtree(self.scratch / "tmp")
+        (self.scratch / "tmp").mkdir()
+
+    def close(self) -> None:
+        for stream in (self._server.stdin, self._server.stdout):
+            if stream is not None:
+                stream.close()
+        try:
+            self._server.wait(10)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
+
+
+def _serve(scratch: Path) -> None:
+    import importlib
+
+    import rlk_repro.cli  # noqa: F401
+
+    for name in _MODULES:
+        importlib.import_module(f"rlk_repro.{name}")
+    for line in sys.stdin:
+        started = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            _become_command(scratch, json.loads(line))
+        while True:
+            ended, status, used = os.wait4(pid, os.WNOHANG)
+            if ended:
+                break
+            if time.monotonic() - started > MOST_WALL_S:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
+        answer = {
+            "code": os.waitstatus_to_exitcode(status),
+            "cpu_s": used.ru_utime + used.ru_stime,
+            "peak_bytes": used.ru_maxrss * 1024,
+        }
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _become_command(scratch: Path, argv: Sequence[str]) -> NoReturn:
+    for number, name in ((1, "out"), (2, "err")):
+        descriptor = os.open(scratch / f".{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.close(0)
+    os.open(os.devnull, os.O_RDONLY)
+    os.chdir(scratch)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESS_BYTES, MOST_ADDRESS_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.argv = ["rlk-repro", *argv]
+    _watch_writes(scratch)
+    code = 0
+    try:
+        from rlk_repro.cli import main
+
+        main()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+        code = 70
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _watch_writes(scratch: Path) -> None:
+    inside = (f"{scratch}/", "/dev/null", "/proc/")
+
+    def see(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if not isinstance(path, str | bytes) or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+                return
+        elif event in _WRITES:
+            path = arguments[1] if event in {"os.rename", "os.symlink", "os.link"} else arguments[0]
+        else:
+            return
+        place = os.path.realpath(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else ""
+        if place and place != str(scratch) and not place.startswith(inside):
+            os.write(2, f"wrote outside: {event} {place}\n".encode(errors="replace"))
+            os._exit(WROTE_OUTSIDE)
+
+    sys.addaudithook(see)
+
+
+if __name__ == "__main__":
+    _serve(Path(sys.argv[1]).resolve())

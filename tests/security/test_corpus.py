@@ -1,0 +1,95 @@
+"""Every hostile bundle against every reading command: an answer or a refusal in little time and memory."""
+
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.rundir import RunDir
+from tests.security import hostile
+from tests.security.sandbox import Outcome, Sandbox
+
+SMALL = hostile.small_changes()
+HEAVY = hostile.heavy_changes()
+PIPES = {f"{name}: a pipe": hostile.as_pipe(relative) for name, relative in (hostile.FILES | hostile.OTHERS).items()}
+# One body of each kind at every run of the tests; the others say the same of the same code.
+QUICK = [
+    name
+    for name in SMALL
+    if not any(name.endswith(f": {body}") for body in hostile.BODIES)
+    or name.endswith((": levels", ": digits", ": key-twice", ": surrogates", ": list"))
+]
+MOST_CPU_S = 20.0
+MOST_BYTES = 10**9
+MOST_BUNDLE_BYTES = 10**6
+
+
+def check(sandbox: Sandbox, *argv: str | Path) -> Outcome:
+    """Run one command and hold it to the bars."""
+    outcome = sandbox.run(*argv)
+    left = sandbox.left_in_tmp()
+    sandbox.empty_tmp()
+    shown = f"{' '.join(map(str, argv))}: exit {outcome.code}, {outcome.cpu_s:.1f} s, {outcome.peak_bytes >> 20} MiB"
+    assert not outcome.is_bug, f"{shown}\n{outcome.err[-2000:]}"
+    assert outcome.cpu_s <= MOST_CPU_S, shown
+    assert outcome.peak_bytes <= MOST_BYTES, shown
+    assert not left, shown
+    return outcome
+
+
+def read_with_all(sandbox: Sandbox, bundle: Path, run_dir: RunDir, honest: RunDir) -> None:
+    for command in ("verify", "inspect", "report", "replay"):
+        options: list[str | Path] = []
+        if command == "report":
+            options = ["-o", bundle.parent / "report"]
+        elif command == "replay":
+            options = ["--analyze-only"]
+        check(sandbox, command, bundle, *options)
+        check(sandbox, command, bundle, *options, "--json")
+    check(sandbox, "replay", bundle, "--dry-run")
+    check(sandbox, "diff", bundle, honest.bundle)
+    check(sandbox, "diff", honest.bundle, bundle, "--json")
+    check(sandbox, "report", run_dir.root)
+    check(sandbox, "verify", run_dir.root)
+    check(sandbox, "status", run_dir.root)
+    check(sandbox, "logs", run_dir.root)
+
+
+def test_an_honest_run_is_read_by_all(sandbox: Sandbox, honest: RunDir, case: Path) -> None:
+    run_dir, bundle = hostile.make_bundle(honest, case, lambda _: None)
+    read_with_all(sandbox, bundle, run_dir, honest)
+    assert check(sandbox, "replay", bundle, "--analyze-only").code == 0
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_reader_answers_or_refuses(name: str, sandbox: Sandbox, honest: RunDir, case: Path) -> None:
+    _, sealed = hostile.make_bundle(honest, case / "sealed", SMALL[name])
+    check(sandbox, "replay", sealed, "--dry-run")
+    run_dir, unsealed = hostile.make_bundle(honest, case / "unsealed", SMALL[name], is_sealed=False)
+    check(sandbox, "report", unsealed, "-o", case / "report")
+    if name.startswith(("plan", "submission", "state")):
+        check(sandbox, "status", run_dir.root)
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_nobody_waits_for_a_pipe(name: str, sandbox: Sandbox, honest: RunDir, case: Path) -> None:
+    run_dir = hostile.copy_run(honest, case)
+    PIPES[name](run_dir)
+    for command in ("verify", "report", "status"):
+        check(sandbox, command, run_dir.root)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", SMALL)
+def test_every_reader_answers_or_refuses(name: str, sandbox: Sandbox, honest: RunDir, case: Path) -> None:
+    run_dir, bundle = hostile.make_bundle(honest, case, SMALL[name])
+    read_with_all(sandbox, bundle, run_dir, honest)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", HEAVY)
+def test_no_small_bundle_exhausts_the_machine(name: str, sandbox: Sandbox, honest: RunDir, case: Path) -> None:
+    run_dir, bundle = hostile.make_bundle(honest, case / "sealed", HEAVY[name])
+    assert bundle.stat().st_size <= MOST_BUNDLE_BYTES
+    read_with_all(sandbox, bundle, run_dir, honest)
+    _, bundle = hostile.make_bundle(honest, case / "unsealed", HEAVY[name], is_sealed=False)
+    check(sandbox, "report", bundle, "-o", case / "report")
