@@ -1,7 +1,4 @@
-"""Sealing, packing, opening and listing a bundle.  The format: docs/bundle-format.md.
-
-Nothing here checks one: that is verify.py's business.
-"""
+"""Sealing, packing, opening and listing a bundle, unchecked (verify.py checks).  The format: docs/bundle-format.md."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from rlk_repro import files
 from rlk_repro.archive import ArchiveReader, ArchiveWriter, Member, find_unsafe, read_own
 from rlk_repro.checksums import (
     CHECKSUMS,
@@ -25,16 +23,7 @@ from rlk_repro.checksums import (
 from rlk_repro.disk import MORE_ROOM, Unwritable, new_folder, open_stream, temporary_folder, writing
 from rlk_repro.errors import BundleUnreadable, CheckFailed, Problem, SpecError
 from rlk_repro.escapes import printable
-from rlk_repro.files import (
-    CHUNK_BYTES,
-    MAX_ANALYSIS_BYTES,
-    MAX_JSON_BYTES,
-    MAX_RECORDS_BYTES,
-    parse_json,
-    replacing,
-    sha256_bytes,
-    write_bytes,
-)
+from rlk_repro.files import CHUNK_BYTES, parse_json, replacing, sha256_bytes, write_bytes
 from rlk_repro.findings import Finding
 from rlk_repro.gzip_stream import Limits
 from rlk_repro.results import TrialStatus
@@ -365,9 +354,9 @@ def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleIn
         if not member.is_folder:
             sizes_bytes.append(member.size_bytes)
         if member.name == CHECKSUMS:
-            bundle_id = sha256_bytes(read_own(reader.data(), MAX_RECORDS_BYTES) or b"")
+            bundle_id = sha256_bytes(read_own(reader.data(), files.MAX_RECORDS_BYTES) or b"")
         elif member.name in {_PLAN, _ANALYSIS}:
-            records[member.name] = _load_own(reader.data(), MAX_ANALYSIS_BYTES)
+            records[member.name] = _load_own(reader.data(), files.MAX_ANALYSIS_BYTES)
         elif parts[0] == NODES and len(parts) > 2:
             nodes.add(parts[1])
         elif parts[0] == TRIALS and len(parts) > 2:
@@ -400,7 +389,7 @@ def _read_status(pieces: Iterable[Piece]) -> str:
     return status[:_MAX_FACT] if isinstance(status, str) else "not recorded"
 
 
-def _load_own(pieces: Iterable[Piece], max_bytes: int = MAX_JSON_BYTES) -> Any:
+def _load_own(pieces: Iterable[Piece], max_bytes: int = files.MAX_JSON_BYTES) -> Any:
     """One of our own JSON files, or None where it cannot be read."""
     try:
         return parse_json("", read_own(pieces, max_bytes) or b"", max_bytes=max_bytes)

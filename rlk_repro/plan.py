@@ -220,11 +220,9 @@ class PlanRecord(BaseModel):
 
 def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
     """Refuse what no author could have planned: code that reads a plan relies on its rules, and on its sizes."""
-    problems = [
-        Problem(f"run.{'.'.join(path)}", what, got=got, expected=expected)
-        for path, what, got, expected in run_problems(plan.run)
-    ]
-    problems += [*_layout_problems(plan.run, plan.hardware), *_variant_problems(plan.variants)]
+    problems = [*_layout_problems(plan.run, plan.hardware), *_variant_problems(plan.variants)]
+    for path, what, got, expected in run_problems(plan.run):
+        problems.append(Problem(f"run.{'.'.join(path)}", what, got=got, expected=expected))
     if problems:
         raise BundleUnreadable(
             *(dataclasses.replace(problem, where=f"{where}: {problem.where}") for problem in problems)
