@@ -9,7 +9,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rlk_repro.findings import Level, has_blocking, sort_findings
+from rlk_repro.findings import Level, has_blocking, shorten, sort_findings
+from rlk_repro.gates import name_some
 from rlk_repro.report.basis import make_identity
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text, Tone, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, headline_value
@@ -31,6 +32,8 @@ RANGES: Final = (
     "Per variant: lowest – highest of n trials. A trial counts with the mean of its scored steps, a peak with its "
     "highest."
 )
+MAX_FACT_ROWS: Final = 10_000
+MAX_NAMED_NODES: Final = 16
 MODULE_PREFIX: Final = "module_"
 WHOLE_STEP: Final = "module_step_s"
 FRAME_OF_MODULES: Final = "actor_train_time_s"
@@ -160,14 +163,20 @@ def _fact_table(title: str, facts: tuple[tuple[str, str], ...]) -> Table:
 
 def _merge_manifests(view: View) -> Iterator[tuple[str, str]]:
     """One row per fact where all nodes agree, else one per value with the nodes that have it."""
-    values: dict[str, dict[str, list[str]]] = {}
+    rows: dict[tuple[str, str], list[str]] = {}
+    num_left_out = 0
     for manifest in view.context.manifests:
         for path, fact in manifest.facts():
-            values.setdefault(path, {}).setdefault(str(fact), []).append(manifest.node)
-    for path, nodes_by_value in sorted(values.items()):
-        for value, nodes in nodes_by_value.items():
-            is_shared = len(nodes) == len(view.context.manifests)
-            yield (path, value) if is_shared else (f"{path} ({', '.join(nodes)})", value)
+            row = path, shorten(str(fact))
+            if row in rows or len(rows) < MAX_FACT_ROWS:
+                rows.setdefault(row, []).append(manifest.node)
+            else:
+                num_left_out += 1
+    for (path, value), nodes in sorted(rows.items(), key=lambda item: item[0][0]):
+        is_shared = len(nodes) == len(view.context.manifests)
+        yield (path, value) if is_shared else (f"{path} ({name_some(nodes, MAX_NAMED_NODES)})", value)
+    if num_left_out:
+        yield "more", f"{num_left_out} facts, in the manifests of the bundle"
 
 
 def make_findings(view: View) -> Section:

@@ -379,7 +379,7 @@ def heavy_changes() -> dict[str, Change]:
 
 def _heavy_json() -> dict[str, Change]:
     found: dict[str, Change] = {
-        "300 MB of lists in a command": put(FILES["command"], lambda: b'{"argv":[' + many(300 * MIB, b"[],") + b"[]]}"),
+        "command: 100 MB of lists": put(FILES["command"], lambda: b'{"argv":[' + many(100 * MIB, b"[],") + b"[]]}"),
     }
     for name, relative in FILES.items():
         found[f"{name}: 30 MB of lists"] = put(relative, lambda: b'{"schema":1,"x":[' + many(30 * MIB, b"[],") + b"0]}")
@@ -454,16 +454,25 @@ def edit_or_make_prepared(run_dir: RunDir) -> None:
 def _heavy_logs() -> dict[str, Change]:
     step = b'{"event":"step","step":%d,"timers":{%s},"memory":{%s},"calls":{%s}}\n'
     number_of = b'"%d":0'
+
+    def texts() -> bytes:
+        return lines(32_000, lambda number: b'"%d":"",' % number) + b'"a":1'
+
     return {
+        "ops: one line of 100 MB": append(
+            OTHERS["ops"], lambda: b'{"event":"kernels","names":[' + many(100 * MIB, b"1,") + b'""]}\n'
+        ),
         "ops: one line of 30 MB": append(
             OTHERS["ops"], lambda: b'{"event":"kernels","names":[' + many(30 * MIB, b'"",') + b'""]}\n'
         ),
-        "ops: lines of 4 MB": append(
-            OTHERS["ops"],
-            lambda: 7 * (b'{"event":"kernels","names":[' + many(4 * MIB - 99, b'[],') + b'""]}\n'),
+        "ops: lines of 1 MB": append(
+            OTHERS["ops"], lambda: 28 * (b'{"event":"kernels","names":[' + many(MIB - 99, b"1,") + b'""]}\n')
         ),
-        "ops: 370000 empty steps": append(
-            OTHERS["ops"], lambda: lines(22 * MIB, lambda number: step % (number + 9, b"", b"", b""))
+        "ops: lines of 64 KB": append(
+            OTHERS["ops"], lambda: 100 * (step % (5, texts(), b"", many(32_000, b'"x":{},')))
+        ),
+        "ops: 330000 empty steps": append(
+            OTHERS["ops"], lambda: lines(20 * MIB, lambda number: step % (number + 9, b"", b"", b""))
         ),
         "ops: steps full of calls": append(
             OTHERS["ops"],
@@ -487,12 +496,12 @@ def _heavy_logs() -> dict[str, Change]:
         ),
         "ops: a timer for every line": append(
             OTHERS["ops"],
-            lambda: lines(10 * MIB, lambda number: step % (number + 9, b'"%d":1' % number, b'"%d":1' % number, b"")),
+            lambda: lines(8 * MIB, lambda number: step % (number + 9, b'"%d":1' % number, b'"%d":1' % number, b"")),
         ),
-        "ops: 100000 decisions": append(
+        "ops: 70000 decisions": append(
             OTHERS["ops"],
             lambda: lines(
-                16 * MIB,
+                10 * MIB,
                 lambda number: b'{"event":"decision","op":"%d","implementation":"%d","version":"","reason":"%d",'
                 b'"is_rl_kernel":true}\n' % (number, number, number),
             ),
@@ -502,15 +511,15 @@ def _heavy_logs() -> dict[str, Change]:
         "log: a row that grows with each line": append(
             OTHERS["stdout"],
             lambda: lines(
-                25 * MIB, lambda number: PREFIX + b"perf 0: {'perf/%d': %d, 'perf/%d': 0}\n" % (number, number, -number)
+                9 * MIB, lambda number: PREFIX + b"perf 0: {'perf/%d': %d, 'perf/%d': 0}\n" % (number, number, -number)
             ),
         ),
         "log: a line for each row": append(
             OTHERS["stdout"],
-            lambda: lines(25 * MIB, lambda number: PREFIX + b"perf %d: {'perf/x': 1}\n" % (number + 9)),
+            lambda: lines(9 * MIB, lambda number: PREFIX + b"perf %d: {'perf/x': 1}\n" % (number + 9)),
         ),
         "log: contradictions": append(
-            OTHERS["stdout"], lambda: lines(25 * MIB, lambda number: PREFIX + b"perf 9: {'perf/x': %d}\n" % number)
+            OTHERS["stdout"], lambda: lines(9 * MIB, lambda number: PREFIX + b"perf 9: {'perf/x': %d}\n" % number)
         ),
         "log: one message of 30 MB": append(
             OTHERS["stdout"],
@@ -538,11 +547,11 @@ def _heavy_logs() -> dict[str, Change]:
         ),
         "log: timers": append(
             OTHERS["stdout"],
-            lambda: lines(25 * MIB, lambda number: PREFIX + b"Timer a%d end (elapsed: 1.0s)\n" % number),
+            lambda: lines(9 * MIB, lambda number: PREFIX + b"Timer a%d end (elapsed: 1.0s)\n" % number),
         ),
         "log: zeros": append(OTHERS["stdout"], lambda: bytes(30 * MIB)),
         "telemetry: a trial a line": append(
-            OTHERS["telemetry"], lambda: lines(11 * MIB, lambda number: b'{"t":1,"trial":"%d"}\n' % number)
+            OTHERS["telemetry"], lambda: lines(8 * MIB, lambda number: b'{"t":1,"trial":"%d"}\n' % number)
         ),
         "telemetry: 370000 samples": append(
             OTHERS["telemetry"], lambda: many(370_000 * 31, b'{"t":1,"trial":"%s"}\n' % TRIAL.encode())
@@ -550,9 +559,9 @@ def _heavy_logs() -> dict[str, Change]:
         "telemetry: lines of 1 MB": append(
             OTHERS["telemetry"], lambda: 28 * (b'{"t":1,"gpus":[' + many(MIB - 99, b"{},") + b"{}]}\n")
         ),
-        "agent log: 8 MB of events": append(
+        "agent log: 6 MB of events": append(
             OTHERS["agent-log"],
-            lambda: lines(8 * MIB, lambda number: b'{"allocation":"%d","t":"%d"}\n' % (number, number)),
+            lambda: lines(6 * MIB, lambda number: b'{"allocation":"%d","t":"%d"}\n' % (number, number)),
         ),
     }  # fmt: skip
 
@@ -592,17 +601,15 @@ def _heavy_folders() -> dict[str, Change]:
         "nodes: 20000 facts, 2000 others": put_nodes(2000, 20_000, 1),
         "nodes: 5000 facts, 4000 others": put_nodes(4000, 5000, 1),
         "nodes: 5000 unknown facts, 4000 others": put_nodes(4000, 5000, 1, is_known=False),
-        "nodes: 300 of 5000 facts": put_nodes(200, 5000, 5000),
+        "nodes: 80 of 5000 facts": put_nodes(80, 5000, 5000),
         "manifest: 4 MB of facts": edit(
             FILES["manifest"],
-            lambda value: value["sections"]["gpu"].update({f"{item:x}": item for item in range(250_000)}),
+            lambda value: value["sections"]["gpu"].update({f"{item:x}": 0 for item in range(250_000)}),
         ),
         "manifest: a text of 4 MB": edit(
             FILES["manifest"], lambda value: value["sections"]["gpu"].update({"topology_text": "x" * (4 * MIB - 999)})
         ),
-        "trials: 9000 that are not planned": put_files(
-            9000, lambda number: f"trials/{number + 50}-p9-enabled/stdout.log"
-        ),
+        "trials: 9000 that are not planned": put_files(9000, lambda number: f"trials/{number + 50}-p9-enabled"),
         "libraries: 9000 ranks": put_files(9000, lambda number: f"trials/{TRIAL}/libraries/{number}.json"),
         "9500 files": put_files(9500, lambda number: f"scheduler/{number}"),
         "50000 files": put_files(50_000, lambda number: f"scheduler/{number}"),
