@@ -357,7 +357,9 @@ def test_a_claim_that_fills_up_ends_the_run_and_what_was_written_is_collected_la
     launched = submit(tmp_path, LONG, kind="job")
     wait_until(launched, first_trial_runs(launched))
     ballast = fill_disk(small_disk)
-    assert wait_for_end(launched).state is JobState.FAILED
+    end = wait_for_end(launched)
+    assert end.state is JobState.FAILED
+    assert f"(No space left on device), expected room on the file system at {small_disk}" in end.reason
     wait_ended(server, "leader")
     ballast.unlink()
     ballast = fill_disk(small_disk)  # the agent gave up room for its last words, and left what it did not need
