@@ -18,7 +18,7 @@ from rlk_repro.prepared import PreparedDir
 from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir import RunDir
 from rlk_repro.sbatch.options import list_secrets, slurm_settings
-from rlk_repro.spec import OCI_ARCHITECTURES, ContainerSettings, Image, Mount, VimeWorkload
+from rlk_repro.spec import OCI_ARCHITECTURES, ContainerSettings, Image, VimeWorkload
 
 ENGINES: Final = frozenset({"docker", "podman"})
 _DOCKER_HUB: Final = "registry-1.docker.io"
@@ -89,15 +89,21 @@ def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
     leaves out.
     """
     settings = container_settings(plan)
-    mounts = [Mount(source=str(run_dir.root.absolute())), *settings.mounts]
+    binds = [_bind(str(run_dir.root.absolute()))]  # ours, whatever it is called
+    binds += [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only)
+              for item in settings.mounts]  # fmt: skip
     if isinstance(plan.run.workload, VimeWorkload):
-        mounts.append(Mount(source=str(PreparedDir.of(plan.profile, run_dir).root), read_only=True))
+        binds.append(_bind(str(PreparedDir.of(plan.profile, run_dir).root), is_read_only=True))
     if settings.package_dir is not None:
-        mounts.append(Mount(source=settings.package_dir, read_only=True))
+        binds.append(_bind(settings.package_dir, is_read_only=True))
     if find_runtime(plan) == "pyxis":
         devices = _AMD_DEVICES if plan.hardware.platform == "rocm" else (_IMEX,) if _shares_memory(plan) else ()
-        mounts += [Mount(source=device) for device in devices]
-    return [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only) for item in mounts]
+        binds += [_bind(device) for device in devices]
+    return binds
+
+
+def _bind(path: str, *, is_read_only: bool = False) -> Bind:
+    return Bind(source=path, target=path, is_read_only=is_read_only)
 
 
 def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
