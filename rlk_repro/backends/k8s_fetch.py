@@ -12,7 +12,8 @@ from typing import Final
 from rlk_repro.backends.kubectl import Unreachable
 from rlk_repro.bundle import unpack
 from rlk_repro.console import Tell, silence
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.disk import open_stream, writing
+from rlk_repro.errors import CheckFailed, Problem
 from rlk_repro.files import sha256_file
 from rlk_repro.k8s.facts import BLOCK_BYTES
 from rlk_repro.rundir import RunDir
@@ -48,10 +49,8 @@ def fetch_bundle(
     for other in run_dir.root.glob(run_dir.partial_bundle("*").name):
         if other != part:
             other.unlink()
-    try:
+    with writing(part):
         _fill(ask, part, size_bytes, block_bytes, tell, sleep)
-    except OSError as error:
-        raise EnvironmentMissing(Problem(str(part), f"cannot be written ({error.strerror})")) from None
     found = sha256_file(part)
     if found != digest:
         part.unlink()
@@ -78,7 +77,7 @@ def put_in_place(run_dir: RunDir) -> None:
 def _fill(
     ask: AskBlock, part: Path, size_bytes: int, block_bytes: int, tell: Tell, sleep: Callable[[float], object]
 ) -> None:
-    with part.open("ab") as stream:
+    with open_stream(part, "ab") as stream:
         # what an interruption left of a block is not whole
         offset = (
             min(stream.tell() // block_bytes * block_bytes, size_bytes) if stream.tell() < size_bytes else size_bytes

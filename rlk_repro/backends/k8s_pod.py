@@ -15,6 +15,7 @@ from rlk_repro.backends.k8s_objects import Sent, find_objects
 from rlk_repro.backends.k8s_states import explain_pod, is_ready, judge, role_of
 from rlk_repro.backends.kubectl import Place, Unreachable
 from rlk_repro.console import Tell
+from rlk_repro.disk import open_stream
 from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.files import dump_json, write_text
 from rlk_repro.k8s.facts import BUNDLE, Facts, make_log_name, unwrap_block
@@ -151,7 +152,7 @@ def mirror_logs(pod: Pod, facts: Facts, live: RunDir) -> None:
 def _copy_log(pod: Pod, trial: str, size_bytes: int, live: RunDir) -> None:
     path = live.trial(trial).stdout
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as stream:
+    with open_stream(path, "ab") as stream:
         while (offset := stream.tell()) < size_bytes:
             data = pod.read_block(make_log_name(trial), offset, min(LOG_BLOCK_BYTES, size_bytes - offset))
             if not data:

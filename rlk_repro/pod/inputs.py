@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlk_repro.disk import writing
 from rlk_repro.errors import EnvironmentMissing, Problem
 from rlk_repro.files import write_bytes
 from rlk_repro.rundir import RunDir
@@ -15,7 +16,7 @@ def bring_in(run_dir: RunDir, inputs: Path) -> None:
     Raises:
         EnvironmentMissing: the results volume cannot be written, or the plan is missing.
     """
-    try:
+    with writing(run_dir.root, hint="is the claim writable for the user of the pod?"):
         run_dir.root.mkdir(parents=True, exist_ok=True)
         for source in sorted(inputs.rglob("*")):
             name = source.relative_to(inputs)
@@ -24,10 +25,5 @@ def bring_in(run_dir: RunDir, inputs: Path) -> None:
                 write_bytes(run_dir.root / name, source.read_bytes())
         for earlier in (run_dir.state, run_dir.bundle, run_dir.pod_end, run_dir.pod_note, run_dir.pod_read):
             earlier.unlink(missing_ok=True)
-    except OSError as error:
-        hint = "is the claim writable for the user of the pod?"
-        raise EnvironmentMissing(
-            Problem(str(error.filename), f"cannot be written ({error.strerror})", hint=hint)
-        ) from None
     if not run_dir.plan.is_file():
         raise EnvironmentMissing(Problem(str(inputs), "holds no plan", expected="the ConfigMap of this run"))

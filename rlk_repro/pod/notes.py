@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem
+from rlk_repro.errors import BundleUnreadable
 from rlk_repro.files import load_json, sha256_file, write_json
 from rlk_repro.k8s.facts import TrialLog
 from rlk_repro.rundir import RunDir
@@ -48,11 +48,7 @@ class Notes:
         self._note = dataclasses.replace(self._note, **changes)
         if self._note == self._told:
             return
-        path = self._run_dir.pod_note
-        try:
-            write_json(path, {"schema": SCHEMA, **dataclasses.asdict(self._note)}, is_durable=False)
-        except OSError as error:
-            raise EnvironmentMissing(Problem(str(path), f"cannot be written ({error.strerror})")) from None
+        write_json(self._run_dir.pod_note, {"schema": SCHEMA, **dataclasses.asdict(self._note)}, is_durable=False)
         self._told = self._note
 
     def write_bundle(self) -> None:
