@@ -72,10 +72,10 @@ fmt: $(VENV)/.dev ## Format the code
 
 goldens: $(VENV)/.dev $(VENV)/.torch ## Rewrite golden files, JSON Schemas and the command table
 	$(BIN)/python -m tests.write_goldens
-	RLK_REPRO_GOLDENS=write $(BIN)/python -m pytest -q tests/test_report_markdown.py
+	RLK_REPRO_GOLDENS=write $(BIN)/python -m pytest -q tests/report/test_markdown.py
 
 docs-check: $(VENV)/.dev $(VENV)/.torch ## Check links, the command table and the code blocks of the docs
-	$(BIN)/python -m pytest -q tests/test_docs.py
+	$(BIN)/python -m pytest -q tests/docs/test_docs.py
 
 bench: $(VENV)/.dev $(VENV)/.torch ## Measure start-up, Slurm scripts, parser, bundle and statistics
 	$(BIN)/python -m benchmarks.startup

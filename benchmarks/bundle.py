@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rlk_repro.bundle import pack, seal
-from rlk_repro.rundir import RunDir
+from rlk_repro.bundle.seal import pack, seal
+from rlk_repro.rundir.paths import RunDir
 
 NUM_PAIRS = 7
 NUM_TRIALS = 12

@@ -17,8 +17,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from rlk_repro.base.secrets import scrub_bytes
 from rlk_repro.logs.vime import ParsedLog, parse_log
-from rlk_repro.secrets import scrub_bytes
 
 DEFAULT_SIZES_MB = (200, 2000)
 NUM_REPEATS = 3

@@ -18,19 +18,19 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.startup import HELLO, MAIN, time_in_turn
-from rlk_repro import launch
-from rlk_repro.backends.api import Submission
-from rlk_repro.clock import utc_now
-from rlk_repro.files import write_json
-from rlk_repro.resources import list_names, run_folders
-from rlk_repro.sbatch import render_sbatch
-from rlk_repro.specfile import load_run
-from rlk_repro.stage import stage
-from tests.sbatch_examples import HARDWARE, IMAGE_DIR, RUNTIMES, plan_for, run_dir_of, with_site
+from rlk_repro.base.clock import utc_now
+from rlk_repro.base.files import write_json
+from rlk_repro.base.resources import list_names, run_folders
+from rlk_repro.clusters.api import Submission
+from rlk_repro.clusters.slurm.script import render_sbatch
+from rlk_repro.spec.load import load_run
+from rlk_repro.submit import launch
+from rlk_repro.submit.stage import stage
+from tests.support.slurm.examples import HARDWARE, IMAGE_DIR, RUNTIMES, plan_for, run_dir_of, with_site
 
 NUM_RUNS = 200
 RENDER = "from benchmarks.scale import render_matrix; print(render_matrix())"
-RENDER_PODS = "from tests.k8s_examples import render_examples; print(len(render_examples()))"
+RENDER_PODS = "from tests.support.kube.examples import render_examples; print(len(render_examples()))"
 PROFILE = "profile: site\ncluster: slurm\nhardware: cpu\nslurm: {gres: none}\ncontainer: {runtime: host}\n"
 CLIENT = """\
 #!/bin/sh

@@ -1,9 +1,9 @@
 """What Slurm adds to the smoke run: ``python -m benchmarks.slurm_time [N] [--pairs P]``.
 
-Runs it N times (3 by default) on ``local`` and on a real Slurm of this machine (``tests.slurm_cluster``) in turn, each
-with ``submit --wait``.  A run's time is from the command's start to its end; on Slurm without the time that the job
-waited in the queue, which Slurm tells in whole seconds.  With fewer pairs than the run's own six what Slurm adds
-weighs more.  Prints one JSON object with every time.
+Runs it N times (3 by default) on ``local`` and on a real Slurm of this machine (``tests.support.slurm.cluster``) in
+turn, each with ``submit --wait``.  A run's time is from the command's start to its end; on Slurm without the time that
+the job waited in the queue, which Slurm tells in whole seconds.  With fewer pairs than the run's own six what Slurm
+adds weighs more.  Prints one JSON object with every time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.startup import MAIN
-from rlk_repro.files import load_json
-from rlk_repro.rundir import RunDir
-from rlk_repro.store import find_run_dir
-from tests.slurm_cluster import Cluster, find_missing, running_cluster
-from tests.slurm_runs import make_profile
+from rlk_repro.base.files import load_json
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.store import find_run_dir
+from tests.support.slurm.cluster import Cluster, find_missing, running_cluster
+from tests.support.slurm.runs import make_profile
 
 
 def run_smoke(env: dict[str, str], *options: str) -> float:

@@ -20,13 +20,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from rlk_repro.files import write_json, write_text
+from rlk_repro.analysis.verdict import Judgement, judge
+from rlk_repro.base.files import write_json, write_text
 from rlk_repro.plan import Trial, order_trials
-from rlk_repro.power import power_of, smallest_effect
-from rlk_repro.results import PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus, VerdictWord
+from rlk_repro.rundir.results import PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus, VerdictWord
 from rlk_repro.spec import Lane, Margins, Measure, Run
-from rlk_repro.stats import pair_metrics, summarise
-from rlk_repro.verdict import Judgement, judge
+from rlk_repro.statistics.power import power_of, smallest_effect
+from rlk_repro.statistics.stats import pair_metrics, summarise
 
 SEED: Final = 20261120
 STEP_TIME_S: Final = 60.0

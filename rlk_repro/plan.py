@@ -16,12 +16,12 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rlk_repro.errors import BundleUnreadable, Problem, SpecError
-from rlk_repro.files import MAX_PLAN_BYTES, check_schema, dump_json, load_json, sha256_bytes
+from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
+from rlk_repro.base.files import MAX_PLAN_BYTES, check_schema, dump_json, load_json, sha256_bytes
+from rlk_repro.base.resources import suggest
 from rlk_repro.operators import Case, Eligibility, eligibility, read_loss_options
-from rlk_repro.resources import suggest
 from rlk_repro.spec import Hardware, Layout, Profile, Run, Stack, Variant, run_problems
-from rlk_repro.specfile import Loaded, Override
+from rlk_repro.spec.load import Loaded, Override
 
 SCHEMA: Final = 1
 _RUN_ID: Final = "run_id"

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 
+from rlk_repro.base.files import dump_json, write_bytes
+from rlk_repro.base.resources import data_dir
 from rlk_repro.claims.files import Claim
 from rlk_repro.claims.results import ClaimsCheck
-from rlk_repro.contracts import Contract
-from rlk_repro.files import dump_json, write_bytes
 from rlk_repro.plan import PlanRecord
-from rlk_repro.resources import data_dir
-from rlk_repro.results import Analysis
+from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec import Hardware, Profile, Run, Stack
+from rlk_repro.workloads.vime.contract import Contract
 
 AUTHORED: Final[Mapping[str, type[BaseModel]]] = {
     "run": Run,

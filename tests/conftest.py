@@ -16,9 +16,9 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
-    from tests.kube_plane import ControlPlane
-    from tests.slurm_cluster import Cluster
-    from tests.slurm_runs import Site
+    from tests.support.kube.plane import ControlPlane
+    from tests.support.slurm.cluster import Cluster
+    from tests.support.slurm.runs import Site
 
 # The first draw of text reads Unicode's tables, which takes seconds on a busy machine and says nothing of the test.
 settings.register_profile("shared", suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -79,7 +79,7 @@ def own_runs_root(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monk
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A real Slurm for the tests of one file; a file that needs another one has a fixture of this name."""
-    from tests.slurm_runs import start_or_skip
+    from tests.support.slurm.runs import start_or_skip
 
     running = start_or_skip(tmp_path_factory.mktemp("slurm") / "c")
     yield running
@@ -89,7 +89,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_real_tools: None) -> Iterator[Site]:
     """That Slurm with its real clients, and nothing of it left behind by the test."""
-    from tests.slurm_runs import on_site
+    from tests.support.slurm.runs import on_site
 
     with on_site(cluster, tmp_path, monkeypatch) as here:
         yield here
@@ -101,7 +101,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     if not os.environ.get("RLK_KUBE_APISERVER"):
         yield None
         return
-    from tests.kube_plane import ControlPlane
+    from tests.support.kube.plane import ControlPlane
 
     plane = ControlPlane(tmp_path_factory.mktemp("kube"))
     yield plane

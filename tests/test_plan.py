@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlk_repro.errors import BundleUnreadable, SpecError
-from rlk_repro.files import dump_json
+from rlk_repro.base.errors import BundleUnreadable, SpecError
+from rlk_repro.base.files import dump_json
+from rlk_repro.base.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
 from rlk_repro.plan import Plan, flag_overrides, make_plan, order_trials
-from rlk_repro.planview import plan_lines, plan_summary
-from rlk_repro.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
-from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.submit.show import plan_lines, plan_summary
 from rlk_repro.workloads import get_workload
 
 
@@ -150,7 +150,7 @@ def test_the_dry_run_says_what_the_pairs_can_show() -> None:
 
 def forge(value: dict[str, Any]) -> dict[str, Any]:
     """Redo both hashes as a forger would."""
-    from rlk_repro.files import dump_json, sha256_bytes
+    from rlk_repro.base.files import dump_json, sha256_bytes
 
     value["experiment_hash"] = sha256_bytes(dump_json(value["experiment"]))
     value["plan_hash"] = sha256_bytes(dump_json({"experiment": value["experiment"], "profile": value["profile"]}))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from rlk_repro.schemas import write_schemas
-from tests import k8s_examples, sbatch_examples
-from tests.example_files import write_digests
-from tests.run_pages import write_pages
-from tests.test_docs import CLAIMS, ROOT, TABLE, claims_table, command_table
-from tests.test_vime_metrics import metrics_page
-from tests.vime_examples import runs_page
+from tests import ROOT
+from tests.docs.test_docs import CLAIMS, TABLE, claims_table, command_table
+from tests.logs.test_vime_metrics import metrics_page
+from tests.support.example_files import write_digests
+from tests.support.kube import examples as k8s_examples
+from tests.support.run_pages import write_pages
+from tests.support.slurm import examples as sbatch_examples
+from tests.support.vime_examples import runs_page
 
 
 def main() -> None:

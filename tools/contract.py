@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rlk_repro import proc
+from rlk_repro.base import proc
 
 PLAIN = {int: "int", float: "float", str: "text", bool: "bool", json.loads: "json", None: "text"}
 PATCH = Path("docker/patch/latest/megatron.patch")

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from rlk_repro.bench.measure import measure_calls
 from rlk_repro.claims.results import ANSWER, RL_KERNEL, Status
-from rlk_repro.manifest import Manifest
 from rlk_repro.probes import code
+from rlk_repro.rundir.manifest import Manifest
 
 SEED: Final = 20261120
 FORWARD: Final = "forward"

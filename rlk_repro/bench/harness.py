@@ -17,15 +17,15 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.base.files import dump_json_line
+from rlk_repro.base.units import format_bytes
 from rlk_repro.bench.cases import Inputs, estimate_bytes, find_floor_s, make_inputs
 from rlk_repro.bench.implementation import Blocked, Call, Implementation, Ready, make_call
 from rlk_repro.bench.measure import Rates, Timing, measure_calls, record_kernels
 from rlk_repro.bench.references import Check, Truth, check_call, compute_truth
-from rlk_repro.errors import CheckFailed, Problem
-from rlk_repro.files import dump_json_line
-from rlk_repro.results import OperatorCase, OperatorStatus
+from rlk_repro.rundir.results import OperatorCase, OperatorStatus
 from rlk_repro.spec import OperatorsWorkload
-from rlk_repro.units import format_bytes
 
 logger = logging.getLogger(__name__)
 

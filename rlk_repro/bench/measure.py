@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from rlk_repro.integration.profile import Clock, DeviceClock, HostClock
+from rlk_repro.integration.measure.profile import Clock, DeviceClock, HostClock
 
 RATE_REPEATS: Final = 10
 MAX_KERNELS: Final = 32

@@ -23,12 +23,12 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import distributed
 
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, RlkReproError, SpecError
 from rlk_repro.bench.batches import BatchShape, Microbatch, make_microbatch
 from rlk_repro.bench.measure import record_kernels
 from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.bench.sources import load_vime_loss
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, RlkReproError, SpecError
-from rlk_repro.integration.profile import FORWARD_ONLY, UPDATE, DeviceClock, HostClock, Profile
+from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, DeviceClock, HostClock, Profile
 from rlk_repro.operators import has_old_policy_pass
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
+from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError, SpecError
+from rlk_repro.base.files import write_json
 from rlk_repro.bench.cases import expand_grids, find_dtype
 from rlk_repro.bench.harness import Harness, log_record
 from rlk_repro.bench.implementation import Implementation
@@ -24,12 +26,10 @@ from rlk_repro.bench.measure import measure_rates
 from rlk_repro.bench.peers import list_peers
 from rlk_repro.bench.references import list_references
 from rlk_repro.bench.rl_kernel import list_operators
-from rlk_repro.errors import EnvironmentMissing, Problem, RlkReproError, SpecError
-from rlk_repro.files import write_json
-from rlk_repro.integration.libraries import loaded_libraries
+from rlk_repro.integration.measure.libraries import loaded_libraries
 from rlk_repro.integration.switch import LIBRARIES_DIR_VARIABLE
 from rlk_repro.refengine.__main__ import LOG_FORMAT, TIME_FORMAT
-from rlk_repro.rundir import libraries_file
+from rlk_repro.rundir.paths import libraries_file
 from rlk_repro.spec import OperatorsWorkload
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ import torch
 
 from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, Inputs
 from rlk_repro.bench.implementation import Blocked, Implementation, Ready, clip_losses, find_attribute
-from rlk_repro.integration.rl_kernel import find_absent_symbols, find_version, load_operator
+from rlk_repro.integration.route.rl_kernel import find_absent_symbols, find_version, load_operator
 from rlk_repro.integration.switch import probe_platform
 from rlk_repro.operators import OPERATORS, Calls, Platform, Reason, Refusal
-from rlk_repro.results import OperatorKind
+from rlk_repro.rundir.results import OperatorKind
 
 Use: TypeAlias = Callable[[Any, Inputs], torch.Tensor]
 

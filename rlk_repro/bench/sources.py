@@ -6,9 +6,9 @@ import importlib
 from types import ModuleType
 from typing import Final
 
-from rlk_repro.checkouts import require_importable
-from rlk_repro.errors import EnvironmentMissing, Problem
+from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.probes.code import MEGATRON, VIME
+from rlk_repro.workloads.checkouts import require_importable
 
 LOSS_MODULE: Final = "vime.backends.megatron_utils.loss"
 

@@ -11,8 +11,8 @@ from rlk_repro.claims.files import Claim
 from rlk_repro.claims.judge import Here, judge_claim, list_cells
 from rlk_repro.claims.processes import Bench, Measured, measure_claim
 from rlk_repro.claims.results import RL_KERNEL, ClaimsCheck
-from rlk_repro.manifest import Manifest
 from rlk_repro.probes import code, gpu
+from rlk_repro.rundir.manifest import Manifest
 
 
 def check_claims(

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from rlk_repro.errors import Problem, SpecError
-from rlk_repro.resources import data_dir, list_names, suggest
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.resources import data_dir, list_names, suggest
+from rlk_repro.spec.load import load
 from rlk_repro.spec.values import Count, Model, Name, NonNegative, PathProblem, Positive, Schema, Text
-from rlk_repro.specfile import load
 
 ShortCommit: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{7,40}$")]
 Pass: TypeAlias = Literal["forward", "forward-backward", "sample", "step"]

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from signal import Signals
 from typing import Any, Final
 
-from rlk_repro import proc
+from rlk_repro.base import proc
+from rlk_repro.base.places import hide_places
 from rlk_repro.claims.files import Claim, MeasureCheck
 from rlk_repro.claims.judge import list_cells
 from rlk_repro.claims.results import ANSWER, Cell, Measurement, Status
-from rlk_repro.places import hide_places
 
 MAX_REASON: Final = 200
 

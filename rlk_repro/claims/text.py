@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rlk_repro.base.units import format_number
 from rlk_repro.claims.files import Claim, MeasureCheck
 from rlk_repro.claims.results import Basis, ClaimResult, ClaimsCheck, Compared, RowResult, Word
-from rlk_repro.units import format_number
 
 
 def list_lines(claims: Sequence[Claim]) -> Iterator[str]:

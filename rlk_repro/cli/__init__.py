@@ -11,10 +11,10 @@ from typing import Final
 import typer
 
 from rlk_repro import __version__
+from rlk_repro.base.disk import OF_FILE_SYSTEMS, Unwritable
+from rlk_repro.base.errors import EXIT_BUG, RlkReproError
+from rlk_repro.base.escapes import escape_json, printable, printable_lines
 from rlk_repro.cli import bench, bundles, claims, doctor, images, jobs, prepare, profile, replay, report, runs, submit
-from rlk_repro.disk import OF_FILE_SYSTEMS, Unwritable
-from rlk_repro.errors import EXIT_BUG, RlkReproError
-from rlk_repro.escapes import escape_json, printable, printable_lines
 
 app: Final = typer.Typer(
     name="rlk-repro",
@@ -74,7 +74,7 @@ def main() -> None:
 
 def _print_error(error: RlkReproError) -> None:
     if "--json" in sys.argv:
-        from rlk_repro.files import dump_json
+        from rlk_repro.base.files import dump_json
 
         problems = [str(problem) for problem in error.problems]
         value = {"error": error.title, "exit_code": error.exit_code, "problems": problems}

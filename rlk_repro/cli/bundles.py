@@ -11,7 +11,7 @@ import typer
 from rlk_repro.cli.output import AsJson, Unsealed, say, say_findings, say_json
 
 if TYPE_CHECKING:
-    from rlk_repro.verify import Verification
+    from rlk_repro.bundle.verify import Verification
 
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a run directory.")]
 
@@ -30,8 +30,8 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check every file of a bundle against its checksums; all findings in one pass."""
-    from rlk_repro import verify as checks
-    from rlk_repro.findings import has_blocking
+    from rlk_repro.base.findings import has_blocking
+    from rlk_repro.bundle import verify as checks
 
     found = checks.verify(bundle, expected_id=expected_id)
     is_ok = not has_blocking(found.findings)
@@ -61,7 +61,7 @@ def _id_lines(found: Verification, expected_id: str | None) -> Iterator[str]:
 
 def inspect(bundle: BundlePath, as_json: AsJson = False) -> None:
     """Say what a bundle holds."""
-    from rlk_repro.bundle import inspect_bundle
+    from rlk_repro.bundle.seal import inspect_bundle
 
     info = inspect_bundle(bundle)
     if as_json:
@@ -78,9 +78,9 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare plans, manifests and results of two bundles; exit 1 when a difference is blocking."""
-    from rlk_repro.compare import diff_bundles
-    from rlk_repro.findings import has_blocking
-    from rlk_repro.recorded import require_intact
+    from rlk_repro.base.findings import has_blocking
+    from rlk_repro.replay.compare import diff_bundles
+    from rlk_repro.replay.recorded import require_intact
 
     unsealed = [source for source in (first, second) if not require_intact(source)]
     difference = diff_bundles(first, second)

@@ -46,13 +46,13 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Measure published claims again here; numbers of both sides, a word per row."""
-    from rlk_repro.checkouts import use_checkouts
+    from rlk_repro.base.console import live_line
+    from rlk_repro.base.files import write_json
     from rlk_repro.claims.check import check_claims
     from rlk_repro.claims.files import load_claims
     from rlk_repro.claims.text import check_lines
-    from rlk_repro.console import live_line
-    from rlk_repro.files import write_json
     from rlk_repro.probes.code import RL_KERNEL
+    from rlk_repro.workloads.checkouts import use_checkouts
 
     claims = load_claims(ids or ())
     if output is not None:
@@ -76,7 +76,7 @@ def _require_place(output: Path) -> None:
     """Before minutes of measuring: that a file can come to be there.  Creates nothing."""
     import os
 
-    from rlk_repro.errors import EnvironmentMissing, Problem
+    from rlk_repro.base.errors import EnvironmentMissing, Problem
 
     folder = next(parent for parent in output.absolute().parents if parent.exists())
     if output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -85,8 +85,8 @@ def _require_place(output: Path) -> None:
 
 def _exit(found: ClaimsCheck) -> None:
     """0 when every row that could be measured was reproduced, 1 when one was not, 3 when none could be measured."""
+    from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
     from rlk_repro.claims.results import Word
-    from rlk_repro.errors import CheckFailed, EnvironmentMissing
 
     if found.count()[Word.NOT_REPRODUCED]:
         raise typer.Exit(CheckFailed.exit_code)
@@ -99,7 +99,7 @@ def lint(
     as_json: AsJson = False,
 ) -> None:
     """Find sentences that claim more than the evidence carries (docs/wording.md)."""
-    from rlk_repro.errors import CheckFailed
+    from rlk_repro.base.errors import CheckFailed
     from rlk_repro.wording import lint_file
 
     offences = [(file, offence) for file in files for offence in lint_file(file)]

@@ -11,7 +11,7 @@ import typer
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 
 if TYPE_CHECKING:
-    from rlk_repro.findings import Finding
+    from rlk_repro.base.findings import Finding
 
 StackName = Annotated[str, typer.Option("--stack", help="A name or a file.")]
 Platform = Annotated[
@@ -42,8 +42,8 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the images of stacks: digest, size, and whether there is one."""
+    from rlk_repro.base.units import format_bytes
     from rlk_repro.images.stacks import list_images
-    from rlk_repro.units import format_bytes
 
     rows = list_images(stacks or [], asks_registry=size)
     if as_json:
@@ -65,7 +65,7 @@ def pull(
     as_json: AsJson = False,
 ) -> None:
     """Fetch a stack's image by digest and check it; a pull that was cut off goes on when repeated."""
-    from rlk_repro.errors import Problem, SpecError
+    from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.images.runtimes import check_in_runtime, find_runtime, pull_image
     from rlk_repro.images.stacks import get_image, get_stack
 
@@ -147,10 +147,10 @@ def pin(
     as_json: AsJson = False,
 ) -> None:
     """Resolve a stack's tags and refs and print the difference; without -o nothing is written."""
-    from rlk_repro.files import write_text
+    from rlk_repro.base.files import write_text
+    from rlk_repro.base.resources import display_name, find_yaml, stack_folders
     from rlk_repro.images.pin import diff, renew
-    from rlk_repro.resources import display_name, find_yaml, stack_folders
-    from rlk_repro.specfile import load_stack
+    from rlk_repro.spec.load import load_stack
 
     path = find_yaml("stack", stack, stack_folders())
     before = path.read_text()
@@ -208,7 +208,7 @@ def import_(
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
-    from rlk_repro.errors import Problem, SpecError
+    from rlk_repro.base.errors import Problem, SpecError
 
     pairs = {}
     for text in given or []:
@@ -220,7 +220,7 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
 
 
 def _report(what: str, value: dict[str, Any], findings: list[Finding], as_json: bool) -> None:
-    from rlk_repro.findings import has_blocking
+    from rlk_repro.base.findings import has_blocking
 
     is_ok = not has_blocking(findings)
     if as_json:

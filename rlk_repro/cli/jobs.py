@@ -6,8 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
+from rlk_repro.base.console import silence
 from rlk_repro.cli.output import AsJson, note, say, say_json, say_text
-from rlk_repro.console import silence
 
 RunId = Annotated[
     str | None, typer.Argument(metavar="[ID]", help="Run id, its beginning, or a path; newest if absent.")
@@ -31,10 +31,10 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Say where a submission stands."""
-    from rlk_repro import launch
-    from rlk_repro.backends.api import JobState
-    from rlk_repro.job.progress import Phase, drop_forecast, read_state, render_progress
-    from rlk_repro.store import find_run_dir
+    from rlk_repro.agent.progress import Phase, drop_forecast, read_state, render_progress
+    from rlk_repro.clusters.api import JobState
+    from rlk_repro.rundir.store import find_run_dir
+    from rlk_repro.submit import launch
 
     run_dir = find_run_dir(run_id)
     submission = launch.load_submission(run_dir)
@@ -80,11 +80,11 @@ def logs(
     ] = False,
 ) -> None:
     """Print the trials' logs in order."""
-    from rlk_repro import launch
-    from rlk_repro.backends import get_backend
-    from rlk_repro.backends.triallogs import read_logs
-    from rlk_repro.files import dump_json_line
-    from rlk_repro.store import find_run_dir
+    from rlk_repro.base.files import dump_json_line
+    from rlk_repro.clusters.registry import get_backend
+    from rlk_repro.clusters.triallogs import read_logs
+    from rlk_repro.rundir.store import find_run_dir
+    from rlk_repro.submit import launch
 
     run_dir = find_run_dir(run_id)
     submission = launch.load_submission(run_dir)
@@ -106,9 +106,9 @@ def logs(
 
 def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
     """Stop a submission; what has run stays and can be collected and resumed."""
-    from rlk_repro import launch
-    from rlk_repro.backends import get_backend
-    from rlk_repro.store import find_run_dir
+    from rlk_repro.clusters.registry import get_backend
+    from rlk_repro.rundir.store import find_run_dir
+    from rlk_repro.submit import launch
 
     run_dir = find_run_dir(run_id)
     launch.require_own(run_dir)
@@ -123,10 +123,10 @@ def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
 
 def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
     """Bring the bundle here and say where it is."""
-    from rlk_repro import launch
-    from rlk_repro.backends import get_backend
-    from rlk_repro.errors import CheckFailed, Problem
-    from rlk_repro.store import find_run_dir
+    from rlk_repro.base.errors import CheckFailed, Problem
+    from rlk_repro.clusters.registry import get_backend
+    from rlk_repro.rundir.store import find_run_dir
+    from rlk_repro.submit import launch
 
     run_dir = find_run_dir(run_id)
     launch.require_own(run_dir)

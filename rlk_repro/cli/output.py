@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from rlk_repro.errors import EnvironmentMissing, Problem
-from rlk_repro.escapes import escape_json, printable, printable_lines
-from rlk_repro.findings import Finding, sort_findings
+from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.base.escapes import escape_json, printable, printable_lines
+from rlk_repro.base.findings import Finding, sort_findings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +41,7 @@ def note(line: str) -> None:
 
 
 def say_json(value: Any) -> None:
-    from rlk_repro.files import dump_json
+    from rlk_repro.base.files import dump_json
 
     _write(escape_json(dump_json(value).decode()))
 

@@ -49,7 +49,7 @@ def prepare(
     if is_dry_run:
         _show_missing(steps, as_json=as_json)
         return
-    from rlk_repro.console import live_line
+    from rlk_repro.base.console import live_line
 
     with live_line() as live:
         tell = _keep_quiet if as_json and not live.is_live else live.tell
@@ -87,12 +87,12 @@ def _resolve(
     cache: Path | None,
     is_offline: bool,
 ) -> Request:
-    from rlk_repro import launch
+    from rlk_repro.base.resources import hardware_folders, run_folders, stack_folders
+    from rlk_repro.prepare.layout import PreparedDir
     from rlk_repro.prepare.steps import Request
-    from rlk_repro.prepared import PreparedDir
-    from rlk_repro.resources import hardware_folders, run_folders, stack_folders
-    from rlk_repro.rundir import RunDir, runs_root
-    from rlk_repro.specfile import load_hardware, load_run, load_stack, parse_overrides
+    from rlk_repro.rundir.paths import RunDir, runs_root
+    from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
+    from rlk_repro.submit import launch
 
     run = load_run(name, run_folders(), parse_overrides(settings)).model
     site = launch.resolve_profile(profile, cluster).model
@@ -110,7 +110,7 @@ def _resolve(
 
 def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:
     """It decides how a conversion is divided over GPUs; the only layout of a run needs no naming."""
-    from rlk_repro.errors import Problem, SpecError
+    from rlk_repro.base.errors import Problem, SpecError
 
     known = sorted(run.layouts)
     menu = f"one of {', '.join(known)}"
@@ -128,7 +128,7 @@ def _show(request: Request, done: list[Done], *, as_json: bool) -> None:
         say_json({"run": request.run.run, "prepared_dir": str(request.prepared.root),
                   "parts": [item.to_json() for item in done], "unpinned": unpinned})  # fmt: skip
         return
-    from rlk_repro.units import format_bytes
+    from rlk_repro.base.units import format_bytes
 
     for item in done:
         contents = item.contents

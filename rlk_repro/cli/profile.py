@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlk_repro.base.escapes import printable
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, say_text
-from rlk_repro.escapes import printable
 
 if TYPE_CHECKING:
+    from rlk_repro.clusters.slurm.propose import Ask, Proposal
     from rlk_repro.plan import Plan
-    from rlk_repro.sites.propose import Ask, Proposal
     from rlk_repro.spec import Profile
 
 Name = Annotated[str, typer.Argument(metavar="PROFILE", help="A name or a file.")]
@@ -40,12 +40,12 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Ask the cluster what it is and write a profile for it."""
-    from rlk_repro.sites.propose import render_profile, take_likeliest
+    from rlk_repro.clusters.slurm.propose import render_profile, take_likeliest
 
     ask = take_likeliest if is_taking_likeliest or not sys.stdin.isatty() else _ask
     proposal, origin = _propose(cluster, ask)
     if output is None:
-        from rlk_repro.resources import user_profiles_dir
+        from rlk_repro.base.resources import user_profiles_dir
 
         output = user_profiles_dir() / f"{proposal.name}.yaml"
     else:
@@ -62,8 +62,8 @@ def init(
 
 def _propose(cluster: str, ask: Ask) -> tuple[Proposal, str]:
     """A proposal, and where it is from."""
-    from rlk_repro.sites.check import load_all_hardware
-    from rlk_repro.sites.propose import find_hardware, propose_local, propose_slurm
+    from rlk_repro.clusters.check import load_all_hardware
+    from rlk_repro.clusters.slurm.propose import find_hardware, propose_local, propose_slurm
 
     hardware = load_all_hardware()
     if cluster == "local":
@@ -74,20 +74,20 @@ def _propose(cluster: str, ask: Ask) -> tuple[Proposal, str]:
         found = find_hardware(names, hardware) if names else ["cpu"]
         return propose_local(found[0] if found else None), "this machine"
     if cluster == "slurm":
-        from rlk_repro.sites.slurm import probe_site
+        from rlk_repro.clusters.slurm.site import probe_site
 
         site = probe_site()
         origin = f"cluster {site.cluster or 'without a name'}, Slurm {site.version}"
         return propose_slurm(site, hardware, Path.home() / "rlk-repro-images", ask), origin
     if cluster == "k8s":
-        from rlk_repro.backends.kubectl import find_current_place
-        from rlk_repro.sites.k8s_profile import propose_kubernetes
-        from rlk_repro.sites.kubernetes import probe_site as probe_kubernetes
+        from rlk_repro.clusters.k8s.kubectl import find_current_place
+        from rlk_repro.clusters.k8s.propose import propose_kubernetes
+        from rlk_repro.clusters.k8s.site import probe_site as probe_kubernetes
 
         cluster_site = probe_kubernetes(find_current_place())
         origin = f"namespace {cluster_site.place.namespace}, Kubernetes {cluster_site.version}"
         return propose_kubernetes(cluster_site, hardware, ask), origin
-    from rlk_repro.errors import Problem, SpecError
+    from rlk_repro.base.errors import Problem, SpecError
 
     expected = "local, slurm or k8s"
     raise SpecError(Problem("--cluster", "no profile can be proposed for it", got=cluster, expected=expected))
@@ -107,15 +107,15 @@ def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
 
 def _name_of(output: Path, otherwise: str) -> str:
     """A profile is found by its file's name: the two should agree."""
-    from rlk_repro.sites.propose import make_name
+    from rlk_repro.clusters.slurm.propose import make_name
 
     return make_name(output.stem) if output.stem else otherwise
 
 
 def _write(output: Path, text: str) -> None:
     """A profile that is there may be somebody's work: it is never replaced."""
-    from rlk_repro.errors import CheckFailed, Problem
-    from rlk_repro.files import write_text
+    from rlk_repro.base.errors import CheckFailed, Problem
+    from rlk_repro.base.files import write_text
 
     if output.exists():
         raise CheckFailed(Problem(str(output), "exists already", hint="name another file with -o, or remove it"))
@@ -143,15 +143,15 @@ def _all_limits(profile: Profile) -> dict[str, Any]:
 
 
 def _effective_policies(profile: Profile) -> dict[str, str]:
-    from rlk_repro.job.checks import default_policies
+    from rlk_repro.agent.preflight.checks import default_policies
 
     effective = {**default_policies(), **profile.preflight.policy}
     return {str(name): str(policy) for name, policy in effective.items()}
 
 
 def _load(name: str) -> Profile:
-    from rlk_repro.resources import all_profile_folders
-    from rlk_repro.specfile import load_profile
+    from rlk_repro.base.resources import all_profile_folders
+    from rlk_repro.spec.load import load_profile
 
     return load_profile(name, all_profile_folders()).model
 
@@ -162,7 +162,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Say what would fail with a profile on this cluster, and why; nothing is queued."""
-    from rlk_repro.findings import has_blocking
+    from rlk_repro.base.findings import has_blocking
 
     profile = _load(name)
     plan = None if run is None else _plan(run, name, profile)
@@ -181,14 +181,14 @@ def _count(number: int) -> str:
 
 
 def _plan(run: str, name: str, profile: Profile) -> Plan:
-    from rlk_repro import launch
+    from rlk_repro.submit import launch
 
     return launch.prepare(launch.Request(run=run, cluster=profile.cluster, profile=name)).plan
 
 
 def _check(profile: Profile, plan: Plan | None) -> list[Any]:
-    from rlk_repro.errors import Problem, SpecError
-    from rlk_repro.sites.check import check_kubernetes, check_local, check_slurm, load_all_hardware
+    from rlk_repro.base.errors import Problem, SpecError
+    from rlk_repro.clusters.check import check_kubernetes, check_local, check_slurm, load_all_hardware
 
     if profile.cluster == "slurm":
         return check_slurm(profile, plan)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlk_repro.base.console import silence
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
-from rlk_repro.console import silence
 
 if TYPE_CHECKING:
-    from rlk_repro.replay import Prepared, Recorded
+    from rlk_repro.replay.steps import Prepared, Recorded
 
 
 def register(app: typer.Typer) -> None:
@@ -43,8 +43,8 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Check a bundle, repeat its analysis, run the same experiment again and compare."""
-    from rlk_repro import replay as steps
-    from rlk_repro.consent import require_trust
+    from rlk_repro.replay import steps
+    from rlk_repro.replay.consent import require_trust
 
     recorded = steps.reanalyse(bundle)
     if is_analyze_only:
@@ -94,7 +94,7 @@ def _how_exact(recorded: Recorded) -> str:
 
 
 def _say_drift(prepared: Prepared) -> None:
-    from rlk_repro.findings import Level
+    from rlk_repro.base.findings import Level
 
     say(f"analysis reproduced {_how_exact(prepared.recorded)} from the logs")
     found = prepared.known_drift
@@ -112,7 +112,7 @@ def _say_drift(prepared: Prepared) -> None:
 
 
 def _say_what_runs(prepared: Prepared) -> None:
-    from rlk_repro.consent import list_what_runs
+    from rlk_repro.replay.consent import list_what_runs
 
     say("what would run here:")
     for topic, text in list_what_runs(prepared.launch.plan, prepared.recorded.plan.profile).items():
@@ -125,7 +125,7 @@ def _ask(prepared: Prepared) -> bool:
     Raises:
         CheckFailed: the answer is no.
     """
-    from rlk_repro.errors import CheckFailed, Problem
+    from rlk_repro.base.errors import CheckFailed, Problem
 
     number = prepared.num_blocking
     question = f"Run this, in spite of {number} blocking difference(s)?" if number else "Run this?"
@@ -136,8 +136,8 @@ def _ask(prepared: Prepared) -> bool:
 
 def _show_dry_run(prepared: Prepared, *, as_json: bool) -> None:
     from rlk_repro.cli.submit import show_dry_run
-    from rlk_repro.consent import list_what_runs
-    from rlk_repro.planview import dry_run_json
+    from rlk_repro.replay.consent import list_what_runs
+    from rlk_repro.submit.show import dry_run_json
 
     plan, job, run_dir = prepared.launch.plan, prepared.launch.job, prepared.launch.run_dir
     if as_json:

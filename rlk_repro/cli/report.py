@@ -23,10 +23,10 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the HTML and Markdown report and print its summary."""
-    from rlk_repro.bundle import is_folder
-    from rlk_repro.disk import writing
-    from rlk_repro.findings import has_blocking
-    from rlk_repro.recorded import load_result
+    from rlk_repro.base.disk import writing
+    from rlk_repro.base.findings import has_blocking
+    from rlk_repro.bundle.seal import is_folder
+    from rlk_repro.replay.recorded import load_result
     from rlk_repro.report import list_cautions, write_report
     from rlk_repro.report.terminal import print_summary
 
@@ -63,9 +63,9 @@ def report(
 
 def _folder(source: Path, output: Path | None, number: int | None) -> Path:
     """Where a report goes: a folder that only this source can mean, or with -o and several sources a numbered one."""
-    from rlk_repro.bundle import is_folder
-    from rlk_repro.errors import BundleUnreadable, Problem
-    from rlk_repro.rundir import RunDir
+    from rlk_repro.base.errors import BundleUnreadable, Problem
+    from rlk_repro.bundle.seal import is_folder
+    from rlk_repro.rundir.paths import RunDir
 
     if output is not None:
         return output if number is None else output / str(number)
@@ -81,8 +81,8 @@ def _folder(source: Path, output: Path | None, number: int | None) -> Path:
 
 
 def _verdict_words(text: str) -> set[str]:
-    from rlk_repro.errors import Problem, SpecError
-    from rlk_repro.results import VerdictWord
+    from rlk_repro.base.errors import Problem, SpecError
+    from rlk_repro.rundir.results import VerdictWord
 
     known = [word.value for word in VerdictWord]
     words = {word.strip().replace("-", " ") for word in text.split(",") if word.strip()}

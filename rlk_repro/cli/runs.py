@@ -26,8 +26,8 @@ def list_runs(
     if is_submitted:
         _list_submitted(as_json=as_json)
         return
-    from rlk_repro.resources import list_names, run_folders
-    from rlk_repro.specfile import load_run
+    from rlk_repro.base.resources import list_names, run_folders
+    from rlk_repro.spec.load import load_run
 
     models = [load_run(name, run_folders()).model for name in list_names(run_folders())]
     if as_json:
@@ -42,9 +42,9 @@ def list_runs(
 
 def _list_submitted(*, as_json: bool) -> None:
     """One question per cluster, however many there are."""
-    from rlk_repro import launch
-    from rlk_repro.backends.api import JobState
-    from rlk_repro.job.progress import read_state, render_progress
+    from rlk_repro.agent.progress import read_state, render_progress
+    from rlk_repro.clusters.api import JobState
+    from rlk_repro.submit import launch
 
     launched = launch.list_launched()
     answers = launch.poll_all(launched)
@@ -67,8 +67,8 @@ def show_run(
     as_json: AsJson = False,
 ) -> None:
     """Show one run with every default filled in."""
-    from rlk_repro.resources import find_yaml, run_folders
-    from rlk_repro.specfile import load_run
+    from rlk_repro.base.resources import find_yaml, run_folders
+    from rlk_repro.spec.load import load_run
 
     loaded = load_run(name, run_folders())
     value = loaded.model.model_dump(mode="json", by_alias=True)

@@ -34,10 +34,10 @@ def use_sources(vime: Path | None, megatron: Path | None, rl_kernel: Path | None
     Raises:
         SpecError: a folder without its package, or options for a cluster that gets nothing of this environment.
     """
-    from rlk_repro.checkouts import FLAGS, use_checkouts
-    from rlk_repro.errors import Problem, SpecError
-    from rlk_repro.launch import LOCAL
+    from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.probes.code import MEGATRON, RL_KERNEL, VIME
+    from rlk_repro.submit.launch import LOCAL
+    from rlk_repro.workloads.checkouts import FLAGS, use_checkouts
 
     given = {VIME: vime, MEGATRON: megatron, RL_KERNEL: rl_kernel}
     if cluster == LOCAL:
@@ -66,9 +66,9 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
         EnvironmentMissing: each with the option that names it.
         SpecError: the profile's own path hides the checkouts.
     """
-    from rlk_repro.checkouts import FLAGS, find_given, require_importable
-    from rlk_repro.errors import Problem, SpecError
-    from rlk_repro.launch import LOCAL
+    from rlk_repro.base.errors import Problem, SpecError
+    from rlk_repro.submit.launch import LOCAL
+    from rlk_repro.workloads.checkouts import FLAGS, find_given, require_importable
     from rlk_repro.workloads.environment import profile_env
 
     if plan.cluster != LOCAL:

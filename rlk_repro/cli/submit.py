@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from rlk_repro.base.console import silence
 from rlk_repro.cli.output import AsJson, note, say, say_json, say_text, show
 from rlk_repro.cli.sources import (
     MegatronSource,
@@ -15,13 +16,12 @@ from rlk_repro.cli.sources import (
     require_sources,
     use_sources,
 )
-from rlk_repro.console import silence
 
 if TYPE_CHECKING:
-    from rlk_repro.backends.api import Job
-    from rlk_repro.launch import Launched, Prepared
+    from rlk_repro.clusters.api import Job
     from rlk_repro.plan import Plan
-    from rlk_repro.rundir import RunDir
+    from rlk_repro.rundir.paths import RunDir
+    from rlk_repro.submit.launch import Launched, Prepared
 
 
 _SOURCES: Final = frozenset({"vime_src", "megatron_src", "rl_kernel_src"})
@@ -58,7 +58,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Run baseline and enabled variants of a run in one allocation."""
-    from rlk_repro import launch
+    from rlk_repro.submit import launch
 
     if resume is not None:
         _refuse_other_flags(context)
@@ -84,7 +84,7 @@ def submit(
 
 def send(prepared: Prepared, *, is_dry_run: bool, is_waiting: bool, as_json: bool) -> None:
     """Show what would be sent, or send it, and with ``is_waiting`` stay for its result."""
-    from rlk_repro import launch
+    from rlk_repro.submit import launch
 
     if not as_json:
         note_switches()
@@ -104,7 +104,7 @@ def send(prepared: Prepared, *, is_dry_run: bool, is_waiting: bool, as_json: boo
 
 def _refuse_other_flags(context: typer.Context) -> None:
     """The plan of a run that is resumed is made already: a flag that would change it must not be ignored."""
-    from rlk_repro.errors import Problem, SpecError
+    from rlk_repro.base.errors import Problem, SpecError
 
     given = [
         parameter.opts[-1]
@@ -126,7 +126,7 @@ def _is_given(context: typer.Context, name: str | None) -> bool:
 
 
 def show_dry_run(plan: Plan, job: Job, run_dir: RunDir, *, as_json: bool) -> None:
-    from rlk_repro.planview import dry_run_json, plan_lines
+    from rlk_repro.submit.show import dry_run_json, plan_lines
 
     if as_json:
         say_json(dry_run_json(plan, job))
@@ -163,19 +163,19 @@ def _show_submitted(plan: Plan, launched: Launched, *, as_json: bool) -> None:
 
 def _find_bound(plan: Plan) -> str:
     """Slurm's jobs have their nodes to themselves, pods what they ask for."""
-    from rlk_repro.planview import bound_line
+    from rlk_repro.submit.show import bound_line
 
     if plan.cluster == "slurm":
-        from rlk_repro.sbatch import time_limit_min
+        from rlk_repro.clusters.slurm.options import time_limit_min
 
         return bound_line(plan, time_limit_min(plan), plan.hardware.gpus_per_node)
-    from rlk_repro.k8s.objects import time_limit_min
+    from rlk_repro.clusters.k8s.objects import time_limit_min
 
     return bound_line(plan, time_limit_min(plan), plan.layout.gpus_per_node)
 
 
 def _show_result(launched: Launched, *, as_json: bool) -> None:
-    from rlk_repro import launch
+    from rlk_repro.submit import launch
 
     result = launch.finish(launched, silence if as_json else note)
     if as_json:

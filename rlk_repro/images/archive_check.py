@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlk_repro.errors import BundleUnreadable
-from rlk_repro.findings import Finding, Level
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.layers import FoundFile, find_files
 from rlk_repro.images.match import check_kernels, check_sources, match_labels, match_stack, missing_record
 from rlk_repro.images.oci import Layout, OciImage, check_blobs, load_image, open_layout

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlk_repro import git, proc
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
-from rlk_repro.resources import PACKAGE
+from rlk_repro.base import git, proc
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.resources import PACKAGE
 from rlk_repro.spec import BaseImage, ImagePlatform, Stack
 
 TIMEOUT_S: Final = 24 * 3600.0

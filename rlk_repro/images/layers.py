@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Final, cast
 
-from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.images.oci import CHUNK_BYTES, Descriptor, Layout, OciImage, blob_name
 
 MAX_KEPT_BYTES: Final = 16 << 20

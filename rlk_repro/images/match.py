@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rlk_repro.findings import Finding, Level
+from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.record import ARCHITECTURES, LABEL_PREFIX, SYMBOLS, ImageRecord
-from rlk_repro.manifest import Fact, Section, Unknown
 from rlk_repro.operators import OPERATORS, Platform
 from rlk_repro.probes.container import PROVENANCE
+from rlk_repro.rundir.manifest import Fact, Section, Unknown
 from rlk_repro.spec import Stack
 
 # a stack's pins, and where a manifest's section ``code`` describes them

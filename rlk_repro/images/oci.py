@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, cast
 
-from rlk_repro.errors import BundleUnreadable, Problem
-from rlk_repro.findings import Finding, Level
+from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.findings import Finding, Level
 
 MAX_JSON_BYTES: Final = 8 << 20
 MAX_MEMBERS: Final = 100_000

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import yaml
 
-from rlk_repro import git, proc
-from rlk_repro.disk import temporary_folder
-from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.base import git, proc
+from rlk_repro.base.disk import temporary_folder
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.images.registry import resolve_tag
 from rlk_repro.spec import Stack
-from rlk_repro.specfile import load_bytes
+from rlk_repro.spec.load import load_bytes
 
 GIT_TIMEOUT_S: Final = 600.0
 

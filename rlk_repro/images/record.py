@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlk_repro.errors import BundleUnreadable, Problem
-from rlk_repro.files import check_schema, dump_json_line, sha256_bytes
-from rlk_repro.manifest import Fact, Manifest, Section
+from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.files import check_schema, dump_json_line, sha256_bytes
 from rlk_repro.operators import OPERATORS, Platform
 from rlk_repro.probes.container import PROVENANCE
+from rlk_repro.rundir.manifest import Fact, Manifest, Section
 
 SCHEMA: Final = 1
 LABEL_PREFIX: Final = "rlk-repro."

@@ -10,10 +10,10 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro import proc
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
-from rlk_repro.files import sha256_bytes
-from rlk_repro.manifest import Unknown
+from rlk_repro.base import proc
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.base.files import sha256_bytes
+from rlk_repro.rundir.manifest import Unknown
 
 DIGEST: Final = re.compile("sha256:[0-9a-f]{64}")
 SKOPEO: Final = "skopeo"

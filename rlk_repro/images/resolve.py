@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlk_repro import proc
-from rlk_repro.manifest import Unknown
+from rlk_repro.base import proc
+from rlk_repro.rundir.manifest import Unknown
 
 OPERATORS: Final = ("logp", "ratio_kl", "grpo_loss", "linear_logp")
 TIMEOUT_S: Final = 600.0

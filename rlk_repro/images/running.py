@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.errors import BundleUnreadable
-from rlk_repro.findings import Finding, Level
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.match import (
     check_kernels,
     check_sources,
@@ -17,9 +17,9 @@ from rlk_repro.images.match import (
 )
 from rlk_repro.images.record import ImageRecord, parse_record
 from rlk_repro.images.resolve import ask_registry
-from rlk_repro.manifest import Section, Unknown
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.probes.sources import locate
+from rlk_repro.rundir.manifest import Section, Unknown
 from rlk_repro.spec import Stack
 
 ROOT: Final = Path("/")

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlk_repro import proc
-from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem
-from rlk_repro.findings import Finding, Level
+from rlk_repro.base import proc
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.clusters.slurm.container import is_imported, plan_import
 from rlk_repro.images.archive_check import judge_record
 from rlk_repro.images.record import parse_record
 from rlk_repro.probes.container import PROVENANCE
-from rlk_repro.sbatch.container import is_imported, plan_import
 from rlk_repro.spec import OCI_ARCHITECTURES, Image, Stack
 
 TIMEOUT_S: Final = 6 * 3600.0
@@ -146,7 +146,7 @@ def _ask_image(what: str, runtime: Runtime) -> list[Finding]:
         return [Finding.from_json(item) for item in json.loads(done.stdout)["findings"]]
     except (ValueError, KeyError, TypeError):
         words = (done.stderr.strip() or "no answer").splitlines()[-1][:300]
-        return [Finding(Level.BLOCKING, "rlk_repro.image_check", "an answer", words)]
+        return [Finding(Level.BLOCKING, "rlk_repro.images.self_check", "an answer", words)]
 
 
 def _stream(argv: list[str]) -> None:

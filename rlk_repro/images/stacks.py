@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlk_repro.errors import Problem, SpecError
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.resources import list_names, stack_folders
 from rlk_repro.images.registry import ask_size
-from rlk_repro.manifest import Unknown
-from rlk_repro.resources import list_names, stack_folders
+from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.spec import Image, ImagePlatform, Stack
-from rlk_repro.specfile import load_stack
+from rlk_repro.spec.load import load_stack
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.checksums import diff_checksums, parse_checksums, render_checksums
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
-from rlk_repro.files import sha256_file, write_bytes
-from rlk_repro.findings import Finding, has_blocking
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.files import sha256_file, write_bytes
+from rlk_repro.base.findings import Finding, has_blocking
+from rlk_repro.bundle.checksums import diff_checksums, parse_checksums, render_checksums
 from rlk_repro.images.archive_check import Checked, check_archive
 from rlk_repro.images.registry import as_layout, copy_image
 from rlk_repro.spec import Image, Stack

@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from rlk_repro.integration.hidden_states import Head, HiddenStates
-from rlk_repro.integration.installation import Installation
-from rlk_repro.integration.profile import FORWARD_ONLY, UPDATE, Timers
+from rlk_repro.integration.measure.installation import Installation
+from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
+from rlk_repro.integration.route.hidden_states import Head, HiddenStates
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.operators import Case, Platform, read_loss_options
 

@@ -19,8 +19,9 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
-from rlk_repro.integration.decisions import (
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.integration.measure.installation import Installation, check_signatures, find_installation
+from rlk_repro.integration.measure.ledger import (
     Claim,
     Ledger,
     OpsWriter,
@@ -30,14 +31,13 @@ from rlk_repro.integration.decisions import (
     dispatch_calls,
     resolve,
 )
-from rlk_repro.integration.installation import Installation, check_signatures, find_installation
-from rlk_repro.integration.old_log_probs import CurrentBatch
-from rlk_repro.integration.profile import Profile, Timers
-from rlk_repro.integration.ranks import check_ranks_agree, find_rank
-from rlk_repro.integration.routes import ROUTES
-from rlk_repro.integration.watch import Watch
+from rlk_repro.integration.measure.profile import Profile, Timers
+from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
+from rlk_repro.integration.route.old_log_probs import CurrentBatch
+from rlk_repro.integration.route.table import ROUTES
+from rlk_repro.integration.route.watch import Watch
 from rlk_repro.operators import DEFAULT_OPS, OPERATORS, Case, Platform, Refusal, find_conflicts
-from rlk_repro.rundir import libraries_beside, libraries_file
+from rlk_repro.rundir.paths import libraries_beside, libraries_file
 
 SWITCH_VARIABLE: Final = "VIME_RL_KERNEL"
 MODE_VARIABLE: Final = "VIME_RL_KERNEL_MODE"

@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlk_repro.integration.installation import Installation, check_signatures
-from rlk_repro.integration.linear_logp import defer_output_layers
-from rlk_repro.integration.profile import FORWARD_ONLY, UPDATE, Timers
+from rlk_repro.integration.measure.installation import Installation, check_signatures
+from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
+from rlk_repro.integration.route.linear_logp import defer_output_layers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.operators import Case, read_loss_options
 

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlk_repro.errors import RlkReproError
-from rlk_repro.job.agent import run_agent
-from rlk_repro.job.parts import make_place
-from rlk_repro.rundir import RunDir
+from rlk_repro.agent.agent import run_agent
+from rlk_repro.agent.parts import make_place
+from rlk_repro.base.errors import RlkReproError
+from rlk_repro.rundir.paths import RunDir
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rlk_repro.bundle import pack
-from rlk_repro.errors import RlkReproError
-from rlk_repro.rundir import RunDir
+from rlk_repro.base.errors import RlkReproError
+from rlk_repro.bundle.seal import pack
+from rlk_repro.rundir.paths import RunDir
 
 
 def main() -> int:

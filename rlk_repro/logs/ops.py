@@ -16,12 +16,12 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from pydantic import ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as record
 
-from rlk_repro.errors import BundleUnreadable, Problem
-from rlk_repro.files import check_schema, decode_json
+from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.files import check_schema, decode_json
 from rlk_repro.logs.rejects import Reject, RejectLog
 from rlk_repro.operators import OPS_SCHEMA
-from rlk_repro.results import DecisionSummary
-from rlk_repro.rundir import TrialDir
+from rlk_repro.rundir.paths import TrialDir
+from rlk_repro.rundir.results import DecisionSummary
 
 BASELINE: Final = "baseline"
 MAX_LINE_BYTES: Final = 64 << 10

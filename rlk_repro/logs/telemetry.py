@@ -14,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from rlk_repro.errors import BundleUnreadable, Problem
-from rlk_repro.files import decode_json
+from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.files import decode_json
 from rlk_repro.logs.rejects import Reject, RejectLog
 
 MAX_LINE_BYTES: Final = 1 << 20

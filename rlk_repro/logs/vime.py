@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from rlk_repro.errors import BundleUnreadable, Problem
+from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.logs.lines import LineScanner, LogLine
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
 from rlk_repro.logs.rejects import Reject, RejectLog

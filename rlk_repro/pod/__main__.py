@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.errors import RlkReproError
-from rlk_repro.files import dump_json
-from rlk_repro.pod import answers
-from rlk_repro.rundir import RunDir
+from rlk_repro.base.errors import RlkReproError
+from rlk_repro.base.files import dump_json
+from rlk_repro.clusters.k8s.pod import answers
+from rlk_repro.rundir.paths import RunDir
 
 # the last one leads or follows by the index that a Job gives it
 _AGENTS: Final = ("lead", "follow", "take-part")
@@ -42,8 +42,8 @@ def _answer(run_dir: RunDir, args: argparse.Namespace) -> int:
 
 def _work(run_dir: RunDir, args: argparse.Namespace) -> int:
     # imported here: an answer must not wait for what only the work needs
-    from rlk_repro.k8s.naming import INDEX_VARIABLE
-    from rlk_repro.pod import supervise
+    from rlk_repro.clusters.k8s.naming import INDEX_VARIABLE
+    from rlk_repro.clusters.k8s.pod import supervise
 
     if args.verb == "wait":
         return supervise.wait_for_end(run_dir)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.files import write_bytes
+from rlk_repro.base.files import write_bytes
 from rlk_repro.spec import ArithmeticData
 
 RECIPE: Final = 1

@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import IO, Any, Final, NoReturn, cast
 from urllib.parse import urlsplit
 
-from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem
-from rlk_repro.units import format_bytes
+from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem
+from rlk_repro.base.units import format_bytes
 
 TIMEOUT_S: Final = 60.0
 _PORTS: Final = {"http": 80, "https": 443}

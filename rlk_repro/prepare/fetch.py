@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.contents import FileRecord
-from rlk_repro.errors import BundleUnreadable, Problem
-from rlk_repro.files import CHUNK_BYTES, write_text
+from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.files import CHUNK_BYTES, write_text
+from rlk_repro.prepare.contents import FileRecord
 from rlk_repro.prepare.making import Made, WorkDir
 from rlk_repro.prepare.origins import Listing, Origin, RemoteFile, Repository, find_listing
 

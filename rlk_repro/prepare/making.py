@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rlk_repro.contents import Contents, FileRecord, check_contents, load_contents, record_path
-from rlk_repro.disk import writing
-from rlk_repro.errors import CheckFailed, Problem, SpecError
-from rlk_repro.files import load_json, write_json
+from rlk_repro.base.disk import writing
+from rlk_repro.base.errors import CheckFailed, Problem, SpecError
+from rlk_repro.base.files import load_json, write_json
+from rlk_repro.prepare.contents import Contents, FileRecord, check_contents, load_contents, record_path
 
 Tell: TypeAlias = Callable[[str], object]
 

@@ -16,12 +16,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
-from rlk_repro.archive import find_unsafe
-from rlk_repro.contents import load_contents
-from rlk_repro.disk import OF_FILE_SYSTEMS, OF_WRITING, Unwritable
-from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.disk import OF_FILE_SYSTEMS, OF_WRITING, Unwritable
+from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
+from rlk_repro.bundle.archive import find_unsafe
+from rlk_repro.prepare.contents import load_contents
 from rlk_repro.prepare.downloads import Bounds, guarded
-from rlk_repro.prepared import name_repository
+from rlk_repro.prepare.layout import name_repository
 
 Kind: TypeAlias = Literal["model", "dataset"]
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from rlk_repro.base.units import format_bytes, format_duration
 from rlk_repro.prepare.making import Tell, WorkDir
-from rlk_repro.units import format_bytes, format_duration
 
 LIVE_S: Final = 1.0
 PLAIN_S: Final = 30.0

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, BinaryIO, Final
 
-from rlk_repro.errors import Problem, SpecError
-from rlk_repro.files import dump_json, write_bytes
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.files import dump_json, write_bytes
 from rlk_repro.prepare.byte_tokenizer import END_OF_TURN, PADDING, VOCABULARY, tokenizer_files
 from rlk_repro.spec import RandomWeights, VimeModel
 

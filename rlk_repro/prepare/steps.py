@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from rlk_repro.contents import Contents, list_folders, load_contents, record_files
-from rlk_repro.errors import EnvironmentMissing, Problem
+from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.base.units import format_bytes
 from rlk_repro.prepare import arithmetic, random_model
-from rlk_repro.prepare.conversion import TOOL, Conversion
+from rlk_repro.prepare.contents import Contents, list_folders, load_contents, record_files
 from rlk_repro.prepare.fetch import Fetch, bytes_there
+from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.prepare.making import Made, Order, Tell, WorkDir, fill, find_contents, require_unchanged
 from rlk_repro.prepare.origins import MODEL_FILES, Origin, Repository, list_origins
 from rlk_repro.prepare.progress import watch_growth
 from rlk_repro.prepare.stored_rollouts import Storage
-from rlk_repro.prepared import PreparedDir
 from rlk_repro.spec import ArithmeticData, Hardware, HubData, HubSource, Run, Stack, VimeWorkload
-from rlk_repro.units import format_bytes
+from rlk_repro.workloads.vime.conversion import TOOL, Conversion
 
 T = TypeVar("T")
 

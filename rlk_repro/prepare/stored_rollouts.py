@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
-from rlk_repro.contents import FileRecord, digest_of, record_files
-from rlk_repro.disk import Unwritable, open_stream
-from rlk_repro.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.disk import Unwritable, open_stream
+from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
+from rlk_repro.prepare.contents import FileRecord, digest_of, record_files
 from rlk_repro.prepare.downloads import Bounds, open_url
 from rlk_repro.prepare.making import Made, Tell, WorkDir
-from rlk_repro.rollout_files import check_file
-from rlk_repro.rundir import RolloutDir
+from rlk_repro.prepare.rollout_files import check_file
+from rlk_repro.rundir.paths import RolloutDir
 from rlk_repro.spec import StoredRollouts
 
 FOLDER: Final = "rollouts"

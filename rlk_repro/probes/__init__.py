@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.manifest import Manifest, Section
 from rlk_repro.probes import code, container, environment, gpu, host, network
+from rlk_repro.rundir.manifest import Manifest, Section
 
 PROBES: Final[dict[str, Callable[[Path], Section]]] = {
     host.SECTION: host.probe,

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlk_repro import proc
-from rlk_repro.errors import EnvironmentMissing
-from rlk_repro.files import sha256_bytes
-from rlk_repro.manifest import Fact, Unknown
-from rlk_repro.trees import GENERATED, hash_listed, hash_tree
+from rlk_repro.base import proc
+from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.base.files import sha256_bytes
+from rlk_repro.base.trees import GENERATED, hash_listed, hash_tree
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 TIMEOUT_S: Final = 20.0
 # The user's own settings may start a file system monitor, which would watch a repository that is gone at once.

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Final
 
 import rlk_repro
-from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.base.trees import hash_python
 from rlk_repro.probes.checkout import probe_archive, probe_checkout, unknown_checkout
 from rlk_repro.probes.container import load_provenance
 from rlk_repro.probes.extension import build_variables, probe_extension
 from rlk_repro.probes.installed import load_build_record, probe_installed
-from rlk_repro.trees import hash_python
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 SECTION: Final = "code"
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.files import sha256_bytes
-from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.base.files import sha256_bytes
 from rlk_repro.probes.sources import derive, locate, read_text
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 SECTION: Final = "container"
 DIGEST_VARIABLE: Final = "RLK_REPRO_IMAGE_DIGEST"

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.manifest import Fact
-from rlk_repro.places import hide_places
-from rlk_repro.secrets import looks_secret, scrub
+from rlk_repro.base.places import hide_places
+from rlk_repro.base.secrets import looks_secret, scrub
+from rlk_repro.rundir.manifest import Fact
 
 SECTION: Final = "environment"
 REDACTED: Final = "<redacted>"

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.files import sha256_file
-from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.base.files import sha256_file
 from rlk_repro.probes.sources import ask, derive
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 # pybind11 keeps each bound name as a C string; mangled kernel names have a digit before the name and do not match
 BOUND_NAME: Final = re.compile(

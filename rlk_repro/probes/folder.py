@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.manifest import Fact, Unknown
 from rlk_repro.probes.sources import derive, read_text
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 SECTION: Final = "run_directory"
 GIB: Final = 1 << 30

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.manifest import Fact, Unknown
 from rlk_repro.probes import gpu_amd, gpu_nvidia
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.probes.sources import list_names, read_text
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 SECTION: Final = "gpu"
 PCI: Final = "/sys/bus/pci/devices"

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.manifest import Fact, Unknown
 from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
 from rlk_repro.probes.sources import ask, derive, link_name, list_names, locate, parse_int, read_int, read_text
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 VENDOR: Final = "amd"
 KFD: Final = "/sys/class/kfd/kfd"

@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.manifest import Fact, Unknown
 from rlk_repro.probes import nvidia_smi, nvml
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.probes.sources import agreed, ask, derive, list_names, read_text
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 VENDOR: Final = "nvidia"
 PROC_VERSION: Final = "/proc/driver/nvidia/version"

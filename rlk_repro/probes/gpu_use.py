@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rlk_repro.manifest import Unknown
+from rlk_repro.rundir.manifest import Unknown
 
 # An idle driver keeps up to some hundred MiB of its own (MI300X about 300, H200 with a context helper about 500)
 IDLE_MEMORY_MIB: Final = 1024

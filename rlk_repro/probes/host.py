@@ -13,10 +13,10 @@ import shlex
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.base.secrets import scrub
 from rlk_repro.probes.kernel_clock import probe_clock
 from rlk_repro.probes.sources import agreed, derive, list_names, locate, parse_int, read_int, read_text
-from rlk_repro.secrets import scrub
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 SECTION: Final = "host"
 CPU: Final = "/sys/devices/system/cpu"

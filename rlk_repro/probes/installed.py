@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from rlk_repro.files import sha256_bytes
-from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.base.files import sha256_bytes
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 BUILD_RECORD: Final = "rlk_repro_build.json"
 """In the ``.dist-info`` folder, and listed in its RECORD, so that uninstalling removes it."""

@@ -11,7 +11,7 @@ import os
 import struct
 from typing import Final
 
-from rlk_repro.manifest import Fact, Unknown
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 # struct timex on 64-bit Linux: modes, padding, offset, freq, maxerror, esterror, status, …
 TIMEX: Final = struct.Struct("@i4xqqqqi")

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.manifest import Fact, Unknown
 from rlk_repro.probes.sources import derive, link_name, list_names, locate, read_int, read_text
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 SECTION: Final = "network"
 NET: Final = "/sys/class/net"

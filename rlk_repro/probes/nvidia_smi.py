@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from rlk_repro.manifest import Fact, Unknown
 from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
 from rlk_repro.probes.nvml import fabric, remapped_rows, throttle_reasons
 from rlk_repro.probes.sources import ask, derive, parse_int
 from rlk_repro.probes.visible import select_given
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 TOOL: Final = "nvidia-smi"
 NOT_A_VALUE: Final = re.compile(r"\[.*\]|N/A|Not Supported|Unknown Error|", re.IGNORECASE)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
-from rlk_repro.manifest import Fact, Unknown
 from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
 from rlk_repro.probes.visible import select_given
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 MIB: Final = 1 << 20
 SWITCH: Final = ("disabled", "enabled")

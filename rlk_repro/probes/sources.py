@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from rlk_repro import proc
-from rlk_repro.errors import EnvironmentMissing
-from rlk_repro.manifest import Unknown
+from rlk_repro.base import proc
+from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.rundir.manifest import Unknown
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from rlk_repro.errors import RlkReproError
+from rlk_repro.base.errors import RlkReproError
 from rlk_repro.refengine.arguments import parse_args
 
 LOG_FORMAT = "[%(asctime)s] %(filename)s:%(lineno)d - %(message)s"

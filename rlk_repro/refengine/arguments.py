@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from rlk_repro.errors import Problem, SpecError
+from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.refengine.task import NUM_TOKENS, PLACEHOLDER
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rlk_repro.errors import Problem, SpecError
+from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.refengine.core import LossBatch
 from rlk_repro.refengine.model import PackedLayout
 from rlk_repro.refengine.task import PLACEHOLDER

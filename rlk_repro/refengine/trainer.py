@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.refengine import core, metrics, task
 from rlk_repro.refengine.data import (
     Microbatch,

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.files import write_text
+from rlk_repro.base.files import write_text
 from rlk_repro.report.html import render_html
 from rlk_repro.report.markdown import render_markdown
 from rlk_repro.report.surroundings import make_cautions
 from rlk_repro.report.view import Context, make_view
-from rlk_repro.results import Analysis
+from rlk_repro.rundir.results import Analysis
 
 HTML_NAME: Final = "report.html"
 MARKDOWN_NAME: Final = "report.md"

@@ -1,19 +1,19 @@
 """What stands above the first section: whose report it is, the headline, and what the verdict rests on.
 
-Every number comes from the ``Analysis``, but for what its pairs could have shown: ``rlk_repro.power`` computes that
-from their spread.
+Every number comes from the ``Analysis``, but for what its pairs could have shown: ``rlk_repro.statistics.power``
+computes that from their spread.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from rlk_repro.power import MIN_PAIRS, smallest_effect
+from rlk_repro.base.units import format_percent
 from rlk_repro.report.labels import NOT_RECORDED, start_sentence
 from rlk_repro.report.operators import make_operator_basis
 from rlk_repro.report.view import View
-from rlk_repro.results import Analysis, Effect, Gate, GateStatus, PairStatus, ProofStatus
-from rlk_repro.units import format_percent
+from rlk_repro.rundir.results import Analysis, Effect, Gate, GateStatus, PairStatus, ProofStatus
+from rlk_repro.statistics.power import MIN_PAIRS, smallest_effect
 from rlk_repro.workloads.differences import describe_differences
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from rlk_repro.base.units import format_percent
 from rlk_repro.report.blocks import Cell, Column, Table, Tone, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED
 from rlk_repro.report.sections import pair_ratio
 from rlk_repro.report.view import View, describe_lines, describe_source
-from rlk_repro.results import Series, Summary, TrialResult
-from rlk_repro.units import format_percent
+from rlk_repro.rundir.results import Series, Summary, TrialResult
 
 MAX_VALUES: Final = 40_000
 """Steps listed over all metrics and trials; beyond it every metric lists fewer steps, and says so."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeGuard
 
 from rlk_repro.report.svg import WIDTH, Scale, document, format_ticks, line, marker, text
-from rlk_repro.results import TrialResult
+from rlk_repro.rundir.results import TrialResult
 
 SHAPES: Final = {"baseline": "circle", "enabled": "triangle"}
 LEFT: Final = 66

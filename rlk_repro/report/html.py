@@ -19,7 +19,7 @@ from rlk_repro.report.plots import make_figures
 from rlk_repro.report.sections import VERDICT_TONES
 from rlk_repro.report.surroundings import make_cautions, make_sections
 from rlk_repro.report.view import Context, View, make_view
-from rlk_repro.results import Analysis
+from rlk_repro.rundir.results import Analysis
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 PLOTS_AFTER: Final = "gates"

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from rlk_repro.escapes import printable
+from rlk_repro.base.escapes import printable
 from rlk_repro.logs.metrics import METRICS, Better
-from rlk_repro.results import Analysis, Summary
+from rlk_repro.rundir.results import Analysis, Summary
 
 NOT_RECORDED: Final = "not recorded"
 GIB: Final = 2**30

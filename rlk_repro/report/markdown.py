@@ -12,7 +12,7 @@ from rlk_repro.report.evidence import make_evidence
 from rlk_repro.report.labels import clean
 from rlk_repro.report.surroundings import make_cautions, make_sections
 from rlk_repro.report.view import Context, View, make_view
-from rlk_repro.results import Analysis
+from rlk_repro.rundir.results import Analysis
 
 _SPECIAL: Final = re.compile(r"[\\`*\[\]<>|&~]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])")
 _LEADING: Final = re.compile(r"^([#+-]|\d+[.)])(?=\s|$)")

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from rlk_repro.base.units import format_bytes, format_number
 from rlk_repro.report.blocks import Block, Cell, Section, Table, Text, Tone, drop_empty_columns, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, format_count, format_fixed
 from rlk_repro.report.view import View, log_path
-from rlk_repro.results import (
+from rlk_repro.rundir.results import (
     REFERENCE,
     OperatorCase,
     OperatorKind,
@@ -21,7 +22,6 @@ from rlk_repro.results import (
     OperatorStatus,
     OperatorTrial,
 )
-from rlk_repro.units import format_bytes, format_number
 
 KIND_TONES: Final = {
     OperatorKind.VIME: Tone.PLAIN,

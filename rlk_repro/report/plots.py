@@ -31,7 +31,7 @@ from rlk_repro.report.operator_plots import plot_speedups
 from rlk_repro.report.row_plots import plot_modules, plot_pairs
 from rlk_repro.report.svg import Scale, clip, line, make_scale, marker, polyline, rect, text
 from rlk_repro.report.view import STEP_TIME, View
-from rlk_repro.results import Series, Summary, TrialResult, TrialStatus
+from rlk_repro.rundir.results import Series, Summary, TrialResult, TrialStatus
 
 MANY: Final = 40
 MAX_TICK_LABELS: Final = 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from rlk_repro.base.units import format_percent
 from rlk_repro.report.basis import describe_confidence, describe_effect
 from rlk_repro.report.figure import LEGEND_Y, SHAPES, Figure, draw_legend, is_drawable, make_figure, variant_class
 from rlk_repro.report.labels import NOT_RECORDED
@@ -12,8 +13,7 @@ from rlk_repro.report.sections import INSIDE_NOTE, pair_ratio
 from rlk_repro.report.surroundings import MODULE_PREFIX, NESTING, WHOLE_STEP
 from rlk_repro.report.svg import WIDTH, Scale, format_ticks, line, marker, rect, text
 from rlk_repro.report.view import View
-from rlk_repro.results import Effect, PairResult, PairStatus, TrialResult
-from rlk_repro.units import format_percent
+from rlk_repro.rundir.results import Effect, PairResult, PairStatus, TrialResult
 
 PAIR_LEFT: Final = 92
 PAIR_RIGHT: Final = WIDTH - 84

@@ -17,7 +17,7 @@ Workload = Mapping[str, Any]
 Facts = Iterator[tuple[str, str]]
 
 AS_WRITTEN: Final = "none: all as the run definition has it"
-MOMENTS: Final = "rlk-repro's own pass over the logits (torch.compile on a GPU, rlk_repro/integration/moments.py)"
+MOMENTS: Final = "rlk-repro's own pass over the logits (torch.compile on a GPU, rlk_repro/integration/route/moments.py)"
 OWN_ENTROPY: Final = (
     "Not all that enabled gains is RL-Kernel's: the entropy metric, and the normaliser of the log-probs beside it, "
     f"come from {MOMENTS}, since RL-Kernel has no such operator. The same run with --set entropy_metric=false compares "

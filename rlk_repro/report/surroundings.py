@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rlk_repro.findings import Level, has_blocking, shorten, sort_findings
-from rlk_repro.gates import name_some
+from rlk_repro.analysis.gates import name_some
+from rlk_repro.base.findings import Level, has_blocking, shorten, sort_findings
 from rlk_repro.report.basis import make_identity
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text, Tone, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, headline_value
@@ -25,7 +25,7 @@ from rlk_repro.report.sections import (
     make_trials,
 )
 from rlk_repro.report.view import View, describe_source
-from rlk_repro.results import PairStatus
+from rlk_repro.rundir.results import PairStatus
 from rlk_repro.workloads.differences import Kind
 
 RANGES: Final = (

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlk_repro.findings import Level, sort_findings
+from rlk_repro.base.findings import Level, sort_findings
+from rlk_repro.base.units import format_percent
 from rlk_repro.report.basis import describe_headline, describe_interval, make_basis, make_identity
 from rlk_repro.report.blocks import Cell, Tone
 from rlk_repro.report.labels import NOT_RECORDED, clean
@@ -30,8 +31,7 @@ from rlk_repro.report.operators import (
 from rlk_repro.report.sections import GATE_TONES, VERDICT_TONES, describe_floor, make_proof_cell
 from rlk_repro.report.surroundings import describe_range, list_unrecorded, make_cautions, make_commands
 from rlk_repro.report.view import Context, View, make_view
-from rlk_repro.results import Analysis, OperatorResult, TrialResult, TrialStatus
-from rlk_repro.units import format_percent
+from rlk_repro.rundir.results import Analysis, OperatorResult, TrialResult, TrialStatus
 
 STYLES: Final = {
     Tone.PLAIN: "",

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from rlk_repro.findings import Finding
-from rlk_repro.manifest import Manifest
+from rlk_repro.base.findings import Finding
 from rlk_repro.report.blocks import Cell, Tone
 from rlk_repro.report.labels import (
     NOT_RECORDED,
@@ -21,8 +20,9 @@ from rlk_repro.report.labels import (
     recorded_metrics,
     start_sentence,
 )
-from rlk_repro.results import Analysis, Effect, Series, TrialResult, VerdictWord
-from rlk_repro.rundir import RunDir
+from rlk_repro.rundir.manifest import Manifest
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import Analysis, Effect, Series, TrialResult, VerdictWord
 from rlk_repro.workloads.differences import Difference
 
 STEP_TIME: Final = "step_time_s"

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.errors import Problem, SpecError
-from rlk_repro.escapes import printable
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.escapes import printable
 from rlk_repro.wording.prose import Sentence, read_sentences
 from rlk_repro.wording.rules import RULES, Rule
 

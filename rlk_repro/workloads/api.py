@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rlk_repro.errors import Problem
-from rlk_repro.findings import Finding
+from rlk_repro.base.errors import Problem
+from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan, Trial
-from rlk_repro.rundir import RunDir
+from rlk_repro.rundir.paths import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)

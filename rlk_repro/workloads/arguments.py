@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from pydantic import BaseModel
 
-from rlk_repro.errors import Problem
+from rlk_repro.base.errors import Problem
 from rlk_repro.plan import Plan
 
 

@@ -14,17 +14,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.contracts import split_arguments
-from rlk_repro.errors import BundleUnreadable, Problem
-from rlk_repro.files import load_json
-from rlk_repro.findings import shorten
-from rlk_repro.places import RUN_DIR
+from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.files import load_json
+from rlk_repro.base.findings import shorten
+from rlk_repro.base.places import RUN_DIR
+from rlk_repro.base.secrets import looks_secret, scrub, scrub_argv
 from rlk_repro.plan import ENABLED, Plan, Trial
-from rlk_repro.rundir import RunDir, TrialDir
-from rlk_repro.secrets import looks_secret, scrub, scrub_argv
+from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import VARIANT_SWITCHES
+from rlk_repro.workloads.vime.contract import split_arguments
 
 # What RL-Kernel brings along when it is routed in.
 ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages", "sources", "sources.rl_engine"})

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from rlk_repro.errors import Problem, SpecError
+from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.plan import ENABLED, Plan, Trial
-from rlk_repro.rundir import RunDir, TrialDir
+from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.spec import FromEnv
 from rlk_repro.workloads.api import Command
 

@@ -9,10 +9,10 @@ import json
 import sys
 from typing import Final
 
-from rlk_repro.errors import Problem
-from rlk_repro.findings import Finding
+from rlk_repro.base.errors import Problem
+from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan, Trial
-from rlk_repro.rundir import RunDir
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import OperatorsWorkload
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.arguments import find_layout_problems, trial_flags

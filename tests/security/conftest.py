@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.rundir import RunDir
+from rlk_repro.rundir.paths import RunDir
 from tests.security.hostile import make_honest
 from tests.security.sandbox import Sandbox
 

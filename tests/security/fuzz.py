@@ -25,10 +25,10 @@ from typing import Any, Final
 
 import yaml
 
-from rlk_repro.checksums import CHECKSUMS, render_checksums
-from rlk_repro.files import dump_json, sha256_bytes
-from rlk_repro.resources import run_folders
-from rlk_repro.rundir import RunDir
+from rlk_repro.base.files import dump_json, sha256_bytes
+from rlk_repro.base.resources import run_folders
+from rlk_repro.bundle.checksums import CHECKSUMS, render_checksums
+from rlk_repro.rundir.paths import RunDir
 from tests.security.hostile import list_files, make_honest
 from tests.security.sandbox import Outcome, Sandbox
 

@@ -18,14 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.analysis import analyse
-from rlk_repro.checksums import render_checksums
-from rlk_repro.errors import RlkReproError
-from rlk_repro.files import dump_json, sha256_bytes, write_bytes, write_json
+from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.errors import RlkReproError
+from rlk_repro.base.files import dump_json, sha256_bytes, write_bytes, write_json
+from rlk_repro.bundle.checksums import render_checksums
 from rlk_repro.plan import Plan, make_record
-from rlk_repro.rundir import RunDir
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ReferenceWorkload
-from tests.make_run import Recipe, finish_run, make_run
+from tests.support.make_run import Recipe, finish_run, make_run
 
 RUN_ID: Final = "20260101-000000-smoke"
 HONEST: Final = Recipe(settings=("measure.pairs=1", "measure.scored_steps=2", "measure.warmup_steps=0"))

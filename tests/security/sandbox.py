@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from tests import ROOT
+
 MOST_ADDRESS_BYTES: Final = 6 << 30
 MOST_WALL_S: Final = 120.0
 WROTE_OUTSIDE: Final = 99
@@ -62,7 +64,7 @@ class Sandbox:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         command = [sys.executable, "-m", "tests.security.sandbox", str(scratch)]
-        root = Path(__file__).parent.parent.parent
+        root = ROOT
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=root, text=True
         )

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from rlk_repro.files import write_json, write_text
+from rlk_repro.base.files import write_json, write_text
 from rlk_repro.plan import Plan, make_record
-from rlk_repro.rundir import RunDir
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Profile
-from tests.make_run import Recipe, finish_run, make_plan_for, make_run
+from tests.support.make_run import Recipe, finish_run, make_plan_for, make_run
 
 CPU = Recipe(
     hardware="cpu", is_routed=False, settings=("measure.pairs=1", "measure.scored_steps=2", "measure.warmup_steps=1")

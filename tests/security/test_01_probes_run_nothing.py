@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro import proc
-from rlk_repro.manifest import Unknown
+from rlk_repro.base import proc
+from rlk_repro.base.trees import hash_tree
 from rlk_repro.probes.checkout import probe_checkout
-from rlk_repro.trees import hash_tree
+from rlk_repro.rundir.manifest import Unknown
 from tests.security.strangers import pack_stranger, write_program
 
 AUTHOR = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")

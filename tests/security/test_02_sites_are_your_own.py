@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from rlk_repro import launch, procfs
-from rlk_repro.backends.api import Submission
-from rlk_repro.files import write_json
-from rlk_repro.resources import user_state_dir
-from rlk_repro.rundir import RunDir
-from tests.fake_slurm import FakeSlurm
-from tests.job_examples import make_staged
+from rlk_repro.base import procfs
+from rlk_repro.base.files import write_json
+from rlk_repro.base.resources import user_state_dir
+from rlk_repro.clusters.api import Submission
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.submit import launch
 from tests.security.strangers import pack_stranger
-from tests.slurm_runs import Site, make_profile
+from tests.support.job_examples import make_staged
+from tests.support.slurm.fake import FakeSlurm
+from tests.support.slurm.runs import Site, make_profile
 
 SECRET = "aws" + "-" + "key" * 8
 SLURM: dict[str, Any] = {

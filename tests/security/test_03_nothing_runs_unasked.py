@@ -13,17 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.errors import SpecError
-from rlk_repro.launch import render
+from rlk_repro.base.errors import SpecError
 from rlk_repro.plan import Plan
-from rlk_repro.rundir import RunDir, runs_root
+from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.spec import VimeWorkload
+from rlk_repro.submit.launch import render
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.environment import RUN_ENV
-from tests.sbatch_examples import plan_for
+from tests import ROOT
 from tests.security.strangers import pack_stranger
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.slurm.examples import plan_for
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def submitted() -> list[Path]:
 def test_without_a_terminal_and_a_yes_nothing_runs(call, tmp_path: Path) -> None:
     def describe_here(run_dir: RunDir) -> None:
         """The manifest that this machine has: no drift that would stop a replay."""
-        from rlk_repro.files import write_json
+        from rlk_repro.base.files import write_json
         from rlk_repro.probes import probe_node
 
         shutil.rmtree(run_dir.nodes)

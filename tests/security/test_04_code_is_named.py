@@ -17,22 +17,22 @@ from typing import Any
 import pytest
 import torch
 
-from rlk_repro import proc
-from rlk_repro.bundle import pack, seal
-from rlk_repro.consent import find_foreign, list_what_runs, require_trust
-from rlk_repro.errors import BundleUnreadable, CheckFailed, EnvironmentMissing
-from rlk_repro.files import sha256_bytes, write_json
+from rlk_repro.base import proc
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing
+from rlk_repro.base.files import sha256_bytes, write_json
+from rlk_repro.bundle.seal import pack, seal
 from rlk_repro.plan import Plan, make_record
 from rlk_repro.prepare.making import Order, fill
+from rlk_repro.prepare.rollout_files import check_file
 from rlk_repro.prepare.stored_rollouts import Storage
-from rlk_repro.rollout_files import check_file
-from rlk_repro.rundir import RunDir, runs_root
+from rlk_repro.replay.consent import find_foreign, list_what_runs, require_trust
+from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.spec import HubSource, Image, StoredRollouts, VimeWorkload
-from tests.sbatch_examples import plan_for
+from tests import ROOT
 from tests.security.strangers import write_program
-from tests.vime_examples import list_plans
+from tests.support.slurm.examples import plan_for
+from tests.support.vime_examples import list_plans
 
-ROOT = Path(__file__).parent.parent.parent
 EVIDENCE = ROOT / "docs" / "evidence"
 
 
@@ -117,7 +117,7 @@ def test_numbers_choices_and_pinned_code_want_none(arguments: dict[str, Any]) ->
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """Sealed evidence, in which a reward of the stranger's stands, with all hashes redone."""
-    from rlk_repro.analysis import analyse
+    from rlk_repro.analysis.analyse import analyse
 
     folder = tmp_path / "theirs"
     folder.mkdir()

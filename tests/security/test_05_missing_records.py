@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.analysis import analyse
-from rlk_repro.bundle import unpack
-from rlk_repro.files import load_json, write_json, write_text
-from rlk_repro.results import Analysis, Gate, GateStatus, VerdictWord
-from rlk_repro.rundir import RunDir
-from tests.make_run import Recipe, finish_run, make_run
+from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.files import load_json, write_json, write_text
+from rlk_repro.bundle.seal import unpack
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import Analysis, Gate, GateStatus, VerdictWord
+from tests import ROOT
+from tests.support.make_run import Recipe, finish_run, make_run
 
-EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
+EVIDENCE = ROOT / "docs" / "evidence"
 TWO_RANKS = EVIDENCE / "module-qwen3-4b-tp2-h200.tgz"
 BASELINE, ENABLED = "00-p1-baseline", "01-p1-enabled"
 GAIN = Recipe(speedup=1.2)

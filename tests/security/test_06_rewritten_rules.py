@@ -10,21 +10,22 @@ from typing import Any
 
 import pytest
 
-from rlk_repro.authored import describe_rule_changes, find_rewritten
-from rlk_repro.backends.api import Job
-from rlk_repro.bundle import open_bundle
-from rlk_repro.files import load_json, write_json, write_text
-from rlk_repro.launch import load_plan
+from rlk_repro.base.files import load_json, write_json, write_text
+from rlk_repro.base.resources import hardware_folders, profile_folders, run_folders, stack_folders
+from rlk_repro.bundle.seal import open_bundle
+from rlk_repro.clusters.api import Job
 from rlk_repro.plan import Plan, PlanRecord, make_plan, make_record
-from rlk_repro.replay import prepare, reanalyse
-from rlk_repro.resources import hardware_folders, profile_folders, run_folders, stack_folders
-from rlk_repro.rundir import RunDir
+from rlk_repro.replay.authored import describe_rule_changes, find_rewritten
+from rlk_repro.replay.steps import prepare, reanalyse
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Margins, Measure
-from rlk_repro.specfile import load_hardware, load_profile, load_run, load_stack, parse_overrides
-from rlk_repro.stage import Inputs, stage
-from tests.make_run import Recipe, finish_run, make_run
+from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.submit.launch import load_plan
+from rlk_repro.submit.stage import Inputs, stage
+from tests import ROOT
+from tests.support.make_run import Recipe, finish_run, make_run
 
-EVIDENCE = sorted((Path(__file__).parents[2] / "docs" / "evidence").glob("*.tgz"))
+EVIDENCE = sorted((ROOT / "docs" / "evidence").glob("*.tgz"))
 WIDE = Margins(raw_reward=1e12, logprob_abs_diff_ratio=1e12, peak_memory_ratio=1e12, response_length_pct=1e12)
 
 

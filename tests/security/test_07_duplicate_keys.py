@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.files import parse_json
+from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.cli import app
-from rlk_repro.errors import BundleUnreadable
-from rlk_repro.files import parse_json
 from rlk_repro.logs.ops import read_ops
-from rlk_repro.rundir import RunDir, TrialDir
-from rlk_repro.verify import verify_bundle
+from rlk_repro.rundir.paths import RunDir, TrialDir
 from tests.security import hostile
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.disk import Unwritable, open_stream
-from rlk_repro.files import write_json
-from rlk_repro.rundir import RunDir
-from tests.make_run import finish_run, make_run
+from rlk_repro.base.disk import Unwritable, open_stream
+from rlk_repro.base.files import write_json
+from rlk_repro.rundir.paths import RunDir
+from tests.support.make_run import finish_run, make_run
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.bundle import pack
-from rlk_repro.rundir import RunDir
-from tests.make_run import finish_run, make_run
+from rlk_repro.bundle.seal import pack
+from rlk_repro.rundir.paths import RunDir
+from tests.support.make_run import finish_run, make_run
 
 CAUTION = "Not sealed: nothing shows that these files are still what the run wrote."
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.archive import ArchiveReader
-from rlk_repro.errors import BundleUnreadable
-from rlk_repro.findings import MAX_FINDINGS, Finding, Level, limit_findings
-from rlk_repro.gzip_stream import Limits
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.findings import MAX_FINDINGS, Finding, Level, limit_findings
+from rlk_repro.bundle.archive import ArchiveReader
+from rlk_repro.bundle.gzip_stream import Limits
+from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.logs.metrics import metric_series
 from rlk_repro.logs.ops import MAX_METRICS, read_ops
 from rlk_repro.logs.vime import parse_log
-from rlk_repro.manifest import MAX_FACTS, Manifest, diff_nodes
-from rlk_repro.rundir import RunDir, TrialDir
-from rlk_repro.verify import verify_bundle
+from rlk_repro.rundir.manifest import MAX_FACTS, Manifest, diff_nodes
+from rlk_repro.rundir.paths import RunDir, TrialDir
 from tests.security import hostile
 from tests.security.sandbox import Sandbox
 from tests.security.test_corpus import MOST_BYTES, MOST_CPU_S

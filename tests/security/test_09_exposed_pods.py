@@ -12,17 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro import launch
-from rlk_repro.backends import get_backend
-from rlk_repro.backends.api import JobState
-from rlk_repro.backends.k8s_pod import Pod, mirror_logs
-from rlk_repro.backends.kubectl import Place
-from rlk_repro.rundir import RunDir
-from tests.k8s_examples import plan_for, with_site
-from tests.k8s_runs import LONG, first_trial_runs, needs_kubectl, running_server, submit, wait_for_end, wait_until
-from tests.kube_cluster import Cluster
-from tests.kube_kubelet import RunningPod
-from tests.kube_plane import ControlPlane
+from rlk_repro.clusters.api import JobState
+from rlk_repro.clusters.k8s.kubectl import Place
+from rlk_repro.clusters.k8s.pod_exec import Pod, mirror_logs
+from rlk_repro.clusters.registry import get_backend
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.submit import launch
+from tests.support.kube.cluster import Cluster
+from tests.support.kube.examples import plan_for, with_site
+from tests.support.kube.kubelet import RunningPod
+from tests.support.kube.plane import ControlPlane
+from tests.support.kube.runs import (
+    LONG,
+    first_trial_runs,
+    needs_kubectl,
+    running_server,
+    submit,
+    wait_for_end,
+    wait_until,
+)
 
 pytestmark = [needs_kubectl, pytest.mark.timeout(280)]
 LISTENING = "0A"

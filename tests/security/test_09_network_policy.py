@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from rlk_repro.k8s.objects import make_collector, render_objects
-from rlk_repro.k8s.tree import find_templates
+from rlk_repro.clusters.k8s.objects import make_collector, render_objects
+from rlk_repro.clusters.k8s.tree import find_templates
 from rlk_repro.plan import Plan
-from tests.k8s_examples import list_plans, num_nodes, plan_for, run_dir_of, with_site
-from tests.k8s_runs import (
+from tests.clusters.test_k8s_sites import check, write_profile
+from tests.support.kube.cluster import Cluster
+from tests.support.kube.examples import list_plans, num_nodes, plan_for, run_dir_of, with_site
+from tests.support.kube.plane import ControlPlane
+from tests.support.kube.runs import (
     LONG,
     collect,
     first_trial_runs,
@@ -24,10 +27,7 @@ from tests.k8s_runs import (
     wait_gone,
     wait_until,
 )
-from tests.k8s_validate import find_errors
-from tests.kube_cluster import Cluster
-from tests.kube_plane import ControlPlane
-from tests.test_k8s_sites import check, write_profile
+from tests.support.kube.validate import find_errors
 
 Object = dict[str, Any]
 OPERATOR = {"app.kubernetes.io/component": "kuberay-operator", "app.kubernetes.io/name": "kuberay-operator"}

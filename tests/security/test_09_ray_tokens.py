@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.errors import EnvironmentMissing, SpecError
-from rlk_repro.job.ray_cluster import RayClusters
-from rlk_repro.job.ray_launch import Seat, render_env, render_start
-from rlk_repro.job.ray_marks import Use
-from rlk_repro.k8s.objects import render_objects
-from rlk_repro.pod.children import start_ray
+from rlk_repro.agent.ray.cluster import RayClusters
+from rlk_repro.agent.ray.launch import Seat, render_env, render_start
+from rlk_repro.agent.ray.marks import Use
+from rlk_repro.base.errors import EnvironmentMissing, SpecError
+from rlk_repro.clusters.k8s.objects import render_objects
+from rlk_repro.clusters.k8s.pod.children import start_ray
 from rlk_repro.workloads.api import Command
-from tests.k8s_examples import list_plans, plan_for, run_dir_of, with_site
-from tests.k8s_runs import collect, needs_kubectl, running_server, submit, wait_for_end, wait_until
-from tests.kube_cluster import Cluster
-from tests.kube_plane import ControlPlane
+from tests.support.kube.cluster import Cluster
+from tests.support.kube.examples import list_plans, plan_for, run_dir_of, with_site
+from tests.support.kube.plane import ControlPlane
+from tests.support.kube.runs import collect, needs_kubectl, running_server, submit, wait_for_end, wait_until
 
 
 def test_no_rendered_rayjob_has_a_dashboard_that_asks_for_no_token() -> None:

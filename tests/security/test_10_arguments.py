@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from rlk_repro.errors import EnvironmentMissing, RlkReproError, SpecError
+from rlk_repro.base.errors import EnvironmentMissing, RlkReproError, SpecError
+from rlk_repro.clusters.slurm.script import render_sbatch
 from rlk_repro.images.pin import resolve_ref
 from rlk_repro.images.registry import ask_size, copy_image
-from rlk_repro.manifest import Unknown
-from rlk_repro.rundir import RunDir
-from rlk_repro.sbatch import render_sbatch
+from rlk_repro.rundir.manifest import Unknown
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import (
     ContainerSettings,
     Hardware,
@@ -30,10 +30,10 @@ from rlk_repro.spec import (
     Stack,
 )
 from rlk_repro.spec.assets import HubSource
-from tests.git_mirror import mirror_folder
-from tests.image_examples import commit_files
-from tests.probe_examples import write_tree
-from tests.sbatch_examples import make_two_nodes_plan
+from tests.support.git_mirror import mirror_folder
+from tests.support.images.examples import commit_files
+from tests.support.probe_examples import write_tree
+from tests.support.slurm.examples import make_two_nodes_plan
 from tools.image_build.inputs import read_inputs
 from tools.rl_kernel.source import get_sources
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
-from rlk_repro.bundle import pack, seal
-from rlk_repro.escapes import escape_json, printable, printable_lines
-from rlk_repro.files import dump_json, sha256_bytes, write_json
-from rlk_repro.rundir import RunDir
-from tests.make_run import Recipe, finish_run, make_run
+from rlk_repro.base.escapes import escape_json, printable, printable_lines
+from rlk_repro.base.files import dump_json, sha256_bytes, write_json
+from rlk_repro.bundle.seal import pack, seal
+from rlk_repro.rundir.paths import RunDir
+from tests.support.make_run import Recipe, finish_run, make_run
 
 Call = Callable[..., tuple[int, str, str]]
 # sets the title, clears the screen, a C1 control, an override, an isolate, nothing wide, another line, half a character
@@ -205,7 +205,7 @@ def test_a_replay_of_planted_texts_on_a_terminal(planted: RunDir) -> None:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
-    from rlk_repro.resources import data_dir
+    from rlk_repro.base.resources import data_dir
 
     value = yaml.safe_load((data_dir("jobs") / "smoke.yaml").read_text())
     value["purpose"] += EVIL.removesuffix("\ud800")

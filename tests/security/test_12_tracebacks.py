@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.errors import BundleUnreadable, SpecError
-from rlk_repro.files import load_json, parse_json
+from rlk_repro.base.errors import BundleUnreadable, SpecError
+from rlk_repro.base.files import load_json, parse_json
 from rlk_repro.logs.ops import read_ops
-from rlk_repro.rundir import RunDir, TrialDir
+from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.spec.layers import LayerCount, read_layer_pattern
 from tests.security import hostile
 from tests.security.sandbox import Sandbox
@@ -110,7 +110,7 @@ def test_a_report_into_a_file_names_it(sandbox: Sandbox, honest: RunDir, case: P
 
 
 def test_steps_that_no_analysis_can_hold_are_refused_with_their_line() -> None:
-    from tests.make_run import Recipe, make_plan_for
+    from tests.support.make_run import Recipe, make_plan_for
 
     with pytest.raises(SpecError, match=r"measure\.scored_steps: 12 trials of 5002 steps, got 5000"):
         make_plan_for(Recipe(settings=("measure.scored_steps=5000", "measure.pairs=6", "measure.warmup_steps=2")))

@@ -16,16 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlk_repro.job.process import Limits
-from rlk_repro.job.stop import Stop
-from rlk_repro.job.trial import Watch, run_command
-from rlk_repro.secrets import Scrubber, is_secret_name, looks_secret, scrub, scrub_argv
+from rlk_repro.agent.process import Limits
+from rlk_repro.agent.stop import Stop
+from rlk_repro.agent.trial import Watch, run_command
+from rlk_repro.base.secrets import Scrubber, is_secret_name, looks_secret, scrub, scrub_argv
 from rlk_repro.workloads.api import Command
-from tests.job_examples import make_staged, run_example
-from tests.sbatch_examples import plan_for, run_dir_of
+from tests import ROOT
 from tests.security.secret_corpus import MIXED, NEAR_MISSES, SECRETS
+from tests.support.job_examples import make_staged, run_example
+from tests.support.slurm.examples import plan_for, run_dir_of
 
-EVIDENCE = Path(__file__).parent.parent.parent / "docs" / "evidence"
+EVIDENCE = ROOT / "docs" / "evidence"
 VALUE = "tulips/9&" + MIXED  # matches no pattern: only its name gives it away
 AFTER = {
     "url with password": "@example.com/x.git",
@@ -183,7 +184,7 @@ def test_the_logs_of_the_evidence_pass_unchanged() -> None:
 
 def test_the_jobs_environment_goes_through_the_allow_list(tmp_path: Path) -> None:
     plan = plan_for(stack="host")
-    from rlk_repro.sbatch import render_sbatch
+    from rlk_repro.clusters.slurm.script import render_sbatch
 
     script = render_sbatch(plan, run_dir_of(plan))
     begin, end = script.index("record() {"), script.index("\nif [[ -s $run_dir/scheduler/accounting-fields")

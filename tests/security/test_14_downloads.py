@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.errors import BundleUnreadable, EnvironmentMissing
+from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing
 from rlk_repro.prepare.making import Order, fill
 from rlk_repro.prepare.stored_rollouts import Storage
 from rlk_repro.spec import StoredRollouts
-from tests.hub_server import HubServer, serve_hub
-from tests.prepare_examples import COMMIT, fill_hub, from_hub, words
+from tests.support.hub_server import HubServer, serve_hub
+from tests.support.prepare_examples import COMMIT, fill_hub, from_hub, words
 
 Call = Callable[..., tuple[int, str, str]]
 MIB = 1 << 20

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlk_repro.sbatch import render_sbatch
-from tests.sbatch_examples import IMAGE_DIR, plan_for, run_dir_of, with_site
+from rlk_repro.clusters.slurm.script import render_sbatch
+from tests import ROOT
+from tests.support.slurm.examples import IMAGE_DIR, plan_for, run_dir_of, with_site
 
-ROOT = Path(__file__).parent.parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 VERSIONS = ROOT / "docker" / "versions.env"
 

@@ -13,20 +13,21 @@ from typing import Any
 
 import pytest
 
-from rlk_repro.allocations import find_misfits
-from rlk_repro.analysis import analyse
-from rlk_repro.bundle import unpack
-from rlk_repro.clock import format_utc, parse_utc
-from rlk_repro.files import load_json, write_json, write_text
+from rlk_repro.analysis.allocations import find_misfits
+from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.clock import format_utc, parse_utc
+from rlk_repro.base.files import load_json, write_json, write_text
+from rlk_repro.bundle.seal import unpack
+from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.plan import Plan
-from rlk_repro.results import PairStatus, VerdictWord
-from rlk_repro.rundir import RunDir
-from rlk_repro.verify import verify_bundle
-from tests.job_examples import FakeWorkload, make_staged, run_example
-from tests.make_run import Recipe, finish_run, make_run
-from tests.waiting import is_written, signal_when
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import PairStatus, VerdictWord
+from tests import ROOT
+from tests.support.job_examples import FakeWorkload, make_staged, run_example
+from tests.support.make_run import Recipe, finish_run, make_run
+from tests.support.waiting import is_written, signal_when
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 FASTER = DOCS / "evidence" / "module-qwen3-4b-h200.tgz"
 BASELINE, ENABLED = "00-p1-baseline", "01-p1-enabled"
 Change = Callable[[RunDir], None]

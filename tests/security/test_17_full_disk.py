@@ -14,20 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.bundle import pack, seal, unpack
-from rlk_repro.errors import EnvironmentMissing
-from rlk_repro.files import write_bytes
-from rlk_repro.job.progress import read_state
+from rlk_repro.agent.progress import read_state
+from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.base.files import write_bytes
+from rlk_repro.base.resources import hardware_folders, run_folders, stack_folders
+from rlk_repro.bundle.seal import pack, seal, unpack
+from rlk_repro.bundle.verify import verify
+from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.prepare.making import fill
 from rlk_repro.prepare.steps import Request, list_steps
-from rlk_repro.prepared import PreparedDir
-from rlk_repro.resources import hardware_folders, run_folders, stack_folders
-from rlk_repro.specfile import load_hardware, load_run, load_stack, parse_overrides
-from rlk_repro.verify import verify
-from tests.hub_server import serve_hub
-from tests.job_examples import FakeWorkload, fill_disk, make_staged, run_example
-from tests.make_run import finish_run, make_run
-from tests.prepare_examples import fill_hub, from_hub, words
+from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
+from tests.support.hub_server import serve_hub
+from tests.support.job_examples import FakeWorkload, fill_disk, make_staged, run_example
+from tests.support.make_run import finish_run, make_run
+from tests.support.prepare_examples import fill_hub, from_hub, words
 
 Call = Callable[..., tuple[int, str, str]]
 PROFILE = b"profile: local\ncluster: local\npreflight: {min_free_disk_gib: 0.001, min_free_memory_gib: 0.01}\n"

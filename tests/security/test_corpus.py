@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.rundir import RunDir
+from rlk_repro.rundir.paths import RunDir
 from tests.security import hostile
 from tests.security.sandbox import Outcome, Sandbox
 

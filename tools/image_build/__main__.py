@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.errors import RlkReproError
+from rlk_repro.base.errors import RlkReproError
 from tools.image_build import inputs as arguments
 from tools.image_build.inputs import Inputs
 

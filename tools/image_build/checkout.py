@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from rlk_repro import git, proc
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.base import git, proc
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.probes.checkout import probe_checkout
 from tools.image_build.package import pip_install
 

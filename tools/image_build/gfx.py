@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.errors import CheckFailed, Problem
+from rlk_repro.base.errors import CheckFailed, Problem
 
 WANTED: Final = "gfx942"
 LIBRARIES: Final = ("lib/rocblas/library", "lib/hipblaslt/library")

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.errors import Problem, SpecError
+from rlk_repro.base.errors import Problem, SpecError
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 REPOSITORY: Final = re.compile(r"https://[A-Za-z0-9][A-Za-z0-9.:/_~-]*")

@@ -16,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from rlk_repro import proc
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.base import proc
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.images.record import ARCHITECTURES, SYMBOLS
 from rlk_repro.operators import Platform
 from rlk_repro.probes.extension import find_bound_names, find_extensions, list_device_code

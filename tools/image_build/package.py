@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from rlk_repro import proc
-from rlk_repro.errors import CheckFailed, Problem
+from rlk_repro.base import proc
+from rlk_repro.base.errors import CheckFailed, Problem
 from tools.image_build.inputs import list_packages
 
 SOURCE: Final = Path(__file__).resolve().parents[2]

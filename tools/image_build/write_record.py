@@ -9,16 +9,16 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
-from rlk_repro.errors import CheckFailed, Problem
-from rlk_repro.files import write_json
-from rlk_repro.findings import has_blocking
+from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.base.files import write_json
+from rlk_repro.base.findings import has_blocking
 from rlk_repro.images.match import check_kernels, check_sources, match_operators
 from rlk_repro.images.record import Base, ImageRecord
 from rlk_repro.images.resolve import ask_registry
-from rlk_repro.manifest import Unknown
 from rlk_repro.probes import code
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.probes.installed import load_build_record
+from rlk_repro.rundir.manifest import Unknown
 from tools.image_build.inputs import BASE_PACKAGES, Inputs
 from tools.image_build.kernels import stub_environment
 from tools.image_build.package import check_untouched

@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro import proc
-from rlk_repro.errors import CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.base import proc
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.operators import Platform
 
 ROOT: Final = Path(__file__).resolve().parents[2]

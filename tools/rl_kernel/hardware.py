@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from rlk_repro.errors import EnvironmentMissing, Problem, RlkReproError
-from rlk_repro.resources import hardware_folders, list_names
+from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.base.resources import hardware_folders, list_names
 from rlk_repro.spec import Hardware
-from rlk_repro.specfile import load_hardware
+from rlk_repro.spec.load import load_hardware
 from tools.rl_kernel.proof import ask
 
 

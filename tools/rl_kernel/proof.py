@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro import proc
-from rlk_repro.errors import CheckFailed, Problem
+from rlk_repro.base import proc
+from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.operators import OPERATORS, Implementation, Platform
 from rlk_repro.probes.extension import find_extensions, list_device_code
 from rlk_repro.probes.sources import derive

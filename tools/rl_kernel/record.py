@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.errors import CheckFailed, Problem
-from rlk_repro.files import write_json, write_text
+from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.base.files import write_json, write_text
 from rlk_repro.probes.code import RL_KERNEL
 from rlk_repro.probes.installed import BUILD_RECORD, BuildRecord, find_changed_files, load_build_record, record_digest
 

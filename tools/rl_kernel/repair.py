@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.errors import Problem, SpecError
-from rlk_repro.files import sha256_bytes
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.files import sha256_bytes
 from rlk_repro.probes.installed import AppliedRepair
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlk_repro import git
-from rlk_repro.errors import EnvironmentMissing, Problem, SpecError
-from rlk_repro.manifest import Unknown
+from rlk_repro.base import git
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.trees import REPOSITORY, hash_tree
 from rlk_repro.probes.checkout import probe_checkout, read_checkout
+from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.spec import Pin
-from rlk_repro.trees import REPOSITORY, hash_tree
 
 FETCH_TIMEOUT_S: Final = 600.0
 # What git says, and what it means; asked in this order.

@@ -10,16 +10,16 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.contracts import load_contract, spell_flags
-from rlk_repro.errors import Problem, SpecError
-from rlk_repro.findings import Finding
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan, Trial
-from rlk_repro.prepared import PreparedDir
-from rlk_repro.rundir import RolloutDir, RunDir
+from rlk_repro.prepare.layout import PreparedDir
+from rlk_repro.rundir.paths import RolloutDir, RunDir
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import FIXED_ENV, find_profile_problems, profile_env, trial_env
 from rlk_repro.workloads.vime import rules
 from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
+from rlk_repro.workloads.vime.contract import load_contract, spell_flags
 from rlk_repro.workloads.vime.layout import vime_of
 
 TRAINER: Final = "rlk_repro.integration.start_vime"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.contracts import spell_flags
 from rlk_repro.plan import Plan
 from rlk_repro.spec import VimeData, VimeGrpo, VimeModel
+from rlk_repro.workloads.vime.contract import spell_flags
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 
 INIT_PATH: Final = "rlk_repro.integration.vime.install"

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from rlk_repro.contracts import Contract, load_contract, spell_flags, split_arguments
-from rlk_repro.errors import SpecError
+from rlk_repro.base.errors import SpecError
+from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.plan import Plan
-from rlk_repro.resources import list_names, run_folders
 from rlk_repro.spec import HubSource, VimeWorkload
-from rlk_repro.specfile import load_run
+from rlk_repro.spec.load import load_run
+from rlk_repro.workloads.vime.contract import Contract, load_contract, spell_flags, split_arguments
 from rlk_repro.workloads.vime.layout import vime_of
 
 KNOWN_PACKAGES: Final = frozenset({"rlk_repro", "vime", "vime_plugins", "megatron"})

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from rlk_repro.errors import Problem
-from rlk_repro.findings import Finding, Level
+from rlk_repro.base.errors import Problem
+from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan
 from rlk_repro.spec import HubData
 from rlk_repro.workloads.environment import find_run_problems

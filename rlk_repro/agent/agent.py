@@ -1,0 +1,50 @@
+"""One node agent from start to exit code: load the plan, take the role, refuse what must not be run (again)."""
+
+from __future__ import annotations
+
+from rlk_repro.agent.follower import follow_leader
+from rlk_repro.agent.leader import Leader
+from rlk_repro.agent.lock import locked
+from rlk_repro.agent.node import write_preflight
+from rlk_repro.agent.parts import Parts, Place, Role, real_parts
+from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.workloads import get_workload
+
+
+def run_agent(run_dir: RunDir, place: Place, *, is_resuming: bool, parts: Parts | None = None) -> int:
+    """Run this node's agent to its end; its exit code.
+
+    Raises:
+        BundleUnreadable: no readable plan.
+        SpecError: the directory is sealed, holds trials and ``is_resuming`` is not set, or another agent runs in it.
+        EnvironmentMissing: the directory cannot be locked.
+    """
+    plan = _load_plan(run_dir, place)
+    parts = real_parts(get_workload(plan.run.workload.kind)) if parts is None else parts
+    if place.role is Role.FOLLOWER:
+        return follow_leader(plan, run_dir, place, parts)
+    with locked(run_dir, f"node {place.node}, allocation {place.allocation}"):
+        _check_unfinished(run_dir, is_resuming=is_resuming)
+        return Leader(plan, run_dir, place, parts).run()
+
+
+def _load_plan(run_dir: RunDir, place: Place) -> Plan:
+    try:
+        return Plan.load(run_dir.plan)
+    except BundleUnreadable as error:
+        if run_dir.root.is_dir() and not run_dir.is_sealed:
+            write_preflight(run_dir, place, [Finding(Level.BLOCKING, "plan", "readable", error.problems[0].what)])
+        raise
+
+
+def _check_unfinished(run_dir: RunDir, *, is_resuming: bool) -> None:
+    if run_dir.is_sealed:
+        raise SpecError(Problem(str(run_dir.root), "already complete: it is sealed", hint="submit a new run"))
+    if not is_resuming and run_dir.trial_dirs():
+        raise SpecError(
+            Problem(str(run_dir.root), "holds trials of an earlier agent", expected="a new run directory",
+                    hint="add --resume to redo its incomplete pairs")
+        )  # fmt: skip

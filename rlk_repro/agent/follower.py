@@ -1,0 +1,88 @@
+"""The agent of a node that does not lead: describe the node, watch it, keep Ray on it, and end when the leader does."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlk_repro.agent.node import POLL_S, describe_node, has_ended, make_sampler, mark_ended, wait_for, write_preflight
+from rlk_repro.agent.parts import Parts, Place
+from rlk_repro.agent.progress import read_state
+from rlk_repro.agent.pulse import Listener, Pulse
+from rlk_repro.agent.ray.follower import RayFollower
+from rlk_repro.agent.ray.member import Member
+from rlk_repro.agent.stop import Stop
+from rlk_repro.agent.telemetry import Current
+from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+
+
+def follow_leader(plan: Plan, run_dir: RunDir, place: Place, parts: Parts) -> int:
+    """Exit code: 0, or 128 + n after signal n.  The leader judges this node's findings.
+
+    Raises:
+        EnvironmentMissing: the leader gives no sign of life.
+    """
+    stop = Stop()
+    member = Member(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=stop)
+    with stop.installed():
+        try:
+            with Pulse(run_dir.pulse(place.node), parts.deadlines.pulse_s):
+                shared = find_canary(run_dir, place, parts, stop)
+                findings = describe_node(plan, run_dir, place, parts, stop, shared)
+                with (
+                    RayFollower(member) as ray,
+                    make_sampler(plan, run_dir, place, partial(_find_current, run_dir, ray)),
+                ):
+                    silence_s = _follow(member, ray)
+            if silence_s:
+                _give_up(member, findings, silence_s)
+        finally:
+            mark_ended(run_dir, place)
+    return 0 if stop.signal is None else 128 + stop.signal
+
+
+def find_canary(run_dir: RunDir, place: Place, parts: Parts, stop: Stop) -> list[Finding]:
+    """Whether the leader's file system is this node's; that the leader sees ours, it finds out by our record."""
+    leader, deadline_s = place.nodes[0], parts.deadlines.followers_s
+
+    def is_there() -> bool:
+        try:
+            return run_dir.canary.read_text() == place.allocation
+        except OSError:
+            return False
+
+    if wait_for(is_there, stop, deadline_s):
+        return []
+    expected = f"what node {leader} writes there, within {deadline_s:g} s"
+    return [Finding(Level.BLOCKING, "run directory", expected, "nothing of this allocation")]
+
+
+def _follow(member: Member, ray: RayFollower) -> float:
+    """Until the leader has ended or this agent is asked to stop: 0; or until there is no sign of life, for so long."""
+    run_dir, leader = member.run_dir, member.place.nodes[0]
+    pulse = Listener(run_dir.pulse(leader))
+    while not has_ended(run_dir, leader, member.place.allocation):
+        ray.step()
+        if (silence_s := pulse.measure_silence_s()) > member.parts.deadlines.lost_s:
+            return silence_s
+        if member.stop.wait(POLL_S):
+            break
+    return 0.0
+
+
+def _give_up(member: Member, findings: list[Finding], silence_s: float) -> None:
+    where, expected, found = (
+        f"nodes.{member.place.nodes[0]}",
+        "a living agent",
+        f"no sign of life for {silence_s:.0f} s",
+    )
+    if not member.run_dir.is_sealed:
+        write_preflight(member.run_dir, member.place, [*findings, Finding(Level.BLOCKING, where, expected, found)])
+    raise EnvironmentMissing(Problem(where, found, expected=expected))
+
+
+def _find_current(run_dir: RunDir, ray: RayFollower) -> Current:
+    state = read_state(run_dir)
+    return Current(trial=None if state is None else state.trial, session=ray.session)

@@ -1,0 +1,108 @@
+"""The agent's own log, ``agent.jsonl``: what it did and when, and every error with its traceback.
+
+A phase that breaks is recorded and does not break the next one: whatever happens, the run directory gets packed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+from rlk_repro.base.clock import utc_now
+from rlk_repro.base.disk import Unwritable, open_stream
+from rlk_repro.base.errors import EXIT_BUG, RlkReproError
+from rlk_repro.base.files import dump_json_line, write_bytes
+from rlk_repro.base.places import hide_places
+from rlk_repro.rundir.paths import RunDir
+
+RESERVE_BYTES: Final = 256 << 10
+
+
+class Journal:
+    """Appends events of one agent.  Once the run directory is sealed nothing is added to it any more.
+
+    ``redact`` takes the secrets out of a text.
+    """
+
+    def __init__(self, run_dir: RunDir, allocation: str, node: str, redact: Callable[[str], str]) -> None:
+        self._run_dir = run_dir
+        self._common = {"allocation": allocation, "node": node}
+        self._redact = redact
+
+    def keep_room(self) -> None:
+        """Take room on the disk that is given up when it is full, so that the last words fit.
+
+        Raises:
+            Unwritable: there is none.
+        """
+        write_bytes(self._run_dir.reserve, os.urandom(RESERVE_BYTES))
+
+    def give_room(self) -> None:
+        with contextlib.suppress(OSError):
+            self._run_dir.reserve.unlink()
+
+    def record(self, event: str, **details: Any) -> None:
+        """Add an event; on a full disk it is left out, and the phase that met it says so."""
+        if self._run_dir.is_sealed:
+            return
+        clean = {name: self.clean(item) if isinstance(item, str) else item for name, item in details.items()}
+        line = dump_json_line({"t": utc_now(), "event": event, **self._common, **clean})
+        with contextlib.suppress(Unwritable), open_stream(self._run_dir.agent_log, "ab") as stream:
+            stream.write(f"{line}\n".encode())
+
+    def clean(self, text: str) -> str:
+        """A text for the record: without secrets, and with this machine's folders by name."""
+        return hide_places(self._redact(text), self._run_dir.root)
+
+    def phase(self, name: str) -> PhaseRecord:
+        """A context manager: begin, end and error of a phase."""
+        return PhaseRecord(self, name)
+
+    def record_error(self, phase: str, error: BaseException) -> None:
+        """To the journal and to standard error: after sealing, only the latter is left.  Bugs keep their traceback."""
+        is_known = isinstance(error, RlkReproError)
+        text = f"{error}\n" if is_known else "".join(traceback.format_exception(error))
+        sys.stderr.write(f"{phase}: {self._redact(text)}")
+        self.record("error", phase=phase, kind=type(error).__name__, error=text)
+
+
+class PhaseRecord:
+    """One named step.  It swallows errors (not an exit or interrupt); ``error`` holds what happened."""
+
+    def __init__(self, journal: Journal, name: str) -> None:
+        self.error: Exception | None = None
+        self._journal = journal
+        self._name = name
+        self._started = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """What the error means for the agent's exit code, 0 where there is none."""
+        if self.error is None:
+            return 0
+        return self.error.exit_code if isinstance(self.error, RlkReproError) else EXIT_BUG
+
+    def __enter__(self) -> Self:
+        self._started = time.monotonic()
+        self._journal.record("begin", phase=self._name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            self._journal.record("end", phase=self._name, duration_s=time.monotonic() - self._started)
+            return True
+        if not isinstance(error, Exception):
+            return False
+        self.error = error
+        if isinstance(error, Unwritable):
+            self._journal.give_room()
+        self._journal.record_error(self._name, error)
+        return True

@@ -1,0 +1,298 @@
+"""The agent that leads: preflight, stored rollouts, trials in plan order, analysis, seal, pack.
+
+Whatever breaks or is asked for on the way, the run directory is packed; it is sealed only when every trial has run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.agent.journal import Journal
+from rlk_repro.agent.node import (
+    describe_node,
+    find_unlike_nodes,
+    has_ended,
+    make_sampler,
+    mark_ended,
+    read_preflight,
+    wait_for,
+    write_preflight,
+)
+from rlk_repro.agent.parts import Parts, Place
+from rlk_repro.agent.preflight import checking as preflight
+from rlk_repro.agent.preflight.parts import record_prepared
+from rlk_repro.agent.process import Limits
+from rlk_repro.agent.progress import Phase, ProgressWriter
+from rlk_repro.agent.pulse import Pulse
+from rlk_repro.agent.ray.cluster import RayClusters, Service
+from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
+from rlk_repro.agent.ray.marks import Use
+from rlk_repro.agent.ray.member import Member
+from rlk_repro.agent.resume import find_open_trials, read_exit, set_aside
+from rlk_repro.agent.rollouts import store_rollouts
+from rlk_repro.agent.stop import Stop
+from rlk_repro.agent.telemetry import Current
+from rlk_repro.agent.trial import Outcome, Watch, make_scrubber, run_command, run_trial
+from rlk_repro.base.disk import Unwritable
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.files import write_bytes, write_json, write_text
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.plan import Plan, Trial
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import TrialStatus
+from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.environment import profile_env, resolve_env
+
+MAX_FAILED_FIRST: Final = 4
+"""Both variants twice.  Where none of them ends well the others would not either, and would take a run's hours."""
+
+
+class Leader:
+    """One leading agent; ``run`` is called once, in the main thread, with the run directory locked."""
+
+    def __init__(self, plan: Plan, run_dir: RunDir, place: Place, parts: Parts) -> None:
+        self._plan = plan
+        self._run_dir = run_dir
+        self._place = place
+        self._parts = parts
+        self._stop = Stop()
+        scrubber = make_scrubber(profile_env(plan)[1], os.environ)
+        self._journal = Journal(run_dir, place.allocation, place.node, scrubber.text)
+        self._progress = ProgressWriter(run_dir, len(plan.trials), plan.num_steps)
+        self._limits = Limits(time_limit_s=plan.run.time_limit_min * 60, grace_s=parts.deadlines.grace_s)
+        self._current = Current()
+        self._findings: list[Finding] = []
+        member = Member(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
+        given = os.environ.get(ADDRESS_VARIABLE)
+        self._ray: RayClusters | GivenRay = (
+            GivenRay(given, self._journal.record, len(place.nodes), parts.deadlines.ray_up_s)
+            if given
+            else RayClusters(member, self._journal.record)
+        )
+
+    def run(self) -> int:
+        """The agent's exit code (docs/results-directory.md)."""
+        with self._stop.installed(), self._be_visible():
+            code, message = self._run_steps()
+            with self._journal.phase("pack") as phase:
+                self._parts.pack(self._run_dir)
+            is_told = phase.error is None or (code != 0 and isinstance(phase.error, Unwritable))
+            code = code or phase.exit_code
+            self._progress.end(code, message if is_told else f"not packed: {phase.error}")
+            self._journal.give_room()
+        return code
+
+    def _be_visible(self) -> AbstractContextManager[object]:
+        """For the followers: that this is the file system they share, and that this agent lives."""
+        if not self._place.followers:
+            return nullcontext()
+        write_text(self._run_dir.canary, self._place.allocation)
+        return Pulse(self._run_dir.pulse(self._place.node), self._parts.deadlines.pulse_s)
+
+    def _run_steps(self) -> tuple[int, str]:
+        """Exit code and message; a step that fails or is interrupted is the last one but for the end markers."""
+        steps: tuple[tuple[str, Callable[[], None]], ...] = (
+            ("scheduler records", self._clean_records),
+            ("set aside", self._set_aside),
+            ("preflight", self._check_fitness),
+            ("rollouts", self._store_rollouts),
+            ("trials", self._run_trials),
+            ("analyse", self._analyse),
+        )
+        code, message = 0, ""
+        for name, step in steps:
+            with self._journal.phase(name) as phase:
+                step()
+            if self._stop.signal is not None:
+                code, message = 128 + self._stop.signal, f"stopped by {self._stop.signal.name}"
+            elif phase.error is not None:
+                code, message = phase.exit_code, f"{name}: {phase.error}"
+            if code:
+                break
+        self._end_followers()
+        return self._seal() if code == 0 else (code, message)
+
+    def _clean_records(self) -> None:
+        """What Slurm's own tools wrote before this agent started: comments and command lines may hold secrets."""
+        for path in self._run_dir.scheduler.glob("*.txt"):
+            text = path.read_text(errors="surrogateescape")
+            clean = self._journal.clean(text)
+            if clean != text:
+                write_bytes(path, clean.encode(errors="surrogateescape"))
+
+    def _set_aside(self) -> None:
+        self._journal.keep_room()
+        for name in set_aside(self._plan, self._run_dir):
+            self._journal.record("set aside", trial=name)
+
+    def _check_fitness(self) -> None:
+        """Raises SpecError for what no machine could run, EnvironmentMissing for blocking findings."""
+        self._progress.enter(Phase.PREFLIGHT)
+        problems = self._parts.workload.find_problems(self._plan)
+        if problems:
+            raise SpecError(*problems)
+        for trial in self._plan.trials:
+            resolve_env(self._make_command(trial), os.environ)
+        record_prepared(self._plan, self._run_dir)
+        self._findings = describe_node(self._plan, self._run_dir, self._place, self._parts, self._stop)
+        found = self._collect_followers()
+        unlike = find_unlike_nodes(self._plan, self._run_dir, self._place)
+        self._note(unlike)
+        found += self._findings
+        blocking = [finding for finding in found if finding.level is Level.BLOCKING]
+        if blocking and self._plan.profile.preflight.on_blocking == "stop":
+            raise EnvironmentMissing(
+                *(Problem(item.where, "is not fit", got=item.found, expected=item.expected)
+                  for item in blocking)
+            )  # fmt: skip
+
+    def _collect_followers(self) -> list[Finding]:
+        return [finding for node in self._place.followers for finding in self._collect_follower(node)]
+
+    def _collect_follower(self, node: str) -> list[Finding]:
+        read = partial(read_preflight, self._run_dir, node, self._place.allocation)
+        deadline_s = self._parts.deadlines.followers_s
+        wait_for(lambda: read() is not None, self._stop, deadline_s)
+        missing = [Finding(Level.BLOCKING, f"nodes.{node}", f"its agent within {deadline_s:g} s", "no record")]
+        found = read()
+        return missing if found is None else found
+
+    def _store_rollouts(self) -> None:
+        commands = self._parts.workload.rollout_commands(self._plan, self._run_dir)
+        for number, (seed, command) in enumerate(commands.items(), start=1):
+            self._progress.enter(Phase.PREPARING, f"storing rollouts {number} of {len(commands)}")
+            store_rollouts(self._plan, self._run_dir, seed, command, partial(self._run_plainly, seed))
+            if self._stop.signal is not None:
+                return
+
+    def _run_plainly(self, seed: int, command: Command, log: Path) -> Outcome:
+        with self._serve(Use(seed=seed), command) as service:
+            watch = Watch(
+                see_output=lambda _: None,
+                see_pid=lambda _: None,
+                find_trouble=service.find_trouble,
+                settle=service.settle,
+            )
+            running = replace(command, env={**command.env, **service.env})
+            return run_command(running, log, limits=self._limits, stop=self._stop, watch=watch)
+
+    @contextmanager
+    def _serve(self, use: Use, command: Command) -> Iterator[Service]:
+        """What the command needs of all nodes; what was found about them is recorded.
+
+        Raises:
+            EnvironmentMissing: it cannot be had, or a node was lost meanwhile.
+        """
+        try:
+            with self._ray.serve(use, command) as service:
+                yield service
+        finally:
+            self._note(self._ray.take_findings())
+        if self._ray.lost and self._stop.signal is None:
+            raise EnvironmentMissing(
+                *(Problem(f"nodes.{node}", f"is lost: {reason}") for node, reason in self._ray.lost.items())
+            )
+
+    def _note(self, findings: list[Finding]) -> None:
+        if findings:
+            self._findings += findings
+            write_preflight(self._run_dir, self._place, self._findings)
+
+    def _run_trials(self) -> None:
+        trials = find_open_trials(self._plan, self._run_dir)
+        with make_sampler(self._plan, self._run_dir, self._place, lambda: self._current):
+            for number, trial in enumerate(trials):
+                self._wait_until_idle(trial)
+                if self._stop.signal is not None:
+                    return
+                self._run_trial(trial, num_left=len(trials) - number)
+                if trial is not trials[-1]:
+                    self._require_one_that_ends_well()
+
+    def _require_one_that_ends_well(self) -> None:
+        """A failed trial is a result, but not when there is nothing else.
+
+        Raises:
+            CheckFailed: every trial so far failed, and there were enough of them.
+        """
+        folders = [self._run_dir.trial(trial.name) for trial in self._plan.trials]
+        ended = {folder.name: record.status for folder in folders if (record := read_exit(folder)) is not None}
+        if len(ended) >= MAX_FAILED_FIRST and set(ended.values()) == {TrialStatus.FAILED}:
+            last = list(ended)[-1]
+            raise CheckFailed(
+                Problem(last, f"failed, as each of the first {len(ended)} did", expected="one that ends well",
+                        hint=f"read its log, trials/{last}/stdout.log")
+            )  # fmt: skip
+
+    def _wait_until_idle(self, trial: Trial) -> None:
+        """GPUs still busy after the deadline do not stop the run; they are a finding."""
+        if self._plan.num_gpus == 0:
+            return
+        busy = preflight.wait_until_idle(self._parts.busy_gpus, self._stop.wait, self._parts.deadlines.idle_s)
+        self._note(list(preflight.check_idle(busy, Level.WARNING, f"{trial.name}: gpu")))
+
+    def _run_trial(self, trial: Trial, *, num_left: int) -> None:
+        self._progress.begin_trial(trial.name, trial.index, num_left)
+
+        def see_pid(pid: int) -> None:
+            self._current = Current(trial=trial.name, session=pid)
+
+        command = self._make_command(trial)
+        with self._serve(Use(trial=trial.name), command) as service:
+            try:
+                outcome = run_trial(
+                    command,
+                    self._run_dir,
+                    self._run_dir.trial(trial.name),
+                    allocation=self._place.allocation,
+                    limits=self._limits,
+                    stop=self._stop,
+                    watch=Watch(
+                        see_output=self._progress.see_output,
+                        see_pid=see_pid,
+                        find_trouble=service.find_trouble,
+                        settle=service.settle,
+                    ),
+                    service_env=service.env,
+                )
+            finally:
+                self._current = Current()
+            self._progress.end_trial(outcome.ended.duration_s)
+            self._journal.record(
+                "trial",
+                trial=trial.name,
+                status=outcome.status.value,
+                reason=outcome.reason,
+                num_leftovers=outcome.ended.num_leftovers,
+            )
+
+    def _make_command(self, trial: Trial) -> Command:
+        return self._parts.workload.trainer_command(self._plan, trial, self._run_dir)
+
+    def _analyse(self) -> None:
+        self._progress.enter(Phase.ENDING, "analysing")
+        write_json(self._run_dir.analysis, self._parts.analyse(self._run_dir))
+
+    def _end_followers(self) -> None:
+        """Nothing may be written any more when the directory is sealed or packed."""
+        mark_ended(self._run_dir, self._place)
+        for node in self._place.followers:
+            is_there = partial(has_ended, self._run_dir, node, self._place.allocation)
+            if not wait_for(is_there, self._stop, self._parts.deadlines.followers_end_s):
+                self._journal.record("no end marker", follower=node)
+
+    def _seal(self) -> tuple[int, str]:
+        self._progress.enter(Phase.ENDING, "sealing")
+        with self._journal.phase("seal") as phase:
+            self._parts.seal(self._run_dir)
+        if phase.error is not None:
+            return phase.exit_code, f"seal: {phase.error}"
+        records = [read_exit(self._run_dir.trial(trial.name)) for trial in self._plan.trials]
+        num_ok = sum(record is not None and record.status is TrialStatus.OK for record in records)
+        return int(num_ok < len(records)), f"sealed, {num_ok} of {len(records)} trials ok"

@@ -1,0 +1,111 @@
+"""Writes a trainer's output as it comes: scrubbed, and every physical line stamped with the time.
+
+A line is what ends in ``\\n``; carriage returns stay inside it.  Memory is bounded: an endless line is written in
+pieces, cut where no secret is cut.  Whole lines wait where a secret may go on in the next one.  A last line without its
+end stays without one: that it was cut off is evidence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Self
+
+from rlk_repro.base.disk import Stream
+
+MAX_HELD_BYTES: Final = 1 << 20
+TAIL_BYTES: Final = 64 << 10
+
+_NEAR_BYTES: Final = 4096
+_NUM_CUTS: Final = 32
+_SEPARATOR: Final = re.compile(rb"[\r\s,;]")
+_OPEN_KEY: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?!.*-----END [A-Z ]*PRIVATE KEY-----)", re.DOTALL)
+_KEY_HINT: Final = b"PRIVATE KEY-----"
+
+
+class LogWriter:
+    """Appends to one log file.
+
+    ``scrub`` takes whole lines.  ``now`` gives the stamp.  ``find_open`` tells from which byte on whole lines wait for
+    the next one.  ``tail`` holds the last 64 KiB, scrubbed and not stamped.
+    What cannot be written raises Unwritable.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        scrub: Callable[[bytes], bytes],
+        now: Callable[[], str],
+        find_open: Callable[[bytes], int] = len,
+    ) -> None:
+        self.tail = b""
+        self._scrub = scrub
+        self._now = now
+        self._find_open = find_open
+        self._held = b""
+        self._is_midline = False
+        self._stream = Stream(path, "ab", path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def feed(self, data: bytes) -> bytes:
+        """Take output; the scrubbed lines that it completed are written and returned."""
+        end = data.rfind(b"\n") + 1
+        if end:
+            end += len(self._held)
+        self._held += data
+        if _KEY_HINT in self._held:
+            end = self._hold_open_key(end)
+        end = self._find_open(self._held[:end])
+        if len(self._held) - end > MAX_HELD_BYTES:
+            end = self._find_cut()
+        return self._write(end) if end else b""
+
+    def close(self) -> None:
+        """Write what is held, and make sure that it is on disk."""
+        if self._stream.closed:
+            return
+        with self._stream:
+            self._write(len(self._held))
+            self._stream.sync()
+
+    def _hold_open_key(self, end: int) -> int:
+        """A private key of which the end has not come yet waits for it: the scrubber must see it whole."""
+        opened = _OPEN_KEY.search(self._held)
+        if opened is None or len(self._held) - opened.start() > MAX_HELD_BYTES:
+            return end
+        return min(end, self._held.rfind(b"\n", 0, opened.start()) + 1)
+
+    def _find_cut(self) -> int:
+        """Where an endless line can be cut so that scrubbing the parts is scrubbing the whole."""
+        limit = len(self._held) - _NEAR_BYTES
+        starts = [match.start() for match in _SEPARATOR.finditer(self._held, limit - _NEAR_BYTES, limit)]
+        for cut in reversed(starts[-_NUM_CUTS:]):
+            before, after = self._held[cut - _NEAR_BYTES : cut], self._held[cut : cut + _NEAR_BYTES]
+            if self._scrub(before) + self._scrub(after) == self._scrub(before + after):
+                return cut
+        return limit
+
+    def _write(self, end: int) -> bytes:
+        block = self._scrub(self._held[:end])
+        self._held = self._held[end:]
+        if not block:
+            return b""
+        stamp = self._now().encode() + b" "
+        is_ended = block.endswith(b"\n")
+        body = block[:-1] if is_ended else block
+        stamped = body.replace(b"\n", b"\n" + stamp) + (b"\n" if is_ended else b"")
+        self._write_all(stamped if self._is_midline else stamp + stamped)
+        self._is_midline = not is_ended
+        self.tail = (self.tail + block[-TAIL_BYTES:])[-TAIL_BYTES:]
+        return block
+
+    def _write_all(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._stream.write(view) :]

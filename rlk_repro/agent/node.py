@@ -1,0 +1,118 @@
+"""What the agent of every node does, leader or follower: manifest, preflight record, telemetry, end marker."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+
+from rlk_repro.agent.gpu_sensors import open_sensors
+from rlk_repro.agent.parts import Parts, Place
+from rlk_repro.agent.preflight import checking as preflight
+from rlk_repro.agent.preflight.checks import compare_nodes
+from rlk_repro.agent.resume import set_node_aside
+from rlk_repro.agent.stop import Stop
+from rlk_repro.agent.telemetry import Current, Sampler
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.files import load_json, write_json, write_text
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.plan import Plan
+from rlk_repro.probes import folder
+from rlk_repro.rundir.manifest import Manifest, diff_manifests
+from rlk_repro.rundir.paths import NodeDir, RunDir
+from rlk_repro.workloads.checkouts import trainer_path
+
+POLL_S = 0.5
+
+
+def describe_node(
+    plan: Plan, run_dir: RunDir, place: Place, parts: Parts, stop: Stop, known: Iterable[Finding] = ()
+) -> list[Finding]:
+    """Write this node's manifest and preflight record; an earlier agent's are set aside and compared.
+
+    ``known`` is what the agent has found before.
+    """
+    before = preflight.Clock.read()
+    node = run_dir.node(place.node)
+    earlier = set_node_aside(node)
+    with trainer_path(plan):
+        manifest = with_run_directory(parts.probe_node(place.node), run_dir)
+    write_json(node.manifest, manifest.to_json())
+    busy = preflight.wait_until_idle(parts.busy_gpus, stop.wait, parts.deadlines.idle_s) if plan.num_gpus else []
+    findings = [
+        *known,
+        *preflight.check_node(plan, run_dir, manifest, busy),
+        *preflight.check_clock(before, preflight.Clock.read()),
+        *([] if earlier is None else find_changes(earlier, manifest)),
+    ]
+    write_preflight(run_dir, place, findings)
+    return findings
+
+
+def with_run_directory(manifest: Manifest, run_dir: RunDir) -> Manifest:
+    """The manifest with what only a job can tell: the file system that its records go to."""
+    facts = folder.probe_folder(run_dir.root)
+    return dataclasses.replace(manifest, sections={**manifest.sections, folder.SECTION: facts})
+
+
+def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
+    """What is different on this node since the pairs that an earlier agent finished."""
+    try:
+        before = Manifest.from_json(load_json(earlier.manifest), str(earlier.manifest))
+    except BundleUnreadable:
+        return []
+    return [item for item in diff_manifests(before, manifest) if item.level is not Level.INFO]
+
+
+def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: Place) -> list[Finding]:
+    """What the nodes of this job do not share; one that has written no manifest is somebody else's finding."""
+    manifests = []
+    for node in place.nodes:
+        path = run_dir.node(node).manifest
+        try:
+            manifests.append(Manifest.from_json(load_json(path), str(path)))
+        except BundleUnreadable:
+            continue
+    return compare_nodes(manifests, plan.profile.preflight)
+
+
+def write_preflight(run_dir: RunDir, place: Place, findings: Iterable[Finding]) -> None:
+    record = preflight.preflight_record(place.node, place.allocation, findings)
+    write_json(run_dir.node(place.node).preflight, record)
+
+
+def read_preflight(run_dir: RunDir, node: str, allocation: str) -> list[Finding] | None:
+    """Another node's findings, with its name; None until its agent of this allocation has written them."""
+    try:
+        record = load_json(run_dir.node(node).preflight, schema=preflight.SCHEMA)
+        if record["allocation"] != allocation:
+            return None
+        found = [Finding.from_json(item) for item in record["findings"]]
+    except (BundleUnreadable, KeyError, ValueError):
+        return None
+    return [Finding(item.level, f"nodes.{node}.{item.where}", item.expected, item.found) for item in found]
+
+
+def make_sampler(plan: Plan, run_dir: RunDir, place: Place, current: Callable[[], Current]) -> Sampler:
+    sensors = open_sensors() if plan.num_gpus else None
+    return Sampler(run_dir.node(place.node).telemetry, plan.profile.telemetry_interval_s, current, sensors)
+
+
+def mark_ended(run_dir: RunDir, place: Place) -> None:
+    write_text(run_dir.end_marker(place.node), place.allocation)
+
+
+def has_ended(run_dir: RunDir, node: str, allocation: str) -> bool:
+    try:
+        return run_dir.end_marker(node).read_text() == allocation
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(is_there: Callable[[], bool], stop: Stop, deadline_s: float) -> bool:
+    """Look every half second until it is there, the deadline is over or the agent is asked to stop."""
+    until = time.monotonic() + deadline_s
+    while not is_there():
+        if time.monotonic() >= until or stop.wait(POLL_S):
+            return False
+    return True

@@ -1,0 +1,73 @@
+"""How a trial ended, from its exit and the end of its log.  Out of memory is recognised, not guessed."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.agent.process import Cause, Ended
+from rlk_repro.base.units import format_duration
+from rlk_repro.rundir.results import TrialStatus
+
+# torch, the CUDA and HIP runtimes, and NCCL's and RCCL's way of passing them on
+_DEVICE_OUT_OF_MEMORY: Final = re.compile(
+    rb"OutOfMemoryError|(?i:CUDA|HIP) out of memory|(?i:CUDA|HIP) (?:error|failure)[^\n]{0,40} '?out of memory"
+)
+_MAX_QUOTE: Final = 300
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_VMSTAT: Final = Path("/proc/vmstat")
+_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
+_OOM_KILL: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+
+
+def count_oom_kills() -> int | None:
+    """Processes killed so far for want of memory: in this control group, else on this machine; None where unknown."""
+    for path in (_EVENTS, _VMSTAT):
+        try:
+            found = _OOM_KILL.search(path.read_bytes())
+        except OSError:
+            continue
+        if found is not None:
+            return int(found[1])
+    return None
+
+
+def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus, str]:
+    """Status and reason; ``tail`` is the end of the log, ``has_oom_kill`` whether the kernel killed for memory.
+
+    A trainer that answers SIGTERM with exit code 0 has not finished either.
+    """
+    how = f"exit code {ended.code}" if ended.signal is None else f"killed by {ended.signal.name}"
+    match ended.cause:
+        case Cause.INTERRUPT:
+            return TrialStatus.INTERRUPTED, f"the node agent was asked to stop; {how}"
+        case Cause.TIMEOUT:
+            return TrialStatus.TIMEOUT, f"time limit reached after {format_duration(ended.duration_s)}; {how}"
+        case Cause.TROUBLE:
+            return TrialStatus.FAILED, f"{ended.trouble}; {how}"
+        case None:
+            pass
+    if ended.code == 0:
+        return TrialStatus.OK, ""
+    found = _DEVICE_OUT_OF_MEMORY.search(tail)
+    if found is not None:
+        return TrialStatus.OUT_OF_MEMORY, f"device memory: {found[0].decode()}; {how}"
+    if ended.signal is signal.SIGKILL and has_oom_kill:
+        return TrialStatus.OUT_OF_MEMORY, f"host memory: the kernel's out-of-memory killer; {how}"
+    quote = quote_end(tail) if ended.signal is None else ""
+    return TrialStatus.FAILED, f"{how}; its log ends: {quote}" if quote else how
+
+
+def quote_end(tail: bytes) -> str:
+    """The last line of a log on one line, with the indented lines that continue it; at most 300 characters."""
+    lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if not line[0].isspace()]
+    text = "; ".join(_clean(line) for line in lines[starts[-1] if starts else -1 :])
+    return text if len(text) <= _MAX_QUOTE else f"{text[:_MAX_QUOTE]}…"
+
+
+def _clean(line: str) -> str:
+    """Without colours and control characters, which a record has no use for."""
+    return " ".join("".join(char if char.isprintable() else " " for char in _COLOUR.sub("", line)).split())

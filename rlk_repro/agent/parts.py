@@ -1,0 +1,109 @@
+"""What an agent consists of and calls: its place among the nodes, its limits, and the modules that do the work."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rlk_repro.agent.address import find_address
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.probes.gpu_use import GpuUse
+from rlk_repro.rundir.manifest import Manifest, Unknown
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.workloads.api import Workload
+
+
+class Role(StrEnum):
+    """The leader runs the trials; followers describe and watch their node."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """This agent's node, all nodes (the first leads), and the id that all agents of one allocation share."""
+
+    node: str
+    nodes: tuple[str, ...]
+    allocation: str
+
+    @property
+    def role(self) -> Role:
+        return Role.LEADER if self.node == self.nodes[0] else Role.FOLLOWER
+
+    @property
+    def followers(self) -> tuple[str, ...]:
+        return self.nodes[1:]
+
+
+def make_place(node: str, nodes: tuple[str, ...], allocation: str | None) -> Place:
+    """Check the names, which become folders; a single node may leave the allocation to us.
+
+    Raises:
+        SpecError: a name that is none, a node that is not among the nodes, or several nodes without an allocation.
+    """
+    problems = [
+        Problem("--nodes", "not a node name", got=name, expected="a name without a slash")
+        for name in nodes
+        if not name or "/" in name or name.startswith(".")
+    ]
+    if node not in nodes:
+        problems.append(Problem("--node", "not among --nodes", got=node, expected=f"one of {', '.join(nodes)}"))
+    if len(set(nodes)) < len(nodes):
+        problems.append(Problem("--nodes", "a node twice", got=",".join(nodes), expected="each once"))
+    if len(nodes) > 1 and not allocation:
+        problems.append(Problem("--allocation", "missing", expected="one id for the agents of all nodes"))
+    if problems:
+        raise SpecError(*problems)
+    return Place(node=node, nodes=nodes, allocation=allocation or uuid.uuid4().hex)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlines:
+    """How long the agent waits: for a trainer after SIGTERM, for idle GPUs, for agents of other nodes, for Ray.
+
+    An agent whose pulse stands still for ``lost_s`` is gone; shared file systems show a change within a minute.
+    """
+
+    grace_s: float = 20.0
+    idle_s: float = 120.0
+    followers_s: float = 1800.0
+    followers_end_s: float = 60.0
+    pulse_s: float = 5.0
+    lost_s: float = 120.0
+    ray_up_s: float = 300.0
+    ray_retry_s: float = 10.0
+    ray_down_s: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The functions an agent calls.  Tests put their own in place."""
+
+    workload: Workload
+    probe_node: Callable[[str], Manifest]
+    busy_gpus: Callable[[], list[GpuUse] | Unknown]
+    analyse: Callable[[RunDir], dict[str, Any]]
+    seal: Callable[[RunDir], object]
+    pack: Callable[[RunDir], Path]
+    find_address: Callable[[str, Sequence[str], str | None], str] = find_address
+    deadlines: Deadlines = Deadlines()
+
+
+def real_parts(workload: Workload) -> Parts:
+    from rlk_repro.bundle.seal import pack, seal
+    from rlk_repro.probes import probe_node
+    from rlk_repro.probes.gpu import busy_gpus
+
+    return Parts(workload=workload, probe_node=probe_node, busy_gpus=busy_gpus, analyse=_analyse, seal=seal, pack=pack)
+
+
+def _analyse(run_dir: RunDir) -> dict[str, Any]:
+    from rlk_repro.analysis.analyse import analyse
+
+    return analyse(run_dir).to_json()

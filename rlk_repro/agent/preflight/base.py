@@ -1,0 +1,104 @@
+"""What a preflight check is: a pure function from a node's facts to complaints, and a policy that makes them findings.
+
+A fact that is unknown is judged by no check: its reason is in the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
+from rlk_repro.spec import CheckName, Hardware, Layout, Policy, Preflight
+
+LEVELS: Final[dict[Policy, Level]] = {"pass": Level.INFO, "warn": Level.WARNING, "fail": Level.BLOCKING}
+# of checks that one node's facts do not settle: who uses the GPUs now, and what several nodes share
+OTHER_POLICIES: Final[dict[CheckName, Policy]] = {
+    "gpu_idle": "fail",
+    "imex": "fail",
+    "clock_skew": "warn",
+    "nodes_alike": "fail",
+    "nvlink_domain": "warn",
+}
+
+
+class Complaint(NamedTuple):
+    """What a check saw; how much it matters is not its business."""
+
+    where: str
+    expected: str
+    found: str
+
+
+class Scope(Enum):
+    """The plans for which a check means anything: what only disturbs times is not asked of a run without GPUs."""
+
+    ANY = auto()
+    GPUS = auto()
+    NODES = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """One node's facts, and what the plan wants of it."""
+
+    manifest: Manifest
+    hardware: Hardware
+    layout: Layout
+    limits: Preflight
+    has_enabled: bool = False
+    gpus_per_engine: int = 0
+
+    def fact(self, section: str, name: str) -> Fact:
+        return self.manifest.sections.get(section, {}).get(name, Unknown("not recorded"))
+
+    def mapping(self, section: str, name: str) -> dict[str, Any]:
+        """The fact's own facts; none where it is unknown."""
+        value = self.fact(section, name)
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def devices(self) -> list[dict[str, Any]]:
+        devices = self.fact("gpu", "devices")
+        return devices if isinstance(devices, list) else []
+
+    def has(self, scope: Scope) -> bool:
+        if scope is Scope.GPUS:
+            return self.layout.gpus_per_node > 0
+        return scope is Scope.ANY or self.layout.num_nodes > 1
+
+
+Judge: TypeAlias = Callable[[Situation], Iterable[Complaint]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A judge by name, the plans that it is for, and what its complaints do where the profile does not say."""
+
+    name: CheckName
+    scope: Scope
+    policy: Policy
+    judge: Judge
+
+
+def judge_node(checks: Iterable[Check], situation: Situation) -> Iterator[Finding]:
+    """The complaints of every check that this plan asks for, as findings of the level that the policy says."""
+    for check in checks:
+        if situation.has(check.scope):
+            level = LEVELS[situation.limits.policy.get(check.name, check.policy)]
+            for complaint in check.judge(situation):
+                yield Finding(level, *complaint)
+
+
+def find_level(name: CheckName, limits: Preflight) -> Level:
+    """Of the findings of one of OTHER_POLICIES."""
+    return LEVELS[limits.policy.get(name, OTHER_POLICIES[name])]
+
+
+def name_gpus(devices: Iterable[dict[str, Any]], is_bad: Callable[[dict[str, Any]], bool]) -> str:
+    """The indices of the GPUs that something is wrong with: ``GPU 0, 3``, or nothing."""
+    numbers = [str(device.get("index")) for device in devices if is_bad(device)]
+    return f"GPU {', '.join(numbers)}" if numbers else ""

@@ -1,0 +1,279 @@
+"""Is this node fit to run the plan?  Findings, never an exception: what they do to the job is the profile's choice.
+
+Hardware is judged by the node's manifest, so that preflight and bundle speak of the same facts.  Here is what any job
+needs; what a site may weigh otherwise is in ``rlk_repro.agent.preflight.checks``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.agent.preflight.checks import CHECKS, Situation, find_level, judge_node
+from rlk_repro.agent.preflight.image import check_image, find_record
+from rlk_repro.agent.preflight.imports import check_imports
+from rlk_repro.agent.preflight.parts import check_prepared
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.images.match import is_recorded
+from rlk_repro.images.record import ImageRecord
+from rlk_repro.plan import Plan
+from rlk_repro.probes.code import RL_KERNEL
+from rlk_repro.probes.gpu_use import GpuUse
+from rlk_repro.rundir.manifest import Manifest, Unknown
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import Hardware, PinName, Stack
+from rlk_repro.workloads.environment import profile_env
+
+SCHEMA: Final = 1
+MAX_DRIFT_S: Final = 2.0
+YEARS: Final = (2025, 2100)
+# drivers report a few percent less than the data sheet; the next smaller product has a quarter less or more
+MEMORY_TOLERANCE: Final = 0.05
+# where a manifest's section ``code`` describes the sources that a stack pins
+PINNED_SOURCES: Final = {"vime": "vime", "rl_kernel": "rl_kernel", "megatron_lm": "megatron"}
+
+_GIB: Final = 1 << 30
+_MEMINFO: Final = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """The two clocks read together."""
+
+    unix_s: float
+    monotonic_s: float
+
+    @classmethod
+    def read(cls) -> Clock:
+        return cls(unix_s=time.time(), monotonic_s=time.monotonic())
+
+
+def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUse] | Unknown) -> list[Finding]:
+    """Everything that this node's agent can find out before the first trial."""
+    limits = plan.profile.preflight
+    situation = Situation(
+        manifest=manifest,
+        hardware=plan.hardware,
+        layout=plan.layout,
+        limits=limits,
+        has_enabled=plan.has_enabled,
+        gpus_per_engine=plan.run.workload.gpus_per_engine(plan.hardware.hardware),
+    )
+    absent = [*check_modules(plan.run.workload.modules, _trainer_path(plan))]
+    return [
+        *check_writable(run_dir),
+        *check_prepared(plan, run_dir),
+        *check_room("disk", shutil.disk_usage(run_dir.root).free, limits.min_free_disk_gib),
+        *check_room("memory", read_free_memory(), limits.min_free_memory_gib),
+        *(absent or check_imports(plan)),
+        *check_rl_kernel(plan),
+        *check_ray_version(plan),
+        *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
+        *check_pins(plan.stack, manifest, find_record(), plan.run.workload.patched_pins),
+        *check_image(plan, manifest),
+        *(check_idle(busy, find_level("gpu_idle", limits)) if plan.layout.gpus_per_node else []),
+        *judge_node(CHECKS, situation),
+    ]
+
+
+def check_writable(run_dir: RunDir) -> Iterator[Finding]:
+    """A file can be made where trials write."""
+    try:
+        run_dir.trials.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=run_dir.trials, prefix=".partial-") as stream:
+            stream.write(b"\0")
+            stream.flush()
+    except OSError as error:
+        yield Finding(Level.BLOCKING, "run directory", "writable", str(error.strerror))
+
+
+def check_clock(before: Clock, now: Clock) -> Iterator[Finding]:
+    """UTC is plausible and moves as fast as the clock that durations are measured with."""
+    year = time.gmtime(now.unix_s).tm_year
+    if not YEARS[0] <= year <= YEARS[1]:
+        yield Finding(Level.WARNING, "clock", f"a year from {YEARS[0]} to {YEARS[1]}", str(year))
+    drift_s = (now.unix_s - before.unix_s) - (now.monotonic_s - before.monotonic_s)
+    if abs(drift_s) > MAX_DRIFT_S:
+        yield Finding(Level.WARNING, "clock", "UTC is not being set", f"moved by {drift_s:+.1f} s while running")
+
+
+def check_room(what: str, free_bytes: int | None, min_gib: float) -> Iterator[Finding]:
+    if free_bytes is None:
+        yield Finding(Level.WARNING, what, f"{min_gib:g} GiB free", "unknown")
+    elif free_bytes < min_gib * _GIB:
+        yield Finding(Level.BLOCKING, what, f"{min_gib:g} GiB free", f"{free_bytes / _GIB:.1f} GiB")
+
+
+def read_free_memory(path: Path = _MEMINFO) -> int | None:
+    """What the kernel says can be had without swapping, in bytes."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def check_modules(names: Iterable[str], trainer_path: str = "") -> Iterator[Finding]:
+    """The trainer runs in this Python."""
+    for name in names:
+        if not _is_found(name, trainer_path):
+            yield Finding(Level.BLOCKING, f"python module {name}", "installed", "missing")
+
+
+def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
+    """Whether the enabled variant's trainer will find RL-Kernel; looked for, never imported.
+
+    Where it is found an operator may still have no route: the trainer knows, and refuses before its first step.
+    """
+    if not plan.has_enabled or _is_found(RL_KERNEL.module, _trainer_path(plan)):
+        return
+    where = f"python module {RL_KERNEL.module}"
+    if plan.run.rl_kernel.mode == "require":
+        yield Finding(Level.BLOCKING, where, "installed, as rl_kernel.mode is require", "missing")
+    else:
+        yield Finding(Level.INFO, where, "installed", "missing: the enabled variant falls back")
+
+
+def check_ray_version(plan: Plan) -> Iterator[Finding]:
+    """KubeRay makes the pods by the version that it is told; the Ray in them is the image's."""
+    settings = plan.profile.kubernetes
+    if settings is None or settings.kind != "rayjob" or settings.ray_version is None:
+        return
+    try:
+        found = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        found = "none"
+    if found != settings.ray_version:
+        told = f"{settings.ray_version}, as the profile tells KubeRay"
+        yield Finding(Level.WARNING, "kubernetes.ray_version", told, f"{found} in the image")
+
+
+def _trainer_path(plan: Plan) -> str:
+    return profile_env(plan)[0].get("PYTHONPATH", "")
+
+
+def _is_found(module: str, trainer_path: str) -> bool:
+    """In this Python, or in the folders that the profile adds for the trainer."""
+    folders = [folder for folder in trainer_path.split(os.pathsep) if folder]
+    return importlib.util.find_spec(module) is not None or PathFinder.find_spec(module, folders) is not None
+
+
+def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Iterator[Finding]:
+    """The machine and its GPUs are those of the plan.  A GPU that nobody could describe is none of them."""
+    machine = manifest.sections.get("host", {}).get("machine")
+    if hardware.machine != "any" and isinstance(machine, str) and machine != hardware.machine:
+        yield Finding(Level.BLOCKING, "host.machine", hardware.machine, machine)
+    if num_gpus == 0:
+        return
+    gpu = manifest.sections.get("gpu", {})
+    count = gpu.get("count")
+    if not isinstance(count, int) or count < num_gpus:
+        yield Finding(Level.BLOCKING, "gpu.count", f"at least {num_gpus}", str(count))
+    driver = gpu.get("driver")
+    if isinstance(driver, str) and _version(driver) < _version(hardware.driver_floor):
+        yield Finding(Level.BLOCKING, "gpu.driver", f"{hardware.driver_floor} or newer", driver)
+    devices = gpu.get("devices", Unknown("not recorded"))
+    described: list[dict[str, Any]] = devices if isinstance(devices, list) else []
+    if len(described) < num_gpus:
+        found = str(devices) if isinstance(devices, Unknown) else str(len(described))
+        yield Finding(Level.BLOCKING, "gpu.devices", f"at least {num_gpus} described", found)
+    for name in sorted({str(item.get("name")) for item in described}):
+        if hardware.name_part not in name or any(part in name for part in hardware.refused_name_parts):
+            yield Finding(Level.BLOCKING, "gpu.devices.name", hardware.title, name)
+    yield from _check_gpu_memory(hardware.gpu_memory_gib, described)
+
+
+def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Products of one name differ in memory: an A100 has 40 or 80 GB."""
+    where, expected = "gpu.devices.memory_total_mib", f"{expected_gib:g} GiB within {MEMORY_TOLERANCE:.0%}"
+    for found in sorted({item.get("memory_total_mib", Unknown("not recorded")) for item in devices}, key=str):
+        if isinstance(found, Unknown):
+            yield Finding(Level.WARNING, where, expected, str(found))
+        elif abs(found / 1024 - expected_gib) > MEMORY_TOLERANCE * expected_gib:
+            yield Finding(Level.BLOCKING, where, expected, f"{found / 1024:.1f} GiB")
+
+
+def check_pins(
+    stack: Stack, manifest: Manifest, image: ImageRecord | None = None, patched: Collection[PinName] = ()
+) -> Iterator[Finding]:
+    """The sources that the stack pins are those of this node; a pin that nobody can confirm must not be claimed.
+
+    Of the ``patched`` ones only files with the patch will do, where the stack knows their hash.
+
+    Files that have the pinned tree are those of the commit, whoever brought them.  The image around this node may have
+    been built with a patch: with the very changes that its record names the sources are as pinned.
+    """
+    code = manifest.sections.get("code", {})
+    for name, pin in stack.pins.items():
+        where = f"code.{PINNED_SOURCES[name]}"
+        facts = code.get(PINNED_SOURCES[name])
+        source: dict[str, Any] = facts if isinstance(facts, dict) else {}
+        commit, tree = (source.get(fact, Unknown("not recorded")) for fact in ("commit", "tree"))
+        if name in patched and pin.patched_tree and tree == pin.tree:
+            yield Finding(Level.BLOCKING, f"{where}.tree", f"{pin.patched_tree}, with upstream's own patch", str(tree))
+            continue
+        if isinstance(commit, Unknown) and pin.tree and not isinstance(tree, Unknown):
+            is_pinned = pin.holds_tree(tree)
+            wrong, expected, found = "tree", _explain_pin(pin.tree, stack, pin.commit), str(tree)
+        else:
+            is_pinned = commit == pin.commit
+            wrong, expected, found = "commit", _explain_pin(pin.commit, stack), str(commit)
+        if not is_pinned:
+            yield Finding(Level.BLOCKING, f"{where}.{wrong}", expected, found)
+        elif source.get("is_dirty") is True and not (
+            tree == pin.patched_tree or is_recorded(image, PINNED_SOURCES[name], source)
+        ):
+            yield Finding(Level.BLOCKING, f"{where}.is_dirty", f"{pin.commit} unchanged", "changed files")
+
+
+def _explain_pin(expected: str, stack: Stack, commit: str = "") -> str:
+    """What the stack pins, and the way to measure something else."""
+    files = f" (the files of {commit[:12]})" if commit else ""
+    return f"{expected}{files}, as stack {stack.stack} pins; --stack host takes what is there"
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def check_idle(busy: list[GpuUse] | Unknown, level: Level, where: str = "gpu") -> Iterator[Finding]:
+    if isinstance(busy, Unknown):
+        yield Finding(Level.WARNING, where, "idle", str(busy))
+        return
+    for gpu in busy:
+        yield Finding(level, where, "idle", str(gpu))
+
+
+def wait_until_idle(
+    busy_gpus: Callable[[], list[GpuUse] | Unknown], wait: Callable[[float], bool], deadline_s: float
+) -> list[GpuUse] | Unknown:
+    """The GPUs that are still busy at the end; memory of a process that was killed takes a moment to go.
+
+    ``wait`` sleeps, and answers True when it is time to give up.
+    """
+    until = time.monotonic() + deadline_s
+    pause_s = 0.1
+    while (busy := busy_gpus()) and isinstance(busy, list) and time.monotonic() < until and not wait(pause_s):
+        pause_s = min(pause_s * 2, 2.0)
+    return busy
+
+
+def preflight_record(node: str, allocation: str, findings: Iterable[Finding]) -> dict[str, Any]:
+    """What ``preflight.json`` holds."""
+    return {
+        "schema": SCHEMA,
+        "node": node,
+        "allocation": allocation,
+        "findings": [finding.to_json() for finding in findings],
+    }

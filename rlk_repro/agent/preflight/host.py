@@ -1,0 +1,132 @@
+"""Preflight checks of processor, memory limits, clocks, and the file system of the run directory.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rlk_repro.agent.preflight.base import OTHER_POLICIES, Check, Complaint, Scope, Situation
+from rlk_repro.agent.preflight.doctor import SLOW_CLOCKS
+
+MAX_LOAD_PER_CPU: Final = 0.5
+# a container's own default of 64 MiB is too little for NCCL and for data loaders
+MIN_SHARED_MEMORY_GIB: Final = 1.0
+MIN_SCRATCH_GIB: Final = 10.0
+# Ray opens several sockets per worker
+MIN_OPEN_FILES: Final = 8192
+# what registering GPU memory with a network adapter takes at the least
+MIN_LOCKED_BYTES: Final = 16 << 30
+# a trial leaves some dozens of files per rank
+MIN_FREE_INODES: Final = 10_000
+FOLDER: Final = "run_directory"
+
+
+def check_governor(situation: Situation) -> Iterator[Complaint]:
+    governor = situation.fact("host", "governor")
+    if isinstance(governor, str) and governor != "performance":
+        yield Complaint("host.governor", "performance", governor)
+
+
+def check_numa_balancing(situation: Situation) -> Iterator[Complaint]:
+    """Automatic balancing unmaps pages to see who touches them: GPU servers are told to switch it off."""
+    if situation.fact("host", "numa_balancing") == 1:
+        yield Complaint("host.numa_balancing", "0", "1")
+
+
+def check_load(situation: Situation) -> Iterator[Complaint]:
+    load, num_cpus = situation.fact("host", "load_average"), situation.fact("host", "num_cpus")
+    if isinstance(load, list) and isinstance(num_cpus, int) and load and load[0] > MAX_LOAD_PER_CPU * num_cpus:
+        yield Complaint("host.load_average", f"at most {MAX_LOAD_PER_CPU * num_cpus:g}", f"{load[0]:g}")
+
+
+def check_stale_processes(situation: Situation) -> Iterator[Complaint]:
+    """Preflight runs before this job starts anything: a Ray or an engine that is there is another job's."""
+    names = situation.fact("host", "trainer_processes")
+    if isinstance(names, list) and names:
+        yield Complaint("host.trainer_processes", "none before the first trial", ", ".join(map(str, names)))
+
+
+def check_other_runs(situation: Situation) -> Iterator[Complaint]:
+    """Two runs at once measure each other, and neither's GPUs need be busy at the moment when the other looks."""
+    runs = situation.fact("host", "other_runs")
+    if isinstance(runs, list) and runs:
+        yield Complaint("host.other_runs", "none beside this one", ", ".join(map(str, runs)))
+
+
+def check_shared_memory(situation: Situation) -> Iterator[Complaint]:
+    size = situation.fact("host", "dev_shm_gib")
+    if isinstance(size, int | float) and size < MIN_SHARED_MEMORY_GIB:
+        yield Complaint("host.dev_shm_gib", f"at least {MIN_SHARED_MEMORY_GIB:g}", f"{size:g}")
+
+
+def check_scratch(situation: Situation) -> Iterator[Complaint]:
+    """Ray keeps its session there and moves objects to it when memory is short; compilers keep their caches there."""
+    free_gib = situation.fact("host", "tmp_free_gib")
+    if isinstance(free_gib, int | float) and free_gib < MIN_SCRATCH_GIB:
+        yield Complaint("host.tmp_free_gib", f"at least {MIN_SCRATCH_GIB:g}", f"{free_gib:g}")
+
+
+def check_open_files(situation: Situation) -> Iterator[Complaint]:
+    """The hard limit: up to it the agent raises the soft one where it starts Ray."""
+    most = _limit(situation, "nofile", "hard")
+    if isinstance(most, int) and most < MIN_OPEN_FILES:
+        yield Complaint("host.limits.nofile.hard", f"at least {MIN_OPEN_FILES}", str(most))
+
+
+def check_locked_memory(situation: Situation) -> Iterator[Complaint]:
+    """InfiniBand and RoCE register memory by locking it; without an adapter nothing does."""
+    soft = _limit(situation, "memlock", "soft")
+    if situation.mapping("network", "rdma_devices") and isinstance(soft, int) and soft < MIN_LOCKED_BYTES:
+        yield Complaint("host.limits.memlock.soft", "unlimited", f"{soft} bytes")
+
+
+def check_clock_source(situation: Situation) -> Iterator[Complaint]:
+    source = situation.fact("host", "clock_source")
+    if source in SLOW_CLOCKS:
+        yield Complaint("host.clock_source", "one that is read without a system call", str(source))
+
+
+def check_clock_sync(situation: Situation) -> Iterator[Complaint]:
+    if situation.fact("host", "clock_is_synchronized") is False:
+        yield Complaint("host.clock_is_synchronized", "true", "false")
+
+
+def check_clock_skew(situation: Situation) -> Iterator[Complaint]:
+    skew_s = situation.fact(FOLDER, "clock_skew_s")
+    if isinstance(skew_s, int | float) and abs(skew_s) > situation.limits.max_clock_skew_s:
+        yield Complaint("clock", "file system and node agree", f"{skew_s:+.1f} s apart")
+
+
+def check_file_latency(situation: Situation) -> Iterator[Complaint]:
+    latency_ms, limit_ms = situation.fact(FOLDER, "file_latency_ms"), situation.limits.max_file_latency_ms
+    if isinstance(latency_ms, int | float) and latency_ms > limit_ms:
+        yield Complaint(f"{FOLDER}.file_latency_ms", f"at most {limit_ms:g}", f"{latency_ms:g}")
+
+
+def check_free_inodes(situation: Situation) -> Iterator[Complaint]:
+    free = situation.fact(FOLDER, "free_inodes")
+    if isinstance(free, int) and free < MIN_FREE_INODES:
+        yield Complaint(f"{FOLDER}.free_inodes", f"at least {MIN_FREE_INODES}", str(free))
+
+
+def _limit(situation: Situation, name: str, kind: str) -> Any:
+    limit = situation.mapping("host", "limits").get(name)
+    return limit.get(kind) if isinstance(limit, dict) else None
+
+
+CHECKS: Final = (
+    Check(name="governor", scope=Scope.GPUS, policy="warn", judge=check_governor),
+    Check(name="numa_balancing", scope=Scope.GPUS, policy="warn", judge=check_numa_balancing),
+    Check(name="load", scope=Scope.GPUS, policy="warn", judge=check_load),
+    Check(name="stale_processes", scope=Scope.GPUS, policy="warn", judge=check_stale_processes),
+    Check(name="other_runs", scope=Scope.GPUS, policy="fail", judge=check_other_runs),
+    Check(name="shared_memory", scope=Scope.GPUS, policy="warn", judge=check_shared_memory),
+    Check(name="scratch_room", scope=Scope.GPUS, policy="warn", judge=check_scratch),
+    Check(name="open_files", scope=Scope.GPUS, policy="warn", judge=check_open_files),
+    Check(name="locked_memory", scope=Scope.NODES, policy="warn", judge=check_locked_memory),
+    Check(name="clock_source", scope=Scope.GPUS, policy="warn", judge=check_clock_source),
+    Check(name="clock_sync", scope=Scope.NODES, policy="warn", judge=check_clock_sync),
+    Check(name="clock_skew", scope=Scope.ANY, policy=OTHER_POLICIES["clock_skew"], judge=check_clock_skew),
+    Check(name="file_latency", scope=Scope.GPUS, policy="warn", judge=check_file_latency),
+    Check(name="free_inodes", scope=Scope.ANY, policy="warn", judge=check_free_inodes),
+)

@@ -1,0 +1,58 @@
+"""Can the trainer's modules be imported?  A child process tries, before the first trial; nothing is imported here."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base import proc
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.places import hide_places
+from rlk_repro.plan import Plan
+from rlk_repro.workloads.environment import profile_env
+
+SCRIPT: Final = Path(__file__).with_name("try_import.py")
+# torch and Megatron-LM from a cold file system
+TIMEOUT_S: Final = 600.0
+MAX_CHARS: Final = 300
+# modules that are not called as what brings them
+DISTRIBUTIONS: Final = {"PIL": "pillow", "yaml": "pyyaml", "cv2": "opencv-python", "sklearn": "scikit-learn"}
+
+
+def check_imports(plan: Plan) -> Iterator[Finding]:
+    """One finding with everything that is missing and the line that installs it."""
+    names = plan.run.workload.imports
+    if not names:
+        return
+    where = f"import {', '.join(names)}"
+    done = proc.run([sys.executable, str(SCRIPT), *names], env=_make_environment(plan), timeout_s=TIMEOUT_S)
+    missing = _read_answer(done.stdout)
+    if missing:
+        wanted = " ".join(DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in missing)
+        yield Finding(
+            Level.BLOCKING, where, f"installed packages: pip install {wanted}", f"missing {', '.join(missing)}"
+        )
+    elif done.is_timeout:
+        yield Finding(Level.WARNING, where, f"done in {TIMEOUT_S:g} s", "it still goes on")
+    elif not done.is_ok:
+        yield Finding(Level.BLOCKING, where, "no error", _find_last_words(done))
+
+
+def _make_environment(plan: Plan) -> dict[str, str]:
+    return {**os.environ, **profile_env(plan)[0]}
+
+
+def _read_answer(output: str) -> list[str]:
+    try:
+        return [str(name) for name in json.loads(output.splitlines()[-1])]
+    except (IndexError, ValueError, TypeError):
+        return []
+
+
+def _find_last_words(done: proc.Completed) -> str:
+    lines = done.stderr.strip().splitlines()
+    return hide_places(lines[-1])[:MAX_CHARS] if lines else f"exit code {done.returncode}"

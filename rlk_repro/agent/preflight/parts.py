@@ -1,0 +1,77 @@
+"""What a run was given on disk: recorded in its run directory once, checked on every node before the first trial."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.plan import Plan
+from rlk_repro.prepare.contents import (
+    Contents,
+    check_contents,
+    diff_contents,
+    find_parts,
+    list_run_folders,
+    load_parts,
+    write_parts,
+)
+from rlk_repro.rundir.paths import RolloutDir, RunDir
+from rlk_repro.spec import VimeWorkload
+
+ROLLOUTS = "rollouts"
+
+
+def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
+    """Whether this node sees what was prepared, the same that was recorded at submission, and for every rollout."""
+    folders = list_run_folders(plan, run_dir)
+    try:
+        recorded, found = load_parts(run_dir.prepared), find_parts(folders)
+    except BundleUnreadable as error:
+        yield Finding(Level.BLOCKING, "prepared", "readable records", str(error.problems[0]))
+        return
+    for kind in folders.keys() - found.keys():
+        expected = f"prepared: rlk-repro prepare {plan.run.run} --hardware {plan.hardware.hardware}"
+        yield Finding(Level.BLOCKING, f"prepared.{kind}", expected, f"no whole {folders[kind].name}")
+    yield from diff_contents({kind: recorded[kind] for kind in recorded.keys() & found.keys()},
+                             {kind: found[kind] for kind in recorded.keys() & found.keys()})  # fmt: skip
+    for kind, contents in sorted(found.items()):
+        yield from check_contents(folders[kind], contents)
+    yield from _check_number(plan, found)
+
+
+def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding]:
+    """vime takes rollout 0 for one that is missing, and says nothing."""
+    stored = found.get(ROLLOUTS)
+    if stored is None:
+        return
+    wanted = [RolloutDir(Path()).file(number).name for number in range(plan.num_steps)]
+    absent = [name for name in wanted if name not in stored.files]
+    if absent:
+        expected = f"{plan.num_steps} files, one per rollout of a trial"
+        yield Finding(Level.BLOCKING, f"prepared.{ROLLOUTS}", expected, f"{len(absent)} missing, first {absent[0]}")
+
+
+def record_prepared(plan: Plan, run_dir: RunDir) -> None:
+    """Write what lies here into ``prepared.json``, unless submission has; take rollouts along that travel with it."""
+    folders = list_run_folders(plan, run_dir)
+    if not folders:
+        return
+    if not load_parts(run_dir.prepared):
+        write_parts(run_dir.prepared, find_parts(folders))
+    workload = plan.run.workload
+    stored = workload.rollouts if isinstance(workload, VimeWorkload) else None
+    if stored is not None and stored.is_packed and ROLLOUTS in folders:
+        _copy(folders[ROLLOUTS], run_dir.rollouts / stored.name)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """File by file, each whole; they are hashed when the run directory is sealed."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.glob("*.pt")):
+        if not (target / path.name).is_file():
+            partial = target / f".partial-{path.name}"
+            shutil.copyfile(path, partial)
+            partial.replace(target / path.name)

@@ -1,0 +1,188 @@
+"""Runs one trainer to its end under the guard: streams its output, keeps its time limit, ends all its processes.
+
+Knows nothing of trials, pairs or directories.  Nothing that descends from the trainer is left when ``run_guarded``
+returns or raises.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from io import FileIO
+from typing import Final
+
+from rlk_repro.agent.stop import Stop
+from rlk_repro.base.guarded import Guarded
+
+READ_BYTES: Final = 256 << 10
+_DRAIN_S: Final = 5.0
+_WHOLE_STEP_S: Final = 1.0
+_TROUBLE_S: Final = 1.0
+
+
+class Cause(StrEnum):
+    """Why a process did not end by itself."""
+
+    TIMEOUT = "timeout"
+    INTERRUPT = "interrupt"
+    TROUBLE = "trouble"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """``grace_s`` passes between SIGTERM and SIGKILL."""
+
+    time_limit_s: float
+    grace_s: float = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a process ended: its ``code``, or the ``signal`` that killed it, and ``cause`` where the agent ended it.
+
+    ``num_leftovers`` processes that descend from it outlived it and were killed; ``trouble`` is what the agent heard.
+    """
+
+    code: int | None
+    signal: signal.Signals | None
+    cause: Cause | None
+    num_leftovers: int
+    duration_s: float
+    trouble: str = ""
+
+
+def no_trouble() -> str:
+    return ""
+
+
+def run_guarded(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    limits: Limits,
+    stop: Stop,
+    see_output: Callable[[bytes], object],
+    see_pid: Callable[[int], object] = lambda _: None,
+    find_trouble: Callable[[], str] = no_trouble,
+) -> Ended:
+    """Run ``argv`` until it ends, its time is over, ``stop`` is asked for or there is trouble.
+
+    Args:
+        see_output: called with standard output and error, merged, as they come.
+        see_pid: called once with the pid of the process group, which is also its session.
+        find_trouble: asked about every second; any text is a reason not to go on.
+
+    Raises:
+        EnvironmentMissing: this Python cannot be started.
+    """
+    output_fd, output_writer = os.pipe()
+    with os.fdopen(output_fd, "rb", buffering=0) as output:
+        try:
+            guarded = Guarded(argv, env, output_writer)
+        finally:
+            os.close(output_writer)
+        try:
+            see_pid(guarded.pid)
+            return _Group(guarded, output, limits, stop, see_output, find_trouble).run()
+        finally:
+            guarded.release()
+
+
+class _Group:
+    """One guarded process group while it runs."""
+
+    def __init__(
+        self,
+        guarded: Guarded,
+        output: FileIO,
+        limits: Limits,
+        stop: Stop,
+        see_output: Callable[[bytes], object],
+        find_trouble: Callable[[], str],
+    ) -> None:
+        self._guarded = guarded
+        self._output = output
+        self._grace_s = limits.grace_s
+        self._stop = stop
+        self._see_output = see_output
+        self._find_trouble = find_trouble
+        self._started = time.monotonic()
+        self._deadline = self._started + limits.time_limit_s
+        self._next_look = math.inf if find_trouble is no_trouble else self._started + _TROUBLE_S
+        self._trouble = ""
+        self._cause: Cause | None = None
+        self._has_output = True
+
+    def run(self) -> Ended:
+        while self._guarded.status is None:
+            self._read(min(self._deadline, self._next_look))
+            self._check_time()
+        duration_s = time.monotonic() - self._started
+        num_leftovers = self._guarded.count_descendants()
+        self._guarded.kill()
+        self._drain()
+        code = os.waitstatus_to_exitcode(self._guarded.status)
+        killer = signal.Signals(-code) if code < 0 else None
+        if killer in {signal.SIGTERM, signal.SIGINT} and self._cause is None and self._stop.wait(_WHOLE_STEP_S):
+            self._cause = Cause.INTERRUPT  # schedulers signal all processes of a step, the trainer before us
+        return Ended(
+            code=code if killer is None else None,
+            signal=killer,
+            cause=self._cause,
+            num_leftovers=num_leftovers,
+            duration_s=duration_s,
+            trouble=self._trouble,
+        )
+
+    def _check_time(self) -> None:
+        """SIGTERM when it is time to end, SIGKILL when the grace is over."""
+        if self._guarded.status is not None:
+            return
+        is_late = time.monotonic() >= self._deadline
+        if self._cause is None and (cause := self._find_cause(is_late=is_late)) is not None:
+            self._cause = cause
+            self._deadline, self._next_look = time.monotonic() + self._grace_s, math.inf
+            self._guarded.ask()
+        elif is_late:
+            self._deadline = math.inf
+            self._guarded.kill()
+
+    def _find_cause(self, *, is_late: bool) -> Cause | None:
+        if self._stop.signal is not None:
+            return Cause.INTERRUPT
+        if is_late:
+            return Cause.TIMEOUT
+        if time.monotonic() >= self._next_look:
+            self._trouble = self._find_trouble()
+            self._next_look = time.monotonic() + _TROUBLE_S
+        return Cause.TROUBLE if self._trouble else None
+
+    def _read(self, until: float) -> None:
+        """Wait for output, the guard's word, a signal or the time, whichever comes first."""
+        wake_fd, guard_fd, output_fd = self._stop.wake_fd, self._guarded.fileno(), self._output.fileno()
+        watched = [wake_fd]
+        watched += [guard_fd] if self._guarded.status is None else []
+        watched += [output_fd] if self._has_output else []
+        timeout_s = None if until == math.inf else max(until - time.monotonic(), 0.0)
+        ready, _, _ = select.select(watched, [], [], timeout_s)
+        if wake_fd in ready:
+            self._stop.clear()
+        if guard_fd in ready:
+            self._guarded.poll()
+        if output_fd in ready:
+            data = os.read(output_fd, READ_BYTES)
+            self._has_output = bool(data)
+            if data:
+                self._see_output(data)
+
+    def _drain(self) -> None:
+        """What is still in the pipe; a daemon that keeps it open is not waited for."""
+        until = time.monotonic() + _DRAIN_S
+        while self._has_output and time.monotonic() < until:
+            self._read(until)

@@ -1,0 +1,97 @@
+"""Ray that somebody else keeps up, for the whole allocation: KubeRay's, whose head the agents may not restart.
+
+A trial's environment cannot be inherited from Ray's own processes, as those are of no trial: it travels as the runtime
+environment of the trial's Ray job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from rlk_repro.agent.ray.census import parse_names
+from rlk_repro.agent.ray.cluster import Service
+from rlk_repro.agent.ray.launch import SETTINGS, TOKEN_NAMES
+from rlk_repro.agent.ray.marks import Use
+from rlk_repro.base import proc
+from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.environment import resolve_env
+
+ADDRESS_VARIABLE: Final = "RLK_REPRO_RAY_ADDRESS"
+"""Set by whoever started the agent; its presence means that Ray is there and stays."""
+CENSUS_S: Final = 5.0
+PAUSE_S: Final = 1.0
+_JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+
+class GivenRay:
+    """What a leader asks of Ray clusters, with one that is there already."""
+
+    def __init__(self, address: str, record: Callable[..., object], num_nodes: int, deadline_s: float) -> None:
+        self.lost: dict[str, str] = {}
+        self._address = address
+        self._record = record
+        self._num_nodes = num_nodes
+        self._deadline_s = deadline_s
+        self._is_told = False
+        self._findings: list[Finding] = []
+
+    @contextmanager
+    def serve(self, use: Use, command: Command) -> Iterator[Service]:
+        """Inside the block Ray has every node.
+
+        Raises:
+            EnvironmentMissing: it has not, in time.
+        """
+        if not command.needs_ray:
+            yield Service()
+            return
+        self._wait_for_nodes()
+        if not self._is_told:
+            self._is_told = True
+            self._findings.append(Finding(Level.INFO, "ray", "a fresh cluster for every trial", "one for all of them"))
+        self._record("ray given", use=str(use), address=self._address)
+        yield Service(env=self._make_env(command))
+
+    def take_findings(self) -> list[Finding]:
+        found, self._findings = self._findings, []
+        return found
+
+    def _wait_for_nodes(self) -> None:
+        """Pods come up one after the other, and Ray on them after that."""
+        until = time.monotonic() + self._deadline_s
+        known: tuple[str, ...] = ()
+        while len(known) < self._num_nodes:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                expected = f"{self._num_nodes} nodes within {self._deadline_s:g} s"
+                raise EnvironmentMissing(
+                    Problem(f"Ray at {self._address}", "lacks nodes", got=list(known), expected=expected)
+                )
+            argv = [sys.executable, "-m", "rlk_repro.agent.ray.census", self._address]
+            answer = proc.run(argv, timeout_s=max(left_s, CENSUS_S), env={**os.environ, **SETTINGS})
+            known = parse_names(answer.stdout)
+            if not known:
+                time.sleep(PAUSE_S)
+
+    def _make_env(self, command: Command) -> dict[str, str]:
+        outside = dict(os.environ)
+        own = {name: value for name, value in resolve_env(command, outside).items() if outside.get(name) != value}
+        config = {"runtime_env": {"env_vars": own}, "metadata": {}}
+        # a trial inherits no token from whoever started the agent, except that of this very Ray
+        token = {name: outside[name] for name in TOKEN_NAMES if name in outside}
+        return {
+            **SETTINGS,
+            **token,
+            "RAY_ADDRESS": self._address,
+            _JOB_CONFIG: json.dumps(config, sort_keys=True),
+            # a trainer that has a runtime environment of its own gets both
+            "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
+        }

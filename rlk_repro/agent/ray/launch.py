@@ -1,0 +1,108 @@
+"""How Ray is started on one node: ports, arguments, environment.  Values only; ray_node.py runs them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Final
+
+from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.spec.ray import knows_tokens
+
+HEAD_PORTS: Final = ("port", "dashboard-port", "ray-client-server-port")
+NODE_PORTS: Final = (
+    "node-manager-port",
+    "object-manager-port",
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "runtime-env-agent-port",
+    "metrics-export-port",
+)
+PORT_LIMIT: Final = 9000
+TOKEN_NAMES: Final[tuple[str, ...]] = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+
+SETTINGS: Final = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # from some release on `ray start` waits half a minute for work to drain before it ends; ours has ended by then
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    # logs as the workers wrote them: every line, without colours
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """One node's place in a cluster: ``index`` 0 is the head's, ``head`` its ``address:port``.
+
+    Where Ray's client is installed, the head starts a server for it: told no port it takes one that may be ephemeral.
+    Where it is not, any port is refused.
+    """
+
+    index: int
+    node: str
+    address: str
+    head: str
+    num_gpus: int
+    first_port: int
+    has_client: bool
+
+    @property
+    def is_head(self) -> bool:
+        return self.index == 0
+
+    def head_ports(self) -> dict[str, int]:
+        if not self.is_head:
+            return {}
+        names = HEAD_PORTS if self.has_client else HEAD_PORTS[:-1]
+        return {name: self.first_port + number for number, name in enumerate(names)}
+
+    def node_ports(self) -> dict[str, int]:
+        """Different ones for each node as far as they go, so that two of them may be one machine."""
+        begin = self.first_port + len(HEAD_PORTS)
+        num_blocks = (PORT_LIMIT - begin) // len(NODE_PORTS)
+        begin += self.index % num_blocks * len(NODE_PORTS)
+        return {name: begin + number for number, name in enumerate(NODE_PORTS)}
+
+    def ports(self) -> dict[str, int]:
+        return self.head_ports() | self.node_ports()
+
+
+def require_tokens() -> None:
+    """Refuse a Ray that ignores the wish for a token: whoever reaches its ports runs what they like.
+
+    Raises:
+        EnvironmentMissing: the installed Ray is such a one.
+    """
+    try:
+        version = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return  # then nothing of it starts
+    if not knows_tokens(version):
+        raise EnvironmentMissing(Problem("python module ray", "cannot keep strangers out", got=version,
+                                         expected="2.52 or later, which authenticates by token"))  # fmt: skip
+
+
+def render_start(seat: Seat, temp_dir: str) -> tuple[str, ...]:
+    """``ray start`` in the foreground.  Workers get ports from the kernel: theirs cannot be taken by anybody."""
+    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style", "record"]
+    argv += ["--log-color", "false", "--node-ip-address", seat.address, "--node-name", seat.node]
+    argv += ["--num-gpus", str(seat.num_gpus), "--temp-dir", temp_dir]
+    argv += ["--min-worker-port", "0", "--max-worker-port", "0"]
+    for name, port in seat.ports().items():
+        argv += [f"--{name}", str(port)]
+    if seat.is_head:
+        return (*argv, "--head", "--include-dashboard", "false")  # nobody looks at it, and trials would pay for it
+    return (*argv, "--address", seat.head)
+
+
+def render_env(seat: Seat, token_path: str) -> dict[str, str]:
+    """What this allocation alone knows: how its nodes know each other and where they are (vime reads the last two)."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": token_path,
+        "VIME_HOST_IP": seat.address,
+        "MASTER_ADDR": seat.head.rpartition(":")[0],
+    }

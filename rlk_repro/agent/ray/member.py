@@ -1,0 +1,70 @@
+"""What leader and followers share about Ray: making this node's part of a cluster, and putting it away."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from rlk_repro.agent.parts import Parts, Place
+from rlk_repro.agent.preflight import checking as preflight
+from rlk_repro.agent.ray.launch import SETTINGS, Seat, render_env
+from rlk_repro.agent.ray.marks import Order, Use
+from rlk_repro.agent.ray.node import RayNode
+from rlk_repro.agent.stop import Stop
+from rlk_repro.agent.trial import make_scrubber
+from rlk_repro.base.findings import Level
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.environment import resolve_env
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One agent as a member of Ray clusters."""
+
+    plan: Plan
+    run_dir: RunDir
+    place: Place
+    parts: Parts
+    stop: Stop
+
+    def find_command(self, use: Use) -> Command:
+        """The same on every node: workloads are pure."""
+        workload = self.parts.workload
+        if use.trial is None:
+            assert use.seed is not None
+            return workload.rollout_commands(self.plan, self.run_dir)[use.seed]
+        trial = next(trial for trial in self.plan.trials if trial.name == use.trial)
+        return workload.trainer_command(self.plan, trial, self.run_dir)
+
+    def make_seat(self, address: str, head: str) -> Seat:
+        return Seat(
+            index=self.place.nodes.index(self.place.node),
+            node=self.place.node,
+            address=address,
+            head=head,
+            num_gpus=self.plan.layout.gpus_per_node,
+            first_port=self.plan.profile.ray.first_port,
+            has_client=find_spec("grpc") is not None,
+        )
+
+    def make_node(self, seat: Seat, use: Use) -> RayNode:
+        """Not started yet; in the environment of the command, as Ray's workers inherit it."""
+        env = resolve_env(self.find_command(use), os.environ) | SETTINGS | self.make_env(seat)
+        deadlines = self.parts.deadlines
+        return RayNode(seat, env, retry_s=deadlines.ray_retry_s, grace_s=deadlines.grace_s)
+
+    def make_env(self, seat: Seat) -> dict[str, str]:
+        return render_env(seat, str(self.run_dir.ray_token.absolute()))
+
+    def put_away(self, node: RayNode, order: Order) -> tuple[str, ...]:
+        """End it and collect its logs; the GPUs that are still busy after the time they get."""
+        node.end()
+        scrubber = make_scrubber(self.find_command(order.use).from_env, os.environ)
+        node.collect(self.run_dir.node(self.place.node).ray_logs(str(order.use)), scrubber.bytes)
+        if self.plan.num_gpus == 0:
+            return ()
+        busy = preflight.wait_until_idle(self.parts.busy_gpus, self.stop.wait, self.parts.deadlines.idle_s)
+        return tuple(finding.found for finding in preflight.check_idle(busy, Level.WARNING))

@@ -1,0 +1,178 @@
+"""Ray on this node while one command runs: started, kept, ended without a trace, its logs collected.
+
+Only what was started here is ended: everything descends from one guard.  ``ray stop`` is never called, as it ends the
+Ray of everybody on the machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.agent.outcome import quote_end
+from rlk_repro.agent.ray.launch import Seat, render_start
+from rlk_repro.base.files import write_bytes
+from rlk_repro.base.guarded import Guarded
+
+START_LOG: Final = "start.log"
+MAX_LOG_BYTES: Final = 1 << 20
+MAX_LOGS: Final = 1000
+NUM_FILES: Final = 65535
+_TAIL_BYTES: Final = 8192
+# short, because paths of Unix sockets below it may have 107 bytes
+_TEMP_ROOT: Final = "/tmp"  # noqa: S108 (a folder of its own is made in it)
+_PREFIX: Final = "rlk-ray-"
+# younger ones may be about to be locked
+_LEFT_AFTER_S: Final = 60.0
+
+
+class RayNode:
+    """``ray start --block`` under the guard, once or, while the cluster forms, as often as it takes."""
+
+    def __init__(self, seat: Seat, env: Mapping[str, str], *, retry_s: float, grace_s: float) -> None:
+        self.reason = ""
+        self._seat = seat
+        self._env = dict(env)
+        self._retry_s = retry_s
+        self._grace_s = grace_s
+        self._guarded: Guarded | None = None
+        self._next_start = 0.0
+        remove_left_folders()
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_TEMP_ROOT))
+        self._lock: int | None = None
+        with suppress(OSError):  # no locks there: then nobody removes what is left either
+            self._lock = _lock_folder(self._folder)
+        self._log = self._folder / START_LOG
+
+    @property
+    def is_up(self) -> bool:
+        return self._guarded is not None and self._guarded.poll() is None
+
+    @property
+    def session(self) -> int | None:
+        """The session of its processes, while there are any."""
+        return None if self._guarded is None else self._guarded.pid
+
+    def keep(self, *, is_joining: bool) -> None:
+        """Notice its end; while the cluster forms, start it and start it again.  ``reason`` says why it is not up."""
+        if self.is_up:
+            return
+        if self._guarded is not None:
+            self.reason = self._explain(self._guarded)
+            self._release()
+        if is_joining and time.monotonic() >= self._next_start:
+            self._next_start = time.monotonic() + self._retry_s
+            self._start()
+
+    def end(self) -> None:
+        """Ask, wait, kill; nothing is left."""
+        if self._guarded is not None:
+            self._guarded.ask_command()
+            self._guarded.poll(self._grace_s)
+            self._release()
+
+    def collect(self, folder: Path, scrub: Callable[[bytes], bytes]) -> None:
+        """Move what it wrote to ``folder``, the end of what is long; its own folder is gone afterwards."""
+        for source, name in self._find_logs():
+            data = scrub(_read_end(source))
+            if data:
+                write_bytes(folder / name, data, is_durable=False)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _start(self) -> None:
+        taken = [f"{number} ({name})" for name, number in self._seat.ports().items() if not _is_free(number)]
+        if taken:
+            self.reason = f"port {', '.join(taken)} is taken on {self._seat.address}"
+            return
+        raise_file_limit()
+        argv = render_start(self._seat, tempfile.mkdtemp(dir=self._folder, prefix=""))
+        with self._log.open("ab") as log:
+            log.write(f"{' '.join(argv)}\n".encode())
+            log.flush()
+            self._guarded = Guarded(argv, self._env, log.fileno())
+
+    def _explain(self, guarded: Guarded) -> str:
+        status = guarded.poll()
+        code = 0 if status is None else os.waitstatus_to_exitcode(status)
+        return f"ray start ended with {code}: {quote_end(_read_end(self._log, _TAIL_BYTES))}"
+
+    def _release(self) -> None:
+        if self._guarded is not None:
+            self._guarded.release()
+            self._guarded = None
+
+    def _find_logs(self) -> Iterator[tuple[Path, Path]]:
+        """Files, and their names in the record: those of the last start, and what ``ray start`` itself said."""
+        if self._log.is_file():
+            yield self._log, Path(START_LOG)
+        for latest in sorted(self._folder.glob("*/session_latest"), key=lambda path: path.lstat().st_mtime)[-1:]:
+            logs = latest.resolve() / "logs"
+            found = sorted(path for path in logs.rglob("*") if path.is_file() and not path.is_symlink())
+            yield from ((path, path.relative_to(logs)) for path in found[:MAX_LOGS])
+
+
+def remove_left_folders(root: Path = Path(_TEMP_ROOT)) -> None:
+    """Of agents that were killed: nobody holds their lock any more."""
+    for folder in root.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # somebody else's, gone meanwhile, or held
+            found = folder.lstat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _LEFT_AFTER_S:
+                lock = _lock_folder(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _lock_folder(folder: Path) -> int:
+    """Held until it is closed or its process ends, however that ends."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def raise_file_limit() -> None:
+    """Ray keeps a connection per worker and actor; a soft limit of 1024 does not carry many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = NUM_FILES if hard == resource.RLIM_INFINITY else min(NUM_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _is_free(port: int) -> bool:
+    """On all addresses, which is where Ray listens; the last connections of an earlier cluster do not count."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
+
+
+def _read_end(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bytes:
+    """The last bytes of a file, from the begin of a line."""
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(size - max_bytes, 0))
+            data = stream.read(max_bytes)
+    except OSError:
+        return b""
+    if size <= max_bytes:
+        return data
+    return b"[%d bytes before]\n" % (size - max_bytes) + data.partition(b"\n")[2]

@@ -1,0 +1,93 @@
+"""What an earlier agent left: which pairs are whole, and setting the rest aside.
+
+A pair counts when both trials ended by themselves in one allocation.  Half a pair is never kept: its trials are moved
+to ``interrupted/<n>/`` as evidence and run again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.files import load_json, write_bytes
+from rlk_repro.plan import Plan, Trial
+from rlk_repro.rundir.paths import NodeDir, RunDir, TrialDir, next_number
+from rlk_repro.rundir.results import TrialStatus
+
+EXIT_SCHEMA: Final = 1
+
+# Ended by itself: a result, good or bad.  The others say nothing about the variant.
+RESULTS: Final = frozenset({TrialStatus.OK, TrialStatus.FAILED, TrialStatus.OUT_OF_MEMORY, TrialStatus.TIMEOUT})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitRecord:
+    """What resuming needs of ``exit.json``."""
+
+    status: TrialStatus
+    allocation: str
+
+
+def read_exit(folder: TrialDir) -> ExitRecord | None:
+    """None where there is no whole exit record."""
+    try:
+        value: Any = load_json(folder.exit, schema=EXIT_SCHEMA)
+        return ExitRecord(status=TrialStatus(value["status"]), allocation=str(value["allocation"]))
+    except (BundleUnreadable, KeyError, ValueError):
+        return None
+
+
+def find_whole_pairs(plan: Plan, run_dir: RunDir) -> set[str]:
+    """Names of the pairs that need not be run again."""
+    return {name for name, trials in plan.pairs().items() if _is_whole([run_dir.trial(item.name) for item in trials])}
+
+
+def find_open_trials(plan: Plan, run_dir: RunDir) -> list[Trial]:
+    """The trials of all other pairs, in plan order."""
+    whole = find_whole_pairs(plan, run_dir)
+    return [trial for trial in plan.trials if trial.pair not in whole]
+
+
+def set_aside(plan: Plan, run_dir: RunDir) -> list[str]:
+    """Move what is left of incomplete pairs to ``interrupted/<n>/``; the names moved.
+
+    A kill in between leaves fewer trials to move the next time, nothing else.
+    """
+    folders = [run_dir.trial(trial.name) for trial in find_open_trials(plan, run_dir)]
+    attempt = next_number(run_dir.interrupted)
+    moves = [(old.path, run_dir.interrupted_trial(attempt, old.name).path) for old in folders if old.path.exists()]
+    if moves:
+        _rename_in_telemetry(run_dir, {old.name: str(new.relative_to(run_dir.root)) for old, new in moves})
+        run_dir.interrupted_trial(attempt, "").path.mkdir(parents=True)
+    for old, new in moves:
+        old.rename(new)
+    return [old.name for old, _ in moves]
+
+
+def set_node_aside(node: NodeDir) -> NodeDir | None:
+    """Move an earlier agent's manifest and preflight record to ``earlier/<n>/``; where they went, None if none was."""
+    found = [path for path in (node.manifest, node.preflight) if path.exists()]
+    if not found:
+        return None
+    target = NodeDir(node.earlier / str(next_number(node.earlier)))
+    target.path.mkdir(parents=True)
+    for path in found:
+        path.rename(target.path / path.name)
+    return target
+
+
+def _is_whole(folders: list[TrialDir]) -> bool:
+    records = [read_exit(folder) for folder in folders]
+    known = [record for record in records if record is not None and record.status in RESULTS]
+    return len(known) == len(records) and len({record.allocation for record in known}) == 1
+
+
+def _rename_in_telemetry(run_dir: RunDir, names: dict[str, str]) -> None:
+    """Samples of trials set aside must not count for their second run."""
+    for node in run_dir.node_dirs():
+        if node.telemetry.is_file():
+            data = node.telemetry.read_bytes()
+            for old, new in names.items():
+                data = data.replace(f'"trial":"{old}"'.encode(), f'"trial":"{new}"'.encode())
+            write_bytes(node.telemetry, data)

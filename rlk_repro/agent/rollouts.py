@@ -1,0 +1,75 @@
+"""Stored rollouts of the train-only lane: made once before the trials, recorded by hash, checked when used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.agent.trial import Outcome, record_command
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem
+from rlk_repro.base.files import load_json, sha256_file, write_json
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RolloutDir, RunDir
+from rlk_repro.rundir.results import TrialStatus
+from rlk_repro.workloads.api import Command
+
+SCHEMA: Final = 1
+ROLLOUTS: Final = "rollouts"
+
+
+def store_rollouts(
+    plan: Plan, run_dir: RunDir, seed: int, command: Command, run: Callable[[Command, Path], Outcome]
+) -> None:
+    """Make the files of ``run_dir.rollouts_of(seed)`` and record them, unless they are there as recorded.
+
+    Args:
+        run: executes a command with its output going to a file.
+
+    Raises:
+        CheckFailed: the command did not end well or left files out, or recorded files are not what they were.
+    """
+    folder = run_dir.rollouts_of(seed)
+    prepared = _load_prepared(run_dir)
+    stored = prepared.get(ROLLOUTS, {})
+    if str(seed) in stored:
+        _require_same(folder, stored[str(seed)]["files"])
+        return
+    folder.path.mkdir(parents=True, exist_ok=True)
+    outcome = run(command, folder.stdout)
+    if outcome.status is TrialStatus.INTERRUPTED:
+        return
+    if outcome.status is not TrialStatus.OK:
+        raise CheckFailed(Problem(str(folder.stdout), f"rollouts were not stored ({outcome.reason})"))
+    record = {"command": record_command(command, run_dir)["argv"], "files": _hash_files(plan, folder)}
+    write_json(run_dir.prepared, {**prepared, "schema": SCHEMA, ROLLOUTS: {**stored, str(seed): record}})
+
+
+def _hash_files(plan: Plan, folder: RolloutDir) -> dict[str, str]:
+    paths = [folder.file(number) for number in range(plan.num_steps)]
+    absent = [path.name for path in paths if not path.is_file()]
+    if absent:
+        raise CheckFailed(Problem(str(folder.path), f"{len(absent)} of {len(paths)} missing", got=absent[0]))
+    return {path.name: sha256_file(path) for path in paths}
+
+
+def _require_same(folder: RolloutDir, recorded: dict[str, str]) -> None:
+    paths = {name: folder.path / name for name in recorded}
+    changed = [name for name, path in paths.items() if not path.is_file() or sha256_file(path) != recorded[name]]
+    if changed:
+        raise CheckFailed(
+            Problem(
+                str(folder.path),
+                "stored rollouts changed since they were made",
+                got=changed[0],
+                hint="submit a new run",
+            )
+        )
+
+
+def _load_prepared(run_dir: RunDir) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = load_json(run_dir.prepared, schema=SCHEMA)
+    except BundleUnreadable:
+        return {}
+    return value

@@ -1,0 +1,159 @@
+"""Executes one command of the plan and records it: command, environment, log, and how it ended.
+
+The order of trials, and what happens between them, is the agent's business.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rlk_repro.agent.logwriter import LogWriter
+from rlk_repro.agent.outcome import count_oom_kills, judge
+from rlk_repro.agent.process import Ended, Limits, no_trouble, run_guarded
+from rlk_repro.agent.resume import EXIT_SCHEMA
+from rlk_repro.agent.stop import Stop
+from rlk_repro.base.clock import format_utc, utc_now
+from rlk_repro.base.disk import writing
+from rlk_repro.base.files import write_json
+from rlk_repro.base.places import hide_places, make_hider
+from rlk_repro.base.secrets import Scrubber, scrub_argv
+from rlk_repro.probes import environment
+from rlk_repro.rundir.paths import RunDir, TrialDir
+from rlk_repro.rundir.results import TrialStatus
+from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.environment import resolve_env
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one command."""
+
+    status: TrialStatus
+    reason: str
+    ended: Ended
+    started_unix_s: float
+
+    def to_json(self, allocation: str) -> dict[str, Any]:
+        """The content of ``exit.json``."""
+        return {
+            "schema": EXIT_SCHEMA,
+            "status": self.status.value,
+            "code": self.ended.code,
+            "signal": None if self.ended.signal is None else self.ended.signal.name,
+            "reason": self.reason,
+            "allocation": allocation,
+            "started_at": format_utc(self.started_unix_s),
+            "ended_at": format_utc(self.started_unix_s + self.ended.duration_s),
+            "duration_s": self.ended.duration_s,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Who else looks at a running command: at whole scrubbed lines of its log and at the pid of its process group.
+
+    ``find_trouble`` is a reason to end it, ``settle`` has the last word on what became of it.
+    """
+
+    see_output: Callable[[bytes], object]
+    see_pid: Callable[[int], object]
+    find_trouble: Callable[[], str] = no_trouble
+    settle: Callable[[Outcome], Outcome] = lambda outcome: outcome
+
+
+def make_scrubber(from_env: Mapping[str, str], environ: Mapping[str, str]) -> Scrubber:
+    """Knows the secrets of the environment, and everything that comes by ``from_env`` whatever its name."""
+    return Scrubber.from_environment(environ, from_env.values())
+
+
+def run_trial(
+    command: Command,
+    run_dir: RunDir,
+    folder: TrialDir,
+    *,
+    allocation: str,
+    limits: Limits,
+    stop: Stop,
+    watch: Watch,
+    service_env: Mapping[str, str] = MappingProxyType({}),
+) -> Outcome:
+    """Run one trial in its new folder; the exit record is written last, whole.
+
+    ``service_env`` is what only this allocation knows, such as addresses; it is not recorded.
+
+    Raises:
+        SpecError: a variable of ``from_env`` is not set.
+        FileExistsError: the trial has a folder already.
+    """
+    env = resolve_env(command, os.environ)
+    with writing(folder.path):
+        folder.path.mkdir(parents=True)
+        folder.ops.mkdir()
+        folder.libraries.mkdir()
+    write_json(folder.command, record_command(command, run_dir))
+    write_json(folder.env, record_env(command, run_dir, env))
+    running = replace(command, env={**command.env, **service_env})
+    hide = make_hider(run_dir.root)
+    found = run_command(running, folder.stdout, limits=limits, stop=stop, watch=watch, hide=hide)
+    outcome = replace(found, reason=hide_places(found.reason, run_dir.root))
+    write_json(folder.exit, outcome.to_json(allocation))
+    return outcome
+
+
+def run_command(
+    command: Command,
+    log: Path,
+    *,
+    limits: Limits,
+    stop: Stop,
+    watch: Watch,
+    hide: Callable[[bytes], bytes] | None = None,
+) -> Outcome:
+    """Run a command with its output going to ``log``, without secrets and with this machine's folders by name."""
+    hide = make_hider() if hide is None else hide
+    env = resolve_env(command, os.environ)
+    scrubber = make_scrubber(command.from_env, os.environ)
+    num_oom_kills = count_oom_kills()
+    started_unix_s = time.time()
+    with LogWriter(log, lambda block: hide(scrubber.bytes(block)), utc_now, scrubber.find_open) as writer:
+
+        def see_output(data: bytes) -> None:
+            block = writer.feed(data)
+            if block:
+                watch.see_output(block)
+
+        ended = run_guarded(
+            command.argv,
+            env,
+            limits=limits,
+            stop=stop,
+            see_output=see_output,
+            see_pid=watch.see_pid,
+            find_trouble=watch.find_trouble,
+        )
+    has_oom_kill = num_oom_kills is not None and (count_oom_kills() or 0) > num_oom_kills
+    status, reason = judge(ended, writer.tail, has_oom_kill=has_oom_kill)
+    return watch.settle(Outcome(status=status, reason=reason, ended=ended, started_unix_s=started_unix_s))
+
+
+def record_command(command: Command, run_dir: RunDir) -> dict[str, Any]:
+    """The content of ``command.json``, with the folders of this machine by name: ``{run_dir}``, ``{python}``."""
+    scrubber = make_scrubber(command.from_env, os.environ)
+    argv = [scrubber.text(part) for part in scrub_argv(command.argv)]
+    return {"schema": SCHEMA, "argv": [hide_places(part, run_dir.root) for part in argv]}
+
+
+def record_env(command: Command, run_dir: RunDir, env: Mapping[str, str]) -> dict[str, Any]:
+    """The content of ``env.json``: what the command sets, and of what it inherits the variables that steer a run."""
+    scrubber = make_scrubber(command.from_env, os.environ)
+    recorded = environment.select(env) | {name: scrubber.text(value) for name, value in command.env.items()}
+    recorded |= {name: f"<from {source}>" for name, source in command.from_env.items()}
+    return {"schema": SCHEMA, "env": {name: hide_places(value, run_dir.root) for name, value in recorded.items()}}

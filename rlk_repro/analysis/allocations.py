@@ -1,0 +1,156 @@
+"""Where and when each trial ran: exit records, held against the agent's own log and the nodes' records.
+
+A pair counts only where one agent ran its two trials, one after the other, in one allocation.  This finds records that
+do not belong together, such as trials of two runs in one folder.  It cannot find records that were invented to fit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from rlk_repro.analysis.gates import count
+from rlk_repro.analysis.trials import ExitRecord, read_exit
+from rlk_repro.base.clock import format_utc, parse_utc
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.escapes import printable
+from rlk_repro.base.files import load_json
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.plan import Plan, Trial
+from rlk_repro.rundir.manifest import Manifest
+from rlk_repro.rundir.paths import NodeDir, RunDir
+from rlk_repro.rundir.results import TrialStatus
+
+MAX_LOG_BYTES: Final = 1 << 23
+MAX_SHOWN: Final = 40
+# The clock of a node may be set a little while a run goes on, and records are rounded to milliseconds.
+SLACK_S: Final = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """From when to when, in Unix seconds."""
+
+    begin_s: float
+    end_s: float
+
+    def __str__(self) -> str:
+        return f"from {format_utc(self.begin_s)} to {format_utc(self.end_s)}"
+
+    def holds(self, other: Window) -> bool:
+        return self.begin_s - SLACK_S <= other.begin_s and other.end_s <= self.end_s + SLACK_S
+
+
+def find_misfits(plan: Plan, run_dir: RunDir) -> dict[str, str]:
+    """By pair, why its trials cannot be taken for one agent's work in one allocation; absent where they can."""
+    agents = _read_agents(run_dir)
+    exits = {trial.name: read_exit(run_dir.trial(trial.name)) for trial in plan.trials}
+    started = [trial for trial in plan.trials if exits[trial.name].status is not TrialStatus.MISSING]
+    wrong = dict(_find_wrong_windows(started, exits, agents))
+    misfits: dict[str, str] = {}
+    for name, trials in plan.pairs().items():
+        allocations = sorted({exits[trial.name].allocation for trial in trials})
+        if found := next((wrong[trial.name] for trial in trials if trial.name in wrong), ""):
+            misfits[name] = found
+        elif len(allocations) > 1:
+            misfits[name] = f"its trials are of two allocations, {' and '.join(map(_show, allocations))}"
+    return misfits
+
+
+def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
+    """The allocations that these pairs ran in and not all of whose nodes left a manifest."""
+    by_pair = plan.pairs()
+    allocations = {read_exit(run_dir.trial(trial.name)).allocation for name in pairs for trial in by_pair[name]}
+    described = [_find_allocation(node) for node in _list_agents(run_dir)]
+    wanted = plan.layout.num_nodes
+    for allocation in sorted(allocations):
+        found = described.count(allocation)
+        if found < wanted:
+            where = f"{run_dir.nodes.name}: allocation {_show(allocation)}"
+            yield Finding(Level.WARNING, where, f"manifest and preflight record of {count(wanted, 'node')}", str(found))
+
+
+def _find_wrong_windows(
+    trials: Sequence[Trial], exits: Mapping[str, ExitRecord], agents: Mapping[str, Window]
+) -> Iterator[tuple[str, str]]:
+    """Trials in plan order whose own times cannot be, with the reason."""
+    last: dict[str, tuple[str, Window]] = {}
+    for trial in trials:
+        record = exits[trial.name]
+        window = _find_window(record)
+        if window is None:
+            yield trial.name, f"{trial.name}: no allocation and times in its exit record that fit together"
+            continue
+        agent = agents.get(record.allocation)
+        before = last.get(record.allocation)
+        last[record.allocation] = trial.name, window
+        if agent is None:
+            yield trial.name, f"{trial.name}: the agent's log knows no allocation {_show(record.allocation)}"
+        elif not agent.holds(window):
+            yield trial.name, f"{trial.name}: ran {window}, its agent {agent}"
+        elif before is not None and window.begin_s < before[1].end_s - SLACK_S:
+            yield trial.name, f"{trial.name}: began before {before[0]} had ended"
+
+
+def _find_window(record: ExitRecord) -> Window | None:
+    if not record.allocation or record.begin_s is None or record.end_s is None or record.duration_s is None:
+        return None
+    if abs(record.end_s - record.begin_s - record.duration_s) > SLACK_S:
+        return None
+    return Window(begin_s=record.begin_s, end_s=record.end_s)
+
+
+def _read_agents(run_dir: RunDir) -> dict[str, Window]:
+    """By allocation, the life of its leading agent: to its last word, or to the first word of the next one.
+
+    The last word of an agent that was killed may have been before its last trial ended.
+    """
+    found: dict[str, Window] = {}
+    last = ""
+    for allocation, time_s in _read_events(run_dir):
+        if last and allocation not in found:
+            found[last] = replace(found[last], end_s=max(time_s, found[last].end_s))
+        begin_s = found[allocation].begin_s if allocation in found else time_s
+        found[allocation] = Window(begin_s=begin_s, end_s=time_s)
+        last = allocation
+    return found
+
+
+def _read_events(run_dir: RunDir) -> Iterator[tuple[str, float]]:
+    """Allocation and time of each whole line of the agent's log; a kill may have torn one."""
+    try:
+        with run_dir.agent_log.open("rb") as stream:
+            data = stream.read(MAX_LOG_BYTES)
+    except OSError:
+        return
+    for line in data.split(b"\n"):
+        if b'"allocation"' in line:
+            try:
+                value: Any = json.loads(line)
+                allocation, time = value["allocation"], value["t"]
+                if isinstance(allocation, str) and isinstance(time, str):
+                    yield allocation, parse_utc(time)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+
+
+def _list_agents(run_dir: RunDir) -> Iterator[NodeDir]:
+    for node in run_dir.node_dirs():
+        yield node
+        yield from node.earlier_dirs()
+
+
+def _find_allocation(node: NodeDir) -> str | None:
+    """The allocation that a node's manifest is of; None where either of its two records cannot be read."""
+    try:
+        Manifest.from_json(load_json(node.manifest))
+        found = load_json(node.preflight)["allocation"]
+        return found if isinstance(found, str) else None
+    except (BundleUnreadable, KeyError, TypeError):
+        return None
+
+
+def _show(allocation: str) -> str:
+    return printable(allocation[:MAX_SHOWN]) or "without a name"

@@ -1,0 +1,264 @@
+"""Run directory to analysis: the only producer, pure but for reading, so that the same bytes give the same analysis.
+
+Nothing here knows when or where it runs: no clock, no environment, no folder name outside the run directory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from rlk_repro.analysis.allocations import find_misfits, find_unknown_nodes
+from rlk_repro.analysis.operators import OperatorTable, read_operators
+from rlk_repro.analysis.trials import read_trial
+from rlk_repro.analysis.verdict import Judgement, decline, judge
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.escapes import printable
+from rlk_repro.base.files import MAX_PLAN_BYTES, dump_json, load_json
+from rlk_repro.base.findings import Finding, Level, limit_findings
+from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
+from rlk_repro.plan import BASELINE, ENABLED, Plan, Trial, find_run_id
+from rlk_repro.rundir.manifest import Manifest, Unknown, diff_nodes
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import Analysis, PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus
+from rlk_repro.statistics.stats import pair_metrics
+from rlk_repro.workloads.differences import Kind, PairRecord, read_pair
+
+OUR_VERSION: Final = "rlk-repro"
+OUR_COMMIT: Final = "rlk-repro commit"
+
+# Facts for the head of a report: label, and the place in the manifest.
+HEADLINE_FACTS: Final = (
+    ("CPU", "host.cpu_model"),
+    ("CPUs", "host.num_cpus"),
+    ("kernel", "host.kernel"),
+    ("GPU", "gpu.devices.0.name"),
+    ("GPUs per node", "gpu.count"),
+    ("driver", "gpu.driver"),
+    ("CUDA driver", "gpu.cuda_driver_version"),
+    ("ROCm", "gpu.rocm_version"),
+    ("Python", "code.python"),
+    ("image", "container.image_digest"),
+    (OUR_VERSION, "code.rlk_repro.version"),
+    (OUR_COMMIT, "code.rlk_repro.commit"),
+    ("vime commit", "code.vime.commit"),
+    ("RL-Kernel commit", "code.rl_kernel.commit"),
+    ("Megatron-LM commit", "code.megatron.commit"),
+)
+LIBRARIES: Final = ("torch", "cuda", "hip", "cudnn", "nccl")
+MAX_ALIKE: Final = 20
+
+
+def analyse(run_dir: RunDir) -> Analysis:
+    """Everything that can be concluded from a run directory, sealed or not.
+
+    Raises:
+        BundleUnreadable: no readable plan.  Whatever else is missing becomes a status, a reason or a finding.
+    """
+    record = load_json(run_dir.plan, max_bytes=MAX_PLAN_BYTES)
+    plan = Plan.from_json(record, "plan.json")
+    telemetry = _read_telemetry(run_dir)
+    trials = tuple(
+        read_trial(plan, trial, run_dir.trial(trial.name), telemetry.get(trial.name)) for trial in plan.trials
+    )
+    pairs = tuple(_make_pairs(plan, {trial.name: trial for trial in trials}, find_misfits(plan, run_dir)))
+    manifests, findings = _read_manifests(run_dir)
+    records = {name: read_pair(run_dir, *trials) for name, trials in plan.pairs().items()}
+    differences = list(_find_differences(records))
+    scored = [pair.pair for pair in pairs if pair.status is PairStatus.SCORED]
+    missing = [*_find_missing_records(scored, records), *find_unknown_nodes(plan, run_dir, scored)]
+    unplanned = list(_find_unplanned(plan, run_dir))
+    table = None if plan.run.workload.has_variants else read_operators(plan, run_dir)
+    judgement = _judge(plan, pairs, trials, differences, [item.where for item in missing])
+    analysis = Analysis(
+        run=plan.run.run,
+        run_id=find_run_id(record, run_dir.run_id),
+        lane=plan.run.lane,
+        workload=plan.run.workload.kind,
+        hardware=plan.hardware.hardware,
+        stack=plan.stack.stack,
+        cluster=plan.cluster,
+        experiment_hash=plan.experiment_hash,
+        plan_hash=plan.plan_hash,
+        num_pairs_planned=len({trial.pair for trial in plan.trials if not trial.is_control}),
+        num_control_pairs_planned=len({trial.pair for trial in plan.trials if trial.is_control}),
+        num_warmup_steps=plan.run.measure.warmup_steps,
+        num_scored_steps=plan.run.measure.scored_steps,
+        facts=_facts(run_dir, manifests, trials) | ({} if table is None else dict(table.facts)),
+        trials=trials if table is None else tuple(_add_rejects(trials, table)),
+        pairs=pairs,
+        effects=judgement.effects,
+        noise_floor=judgement.noise_floor,
+        gates=judgement.gates,
+        verdict=judgement.verdict,
+        notes=tuple(_notes(run_dir)),
+        findings=tuple(limit_findings([*findings, *differences, *_limit(missing), *_limit(unplanned)])),
+        operators=() if table is None else table.results,
+    )
+    # as it will be read back: with the digits that are kept
+    return Analysis.from_json(json.loads(dump_json(analysis.to_json())))
+
+
+def _judge(
+    plan: Plan,
+    pairs: Sequence[PairResult],
+    trials: Sequence[TrialResult],
+    differences: Sequence[Finding],
+    missing: Sequence[str],
+) -> Judgement:
+    measure = plan.run.measure
+    if not plan.run.workload.has_variants:
+        return decline(measure, pairs=pairs, trials=trials, is_exploratory=plan.is_exploratory)
+    return judge(
+        measure,
+        lane=plan.run.lane,
+        pairs=pairs,
+        trials=trials,
+        differences=differences,
+        missing=missing,
+        is_exploratory=plan.is_exploratory,
+        workload=plan.run.workload.kind,
+    )
+
+
+def _add_rejects(trials: Sequence[TrialResult], table: OperatorTable) -> Iterator[TrialResult]:
+    for trial in trials:
+        found = {f"operators: {reason}": number for reason, number in table.rejects.get(trial.name, {}).items()}
+        yield replace(trial, rejects={**trial.rejects, **found})
+
+
+def _read_telemetry(run_dir: RunDir) -> Mapping[str, TrialTelemetry]:
+    files = [node.telemetry for node in run_dir.node_dirs() if node.telemetry.is_file()]
+    return merge_telemetry(parse_telemetry(path) for path in files)
+
+
+def _make_pairs(plan: Plan, trials: Mapping[str, TrialResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:
+    for name, (first, second) in plan.pairs().items():
+        left, right = trials[first.name], trials[second.name]
+        status, reason = _pair_status(plan, left, right, misfits.get(name, ""))
+        is_control, control_reason = _control(first, right)
+        yield PairResult(
+            pair=name,
+            is_control=is_control,
+            control_reason=control_reason,
+            status=status,
+            reason=reason,
+            first=left.name,
+            second=right.name,
+            order="AB" if first.index < second.index else "BA",
+            metrics=pair_metrics(left, right),
+        )
+
+
+def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: str) -> tuple[PairStatus, str]:
+    for trial in (first, second):
+        if trial.variant == BASELINE and trial.proof is not ProofStatus.NOT_REQUESTED:
+            return PairStatus.VOID, f"{trial.name}: the baseline is none ({trial.proof_reason or trial.proof})"
+    ended_badly = [trial for trial in (first, second) if trial.status is not TrialStatus.OK]
+    if ended_badly:
+        return PairStatus.DROPPED, "; ".join(f"{trial.name}: {trial.status}" for trial in ended_badly)
+    if misfit:
+        return PairStatus.VOID, misfit
+    if second.variant != ENABLED or second.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
+        return PairStatus.SCORED, ""
+    if second.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto" and _fell_back_everywhere(second):
+        return PairStatus.SCORED, ""
+    return PairStatus.VOID, f"{second.name}: {second.proof} ({second.proof_reason})"
+
+
+def _fell_back_everywhere(trial: TrialResult) -> bool:
+    return not any(decision.is_rl_kernel and decision.calls for decision in trial.decisions)
+
+
+def _control(first: Trial, second: TrialResult) -> tuple[bool, str]:
+    if first.is_control:
+        return True, "planned"
+    if second.proof is ProofStatus.FALLBACK and _fell_back_everywhere(second):
+        return True, f"enabled fell back everywhere: {second.proof_reason}"
+    return False, ""
+
+
+def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
+    """All readable manifests, and findings: unreadable ones, preflight's, and nodes that differ from the first."""
+    manifests: list[Manifest] = []
+    findings: list[Finding] = []
+    for node in run_dir.node_dirs():
+        name = node.path.name
+        try:
+            manifests.append(Manifest.from_json(load_json(node.manifest), name))
+        except BundleUnreadable as error:
+            findings.append(Finding(Level.WARNING, f"nodes.{name}", "a manifest", error.problems[0].what))
+        try:
+            preflight = load_json(node.preflight)
+            findings += [Finding.from_json(item) for item in preflight["findings"]]
+        except (BundleUnreadable, KeyError, TypeError, ValueError):
+            findings.append(Finding(Level.WARNING, f"nodes.{name}", "a preflight record", "none that can be read"))
+    findings += diff_nodes(manifests)
+    return manifests, findings
+
+
+def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
+    """In what the trials of each pair differ outside the declared switches."""
+    for pair, record in records.items():
+        for part, items in record.differences.items():
+            for item in items:
+                if item.kind is Kind.UNDECLARED:
+                    yield Finding(Level.BLOCKING, f"{pair}.{part}.{item.name}", item.baseline, item.enabled)
+
+
+def _find_missing_records(pairs: Sequence[str], records: Mapping[str, PairRecord]) -> Iterator[Finding]:
+    """The records without which nobody can say that the trials of these pairs were started alike."""
+    for pair in pairs:
+        for where, found in records[pair].missing.items():
+            yield Finding(Level.WARNING, where, "a record to compare", found)
+
+
+def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
+    """What lies among the trials and is none of the plan's."""
+    names = {trial.name for trial in plan.trials}
+    found = sorted(path.name for path in run_dir.trials.iterdir()) if run_dir.trials.is_dir() else []
+    for name in found:
+        if name not in names:
+            where = f"{run_dir.trials.name}/{printable(name)}"
+            yield Finding(Level.WARNING, where, "trials of the plan and nothing else", "not in the plan")
+
+
+def _limit(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """The first of a kind, and how many more: a stranger's bundle decides how many there are."""
+    yield from findings[:MAX_ALIKE]
+    if rest := findings[MAX_ALIKE:]:
+        yield Finding(
+            rest[0].level, rest[0].where, rest[0].expected, f"{rest[0].found}, and {len(rest) - 1} more alike"
+        )
+
+
+def _load(path: Any) -> Any:
+    try:
+        return load_json(path)
+    except BundleUnreadable:
+        return None
+
+
+def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[TrialResult]) -> dict[str, str]:
+    """Facts that every reader asks for first; an unknown one is left to the manifest, which has its reason."""
+    facts: dict[str, str] = {"nodes": str(len(manifests))}
+    known = dict(manifests[0].facts()) if manifests else {}
+    for label, path in HEADLINE_FACTS:
+        value = known.get(path)
+        if value is not None and not isinstance(value, Unknown):
+            facts[label] = str(value)
+    first = next((trial for trial in trials if trial.variant == BASELINE and trial.status is TrialStatus.OK), None)
+    libraries = None if first is None else _load(run_dir.trial(first.name).libraries_file(0))
+    for name in LIBRARIES:
+        value = libraries.get(name) if isinstance(libraries, dict) else None
+        if isinstance(value, str | int | float):
+            facts[f"{name} as loaded"] = str(value)
+    return facts
+
+
+def _notes(run_dir: RunDir) -> Iterator[str]:
+    for folder in sorted(run_dir.interrupted.glob("*/*")):
+        name = folder.relative_to(run_dir.root).as_posix()
+        yield f"{name}: interrupted and run again; kept as evidence, not counted"

@@ -1,0 +1,288 @@
+"""Gates: the conditions on which a speed verdict rests.  Each is passed, failed (shown inferior), undecided or n/a.
+
+A measured gate passes when the one-sided bound of the mean over scored pairs keeps the margin.  It fails when the bound
+on the other side lies beyond the margin, at a confidence shared between the four measured gates: all of them must pass,
+but one that fails by chance would already condemn a run.  What the speed does is not known here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.units import format_number
+from rlk_repro.rundir.results import Gate, GateStatus, PairMetric, PairResult, PairStatus, ProofStatus, TrialResult
+from rlk_repro.spec import Lane, Measure
+from rlk_repro.statistics.power import pairs_to_decide
+from rlk_repro.statistics.stats import STEP_TIME, Interval, mean, t_interval, to_ratio
+
+RAW_REWARD: Final = "raw_reward"
+ABS_DIFF: Final = "train_rollout_logprob_abs_diff"
+PEAK_MEMORY: Final = "peak_memory_bytes"
+RESPONSE_LENGTH: Final = "response_length_mean"
+MANIFESTS: Final = "manifests"
+STEPS: Final = "steps"
+ACTIVE: Final = "rl_kernel_active"
+PAIRS: Final = "pairs"
+
+NUM_MEASURED_GATES: Final = 4
+ENABLED: Final = "enabled"
+RATIO: Final = "mean ratio enabled / baseline"
+DIFFERENCE: Final = "mean difference enabled - baseline"
+GIVEN_TO_BOTH: Final = {"module": "both variants compute on the same random batches"}
+LENIENT_FIRST: Final = (GateStatus.PASSED, GateStatus.UNDECIDED, GateStatus.FAILED)
+
+Reading = Callable[[PairMetric], float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What the gates look at: all pairs, the trials by name, and what the manifests of both variants differ in.
+
+    ``differences`` is None where the manifests were not compared; ``missing`` names records that could not be.
+    ``workload`` is the kind of what was run.
+    """
+
+    measure: Measure
+    lane: Lane
+    workload: str = ""
+    pairs: Sequence[PairResult]
+    trials: Mapping[str, TrialResult]
+    differences: Sequence[Finding] | None
+    missing: Sequence[str] = ()
+
+    @property
+    def scored(self) -> list[PairResult]:
+        return [pair for pair in self.pairs if pair.status is PairStatus.SCORED and not pair.is_control]
+
+    @property
+    def controls(self) -> list[PairResult]:
+        return [pair for pair in self.pairs if pair.status is PairStatus.SCORED and pair.is_control]
+
+    @property
+    def comparisons(self) -> list[PairResult]:
+        """The pairs meant to compare, whatever became of them."""
+        return [pair for pair in self.pairs if not pair.is_control or self.has_enabled(pair)]
+
+    @property
+    def num_planned(self) -> int:
+        return max(self.measure.pairs, len(self.comparisons)) if self.comparisons else 0
+
+    def has_enabled(self, pair: PairResult) -> bool:
+        return pair.second in self.trials and self.trials[pair.second].variant == ENABLED
+
+    def proof(self, pair: PairResult) -> ProofStatus:
+        return self.trials[pair.second].proof if pair.second in self.trials else ProofStatus.MISSING
+
+
+def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
+    """All gates, always the same eight in the same order."""
+    return (
+        _reward_gate(evidence),
+        _abs_diff_gate(evidence),
+        _memory_gate(evidence),
+        _length_gate(evidence),
+        _manifests_gate(evidence),
+        _steps_gate(evidence),
+        _active_gate(evidence),
+        _pairs_gate(evidence),
+    )
+
+
+def _reward_gate(evidence: Evidence) -> Gate:
+    if evidence.lane != "live":
+        return _stored_gate(evidence, RAW_REWARD)
+    margin = evidence.measure.margins.raw_reward
+    drops = _readings(evidence, RAW_REWARD, lambda item: _difference(item.second, item.first))
+    gate = _non_inferior(evidence, RAW_REWARD, drops, margin)
+    return _present(gate, lambda drop: -drop, DIFFERENCE)
+
+
+def _abs_diff_gate(evidence: Evidence) -> Gate:
+    """Worse only where both the ratio and the difference are; never above vime's own cap."""
+    margins = evidence.measure.margins
+    ratios = _readings(evidence, ABS_DIFF, lambda item: item.log_ratio)
+    differences = _readings(evidence, ABS_DIFF, lambda item: _difference(item.first, item.second))
+    by_ratio = _non_inferior(evidence, ABS_DIFF, ratios, math.log(margins.logprob_abs_diff_ratio))
+    by_difference = _non_inferior(evidence, ABS_DIFF, differences, margins.logprob_abs_diff_difference)
+    by_ratio = _present(by_ratio, to_ratio, RATIO)
+    by_difference = _present(by_difference, float, DIFFERENCE)
+    if above := _above_cap(evidence):
+        return replace(by_difference, status=GateStatus.FAILED, detail=above)
+    return min(by_ratio, by_difference, key=lambda gate: LENIENT_FIRST.index(gate.status))
+
+
+def _above_cap(evidence: Evidence) -> str:
+    cap = evidence.measure.margins.logprob_abs_diff_cap
+    found = [
+        (pair.pair, item) for pair in evidence.scored if (item := pair.metric(ABS_DIFF)) and (item.second or 0) > cap
+    ]
+    if not found:
+        return ""
+    name, worst = max(found, key=lambda entry: entry[1].second or 0)
+    also = ", as baseline's is" if (worst.first or 0) > cap else ""
+    return f"the mean of enabled is {format_number(worst.second or 0)} in pair {name}, above the cap {cap:g}{also}"
+
+
+def _memory_gate(evidence: Evidence) -> Gate:
+    ratios = _readings(evidence, PEAK_MEMORY, lambda item: item.log_ratio)
+    gate = _non_inferior(evidence, PEAK_MEMORY, ratios, math.log(evidence.measure.margins.peak_memory_ratio))
+    return _present(gate, to_ratio, RATIO)
+
+
+def _length_gate(evidence: Evidence) -> Gate:
+    """Two-sided: longer or shorter responses would change the step time by themselves."""
+    if evidence.lane != "live":
+        return _stored_gate(evidence, RESPONSE_LENGTH)
+    margin = math.log1p(evidence.measure.margins.response_length_pct / 100)
+    ratios = _readings(evidence, RESPONSE_LENGTH, lambda item: item.log_ratio)
+    is_longer = bool(ratios) and mean(ratios) >= 0
+    losses = ratios if is_longer else [-ratio for ratio in ratios]
+    gate = _non_inferior(evidence, RESPONSE_LENGTH, losses, margin, num_sides=2)
+    return _present(gate, lambda loss: to_ratio(loss if is_longer else -loss), RATIO)
+
+
+def _readings(evidence: Evidence, metric: str, read: Reading) -> list[float]:
+    items = (pair.metric(metric) for pair in evidence.scored)
+    return [value for item in items if item is not None and (value := read(item)) is not None]
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
+
+
+def _non_inferior(evidence: Evidence, name: str, losses: Sequence[float], margin: float, *, num_sides: int = 1) -> Gate:
+    """Decide whether the mean loss (larger is worse) keeps the margin; ``low`` decides a failure, ``high`` a pass."""
+    alpha, n = evidence.measure.alpha, len(losses)
+    passing = t_interval(losses, 1 - 2 * alpha)
+    failing = t_interval(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
+    if passing is None or failing is None:
+        detail = "has 1 pair, which gives no bound" if n else "has no scored pair"
+        if evidence.scored and not n:
+            detail = "is not recorded"
+        gate = _plain_gate(name, GateStatus.UNDECIDED, detail, n)
+        return replace(gate, estimate=mean(losses) if losses else None, margin=margin)
+    status, detail = GateStatus.PASSED, "is within the margin"
+    if failing.low > margin:
+        status, detail = GateStatus.FAILED, "is shown to be beyond the margin"
+    elif passing.high > margin:
+        status, detail = GateStatus.UNDECIDED, f"may be beyond the margin{_advice(passing, margin, alpha)}"
+    elif n < len(evidence.scored):
+        status, detail = GateStatus.UNDECIDED, f"is comparable in only {n} of {len(evidence.scored)} scored pairs"
+    return Gate(
+        name=name,
+        status=status,
+        detail=detail,
+        estimate=passing.estimate,
+        low=failing.low,
+        high=passing.high,
+        margin=margin,
+        n=n,
+    )
+
+
+def _advice(interval: Interval, margin: float, alpha: float) -> str:
+    if margin <= 0:
+        return ""
+    needed = pairs_to_decide(interval.stdev, margin, alpha)
+    if needed is None:
+        return "; more than 200 pairs would be needed at this spread"
+    return f"; about {needed} pairs would decide at this spread" if needed > interval.n else ""
+
+
+def _present(gate: Gate, convert: Callable[[float], float], what: str) -> Gate:
+    """From losses to the unit that people read, and say which."""
+    bounds = sorted(convert(item) for item in (gate.low, gate.high) if item is not None)
+    low, high = bounds or (None, None)
+    return replace(
+        gate,
+        detail=f"{what} {gate.detail}",
+        estimate=None if gate.estimate is None else convert(gate.estimate),
+        low=low,
+        high=high,
+        margin=None if gate.margin is None else convert(gate.margin),
+    )
+
+
+def _plain_gate(name: str, status: GateStatus, detail: str, n: int) -> Gate:
+    return Gate(name=name, status=status, detail=detail, estimate=None, low=None, high=None, margin=None, n=n)
+
+
+def _stored_gate(evidence: Evidence, name: str) -> Gate:
+    """Nothing was generated, so that this cannot differ."""
+    detail = GIVEN_TO_BOTH.get(evidence.workload, "both variants train on the same stored rollouts")
+    return _plain_gate(name, GateStatus.NOT_APPLICABLE, detail, 0)
+
+
+def _manifests_gate(evidence: Evidence) -> Gate:
+    if evidence.differences is None:
+        return _plain_gate(MANIFESTS, GateStatus.UNDECIDED, "nobody compared them", len(evidence.scored))
+    blocking = [item.where for item in evidence.differences if item.level is Level.BLOCKING]
+    if blocking:
+        return _plain_gate(MANIFESTS, GateStatus.FAILED, f"differ in {name_some(blocking)}", len(evidence.scored))
+    if evidence.missing:
+        detail = f"not compared, for want of {name_some(evidence.missing)}"
+        return _plain_gate(MANIFESTS, GateStatus.UNDECIDED, detail, len(evidence.scored))
+    return _plain_gate(MANIFESTS, GateStatus.PASSED, "equal outside the declared switches", len(evidence.scored))
+
+
+def _steps_gate(evidence: Evidence) -> Gate:
+    expected, n = evidence.measure.scored_steps, len(evidence.scored)
+    if not n:
+        return _plain_gate(STEPS, GateStatus.UNDECIDED, "no scored pair", 0)
+    found = {
+        name: summary.n if (summary := evidence.trials[name].summary(STEP_TIME)) else 0
+        for pair in evidence.scored
+        for name in (pair.first, pair.second)
+    }
+    short = [f"{name} ({number} of {expected})" for name, number in found.items() if number != expected]
+    if short:
+        return _plain_gate(STEPS, GateStatus.FAILED, f"scored steps missing in {name_some(short)}", n)
+    return _plain_gate(STEPS, GateStatus.PASSED, f"all {expected} scored steps in every trial", n)
+
+
+def _active_gate(evidence: Evidence) -> Gate:
+    """Passed when every scored pair is proved; without scored pairs, what the finished ones show."""
+    finished = [pair for pair in evidence.comparisons if pair.status is not PairStatus.DROPPED]
+    pairs, n = evidence.scored or finished, len(evidence.scored)
+    by_proof: dict[ProofStatus, list[str]] = {}
+    for pair in pairs:
+        by_proof.setdefault(evidence.proof(pair), []).append(pair.pair)
+    refuted = by_proof.get(ProofStatus.FALLBACK, []) + by_proof.get(ProofStatus.NOT_REQUESTED, [])
+    if refuted:
+        detail = f"RL-Kernel did not run, or not everywhere, in {name_some(refuted)}"
+        return _plain_gate(ACTIVE, GateStatus.FAILED, detail, n)
+    if ProofStatus.MISSING in by_proof:
+        detail = f"no proof that RL-Kernel ran in {name_some(by_proof[ProofStatus.MISSING])}"
+        return _plain_gate(ACTIVE, GateStatus.UNDECIDED, detail, n)
+    if ProofStatus.NATIVE in by_proof:
+        detail = "RL-Kernel's operators ran as plain PyTorch, which proves the route and never a speed"
+        return _plain_gate(ACTIVE, GateStatus.UNDECIDED, detail, n)
+    if not n:
+        return _plain_gate(ACTIVE, GateStatus.UNDECIDED, "no scored pair", 0)
+    return _plain_gate(ACTIVE, GateStatus.PASSED, "proved in every scored pair", n)
+
+
+def _pairs_gate(evidence: Evidence) -> Gate:
+    planned, n = evidence.num_planned, len(evidence.scored)
+    detail = f"{n} of {count(planned, 'planned pair')} scored"
+    too_many = planned - n > evidence.measure.max_dropped_fraction * planned
+    status = GateStatus.UNDECIDED if too_many or not n else GateStatus.PASSED
+    if too_many:
+        detail += f", at most {100 * evidence.measure.max_dropped_fraction:g} % may be lost"
+    return _plain_gate(PAIRS, status, detail, n)
+
+
+def name_some(items: Iterable[str], limit: int = 3) -> str:
+    """``a, b, c and 4 more``."""
+    names = list(items)
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def count(number: int, noun: str) -> str:
+    """``1 pair``, ``6 pairs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

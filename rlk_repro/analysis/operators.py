@@ -1,0 +1,157 @@
+"""From the logs of an operator run to one row per cell: every implementation in every case, process by process.
+
+Pairs and verdicts know nothing of this: a cell is compared with vime's own function in the same process, never across.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rlk_repro.logs.operators import CellKey, Check, OperatorLog, Time, parse_operators
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import REFERENCE, OperatorKind, OperatorResult, OperatorStatus, OperatorTrial
+
+BANDWIDTH: Final = "memory bandwidth, measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorTable:
+    """``facts`` are what the processes measured of their device; ``rejects`` count refused lines by trial."""
+
+    results: tuple[OperatorResult, ...]
+    facts: Mapping[str, str]
+    rejects: Mapping[str, Mapping[str, int]]
+
+
+def read_operators(plan: Plan, run_dir: RunDir) -> OperatorTable:
+    """Every cell that any process printed, in the order printed; a trial without a log has none."""
+    folders = [run_dir.trial(trial.name) for trial in plan.trials]
+    logs = {folder.name: parse_operators(folder.stdout) for folder in folders if folder.stdout.is_file()}
+    warmup = plan.run.measure.warmup_steps
+    trials = {name: dict(_read_trial(name, log, warmup)) for name, log in logs.items()}
+    keys = dict.fromkeys(key for log in logs.values() for key in log.times)
+    return OperatorTable(
+        results=tuple(_make_result(key, logs, trials) for key in keys),
+        facts=dict(_find_facts(logs.values())),
+        rejects={name: log.num_rejects for name, log in logs.items() if log.num_rejects},
+    )
+
+
+def _read_trial(name: str, log: OperatorLog, warmup: int) -> Iterator[tuple[CellKey, OperatorTrial]]:
+    """The cells of one process, each with its speedup over the reference in the same case."""
+    scored = {
+        key: [record for sweep, record in sorted(sweeps.items()) if sweep >= warmup]
+        for key, sweeps in log.times.items()
+    }
+    medians = {key: _find_median(records) for key, records in scored.items()}
+    for key, records in scored.items():
+        check = log.checks[key][1] if key in log.checks else None
+        status, reason = _find_status([record for _, record in records], check)
+        first_line = min(line for line, _ in log.times[key].values())
+        yield key, _make_trial(name, status, reason, records, medians.get((key[0], REFERENCE)), first_line)
+
+
+def _find_median(records: Sequence[tuple[int, Time]]) -> float | None:
+    samples = [sample for _, record in records for sample in record.samples_s]
+    return statistics.median(samples) if samples else None
+
+
+def _find_status(records: Sequence[Time], check: Check | None) -> tuple[OperatorStatus, str]:
+    """The first thing that went wrong in a scored sweep or in the check; else passed, with the check's remark."""
+    if not records:
+        return OperatorStatus.FAILED, "the process ended before a scored sweep"
+    for record in (*records, *(() if check is None else (check,))):
+        if record.status is not OperatorStatus.PASSED:
+            return record.status, record.reason
+    if not all(record.samples_s for record in records):
+        return OperatorStatus.FAILED, "a sweep without a time"
+    return OperatorStatus.PASSED, "" if check is None else check.reason
+
+
+def _make_trial(
+    name: str,
+    status: OperatorStatus,
+    reason: str,
+    records: Sequence[tuple[int, Time]],
+    reference_s: float | None,
+    line: int,
+) -> OperatorTrial:
+    if status is not OperatorStatus.PASSED:
+        return OperatorTrial(
+            trial=name, status=status, reason=reason, num_calls=0, median_s=None, minimum_s=None, maximum_s=None,
+            mad_s=None, peak_extra_bytes=None, speedup=None, floor_fraction=None, line=line,
+        )  # fmt: skip
+    samples = [sample for _, record in records for sample in record.samples_s]
+    peaks = [record.peak_extra_bytes for _, record in records if record.peak_extra_bytes is not None]
+    floor_s = records[0][1].floor_s
+    median = statistics.median(samples)
+    return OperatorTrial(
+        trial=name,
+        status=status,
+        reason=reason,
+        num_calls=len(samples),
+        median_s=median,
+        minimum_s=min(samples),
+        maximum_s=max(samples),
+        mad_s=statistics.median(abs(sample - median) for sample in samples),
+        peak_extra_bytes=max(peaks, default=None),
+        speedup=None if reference_s is None else reference_s / median,
+        floor_fraction=None if floor_s is None else floor_s / median,
+        line=line,
+    )
+
+
+def _make_result(
+    key: CellKey, logs: Mapping[str, OperatorLog], trials: Mapping[str, Mapping[CellKey, OperatorTrial]]
+) -> OperatorResult:
+    times = [record for log in logs.values() for _, record in log.times.get(key, {}).values()]
+    checks = [log.checks[key][1] for log in logs.values() if key in log.checks]
+    found = tuple(cells[key] for cells in trials.values() if key in cells)
+    medians = [trial.median_s for trial in found if trial.median_s is not None]
+    resolved = [time for time in times if time.class_name] or times
+    return OperatorResult(
+        case=key[0],
+        implementation=key[1],
+        kind=_find_kind(resolved),
+        class_name=" | ".join(dict.fromkeys(time.class_name for time in resolved)),
+        version=" | ".join(dict.fromkeys(time.version for time in resolved)),
+        kernels=tuple(dict.fromkeys(name for check in checks for name in check.kernels)),
+        error=max((check.error for check in checks if check.error is not None), default=None),
+        gradient_error=max(
+            (check.gradient_error for check in checks if check.gradient_error is not None), default=None
+        ),
+        is_repeatable=all(check.is_repeatable for check in checks) if checks else None,
+        process_spread=max(medians) / min(medians) - 1 if len(medians) > 1 else None,
+        trials=found,
+    )
+
+
+def _find_worst(errors: Iterable[float | None]) -> float | None:
+    return max((error for error in errors if error is not None), default=None)
+
+
+def _find_kind(times: Iterable[Time]) -> OperatorKind:
+    """Fused only where every process says so: one that went native makes the cell native."""
+    kinds = {time.kind for time in times}
+    order = (OperatorKind.NATIVE, OperatorKind.UNRESOLVED, OperatorKind.FUSED, OperatorKind.PEER, OperatorKind.VIME)
+    return next(kind for kind in order if kind in kinds)
+
+
+def _find_facts(logs: Iterable[OperatorLog]) -> Iterator[tuple[str, str]]:
+    devices = [log.device for log in logs if log.device is not None]
+    if devices:
+        yield BANDWIDTH, _show_rates([device.bytes_per_s for device in devices], "B/s")
+    for dtype in dict.fromkeys(name for device in devices for name in device.flops_per_s):
+        rates = [device.flops_per_s[dtype] for device in devices if dtype in device.flops_per_s]
+        yield f"{dtype} matrix product, measured", _show_rates(rates, "FLOP/s")
+
+
+def _show_rates(rates: Sequence[float], unit: str) -> str:
+    """``4.31 – 4.33 TB/s``, or the one value."""
+    prefix, scale = ("T", 1e12) if max(rates) >= 1e12 else ("G", 1e9)
+    ends = dict.fromkeys(f"{rate / scale:.3g}" for rate in (min(rates), max(rates)))
+    return f"{' – '.join(ends)} {prefix}{unit}"

@@ -1,0 +1,134 @@
+"""Whether RL-Kernel ran in a trial, by what the ops files of all its ranks say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rlk_repro.logs.ops import OpCount, OpsLog
+from rlk_repro.operators import OPERATORS, Implementation
+from rlk_repro.rundir.results import ProofStatus
+
+BASELINE: Final = "baseline"
+MAX_SHOWN_RANKS: Final = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpProof:
+    status: ProofStatus
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Whether RL-Kernel ran in a trial: the worst of its operators.  Only ``proved`` may carry a speed verdict.
+
+    ``num_calls`` is what RL-Kernel served in all: 0 in a trial that fell back everywhere.
+    """
+
+    status: ProofStatus
+    reason: str
+    num_calls: int = 0
+    by_op: Mapping[str, OpProof] = field(default_factory=dict)
+
+
+# worst first
+_SEVERITY: Final = (ProofStatus.MISSING, ProofStatus.FALLBACK, ProofStatus.NATIVE, ProofStatus.PROVED)
+
+
+def prove(ops_log: OpsLog, *, variant: str, requested_ops: Sequence[str], platform: str) -> Proof:
+    """Judge a trial by its ops files.
+
+    A baseline is ``not requested`` as long as nothing of RL-Kernel is in its files; if there is, it is judged like an
+    enabled trial, and any other status says that the baseline is none.
+    """
+    is_touched = any(rank.install is not None and rank.install.is_requested for rank in ops_log.ranks)
+    if variant == BASELINE and not is_touched and not ops_log.decisions():
+        foreign = _find_foreign_kernel(ops_log)
+        return Proof(status=ProofStatus.MISSING if foreign else ProofStatus.NOT_REQUESTED, reason=foreign)
+    gap = _find_gap(ops_log)
+    if gap:
+        return Proof(status=ProofStatus.MISSING, reason=gap)
+    by_op = {op: _prove_op(ops_log, op, platform) for op in requested_ops}
+    status = min((item.status for item in by_op.values()), key=_SEVERITY.index, default=ProofStatus.MISSING)
+    reasons = [f"{op}: {item.reason}" for op, item in by_op.items() if item.status is status and item.reason]
+    num_calls = sum(count.calls for count in ops_log.calls.values())
+    return Proof(status=status, reason="; ".join(reasons), num_calls=num_calls, by_op=by_op)
+
+
+def _find_gap(ops_log: OpsLog) -> str:
+    """Why the files as a whole prove nothing; empty where they may."""
+    if not ops_log.ranks:
+        return "the trainer wrote no ops file"
+    if ops_log.missing_ranks:
+        names = [str(rank) for rank in ops_log.missing_ranks[:MAX_SHOWN_RANKS]]
+        rest = len(ops_log.missing_ranks) - len(names)
+        return f"no ops file of rank {', '.join(names)}{f' and {rest} more' if rest else ''}"
+    steps = set(ops_log.steps())
+    for rank in ops_log.ranks:
+        if rank.rejects:
+            return f"{rank.source}: {rank.rejects[0]}"
+        if rank.install is None:
+            return f"{rank.source}: does not say how the trainer was set up"
+        if not rank.install.is_requested:
+            return f"{rank.source}: the trainer was started with RL-Kernel off"
+        if lacking := steps - set(rank.steps):
+            return f"{rank.source}: says nothing of step {min(lacking)}"
+    return "" if steps else "no step was recorded"
+
+
+def _prove_op(ops_log: OpsLog, op: str, platform: str) -> OpProof:
+    decisions = [item for rank in ops_log.ranks for _, item in rank.decisions if item.op == op]
+    undecided = [rank.rank for rank in ops_log.ranks if all(item.op != op for _, item in rank.decisions)]
+    if undecided:
+        return OpProof(status=ProofStatus.MISSING, reason=f"no decision on rank {undecided[0]}")
+    own = next((item for item in decisions if not item.is_rl_kernel), None)
+    if own is not None:
+        return OpProof(status=ProofStatus.FALLBACK, reason=own.reason)
+    found = {
+        item.implementation: OPERATORS[op].find_implementation(platform, item.implementation) for item in decisions
+    }
+    refused = next((name for name, implementation in found.items() if implementation is None), None)
+    if refused is not None:
+        return OpProof(status=ProofStatus.FALLBACK, reason=f"{refused} does not count on {platform}")
+    if ops_log.calls.get(op, OpCount()).fallbacks:
+        return OpProof(status=ProofStatus.FALLBACK, reason=f"{ops_log.calls[op].fallbacks} calls fell back")
+    odd = next((f"{rank.source}:{line}: {step.odd[op]}" for rank in ops_log.ranks
+                for line, step in rank.steps.values() if op in step.odd), None)  # fmt: skip
+    if odd is not None:
+        return OpProof(status=ProofStatus.MISSING, reason=odd)
+    idle = next((step for step in ops_log.steps() if not ops_log.calls_in(op, step).tokens), None)
+    if idle is not None:
+        return OpProof(status=ProofStatus.MISSING, reason=f"never called in step {idle}")
+    unseen = _find_unseen_kernel(ops_log, found.values())
+    if unseen:
+        return OpProof(status=ProofStatus.MISSING, reason=unseen)
+    is_native = any(implementation is not None and implementation.is_native for implementation in found.values())
+    reason = "plain PyTorch, as everywhere on a CPU" if is_native else ""
+    return OpProof(status=ProofStatus.NATIVE if is_native else ProofStatus.PROVED, reason=reason)
+
+
+def _find_foreign_kernel(ops_log: OpsLog) -> str:
+    """A kernel of RL-Kernel that a profiler saw in a trial that asked for none; empty if it saw none."""
+    known = {
+        part for operator in OPERATORS.values() for items in operator.implementations.values()
+        for item in items for part in item.kernels
+    }  # fmt: skip
+    for rank in ops_log.ranks:
+        names = rank.kernels.names if rank.kernels is not None else ()
+        found = next((name for name in names if any(part in name for part in known)), None)
+        if found is not None:
+            return f"{rank.source}: RL-Kernel's {found} ran, though it was off"
+    return ""
+
+
+def _find_unseen_kernel(ops_log: OpsLog, implementations: Iterable[Implementation | None]) -> str:
+    """Where a profiler looked, it must have seen every kernel of what is said to have run; empty if it did."""
+    wanted = [part for item in implementations if item is not None for part in item.kernels]
+    for rank in ops_log.ranks:
+        names = rank.kernels.names if rank.kernels is not None else None
+        absent = [part for part in wanted if names is not None and not any(part in name for name in names)]
+        if absent:
+            return f"{rank.source}: the profiler saw no {', '.join(absent)}"
+    return ""

@@ -1,0 +1,187 @@
+"""From one trial's folder to its result: how it ended, its series with log lines, its summaries, its proof.
+
+Pairs, effects and the verdict are made of these in ``analysis``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.analysis.proof import prove
+from rlk_repro.base.clock import parse_utc
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.files import load_json
+from rlk_repro.logs.metrics import Series as LogSeries
+from rlk_repro.logs.metrics import find_void_rollouts, metric_series
+from rlk_repro.logs.ops import OpsLog, read_ops
+from rlk_repro.logs.telemetry import TrialTelemetry
+from rlk_repro.logs.vime import parse_log
+from rlk_repro.plan import ENABLED, Plan, Trial
+from rlk_repro.rundir.paths import TrialDir
+from rlk_repro.rundir.results import Series, Summary, TrialResult, TrialStatus
+from rlk_repro.statistics.stats import summarise
+
+EXIT_SCHEMA: Final = 1
+STEP_TIME: Final = "step_time_s"
+IMPOSSIBLE: Final = "steps with a time or another number that cannot be"
+# What a trial's peak memory is, best first: the allocator's on a device, the process's on a CPU.
+PEAK_MEMORY: Final = ("peak_allocated_bytes", "peak_rss_bytes")
+
+
+def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> TrialResult:
+    """Everything one planned trial left behind; a trial that never started is ``missing``."""
+    ended = read_exit(folder)
+    status, reason = ended.status, ended.reason
+    ops = read_ops(folder)
+    log_series, rejects, void = _read_log(plan, folder)
+    series = (*log_series, *_ops_series(plan, ops, folder))
+    requested = plan.ops if trial.variant == ENABLED else ()
+    proof = prove(ops, variant=trial.variant, requested_ops=requested, platform=plan.hardware.platform)
+    num_found = _num_steps(series)
+    if status is TrialStatus.OK and num_found < plan.num_steps:
+        status = TrialStatus.FAILED
+        reason = f"ended well, but only {num_found} of {plan.num_steps} steps are in its log{void}"
+    return TrialResult(
+        index=trial.index,
+        name=trial.name,
+        pair=trial.pair,
+        variant=trial.variant,
+        seed=trial.seed,
+        status=status,
+        reason=reason,
+        duration_s=ended.duration_s,
+        num_steps_found=num_found,
+        num_steps_expected=plan.num_steps,
+        proof=proof.status,
+        proof_reason=proof.reason,
+        decisions=ops.decisions(),
+        series=series,
+        summaries=_summaries(plan, series),
+        rejects={**rejects, **{f"ops: {name}": number for name, number in ops.num_rejects.items()}},
+        throttled_fraction=None if telemetry is None else telemetry.throttled_fraction,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitRecord:
+    """How a trial ended, where and when; the times are Unix seconds, None where they cannot be read."""
+
+    status: TrialStatus
+    reason: str = ""
+    duration_s: float | None = None
+    allocation: str = ""
+    begin_s: float | None = None
+    end_s: float | None = None
+
+
+def read_exit(folder: TrialDir) -> ExitRecord:
+    """The exit record; a trial without a readable one was cut off or never began."""
+    if not folder.path.is_dir():
+        return ExitRecord(status=TrialStatus.MISSING, reason="never started")
+    if not folder.exit.is_file():
+        reason = "no exit record: the agent or the machine was lost"
+        return ExitRecord(status=TrialStatus.INTERRUPTED, reason=reason)
+    try:
+        value: Any = load_json(folder.exit, schema=EXIT_SCHEMA)
+        return ExitRecord(
+            status=TrialStatus(value["status"]),
+            reason=str(value.get("reason") or ""),
+            duration_s=_read_duration(value.get("duration_s")),
+            allocation=allocation if isinstance(allocation := value.get("allocation"), str) else "",
+            begin_s=_read_time(value.get("started_at")),
+            end_s=_read_time(value.get("ended_at")),
+        )
+    except (BundleUnreadable, KeyError, TypeError, ValueError, OverflowError) as error:
+        return ExitRecord(status=TrialStatus.INTERRUPTED, reason=f"exit record unreadable ({error})")
+
+
+def _read_duration(value: Any) -> float | None:
+    """Raises ValueError for what no clock gives."""
+    if value is None:
+        return None
+    duration_s = float(value)
+    if not 0 < duration_s < math.inf:
+        raise ValueError(f"duration_s {duration_s:g} is no time")
+    return duration_s
+
+
+def _read_time(value: Any) -> float | None:
+    try:
+        return parse_utc(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[str, int], str]:
+    """The series, what was refused by reason, and what to add where steps are missing: the first void one."""
+    if not folder.stdout.is_file():
+        return (), {}, ""
+    parsed = parse_log(folder.stdout)
+    num_steps_per_rollout = plan.run.workload.num_steps_per_rollout
+    found = metric_series(parsed, num_rollouts=plan.num_steps, num_steps_per_rollout=num_steps_per_rollout)
+    source = _place(folder, folder.stdout)
+    series = tuple(_series(name, item, source) for name, item in found.items())
+    void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
+    if not void:
+        return series, dict(parsed.reject_counts), ""
+    first, what = next(iter(void.items()))
+    return series, {**parsed.reject_counts, IMPOSSIBLE: len(void)}, f"; step {first} is void: {what}, which cannot be"
+
+
+def _series(name: str, found: LogSeries, source: str) -> Series:
+    return Series(
+        metric=name,
+        source=source,
+        values=tuple(None if sample is None else _finite(sample.value) for sample in found.samples),
+        lines=tuple(None if sample is None else sample.line for sample in found.samples),
+    )
+
+
+def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
+    """Module timers and peak memory; each value is that of the rank that had the largest, with its file and line."""
+    columns = {f"module_{timer}_s": samples for timer, samples in ops.timers.items()}
+    peak = next((name for name in PEAK_MEMORY if name in ops.memory), None)
+    if peak is not None:
+        columns |= {_name_peak(name.removeprefix(peak)): samples for name, samples in ops.memory.items()
+                    if name.startswith(peak)}  # fmt: skip
+    for name, by_step in columns.items():
+        samples = [by_step.get(step) for step in range(plan.num_steps)]
+        sources = {sample.source for sample in samples if sample is not None}
+        place = folder.path / sources.pop() if len(sources) == 1 else folder.ops
+        yield Series(
+            metric=name,
+            source=_place(folder, place),
+            values=tuple(None if sample is None else _finite(sample.value) for sample in samples),
+            lines=tuple(None if sample is None else sample.line for sample in samples),
+        )
+
+
+def _name_peak(suffix: str) -> str:
+    """``peak_memory_bytes``, or a phase's own: ``peak_memory_in_update_bytes``."""
+    return f"peak_memory{suffix}_bytes"
+
+
+def _place(folder: TrialDir, path: Path) -> str:
+    """The name of a file within the bundle."""
+    return path.relative_to(folder.path.parent.parent).as_posix()
+
+
+def _summaries(plan: Plan, series: Iterable[Series]) -> tuple[Summary, ...]:
+    """Over the scored steps only: the warm-up counts for nothing."""
+    first = plan.run.measure.warmup_steps
+    summaries = (summarise(item.metric, item.values[first:]) for item in series)
+    return tuple(summary for summary in summaries if summary is not None)
+
+
+def _num_steps(series: Iterable[Series]) -> int:
+    found: Mapping[str, Series] = {item.metric: item for item in series}
+    step_time = found.get(STEP_TIME)
+    return 0 if step_time is None else sum(value is not None for value in step_time.values)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,153 @@
+"""What becomes of writing that fails: an error that names the path and the file system, and nothing partial.
+
+Every writer of the package goes through here or through ``rlk_repro.base.files``, so that a full disk reads the same
+everywhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.base.units import format_bytes
+
+WANTS_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+MORE_ROOM: Final = "export TMPDIR=/a/folder/with/room"
+OF_WRITING: Final = WANTS_ROOM | {errno.EROFS, errno.EFBIG}
+"""Errors that no reading and no network has."""
+OF_FILE_SYSTEMS: Final = OF_WRITING | {errno.EIO, errno.ESTALE}
+"""Errors of a file system as a whole: they say nothing of the path, and no caller can do anything about them."""
+
+
+class Unwritable(EnvironmentMissing, OSError):
+    """Something could not be written; it says where, why and on which file system."""
+
+    @classmethod
+    def at(cls, path: Path, error: OSError, hint: str | None = None) -> Unwritable:
+        reason, expected = error.strerror, None
+        if error.errno in WANTS_ROOM:
+            expected = f"room on {describe_file_system(path)}"
+        elif error.errno in OF_FILE_SYSTEMS:
+            reason = f"{reason}; {describe_file_system(path)}"
+        made = cls(Problem(str(path), f"cannot be written ({reason})", expected=expected, hint=hint))
+        made.errno, made.strerror, made.filename = error.errno, error.strerror, str(path)
+        return made
+
+
+@contextmanager
+def writing(path: Path, *, hint: str | None = None) -> Iterator[None]:
+    """Errors of the block are those of writing ``path``; one that names a path already keeps it and gets the hint.
+
+    That a file exists already is an answer and passes as it is.
+
+    Raises:
+        Unwritable: it cannot be written.
+    """
+    try:
+        yield
+    except Unwritable as error:
+        error.problems = tuple(replace(item, hint=item.hint or hint) for item in error.problems)
+        raise
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise Unwritable.at(path, error, hint) from error
+
+
+class Stream(io.FileIO):
+    """An unbuffered file whose errors name ``path``, whatever the file is called while it is written."""
+
+    def __init__(self, file: Path | int, mode: str, path: Path) -> None:
+        self._path = path
+        with writing(path):
+            super().__init__(file, mode, opener=_open_no_link)
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise Unwritable.at(self._path, error) from error
+
+    def sync(self) -> None:
+        """Wait until it is on disk."""
+        with writing(self._path):
+            os.fsync(self.fileno())
+
+    def close(self) -> None:
+        with writing(self._path):
+            super().close()
+
+
+def open_stream(path: Path, mode: str) -> BinaryIO:
+    """A buffered ``Stream``: mode ``wb``, ``xb`` or ``ab``."""
+    return io.BufferedWriter(Stream(path, mode, path))
+
+
+@contextmanager
+def new_folder(path: Path, *, hint: str | None = None) -> Iterator[Path]:
+    """A folder to fill, which becomes ``path`` when the block ends well; else nothing of it is left.
+
+    Raises:
+        FileExistsError: something is there already.
+        Unwritable: it cannot be made.
+    """
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    with writing(path, hint=hint):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+        parent = Path(tempfile.mkdtemp(dir=path.parent, prefix=".partial-"))
+    partial = parent / path.name
+    try:
+        with writing(path, hint=hint):
+            partial.mkdir()
+            yield partial
+            partial.rename(path)
+    except Unwritable as error:
+        error.problems = tuple(
+            replace(item, where=item.where.replace(str(partial), str(path), 1)) for item in error.problems
+        )
+        raise
+    finally:
+        shutil.rmtree(parent, ignore_errors=True)
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A folder for the time of the block, where the machine keeps such."""
+    place = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  (what Python asks first)
+    with writing(place, hint=MORE_ROOM):
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def describe_file_system(path: Path) -> str:
+    """Where the file system of a path is mounted, and how much of it is free."""
+    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()).resolve()
+    device = there.stat().st_dev
+    mount = there
+    while mount != mount.parent and mount.parent.stat().st_dev == device:
+        mount = mount.parent
+    usage = shutil.disk_usage(there)
+    return f"the file system at {mount} ({format_bytes(usage.free)} of {format_bytes(usage.total)} free)"
+
+
+def _open_no_link(name: str, flags: int) -> int:
+    """The last part of a path is never followed: a link that a stranger left there would lead elsewhere."""
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)

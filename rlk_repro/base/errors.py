@@ -1,0 +1,96 @@
+"""Every error a user can meet, with its exit code.  Not here: bugs, which keep their traceback.
+
+An error holds one or more problems, so that checking a file reports all of them in one go.  Each problem
+says where, what is wrong, what was found, what was expected, and at most one next step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+from rlk_repro.base.escapes import printable
+
+_NOTHING: Final = object()
+
+EXIT_BUG: Final = 70
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, printed as ``where: what, got X, expected Y`` and a hint line.
+
+    ``quoted`` are lines that another program printed.  No part can begin a line of its own: parts hold texts of
+    strangers.
+    """
+
+    where: str
+    what: str
+    got: object = field(default=_NOTHING, kw_only=True)
+    expected: str | None = field(default=None, kw_only=True)
+    hint: str | None = field(default=None, kw_only=True)
+    quoted: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}"
+        if self.got is not _NOTHING:
+            text += f", got {_shorten(repr(self.got))}"
+        if self.expected is not None:
+            text += f", expected {self.expected}"
+        lines = [text, *(f"  | {line}" for line in self.quoted)]
+        if self.hint is not None:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(map(printable, lines))
+
+
+def _shorten(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+
+
+class RlkReproError(Exception):
+    """Base of all errors that are shown without a traceback."""
+
+    exit_code: ClassVar[int] = EXIT_BUG
+    title: ClassVar[str] = "error"
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(*problems)
+        self.problems: tuple[Problem, ...] = problems
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+class CheckFailed(RlkReproError):
+    """It ran and the answer is no: a verify mismatch, a failed trial, a void pair under ``require``."""
+
+    exit_code = 1
+    title = "the answer is no"
+
+
+class SpecError(RlkReproError):
+    """Arguments or a file the user wrote are wrong."""
+
+    exit_code = 2
+    title = "input"
+
+
+class EnvironmentMissing(RlkReproError):
+    """This machine cannot do it: a tool is absent, or there is no cluster here."""
+
+    exit_code = 3
+    title = "this machine cannot"
+
+
+class SchedulerRefused(RlkReproError):
+    """The scheduler said no; its own words are quoted."""
+
+    exit_code = 4
+    title = "the scheduler refused"
+
+
+class BundleUnreadable(RlkReproError):
+    """A bundle is broken, unsafe or written by a newer version."""
+
+    exit_code = 5
+    title = "bundle"

@@ -1,0 +1,259 @@
+"""Whole files: they appear complete or not at all.  Also canonical JSON and sha256 of a file.
+
+No file names are decided here; that is rundir's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import stat
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NoReturn
+
+from rlk_repro.base.disk import Stream, Unwritable, writing
+from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.units import canonical, format_bytes
+
+CHUNK_BYTES: Final = 1 << 20
+
+# What a stranger's JSON may cost: Python's values take up to 40 times the bytes of their text, lists and objects most.
+MAX_JSON_BYTES: Final = 4 << 20
+MAX_PLAN_BYTES: Final = 1 << 20
+MAX_RECORDS_BYTES: Final = 16 << 20
+"""Of a file that lists many others: what was prepared, checksums."""
+MAX_ANALYSIS_BYTES: Final = 64 << 20
+"""Its numbers take little more than their text."""
+MAX_JSON_LISTS: Final = 400_000
+MAX_JSON_DEPTH: Final = 64
+MAX_JSON_DIGITS: Final = 20
+
+_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
+_MANY_DIGITS: Final = b"0" * (MAX_JSON_DIGITS + 1)
+_EXPONENTS: Final = (b"e000", b"e+000", b"E000", b"E+000")
+_LARGE_EXPONENT: Final = re.compile(rb"[eE]\+?0{3,}\s*(?:[,\]}]|\Z)")
+
+
+@contextmanager
+def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
+    """A seekable stream that becomes ``path`` when the block ends well; a kill leaves the old file or the new one.
+
+    Without ``is_durable`` that holds for kills, not for power cuts, and nothing waits for the disk.
+
+    Raises:
+        Unwritable: it cannot be written.
+    """
+    with writing(path):
+        _make_folder(path.parent)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
+    try:
+        raw = Stream(handle, "wb", path)
+        with io.BufferedWriter(raw) as stream:
+            yield stream
+            stream.flush()
+            if is_durable:
+                raw.sync()
+        with writing(path):
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # what is there is no folder
+        raise Unwritable.at(path, error) from error
+
+
+def write_bytes(path: Path, data: bytes, *, is_durable: bool = True) -> None:
+    """Write a whole file by way of ``replacing``."""
+    with replacing(path, is_durable=is_durable) as stream:
+        stream.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any, *, is_durable: bool = True) -> None:
+    write_bytes(path, dump_json(value), is_durable=is_durable)
+
+
+def dump_json(value: Any) -> bytes:
+    """Canonical JSON: sorted keys, 12 significant digits, NaN and infinities as null, one trailing newline."""
+    text = json.dumps(_plain(value), sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    return (text + "\n").encode("utf-8", errors="backslashreplace")
+
+
+def dump_json_line(value: Any) -> str:
+    """The same on one line, for JSON Lines files."""
+    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def load_json(path: Path, *, schema: int | None = None, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Read one of our own JSON files.
+
+    Raises:
+        BundleUnreadable: absent, not JSON, beyond the limits, or ``schema`` newer than this version understands.
+    """
+    return parse_json(str(path), read_limited(path, max_bytes), schema=schema, max_bytes=max_bytes)
+
+
+def read_limited(path: Path, max_bytes: int) -> bytes:
+    """The bytes of a regular file that is not larger than ``max_bytes``.
+
+    Raises:
+        BundleUnreadable: absent, unreadable, too large, or no regular file; a pipe is not waited for.
+    """
+    try:
+        with io.BufferedReader(io.FileIO(path, opener=_open_at_once)) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise BundleUnreadable(Problem(str(path), "not readable", expected="a regular file"))
+            data = stream.read(max_bytes + 1)
+    except FileNotFoundError:
+        raise BundleUnreadable(Problem(str(path), "missing", expected="a JSON file")) from None
+    except OSError as error:
+        raise BundleUnreadable(Problem(str(path), f"not readable ({error})")) from None
+    if len(data) > max_bytes:
+        raise BundleUnreadable(Problem(str(path), "too large", expected=f"at most {format_bytes(max_bytes)}"))
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def parse_json(where: str, data: bytes, *, schema: int | None = None, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """The value of JSON that is at hand, such as a member of a bundle.
+
+    Refused is what our writer never writes and what costs a reader more than it says: NaN and infinities, numbers of
+    more than 20 digits, a key twice in one object, too many bytes, lists or levels.
+
+    Raises:
+        BundleUnreadable: not such JSON, or ``schema`` newer than this version understands.
+    """
+    try:
+        value = decode_json(data, max_bytes)
+    except ValueError as error:
+        raise BundleUnreadable(Problem(where, f"not readable as JSON ({error})")) from None
+    if schema is not None:
+        check_schema(where, value, schema)
+    return value
+
+
+def decode_json(data: bytes, max_bytes: int) -> Any:
+    """The same where a broken line is no broken file.
+
+    Raises:
+        ValueError: saying what is wrong.
+    """
+    if len(data) > max_bytes:
+        raise ValueError(f"{format_bytes(len(data))}, at most {format_bytes(max_bytes)} are read")
+    text = data.decode()
+    num_lists = data.count(b"[") + data.count(b"{")
+    if num_lists > MAX_JSON_LISTS:
+        raise ValueError(f"{num_lists} lists and objects, at most {MAX_JSON_LISTS} are read")
+    try:
+        value = (_EXACT_DECODER if _may_hold_odd_numbers(data) else _DECODER).decode(text)
+    except RecursionError:
+        raise ValueError(f"more than {MAX_JSON_DEPTH} levels") from None
+    if num_lists > MAX_JSON_DEPTH:
+        _check_depth(value)
+    return value
+
+
+def _may_hold_odd_numbers(data: bytes) -> bool:
+    """Whether any bytes look like a number too large: only then is the slower reading worth its time."""
+    zeros = data.translate(_DIGITS)
+    return _MANY_DIGITS in zeros or (
+        any(mark in zeros for mark in _EXPONENTS) and _LARGE_EXPONENT.search(zeros) is not None
+    )
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        lists = [item for item in level if type(item) is list]
+        objects = [item.values() for item in level if type(item) is dict]
+        if not lists and not objects:
+            return
+        level = [item for items in (*lists, *objects) for item in items]
+    raise ValueError(f"more than {MAX_JSON_DEPTH} levels")
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"key {twice[:60]!a} is given twice")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _parse_int(text: str) -> int:
+    if len(text) > MAX_JSON_DIGITS + 1:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if value - value != 0:
+        raise ValueError(f"{text[:40]} is too large for a number")
+    return value
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_make_object, parse_constant=_refuse_constant)
+_EXACT_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_make_object, parse_constant=_refuse_constant, parse_int=_parse_int, parse_float=_parse_float
+)
+
+
+def check_schema(where: str, value: Any, schema: int) -> None:
+    """Refuse anything but an object whose ``schema`` is a number up to ours."""
+    found = value.get("schema") if isinstance(value, Mapping) else None
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise BundleUnreadable(Problem(where, "no schema number", got=found, expected=f"1 to {schema}"))
+    if found > schema:
+        raise BundleUnreadable(
+            Problem(
+                where,
+                "written by a newer version",
+                got=found,
+                expected=f"schema {schema} or older",
+                hint="upgrade rlk-repro",
+            )
+        )
+
+
+def sha256_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        rounded = canonical(value)
+        return rounded if rounded - rounded == 0 else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,70 @@
+"""Findings: what a check saw.  Preflight, verify, diff and replay collect them and never stop at the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from rlk_repro.base.escapes import printable
+
+MAX_FINDINGS: Final = 1000
+MAX_TEXT: Final = 10_000
+
+
+class Level(StrEnum):
+    """How much a finding matters, most serious first."""
+
+    BLOCKING = "blocking"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One observation: ``where`` names a file, a fact (``gpu.driver``) or a member of a bundle."""
+
+    level: Level
+    where: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return printable(f"{self.level}: {self.where}: expected {self.expected}, found {self.found}")
+
+    def to_json(self) -> dict[str, str]:
+        return {"level": self.level.value, "where": self.where, "expected": self.expected, "found": self.found}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Finding:
+        """Raises KeyError, TypeError or ValueError for what ``to_json`` does not write."""
+        texts = [value[name] for name in ("where", "expected", "found")]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a finding consists of texts")
+        return cls(Level(value["level"]), *map(shorten, texts))
+
+
+def has_blocking(findings: Iterable[Finding]) -> bool:
+    return any(finding.level is Level.BLOCKING for finding in findings)
+
+
+def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Most serious first, then by place, so that two machines print the same list."""
+    order = list(Level)
+    return sorted(findings, key=lambda finding: (order.index(finding.level), finding.where, finding.found))
+
+
+def limit_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Sorted; of very many the most serious, and one more finding that says how many others there are."""
+    found = sort_findings(findings)
+    rest = found[MAX_FINDINGS:]
+    if not rest:
+        return found
+    more = Finding(rest[0].level, "findings", f"at most {MAX_FINDINGS}", f"{len(rest)} more, not listed")
+    return [*found[:MAX_FINDINGS], more]
+
+
+def shorten(text: str) -> str:
+    """The beginning of a text that is too long to be read in a finding, and how long it is."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"

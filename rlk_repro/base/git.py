@@ -1,0 +1,47 @@
+"""git where it fetches: over https alone, with no credential, and running no program that a repository names.
+
+Who keeps mirrors says so in git's own words: ``url.<mirror>.insteadOf`` in the configuration, and in the variable
+``GIT_ALLOW_PROTOCOL`` where a mirror speaks another protocol.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base import proc
+
+PROTOCOLS: Final = "GIT_ALLOW_PROTOCOL"
+OPTIONS: Final = (
+    *("-c", "safe.directory=*", "-c", "credential.helper=", "-c", "core.hooksPath=/dev/null"),
+    *("-c", "core.fsmonitor=false", "-c", "core.quotePath=true"),
+)
+
+
+def ask_git(folder: Path, *arguments: str, timeout_s: float) -> proc.Completed:
+    """What git answers in a folder; of its variables only the one for protocols counts.
+
+    Raises:
+        EnvironmentMissing: git is not installed.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name == PROTOCOLS}
+    quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "LC_ALL": "C"}
+    return proc.run(
+        ["git", *OPTIONS, *arguments], cwd=folder, env={PROTOCOLS: "https"} | environ | quiet, timeout_s=timeout_s
+    )
+
+
+def fetch(folder: Path, repository: str, ref: str, *, timeout_s: float) -> proc.Completed:
+    """Fetch one commit without its history; neither value is taken for an option."""
+    return ask_git(
+        folder, "fetch", "--quiet", "--depth=1", "--no-tags", "--", repository, ref, timeout_s=timeout_s
+    )  # fmt: skip
+
+
+def explain(done: proc.Completed) -> str:
+    """Its complaint on one line."""
+    if done.is_timeout:
+        return "no answer in time"
+    lines = done.stderr.strip().splitlines()
+    return next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else "no message")

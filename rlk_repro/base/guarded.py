@@ -1,0 +1,76 @@
+"""One command under the guard: started, asked about, ended together with everything that descends from it.
+
+What its output says and how long it may take is its owner's business (process.py, ray_node.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base import proc, procfs
+
+_GUARD: Final = Path(__file__).with_name("guard.py")
+_STATUS_BYTES: Final = 64
+_END_S: Final = 10.0
+
+
+class Guarded:
+    """A running command; ``pid`` is its guard's, and the id of the process group and session of both."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], output_fd: int) -> None:
+        """Raises EnvironmentMissing where this Python cannot be started."""
+        self.status: int | None = None
+        self._socket, guards = socket.socketpair()
+        try:
+            command = [sys.executable, "-I", "-S", str(_GUARD), *argv]
+            self._process = proc.start(command, output_fd=output_fd, stdin_fd=guards.fileno(), env=env)
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            guards.close()
+        self.pid = self._process.pid
+
+    def fileno(self) -> int:
+        """Becomes readable when the command has ended."""
+        return self._socket.fileno()
+
+    def poll(self, timeout_s: float = 0.0) -> int | None:
+        """The wait status of the command, None while it runs."""
+        if self.status is None and select.select([self], [], [], timeout_s)[0]:
+            # a guard that was killed says nothing; its command was killed with it
+            self.status = int(self._socket.recv(_STATUS_BYTES) or signal.SIGKILL)
+        return self.status
+
+    def count_descendants(self) -> int:
+        return len(procfs.find_descendants(self.pid))
+
+    def ask(self) -> None:
+        """SIGTERM to the process group."""
+        proc.signal_group(self.pid, signal.SIGTERM)
+
+    def ask_command(self) -> None:
+        """SIGTERM to the command alone, which ends what it started in its own order."""
+        children = {pid: stat for pid, stat in procfs.find_descendants(self.pid).items() if stat.parent == self.pid}
+        if self.poll() is None and children:  # the others are orphans that came to the guard later
+            proc.signal_process(min(children, key=lambda pid: children[pid].start_ticks), signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Let the guard end everything, itself last; ``poll`` tells when."""
+        with contextlib.suppress(OSError):  # it has gone before
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def release(self) -> None:
+        """Nothing of the command is left afterwards."""
+        self.kill()
+        if not proc.wait(self._process, _END_S):
+            proc.signal_group(self.pid, signal.SIGKILL)
+            self._process.wait()
+        self._socket.close()

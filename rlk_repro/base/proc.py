@@ -1,0 +1,192 @@
+"""The only door to other processes: argument lists, never a shell; both pipes drained; always a time limit.
+
+``run`` is for short questions (nvidia-smi, git).  ``start`` is for trials: output goes to a file descriptor, the child
+leads its own process group, and only that group is ever signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base.errors import EnvironmentMissing, Problem
+
+# What a killed command left in its pipes is there at once; only who escaped its group can still hold them open.
+DRAIN_S: Final = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """What a short command answered; text is decoded as UTF-8 with replacement, ``data`` is output that is no text."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+    is_timeout: bool = False
+    data: bytes = b""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.returncode == 0 and not self.is_timeout
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float = 30.0,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    is_binary: bool = False,
+) -> Completed:
+    """Run a short command to its end; with ``is_binary`` its output becomes ``data`` and no text.
+
+    A command that outlives ``timeout_s`` is killed with its process group and returned with ``is_timeout`` set.
+    What it started in another session is neither killed nor waited for.
+
+    Raises:
+        EnvironmentMissing: the program is not on PATH or cannot be executed.
+    """
+    process = _popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd, env=env)
+    is_timeout = False
+    try:
+        out, err = process.communicate(stdin, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        is_timeout = True
+        signal_group(process.pid, signal.SIGKILL)
+        out, err = _drain(process)
+    except BaseException:
+        signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    return Completed(
+        argv=tuple(argv),
+        returncode=process.returncode,
+        stdout="" if is_binary else out.decode(errors="replace"),
+        stderr=err.decode(errors="replace"),
+        is_timeout=is_timeout,
+        data=out if is_binary else b"",
+    )
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    output_fd: int,
+    stdin_fd: int = subprocess.DEVNULL,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a long command in its own process group with stdout and stderr both on ``output_fd``."""
+    return _popen(argv, stdin=stdin_fd, stdout=output_fd, stderr=subprocess.STDOUT, cwd=cwd, env=env)
+
+
+def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Whether a command of ``start`` has ended within the time; its id is its own until somebody waits for it."""
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> int | None:
+    """Run a long command with its output on standard error; its exit code, or None where it was ended for its time.
+
+    Raises:
+        EnvironmentMissing: the program is not on PATH or cannot be executed.
+    """
+    process = start(argv, output_fd=sys.stderr.fileno(), cwd=cwd)
+    try:
+        if wait(process, timeout_s):
+            return process.returncode
+    except BaseException:
+        signal_group(process.pid, signal.SIGTERM)
+        raise
+    signal_group(process.pid, signal.SIGTERM)
+    return None
+
+
+def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str]) -> int:
+    """Start a command that outlives this process, in a session of its own; its pid.
+
+    Raises:
+        EnvironmentMissing: the program is not on PATH or cannot be executed.
+    """
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, output_fd, 1),
+        (os.POSIX_SPAWN_DUP2, output_fd, 2),
+    ]
+    try:
+        return os.posix_spawnp(argv[0], list(argv), dict(env), file_actions=files, setsid=True)
+    except FileNotFoundError:
+        raise EnvironmentMissing(Problem(argv[0], "is not on PATH")) from None
+    except OSError as error:  # not permitted, or built for another processor
+        raise EnvironmentMissing(Problem(argv[0], f"cannot be executed ({str(error.strerror).lower()})")) from None
+
+
+def signal_group(pid: int, number: signal.Signals) -> bool:
+    """Signal the process group that ``pid`` leads; False when it is already gone."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # the leader is a zombie of another user namespace: nothing left to signal
+        return False
+    return True
+
+
+def signal_process(pid: int, number: signal.Signals) -> bool:
+    """Signal one process of ours; False when it is already gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _drain(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """What a killed command had written; its pipes are closed, whoever else still holds them."""
+    try:
+        return process.communicate(timeout=DRAIN_S)
+    except subprocess.TimeoutExpired as error:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
+        return error.output or b"", error.stderr or b""
+
+
+def _popen(
+    argv: Sequence[str],
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            env=None if env is None else dict(env),
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        if cwd is not None and not cwd.is_dir():
+            raise EnvironmentMissing(Problem(str(cwd), "no such folder", expected="a working folder")) from None
+        raise EnvironmentMissing(Problem(argv[0], "is not on PATH")) from None
+    except OSError as error:  # not permitted, or built for another processor
+        raise EnvironmentMissing(Problem(argv[0], f"cannot be executed ({str(error.strerror).lower()})")) from None

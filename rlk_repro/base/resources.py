@@ -1,0 +1,101 @@
+"""Where the shipped data lives: runs, hardware, stacks, profiles.  In a checkout beside the package, else inside.
+
+Names resolve in one order everywhere: a path, then the user's folder (profiles only), then what is shipped.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rlk_repro.base.errors import Problem, SpecError
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def data_dir(name: str) -> Path:
+    """One of ``jobs``, ``manifests``, ``slurm``, ``k8s``."""
+    packaged = PACKAGE / "_data" / name
+    return packaged if packaged.is_dir() else PACKAGE.parent / name
+
+
+def display_name(path: Path) -> str:
+    """How messages name a file: shipped ones by their place in the project, others as the user reaches them."""
+    absolute = path.resolve()
+    for base in (PACKAGE / "_data", PACKAGE.parent, Path.cwd()):
+        if absolute.is_relative_to(base):
+            return str(absolute.relative_to(base))
+    return str(path)
+
+
+def user_profiles_dir() -> Path:
+    config = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(config) / "rlk-repro" / "profiles"
+
+
+def user_state_dir() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rlk-repro"
+
+
+def list_names(folders: list[Path]) -> list[str]:
+    return sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.yaml")})
+
+
+def find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
+    """A file by path (anything with a slash or ending in .yaml) or by name in ``folders``.
+
+    Raises:
+        SpecError: no such file, and the message lists what there is; or a folder that cannot be looked into.
+    """
+    try:
+        return _find_yaml(kind, name, folders)
+    except OSError as error:
+        raise SpecError(Problem(f"--{kind}: {error.filename}", f"cannot be read ({error.strerror})")) from error
+
+
+def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if path.is_file():
+            return path
+        raise SpecError(Problem(f"--{kind}", "no such file", got=name, expected=f"a {kind} file"))
+    for folder in folders:
+        candidate = folder / f"{name}.yaml"
+        if candidate.is_file():
+            return candidate
+    known = list_names(folders)
+    raise SpecError(
+        Problem(f"--{kind}", f"no {kind} of this name", got=name, expected=f"one of {', '.join(known) or '(none)'}",
+                hint=suggest(name, known))
+    )  # fmt: skip
+
+
+def suggest(name: str, known: list[str]) -> str | None:
+    """``did you mean 'x'?`` for the nearest known name, or None when nothing is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else None
+
+
+def run_folders() -> list[Path]:
+    return [data_dir("jobs")]
+
+
+def hardware_folders() -> list[Path]:
+    return [data_dir("jobs") / "hardware"]
+
+
+def stack_folders() -> list[Path]:
+    return [data_dir("manifests") / "stacks"]
+
+
+def profile_folders(cluster: str) -> list[Path]:
+    shipped = data_dir("jobs") / "profiles" if cluster == "local" else data_dir(cluster) / "profiles"
+    return [user_profiles_dir(), shipped]
+
+
+def all_profile_folders() -> list[Path]:
+    """Of every cluster, for commands to which the profile itself says which one it is for."""
+    shipped = [data_dir("jobs"), data_dir("slurm"), data_dir("k8s")]
+    return [user_profiles_dir(), *(folder / "profiles" for folder in shipped)]

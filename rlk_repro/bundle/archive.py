@@ -1,0 +1,316 @@
+"""The tar of a bundle: written in one way, read with suspicion, never held in memory.
+
+Not here: which files a bundle holds (bundle.py) and whether they are the right ones (verify.py).
+The format: docs/bundle-format.md.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from rlk_repro.base.escapes import printable
+from rlk_repro.base.files import MAX_JSON_BYTES
+from rlk_repro.base.units import format_bytes
+from rlk_repro.bundle.gzip_stream import GzipReader, GzipWriter, Limits, Place
+from rlk_repro.rundir.paths import RunDir
+
+_BLOCK_BYTES: Final = tarfile.BLOCKSIZE
+_ZERO_BLOCK: Final = bytes(_BLOCK_BYTES)
+_MAX_OCTAL: Final = 8**11
+_BLANK_CHECKSUM: Final = sum(b" " * 8)
+_AFTER_CHECKSUM_BYTES: Final = 356
+_CODEC: Final = ("utf-8", "surrogateescape")
+_PLAN: Final = str(RunDir(Path()).plan)
+
+_MAX_NAME_BYTES: Final = 1024
+_MAX_PART_BYTES: Final = 255
+_MAX_EXTENSION_BYTES: Final = 1 << 16
+_MAX_EXTENSIONS: Final = 2
+_FILE_TYPES: Final = {tarfile.REGTYPE, tarfile.AREGTYPE}
+_REFUSED_TYPES: Final = {
+    tarfile.SYMTYPE: "a symbolic link",
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.GNUTYPE_LONGLINK: "a link",
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a named pipe",
+    tarfile.GNUTYPE_SPARSE: "a sparse file",
+    tarfile.XGLTYPE: "a global pax header",
+}
+_PAX_RECORD: Final = re.compile(rb"([1-9][0-9]{0,5}) ([^=\n]+)=")
+_DRIVE: Final = re.compile(r"[A-Za-z]:|\\")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One file or folder; ``name`` is relative to the run directory and empty for that itself."""
+
+    name: str
+    size_bytes: int
+    is_folder: bool = False
+
+
+def find_unsafe(path: str) -> str | None:
+    """Why a path in an archive must not be unpacked, or None."""
+    parts = path.split("/")
+    if path.startswith("/"):
+        return "absolute path"
+    if ".." in parts:
+        return "path leaves the bundle"
+    if "\0" in path:
+        return "NUL in the name"
+    if _DRIVE.match(path):
+        return "path with a drive or share"
+    if "" in parts or "." in parts:
+        return "path with an empty part"
+    if len(path.encode(*_CODEC)) > _MAX_NAME_BYTES or any(
+        len(part.encode(*_CODEC)) > _MAX_PART_BYTES for part in parts
+    ):
+        return "name too long"
+    return None
+
+
+def render_header(path: str, size_bytes: int) -> bytes:
+    """The header blocks of a file: GNU format, owner 0, time 0, mode 644; a long name goes before in blocks of its own.
+
+    Written here and not by tarfile, so that the bytes of a bundle do not depend on the version of Python.
+    """
+    raw = path.encode(*_CODEC)
+    header = _render_block(raw, size_bytes, tarfile.REGTYPE)
+    if len(raw) <= tarfile.LENGTH_NAME:
+        return header
+    body = raw + bytes(1 + -(len(raw) + 1) % _BLOCK_BYTES)
+    return _render_block(b"././@LongLink", len(raw) + 1, tarfile.GNUTYPE_LONGNAME) + body + header
+
+
+def _render_block(name: bytes, size_bytes: int, kind: bytes) -> bytes:
+    size = b"%011o\0" % size_bytes if size_bytes < _MAX_OCTAL else b"\x80" + size_bytes.to_bytes(11, "big")
+    mode, owner, time = b"0000644\0", b"0000000\0", b"00000000000\0"
+    before = name[: tarfile.LENGTH_NAME].ljust(tarfile.LENGTH_NAME, b"\0") + mode + owner + owner + size + time
+    after = (kind + bytes(tarfile.LENGTH_LINK) + tarfile.GNU_MAGIC).ljust(_AFTER_CHECKSUM_BYTES, b"\0")
+    checksum = sum(before) + _BLANK_CHECKSUM + sum(after)
+    return before + b"%06o\0 " % checksum + after
+
+
+class ArchiveWriter:
+    """Writes files in the order they are added."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._gzip = GzipWriter(stream)
+
+    def add(self, member: Member, pieces: Iterable[bytes | memoryview]) -> int:
+        """Write one file and return how many bytes of it came; the archive is void unless that is its size."""
+        self._gzip.write(render_header(member.name, member.size_bytes))
+        num_bytes = 0
+        for piece in pieces:
+            num_bytes += len(piece)
+            self._gzip.write(piece)
+        self._gzip.write(bytes(-num_bytes % _BLOCK_BYTES))
+        return num_bytes
+
+    def close(self) -> None:
+        self._gzip.write(2 * _ZERO_BLOCK)
+        self._gzip.close()
+
+
+class ArchiveReader:
+    """Iterates over members; ``data`` streams the current one.
+
+    Whatever a bundle never holds is refused on sight with BundleUnreadable, naming the archive and the member.  At the
+    end of the iteration the whole file has been read, and its length and CRC were right.
+
+    Attributes:
+        packed_digest: see ``GzipReader``.
+        foreign_member: the first member whose header or padding ``ArchiveWriter`` would have written otherwise; headers
+            are judged only where another tool packed, elsewhere ``packed_digest`` speaks for them.
+    """
+
+    def __init__(
+        self,
+        stream: BinaryIO,
+        archive: str,
+        *,
+        limits: Limits | None = None,
+        see_compressed: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """``see_compressed`` gets every byte after the gzip header, in order."""
+        self._place = Place(archive)
+        self._gzip = GzipReader(stream, self._place, limits or Limits(), see_compressed)
+        self._num_unread_bytes = 0
+        self._is_file: dict[str, bool | None] = {}
+        self.packed_digest = self._gzip.packed_digest
+        self.foreign_member: str | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        while (member := self._next_member()) is not None:
+            self._num_unread_bytes = member.size_bytes
+            yield member
+            for _ in self.data():
+                pass
+            if self._take(-member.size_bytes % _BLOCK_BYTES).strip(b"\0"):
+                self._note_foreign(member.name)
+        self._check_end()
+
+    def data(self) -> Iterator[memoryview]:
+        """The rest of the current member, piece by piece."""
+        while self._num_unread_bytes:
+            piece = self._gzip.next_piece(self._num_unread_bytes)
+            if not piece:
+                self._place.refuse("ends inside a member")
+            self._num_unread_bytes -= len(piece)
+            yield piece
+
+    def _take(self, num_bytes: int) -> bytes:
+        data = b""
+        while len(data) < num_bytes:
+            piece = self._gzip.next_piece(num_bytes - len(data))
+            if not piece:
+                self._place.refuse("ends without an end-of-archive mark")
+            data += piece
+        return data
+
+    def _next_member(self) -> Member | None:
+        blocks = b""
+        overrides: dict[str, str] = {}
+        for _ in range(_MAX_EXTENSIONS + 1):
+            block = self._take(_BLOCK_BYTES)
+            if block == _ZERO_BLOCK and not blocks:
+                return None
+            blocks += block
+            info = self._parse_header(block)
+            if info.type not in {tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME}:
+                return self._admit(info, overrides, blocks)
+            body = self._take_extension(info.size)
+            blocks += body
+            body = body[: info.size]
+            overrides |= self._parse_pax(body) if info.type == tarfile.XHDTYPE else {"path": _parse_long_name(body)}
+        return self._place.refuse("refused, too many headers for one member")
+
+    def _parse_header(self, block: bytes) -> tarfile.TarInfo:
+        try:
+            info = tarfile.TarInfo.frombuf(block, *_CODEC)
+        except tarfile.HeaderError as error:
+            self._place.refuse(f"no tar header where one is due ({error})")
+        if info.size < 0:
+            self._place.refuse("no tar header where one is due (negative size)")
+        return info
+
+    def _take_extension(self, num_bytes: int) -> bytes:
+        if num_bytes > _MAX_EXTENSION_BYTES:
+            limit = format_bytes(_MAX_EXTENSION_BYTES)
+            self._place.refuse("refused, name too long", got=format_bytes(num_bytes), expected=f"at most {limit}")
+        return self._take(num_bytes + -num_bytes % _BLOCK_BYTES)
+
+    def _parse_pax(self, body: bytes) -> dict[str, str]:
+        records: dict[str, str] = {}
+        position = 0
+        while position < len(body):
+            match = _PAX_RECORD.match(body, position)
+            end = position + int(match[1]) if match else 0
+            if match is None or end <= match.end() or body[end - 1 : end] != b"\n":
+                self._place.refuse("broken pax header where one is due")
+            records[match[2].decode(*_CODEC)] = body[match.end() : end - 1].decode(*_CODEC)
+            position = end
+        return records
+
+    def _admit(self, info: tarfile.TarInfo, overrides: dict[str, str], blocks: bytes) -> Member:
+        """The member, once type, name and size have passed."""
+        is_folder = info.type == tarfile.DIRTYPE
+        path = overrides.get("path", info.name)
+        path = path.removesuffix("/") if is_folder else path
+        self._place.member = path
+        self._check_type(info.type, overrides)
+        name = self._check_path(path, is_folder)
+        size_bytes = self._find_size(info, overrides)
+        self._gzip.check_room(size_bytes)
+        if is_folder and size_bytes:
+            self._place.refuse("refused, a folder with content")
+        self._place.member = name or "."
+        self._register(name, is_file=not is_folder)
+        if self.packed_digest is None and self.foreign_member is None and blocks != render_header(name, size_bytes):
+            self._note_foreign(name)
+        return Member(name=name, size_bytes=size_bytes, is_folder=is_folder)
+
+    def _check_type(self, kind: bytes, overrides: dict[str, str]) -> None:
+        if kind not in _FILE_TYPES and kind != tarfile.DIRTYPE:
+            self._place.refuse(f"refused, {_REFUSED_TYPES.get(kind, f'a tar entry of type {kind!a}')}")
+        if any(key.startswith("GNU.sparse") for key in overrides):
+            self._place.refuse("refused, a sparse file")
+
+    def _check_path(self, path: str, is_folder: bool) -> str:
+        """The name in the run directory; a leading ``./``, as ``tar -C folder .`` writes it, means nothing."""
+        if is_folder and path == ".":
+            return ""
+        name = path.removeprefix("./")
+        unsafe = find_unsafe(name)
+        if unsafe is not None:
+            self._place.refuse(f"refused, {unsafe}")
+        return name
+
+    def _find_size(self, info: tarfile.TarInfo, overrides: dict[str, str]) -> int:
+        text = overrides.get("size", str(info.size))
+        if not re.fullmatch("[0-9]{1,20}", text):
+            self._place.refuse("refused, size is not a number", got=text)
+        return int(text)
+
+    def _register(self, name: str, *, is_file: bool) -> None:
+        """Refuse a name met before, a file where a folder is, and one entry too many.
+
+        ``_is_file`` holds True for files, False for folders, None for folders known only as part of a path.
+        """
+        if name in self._is_file and (is_file or self._is_file[name] is not None):
+            self._place.refuse("refused, appears twice")
+        self._is_file[name] = is_file
+        while name:
+            name = name.rpartition("/")[0]
+            if name in self._is_file and not self._is_file[name]:
+                break  # a folder met before, and with it all folders above
+            if self._is_file.setdefault(name, None):
+                self._place.refuse("refused, lies inside a file")
+        if len(self._is_file) > self._gzip.most_members:
+            self._place.refuse("refused, too many members", expected=f"at most {self._gzip.most_members}")
+
+    def _note_foreign(self, name: str) -> None:
+        self.foreign_member = self.foreign_member or name or "."
+
+    def _check_end(self) -> None:
+        self._place.member = ""
+        if not self._is_file:
+            self._place.refuse("holds nothing")
+        if self._take(_BLOCK_BYTES) != _ZERO_BLOCK:
+            self._place.refuse("ends without an end-of-archive mark")
+        while piece := self._gzip.next_piece(_BLOCK_BYTES << 7):
+            if bytes(piece).strip(b"\0"):
+                self._place.refuse("data after the end of the archive")
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        """Refuse a run directory that was packed from outside, so that all of it lies below some folder."""
+        files = [name for name, is_file in self._is_file.items() if is_file]
+        plan = min((name for name in files if name.endswith(f"/{_PLAN}")), key=len, default="")
+        folder = plan.removesuffix(_PLAN)
+        if folder and all(name.startswith(folder) for name in files):
+            command = f"tar czf bundle.tgz -C {shlex.quote(printable(folder))} ."
+            self._place.refuse("packed with the folder around it", got=plan,
+                               expected=f"{_PLAN} at the top", hint=f"pack it from inside: {command}")  # fmt: skip
+
+
+def read_own(pieces: Iterable[bytes | memoryview], max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
+    """One of our own files, or None where it is too large for one; the pieces are exhausted either way."""
+    data = bytearray()
+    num_bytes = 0
+    for piece in pieces:
+        num_bytes += len(piece)
+        if num_bytes <= max_bytes:
+            data += piece
+    return bytes(data) if num_bytes <= max_bytes else None
+
+
+def _parse_long_name(body: bytes) -> str:
+    return body.removesuffix(b"\0").decode(*_CODEC)

@@ -1,0 +1,152 @@
+"""SHA256SUMS: its lines, what differs from it, and sha256 in a second thread.
+
+The format is that of GNU sha256sum, so that ``sha256sum -c`` reads it, in its one canonical form: sorted, text mode,
+lower case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, TypeAlias
+
+from rlk_repro.base.escapes import printable
+from rlk_repro.base.findings import MAX_FINDINGS, Finding, Level
+from rlk_repro.rundir.paths import RunDir
+
+CHECKSUMS: Final = str(RunDir(Path()).checksums)
+Piece: TypeAlias = bytes | memoryview
+
+_CODEC: Final = ("utf-8", "surrogateescape")
+_LINE: Final = re.compile(rb"(\\?)([0-9a-f]{64})  (.+)", re.DOTALL)
+_ESCAPES: Final = {b"\\": rb"\\", b"\n": rb"\n", b"\r": rb"\r"}
+_PLAIN: Final = {escape: plain for plain, escape in _ESCAPES.items()}
+_MAX_WAITING: Final = 16
+_SMALL_BYTES: Final = 1 << 16
+
+
+class Digest(Protocol):
+    """What hashlib makes."""
+
+    def update(self, data: Piece, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+def render_checksums(digests: Mapping[str, str]) -> bytes:
+    """One line per file, sorted by the bytes of its name; a name with a line break or backslash is escaped."""
+    return b"".join(_render_line(name, digests[name]) for name in sorted(digests, key=sort_key))
+
+
+def sort_key(name: str) -> bytes:
+    return name.encode(*_CODEC)
+
+
+def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
+    """Digests by name, and a finding for every line that ``render_checksums`` would not have written there."""
+    digests: dict[str, str] = {}
+    findings: list[Finding] = []
+    previous = b""
+    for number, line in enumerate(io.BytesIO(data), start=1):
+        if len(findings) >= MAX_FINDINGS:
+            findings.append(_line_finding(number, "few wrong lines", "very many: this and what follows is not read"))
+            break
+        parsed = _parse_line(line)
+        if parsed is None:
+            findings.append(_line_finding(number, "'<sha256>  <name>'", ascii(line[:120].decode(*_CODEC))))
+            continue
+        name, digest = parsed
+        if name in digests:
+            findings.append(_line_finding(number, "every name once", f"{name!r} again"))
+        elif sort_key(name) < previous:
+            findings.append(_line_finding(number, "names in order", f"{name!r} out of order"))
+        digests.setdefault(name, digest)
+        previous = sort_key(name)
+    return digests, findings
+
+
+def diff_checksums(listed: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Finding]:
+    """What is missing, changed or extra, by name."""
+    for name in sorted(listed.keys() | found.keys(), key=sort_key):
+        if name not in found:
+            yield Finding(Level.BLOCKING, printable(name), f"sha256 {listed[name]}", "missing")
+        elif name not in listed:
+            yield Finding(Level.BLOCKING, printable(name), "nothing", f"an extra file that {CHECKSUMS} does not list")
+        elif listed[name] != found[name]:
+            yield Finding(Level.BLOCKING, printable(name), f"sha256 {listed[name]}", f"sha256 {found[name]}")
+
+
+class HashThread:
+    """Hashes in a second thread, in order and at most a few pieces behind; leaving the block ends the thread.
+
+    hashlib lets go of the interpreter lock, as inflating and deflating do, so both run at once.  While nothing waits,
+    small pieces are hashed on the spot: handing them over would cost more.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._waiting: deque[Future[None]] = deque()
+        self._digests: dict[str, str] = {}
+
+    def __enter__(self) -> HashThread:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def update(self, digest: Digest, piece: Piece) -> None:
+        """``digest.update(piece)``, soon; ``finish`` waits for it."""
+        self._run(len(piece), digest.update, piece)
+
+    def pass_through(self, name: str, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """The same pieces; once they are exhausted their digest will be among ``finish``'s."""
+        digest = hashlib.sha256()
+        for piece in pieces:
+            self.update(digest, piece)
+            yield piece
+        self._run(0, self._keep, name, digest)
+
+    def finish(self) -> dict[str, str]:
+        """Wait for what was handed over; sha256 by name."""
+        while self._waiting:
+            self._waiting.popleft().result()
+        return self._digests
+
+    def _run(self, cost_bytes: int, function: Callable[..., None], *args: object) -> None:
+        while self._waiting and (self._waiting[0].done() or len(self._waiting) == _MAX_WAITING):
+            self._waiting.popleft().result()
+        if cost_bytes < _SMALL_BYTES and not self._waiting:
+            function(*args)
+        else:
+            self._waiting.append(self._pool.submit(function, *args))
+
+    def _keep(self, name: str, digest: Digest) -> None:
+        self._digests[name] = digest.hexdigest()
+
+
+def _render_line(name: str, digest: str) -> bytes:
+    raw = sort_key(name)
+    escaped = re.sub(rb"[\\\n\r]", lambda match: _ESCAPES[match[0]], raw)
+    return (b"\\" if escaped != raw else b"") + digest.encode() + b"  " + escaped + b"\n"
+
+
+def _parse_line(line: bytes) -> tuple[str, str] | None:
+    """Name and digest; None unless the line is exactly as rendered."""
+    match = _LINE.fullmatch(line.removesuffix(b"\n"))
+    if match is None:
+        return None
+    raw = re.sub(rb"\\.", lambda escape: _PLAIN.get(escape[0], b""), match[3]) if match[1] else match[3]
+    name, digest = raw.decode(*_CODEC), match[2].decode()
+    return (name, digest) if _render_line(name, digest) == line else None
+
+
+def _line_finding(number: int, expected: str, found: str) -> Finding:
+    return Finding(Level.BLOCKING, f"{CHECKSUMS}:{number}", expected, found)

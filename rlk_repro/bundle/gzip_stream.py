@@ -1,0 +1,247 @@
+"""The gzip container of a bundle: one member, whose header records the digest of all that follows.
+
+A CRC notices damage to the content; the digest also notices damage that inflates to the same content (a match that
+points elsewhere into equal bytes, bits after the last block).  Any gzip tool reads the file and ignores the digest.
+What is inside is archive.py's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final, NoReturn, cast
+
+from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.escapes import printable
+from rlk_repro.base.files import CHUNK_BYTES
+from rlk_repro.base.units import format_bytes
+
+try:
+    from isal import isal_zlib as deflate
+except ImportError:  # inside an image without isal: the same format at about a third of the speed
+    import zlib as deflate  # type: ignore[no-redef]
+
+LEVEL: Final = 2
+_DeflateError: Final = cast("type[Exception]", deflate.error)  # isal's stub declares an instance
+_WINDOW_BITS: Final = -15  # negative: no gzip header, which is read and written here
+_TRAILER_BYTES: Final = 8
+
+_MAGIC: Final = b"\x1f\x8b\x08"
+_FLAG_EXTRA: Final = 4
+_FLAG_NAME: Final = 8
+_PLAIN_HEADER_BYTES: Final = 10
+_MAX_FILE_NAME_BYTES: Final = 1024
+# No time, no extra flags, system unknown; an extra field of 36 bytes holding subfield "RK" of 32 bytes.
+_OUR_HEADER: Final = _MAGIC + bytes([_FLAG_EXTRA]) + b"\0\0\0\0\0\xff" + b"\x24\0RK\x20\0"
+_DIGEST_BYTES: Final = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a bundle may hold: entries counting folders, bytes, and bytes per compressed byte beyond a floor.
+
+    Logs inflate 4 to 7 times, one line over and over 70 times, zeros 1000 times.  Reading costs time and memory by
+    what was inflated, so that a small file may hold little; each byte beyond its size may hold ``ratio`` more.
+    """
+
+    num_members: int = 100_000
+    total_bytes: int = 64 << 30
+    ratio: int = 200
+    ratio_floor_bytes: int = 1 << 30
+    small_file_bytes: int = 1 << 20
+    small_total_bytes: int = 32 << 20
+    small_num_members: int = 10_000
+    small_num_lines: int = 500_000
+
+    def most_bytes(self, file_bytes: int) -> int:
+        """How many bytes a file of that size may hold."""
+        beyond_bytes = max(0, file_bytes - self.small_file_bytes)
+        return min(self.total_bytes, self.small_total_bytes + self.ratio * beyond_bytes)
+
+    def most_members(self, file_bytes: int) -> int:
+        """How many entries a file of that size may hold."""
+        is_small = file_bytes <= self.small_file_bytes
+        return min(self.num_members, self.small_num_members) if is_small else self.num_members
+
+    def most_lines(self, file_bytes: int) -> float:
+        """How many lines a file of that size may hold.  Those of a larger one are not counted: that takes time."""
+        return self.small_num_lines if file_bytes <= self.small_file_bytes else math.inf
+
+
+@dataclass
+class Place:
+    """Where a reader is, for messages."""
+
+    archive: str
+    member: str = ""
+
+    def refuse(self, what: str, **details: Any) -> NoReturn:
+        where = f"{self.archive}: {printable(self.member)}" if self.member else self.archive
+        raise BundleUnreadable(Problem(where, what, **details)) from None
+
+
+class GzipReader:
+    """Inflates piece by piece, within limits; the last piece comes only after length and CRC were found right.
+
+    Attributes:
+        packed_digest: sha256 of all bytes after the header, as ``GzipWriter`` recorded it; None in other tools' files.
+    """
+
+    def __init__(
+        self, stream: BinaryIO, place: Place, limits: Limits, see_compressed: Callable[[bytes], None] | None
+    ) -> None:
+        self._stream = stream
+        self._place = place
+        self._limits = limits
+        self._see_compressed = see_compressed
+        self._file_bytes = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        self._num_read_bytes = 0
+        self._num_inflated_bytes = 0
+        self._num_lines_left = limits.most_lines(self._file_bytes)
+        self._rest = memoryview(b"")
+        self.packed_digest = self._read_header()
+        self._pieces = self._inflate()
+
+    def next_piece(self, max_bytes: int) -> memoryview:
+        """The next bytes, at least one and at most ``max_bytes``; empty at the end."""
+        if not self._rest:
+            self._rest = memoryview(next(self._pieces, b""))
+        piece, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
+        return piece
+
+    def check_room(self, size_bytes: int) -> None:
+        """Refuse a member of that size before a byte of it is read."""
+        limits, expected_bytes = self._limits, self._num_inflated_bytes + size_bytes
+        if expected_bytes > limits.total_bytes:
+            self._refuse_size(expected_bytes)
+        if expected_bytes > max(limits.ratio_floor_bytes, limits.ratio * self._file_bytes):
+            self._refuse_ratio(expected_bytes, self._file_bytes)
+        self._check_most(expected_bytes)
+
+    @property
+    def most_members(self) -> int:
+        return self._limits.most_members(self._file_bytes)
+
+    def _read_header(self) -> bytes | None:
+        header = self._stream.read(_PLAIN_HEADER_BYTES)
+        if len(header) < _PLAIN_HEADER_BYTES or not header.startswith(_MAGIC):
+            self._place.refuse("not a gzip file")
+        flags = header[len(_MAGIC)]
+        if flags == _FLAG_EXTRA:
+            header += self._stream.read(len(_OUR_HEADER) - _PLAIN_HEADER_BYTES)
+            digest = self._stream.read(_DIGEST_BYTES)
+            if header != _OUR_HEADER or len(digest) < _DIGEST_BYTES:
+                self._place.refuse("gzip header is damaged")
+            return digest
+        if flags == _FLAG_NAME:
+            self._skip_file_name()
+        elif flags:
+            self._place.refuse("gzip header is damaged or unusual", got=flags, expected="flags 0, 4 or 8")
+        return None
+
+    def _skip_file_name(self) -> None:
+        for _ in range(_MAX_FILE_NAME_BYTES):
+            if self._stream.read(1) == b"\0":
+                return
+        self._place.refuse("gzip header is damaged (a name without end)")
+
+    def _read_compressed(self) -> bytes:
+        """Steps grow with the position, so that damage is located well in a small file and a large one reads fast."""
+        step_bytes = min(max(self._num_read_bytes >> 6, 256), CHUNK_BYTES >> 3)
+        data = self._stream.read(step_bytes)
+        self._num_read_bytes += len(data)
+        if self._see_compressed is not None:
+            self._see_compressed(data)
+        return data
+
+    def _inflate(self) -> Iterator[bytes]:
+        engine = deflate.decompressobj(_WINDOW_BITS)
+        crc = 0
+        while not engine.eof:
+            data = engine.unconsumed_tail or self._read_compressed()
+            try:
+                piece = engine.decompress(data, CHUNK_BYTES)
+            except _DeflateError as error:
+                self._place.refuse(f"compressed data is damaged here or shortly before ({error})")
+            if not (data or piece or engine.eof):
+                self._place.refuse("ends early: the file was cut off")
+            crc = deflate.crc32(piece, crc)
+            self._count(len(piece))
+            if self._num_lines_left < math.inf:
+                self._count_lines(piece)
+            if piece:
+                yield piece
+        self._check_trailer(engine.unused_data, crc)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_inflated_bytes += num_bytes
+        inflated, limits = self._num_inflated_bytes, self._limits
+        if inflated > limits.total_bytes:
+            self._refuse_size(inflated)
+        if inflated > max(limits.ratio_floor_bytes, limits.ratio * self._num_read_bytes):
+            self._refuse_ratio(inflated, self._num_read_bytes)
+        self._check_most(inflated)
+
+    def _count_lines(self, piece: bytes) -> None:
+        self._num_lines_left -= piece.count(b"\n")
+        if self._num_lines_left < 0:
+            limit = f"at most {self._limits.small_num_lines} in a file of {format_bytes(self._file_bytes)}"
+            self._place.refuse("refused, too many lines", expected=limit)
+
+    def _check_most(self, num_bytes: int) -> None:
+        most_bytes = self._limits.most_bytes(self._file_bytes)
+        if num_bytes > most_bytes:
+            limit = f"at most {format_bytes(most_bytes)} from a file of {format_bytes(self._file_bytes)}"
+            self._place.refuse("refused, a compression bomb", got=format_bytes(num_bytes), expected=limit)
+
+    def _refuse_size(self, num_bytes: int) -> NoReturn:
+        limit = format_bytes(self._limits.total_bytes)
+        self._place.refuse("refused, too large in all", got=format_bytes(num_bytes), expected=f"at most {limit}")
+
+    def _refuse_ratio(self, num_bytes: int, num_compressed_bytes: int) -> NoReturn:
+        found = f"{format_bytes(num_bytes)} from {format_bytes(num_compressed_bytes)}"
+        limit = f"at most {self._limits.ratio} to 1"
+        self._place.refuse("refused, a compression bomb", got=found, expected=limit)
+
+    def _check_trailer(self, tail: bytes, crc: int) -> None:
+        while len(tail) <= _TRAILER_BYTES and (more := self._read_compressed()):
+            tail += more
+        size = self._num_inflated_bytes & 0xFFFFFFFF
+        if len(tail) > _TRAILER_BYTES:
+            self._place.refuse("data after the end of the archive")
+        if len(tail) < _TRAILER_BYTES:
+            self._place.refuse("ends early: the file was cut off")
+        if tail != crc.to_bytes(4, "little") + size.to_bytes(4, "little"):
+            self._place.refuse("content is damaged (CRC or length differs)")
+
+
+class GzipWriter:
+    """Deflates into a seekable stream; the same bytes for the same data, library and processor."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._engine = deflate.compressobj(LEVEL, deflate.DEFLATED, _WINDOW_BITS)
+        self._digest = hashlib.sha256()
+        self._crc = 0
+        self._num_bytes = 0
+        stream.write(_OUR_HEADER + bytes(_DIGEST_BYTES))
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._crc = deflate.crc32(data, self._crc)
+        self._num_bytes += len(data)
+        self._put(self._engine.compress(data))
+
+    def close(self) -> None:
+        """Write the trailer, then the digest into the header."""
+        size = self._num_bytes & 0xFFFFFFFF
+        self._put(self._engine.flush() + self._crc.to_bytes(4, "little") + size.to_bytes(4, "little"))
+        self._stream.seek(len(_OUR_HEADER))
+        self._stream.write(self._digest.digest())
+
+    def _put(self, data: bytes) -> None:
+        self._digest.update(data)
+        self._stream.write(data)

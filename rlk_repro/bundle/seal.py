@@ -1,0 +1,397 @@
+"""Sealing, packing, opening and listing a bundle, unchecked (verify.py checks).  The format: docs/bundle-format.md."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from rlk_repro.base import files
+from rlk_repro.base.disk import MORE_ROOM, Unwritable, new_folder, open_stream, temporary_folder, writing
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecError
+from rlk_repro.base.escapes import printable
+from rlk_repro.base.files import CHUNK_BYTES, parse_json, replacing, sha256_bytes, write_bytes
+from rlk_repro.base.findings import Finding
+from rlk_repro.base.units import format_bytes
+from rlk_repro.bundle.archive import ArchiveReader, ArchiveWriter, Member, find_unsafe, read_own
+from rlk_repro.bundle.checksums import (
+    CHECKSUMS,
+    HashThread,
+    Piece,
+    diff_checksums,
+    parse_checksums,
+    render_checksums,
+    sort_key,
+)
+from rlk_repro.bundle.gzip_stream import Limits
+from rlk_repro.rundir.paths import NODES, TRIALS, RunDir
+from rlk_repro.rundir.results import TrialStatus
+
+_LAYOUT: Final = RunDir(Path())
+_PLAN: Final = str(_LAYOUT.plan)
+_ANALYSIS: Final = str(_LAYOUT.analysis)
+_UNPACKED: Final = "bundle"
+_SHORT_HASH: Final = 12
+_MAX_FACT: Final = 500
+# What a reader asks for first: which file records it, under which keys.
+_FACTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "name": (_PLAN, ("experiment", "run", "run")),
+    "lane": (_PLAN, ("experiment", "run", "lane")),
+    "hardware": (_PLAN, ("experiment", "hardware", "hardware")),
+    "cluster": (_PLAN, ("profile", "cluster")),
+    "plan_hash": (_PLAN, ("plan_hash",)),
+    "verdict": (_ANALYSIS, ("verdict", "word")),
+    "headline": (_ANALYSIS, ("verdict", "headline")),
+    "rlk_repro": (_ANALYSIS, ("facts", "rlk-repro")),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleInfo:
+    """What a bundle holds.  ``bundle_id`` is None where it was never sealed; ``trials`` are names with exit status.
+
+    ``facts`` are what plan and analysis record, by the names of ``_FACTS``, None where they do not.
+    """
+
+    run_id: str
+    bundle_id: str | None
+    facts: Mapping[str, str | None]
+    num_files: int
+    size_bytes: int
+    trials: Mapping[str, str]
+    nodes: tuple[str, ...]
+
+    @property
+    def is_sealed(self) -> bool:
+        return self.bundle_id is not None
+
+    def lines(self) -> list[str]:
+        """The same for reading."""
+        facts = {name: value or "not recorded" for name, value in self.facts.items()}
+        if self.facts["plan_hash"]:
+            facts["plan_hash"] = facts["plan_hash"][:_SHORT_HASH]
+        if self.facts["verdict"]:
+            facts["verdict"] += f" (as {'sealed' if self.is_sealed else 'recorded'}, not recomputed)"
+        return [
+            f"run {self.run_id}",
+            f"id {self.bundle_id or 'none: interrupted or not finished'}",
+            f"sealed {'yes' if self.is_sealed else 'no'}",
+            *(f"{name.replace('_', '-')} {value}" for name, value in facts.items()),
+            f"{self.num_files} files, {format_bytes(self.size_bytes)}",
+            f"nodes {', '.join(map(printable, self.nodes)) or 'none'}",
+            *(f"trial {printable(name)}: {printable(status)}" for name, status in self.trials.items()),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "bundle_id": self.bundle_id,
+            "is_sealed": self.is_sealed,
+            **self.facts,
+            "num_files": self.num_files,
+            "size_bytes": self.size_bytes,
+            "trials": dict(self.trials),
+            "nodes": list(self.nodes),
+        }
+
+
+class FolderReader:
+    """The packed files of a run directory, read like an ``ArchiveReader``: iterate over members, ``data`` streams one.
+
+    Attributes:
+        refused: what cannot be packed, by name: links, devices, unreadable files.  Complete after the iteration.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._stream: BinaryIO | None = None
+        self._num_unread_bytes = 0
+        self.refused: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[Member]:
+        for name in self._find_names():
+            try:
+                stream = (self._run_dir.root / name).open("rb")
+            except FileNotFoundError:  # gone since it was listed: not here is what counts
+                continue
+            except OSError as error:
+                self.refused[name] = f"unreadable ({error.strerror})"
+                continue
+            with stream as self._stream:
+                self._num_unread_bytes = os.fstat(stream.fileno()).st_size
+                yield Member(name=name, size_bytes=self._num_unread_bytes)
+
+    def data(self) -> Iterator[bytes]:
+        """The current member up to the size that was announced, even where the file grows; less where it shrinks."""
+        assert self._stream is not None
+        try:
+            while piece := self._stream.read(min(self._num_unread_bytes, CHUNK_BYTES)):
+                self._num_unread_bytes -= len(piece)
+                yield piece
+        except OSError as error:
+            raise _unreadable(Path(self._stream.name), error) from error
+
+    def check(self) -> None:
+        """Raise CheckFailed for everything refused."""
+        if self.refused:
+            root = self._run_dir.root
+            raise CheckFailed(
+                *(
+                    Problem(f"{root}/{printable(name)}", what, expected="a regular file")
+                    for name, what in self.refused.items()
+                )
+            )
+
+    def _find_names(self) -> list[str]:
+        names = []
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            for entry in self._list(folder):
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if not self._run_dir.is_packed(name):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(name)
+                elif (problem := self._find_problem(name, entry)) is not None:
+                    self.refused[name] = problem
+                else:
+                    names.append(name)
+        return sorted(names, key=sort_key)
+
+    def _list(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self._run_dir.root / folder) as entries:
+                return list(entries)
+        except OSError as error:
+            if not folder:
+                raise _unreadable(self._run_dir.root, error) from error
+            self.refused[folder] = f"unreadable ({error.strerror})"
+            return []
+
+    def _find_problem(self, name: str, entry: os.DirEntry[str]) -> str | None:
+        if entry.is_symlink():
+            return "a symbolic link"
+        if not entry.is_file(follow_symlinks=False):
+            return "a device, socket or named pipe"
+        return find_unsafe(name)
+
+
+def seal(run_dir: RunDir) -> str:
+    """Write SHA256SUMS over every packed file and return the bundle id, its sha256.
+
+    Raises:
+        CheckFailed: a link or device in the directory, or it was sealed before and differs now.
+    """
+    reader = FolderReader(run_dir)
+    with HashThread() as hashes:
+        for member in reader:
+            if member.name != CHECKSUMS:
+                for _ in hashes.pass_through(member.name, reader.data()):
+                    pass
+        digests = hashes.finish()
+    reader.check()
+    if run_dir.is_sealed:
+        _check_seal(run_dir, digests)
+    else:
+        write_bytes(run_dir.checksums, render_checksums(digests))
+    return sha256_bytes(run_dir.checksums.read_bytes())
+
+
+def pack(run_dir: RunDir, target: Path | None = None) -> Path:
+    """Write the run directory as a bundle, by default to ``run_dir.bundle``; sealed or not.
+
+    Raises:
+        CheckFailed: a link or device in the directory, a sealed file that changed, a file that shrank meanwhile.
+    """
+    target = target or run_dir.bundle
+    reader = FolderReader(run_dir)
+    with replacing(target) as stream, HashThread() as hashes:
+        writer = ArchiveWriter(stream)
+        for member in reader:
+            num_bytes = writer.add(member, hashes.pass_through(member.name, reader.data()))
+            if num_bytes < member.size_bytes:
+                where = f"{run_dir.root}/{printable(member.name)}"
+                raise CheckFailed(
+                    Problem(where, "shrank while it was packed", got=num_bytes, expected=f"{member.size_bytes} bytes")
+                )
+        reader.check()
+        writer.close()
+        if run_dir.is_sealed:
+            _check_seal(run_dir, hashes.finish())
+    return target
+
+
+def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> RunDir:
+    """Unpack into a new folder, which becomes the run directory; on failure it does not appear.
+
+    Raises:
+        BundleUnreadable: broken, unsafe or beyond the limits.
+        SpecError: no such bundle, or the destination exists.
+        EnvironmentMissing: it cannot be written.
+    """
+    if destination.exists():
+        raise SpecError(Problem(str(destination), "already exists", expected="a new folder"))
+    with open_archive(bundle, limits=limits) as reader:
+        for _ in reader:  # to the end once, so that a bad bundle is refused before anything is written
+            pass
+    with open_archive(bundle, limits=limits) as reader, new_folder(destination) as partial:
+        _write_members(reader, partial)
+    return RunDir(destination)
+
+
+@contextmanager
+def open_bundle(path: Path) -> Iterator[RunDir]:
+    """A run directory as it is, or a bundle unpacked for the duration of the block.
+
+    Raises:
+        SpecError, BundleUnreadable: as ``unpack``.
+    """
+    if is_folder(path):
+        yield RunDir(path)
+        return
+    with temporary_folder("rlk-repro-") as folder:
+        with writing(folder, hint=MORE_ROOM):
+            unpacked = unpack(path, folder / _UNPACKED)
+        yield unpacked
+
+
+def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
+    """What a bundle or run directory holds, unchecked.  A bundle is inflated once; nothing is hashed or unpacked.
+
+    Raises:
+        BundleUnreadable: as ``verify_bundle``.
+    """
+    if is_folder(path):
+        return _inspect(FolderReader(RunDir(path)), RunDir(path).run_id)
+    with open_archive(path, limits=limits) as reader:
+        return _inspect(reader, _UNPACKED)
+
+
+@contextmanager
+def open_archive(
+    path: Path, *, limits: Limits | None = None, see_compressed: Callable[[bytes], None] | None = None
+) -> Iterator[ArchiveReader]:
+    """The members of a bundle, streamed without unpacking.
+
+    Raises:
+        SpecError: no such file.
+        BundleUnreadable: no archive of ours, broken, unsafe or beyond the limits; also from the block.
+    """
+    try:
+        if not path.exists():
+            raise SpecError(Problem(str(path), "no such file", expected="a bundle or a run directory"))
+        if not path.is_file():
+            raise BundleUnreadable(Problem(str(path), "a device, socket or named pipe", expected="a regular file"))
+        with path.open("rb") as stream:
+            yield ArchiveReader(stream, str(path), limits=limits, see_compressed=see_compressed)
+    except Unwritable:
+        raise
+    except OSError as error:  # here and in the block, which only reads or handles its own
+        raise _unreadable(path, error) from error
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a bundle is given as the run directory that it was packed from.
+
+    Raises:
+        BundleUnreadable: this user may not look into it.
+    """
+    try:
+        if not path.is_dir():
+            return False
+        with os.scandir(f"{path}/."):  # the dot needs the permission to search, listing the one to read
+            return True
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> BundleUnreadable:
+    return BundleUnreadable(Problem(str(path), f"cannot be read ({error.strerror})"))
+
+
+def _check_seal(run_dir: RunDir, digests: Mapping[str, str]) -> None:
+    listed, findings = parse_checksums(run_dir.checksums.read_bytes())
+    found = {name: digest for name, digest in digests.items() if name != CHECKSUMS}
+    findings += diff_checksums(listed, found)
+    if findings:
+        raise CheckFailed(*(_make_problem(run_dir, finding) for finding in findings))
+
+
+def _make_problem(run_dir: RunDir, finding: Finding) -> Problem:
+    return Problem(
+        f"{run_dir.root}/{finding.where}",
+        f"differs from what was sealed: {finding.found}",
+        expected=finding.expected,
+    )
+
+
+def _write_members(reader: ArchiveReader, folder: Path) -> None:
+    for member in reader:
+        path = folder / member.name
+        if member.is_folder:
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open_stream(path, "xb") as stream:
+            for piece in reader.data():
+                stream.write(piece)
+
+
+def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleInfo:
+    from rlk_repro.plan import find_run_id  # pydantic, which verifying does without
+
+    sizes_bytes = []
+    nodes: set[str] = set()
+    trials: dict[str, str] = {}
+    bundle_id = None
+    records: dict[str, Any] = {}
+    for member in reader:
+        parts = member.name.split("/")
+        if not member.is_folder:
+            sizes_bytes.append(member.size_bytes)
+        if member.name == CHECKSUMS:
+            bundle_id = sha256_bytes(read_own(reader.data(), files.MAX_RECORDS_BYTES) or b"")
+        elif member.name in {_PLAN, _ANALYSIS}:
+            records[member.name] = _load_own(reader.data(), files.MAX_ANALYSIS_BYTES)
+        elif parts[0] == NODES and len(parts) > 2:
+            nodes.add(parts[1])
+        elif parts[0] == TRIALS and len(parts) > 2:
+            trials.setdefault(parts[1], TrialStatus.MISSING)
+            if member.name == str(_LAYOUT.trial(parts[1]).exit):
+                trials[parts[1]] = _read_status(reader.data())
+    return BundleInfo(
+        run_id=find_run_id(records.get(_PLAN), folder_name),
+        bundle_id=bundle_id,
+        facts={name: _find_fact(records.get(file), keys) for name, (file, keys) in _FACTS.items()},
+        num_files=len(sizes_bytes),
+        size_bytes=sum(sizes_bytes),
+        trials=trials,
+        nodes=tuple(sorted(nodes)),
+    )
+
+
+def _find_fact(value: Any, keys: Iterable[str]) -> str | None:
+    """The beginning of a text, fit to print, or None where a stranger's record has no text in that place."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return printable(value[:_MAX_FACT]) if isinstance(value, str) and value else None
+
+
+def _read_status(pieces: Iterable[Piece]) -> str:
+    value = _load_own(pieces)
+    if value is None:
+        return "unreadable"
+    status = value.get("status") if isinstance(value, dict) else None
+    return status[:_MAX_FACT] if isinstance(status, str) else "not recorded"
+
+
+def _load_own(pieces: Iterable[Piece], max_bytes: int = files.MAX_JSON_BYTES) -> Any:
+    """One of our own JSON files, or None where it cannot be read."""
+    try:
+        return parse_json("", read_own(pieces, max_bytes) or b"", max_bytes=max_bytes)
+    except BundleUnreadable:
+        return None

@@ -1,0 +1,227 @@
+"""Is this bundle what was sealed?  Everything that is wrong, in one pass and without unpacking.
+
+Whether its numbers can be had again from its logs is replay's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
+from rlk_repro.base.escapes import printable
+from rlk_repro.base.files import (
+    MAX_ANALYSIS_BYTES,
+    MAX_JSON_BYTES,
+    MAX_PLAN_BYTES,
+    MAX_RECORDS_BYTES,
+    parse_json,
+    sha256_bytes,
+)
+from rlk_repro.base.findings import Finding, Level, limit_findings
+from rlk_repro.base.units import format_bytes
+from rlk_repro.bundle.archive import ArchiveReader, read_own
+from rlk_repro.bundle.checksums import CHECKSUMS, HashThread, diff_checksums, parse_checksums, render_checksums
+from rlk_repro.bundle.gzip_stream import Limits
+from rlk_repro.bundle.seal import FolderReader, is_folder, open_archive
+from rlk_repro.rundir import manifest, results
+from rlk_repro.rundir.paths import RunDir
+
+_LAYOUT: Final = RunDir(Path())
+_PARTS_OF_NODE_AND_TRIAL_FILES: Final = 3
+# The newest schema of each file that this version reads; tests compare them with the modules that write the files.
+_SCHEMAS: Final = {
+    str(_LAYOUT.plan): 1,
+    str(_LAYOUT.submission): 1,
+    str(_LAYOUT.prepared): 1,
+    str(_LAYOUT.analysis): results.SCHEMA,
+    str(_LAYOUT.node("*").manifest): manifest.SCHEMA,
+    str(_LAYOUT.trial("*").exit): 1,
+}
+_MAX_BYTES: Final = {
+    CHECKSUMS: MAX_RECORDS_BYTES,
+    str(_LAYOUT.plan): MAX_PLAN_BYTES,
+    str(_LAYOUT.prepared): MAX_RECORDS_BYTES,
+    str(_LAYOUT.analysis): MAX_ANALYSIS_BYTES,
+}
+_ID: Final = re.compile("[0-9a-f]{12,64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What checking a bundle gave.
+
+    ``bundle_id`` is that of the files as they are, None where it was never sealed; it says nothing about findings.
+    ``claimed_id`` is that of the SHA256SUMS that lies there, where it is another one.
+    """
+
+    findings: tuple[Finding, ...]
+    bundle_id: str | None
+    claimed_id: str | None = None
+
+
+@dataclass
+class _Contents:
+    """What one pass over the members gathers besides digests."""
+
+    checksums: bytes | None = None
+    folders: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None = None) -> Verification:
+    """Check a bundle or a run directory against its SHA256SUMS, and the schema numbers of our own JSON files.
+
+    Findings are blocking: changed, missing, extra, malformed, unsealed, newer schema, repacked wrongly, an id that does
+    not begin with ``expected_id``; or a warning: packed by another tool, where owners, modes and times are not ours to
+    judge.  None: as sealed.  All of it, the id too, comes from one pass.
+
+    Raises:
+        SpecError: no such file, or ``expected_id`` is not 12 to 64 hex digits.
+        BundleUnreadable: the archive cannot be read to its end, or is unsafe.  Names the members damaged before that.
+    """
+    if expected_id is not None and _ID.fullmatch(expected_id) is None:
+        raise SpecError(Problem("--id", "no bundle id", got=expected_id, expected="12 to 64 hex digits in lower case"))
+    found = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path, limits)
+    findings = [*found.findings, *_check_id(found.bundle_id, expected_id)]
+    return replace(found, findings=tuple(limit_findings(findings)))
+
+
+def verify_bundle(path: Path, *, limits: Limits | None = None) -> list[Finding]:
+    """The findings of ``verify``, whatever the id."""
+    return list(verify(path, limits=limits).findings)
+
+
+def _verify_folder(run_dir: RunDir) -> Verification:
+    reader = FolderReader(run_dir)
+    contents = _Contents()
+    with HashThread() as hashes:
+        _read(reader, hashes, contents)
+        digests = hashes.finish()
+    refused = [Finding(Level.BLOCKING, name, "a regular file", what) for name, what in reader.refused.items()]
+    findings = (*contents.findings, *refused, *_compare(contents, digests))
+    return _identify(findings, digests)
+
+
+def _verify_archive(path: Path, limits: Limits | None) -> Verification:
+    contents = _Contents()
+    packed = hashlib.sha256()
+    with (
+        HashThread() as hashes,
+        open_archive(path, limits=limits, see_compressed=lambda piece: hashes.update(packed, piece)) as reader,
+    ):
+        try:
+            _read(reader, hashes, contents)
+        except BundleUnreadable as error:
+            raise BundleUnreadable(*error.problems, *_find_damaged(path, contents, hashes.finish())) from None
+        digests = hashes.finish()
+    packing = _check_packing(path, reader, packed.digest())
+    found = (*contents.findings, *_compare(contents, digests), *_find_extra_folders(contents, digests), *packing)
+    return _identify(found, digests)
+
+
+def _identify(findings: tuple[Finding, ...], digests: Mapping[str, str]) -> Verification:
+    """A list of checksums proves nothing of files that are not those: the id is that of the list they would have."""
+    claimed = digests.get(CHECKSUMS)
+    if claimed is None:
+        return Verification(findings=findings, bundle_id=None)
+    own = {name: digest for name, digest in digests.items() if name != CHECKSUMS}
+    bundle_id = sha256_bytes(render_checksums(own))
+    return Verification(findings=findings, bundle_id=bundle_id, claimed_id=None if claimed == bundle_id else claimed)
+
+
+def _check_id(bundle_id: str | None, expected_id: str | None) -> list[Finding]:
+    if expected_id is None or (bundle_id is not None and bundle_id.startswith(expected_id)):
+        return []
+    return [Finding(Level.BLOCKING, "id", expected_id, bundle_id or "none: it was never sealed")]
+
+
+def _read(reader: ArchiveReader | FolderReader, hashes: HashThread, contents: _Contents) -> None:
+    for member in reader:
+        name = member.name
+        if member.is_folder:
+            contents.folders.append(name)
+            continue
+        pieces = hashes.pass_through(name, reader.data())
+        schema = _find_schema(name)
+        if name != CHECKSUMS and schema is None:
+            for _ in pieces:
+                pass
+            continue
+        max_bytes = _MAX_BYTES.get(name, MAX_JSON_BYTES)
+        data = read_own(pieces, max_bytes)
+        if data is None:
+            found = format_bytes(member.size_bytes)
+            limit = f"at most {format_bytes(max_bytes)}"
+            contents.findings.append(Finding(Level.BLOCKING, printable(name), limit, found))
+        elif schema is None:
+            contents.checksums = data
+        else:
+            contents.findings += _check_schema(name, data, schema)
+
+
+def _find_schema(name: str) -> int | None:
+    """The newest schema of one of our own files, None for any other."""
+    parts = name.split("/")
+    if len(parts) == _PARTS_OF_NODE_AND_TRIAL_FILES:
+        parts[1] = "*"
+    return _SCHEMAS.get("/".join(parts))
+
+
+def _check_schema(name: str, data: bytes, schema: int) -> list[Finding]:
+    try:
+        parse_json(name, data, schema=schema, max_bytes=len(data))
+    except BundleUnreadable as error:
+        expected = f"JSON of schema {schema} or older"
+        return [Finding(Level.BLOCKING, printable(name), expected, str(problem)) for problem in error.problems]
+    return []
+
+
+def _compare(contents: _Contents, digests: Mapping[str, str]) -> list[Finding]:
+    if contents.checksums is None:
+        return [Finding(Level.BLOCKING, CHECKSUMS, "a seal", "none: the run was interrupted or is not finished")]
+    listed, findings = parse_checksums(contents.checksums)
+    found = {name: digest for name, digest in digests.items() if name != CHECKSUMS}
+    return [*findings, *diff_checksums(listed, found)]
+
+
+def _find_damaged(path: Path, contents: _Contents, digests: Mapping[str, str]) -> list[Problem]:
+    """Members read before the archive broke off whose bytes are not those that were sealed."""
+    if contents.checksums is None:
+        return []
+    listed, _ = parse_checksums(contents.checksums)
+    return [
+        Problem(f"{path}: {printable(name)}", "damaged", got=digest, expected=listed.get(name, "no such member"))
+        for name, digest in digests.items()
+        if name != CHECKSUMS and listed.get(name) != digest
+    ]
+
+
+def _find_extra_folders(contents: _Contents, digests: Mapping[str, str]) -> list[Finding]:
+    """Folder members that hold no file; their names are in nobody's checksum."""
+    used = {str(parent) for name in digests for parent in PurePosixPath(name).parents} | {""}
+    return [
+        Finding(Level.BLOCKING, f"{printable(name)}/", "nothing", "an extra folder")
+        for name in contents.folders
+        if name not in used
+    ]
+
+
+def _check_packing(path: Path, reader: ArchiveReader, digest: bytes) -> list[Finding]:
+    """Our own archives are exactly as packed, or the file was altered; other tools' archives are said to be so."""
+    if reader.packed_digest == digest:
+        return []
+    if reader.packed_digest is not None:
+        found = "other bytes that hold the same content"
+        return [Finding(Level.BLOCKING, str(path), "the bytes that were packed", found)]
+    findings = [
+        Finding(Level.WARNING, str(path), "packed by rlk-repro", "packed by another tool; the content is checked")
+    ]
+    if reader.foreign_member is not None:
+        where, found = printable(reader.foreign_member), "another owner, mode, time or padding, here first"
+        findings.append(Finding(Level.WARNING, where, "a header as rlk-repro writes it", found))
+    return findings

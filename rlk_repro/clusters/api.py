@@ -1,0 +1,121 @@
+"""What a backend is: a module with these seven functions.  The values they pass are defined here, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from rlk_repro.base.console import Tell, silence
+from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.files import check_schema
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+
+SCHEMA: Final = 1
+
+
+class JobState(StrEnum):
+    """Where a submission stands, the same words on every cluster."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_final(self) -> bool:
+        return self in {JobState.DONE, JobState.FAILED, JobState.CANCELLED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Rendered, not submitted: files to appear in ``job/`` (name to text) and the command that submits or starts it."""
+
+    files: Mapping[str, str]
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What is needed to ask about a submission again: the cluster's own id and, where it has one, its extra words."""
+
+    cluster: str
+    job_id: str
+    submitted_at: str
+    details: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "cluster": self.cluster, "job_id": self.job_id, "submitted_at": self.submitted_at,
+                "details": dict(self.details)}  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: Any, where: str = "submission.json") -> Submission:
+        """Raises BundleUnreadable for whatever ``to_json`` does not write."""
+        check_schema(where, value, SCHEMA)
+        details = value.get("details")
+        if not isinstance(details, Mapping):
+            raise BundleUnreadable(Problem(f"{where}: details", "wrong value", got=details, expected="a mapping"))
+        texts = {name: value.get(name) for name in ("cluster", "job_id", "submitted_at")}
+        wrong = [
+            Problem(f"{where}: {name}", "wrong value", got=item, expected="text")
+            for name, item in [*texts.items(), *((f"details.{name}", item) for name, item in details.items())]
+            if not isinstance(item, str)
+        ]
+        if wrong:
+            raise BundleUnreadable(*wrong)
+        return cls(**texts, details=dict(details))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """One answer of ``poll``; ``reason`` quotes the cluster's own words.
+
+    ``is_unreachable``: the cluster did not answer, ask again later.  Otherwise ``unknown`` is its answer.
+    """
+
+    state: JobState
+    reason: str = ""
+    nodes: str = ""
+    is_unreachable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line of a trial's log, without its end."""
+
+    trial: str
+    text: str
+
+
+class Backend(Protocol):
+    """The module interface; mypy checks each module at its line of the registry."""
+
+    def available(self) -> str | None:
+        """None where this machine can use the cluster, else the reason why not."""
+
+    def render(self, plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
+        """The job, without touching anything; SpecError for a plan that this cluster cannot run.
+
+        ``nodes`` asks for exactly these.
+        """
+
+    def submit(self, job: Job, run_dir: RunDir) -> Submission:
+        """Send exactly that job."""
+
+    def poll(self, submission: Submission, run_dir: RunDir) -> Status:
+        """Ask once; ``unknown`` where this machine cannot tell."""
+
+    def logs(self, submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
+        """Lines of the trials in order, ending when the job ends."""
+
+    def cancel(self, submission: Submission, run_dir: RunDir) -> bool:
+        """Ask for the end, letting the agent pack; False where it has ended already.  Cancelling twice is fine."""
+
+    def collect(self, submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
+        """Bring the bundle to ``run_dir.bundle``, telling how far it is where that takes long."""

@@ -1,0 +1,149 @@
+"""Checks a profile where it is used: asks the cluster, looks around on this machine, lets ``judge`` say what is wrong.
+
+At the end the scheduler itself is asked, by ``sbatch --test-only``, which queues nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.agent.preflight import checking as preflight
+from rlk_repro.agent.preflight.checks import CHECKS, Situation, judge_node
+from rlk_repro.base.findings import Finding, Level, sort_findings
+from rlk_repro.base.resources import hardware_folders, list_names
+from rlk_repro.clusters.k8s.kubectl import Place
+from rlk_repro.clusters.slurm import client as slurmctl
+from rlk_repro.clusters.slurm.judge import Here, Needs, judge_profile, list_paths
+from rlk_repro.clusters.slurm.options import list_options, time_limit_min
+from rlk_repro.clusters.slurm.site import probe_site
+from rlk_repro.plan import Plan
+from rlk_repro.probes import probe_node
+from rlk_repro.probes.folder import find_filesystem
+from rlk_repro.probes.host import NETWORK_FILESYSTEMS
+from rlk_repro.rundir.paths import RunDir, runs_root
+from rlk_repro.spec import Hardware, KubernetesSettings, Layout, Profile, SlurmSettings
+from rlk_repro.spec.load import load_hardware
+
+OWN_FILESYSTEMS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "f2fs"})
+SCHEDULER: Final = "sbatch --test-only"
+
+
+def load_all_hardware() -> dict[str, Hardware]:
+    return {name: load_hardware(name, hardware_folders()).model for name in list_names(hardware_folders())}
+
+
+def check_local(profile: Profile, hardware: Hardware) -> list[Finding]:
+    """What preflight would say of this machine now, but for the run directory and the trainer's modules."""
+    layout = Layout(gpus_per_node=hardware.gpus_per_node)
+    manifest = probe_node("here")
+    situation = Situation(manifest=manifest, hardware=hardware, layout=layout, limits=profile.preflight)
+    found = [
+        *preflight.check_hardware(hardware, layout.gpus_per_node, manifest),
+        *judge_node(CHECKS, situation),
+    ]
+    return sort_findings(found)
+
+
+def check_slurm(profile: Profile, plan: Plan | None) -> list[Finding]:
+    """What would fail with the plan's run, or with any run on one node where there is no plan.
+
+    Raises:
+        EnvironmentMissing: no Slurm answers here.
+    """
+    site, hardware = probe_site(), load_all_hardware()
+    found = judge_profile(profile, site, look_around(profile), find_needs(profile, plan, hardware), hardware)
+    return sort_findings([*found, ask_scheduler(list_probe_options(profile, plan, hardware))])
+
+
+def check_kubernetes(profile: Profile, plan: Plan | None) -> list[Finding]:
+    """What would fail with the plan's run, or with any run where there is no plan; nothing is made.
+
+    Raises:
+        EnvironmentMissing: no cluster answers.
+    """
+    from rlk_repro.clusters.k8s.propose import judge_kubernetes
+    from rlk_repro.clusters.k8s.site import probe_site as probe_kubernetes
+
+    settings = profile.kubernetes or KubernetesSettings()
+    site = probe_kubernetes(Place(namespace=settings.namespace, context=settings.context or ""))
+    found = judge_kubernetes(profile, site, load_all_hardware(), plan)
+    return sort_findings([*found, *(ask_api_server(plan, site.place) if plan is not None else ())])
+
+
+def ask_api_server(plan: Plan, place: Place) -> Iterator[Finding]:
+    """The server's own dry run of the plan's objects: admission, quotas and schemas have their word."""
+    from rlk_repro.clusters.k8s import kubectl
+    from rlk_repro.clusters.k8s.objects import dump_objects, render_objects
+
+    objects = render_objects(plan, RunDir(runs_root() / "check"))
+    done = place.send("apply", dump_objects(objects).encode(), "--dry-run=server")
+    level = Level.INFO if done.is_ok else Level.BLOCKING
+    yield Finding(
+        level, "kubectl apply --dry-run=server", "accepted", "accepted" if done.is_ok else kubectl.quote_words(done)
+    )
+
+
+def find_needs(profile: Profile, plan: Plan | None, hardware: dict[str, Hardware]) -> Needs:
+    if plan is None:
+        model = hardware.get(profile.hardware or "")
+        return Needs(gpus_per_node=1 if model is not None and model.gpus_per_node else 0)
+    layout = plan.layout
+    return Needs(
+        num_nodes=layout.num_nodes, gpus_per_node=layout.gpus_per_node, time_limit_min=time_limit_min(plan)
+    )  # fmt: skip
+
+
+def look_around(profile: Profile) -> Here:
+    root = runs_root().absolute()
+    mounts = Path("/proc/mounts")
+    kind = find_filesystem(mounts.read_text() if mounts.is_file() else "", root.resolve())
+    is_shared = True if kind in NETWORK_FILESYSTEMS else False if kind in OWN_FILESYSTEMS else None
+    return Here(
+        variables=frozenset(os.environ),
+        existing={path: Path(path).exists() for path in list_paths(profile)},
+        runs_root=root,
+        is_runs_root_shared=is_shared,
+        can_make_images=can_make(None if profile.container is None else profile.container.image_dir),
+    )
+
+
+def can_make(folder: str | None) -> bool:
+    """Whether it can be written to, or be made below what is there: the job makes it."""
+    if folder is None:
+        return False
+    path = Path(folder)
+    nearest = next((place for place in (path, *path.parents) if place.exists()), path)
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, Hardware]) -> list[str]:
+    """The plan's own options; without a plan those of the site, for ten minutes on one node."""
+    if plan is not None:
+        return list_options(plan, RunDir(runs_root() / "check"), ())
+    settings, needs = profile.slurm or SlurmSettings(), find_needs(profile, None, hardware)
+    values: dict[str, str | float | None] = {
+        "account": settings.account,
+        "constraint": settings.constraint,
+        "exclude": settings.exclude,
+        "gres": f"{settings.gres}:{needs.gpus_per_node}" if settings.gres != "none" and needs.gpus_per_node else None,
+        "nodes": needs.num_nodes,
+        "partition": settings.partition,
+        "qos": settings.qos,
+        "reservation": settings.reservation,
+        "time": f"{needs.time_limit_min:.0f}",
+    }
+    whole = ["--exclusive", "--mem=0"] if settings.exclusive else []
+    return [*(f"--{name}={value}" for name, value in values.items() if value is not None), *whole, *settings.extra]
+
+
+def ask_scheduler(options: Sequence[str]) -> Finding:
+    """It also refuses while nodes are away that it would otherwise wait for: then its answer is a warning."""
+    done = slurmctl.run_client("sbatch", "--test-only", *options, "--wrap=true")
+    words = slurmctl.quote_words(done)
+    if done.is_ok:
+        return Finding(Level.INFO, SCHEDULER, "accepted", words)
+    level = Level.WARNING if slurmctl.has_missing_nodes() else Level.BLOCKING
+    return Finding(level, SCHEDULER, "accepted", words)

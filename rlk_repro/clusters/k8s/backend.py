@@ -1,0 +1,315 @@
+"""Kubernetes as a cluster: a RayJob or Job through ``kubectl``, and a run directory that only the pods see.
+
+What is sent is ``objects``', how the cluster is asked is ``kubectl``'s, what its answers mean ``k8s_states``'.
+A run is here when it has been collected.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.base.clock import utc_now
+from rlk_repro.base.console import Tell, silence
+from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem, SchedulerRefused
+from rlk_repro.base.files import dump_json, load_json, write_json, write_text
+from rlk_repro.base.units import format_bytes
+from rlk_repro.clusters.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.clusters.asking import asked_rarely, join_words, require_ended, require_known
+from rlk_repro.clusters.k8s import kubectl
+from rlk_repro.clusters.k8s.facts import Facts
+from rlk_repro.clusters.k8s.fetch import fetch_bundle, put_in_place
+from rlk_repro.clusters.k8s.naming import OBJECTS
+from rlk_repro.clusters.k8s.objects import dump_objects, render_objects
+from rlk_repro.clusters.k8s.pod_exec import LeaderEnded, Pod, find_holder, find_leader, mirror_logs
+from rlk_repro.clusters.k8s.pods import kubernetes_settings
+from rlk_repro.clusters.k8s.sent import Sent, delete_all, find_objects, read_sent, record_objects
+from rlk_repro.clusters.k8s.states import Judged, judge
+from rlk_repro.clusters.lastword import read_last_word
+from rlk_repro.clusters.triallogs import read_logs
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+
+LOG_POLL_S: Final = 2.0
+GONE_TIMEOUT_S: Final = 300.0
+
+
+def available() -> str | None:
+    """Only whether there is a client: which cluster is meant, the profile says."""
+    return kubectl.find_obstacle()
+
+
+def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
+    """One file of objects.
+
+    Raises:
+        SpecError: a plan that this kind of job cannot run, or objects that a controller would refuse.
+    """
+    settings = kubernetes_settings(plan)
+    context = (f"--context={settings.context}",) if settings.context else ()
+    file = RunDir(run_dir.root.absolute()).job / OBJECTS
+    command = (
+        "kubectl",
+        *context,
+        f"--namespace={settings.namespace}",
+        "apply",
+        "--validate=strict",
+        f"--filename={file}",
+    )
+    return Job(files={OBJECTS: dump_objects(render_objects(plan, run_dir, nodes=nodes))}, command=command)
+
+
+def submit(job: Job, run_dir: RunDir) -> Submission:
+    """Dry run on the server, apply, then the staged files as a ConfigMap that the job owns; the pods wait for it.
+
+    Raises:
+        SchedulerRefused: with the server's own words; nothing of ours is left then.
+        EnvironmentMissing: kubectl is not installed.
+    """
+    plan = Plan.load(run_dir.plan)
+    sent = Sent.of_plan(plan, run_dir)
+    text = job.files[OBJECTS].encode()
+    _remove_earlier(sent)
+    tested = sent.place.send("apply", text, "--dry-run=server")
+    if not tested.is_ok:
+        raise kubectl.explain(tested)
+    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled, run_dir.live.state):
+        earlier.unlink(missing_ok=True)
+    done = sent.place.send("apply", text)
+    try:
+        if not done.is_ok:
+            raise kubectl.explain(done)
+        made = _find_made(done.stdout)
+        submission = _make_submission(sent, made[0])
+        _send_inputs(sent, run_dir, made[0], submission)
+        _own(sent, made)
+    except BaseException:
+        delete_all(sent)
+        raise
+    return submission
+
+
+def poll(submission: Submission, run_dir: RunDir) -> Status:
+    """Ask once, and bring what the agent says of its progress."""
+    return _look(submission, run_dir)[0]
+
+
+def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
+    """Lines of the trials in order: as they arrive from the leading pod, or as they were collected."""
+    if read_sent(submission) is None or _is_collected(run_dir):
+        return read_logs(run_dir, lambda: True)
+
+    def bring_lines() -> bool:
+        status, answer = _look(submission, run_dir)
+        if answer is not None:
+            with suppress(SchedulerRefused, EnvironmentMissing):
+                mirror_logs(*answer, run_dir.live)
+        return status.state.is_final
+
+    ask = asked_rarely(bring_lines, LOG_POLL_S)
+    is_over = ask()
+    return read_logs(run_dir.live, ask if is_following and not is_over else lambda: True)
+
+
+def cancel(submission: Submission, run_dir: RunDir) -> bool:
+    """A running job is asked to record, pack and end; one that waits, and one that is asked again, is deleted.
+
+    Raises:
+        EnvironmentMissing: nobody here can tell whether it runs.
+        SchedulerRefused: with the server's own words.
+    """
+    sent = read_sent(submission)
+    if sent is None or not run_dir.plan.is_file():
+        return False
+    status = poll(submission, run_dir)
+    if status.state.is_final:
+        return False
+    require_known(status, run_dir)
+    is_first = not run_dir.cancelled.exists()
+    write_text(run_dir.cancelled, utc_now() + "\n")
+    if is_first and status.state is JobState.RUNNING:
+        leader = _find_pod(sent, find_leader(sent), run_dir)
+        if leader is not None and leader.ask_to_stop():
+            return True
+    # the pods get SIGTERM and kubernetes.grace_s to record and pack
+    done = delete_all(sent)
+    if not done.is_ok:
+        raise kubectl.explain(done)
+    return True
+
+
+def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
+    """The bundle from the leading pod, or from a small pod with the results claim; then nothing is left in the cluster.
+
+    Raises:
+        CheckFailed: the job waits or runs, or its results are gone with its pod.
+        EnvironmentMissing: nobody here can tell whether it runs.
+        SchedulerRefused: the cluster refused, or the connection was lost; calling again goes on.
+    """
+    sent = read_sent(submission)
+    if sent is None:
+        raise EnvironmentMissing(Problem(run_dir.run_id, "was not submitted to Kubernetes", got=submission.job_id))
+    if not _is_here(run_dir):
+        require_ended(poll(submission, run_dir), run_dir)
+        _bring(sent, submission, run_dir, tell)
+    delete_all(sent)
+    return run_dir.bundle
+
+
+def _is_here(run_dir: RunDir) -> bool:
+    return run_dir.is_sealed and run_dir.bundle.is_file()
+
+
+def _is_collected(run_dir: RunDir) -> bool:
+    return run_dir.bundle.is_file()
+
+
+def _look(submission: Submission, run_dir: RunDir) -> tuple[Status, tuple[Pod, Facts] | None]:
+    """Where the job stands; its leading pod and what that said, if it answered."""
+    if _is_here(run_dir):
+        return Status(state=JobState.DONE, reason=read_last_word(run_dir).message), None
+    sent = read_sent(submission)
+    if sent is None:
+        return Status(state=JobState.UNKNOWN, reason=f"{submission.job_id!r} is no job of Kubernetes"), None
+    try:
+        found = find_objects(sent)
+    except (EnvironmentMissing, SchedulerRefused) as error:
+        return Status(state=JobState.UNKNOWN, reason=str(error), is_unreachable=True), None
+    if found.job is None:
+        return _judge_absent(sent, run_dir), None
+    judged = judge(found.job, found.pods, found.events)
+    leader = _find_pod(sent, judged.leader, run_dir)
+    facts = None if leader is None else leader.read_facts()
+    if leader is None or facts is None:
+        return _judge_present(judged, _recall(run_dir), run_dir), None
+    write_json(run_dir.live.state, facts.to_json(), is_durable=False)
+    if facts.state is not None:
+        write_json(run_dir.state, facts.state, is_durable=False)
+    return _judge_present(judged, facts, run_dir), (leader, facts)
+
+
+def _find_pod(sent: Sent, name: str, run_dir: RunDir) -> Pod | None:
+    """None where there is no such pod, or where nobody knows what runs in it."""
+    if not name or not run_dir.plan.is_file():
+        return None
+    return Pod(place=sent.place, name=name, plan=Plan.load(run_dir.plan), run_dir=run_dir)
+
+
+def _recall(run_dir: RunDir) -> Facts | None:
+    try:
+        return Facts.from_json(load_json(run_dir.live.state))
+    except BundleUnreadable:
+        return None
+
+
+def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> Status:
+    """A sealed run is done whatever the job's own state; an unsealed one is not."""
+    last = read_last_word(run_dir)
+    message = last.message if last.exit_code is not None else ""  # else it is what the agent did last
+    nodes = ", ".join(judged.nodes)
+    if facts is not None and facts.bundle_bytes is not None and facts.is_sealed:
+        return Status(state=JobState.DONE, reason=message, nodes=nodes)
+    # what waits again, because its queue took the nodes back, begins again
+    has_ended = facts is not None and facts.bundle_bytes is not None and judged.state is not JobState.PENDING
+    if not judged.state.is_final and not has_ended:
+        waits_for = f"waits for {facts.waits_for}" if facts is not None and facts.waits_for else ""
+        where = f"on {nodes}" if judged.state is JobState.RUNNING and nodes else ""
+        return Status(state=judged.state, reason=join_words(judged.reason, waits_for, where), nodes=nodes)
+    if judged.state is JobState.DONE and not has_ended:
+        return Status(state=JobState.DONE, reason=message)
+    state = JobState.CANCELLED if run_dir.cancelled.exists() else JobState.FAILED
+    return Status(state=state, reason=join_words(judged.reason, message))
+
+
+def _judge_absent(sent: Sent, run_dir: RunDir) -> Status:
+    """Deleted by somebody, by its time to live, or by us after it had been collected."""
+    if not run_dir.plan.is_file():
+        return Status(state=JobState.UNKNOWN, reason=f"no {sent.kind} {sent.name} and no run directory")
+    facts, last = _recall(run_dir), read_last_word(run_dir)
+    if facts is not None and facts.is_sealed:
+        return Status(state=JobState.DONE, reason=last.message)
+    gone = "" if _is_collected(run_dir) else f"no {sent.kind} {sent.name} in namespace {sent.place.namespace} any more"
+    if run_dir.cancelled.exists():
+        return Status(state=JobState.CANCELLED, reason=join_words(gone, last.message))
+    return Status(state=JobState.FAILED, reason=join_words(gone, last.message or "its agent left no last word"))
+
+
+def _remove_earlier(sent: Sent) -> None:
+    """What an earlier submission of the same run left: a job's template cannot be changed."""
+    if find_objects(sent).is_empty:
+        return
+    done = delete_all(sent)
+    if not done.is_ok:
+        raise kubectl.explain(done)
+    until = time.monotonic() + GONE_TIMEOUT_S
+    while not find_objects(sent).is_empty:
+        if time.monotonic() >= until:
+            raise SchedulerRefused(Problem("kubernetes", f"earlier objects of {sent.name} are still there",
+                                           expected="none with its label"))  # fmt: skip
+        time.sleep(1.0)
+
+
+def _find_made(text: str) -> list[dict[str, Any]]:
+    value: Any = json.loads(text)
+    return list(value["items"]) if value.get("kind") == "List" else [value]
+
+
+def _make_submission(sent: Sent, job: Mapping[str, Any]) -> Submission:
+    versions = kubectl.probe_versions(sent.place)
+    details = {
+        "kind": sent.kind,
+        "namespace": sent.place.namespace,
+        "name": sent.name,
+        "uid": str(job["metadata"]["uid"]),
+        "context": sent.place.context,
+        **{f"{side}_version": text for side, text in versions.items()},
+    }
+    return Submission(cluster="k8s", job_id=sent.job_id, submitted_at=utc_now(), details=details)
+
+
+def _send_inputs(sent: Sent, run_dir: RunDir, job: Mapping[str, Any], submission: Submission) -> None:
+    paths = [run_dir.run_yaml, run_dir.stack_yaml, run_dir.hardware_yaml, run_dir.profile_yaml, run_dir.plan]
+    files = {path.name: path.read_bytes() for path in paths}
+    files[run_dir.submission.name] = dump_json(submission.to_json())
+    files["job-objects.yaml"] = (run_dir.job / OBJECTS).read_bytes()
+    labels = job["metadata"]["labels"]
+    done = sent.place.send("create", kubectl.make_config_map(sent.name, sent.place.namespace, labels, job, files))
+    if not done.is_ok:
+        raise kubectl.explain(done)
+
+
+def _own(sent: Sent, made: Sequence[Mapping[str, Any]]) -> None:
+    """What is deleted with the job, whoever deletes it."""
+    patch = json.dumps({"metadata": {"ownerReferences": [kubectl.make_owner(made[0])]}})
+    for item in made[1:]:
+        kind = str(item["kind"]).lower()
+        done = sent.place.run("patch", kind, str(item["metadata"]["name"]), "--type=merge", f"--patch={patch}")
+        if not done.is_ok:
+            raise kubectl.explain(done)
+
+
+def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> None:
+    try:
+        last_state = _fetch(sent, run_dir, tell)
+    except LeaderEnded:  # a run is over a moment before its pod is
+        last_state = _fetch(sent, run_dir, tell)
+    put_in_place(run_dir)
+    if last_state is not None:
+        write_json(run_dir.state, last_state)
+    if not run_dir.is_sealed:  # a sealed one holds the submission as the pods got it
+        write_json(run_dir.submission, submission.to_json())
+    record_objects(sent, run_dir)
+
+
+def _fetch(sent: Sent, run_dir: RunDir, tell: Tell) -> Mapping[str, Any] | None:
+    """What the agent said last, beside the bundle."""
+    with find_holder(sent, run_dir, tell) as holder:
+        facts = holder.facts
+        assert facts.bundle_bytes is not None  # a holder has one
+        tell(f"fetching {format_bytes(facts.bundle_bytes)} from pod {holder.pod.name}")
+        fetch_bundle(holder.ask_bundle, run_dir, facts.bundle_bytes, facts.bundle_sha256, tell=tell)
+        return facts.state

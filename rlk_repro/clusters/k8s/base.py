@@ -1,0 +1,23 @@
+"""The base manifests in ``k8s/base``: plain objects that any linter reads, without a template language."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+from rlk_repro.base.resources import data_dir
+
+
+def load_base(name: str) -> dict[str, Any]:
+    """A fresh copy of ``<name>.yaml``."""
+    return copy.deepcopy(_load(name))
+
+
+@cache
+def _load(name: str) -> dict[str, Any]:
+    import yaml
+
+    text = (data_dir("k8s") / "base" / f"{name}.yaml").read_text()
+    value: dict[str, Any] = yaml.safe_load(text)
+    return value

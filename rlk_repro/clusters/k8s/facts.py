@@ -1,0 +1,86 @@
+"""What a pod says of its run directory, and the blocks in which it shows files, each with its own checksum.
+
+Both ends use it: the commands that answer inside the pod (``rlk_repro.clusters.k8s.pod.answers``) and the backend that
+runs them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.files import check_schema
+
+SCHEMA: Final = 1
+BUNDLE: Final = "bundle"
+TRIALS: Final = "trials"
+# one block is what an interruption can cost
+BLOCK_BYTES: Final = 16 << 20
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialLog:
+    """How much of a trial's log there is."""
+
+    name: str
+    size_bytes: int
+    has_ended: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """``state`` is the agent's progress as it writes it; ``bundle`` its size and sha256 once it is whole.
+
+    ``failure``: why there will be no bundle.
+    """
+
+    state: Mapping[str, Any] | None
+    is_sealed: bool
+    waits_for: str
+    failure: str
+    bundle_bytes: int | None
+    bundle_sha256: str
+    trials: tuple[TrialLog, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        trials = [
+            {"name": item.name, "size_bytes": item.size_bytes, "has_ended": item.has_ended} for item in self.trials
+        ]
+        return {
+            "schema": SCHEMA,
+            "state": self.state,
+            "is_sealed": self.is_sealed,
+            "waits_for": self.waits_for,
+            "failure": self.failure,
+            "bundle_bytes": self.bundle_bytes,
+            "bundle_sha256": self.bundle_sha256,
+            "trials": trials,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Facts:
+        """Raises BundleUnreadable for what no pod of ours says."""
+        check_schema("pod", value, SCHEMA)
+        try:
+            trials = tuple(TrialLog(**item) for item in value["trials"])
+            return cls(**{**{key: value[key] for key in cls.__dataclass_fields__}, "trials": trials})
+        except (KeyError, TypeError) as error:
+            raise BundleUnreadable(Problem("pod", f"does not answer as ours do ({error!r})")) from None
+
+
+def make_log_name(trial: str) -> str:
+    return f"{TRIALS}/{trial}"
+
+
+def wrap_block(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest() + data
+
+
+def unwrap_block(answer: bytes) -> bytes | None:
+    """The data; None where it did not arrive whole."""
+    digest, data = answer[:_DIGEST_BYTES], answer[_DIGEST_BYTES:]
+    return data if hashlib.sha256(data).digest() == digest else None

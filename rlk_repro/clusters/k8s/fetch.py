@@ -1,0 +1,114 @@
+"""Fetches a run's bundle block by block and puts it in place of what was staged here."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base.console import Tell, silence
+from rlk_repro.base.disk import open_stream, writing
+from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.base.files import sha256_file
+from rlk_repro.base.units import format_bytes
+from rlk_repro.bundle.seal import unpack
+from rlk_repro.clusters.k8s.facts import BLOCK_BYTES
+from rlk_repro.clusters.k8s.kubectl import Unreachable
+from rlk_repro.rundir.paths import RunDir
+
+MAX_FAILURES: Final = 8
+FIRST_PAUSE_S: Final = 0.5
+MAX_PAUSE_S: Final = 20.0
+TELL_S: Final = 5.0
+
+AskBlock = Callable[[int, int], bytes | None]
+"""Offset and size to the block's bytes; None where it did not arrive whole."""
+
+
+def fetch_bundle(
+    ask: AskBlock,
+    run_dir: RunDir,
+    size_bytes: int,
+    digest: str,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    tell: Tell = silence,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Path:
+    """The whole bundle at ``run_dir.bundle``; what arrived before an interruption is not fetched again.
+
+    Raises:
+        Unreachable: the connection was lost for good; the next call goes on from there.
+        CheckFailed: what arrived is not what the pod has.
+        EnvironmentMissing: it cannot be written here.
+    """
+    part = run_dir.partial_bundle(digest)
+    for other in run_dir.root.glob(run_dir.partial_bundle("*").name):
+        if other != part:
+            other.unlink()
+    with writing(part):
+        _fill(ask, part, size_bytes, block_bytes, tell, sleep)
+    found = sha256_file(part)
+    if found != digest:
+        part.unlink()
+        raise CheckFailed(Problem(run_dir.run_id, "its bundle did not arrive as it is", got=found, expected=digest))
+    part.replace(run_dir.bundle)
+    return run_dir.bundle
+
+
+def put_in_place(run_dir: RunDir) -> None:
+    """Unpack the bundle into the run directory; the files that were staged are in it as well.
+
+    Raises:
+        BundleUnreadable, EnvironmentMissing: as ``unpack``.
+    """
+    with tempfile.TemporaryDirectory(dir=run_dir.root, prefix=".partial-") as folder:
+        whole = unpack(run_dir.bundle, Path(folder) / "bundle")
+        names = {path.name for path in whole.root.iterdir()}
+        checksums = run_dir.checksums.name  # last: its presence says that the rest is there
+        for name in sorted(names, key=lambda name: name == checksums):
+            _replace(whole.root / name, run_dir.root / name)
+    shutil.rmtree(run_dir.live.root, ignore_errors=True)
+
+
+def _fill(
+    ask: AskBlock, part: Path, size_bytes: int, block_bytes: int, tell: Tell, sleep: Callable[[float], object]
+) -> None:
+    with open_stream(part, "ab") as stream:
+        # what an interruption left of a block is not whole
+        offset = (
+            min(stream.tell() // block_bytes * block_bytes, size_bytes) if stream.tell() < size_bytes else size_bytes
+        )
+        stream.truncate(offset)
+        stream.seek(offset)
+        if offset:
+            tell(f"{format_bytes(offset)} are here already")
+        num_failures, told = 0, time.monotonic()
+        while offset < size_bytes:
+            wanted = min(block_bytes, size_bytes - offset)
+            data = ask(offset, wanted)
+            if data is None or len(data) != wanted:
+                num_failures += 1
+                if num_failures == MAX_FAILURES:
+                    raise Unreachable(
+                        Problem("kubernetes", f"the connection was lost after {offset} of {size_bytes} bytes",
+                                hint="the same command goes on from there")
+                    )  # fmt: skip
+                sleep(min(FIRST_PAUSE_S * 2 ** (num_failures - 1), MAX_PAUSE_S))
+                continue
+            num_failures = 0
+            stream.write(data)
+            stream.flush()
+            offset += wanted
+            if time.monotonic() - told >= TELL_S:
+                told = time.monotonic()
+                tell(f"{format_bytes(offset)} of {format_bytes(size_bytes)}")
+
+
+def _replace(source: Path, target: Path) -> None:
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    source.replace(target)

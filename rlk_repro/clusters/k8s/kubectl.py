@@ -1,0 +1,174 @@
+"""Questions to a cluster through ``kubectl``, with the user's own authentication.  Answers are JSON or bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlk_repro.base import proc
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SchedulerRefused
+from rlk_repro.base.files import dump_json
+from rlk_repro.clusters.k8s.naming import CONTAINER
+
+TIMEOUT_S: Final = 60.0
+SEND_TIMEOUT_S: Final = 300.0
+REQUEST_S: Final = 20
+
+_NOT_FOUND: Final = re.compile(r"\(NotFound\)|could not find the requested resource|doesn't have a resource type")
+_UNREACHABLE: Final = re.compile(
+    r"connection refused|was refused|i/o timeout|no such host|TLS handshake|connection reset|EOF|deadline exceeded"
+    r"|ServiceUnavailable|TooManyRequests|too many requests|network is unreachable|no route to host|Unable to connect",
+    re.IGNORECASE,
+)
+_PREFIX: Final = re.compile(r"^(?:error: |Error from server(?: \([A-Za-z]+\))?: |Error: )+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A namespace of a cluster; without a context the current one."""
+
+    namespace: str
+    context: str = ""
+
+    def run(
+        self, *words: str, timeout_s: float = TIMEOUT_S, stdin: bytes = b"", is_binary: bool = False
+    ) -> proc.Completed:
+        """Raises EnvironmentMissing where kubectl is not installed."""
+        context = (f"--context={self.context}",) if self.context else ()
+        options = (*context, f"--namespace={self.namespace}", f"--request-timeout={int(timeout_s)}s")
+        return proc.run(
+            ("kubectl", *options, *words), timeout_s=timeout_s + REQUEST_S, stdin=stdin, is_binary=is_binary
+        )  # fmt: skip
+
+    def get(self, kinds: str, *words: str) -> list[dict[str, Any]]:
+        """Objects; none where there are none.
+
+        Raises:
+            Unreachable, SchedulerRefused: with kubectl's own words.
+        """
+        done = self.run("get", kinds, *words, "--ignore-not-found", "--output=json")
+        if not done.is_ok:
+            raise explain(done)
+        if not done.stdout.strip():
+            return []
+        value: Any = json.loads(done.stdout)
+        return list(value["items"]) if value.get("kind", "").endswith("List") else [value]
+
+    def execute(self, pod: str, *words: str, is_binary: bool = False) -> proc.Completed:
+        """A command in the agent's container of a pod, with the user's own rights."""
+        return self.run("exec", pod, f"--container={CONTAINER}", "--", *words, is_binary=is_binary)
+
+    def send(self, verb: str, objects: bytes, *options: str) -> proc.Completed:
+        """``apply`` or ``create``, checked by the server down to unknown fields."""
+        words = (verb, "--filename=-", "--validate=strict", "--output=json", *options)
+        return self.run(*words, timeout_s=SEND_TIMEOUT_S, stdin=objects)
+
+    def delete(self, kinds: str, selector: str) -> proc.Completed:
+        """By label; what is gone already is fine, and nobody is waited for."""
+        return self.run("delete", kinds, f"--selector={selector}", "--ignore-not-found", "--wait=false")
+
+
+class Unreachable(SchedulerRefused):
+    """Nobody answered; the same question may be answered later."""
+
+
+def find_obstacle() -> str | None:
+    """Why nothing can be sent from here; whether a cluster answers is found out when it is asked."""
+    try:
+        done = proc.run(("kubectl", "version", "--client", "--output=json"), timeout_s=TIMEOUT_S)
+    except EnvironmentMissing as error:
+        return str(error)
+    return None if done.is_ok else f"kubectl is not usable ({quote_words(done)})"
+
+
+def find_current_place() -> Place:
+    """Where kubectl works by default.
+
+    Raises:
+        EnvironmentMissing: no kubectl, or no cluster configured.
+    """
+    done = proc.run(("kubectl", "config", "view", "--minify", "--output=json"), timeout_s=TIMEOUT_S)
+    if not done.is_ok:
+        words = quote_words(done)
+        raise EnvironmentMissing(Problem("kubectl", words, hint="kubectl config use-context NAME"))
+    value: Any = json.loads(done.stdout)
+    contexts = value.get("contexts") or [{}]
+    namespace = (contexts[0].get("context") or {}).get("namespace") or "default"
+    return Place(namespace=namespace, context=str(value.get("current-context", "")))
+
+
+def probe_versions(place: Place) -> dict[str, str]:
+    """Of client and server; nothing of a server that does not answer."""
+    done = place.run("version", "--output=json")
+    try:
+        value: Any = json.loads(done.stdout)
+    except ValueError:
+        return {}
+    names = {"client": "clientVersion", "server": "serverVersion"}
+    return {name: str(value[key]["gitVersion"]) for name, key in names.items() if isinstance(value.get(key), Mapping)}
+
+
+def explain(done: proc.Completed) -> SchedulerRefused:
+    """What kubectl said, as an error to raise."""
+    words = quote_words(done)
+    if done.is_timeout or _UNREACHABLE.search(done.stderr):  # the server's reason is not among the words
+        return Unreachable(Problem("kubernetes", f'did not answer: "{words}"'))
+    return SchedulerRefused(Problem("kubernetes", f'refused: "{words}"'))
+
+
+def is_not_found(done: proc.Completed) -> bool:
+    return not done.is_ok and _NOT_FOUND.search(done.stderr) is not None
+
+
+def quote_words(done: proc.Completed) -> str:
+    """On one line, each sentence once, without kubectl's own beginnings."""
+    if done.is_timeout:
+        return "no answer in time"
+    lines = (line.strip() for line in (done.stderr or done.stdout).splitlines())
+    words = dict.fromkeys(_PREFIX.sub("", line) for line in lines if line and not _is_noise(line))
+    return "; ".join(word for word in words if word) or f"exit code {done.returncode}"
+
+
+def make_config_map(name: str, namespace: str, labels: Mapping[str, str], owner: Mapping[str, Any],
+                    files: Mapping[str, bytes]) -> bytes:  # fmt: skip
+    """The staged files, owned by the job: they go when it goes."""
+    import base64
+
+    texts: dict[str, str] = {}
+    binaries: dict[str, str] = {}
+    for key, data in files.items():
+        try:
+            texts[key] = data.decode()
+        except UnicodeDecodeError:
+            binaries[key] = base64.b64encode(data).decode()
+    value = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": dict(labels),
+            "ownerReferences": [make_owner(owner)],
+        },
+        "data": texts,
+        **({"binaryData": binaries} if binaries else {}),
+    }
+    return dump_json(value)
+
+
+def make_owner(item: Mapping[str, Any]) -> dict[str, str]:
+    metadata = item["metadata"]
+    return {
+        "apiVersion": str(item["apiVersion"]),
+        "kind": str(item["kind"]),
+        "name": str(metadata["name"]),
+        "uid": str(metadata["uid"]),
+    }
+
+
+def _is_noise(line: str) -> bool:
+    """What the client logs while it tries again: ``E1122 01:00:00.000000  123 memcache.go:265] …``."""
+    return re.match(r"[EWI]\d{4} \d\d:\d\d:", line) is not None

@@ -1,0 +1,70 @@
+"""Names and labels of the objects: by them everything that belongs to one run is found again, and removed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+
+OBJECTS: Final = "objects.yaml"
+"""Its name in the run directory's ``job/``."""
+
+ID: Final = "rlk-repro/id"
+"""Label of every object of one run; its value is the name that ``make_name`` gives."""
+ROLE: Final = "app.kubernetes.io/component"
+LEADER: Final = "leader"
+WORKER: Final = "worker"
+AGENT: Final = "agent"
+"""A pod that leads or follows by its index, under ``INDEX``: a Job has one template for all of them."""
+COLLECTOR: Final = "collector"
+INDEX: Final = "batch.kubernetes.io/job-completion-index"
+INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
+"""In the pods of an Indexed Job."""
+QUEUE: Final = "kueue.x-k8s.io/queue-name"
+RUN_ID: Final = "rlk-repro/run-id"
+PLAN_HASH: Final = "rlk-repro/plan-hash"
+NETWORKS: Final = "k8s.v1.cni.cncf.io/networks"
+OVERWRITE_COMMAND: Final = "ray.io/overwrite-container-cmd"
+CONTAINER: Final = "agent"
+
+# KubeRay takes 47 for a RayJob
+MAX_NAME: Final = 40
+_PREFIX: Final = "rlk-"
+_RUN_ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}-[0-9a-f]{4}")
+_NOT_PLAIN: Final = re.compile(r"[^a-z0-9]+")
+_HASH_LENGTH: Final = 8
+
+
+def make_name(run_dir: RunDir) -> str:
+    """DNS-1035, for every kind.  Run ids stay readable; what is lost of other names comes back as a hash."""
+    run_id = run_dir.run_id
+    plain = _NOT_PLAIN.sub("-", run_id.lower()).strip("-")
+    if _RUN_ID.fullmatch(run_id):
+        return _PREFIX + plain
+    digest = hashlib.sha256(run_id.encode(errors="surrogateescape")).hexdigest()[:_HASH_LENGTH]
+    room = MAX_NAME - len(_PREFIX) - _HASH_LENGTH - 1
+    return _PREFIX + "-".join(part for part in (plain[:room].strip("-"), digest) if part)
+
+
+def make_claim_template_name(name: str) -> str:
+    """Of the template that the ComputeDomain's controller makes."""
+    return f"{name}-channel"
+
+
+def make_labels(plan: Plan, name: str, role: str | None = None) -> dict[str, str]:
+    labels = {
+        "app.kubernetes.io/name": "rlk-repro",
+        "app.kubernetes.io/managed-by": "rlk-repro",
+        ID: name,
+        "rlk-repro/run": plan.run.run,
+    }
+    return labels if role is None else {**labels, ROLE: role}
+
+
+def make_annotations(plan: Plan, run_dir: RunDir) -> dict[str, str]:
+    """On one line, whatever the folder is called."""
+    run_id = "".join(char if char.isprintable() else "?" for char in run_dir.run_id)
+    return {RUN_ID: run_id, PLAN_HASH: plan.plan_hash}

@@ -1,0 +1,125 @@
+"""Which nodes may run a pod: labels in every spelling that is known, architecture, taints, neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from rlk_repro.base.errors import Problem
+from rlk_repro.clusters.k8s.naming import COLLECTOR, ID, ROLE
+from rlk_repro.plan import Plan
+from rlk_repro.spec import OCI_ARCHITECTURES, Hardware, KubernetesSettings
+
+Object: TypeAlias = "dict[str, Any]"
+
+NVIDIA_PRODUCT: Final = "nvidia.com/gpu.product"
+AMD_PRODUCT: Final = "amd.com/gpu.product-name"
+ARCH: Final = "kubernetes.io/arch"
+HOSTNAME: Final = "kubernetes.io/hostname"
+CLIQUE: Final = "nvidia.com/gpu.clique"
+GPU_RESOURCES: Final = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}
+
+# By hardware: label and values, any one of which will do.  Drivers before R470 leave out the NVIDIA- prefix, and AMD's
+# labeller sets only those labels that it was started with.
+PRODUCTS: Final[Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
+    "a100": ((NVIDIA_PRODUCT, ("NVIDIA-A100-SXM4-80GB", "A100-SXM4-80GB")),),
+    "h200": ((NVIDIA_PRODUCT, ("NVIDIA-H200", "H200")),),
+    "gb200": ((NVIDIA_PRODUCT, ("NVIDIA-GB200", "GB200")),),
+    "mi300x": (
+        (AMD_PRODUCT, ("AMD_Instinct_MI300X_OAM", "AMD_Instinct_MI300X")),
+        ("amd.com/gpu.device-id", ("74a1",)),
+        ("beta.amd.com/gpu.device-id", ("74a1",)),
+    ),
+}
+
+
+def gpu_resource(plan: Plan, settings: KubernetesSettings) -> str:
+    return settings.gpu_resource or GPU_RESOURCES.get(plan.hardware.platform, "")
+
+
+def list_products(hardware: Hardware, settings: KubernetesSettings) -> Sequence[tuple[str, tuple[str, ...]]]:
+    """Labels by which the hardware is known; none for hardware without GPUs or of an unknown name."""
+    if hardware.platform == "cpu":
+        return ()
+    if settings.gpu_products:
+        return ((NVIDIA_PRODUCT if hardware.platform == "cuda" else AMD_PRODUCT, settings.gpu_products),)
+    return PRODUCTS.get(hardware.hardware, ())
+
+
+def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence[str]) -> Iterator[Problem]:
+    where = f"profile {plan.profile.profile}: kubernetes"
+    for product in settings.gpu_products:
+        for part in plan.hardware.refused_name_parts:
+            if part.lower() in product.lower():
+                what = "a partition or a share of a GPU measures something else"
+                yield Problem(f"{where}.gpu_products", what, got=product, expected=f"no {part}")
+    resource = gpu_resource(plan, settings)
+    if plan.num_gpus and ("mig-" in resource or resource.endswith(".shared")):
+        what = "a partition or a share of a GPU measures something else"
+        yield Problem(f"{where}.gpu_resource", what, got=resource, expected="whole GPUs")
+    if settings.compute_domain and plan.hardware.platform != "cuda":
+        yield Problem(f"{where}.compute_domain", "there is none on this hardware", got=True, expected="false")
+    if nodes and len(nodes) != plan.layout.num_nodes:
+        expected = f"{plan.layout.num_nodes}"
+        yield Problem("--same-nodes", "not as many as the layout has", got=len(nodes), expected=expected)
+
+
+def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Sequence[str]) -> Object:
+    """Required, all of it: a benchmark on another node is another benchmark."""
+    affinity: Object = {}
+    terms = make_node_terms(plan, settings, nodes)
+    if terms:
+        affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    if uses_compute_domain(plan, settings):
+        same_rack = {"labelSelector": {"matchLabels": {ID: name}}, "topologyKey": CLIQUE}
+        affinity["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [same_rack]}
+    # one agent per node, and no other benchmark beside it
+    others = {
+        "matchLabels": {"app.kubernetes.io/name": "rlk-repro"},
+        "matchExpressions": [{"key": ROLE, "operator": "NotIn", "values": [COLLECTOR]}],
+    }
+    apart = {"labelSelector": others, "topologyKey": HOSTNAME}
+    affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+    return affinity
+
+
+def make_node_terms(plan: Plan, settings: KubernetesSettings, nodes: Sequence[str]) -> list[Object]:
+    """Terms are alternatives, the expressions of one term hold together."""
+    common = [_is_in(key, values) for key, values in sorted(settings.node_labels.items())]
+    if plan.hardware.machine in OCI_ARCHITECTURES:
+        common.insert(0, _is_in(ARCH, [OCI_ARCHITECTURES[plan.hardware.machine]]))
+    products = list_products(plan.hardware, settings) if plan.num_gpus else ()
+    terms = [[*common, _is_in(key, values)] for key, values in products] or [common]
+    if not nodes:
+        return [{"matchExpressions": term} for term in terms if term]
+    # a field takes one value, hence a term for each node
+    return [
+        {
+            **({"matchExpressions": term} if term else {}),
+            "matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}],
+        }
+        for node in nodes
+        for term in terms
+    ]
+
+
+def make_tolerations(plan: Plan, settings: KubernetesSettings) -> list[Object]:
+    tolerations: list[Object] = []
+    if plan.num_gpus:
+        key = gpu_resource(plan, settings)
+        tolerations.append({"key": key, "operator": "Exists", "effect": "NoSchedule"})
+    if plan.hardware.machine == "aarch64":
+        tolerations.append({"key": ARCH, "operator": "Equal", "value": "arm64", "effect": "NoSchedule"})
+    for item in settings.tolerations:
+        value = {"operator": "Exists"} if item.value is None else {"operator": "Equal", "value": item.value}
+        tolerations.append({"key": item.key, **value, "effect": item.effect})
+    return tolerations
+
+
+def uses_compute_domain(plan: Plan, settings: KubernetesSettings) -> bool:
+    """Within one node NVLink needs no domain."""
+    return settings.compute_domain and plan.layout.num_nodes > 1
+
+
+def _is_in(key: str, values: Sequence[str]) -> Object:
+    return {"key": key, "operator": "In", "values": list(values)}

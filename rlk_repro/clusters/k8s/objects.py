@@ -1,0 +1,216 @@
+"""The job as a list of objects, for each of the two kinds."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.clusters.k8s.base import load_base
+from rlk_repro.clusters.k8s.naming import (
+    AGENT,
+    ID,
+    LEADER,
+    OVERWRITE_COMMAND,
+    QUEUE,
+    WORKER,
+    make_annotations,
+    make_claim_template_name,
+    make_labels,
+    make_name,
+)
+from rlk_repro.clusters.k8s.nodes import Object, find_node_problems, uses_compute_domain
+from rlk_repro.clusters.k8s.pods import (
+    INPUTS_PATH,
+    POD_PROGRAM,
+    find_pod_problems,
+    kubernetes_settings,
+    make_collector_pod,
+    make_pod,
+    pod_command,
+    pod_run_dir,
+)
+from rlk_repro.clusters.k8s.rules import find_object_problems
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import kubernetes_problems
+from rlk_repro.spec.ray import knows_tokens
+
+COLLECTOR_DEADLINE_S: Final = 3600
+SURROUNDINGS_MIN: Final = 45
+DASHBOARD_PORT: Final = 8265
+NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
+_HEAD_PORTS: Final = (("gcs-server", 6379), ("dashboard", DASHBOARD_PORT), ("client", 10001))
+# on its pods by its Helm chart and by its plain manifests
+_OPERATOR: Final = {"app.kubernetes.io/component": "kuberay-operator"}
+
+
+def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> list[Object]:
+    """The job itself first; the same inputs give the same objects.
+
+    Raises:
+        SpecError: a plan that this kind of job cannot run, or an object that a controller would refuse.
+    """
+    problems = [*_find_problems(plan, nodes)]
+    if problems:
+        raise SpecError(*problems)
+    settings = kubernetes_settings(plan)
+    objects = [_KINDS[settings.kind](plan, run_dir, nodes)]
+    if uses_compute_domain(plan, settings):
+        objects.append(_make_compute_domain(plan, run_dir))
+    if settings.network_policy:
+        objects.append(_make_network_policy(plan, run_dir))
+    problems = find_object_problems(objects)
+    if problems:
+        raise SpecError(*problems)
+    return objects
+
+
+def make_collector(plan: Plan, run_dir: RunDir) -> Object:
+    return make_collector_pod(plan, run_dir, COLLECTOR_DEADLINE_S)
+
+
+def dump_objects(objects: Sequence[Object]) -> str:
+    """All of them, in one file, as an administrator reads them."""
+    import yaml
+
+    # safe_dump would abbreviate parts that are the same object by anchors, which hides what is applied
+    dumper = type("Dumper", (yaml.CSafeDumper,), {"ignore_aliases": lambda *_: True})
+    return str(yaml.dump_all(objects, Dumper=dumper, sort_keys=False, allow_unicode=True, width=110))
+
+
+def time_limit_min(plan: Plan) -> int:
+    """The time limit of every trial and what surrounds them; the profile's own limit counts waiting as well."""
+    num_commands = len(plan.trials)
+    if plan.run.lane != "live":  # one more command per seed stores its rollouts
+        num_commands += len({trial.seed for trial in plan.trials})
+    needed_min = num_commands * plan.run.time_limit_min + SURROUNDINGS_MIN
+    limit = kubernetes_settings(plan).max_time_min
+    return math.ceil(needed_min if limit is None else min(needed_min, limit))
+
+
+def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
+    settings = kubernetes_settings(plan)
+    yield from find_pod_problems(plan)
+    yield from find_node_problems(plan, settings, nodes)
+    for path, what, got, expected in kubernetes_problems(settings):
+        yield Problem(f"profile {plan.profile.profile}: {'.'.join(path)}", what, got=got, expected=expected)
+    where = f"profile {plan.profile.profile}: kubernetes"
+    if settings.kind == "rayjob" and settings.ray_version is not None and not knows_tokens(settings.ray_version):
+        yield Problem(f"{where}.ray_version", "has no authentication by token: whoever reaches Ray runs what they like",
+                      got=settings.ray_version, expected="2.52.0 or later")  # fmt: skip
+    pair_min = 2 * plan.run.time_limit_min
+    if settings.max_time_min is not None and settings.max_time_min < pair_min:
+        yield Problem(f"{where}.max_time_min", "shorter than one pair of trials may take",
+                      got=settings.max_time_min, expected=f"at least {pair_min:g}")  # fmt: skip
+
+
+def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
+    settings = kubernetes_settings(plan)
+    job = _start_job(plan, run_dir)
+    job["metadata"]["annotations"][OVERWRITE_COMMAND] = "true"
+    spec = job["spec"]
+    words = [settings.python, *POD_PROGRAM, "wait", pod_run_dir(plan, run_dir)]
+    spec["entrypoint"] = shlex.join(words)
+    _set_limits(plan, spec)
+    spec["ttlSecondsAfterFinished"] = 0  # to KubeRay it is how long the cluster stays, with its GPUs
+    cluster = spec["rayClusterSpec"]
+    if settings.ray_version is not None:
+        cluster["rayVersion"] = settings.ray_version
+    num_gpus = {"num-gpus": str(plan.layout.gpus_per_node)}
+    head = cluster["headGroupSpec"]
+    head["rayStartParams"] |= num_gpus
+    head["template"] = _make_agent(plan, run_dir, LEADER, nodes)
+    container = head["template"]["spec"]["containers"][0]
+    container["ports"] = [{"name": name, "containerPort": port} for name, port in _HEAD_PORTS]
+    num_workers = plan.layout.num_nodes - 1
+    if num_workers:
+        cluster["workerGroupSpecs"] = [
+            {
+                "groupName": "workers",
+                "replicas": num_workers,
+                "minReplicas": num_workers,
+                "maxReplicas": num_workers,
+                "rayStartParams": {"disable-usage-stats": "true", **num_gpus},
+                "template": _make_agent(plan, run_dir, WORKER, nodes),
+            }
+        ]
+    return job
+
+
+def _make_job(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
+    job = _start_job(plan, run_dir)
+    spec = job["spec"]
+    _set_limits(plan, spec)
+    spec["parallelism"] = spec["completions"] = plan.layout.num_nodes
+    spec["template"] = _make_agent(plan, run_dir, AGENT, nodes)
+    return job
+
+
+_KINDS: Final[Mapping[str, Callable[[Plan, RunDir, Sequence[str]], Object]]] = {
+    "rayjob": _make_rayjob,
+    "job": _make_job,
+}
+
+
+_VERBS: Final = {LEADER: "lead", WORKER: "follow", AGENT: "take-part"}
+
+
+def _start(plan: Plan, run_dir: RunDir, kind: str) -> Object:
+    name = make_name(run_dir)
+    item = load_base(kind)
+    item["metadata"] = {
+        "name": name,
+        "namespace": kubernetes_settings(plan).namespace,
+        "labels": make_labels(plan, name),
+        "annotations": make_annotations(plan, run_dir),
+    }
+    return item
+
+
+def _start_job(plan: Plan, run_dir: RunDir) -> Object:
+    settings = kubernetes_settings(plan)
+    job = _start(plan, run_dir, settings.kind)
+    if settings.queue is not None:
+        job["metadata"]["labels"][QUEUE] = settings.queue
+    return job
+
+
+def _make_agent(plan: Plan, run_dir: RunDir, role: str, nodes: Sequence[str]) -> Object:
+    settings = kubernetes_settings(plan)
+    options = [f"--num-nodes={plan.layout.num_nodes}", f"--inputs={INPUTS_PATH}"]
+    if settings.kind == "rayjob":
+        options.append("--kuberay")
+    if role != WORKER and settings.results.claim is None:
+        options.append(f"--hold-min={settings.hold_min:g}")
+    return make_pod(plan, run_dir, role, pod_command(plan, _VERBS[role], run_dir, *options), nodes)
+
+
+def _set_limits(plan: Plan, spec: Object) -> None:
+    settings = kubernetes_settings(plan)
+    spec["ttlSecondsAfterFinished"] = settings.ttl_s
+    if settings.max_time_min is not None:
+        spec["activeDeadlineSeconds"] = math.ceil(settings.max_time_min * 60)
+
+
+def _make_compute_domain(plan: Plan, run_dir: RunDir) -> Object:
+    domain = _start(plan, run_dir, "computedomain")
+    domain["spec"]["channel"]["resourceClaimTemplate"]["name"] = make_claim_template_name(make_name(run_dir))
+    return domain
+
+
+def _make_network_policy(plan: Plan, run_dir: RunDir) -> Object:
+    settings = kubernetes_settings(plan)
+    policy = _start(plan, run_dir, "networkpolicy")
+    own = {ID: make_name(run_dir)}
+    rules = policy["spec"]["ingress"]
+    policy["spec"]["podSelector"]["matchLabels"] = rules[0]["from"][0]["podSelector"]["matchLabels"] = own
+    if settings.kind == "rayjob":
+        # the operator starts the entrypoint by the head's dashboard
+        operator: Object = {"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR}}
+        if settings.operator_namespace is not None:
+            operator = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: settings.operator_namespace}}}
+        rules.append({"from": [operator], "ports": [{"protocol": "TCP", "port": DASHBOARD_PORT}]})
+    return policy

@@ -1,0 +1,75 @@
+"""What is answered inside a pod to who may run commands there: facts, blocks of two kinds of files, one wish.
+
+Each answer is a short process of its own, run by ``kubectl exec``: the pod listens on no port.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlk_repro.base import proc
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem
+from rlk_repro.base.files import load_json
+from rlk_repro.clusters.k8s.facts import BLOCK_BYTES, BUNDLE, TRIALS, Facts, wrap_block
+from rlk_repro.clusters.k8s.pod.notes import Note, list_logs, note_log_read, read_note
+from rlk_repro.rundir.paths import RunDir
+
+
+def read_facts(run_dir: RunDir, environ: Mapping[str, str]) -> Facts:
+    """Raises CheckFailed where the pod's first process has left no word yet."""
+    note = _require_note(run_dir, environ)
+    try:
+        state = load_json(run_dir.state)
+    except BundleUnreadable:
+        state = None
+    return Facts(
+        state=state,
+        is_sealed=run_dir.is_sealed,
+        waits_for=note.waits_for,
+        failure=note.failure,
+        bundle_bytes=note.bundle_bytes,
+        bundle_sha256=note.bundle_sha256,
+        trials=list_logs(run_dir),
+    )
+
+
+def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
+    """The bytes with their checksum; fewer than asked for where the file ends.
+
+    Raises:
+        CheckFailed: no such file is shown, or not so much of it at once.
+    """
+    trial = what.removeprefix(f"{TRIALS}/") if what.startswith(f"{TRIALS}/") else ""
+    path = _find_file(run_dir, what, trial)
+    if path is None or offset < 0 or not 0 <= size <= BLOCK_BYTES:
+        raise CheckFailed(Problem(f"{what} {offset} {size}", "is not shown",
+                                  expected=f"{BUNDLE} or {TRIALS}/NAME, at most {BLOCK_BYTES} bytes"))  # fmt: skip
+    try:
+        with path.open("rb") as stream:
+            stream.seek(offset)
+            data = stream.read(size)
+    except OSError as error:
+        raise CheckFailed(Problem(what, f"cannot be read ({error.strerror})")) from None
+    if trial:
+        note_log_read(run_dir, trial, offset + len(data))
+    return wrap_block(data)
+
+
+def ask_to_stop(run_dir: RunDir, environ: Mapping[str, str]) -> bool:
+    """As if the kubelet had: the pod's first process gets SIGTERM.  False where it has ended."""
+    return proc.signal_process(_require_note(run_dir, environ).pid, signal.SIGTERM)
+
+
+def _require_note(run_dir: RunDir, environ: Mapping[str, str]) -> Note:
+    note = read_note(run_dir, environ)
+    if note is None:
+        raise CheckFailed(Problem(str(run_dir.root), "the pod's first process has left no word yet", hint="ask again"))
+    return note
+
+
+def _find_file(run_dir: RunDir, what: str, trial: str) -> Path | None:
+    if what == BUNDLE:
+        return run_dir.bundle
+    return next((folder.stdout for folder in run_dir.trial_dirs() if trial and folder.name == trial), None)

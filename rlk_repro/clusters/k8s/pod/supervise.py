@@ -1,0 +1,197 @@
+"""What the first process of a pod does, leader, follower or collector, until its work is done or it is asked to end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.agent.ray.given import ADDRESS_VARIABLE
+from rlk_repro.agent.stop import Stop
+from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.base.files import load_json, write_json
+from rlk_repro.bundle.seal import pack
+from rlk_repro.clusters.k8s.pod.children import RAY_GRACE_S, Child, start_agent, start_ray
+from rlk_repro.clusters.k8s.pod.inputs import bring_in
+from rlk_repro.clusters.k8s.pod.notes import UID_VARIABLE, Notes, is_followed
+from rlk_repro.clusters.k8s.pod.roster import Gathering, Roster, Seat, join
+from rlk_repro.clusters.k8s.pods import GROUP_VARIABLE
+from rlk_repro.rundir.paths import RunDir
+
+SCHEMA: Final = 1
+LOOK_S: Final = 0.2
+LAST_LINES_S: Final = 10.0
+GATHER_S: Final = 1800.0
+_RAY_PORT: Final = 6379
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duty:
+    """What the pod's command says; ``hold_s`` keeps the pod after the end."""
+
+    run_dir: RunDir
+    inputs: Path
+    num_nodes: int
+    is_kuberay: bool
+    hold_s: float = 0.0
+
+
+def lead(duty: Duty, environ: Mapping[str, str]) -> int:
+    """The leading pod: the agent's exit code, told to the waiting entrypoint as well."""
+    stop = Stop()
+    run_dir = duty.run_dir
+    with stop.installed():
+        if run_dir.is_sealed:  # started again after its end
+            return _tell_end(run_dir, 0)
+        bring_in(run_dir, duty.inputs)
+        notes = Notes(run_dir, environ)
+        notes.write()
+        ray = start_ray(environ) if duty.is_kuberay else None
+        try:
+            code = _run_agent(duty, environ, stop, ray, notes)
+            with suppress(EnvironmentMissing):  # a full disk: a collector shows the bundle later
+                notes.write_bundle()
+            _hold(duty, stop)
+            _tell_end(run_dir, code)
+            _stay_for_operator(stop, ray)
+        finally:
+            if ray is not None:
+                ray.end(RAY_GRACE_S)
+    return code
+
+
+def follow(duty: Duty, environ: Mapping[str, str]) -> int:
+    stop = Stop()
+    with stop.installed():
+        ray = start_ray(environ) if duty.is_kuberay else None
+        try:
+            seat = find_seat(environ)
+            roster = join(duty.run_dir, seat, stop.wait)
+            if roster is None:
+                return 128 + int(stop.signal or 0)
+            code = _wait_for(start_agent(duty.run_dir, seat.node, roster, environ), stop, ray)
+            _stay_for_operator(stop, ray)
+        finally:
+            if ray is not None:
+                ray.end(RAY_GRACE_S)
+    return code
+
+
+def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
+    """The collector: packs what killed agents left, and shows the bundle until it is ended.
+
+    Raises:
+        EnvironmentMissing: no agent ever wrote anything, or nothing can be written.
+    """
+    if not run_dir.plan.is_file():
+        raise EnvironmentMissing(Problem(str(run_dir.root), "holds no run: no agent ever began"))
+    stop = Stop()
+    with stop.installed():
+        notes = Notes(run_dir, environ)
+        notes.write(waits_for="packing")
+        failure = "" if run_dir.bundle.is_file() else _pack(run_dir)
+        notes.write(waits_for="", failure=failure)
+        if not failure:
+            notes.write_bundle()
+            _tell_end(run_dir, 0)
+        while not stop.wait(3600):
+            pass
+    return 0
+
+
+def wait_for_end(run_dir: RunDir) -> int:
+    """The entrypoint of a RayJob: the exit code that the leading pod's agent had."""
+    while not run_dir.pod_end.is_file():
+        time.sleep(LOOK_S)
+    return int(load_json(run_dir.pod_end, schema=SCHEMA)["exit_code"])
+
+
+def find_seat(environ: Mapping[str, str]) -> Seat:
+    """Who this pod is, by the downward API.
+
+    Raises:
+        EnvironmentMissing: it was not started as one of ours.
+    """
+    names = ("RLK_REPRO_POD", UID_VARIABLE, "RLK_REPRO_NODE")
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        raise EnvironmentMissing(*(Problem(name, "not set", expected="a field of the pod") for name in missing))
+    pod, uid, node = (environ[name] for name in names)
+    return Seat(pod=pod, uid=uid, node=node, group=environ.get(GROUP_VARIABLE, ""))
+
+
+def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Child | None, notes: Notes) -> int:
+    seat = find_seat(environ)
+    roster = _gather(duty, seat, stop, notes)
+    if roster is None:
+        code = 128 + int(stop.signal or 0)
+    else:
+        given = {ADDRESS_VARIABLE: f"127.0.0.1:{_RAY_PORT}"} if ray is not None else {}
+        code = _wait_for(start_agent(duty.run_dir, seat.node, roster, {**environ, **given}), stop, ray)
+    if not duty.run_dir.bundle.is_file():  # it was killed, or never began
+        _pack(duty.run_dir)
+    return code
+
+
+def _gather(duty: Duty, seat: Seat, stop: Stop, notes: Notes) -> Roster | None:
+    """Raises EnvironmentMissing where pods stay away."""
+    gathering = Gathering(duty.run_dir, seat, duty.num_nodes)
+    until = time.monotonic() + GATHER_S
+    while (roster := gathering.look()) is None:
+        notes.write(waits_for=f"{gathering.num_missing} of {duty.num_nodes} pods")
+        if time.monotonic() >= until:
+            raise EnvironmentMissing(Problem("pods", f"{gathering.num_missing} did not come within {GATHER_S:g} s",
+                                             expected=f"{duty.num_nodes}"))  # fmt: skip
+        if stop.wait(LOOK_S):
+            return None
+    notes.write(waits_for="")
+    return roster
+
+
+def _wait_for(agent: Child, stop: Stop, ray: Child | None) -> int:
+    """Its exit code.  A wish to end is passed on; Ray that ends takes the run with it."""
+    is_asked = False
+    while (code := agent.code) is None:
+        is_over = stop.wait(LOOK_S) or (ray is not None and ray.code is not None)
+        if is_over and not is_asked:
+            is_asked = True
+            if ray is not None and ray.code is not None:
+                sys.stderr.write(f"Ray ended with {ray.code}\n")
+            agent.ask()
+        elif is_over:
+            time.sleep(LOOK_S)
+    return code if code >= 0 else 128 - code
+
+
+def _hold(duty: Duty, stop: Stop) -> None:
+    """Without a claim the bundle is gone with the pod: it waits to be collected.  Who follows logs gets their end."""
+    if duty.hold_s:
+        stop.wait(duty.hold_s)
+    until = time.monotonic() + LAST_LINES_S
+    while is_followed(duty.run_dir) and time.monotonic() < until and not stop.wait(LOOK_S):
+        pass
+
+
+def _stay_for_operator(stop: Stop, ray: Child | None) -> None:
+    """KubeRay ends its pods itself; one that ends by itself would be a failure to it."""
+    while ray is not None and ray.code is None and not stop.wait(LOOK_S * 5):
+        pass
+
+
+def _tell_end(run_dir: RunDir, code: int) -> int:
+    write_json(run_dir.pod_end, {"schema": SCHEMA, "exit_code": code})
+    return code
+
+
+def _pack(run_dir: RunDir) -> str:
+    """Empty, or why it could not be packed."""
+    try:
+        pack(run_dir)
+    except (RlkReproError, OSError) as error:
+        sys.stderr.write(f"not packed: {error}\n")
+        return str(error)
+    return ""

@@ -1,0 +1,206 @@
+"""Looks into a run directory in the cluster: by commands run in its leading pod, or in a small pod of ours."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from rlk_repro.base import proc
+from rlk_repro.base.console import Tell
+from rlk_repro.base.disk import open_stream
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SchedulerRefused
+from rlk_repro.base.files import dump_json, write_text
+from rlk_repro.clusters.k8s import kubectl
+from rlk_repro.clusters.k8s.facts import BUNDLE, Facts, make_log_name, unwrap_block
+from rlk_repro.clusters.k8s.kubectl import Place, Unreachable
+from rlk_repro.clusters.k8s.naming import COLLECTOR
+from rlk_repro.clusters.k8s.objects import make_collector
+from rlk_repro.clusters.k8s.pods import kubernetes_settings, pod_words
+from rlk_repro.clusters.k8s.sent import Sent, find_objects
+from rlk_repro.clusters.k8s.states import explain_pod, is_ready, judge, role_of
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+
+START_TIMEOUT_S: Final = 600.0
+POLL_S: Final = 1.0
+LOG_BLOCK_BYTES: Final = 4 << 20
+
+
+class LeaderEnded(Unreachable):
+    """The leading pod went while it was asked; its bundle lies on the claim."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """A pod of ours, which is asked by commands that run in its container."""
+
+    place: Place
+    name: str
+    plan: Plan
+    run_dir: RunDir
+
+    def read_facts(self) -> Facts | None:
+        """None where the pod does not answer, or not yet."""
+        return parse_facts(self.show())
+
+    def show(self) -> proc.Completed:
+        return self._run("show")
+
+    def read_block(self, what: str, offset: int, size: int) -> bytes | None:
+        """None where it did not arrive whole."""
+        done = self._run("block", what, str(offset), str(size), is_binary=True)
+        return unwrap_block(done.data) if done.is_ok else None
+
+    def ask_to_stop(self) -> bool:
+        """Whether the pod took the wish."""
+        return self._run("stop").is_ok
+
+    def _run(self, verb: str, *words: str, is_binary: bool = False) -> proc.Completed:
+        return self.place.execute(self.name, *pod_words(self.plan, verb, self.run_dir, *words), is_binary=is_binary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """The pod that has the bundle; ``leads`` is the job whose leading pod it is, if it is one."""
+
+    pod: Pod
+    facts: Facts
+    leads: Sent | None = None
+
+    def ask_bundle(self, offset: int, size: int) -> bytes | None:
+        """Raises LeaderEnded where it makes no sense to ask again."""
+        data = self.pod.read_block(BUNDLE, offset, size)
+        if data is None and self._has_ended():
+            raise LeaderEnded(Problem("kubernetes", f"pod {self.pod.name} ended while its bundle was fetched"))
+        return data
+
+    def _has_ended(self) -> bool:
+        with suppress(SchedulerRefused, EnvironmentMissing):
+            return self.leads is not None and find_leader(self.leads) != self.pod.name
+        return False
+
+
+def parse_facts(done: proc.Completed) -> Facts | None:
+    if not done.is_ok:
+        return None
+    try:
+        return Facts.from_json(json.loads(done.stdout))
+    except (ValueError, BundleUnreadable):
+        return None
+
+
+def find_leader(sent: Sent) -> str:
+    """The name of the leading pod, empty where none runs.
+
+    Raises:
+        Unreachable, SchedulerRefused: with kubectl's own words.
+    """
+    found = find_objects(sent)
+    return "" if found.job is None else judge(found.job, found.pods).leader
+
+
+@contextmanager
+def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
+    """The leading pod where it still runs and has a bundle, else a collector pod for the time of the block.
+
+    Raises:
+        CheckFailed: no pod and no claim, so that nothing is left; or the collector does not come up.
+        SchedulerRefused: the cluster refused.
+    """
+    plan = Plan.load(run_dir.plan)
+    leader = find_leader(sent)
+    if leader:
+        pod = Pod(place=sent.place, name=leader, plan=plan, run_dir=run_dir)
+        facts = pod.read_facts()
+        if facts is not None and facts.bundle_bytes is not None:
+            yield Holder(pod=pod, facts=facts, leads=sent)
+            return
+    claim = kubernetes_settings(plan).results.claim
+    if claim is None:
+        what = "its results were in its leading pod, which is gone"
+        raise CheckFailed(Problem(run_dir.run_id, what, expected="kubernetes.results.claim for the next one"))
+    collector = Pod(place=sent.place, name=_start_collector(sent, plan, run_dir), plan=plan, run_dir=run_dir)
+    tell(f"waiting for pod {collector.name}, which reads claim {claim}")
+    try:
+        holder = Holder(pod=collector, facts=_wait_for_collector(collector))
+    except CheckFailed:
+        _remove(collector)
+        raise
+    yield holder  # a collection that is interrupted finds it again
+    _remove(collector)
+
+
+def mirror_logs(pod: Pod, facts: Facts, live: RunDir) -> None:
+    """Copy what is new in the trials' logs; a pod that does not answer has nothing new.
+
+    Names become paths here: those of the plan alone, whatever the pod says.
+    """
+    planned = {trial.name for trial in pod.plan.trials}
+    for trial in facts.trials:
+        if trial.name not in planned:
+            continue
+        _copy_log(pod, trial.name, trial.size_bytes, live)
+        folder = live.trial(trial.name)
+        if trial.has_ended and not folder.exit.exists():
+            write_text(folder.exit, "{}\n")
+
+
+def _copy_log(pod: Pod, trial: str, size_bytes: int, live: RunDir) -> None:
+    path = live.trial(trial).stdout
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_stream(path, "ab") as stream:
+        while (offset := stream.tell()) < size_bytes:
+            data = pod.read_block(make_log_name(trial), offset, min(LOG_BLOCK_BYTES, size_bytes - offset))
+            if not data:
+                return
+            stream.write(data)
+            stream.flush()
+
+
+def _remove(pod: Pod) -> None:
+    with suppress(SchedulerRefused, EnvironmentMissing):
+        pod.place.run("delete", "pod", pod.name, "--ignore-not-found", "--wait=false")
+
+
+def _start_collector(sent: Sent, plan: Plan, run_dir: RunDir) -> str:
+    """Its name; one that an interrupted collection left is taken again where it still runs."""
+    pod = make_collector(plan, run_dir)
+    name = str(pod["metadata"]["name"])
+    earlier = next((item for item in find_objects(sent).pods if role_of(item) == COLLECTOR), None)
+    if earlier is not None:
+        if is_ready(earlier):
+            return name
+        sent.place.run("delete", "pod", name, "--ignore-not-found")
+    done = sent.place.send("create", dump_json(pod))
+    if not done.is_ok:
+        raise kubectl.explain(done)
+    return name
+
+
+def _wait_for_collector(pod: Pod) -> Facts:
+    run_id, until = pod.run_dir.run_id, time.monotonic() + START_TIMEOUT_S
+    reason = ""
+    while time.monotonic() < until:
+        items = pod.place.get("pod", pod.name)
+        if not items:
+            raise CheckFailed(Problem(run_id, f"pod {pod.name} was deleted", hint="collect again"))
+        reason = "; ".join(explain_pod(items[0]))
+        if is_ready(items[0]):
+            done = pod.show()
+            facts = parse_facts(done)
+            if facts is None:
+                reason = kubectl.quote_words(done)
+            elif facts.failure:
+                raise CheckFailed(Problem(run_id, "cannot be packed in the cluster", got=facts.failure,
+                                          hint="room on the results claim; then collect again"))  # fmt: skip
+            elif facts.bundle_bytes is not None:
+                return facts
+        if items[0].get("status", {}).get("phase") in {"Failed", "Succeeded"}:
+            break
+        time.sleep(POLL_S)
+    raise CheckFailed(Problem(run_id, f"pod {pod.name} shows no bundle ({reason or 'nothing said'})",
+                              hint="kubectl describe pod, then collect again"))  # fmt: skip

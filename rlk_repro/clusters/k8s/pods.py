@@ -1,0 +1,216 @@
+"""The pod template of an agent: image, command, environment, volumes, resources, security."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from rlk_repro.base.errors import Problem
+from rlk_repro.clusters.k8s.base import load_base
+from rlk_repro.clusters.k8s.naming import (
+    COLLECTOR,
+    NETWORKS,
+    OVERWRITE_COMMAND,
+    make_annotations,
+    make_claim_template_name,
+    make_labels,
+    make_name,
+)
+from rlk_repro.clusters.k8s.nodes import (
+    Object,
+    gpu_resource,
+    make_affinity,
+    make_node_terms,
+    make_tolerations,
+    uses_compute_domain,
+)
+from rlk_repro.plan import Plan
+from rlk_repro.probes.container import DIGEST_VARIABLE
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import FromEnv, Image, KubernetesSettings
+
+INPUTS_PATH: Final = "/etc/rlk-repro"
+"""Where the run directory's staged files are mounted; the leading pod copies them."""
+INPUT_FILES: Final = ("run.yaml", "stack.yaml", "hardware.yaml", "profile.yaml", "plan.json", "submission.json")
+POD_PROGRAM: Final = ("-m", "rlk_repro.pod")
+GROUP_VARIABLE: Final = "RLK_REPRO_GROUP"
+RDMA_CAPABILITY: Final = "IPC_LOCK"
+_CHANNEL: Final = "channel"
+_COLLECTOR_RESOURCES: Final = {"cpu": "1", "memory": "2Gi"}
+
+
+def kubernetes_settings(plan: Plan) -> KubernetesSettings:
+    return plan.profile.kubernetes or KubernetesSettings()
+
+
+def find_pod_problems(plan: Plan) -> Iterator[Problem]:
+    settings = kubernetes_settings(plan)
+    where = f"profile {plan.profile.profile}"
+    if _find_image(plan) is None:
+        hint = "--stack names another one"
+        yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}, and pods need one",
+                      expected="an image by digest", hint=hint)  # fmt: skip
+    for block in ("slurm", "container"):
+        if getattr(plan.profile, block) is not None:
+            yield Problem(f"{where}: {block}", "has no meaning in a Kubernetes cluster", expected="kubernetes alone")
+    wanted = [value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)]
+    for name in sorted(set(wanted) - settings.secrets.keys()):
+        yield Problem(f"{where}: kubernetes.secrets.{name}", "missing: the variables of this shell do not reach a pod",
+                      expected="secret and key")  # fmt: skip
+    if settings.results.claim is None and plan.layout.num_nodes > 1:
+        what = "missing: the agents of several nodes share a run directory"
+        expected = "a claim with access mode ReadWriteMany"
+        yield Problem(f"{where}: kubernetes.results.claim", what, expected=expected)
+
+
+def pod_run_dir(plan: Plan, run_dir: RunDir) -> str:
+    """Where the pods see the run directory."""
+    path = kubernetes_settings(plan).results.path.rstrip("/")
+    return f"{path}/{plan.run.run}/{run_dir.run_id}"
+
+
+def pod_words(plan: Plan, verb: str, run_dir: RunDir, *options: str) -> list[str]:
+    """A command for a pod of this run."""
+    return [kubernetes_settings(plan).python, *POD_PROGRAM, verb, pod_run_dir(plan, run_dir), *options]
+
+
+def pod_command(plan: Plan, verb: str, run_dir: RunDir, *options: str) -> list[str]:
+    """Kubernetes expands ``$(NAME)`` in the words of a container; a doubled dollar sign keeps it from that."""
+    return [word.replace("$(", "$$(") for word in pod_words(plan, verb, run_dir, *options)]
+
+
+def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nodes: Sequence[str]) -> Object:
+    """Metadata and spec of one agent's pod."""
+    settings, name = kubernetes_settings(plan), make_name(run_dir)
+    base = load_base("pod")
+    spec = base["spec"]
+    _fill_common(plan, settings, spec, command)
+    spec["terminationGracePeriodSeconds"] = settings.grace_s
+    spec["affinity"] = make_affinity(plan, settings, name, nodes)
+    _add_inputs(spec, name)
+    container = spec["containers"][0]
+    container["resources"] = make_resources(plan, settings)
+    _volume(spec, "shm")["emptyDir"]["sizeLimit"] = settings.shm
+    if uses_compute_domain(plan, settings):
+        template = make_claim_template_name(name)
+        spec["resourceClaims"] = [{"name": _CHANNEL, "resourceClaimTemplateName": template}]
+        container["resources"]["claims"] = [{"name": _CHANNEL}]
+    if settings.rdma is not None:
+        container["securityContext"]["capabilities"]["add"] = [RDMA_CAPABILITY]
+    return {
+        "metadata": {"labels": make_labels(plan, name, role), "annotations": _pod_annotations(plan, run_dir)},
+        "spec": spec,
+    }
+
+
+def make_collector_pod(plan: Plan, run_dir: RunDir, deadline_s: int) -> Object:
+    """A small pod with the results claim and no GPU, which serves a run directory whose own pods are gone."""
+    settings, name = kubernetes_settings(plan), make_name(run_dir)
+    pod = load_base("pod")
+    pod["metadata"] = {
+        "name": f"{name}-collect",
+        "namespace": settings.namespace,
+        "labels": make_labels(plan, name, COLLECTOR),
+        "annotations": make_annotations(plan, run_dir),
+    }
+    spec = pod["spec"]
+    _fill_common(plan, settings, spec, pod_command(plan, "serve", run_dir))
+    spec["activeDeadlineSeconds"] = deadline_s
+    spec["terminationGracePeriodSeconds"] = 5
+    terms = make_node_terms(plan, settings, ())[:1]
+    arch = [item for term in terms for item in term["matchExpressions"] if item["key"] == "kubernetes.io/arch"]
+    if arch:
+        selector = {"nodeSelectorTerms": [{"matchExpressions": arch}]}
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": selector}}
+    container = spec["containers"][0]
+    container["resources"] = {"requests": _COLLECTOR_RESOURCES, "limits": _COLLECTOR_RESOURCES}
+    container["env"] = [item for item in container["env"] if item["name"] not in settings.secrets]
+    _volume(spec, "shm")["emptyDir"]["sizeLimit"] = "64Mi"
+    return pod
+
+
+def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
+    """Requests are limits: GPUs must be, and where CPU and memory are as well the pod is the last to be evicted."""
+    values: dict[str, Any] = {}
+    for key, quantity in (("cpu", settings.cpu), ("memory", settings.memory)):
+        if quantity is not None:
+            values[key] = quantity
+    if plan.layout.gpus_per_node:
+        values[gpu_resource(plan, settings)] = str(plan.layout.gpus_per_node)
+    if settings.rdma is not None:
+        values[settings.rdma.resource] = str(settings.rdma.count)
+    return {"requests": dict(values), "limits": dict(values)} if values else {}
+
+
+def _find_image(plan: Plan) -> Image | None:
+    return plan.stack.images.get(plan.hardware.image_platform)
+
+
+def _fill_common(plan: Plan, settings: KubernetesSettings, spec: Object, command: Sequence[str]) -> None:
+    image = _find_image(plan)
+    assert image is not None  # find_pod_problems was asked before
+    container = spec["containers"][0]
+    container["image"] = f"{image.reference}@{image.digest}"
+    container["command"] = list(command)
+    container["env"] += [{"name": DIGEST_VARIABLE, "value": image.digest}, *_secret_env(plan, settings)]
+    if settings.kind == "rayjob":
+        field = {"fieldRef": {"fieldPath": "metadata.labels['ray.io/cluster']"}}
+        container["env"].append({"name": GROUP_VARIABLE, "valueFrom": field})
+    container["volumeMounts"][0]["mountPath"] = settings.results.path
+    if settings.results.claim is not None:
+        spec["volumes"][0] = {"name": "results", "persistentVolumeClaim": {"claimName": settings.results.claim}}
+    for number, claim in enumerate(settings.claims):
+        source = {"claimName": claim.claim, "readOnly": claim.read_only}
+        spec["volumes"].append({"name": f"claim-{number}", "persistentVolumeClaim": source})
+        mount = {"name": f"claim-{number}", "mountPath": claim.path, "readOnly": claim.read_only}
+        container["volumeMounts"].append(mount)
+    tolerations = make_tolerations(plan, settings)
+    if tolerations:
+        spec["tolerations"] = tolerations
+    if settings.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
+    if settings.service_account is not None:
+        spec["serviceAccountName"] = settings.service_account
+    if settings.priority_class is not None:
+        spec["priorityClassName"] = settings.priority_class
+    _fill_user(settings, spec)
+
+
+def _fill_user(settings: KubernetesSettings, spec: Object) -> None:
+    user = settings.run_as
+    if user is None:
+        return
+    context: Object = {"runAsNonRoot": True, "runAsUser": user.user, "runAsGroup": user.group, "fsGroup": user.group}
+    if user.supplemental_groups:
+        context["supplementalGroups"] = list(user.supplemental_groups)
+    spec["securityContext"] |= context
+
+
+def _secret_env(plan: Plan, settings: KubernetesSettings) -> Iterator[Object]:
+    """Under the name that ``from_env`` has: the agent looks it up when a trial starts."""
+    wanted = {value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)}
+    for name in sorted(wanted):
+        place = settings.secrets[name]
+        yield {"name": name, "valueFrom": {"secretKeyRef": {"name": place.secret, "key": place.key}}}
+
+
+def _add_inputs(spec: Object, name: str) -> None:
+    items = [{"key": file, "path": file} for file in INPUT_FILES]
+    items.append({"key": "job-objects.yaml", "path": "job/objects.yaml"})
+    spec["volumes"].append({"name": "inputs", "configMap": {"name": name, "items": items}})
+    mount = {"name": "inputs", "mountPath": INPUTS_PATH, "readOnly": True}
+    spec["containers"][0]["volumeMounts"].append(mount)
+
+
+def _pod_annotations(plan: Plan, run_dir: RunDir) -> dict[str, str]:
+    settings = kubernetes_settings(plan)
+    annotations = make_annotations(plan, run_dir)
+    if settings.kind == "rayjob":
+        annotations[OVERWRITE_COMMAND] = "true"
+    if settings.rdma is not None and settings.rdma.networks is not None:
+        annotations[NETWORKS] = settings.rdma.networks
+    return annotations
+
+
+def _volume(spec: Object, name: str) -> Object:
+    return next(volume for volume in spec["volumes"] if volume["name"] == name)

@@ -1,0 +1,225 @@
+"""A first profile for a Kubernetes cluster, and what would fail with one.  Pure: from what the cluster said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.clusters.k8s.nodes import gpu_resource, list_products
+from rlk_repro.clusters.k8s.pods import kubernetes_settings
+from rlk_repro.clusters.k8s.site import OPERATORS, SECURITY_LABEL, KubernetesSite, Node, Permission, list_permissions
+from rlk_repro.clusters.k8s.tree import parse_quantity
+from rlk_repro.clusters.slurm.propose import Ask, Proposal, make_name
+from rlk_repro.plan import Plan
+from rlk_repro.spec import OCI_ARCHITECTURES, FromEnv, Hardware, KubernetesSettings, Profile
+
+SHARED: Final = frozenset({"ReadWriteMany"})
+# of a node, left to the system and to daemon sets
+USABLE: Final = 0.9
+CLAIMS_RELEASE: Final = (1, 32)
+
+
+def find_hardware(nodes: Sequence[Node], hardware: Mapping[str, Hardware]) -> dict[str, list[Node]]:
+    """The known hardware that nodes have, by their product labels and processor."""
+    found: dict[str, list[Node]] = {}
+    for name, model in hardware.items():
+        labels = list_products(model, KubernetesSettings())
+        fitting = [node for node in nodes if any(node.labels.get(key) in values for key, values in labels)]
+        if fitting:
+            found[name] = fitting
+    return found
+
+
+def propose_kubernetes(site: KubernetesSite, hardware: Mapping[str, Hardware], ask: Ask) -> Proposal:
+    remarks: list[str] = []
+    found = find_hardware(site.nodes or (), hardware)
+    ordered = sorted(found, key=lambda name: len(found[name]), reverse=True)
+    name = ordered[0] if ordered else None
+    if len(ordered) > 1:
+        name = ask("Which hardware?", ordered, ordered[0])
+    if name is None:
+        remarks.append("hardware: no node has a product label that is known; set it, or kubernetes.gpu_products")
+    values: dict[str, Any] = {
+        "schema": 1,
+        "profile": make_name(site.place.context or site.place.namespace),
+        "cluster": "k8s",
+        "purpose": f"Namespace {site.place.namespace} of a Kubernetes {site.version} cluster.",
+        "hardware": name,
+        "kubernetes": _settings(site, found.get(name or "", []), ask, remarks),
+    }
+    return Proposal(values={key: value for key, value in values.items() if value is not None}, remarks=remarks)
+
+
+def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: list[str]) -> dict[str, Any]:
+    kinds = ["rayjob", "job"] if "rayjob" in site.operators else ["job"]
+    values: dict[str, Any] = {"kind": ask("Which kind of job?", kinds, kinds[0]), "namespace": site.place.namespace}
+    if site.place.context:
+        values["context"] = site.place.context
+    values |= _sizes(nodes)
+    shared = [claim.name for claim in site.claims if claim.modes & SHARED]
+    if shared:
+        claim = ask("Where do results go?", shared, shared[0]) if len(shared) > 1 else shared[0]
+        values["results"] = {"claim": claim, "path": "/results"}
+    else:
+        remarks.append("results: the namespace has no claim that several nodes can write; a bundle must be collected "
+                       "from its pod, and runs are one node")  # fmt: skip
+    if site.queues:
+        values["queue"] = ask("Which queue?", site.queues, site.queues[0])
+    if site.security == "restricted":
+        values["run_as"] = {"user": 1000, "group": 1000}
+        remarks.append("run_as: the namespace is restricted; the image must work as a user other than root")
+    if any(permission.resource == "networkpolicies" for permission in site.denied):
+        values["network_policy"] = False
+        remarks.append("network_policy: you may not create one; any pod of the cluster reaches those of a run")
+    if "compute_domain" in site.operators and any("nvidia.com/gpu.clique" in node.labels for node in nodes):
+        values["compute_domain"] = True
+    known = {"nvidia.com/gpu", "amd.com/gpu", "kubernetes.io/arch"}
+    taints = sorted({taint for node in nodes for taint in node.taints} - known)
+    if taints:
+        values["tolerations"] = [{"key": taint} for taint in taints]
+        remarks.append(f"tolerations: the nodes have taints ({', '.join(taints)}); may you use them?")
+    return values
+
+
+def _sizes(nodes: Sequence[Node]) -> dict[str, str]:
+    """Most of the smallest node, so that the pods are Guaranteed and fit everywhere."""
+    sizes: dict[str, str] = {}
+    amounts = {key: [parse_quantity(node.allocatable.get(key)) for node in nodes] for key in ("cpu", "memory")}
+    cpus = [value for value in amounts["cpu"] if value is not None]
+    memories = [value for value in amounts["memory"] if value is not None]
+    if cpus and memories:
+        sizes["cpu"] = str(int(float(min(cpus)) * USABLE))
+        sizes["memory"] = f"{int(float(min(memories)) * USABLE / 2**30)}Gi"
+        sizes["shm"] = f"{max(1, min(64, int(float(min(memories)) * USABLE / 2**30) // 4))}Gi"
+    return sizes
+
+
+def judge_kubernetes(
+    profile: Profile, site: KubernetesSite, hardware: Mapping[str, Hardware], plan: Plan | None
+) -> list[Finding]:
+    """Everything that can be told without a job."""
+    settings = profile.kubernetes or KubernetesSettings()
+    model = hardware.get(plan.hardware.hardware if plan is not None else profile.hardware or "")
+    num_nodes = 1 if plan is None else plan.layout.num_nodes
+    has_domain, has_policy = settings.compute_domain, settings.network_policy
+    needed = {*list_permissions((settings.kind,), has_domain=has_domain, has_policy=has_policy)}
+    return [
+        *_judge_operators(settings, site),
+        *_judge_results(settings, site, num_nodes),
+        *_judge_security(settings, site),
+        *_judge_secrets(profile, settings, site),
+        *(_judge_nodes(settings, site, model, plan, num_nodes) if model is not None else ()),
+        *(
+            Finding(Level.BLOCKING, "permission", f"to {what} in {settings.namespace}", f"denied{_way_round(what)}")
+            for what in site.denied
+            if what in needed
+        ),
+    ]
+
+
+def _way_round(denied: Permission) -> str:
+    """What a profile may say where the permission is not to be had."""
+    return "; kubernetes.network_policy: false needs none" if denied.resource == "networkpolicies" else ""
+
+
+def _judge_operators(settings: KubernetesSettings, site: KubernetesSite) -> Iterator[Finding]:
+    if settings.kind in OPERATORS and settings.kind not in site.operators:
+        yield Finding(Level.BLOCKING, "kubernetes.kind", f"the operator of {OPERATORS[settings.kind]}", "not installed")
+    if settings.compute_domain:
+        if "compute_domain" not in site.operators:
+            expected = f"the driver that brings {OPERATORS['compute_domain']}"
+            yield Finding(Level.BLOCKING, "kubernetes.compute_domain", expected, "not installed")
+        if _release(site.version) < CLAIMS_RELEASE:
+            yield Finding(Level.BLOCKING, "kubernetes.compute_domain", "Kubernetes 1.32 or newer", site.version)
+    if settings.queue is not None and settings.queue not in site.queues:
+        menu = f"one of {', '.join(site.queues)}" if site.queues else "none: the namespace has no queue"
+        yield Finding(Level.BLOCKING, "kubernetes.queue", menu, settings.queue)
+    elif settings.queue is None and site.queues:
+        menu = f"one of {', '.join(site.queues)}"
+        yield Finding(Level.WARNING, "kubernetes.queue", menu, "not set: jobs may be held back, or not counted")
+
+
+def _judge_results(settings: KubernetesSettings, site: KubernetesSite, num_nodes: int) -> Iterator[Finding]:
+    where = "kubernetes.results.claim"
+    claims = {claim.name: claim for claim in site.claims}
+    name = settings.results.claim
+    if name is None:
+        level = Level.BLOCKING if num_nodes > 1 else Level.WARNING
+        yield Finding(level, where, "a claim", "none: results are gone with their pod")
+    elif name not in claims:
+        menu = f"one of {', '.join(claims)}" if claims else "a claim in the namespace, which has none"
+        yield Finding(Level.BLOCKING, where, menu, name)
+    elif num_nodes > 1 and not claims[name].modes & SHARED:
+        yield Finding(Level.BLOCKING, where, "ReadWriteMany, for several nodes", ", ".join(sorted(claims[name].modes)))
+    for claim in settings.claims:
+        if claim.claim not in claims:
+            yield Finding(Level.BLOCKING, "kubernetes.claims", "a claim in the namespace", claim.claim)
+
+
+def _judge_security(settings: KubernetesSettings, site: KubernetesSite) -> Iterator[Finding]:
+    where = f"namespace label {SECURITY_LABEL}"
+    if settings.rdma is not None and site.security in {"baseline", "restricted"}:
+        yield Finding(Level.BLOCKING, where, "privileged, which RDMA's IPC_LOCK needs", site.security)
+    if settings.run_as is None and site.security == "restricted":
+        yield Finding(
+            Level.BLOCKING, "kubernetes.run_as", "a user other than root: the namespace is restricted", "none"
+        )
+
+
+def _judge_secrets(profile: Profile, settings: KubernetesSettings, site: KubernetesSite) -> Iterator[Finding]:
+    for name, value in profile.env.items():
+        if isinstance(value, FromEnv) and value.from_env not in settings.secrets:
+            expected = "secret and key: this shell's variables do not reach a pod"
+            yield Finding(Level.BLOCKING, f"kubernetes.secrets.{value.from_env}", expected, f"missing, for env.{name}")
+    wanted = {place.secret for place in settings.secrets.values()} | set(settings.image_pull_secrets)
+    for name in sorted(wanted - (site.secrets or wanted)):
+        yield Finding(Level.BLOCKING, "kubernetes.secrets", "a secret of the namespace", name)
+
+
+def _judge_nodes(
+    settings: KubernetesSettings, site: KubernetesSite, model: Hardware, plan: Plan | None, num_nodes: int
+) -> Iterator[Finding]:
+    if site.nodes is None:
+        yield Finding(Level.INFO, "nodes", "a list of them", "this user may not list nodes")
+        return
+    labels = list_products(model, settings)
+    fitting = [node for node in site.nodes if not labels or any(node.labels.get(k) in v for k, v in labels)]
+    if not fitting:
+        products = sorted({value for node in site.nodes for key, value in node.labels.items() if "gpu.product" in key})
+        expected = " or ".join(f"{key}={','.join(values)}" for key, values in labels)
+        yield Finding(Level.BLOCKING, "nodes", expected, ", ".join(products) or "no node with a GPU label")
+        return
+    arch = OCI_ARCHITECTURES.get(model.machine)
+    wrong = {node.labels.get("kubernetes.io/arch", "") for node in fitting} - {arch, ""}
+    if arch is not None and wrong:
+        yield Finding(Level.BLOCKING, "nodes", f"processor {arch}", ", ".join(sorted(wrong)))
+    if len(fitting) < num_nodes:
+        yield Finding(Level.BLOCKING, "nodes", f"{num_nodes} with {model.hardware}", str(len(fitting)))
+    yield from _judge_sizes(settings, fitting, model, plan)
+
+
+def _judge_sizes(
+    settings: KubernetesSettings, nodes: Sequence[Node], model: Hardware, plan: Plan | None
+) -> Iterator[Finding]:
+    wanted = {"cpu": settings.cpu, "memory": settings.memory}
+    if plan is not None and plan.layout.gpus_per_node:
+        wanted[gpu_resource(plan, kubernetes_settings(plan))] = str(plan.layout.gpus_per_node)
+    elif model.gpus_per_node:
+        vendor = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}.get(model.platform, "")
+        wanted[settings.gpu_resource or vendor] = "1"
+    if settings.rdma is not None:
+        wanted[settings.rdma.resource] = str(settings.rdma.count)
+    for key, quantity in wanted.items():
+        need = parse_quantity(quantity)
+        most = max((parse_quantity(node.allocatable.get(key)) or 0 for node in nodes), default=0)
+        if need is not None and need > most:
+            yield Finding(Level.BLOCKING, f"nodes: {key}", f"{quantity} on one node", f"{most} at most")
+    if settings.cpu is None or settings.memory is None:
+        found = "not set: the pods are the first to be evicted, and share CPUs"
+        yield Finding(Level.WARNING, "kubernetes.cpu and kubernetes.memory", "both, for Guaranteed pods", found)
+
+
+def _release(version: str) -> tuple[int, int]:
+    parts = version.removeprefix("v").split(".")
+    return (int(parts[0]), int("".join(filter(str.isdecimal, parts[1])))) if len(parts) > 1 else (0, 0)

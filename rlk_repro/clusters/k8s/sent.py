@@ -1,0 +1,133 @@
+"""What a submission has in the cluster: found, recorded and removed by the label that all of it carries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlk_repro.base import proc
+from rlk_repro.base.files import write_json
+from rlk_repro.clusters.api import Submission
+from rlk_repro.clusters.k8s import kubectl
+from rlk_repro.clusters.k8s.kubectl import Place
+from rlk_repro.clusters.k8s.naming import ID, make_name
+from rlk_repro.clusters.k8s.pods import kubernetes_settings
+from rlk_repro.clusters.k8s.states import list_images
+from rlk_repro.clusters.k8s.tree import as_map
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+
+# by the profile's word: the kind of the object, and the full name of its resource
+KINDS: Final[Mapping[str, tuple[str, str]]] = {
+    "rayjob": ("RayJob", "rayjobs.ray.io"),
+    "job": ("Job", "jobs.batch"),
+}
+SCHEMA: Final = 1
+_JOB_ID: Final = re.compile(r"([a-z0-9-]{1,63})/(rayjob|job)/([a-z][a-z0-9-]{0,62})")
+COMPUTE_DOMAINS: Final = "computedomains.resource.nvidia.com"
+NETWORK_POLICIES: Final = "networkpolicies.networking.k8s.io"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """Where a job lies and what it is called."""
+
+    place: Place
+    kind: str
+    name: str
+    has_domain: bool = False
+    has_policy: bool = False
+    has_claim: bool = True
+
+    @property
+    def job_id(self) -> str:
+        return f"{self.place.namespace}/{self.kind}/{self.name}"
+
+    @property
+    def selector(self) -> str:
+        return f"{ID}={self.name}"
+
+    @property
+    def resources(self) -> str:
+        """What to ask for: the job, what it makes, and what must be gone before another of its name is made."""
+        policies = (NETWORK_POLICIES,) if self.has_policy else ()
+        return ",".join((KINDS[self.kind][1], "pods", "configmaps", *policies))
+
+    @classmethod
+    def of_plan(cls, plan: Plan, run_dir: RunDir) -> Sent:
+        settings = kubernetes_settings(plan)
+        return cls(
+            place=Place(namespace=settings.namespace, context=settings.context or ""),
+            kind=settings.kind,
+            name=make_name(run_dir),
+            has_domain=settings.compute_domain,
+            has_policy=settings.network_policy,
+            has_claim=settings.results.claim is not None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What the cluster has of a job."""
+
+    job: Mapping[str, Any] | None
+    pods: Sequence[Mapping[str, Any]]
+    events: Sequence[Mapping[str, Any]]
+    others: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self.job is None and not self.pods and not self.others
+
+
+def read_sent(submission: Submission) -> Sent | None:
+    """None for what is no job id of ours."""
+    found = _JOB_ID.fullmatch(submission.job_id)
+    if found is None:
+        return None
+    place = Place(namespace=found[1], context=submission.details.get("context", ""))
+    return Sent(place=place, kind=found[2], name=found[3])
+
+
+def find_objects(sent: Sent) -> Found:
+    """Job, pods and, while something waits, what was said about them.
+
+    Raises:
+        Unreachable, SchedulerRefused: with kubectl's own words.
+    """
+    kind = KINDS[sent.kind][0]
+    items = sent.place.get(sent.resources, f"--selector={sent.selector}")
+    job = next((item for item in items if item["kind"] == kind and item["metadata"]["name"] == sent.name), None)
+    pods = [item for item in items if item["kind"] == "Pod"]
+    waits = job is not None and any(as_map(pod.get("status")).get("phase") == "Pending" for pod in pods)
+    events = _find_events(sent) if waits or (job is not None and not pods) else []
+    others = sum(item["kind"] in {"ConfigMap", "NetworkPolicy"} for item in items)
+    return Found(job=job, pods=pods, events=events, others=others)
+
+
+def delete_all(sent: Sent) -> proc.Completed:
+    """The job, and what it does not own: a ComputeDomain too, where it may have failed to become the job's."""
+    done = sent.place.delete(sent.resources, sent.selector)
+    if not sent.has_domain:
+        return done
+    domains = sent.place.delete(COMPUTE_DOMAINS, sent.selector)
+    return done if domains.is_ok or kubectl.is_not_found(domains) else domains
+
+
+def record_objects(sent: Sent, run_dir: RunDir) -> None:
+    """What the cluster said at the end, beside what was sealed."""
+    found = find_objects(sent)
+    value = {
+        "schema": SCHEMA,
+        "job": None if found.job is None else {"status": found.job.get("status")},
+        "images": list_images(found.pods),
+        "pods": [{"name": pod["metadata"]["name"], "status": pod.get("status")} for pod in found.pods],
+    }
+    write_json(run_dir.kubernetes_record, value)
+
+
+def _find_events(sent: Sent) -> list[dict[str, Any]]:
+    items = sent.place.get("events", "--field-selector=type=Warning")
+    return [item for item in items if str(as_map(item.get("involvedObject")).get("name", "")).startswith(sent.name)]

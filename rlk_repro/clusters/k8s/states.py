@@ -1,0 +1,222 @@
+"""What the objects of a job say about it: tables of states and reasons, and the words for them.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from rlk_repro.clusters.api import JobState
+from rlk_repro.clusters.k8s.naming import AGENT, COLLECTOR, INDEX, LEADER, ROLE
+from rlk_repro.clusters.k8s.tree import as_list, as_map
+
+# KubeRay's jobDeploymentStatus
+RAYJOB_STATES: Final[Mapping[str, JobState]] = MappingProxyType(
+    {
+        "": JobState.PENDING,
+        "New": JobState.PENDING,
+        "Initializing": JobState.PENDING,
+        "Waiting": JobState.PENDING,
+        "Running": JobState.RUNNING,
+        "Complete": JobState.DONE,
+        "Failed": JobState.FAILED,
+        "Suspending": JobState.PENDING,
+        "Suspended": JobState.PENDING,
+        "Retrying": JobState.PENDING,
+        "ValidationFailed": JobState.FAILED,
+        "Scheduled": JobState.PENDING,
+        "Scheduling": JobState.PENDING,
+    }
+)
+# its jobStatus, once the deployment says Complete
+RAY_ENDS: Final[Mapping[str, JobState]] = MappingProxyType(
+    {"SUCCEEDED": JobState.DONE, "FAILED": JobState.FAILED, "STOPPED": JobState.CANCELLED}
+)
+# conditions with status True, of a Job; the first that is there decides
+CONDITIONS: Final[tuple[tuple[str, JobState], ...]] = (
+    ("Failed", JobState.FAILED),
+    ("FailureTarget", JobState.FAILED),
+    ("Complete", JobState.DONE),
+    ("Suspended", JobState.PENDING),
+)
+# why a container waits, or why a pod or job ended, in plain words; the cluster's own message follows
+WORDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "BackoffLimitExceeded": "a pod failed",
+        "ContainerCannotRun": "the container cannot be started",
+        "ContainerCreating": "the container is being made",
+        "ContainersNotReady": "its containers are not ready",
+        "CrashLoopBackOff": "the container ends again and again",
+        "CreateContainerConfigError": "a secret or ConfigMap that the pod names is missing",
+        "CreateContainerError": "the container cannot be made",
+        "DeadlineExceeded": "it took longer than max_time_min",
+        "DeletionByTaintManager": "its node got a taint that it does not tolerate",
+        "DeletionByPodGC": "its node is gone",
+        "ErrImageNeverPull": "the image is not on the node and may not be pulled",
+        "ErrImagePull": "the image cannot be pulled",
+        "Error": "the agent failed",
+        "Evicted": "evicted: the node ran short of something",
+        "EvictionByEvictionAPI": "evicted by somebody who drains the node",
+        "FailedAttachVolume": "a volume cannot be attached",
+        "FailedCreate": "a pod may not be made (quota or admission)",
+        "FailedMount": "a volume cannot be mounted",
+        "FailedScheduling": "no node fits",
+        "ImageInspectError": "the image cannot be read",
+        "ImagePullBackOff": "the image cannot be pulled",
+        "InvalidImageName": "the image's name is wrong",
+        "JobSuspended": "held back, by its queue or by hand",
+        "NodeAffinity": "the node's labels changed",
+        "NodeLost": "the node does not answer",
+        "NodeShutdown": "the node was shut down",
+        "OOMKilled": "out of memory: the container used more than its limit",
+        "OutOfcpu": "the node had no CPU left",
+        "OutOfmemory": "the node had no memory left",
+        "PodFailurePolicy": "a pod was evicted or preempted",
+        "PodInitializing": "the container is being made",
+        "Preempted": "preempted by a job of higher priority",
+        "PreemptionByScheduler": "preempted by a job of higher priority",
+        "PreemptionByKubeScheduler": "preempted by a job of higher priority",
+        "RegistryUnavailable": "the registry does not answer",
+        "SchedulingGated": "held back by its queue",
+        "Terminated": "ended with the node",
+        "TerminationByKubelet": "ended by its node",
+        "UnexpectedAdmissionError": "the node's device plugin refused it",
+        "Unschedulable": "no node fits",
+    }
+)  # fmt: skip
+# events that say why a pod does not come up, where pod and job say nothing
+TELLING_EVENTS: Final = frozenset(
+    {"FailedScheduling", "FailedMount", "FailedAttachVolume", "FailedCreate", "Failed", "BackOff", "InvalidRayJobSpec",
+     "FailedToCreateRayCluster", "Preempted", "Evicted", "FailedResourceClaimCreation"}
+)  # fmt: skip
+_NOT_A_REASON: Final = frozenset({"ContainersNotReady", "PodInitializing", "ContainerCreating", "Completed", "Error"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """``leader`` is the name of the leading pod while it runs, ``nodes`` those on which agents run."""
+
+    state: JobState
+    reason: str
+    leader: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+def judge(
+    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()
+) -> Judged:
+    """From the job, what belongs to it, and what was said about them."""
+    agents = [pod for pod in pods if role_of(pod) != COLLECTOR]
+    state, reason = judge_job(job)
+    leader = next((pod for pod in agents if role_of(pod) == LEADER), None)
+    if state is JobState.RUNNING and not has_begun(leader):  # one that has ended waits for its controller's word
+        state = JobState.PENDING
+    elif state is JobState.PENDING and is_running(leader):
+        state = JobState.RUNNING  # KubeRay says so only when Ray answers
+    reasons = [reason] if state.is_final else []
+    if state is not JobState.DONE:
+        reasons += dict.fromkeys(word for pod in agents for word in explain_pod(pod))
+    if not any(reasons) and state is not JobState.RUNNING:
+        reasons = [reason, *explain_events(events)]
+    return Judged(
+        state=state,
+        reason="; ".join(dict.fromkeys(word for word in reasons if word)),
+        leader=str(as_map(leader.get("metadata")).get("name", "")) if leader is not None and is_running(leader) else "",
+        nodes=tuple(sorted(str(as_map(pod.get("spec")).get("nodeName")) for pod in agents if is_running(pod))),
+    )
+
+
+def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
+    """By the job alone."""
+    status, spec = as_map(job.get("status")), as_map(job.get("spec"))
+    if job.get("kind") == "RayJob":
+        word = str(status.get("jobDeploymentStatus", ""))
+        state = RAYJOB_STATES.get(word, JobState.UNKNOWN)
+        if word == "Complete":
+            state = RAY_ENDS.get(str(status.get("jobStatus", "")), JobState.DONE)
+        reason = _explain(str(status.get("reason", "")), str(status.get("message", "")))
+        return state, reason or ("held back by its queue" if word == "Suspended" else "")
+    conditions = {str(as_map(item).get("type")): as_map(item) for item in as_list(status.get("conditions"))}
+    for name, state in CONDITIONS:
+        found = conditions.get(name, {})
+        if found.get("status") == "True":
+            return state, _explain(str(found.get("reason", "")), str(found.get("message", "")))
+    if spec.get("suspend"):
+        return JobState.PENDING, "held back by its queue"
+    return JobState.RUNNING, ""  # the pods know better
+
+
+def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
+    """Why a pod does not run, or how it ended."""
+    status = as_map(pod.get("status"))
+    conditions = {str(as_map(item).get("type")): as_map(item) for item in as_list(status.get("conditions"))}
+    disrupted = conditions.get("DisruptionTarget", {})
+    if disrupted.get("status") == "True":
+        yield _explain(str(disrupted.get("reason", "")), str(disrupted.get("message", "")))
+    elif status.get("reason"):
+        yield _explain(str(status["reason"]), str(status.get("message", "")))
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        yield _explain(str(scheduled.get("reason", "")), str(scheduled.get("message", "")))
+    for container in (*as_list(status.get("initContainerStatuses")), *as_list(status.get("containerStatuses"))):
+        for kind in ("waiting", "terminated"):
+            found = as_map(as_map(as_map(container).get("state")).get(kind))
+            reason = str(found.get("reason", ""))
+            if reason and reason not in _NOT_A_REASON:
+                yield _explain(reason, str(found.get("message", "")))
+            elif found.get("exitCode"):
+                ended = f"the agent of {as_map(pod.get('metadata')).get('name')} ended with {found['exitCode']}"
+                last = str(found.get("message", "")).splitlines()[-2:]  # an error of ours: what, and the next step
+                yield ": ".join(part for part in (ended, " ".join(" ".join(last).split())) if part)
+
+
+def explain_events(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The last telling one."""
+    telling = [event for event in events if event.get("reason") in TELLING_EVENTS and event.get("type") == "Warning"]
+    for event in sorted(telling, key=lambda item: str(item.get("lastTimestamp") or item.get("eventTime") or ""))[-1:]:
+        yield _explain(str(event.get("reason", "")), str(event.get("message", "")))
+
+
+def is_running(pod: Mapping[str, Any] | None) -> bool:
+    if pod is None or as_map(pod.get("metadata")).get("deletionTimestamp"):
+        return False
+    return as_map(pod.get("status")).get("phase") == "Running"
+
+
+def has_begun(pod: Mapping[str, Any] | None) -> bool:
+    return pod is not None and as_map(pod.get("status")).get("phase") in {"Running", "Succeeded", "Failed"}
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Its container runs; it answers a moment later."""
+    states = [as_map(item).get("state") for item in as_list(as_map(pod.get("status")).get("containerStatuses"))]
+    return is_running(pod) and all("running" in as_map(state) for state in states)
+
+
+def role_of(pod: Mapping[str, Any]) -> str:
+    """By its label; in a Job, where all pods have the same, by its index."""
+    metadata = as_map(pod.get("metadata"))
+    role = str(as_map(metadata.get("labels")).get(ROLE, ""))
+    return LEADER if role == AGENT and as_map(metadata.get("annotations")).get(INDEX) == "0" else role
+
+
+def list_images(pods: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What ran, by the container runtime's own word; of a multi-platform image it may be the platform's digest."""
+    return [
+        {
+            "pod": str(as_map(pod.get("metadata")).get("name", "")),
+            "node": str(as_map(pod.get("spec")).get("nodeName", "")),
+            "image": str(as_map(item).get("image", "")),
+            "image_id": str(as_map(item).get("imageID", "")),
+        }
+        for pod in pods
+        for item in as_list(as_map(pod.get("status")).get("containerStatuses"))
+    ]
+
+
+def _explain(reason: str, message: str) -> str:
+    """``the image cannot be pulled (ErrImagePull: manifest unknown)``."""
+    words = WORDS.get(reason, "")
+    detail = ": ".join(part for part in (reason, " ".join(message.split())) if part)
+    return f"{words} ({detail})" if words and detail else words or detail

@@ -1,0 +1,189 @@
+"""This machine as a cluster: one node agent, started detached.
+
+It is known by its pid and start time, and by its standard output, a file of the run directory: neither a later process
+with its pid nor the agent of the directory that this one was copied from is taken for it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base import proc, procfs
+from rlk_repro.base.clock import utc_now
+from rlk_repro.base.console import Tell, silence
+from rlk_repro.base.disk import open_stream
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.files import dump_json
+from rlk_repro.bundle.seal import pack
+from rlk_repro.clusters.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.clusters.lastword import read_last_word
+from rlk_repro.clusters.triallogs import read_logs
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+
+AGENT: Final = ("-m", "rlk_repro.job")
+COMMAND_FILE: Final = "command.json"
+SCHEMA: Final = 1
+
+
+def available() -> str | None:
+    """Any machine that runs this can."""
+    return None
+
+
+def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
+    """One agent, which leads.  The file names neither this machine's Python nor its folders; the command has to.
+
+    Raises:
+        SpecError: a stack with images, which nothing here would start, more than one node, or another one.
+    """
+    problems = list(_find_problems(plan, nodes))
+    if problems:
+        raise SpecError(*problems)
+    options = ("--resume",)
+    record = {
+        "schema": SCHEMA,
+        "argv": ["python", *AGENT, "RUN_DIR", *options],
+        "experiment_hash": plan.experiment_hash,
+    }
+    command = (sys.executable, *AGENT, str(run_dir.root.absolute()), *options)
+    return Job(files={COMMAND_FILE: dump_json(record).decode()}, command=command)
+
+
+def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
+    here = platform.node()
+    if set(nodes) - {here}:
+        yield Problem("--same-nodes", "the local cluster is this machine", got=", ".join(nodes), expected=here)
+    if plan.stack.images:
+        yield Problem(
+            f"stack {plan.stack.stack}",
+            "names images, and the local cluster starts no container",
+            expected="a stack without images",
+            hint="--stack host uses what this machine has",
+        )
+    if plan.layout.num_nodes > 1:
+        yield Problem(
+            f"run {plan.run.run}: layouts.{plan.hardware.hardware}.num_nodes",
+            "the local cluster is one node",
+            got=plan.layout.num_nodes,
+            expected="1",
+        )
+
+
+def submit(job: Job, run_dir: RunDir) -> Submission:
+    """Start the agent in a session of its own; it outlives this process.
+
+    Raises:
+        EnvironmentMissing: this Python cannot be started.
+    """
+    for earlier in (run_dir.state, run_dir.bundle):  # an earlier agent's
+        earlier.unlink(missing_ok=True)
+    with open_stream(run_dir.agent_output, "ab") as output:
+        pid = proc.start_detached(job.command, output_fd=output.fileno(), env={**os.environ, **job.env})
+    stat = procfs.read_stat(pid)
+    return Submission(
+        cluster="local",
+        job_id=f"{pid}:{stat.start_ticks if stat else 0}",
+        submitted_at=utc_now(),
+        details={"host": platform.node()},
+    )
+
+
+def poll(submission: Submission, run_dir: RunDir) -> Status:
+    """Whether that very process runs, else what it left."""
+    elsewhere = _find_other_host(submission)
+    if elsewhere is not None:
+        return Status(state=JobState.UNKNOWN, reason=elsewhere)
+    if _find_pid(submission, run_dir) is not None:
+        return Status(state=JobState.RUNNING)
+    if not run_dir.plan.is_file():
+        return Status(state=JobState.UNKNOWN, reason=f"no process {submission.job_id} and no run directory")
+    return _describe_end(run_dir)
+
+
+def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
+    """Lines of the trials in order; following ends when the agent does."""
+    return read_logs(run_dir, lambda: not is_following or poll(submission, run_dir).state is not JobState.RUNNING)
+
+
+def cancel(submission: Submission, run_dir: RunDir) -> bool:
+    """Ask the agent to stop; it records, packs and ends.
+
+    Raises:
+        EnvironmentMissing: it was started on another host, or by another user.
+    """
+    _require_this_host(submission, run_dir)
+    pid = _find_pid(submission, run_dir)
+    if pid is None:
+        return False
+    try:
+        return proc.signal_process(pid, signal.SIGTERM)
+    except PermissionError:
+        raise EnvironmentMissing(Problem(run_dir.run_id, "was started by another user")) from None
+
+
+def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
+    """The bundle is here already; what a killed agent left is packed now.
+
+    Raises:
+        CheckFailed: the run goes on.
+        EnvironmentMissing: it was started on another host and may go on there.
+    """
+    if run_dir.is_sealed and run_dir.bundle.is_file():
+        return run_dir.bundle
+    _require_this_host(submission, run_dir)
+    if poll(submission, run_dir).state is JobState.RUNNING:
+        raise CheckFailed(
+            Problem(run_dir.run_id, "is still running", hint=f"rlk-repro status --watch {run_dir.run_id}")
+        )
+    tell(f"packing what {run_dir.root} holds")
+    return pack(run_dir)
+
+
+def _find_other_host(submission: Submission) -> str | None:
+    host = submission.details.get("host")
+    return None if host in {None, platform.node()} else f"started on {host}, this is {platform.node()}"
+
+
+def _require_this_host(submission: Submission, run_dir: RunDir) -> None:
+    elsewhere = _find_other_host(submission)
+    if elsewhere is not None:
+        host = submission.details["host"]
+        raise EnvironmentMissing(
+            Problem(run_dir.run_id, elsewhere, hint=f"give this command on {host}, which knows whether it runs")
+        )
+
+
+def _find_pid(submission: Submission, run_dir: RunDir) -> int | None:
+    """The pid of this directory's agent while it runs."""
+    pid, _, start_ticks = submission.job_id.partition(":")
+    if not (pid.isdecimal() and start_ticks.isdecimal()):
+        return None
+    stat = procfs.read_stat(int(pid))
+    is_same = stat is not None and stat.is_running and stat.start_ticks == int(start_ticks)
+    return int(pid) if is_same and _has_output(int(pid), run_dir.agent_output) else None
+
+
+def _has_output(pid: int, path: Path) -> bool:
+    """Whether a process writes its standard output to that very file, wherever it was moved to."""
+    try:
+        return path.samefile(f"/proc/{pid}/fd/1")
+    except PermissionError:  # another user's, whom only pid and start time identify
+        return True
+    except OSError:
+        return False
+
+
+def _describe_end(run_dir: RunDir) -> Status:
+    last = read_last_word(run_dir)
+    if run_dir.is_sealed:
+        return Status(state=JobState.DONE, reason=last.message)
+    if last.exit_code is None:
+        return Status(state=JobState.FAILED, reason="the agent ended without a word")
+    return Status(state=JobState.CANCELLED if last.is_interrupted else JobState.FAILED, reason=last.message)

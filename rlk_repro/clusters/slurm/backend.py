@@ -1,0 +1,241 @@
+"""Slurm as a cluster: one sbatch script per run, on a file system that the nodes share with this machine.
+
+What the script holds is ``rlk_repro.sbatch``'s, how Slurm is asked is ``slurmctl``'s.  What a run did is read from its
+run directory; Slurm says whether it still runs, and why it does not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base import proc
+from rlk_repro.base.clock import utc_now
+from rlk_repro.base.console import Tell, silence
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SchedulerRefused
+from rlk_repro.base.files import write_text
+from rlk_repro.base.places import hide_places
+from rlk_repro.base.secrets import Scrubber
+from rlk_repro.bundle.seal import pack
+from rlk_repro.clusters.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.clusters.asking import asked_rarely, join_words, require_ended, require_known
+from rlk_repro.clusters.lastword import read_last_word
+from rlk_repro.clusters.slurm import client as slurmctl
+from rlk_repro.clusters.slurm.client import JobFacts, JobId
+from rlk_repro.clusters.triallogs import read_logs
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+
+LOG_POLL_S: Final = 5.0
+SUBMIT_TIMEOUT_S: Final = 300.0
+CLUSTER_NAME: Final = "cluster_name"
+VERSION: Final = "slurm_version"
+_SCRIPT_FAILED: Final = "Slurm says FAILED"  # the script ended so by itself; Slurm has other words where it ends a job
+
+
+def available() -> str | None:
+    """The clients, a configuration, and a controller that answers."""
+    return slurmctl.find_obstacle()
+
+
+def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
+    """One script.
+
+    Raises:
+        SpecError: values that sbatch or the container runtime cannot be told.
+    """
+    from rlk_repro.clusters.slurm.script import SCRIPT, render_sbatch, sbatch_command
+
+    return Job(files={SCRIPT: render_sbatch(plan, run_dir, nodes=nodes)}, command=sbatch_command(run_dir))
+
+
+def submit(job: Job, run_dir: RunDir) -> Submission:
+    """Test, then send.  Variables of this shell that would change the script's options are not passed on.
+
+    Raises:
+        SchedulerRefused: with sbatch's own words.
+        EnvironmentMissing: sbatch is not installed.
+    """
+    config = slurmctl.probe_config()
+    program, *options = job.command
+    _test(job, program, "--test-only", *options)
+    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):  # of an earlier allocation
+        earlier.unlink(missing_ok=True)
+    _record_site(run_dir, config)
+    sent = _run_sbatch(job, program, *options)
+    job_id = slurmctl.parse_job_id(sent.stdout) if sent.is_ok else None
+    if job_id is None:
+        raise _make_refusal(sent)
+    details = {CLUSTER_NAME: config.get("ClusterName", ""), VERSION: config.get("SLURM_VERSION", "")}
+    return Submission(cluster="slurm", job_id=str(job_id), submitted_at=utc_now(), details=details)
+
+
+def poll(submission: Submission, run_dir: RunDir) -> Status:
+    """Ask once."""
+    return poll_all([(submission, run_dir)])[0]
+
+
+def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
+    """Ask once for all of them; a second time for those that Slurm forgot and that left no word either."""
+    ids = [slurmctl.parse_job_id(submission.job_id) for submission, _ in items]
+    open_ids = {
+        job_id for job_id, (_, run_dir) in zip(ids, items, strict=True) if job_id and not _is_over(run_dir)
+    }  # fmt: skip
+    try:
+        facts = slurmctl.ask_queue(open_ids)
+        silent = {
+            job_id
+            for job_id, (_, run_dir) in zip(ids, items, strict=True)
+            if job_id in open_ids - facts.keys() and read_last_word(run_dir).exit_code is None
+        }
+        facts |= slurmctl.ask_accounting(silent)
+        elsewhere = _find_elsewhere([submission for submission, _ in items]) if silent - facts.keys() else ""
+    except (EnvironmentMissing, SchedulerRefused) as error:
+        return [_judge_unasked(run_dir, str(error)) for _, run_dir in items]
+    return [
+        _judge(submission, run_dir, None if job_id is None else facts.get(job_id), elsewhere)
+        for job_id, (submission, run_dir) in zip(ids, items, strict=True)
+    ]
+
+
+def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
+    """Lines of the trials in order, as they lie on the shared file system; following ends when the job does."""
+    ask = asked_rarely(lambda: poll(submission, run_dir).state.is_final, LOG_POLL_S)
+    return read_logs(run_dir, ask if is_following else lambda: True)
+
+
+def cancel(submission: Submission, run_dir: RunDir) -> bool:
+    """A running job is asked to record, pack and end; asked again, it is ended by Slurm's own way.
+
+    Raises:
+        EnvironmentMissing: nobody here can tell whether it runs.
+        SchedulerRefused: with scancel's own words.
+    """
+    status = poll(submission, run_dir)
+    job_id = slurmctl.parse_job_id(submission.job_id)
+    if status.state.is_final or job_id is None or not run_dir.plan.is_file():
+        return False
+    require_known(status, run_dir)
+    is_gentle = status.state is JobState.RUNNING and not run_dir.cancelled.exists()
+    write_text(run_dir.cancelled, utc_now() + "\n")
+    done = slurmctl.cancel(job_id, is_gentle=is_gentle)
+    if done.is_ok:
+        return True
+    if poll(submission, run_dir).state.is_final:  # it ended meanwhile
+        return False
+    raise SchedulerRefused(Problem("slurm", f'scancel refused: "{slurmctl.quote_words(done)}"'))
+
+
+def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
+    """The bundle is on the shared file system; what a killed agent left is packed now, with Slurm's last record.
+
+    Raises:
+        CheckFailed: the job waits or runs.
+        EnvironmentMissing: nobody here can tell whether it runs.
+    """
+    if _is_over(run_dir) and run_dir.bundle.is_file():
+        return run_dir.bundle
+    require_ended(poll(submission, run_dir), run_dir)
+    job_id = slurmctl.parse_job_id(submission.job_id)
+    if not run_dir.is_sealed and job_id is not None:
+        _record_end(run_dir, job_id)
+    tell(f"packing what {run_dir.root} holds")
+    return pack(run_dir)
+
+
+def _test(job: Job, *argv: str) -> None:
+    """The test also fails while nodes are away, which Slurm would wait for; they may come back while we ask."""
+    if _run_sbatch(job, *argv).is_ok or slurmctl.has_missing_nodes():
+        return
+    again = _run_sbatch(job, *argv)
+    if not again.is_ok:
+        raise _make_refusal(again)
+
+
+def _run_sbatch(job: Job, *argv: str) -> proc.Completed:
+    env = slurmctl.clean_env({**os.environ, **job.env})
+    return proc.run(argv, timeout_s=SUBMIT_TIMEOUT_S, env=env)
+
+
+def _make_refusal(done: proc.Completed) -> SchedulerRefused:
+    """A time-out is no refusal: the job may be in the queue all the same."""
+    words = slurmctl.quote_words(done)
+    hint = "see squeue --me: it may have taken the job" if done.is_timeout else None
+    if done.is_ok:
+        words = f"no job id in {done.stdout!r}"
+    return SchedulerRefused(Problem("slurm", f'sbatch refused the job: "{words}"', hint=hint))
+
+
+def _record_site(run_dir: RunDir, config: Mapping[str, str]) -> None:
+    """What belongs to the cluster and not to the job; the script adds the job's part from the node it runs on."""
+    rows = [f"{name} = {config[name]}\n" for name in sorted(config)]
+    _record(run_dir, "config", "".join(rows))
+    _record(run_dir, "topology", slurmctl.dump_topology())
+    write_text(run_dir.accounting_fields, ",".join(slurmctl.find_sacct_fields()))
+
+
+def _record_end(run_dir: RunDir, job_id: JobId) -> None:
+    record = slurmctl.dump_accounting(job_id)
+    if record:
+        _record(run_dir, "accounting-at-end", record)
+
+
+def _record(run_dir: RunDir, topic: str, text: str) -> None:
+    """Slurm's words as they are recorded: comments and command lines in them may hold secrets, paths tell whose."""
+    write_text(run_dir.scheduler_file(topic), hide_places(Scrubber.from_environment().text(text), run_dir.root))
+
+
+def _is_over(run_dir: RunDir) -> bool:
+    """Sealed and packed: nothing that Slurm says changes it any more."""
+    return run_dir.is_sealed and read_last_word(run_dir).exit_code is not None
+
+
+def _judge_unasked(run_dir: RunDir, why: str) -> Status:
+    if _is_over(run_dir):
+        return Status(state=JobState.DONE, reason=read_last_word(run_dir).message)
+    return Status(state=JobState.UNKNOWN, reason=why, is_unreachable=True)
+
+
+def _find_elsewhere(submissions: Sequence[Submission]) -> str:
+    """The name of this machine's cluster where one of them went to another one."""
+    here = slurmctl.probe_config().get("ClusterName", "")
+    return here if any(submission.details.get(CLUSTER_NAME, here) != here for submission in submissions) else ""
+
+
+def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, elsewhere: str) -> Status:
+    if _is_over(run_dir):
+        return Status(state=JobState.DONE, reason=read_last_word(run_dir).message)
+    if facts is None:
+        home = submission.details.get(CLUSTER_NAME, "")
+        if elsewhere and home != elsewhere:
+            return Status(state=JobState.UNKNOWN, reason=f"submitted to cluster {home}, this one is {elsewhere}")
+        if not run_dir.plan.is_file():
+            return Status(state=JobState.UNKNOWN, reason=f"no job {submission.job_id} and no run directory")
+        return _judge_end(run_dir, JobState.FAILED, f"Slurm no longer knows job {submission.job_id}")
+    match facts.state:
+        case JobState.PENDING:
+            start = f"expected to start {facts.start}" if facts.start else ""
+            word = "" if facts.word == "PENDING" else facts.word
+            return Status(state=JobState.PENDING, reason=join_words(facts.reason or word, start))
+        case JobState.RUNNING:
+            word = "" if facts.word == "RUNNING" else facts.word
+            return Status(state=JobState.RUNNING, reason=join_words(word, f"on {facts.nodes}"), nodes=facts.nodes)
+        case JobState.UNKNOWN:
+            return Status(state=JobState.UNKNOWN, reason=f"Slurm says {facts.word}")
+        case _:
+            return _judge_end(run_dir, facts.state, f"Slurm says {facts.word}")
+
+
+def _judge_end(run_dir: RunDir, state: JobState, word: str) -> Status:
+    """A sealed run is done whatever its exit code; an unsealed one is not, whatever Slurm thinks of the script."""
+    last = read_last_word(run_dir)
+    if run_dir.is_sealed:
+        return Status(state=JobState.DONE, reason=last.message)
+    if run_dir.cancelled.exists():  # Slurm's word is then that of a script which was told to end
+        return Status(state=JobState.CANCELLED, reason=last.message or word)
+    said = last.message or ("" if last.exit_code is not None else "its agent left no last word")
+    if word == _SCRIPT_FAILED and last.is_interrupted:
+        said += ", which Slurm sends before the time limit"
+    return Status(state=state if state is JobState.CANCELLED else JobState.FAILED, reason=join_words(word, said))

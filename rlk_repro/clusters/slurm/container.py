@@ -1,0 +1,297 @@
+"""How each runtime is told to start the stack's image: words of command lines, and what a runtime cannot be told.
+
+What takes more than words is in the templates that are named like the runtimes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rlk_repro.base.errors import Problem
+from rlk_repro.clusters.slurm.options import list_secrets, slurm_settings
+from rlk_repro.plan import Plan
+from rlk_repro.prepare.layout import PreparedDir
+from rlk_repro.probes.container import DIGEST_VARIABLE
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import OCI_ARCHITECTURES, ContainerSettings, Image, VimeWorkload
+
+ENGINES: Final = frozenset({"docker", "podman"})
+_DOCKER_HUB: Final = "registry-1.docker.io"
+_HUB_NAMES: Final = frozenset({"docker.io", "index.docker.io", _DOCKER_HUB})
+_AMD_DEVICES: Final = ("/dev/dri", "/dev/kfd")
+_IMEX: Final = "/dev/nvidia-caps-imex-channels"
+_IMEX_CHANNEL: Final = f"{_IMEX}/channel0"
+# Ray hands out HIP_VISIBLE_DEVICES itself and refuses to start where another one disagrees with it
+_AMD_VISIBILITY: Final = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_PREPEND: Final = 'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; exec "$@"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """How an image gets into a file: ``command FILE uri``, checked by ``check FILE``."""
+
+    file: str
+    command: tuple[str, ...]
+    check: tuple[str, ...]
+    uri: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bind:
+    """A mount with both of its paths."""
+
+    source: str
+    target: str
+    is_read_only: bool
+
+
+def container_settings(plan: Plan) -> ContainerSettings:
+    return plan.profile.container or ContainerSettings()
+
+
+def find_runtime(plan: Plan) -> str:
+    """The profile's; ``host`` where the stack has no images and the run uses what the nodes have."""
+    return container_settings(plan).runtime if plan.stack.images else "host"
+
+
+def find_image(plan: Plan) -> Image | None:
+    """The stack's image for the plan's hardware."""
+    return plan.stack.images.get(plan.hardware.image_platform)
+
+
+def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
+    """What this runtime cannot start, or cannot be told."""
+    runtime = find_runtime(plan)
+    where = f"profile {plan.profile.profile}: container"
+    if runtime == "host":
+        if plan.stack.images:
+            yield Problem(f"stack {plan.stack.stack}", "names images, and runtime host starts no container",
+                          expected="a stack without images, or another container.runtime")  # fmt: skip
+        return
+    if find_image(plan) is None:
+        yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}",
+                      expected="one, or container.runtime: host")  # fmt: skip
+    if is_imported(runtime) and container_settings(plan).image_dir is None:
+        yield Problem(f"{where}.image_dir", "missing", expected=f"a shared folder for the images of {runtime}")
+    if runtime in ENGINES and plan.num_gpus and not slurm_settings(plan).exclusive:
+        yield Problem(f"profile {plan.profile.profile}: slurm.exclusive", f"{runtime} shows all GPUs of a node",
+                      got=False, expected="true")  # fmt: skip
+    yield from _find_path_problems(plan, run_dir)
+
+
+def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
+    """The run directory, what was prepared, the profile's, the package where the profile names it; devices that pyxis
+    leaves out.
+    """
+    settings = container_settings(plan)
+    binds = [_bind(str(run_dir.root.absolute()))]  # ours, whatever it is called
+    binds += [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only)
+              for item in settings.mounts]  # fmt: skip
+    if isinstance(plan.run.workload, VimeWorkload):
+        binds.append(_bind(str(PreparedDir.of(plan.profile, run_dir).root), is_read_only=True))
+    if settings.package_dir is not None:
+        binds.append(_bind(settings.package_dir, is_read_only=True))
+    if find_runtime(plan) == "pyxis":
+        devices = _AMD_DEVICES if plan.hardware.platform == "rocm" else (_IMEX,) if _shares_memory(plan) else ()
+        binds += [_bind(device) for device in devices]
+    return binds
+
+
+def _bind(path: str, *, is_read_only: bool = False) -> Bind:
+    return Bind(source=path, target=path, is_read_only=is_read_only)
+
+
+def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
+    """Between the runtime's command and the image; of ``srun`` for pyxis, none for the host."""
+    make = _OPTIONS.get(find_runtime(plan))
+    return [] if make is None else [*make(plan, run_dir), *container_settings(plan).extra]
+
+
+def make_import(plan: Plan) -> Import | None:
+    """None for runtimes that keep images themselves."""
+    image, folder = find_image(plan), container_settings(plan).image_dir
+    if image is None or folder is None:
+        return None
+    return plan_import(find_runtime(plan), image, plan.hardware.machine, folder)
+
+
+def is_imported(runtime: str) -> bool:
+    """Whether it takes images as files, and somebody has to keep them."""
+    return runtime in _IMPORTS
+
+
+def plan_import(runtime: str, image: Image, machine: str, folder: str) -> Import | None:
+    """The same for any image: its file's name says which it is and for which processor."""
+    make = _IMPORTS.get(runtime)
+    if make is None:
+        return None
+    name = image.digest.removeprefix("sha256:") + ("" if machine == "any" else f"-{machine}")
+    return make(image, machine, f"{folder.rstrip('/')}/{name}")
+
+
+def make_image_name(plan: Plan) -> str:
+    image = find_image(plan)
+    return "" if image is None else f"{image.reference}@{image.digest}"
+
+
+def list_entry(plan: Plan) -> list[str]:
+    """Words that stand before Python on every node, inside the container where there is one.
+
+    They take out what Slurm sets for AMD GPUs where the whole node is ours anyhow, say which image this is, and put the
+    profile's package first on the path of Python, keeping what the image has there.
+    """
+    words = ["env"]
+    if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
+        words += [f"--unset={name}" for name in _AMD_VISIBILITY]
+    image = find_image(plan)
+    if image is not None:
+        words.append(f"{DIGEST_VARIABLE}={image.digest}")
+    folder = container_settings(plan).package_dir
+    return words if folder is None else [*words, "sh", "-c", _PREPEND, folder]
+
+
+def _shares_memory(plan: Plan) -> bool:
+    """Whether the nodes form NVLink domains, over which they share memory by IMEX."""
+    return slurm_settings(plan).block_size is not None and plan.layout.num_nodes > 1
+
+
+def _find_path_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
+    runtime = find_runtime(plan)
+    rule = _UNSAYABLE.get(runtime)
+    if rule is None:
+        return
+    pattern, what = rule
+    paths = {path for bind in list_binds(plan, run_dir) for path in (bind.source, bind.target)}
+    for path in sorted(paths):
+        if pattern.search(path):
+            yield Problem("mount", f"{runtime} cannot be told this path", got=path, expected=f"no {what}")
+
+
+_UNSAYABLE: Final = {
+    "pyxis": (re.compile(r"[\s,:]"), "space, comma or colon"),
+    "podman": (re.compile(":"), "colon"),
+}
+
+
+def _pyxis_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
+    binds = (f"{bind.source}:{bind.target}{':ro' * bind.is_read_only}" for bind in list_binds(plan, run_dir))
+    yield f"--container-mounts={','.join(binds)}"
+    yield f"--container-workdir={run_dir.root.absolute()}"
+    yield from ("--no-container-mount-home", "--container-remap-root", "--container-writable")
+    yield "--no-container-entrypoint"
+    secrets = list_secrets(plan)
+    if secrets:
+        yield f"--container-env={','.join(secrets)}"
+
+
+def _apptainer_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
+    yield from ("--cleanenv", "--no-home", "--writable-tmpfs")
+    yield from {"cuda": ("--nv",), "rocm": ("--rocm",), "cpu": ()}[plan.hardware.platform]
+    yield f"--pwd={run_dir.root.absolute()}"
+    for bind in list_binds(plan, run_dir):
+        yield f"--mount={_mount_fields(bind, 'destination', 'ro')}"
+
+
+def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
+    yield from _engine_options(plan, run_dir)
+    yield "--pids-limit=-1"  # podman's own, 2048, counts threads: Ray on a node of 100 cores has more
+    yield "--security-opt=label=disable"
+    for bind in list_binds(plan, run_dir):
+        yield f"--volume={bind.source}:{bind.target}{':ro' * bind.is_read_only}"
+    match plan.hardware.platform:
+        case "cuda":
+            yield "--device=nvidia.com/gpu=all"
+        case "rocm":
+            yield from (f"--device={device}" for device in _AMD_DEVICES)
+            yield from ("--group-add=keep-groups", "--security-opt=seccomp=unconfined")
+        case "cpu":
+            pass
+
+
+def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
+    yield from _engine_options(plan, run_dir)
+    yield "--ulimit=memlock=-1"
+    yield from ("--env=HOME=/tmp", "--env=USER=rlk-repro")  # who submitted has neither in the image
+    for bind in list_binds(plan, run_dir):
+        yield f"--mount={_mount_fields(bind, 'target', 'readonly')}"
+    match plan.hardware.platform:
+        case "cuda":
+            yield "--gpus=all"
+        case "rocm":
+            yield from (f"--device={device}" for device in _AMD_DEVICES)
+            yield "--security-opt=seccomp=unconfined"
+        case "cpu":
+            pass
+
+
+def _engine_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
+    """The node's own network and shared memory, which Ray and NCCL need; its own process ids end with the container.
+
+    No capability and no way to get one: nothing of a run needs any.
+    """
+    yield from ("--rm", "--network=host", "--ipc=host", "--entrypoint=")
+    yield from ("--cap-drop=ALL", "--security-opt=no-new-privileges")
+    yield f"--workdir={run_dir.root.absolute()}"
+    yield from (f"--env={name}" for name in list_secrets(plan))
+    if _shares_memory(plan):
+        yield f"--device={_IMEX_CHANNEL}"
+
+
+_OPTIONS: Final[Mapping[str, Callable[[Plan, RunDir], Iterator[str]]]] = {
+    "pyxis": _pyxis_options,
+    "apptainer": _apptainer_options,
+    "podman": _podman_options,
+    "docker": _docker_options,
+}
+
+
+def _mount_fields(bind: Bind, target: str, read_only: str) -> str:
+    """One line of comma-separated values, quoted as such, which is how the engines take mounts apart."""
+    fields = ["type=bind", f"source={bind.source}", f"{target}={bind.target}"]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow([*fields, read_only] if bind.is_read_only else fields)
+    return text.getvalue()
+
+
+def _enroot_import(image: Image, machine: str, stem: str) -> Import:
+    """The digest where a tag goes: enroot 3 knows no other place for it, and enroot 4 takes it there too."""
+    registry, repository = _split_reference(image.reference)
+    arch = () if machine == "any" else (f"--arch={machine}",)
+    return Import(
+        file=f"{stem}.sqsh",
+        command=("enroot", "import", *arch, "--output"),
+        check=("unsquashfs", "-l"),
+        uri=f"docker://{registry}#{repository}:{image.digest}",
+    )
+
+
+def _apptainer_pull(image: Image, machine: str, stem: str) -> Import:
+    arch = () if machine == "any" else (f"--arch={OCI_ARCHITECTURES[machine]}",)
+    return Import(
+        file=f"{stem}.sif",
+        command=("apptainer", "pull", *arch),
+        check=("apptainer", "inspect"),
+        uri=f"docker://{image.reference}@{image.digest}",
+    )
+
+
+_IMPORTS: Final[Mapping[str, Callable[[Image, str, str], Import]]] = {
+    "pyxis": _enroot_import,
+    "enroot": _enroot_import,
+    "apptainer": _apptainer_pull,
+}
+
+
+def _split_reference(reference: str) -> tuple[str, str]:
+    """Registry and repository, as docker reads a reference: the first part is a registry where it looks like a host."""
+    first, _, rest = reference.partition("/")
+    if not rest or not ("." in first or ":" in first or first == "localhost"):
+        first, rest = _DOCKER_HUB, reference
+    if first in _HUB_NAMES:
+        first, rest = _DOCKER_HUB, rest if "/" in rest else f"library/{rest}"
+    return first, rest

@@ -1,0 +1,113 @@
+"""What sbatch is asked for: the options of a plan, a site and a run, in one order."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rlk_repro.base.errors import Problem
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import FromEnv, SlurmSettings
+
+SURROUNDINGS_MIN: Final = 45
+"""For what is not a trial: importing the image, preflight, Ray's start and end, analysis, packing."""
+
+_SHORT_HASH: Final = 12
+_NODE: Final = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+def slurm_settings(plan: Plan) -> SlurmSettings:
+    return plan.profile.slurm or SlurmSettings()
+
+
+def time_limit_min(plan: Plan) -> int:
+    """The job's ``--time``: the limit of every trial and what surrounds them, at most what the partition takes."""
+    num_commands = len(plan.trials)
+    if plan.run.lane != "live":  # one more command per seed stores its rollouts
+        num_commands += len({trial.seed for trial in plan.trials})
+    settings = slurm_settings(plan)
+    needed_min = num_commands * plan.run.time_limit_min + SURROUNDINGS_MIN + settings.stop_before_s / 60
+    return math.ceil(needed_min if settings.max_time_min is None else min(needed_min, settings.max_time_min))
+
+
+def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
+    settings = slurm_settings(plan)
+    pair_min = 2 * plan.run.time_limit_min + settings.stop_before_s / 60
+    if settings.max_time_min is not None and settings.max_time_min < pair_min:
+        yield Problem(
+            f"profile {plan.profile.profile}: slurm.max_time_min",
+            "shorter than one pair of trials may take",
+            got=settings.max_time_min,
+            expected=f"at least {pair_min:g}",
+        )
+    if nodes and len(nodes) != plan.layout.num_nodes:
+        yield Problem(
+            "--same-nodes", "not as many as the layout has", got=len(nodes), expected=f"{plan.layout.num_nodes}"
+        )
+    for name in nodes:
+        if _NODE.fullmatch(name) is None:
+            yield Problem("--same-nodes", "not a node name", got=name, expected="one name per node")
+
+
+def list_options(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> list[str]:
+    """Sorted, then those that the site adds."""
+    settings, layout = slurm_settings(plan), plan.layout
+    values: dict[str, str | int | None] = {
+        "account": settings.account,
+        "comment": _make_comment(plan, run_dir),
+        "constraint": settings.constraint,
+        "exclude": settings.exclude,
+        "export": _list_exported(plan),
+        "gres": _make_gres(plan),
+        "job-name": f"rlk-repro-{plan.run.run}",
+        "mem": 0 if settings.exclusive else None,
+        "nodelist": ",".join(nodes) or None,
+        "nodes": layout.num_nodes,
+        "ntasks": layout.num_nodes,
+        "ntasks-per-node": 1,
+        "open-mode": "append",
+        "output": run_dir.job_output("%j").name,
+        "partition": settings.partition,
+        "propagate": "NONE",
+        "qos": settings.qos,
+        "reservation": settings.reservation,
+        "segment": find_segment(layout.num_nodes, settings.block_size),
+        "signal": f"B:TERM@{settings.stop_before_s}",
+        "time": time_limit_min(plan),
+    }
+    bare = ["exclusive"] if settings.exclusive else []
+    bare.append("requeue" if settings.requeue else "no-requeue")
+    if any(option.startswith(("--dependency", "-d")) for option in settings.extra):
+        values["kill-on-invalid-dep"] = "yes"
+    options = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    return [*sorted([*options, *(f"--{name}" for name in bare)]), *settings.extra]
+
+
+def find_segment(num_nodes: int, block_size: int | None) -> int | None:
+    """Nodes that must share an NVLink domain: the greatest divisor of all nodes that fits into one."""
+    if block_size is None or num_nodes == 1:
+        return None
+    return max(size for size in range(1, min(num_nodes, block_size) + 1) if num_nodes % size == 0)
+
+
+def list_secrets(plan: Plan) -> list[str]:
+    """Variables of the submitting shell that the profile names; their values stand nowhere."""
+    return sorted({value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)})
+
+
+def _list_exported(plan: Plan) -> str:
+    return ",".join(list_secrets(plan)) or "NONE"
+
+
+def _make_gres(plan: Plan) -> str | None:
+    gres, num_gpus = slurm_settings(plan).gres, plan.layout.gpus_per_node
+    return None if gres == "none" or num_gpus == 0 else f"{gres}:{num_gpus}"
+
+
+def _make_comment(plan: Plan, run_dir: RunDir) -> str:
+    """On one line, whatever the folder is called: accounting shows it, and nothing reads it back."""
+    run_id = "".join(char if char.isprintable() else "?" for char in run_dir.run_id)
+    return f"rlk-repro {run_id} plan {plan.plan_hash[:_SHORT_HASH]}"

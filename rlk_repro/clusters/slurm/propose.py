@@ -1,0 +1,150 @@
+"""A first profile for a Slurm cluster: what the cluster says, the likeliest choice elsewhere, and what to look at."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.clusters.slurm.site import Pool, SlurmSite
+from rlk_repro.spec import Hardware
+
+# the first that is there: pyxis starts its container inside srun, docker leaves files of root
+PREFERENCE: Final = ("pyxis", "apptainer", "podman", "docker")
+IMPORTING: Final = ("pyxis", "apptainer")
+# a question, the choices, and the one that is likeliest
+Ask = Callable[[str, Sequence[str], str], str]
+_NAME: Final = re.compile(r"[^a-z0-9._-]+")
+
+
+@dataclass(kw_only=True)
+class Proposal:
+    """The keys of a profile in the order of the file, and remarks for whoever reads it."""
+
+    values: dict[str, Any]
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.values["profile"])
+
+
+def take_likeliest(question: str, choices: Sequence[str], likeliest: str) -> str:  # noqa: ARG001  (an Ask)
+    return likeliest
+
+
+def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Path, ask: Ask) -> Proposal:
+    """``images`` is a folder that nodes and this machine share, for imported images."""
+    partition = _choose_partition(site, ask)
+    pools = site.pools_of(partition)
+    remarks: list[str] = []
+    name = _choose_hardware(pools, hardware, ask, remarks)
+    runtimes: list[str] = [runtime for runtime in PREFERENCE if runtime in site.runtimes]
+    runtime = ask("How is an image started on the nodes?", [*runtimes, "host"], (runtimes or ["host"])[0])
+    values: dict[str, Any] = {
+        "schema": 1,
+        "profile": make_name(site.cluster),
+        "cluster": "slurm",
+        "purpose": f"Partition {partition} of cluster {site.cluster or 'without a name'}.",
+        "hardware": name,
+        "slurm": _slurm_values(site, pools, partition, ask, remarks),
+        "container": {"runtime": runtime},
+    }
+    if runtime in IMPORTING:
+        values["container"]["image_dir"] = str(images)
+        remarks.append(f"images are imported once to {images}: it must lie on a file system that the nodes share")
+    elif runtime == "host":
+        values["container"]["python"] = sys.executable
+        remarks.append(f"without a container the nodes run {sys.executable}: it must be there as well")
+    return Proposal(values={key: value for key, value in values.items() if value is not None}, remarks=remarks)
+
+
+def propose_local(name: str | None) -> Proposal:
+    """This machine, with the hardware that its GPUs are."""
+    values = {"schema": 1, "profile": "here", "cluster": "local", "purpose": "This machine.", "hardware": name}
+    remarks = [] if name else ["the GPUs here are none of the known hardware: submit with --hardware"]
+    return Proposal(values={key: value for key, value in values.items() if value is not None}, remarks=remarks)
+
+
+def render_profile(proposal: Proposal, origin: str) -> str:
+    """The file, with the remarks as comments above it."""
+    import yaml
+
+    remarks = [f"# - {remark}" for remark in proposal.remarks]
+    head = [f"# Written by rlk-repro profile init from {origin}. Look at:", *remarks] if remarks else [
+        f"# Written by rlk-repro profile init from {origin}."
+    ]  # fmt: skip
+    return "\n".join(head) + "\n" + yaml.safe_dump(proposal.values, sort_keys=False, allow_unicode=True, width=110)
+
+
+def make_name(text: str) -> str:
+    """A profile's name from a cluster's."""
+    return _NAME.sub("-", text.lower()).strip("._-")[:40].strip("._-") or "slurm"
+
+
+def find_hardware(words: Sequence[str], hardware: Mapping[str, Hardware]) -> list[str]:
+    """The hardware whose GPU is named in GRES types or features: ``nvidia_h200`` is, ``gh200`` is not an H200."""
+    return [
+        name
+        for name, model in hardware.items()
+        if model.name_part
+        and any(re.search(rf"(?<![a-z0-9]){model.name_part.lower()}(?![a-z0-9])", word.lower()) for word in words)
+    ]
+
+
+def _choose_partition(site: SlurmSite, ask: Ask) -> str:
+    """Those with GPUs that can be used, most nodes first; the cluster's default wins a tie."""
+    sizes: dict[str, tuple[int, int, bool]] = {}
+    for pool in (pool for pool in site.pools if pool.partition in site.visible):
+        has_gpus, num_nodes, _ = sizes.get(pool.partition, (0, 0, False))
+        usable = pool.num_nodes if pool.is_usable and pool.is_up else 0
+        sizes[pool.partition] = (max(has_gpus, int(pool.gpus_per_node > 0)), num_nodes + usable, pool.is_default)
+    ordered = sorted(sizes, key=lambda name: sizes[name], reverse=True)
+    if not ordered:
+        return ""
+    return ordered[0] if len(ordered) == 1 else ask("Which partition?", ordered, ordered[0])
+
+
+def _choose_hardware(
+    pools: Sequence[Pool], hardware: Mapping[str, Hardware], ask: Ask, remarks: list[str]
+) -> str | None:
+    words = [gpus.kind for pool in pools for gpus in pool.gpus] + [name for pool in pools for name in pool.features]
+    found = find_hardware(words, hardware)
+    if len(found) == 1:
+        return found[0]
+    none = "none of these"
+    answer = ask("Which hardware is it?", [*(found or hardware), none], found[0] if found else none)
+    if answer == none:
+        remarks.append("hardware: neither GRES nor features name a known GPU; set it, or submit with --hardware")
+        return None
+    return answer
+
+
+def _slurm_values(
+    site: SlurmSite, pools: Sequence[Pool], partition: str, ask: Ask, remarks: list[str]
+) -> dict[str, Any]:
+    gpus = list(dict.fromkeys(item.kind for pool in pools for item in pool.gpus))
+    if len(gpus) > 1:
+        remarks.append(f"gres: the partition has GPUs of several types: {', '.join(kind or 'none' for kind in gpus)}")
+    gres = "none" if not gpus else f"gpu:{gpus[0]}" if gpus[0] else "gpu"
+    limits = [pool.max_time_min for pool in pools if pool.max_time_min is not None]
+    values: dict[str, Any] = {
+        "account": _choose_account(site, partition, ask),
+        "partition": partition or None,
+        "gres": gres,
+        "block_size": site.block_size,
+        "max_time_min": int(min(limits)) if limits else None,
+    }
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _choose_account(site: SlurmSite, partition: str, ask: Ask) -> str | None:
+    """None where the cluster keeps no accounts."""
+    usable = [item.account for item in site.associations if item.partition in {"", partition}]
+    accounts = list(dict.fromkeys(usable))
+    if len(accounts) < 2:
+        return accounts[0] if accounts else None
+    return ask("Which account?", accounts, accounts[0])

@@ -1,0 +1,111 @@
+"""Fills the templates of ``slurm/templates`` with the values of one plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from rlk_repro.base.errors import SpecError
+from rlk_repro.base.resources import data_dir
+from rlk_repro.clusters.slurm.container import (
+    ENGINES,
+    container_settings,
+    find_container_problems,
+    find_runtime,
+    list_entry,
+    list_runtime_options,
+    make_image_name,
+    make_import,
+)
+from rlk_repro.clusters.slurm.options import find_option_problems, list_options, list_secrets, slurm_settings
+from rlk_repro.clusters.slurm.quoting import Directive, ShellLine, quote
+from rlk_repro.plan import Plan
+from rlk_repro.probes import environment
+from rlk_repro.rundir.paths import RunDir
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+SCRIPT: Final = "job.sbatch"
+"""Its name in the run directory's ``job/``."""
+
+# a task gets all cores of its node, however few tasks there are
+_SRUN_OPTIONS: Final = ("--ntasks-per-node=1", "--cpu-bind=none")
+
+
+def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> str:
+    """The whole script; the same inputs give the same text.
+
+    It holds every option of sbatch but those with a path, which may hold a line feed: ``sbatch_command`` has them.
+    ``nodes`` asks for exactly these (``replay --same-nodes``).  SIGTERM to the batch shell alone
+    (``scancel --batch --signal=TERM``) lets the agents record and pack; what Slurm's tools print goes to
+    ``run_dir.job_output(job_id)``.  The exit code is the highest of the agents'.
+
+    Raises:
+        SpecError: values that Slurm or the container runtime cannot be told, or a stack without an image for this
+            hardware where the runtime needs one.
+    """
+    problems = [*find_option_problems(plan, nodes), *find_container_problems(plan, run_dir)]
+    if problems:
+        raise SpecError(*problems)
+    return _environment().get_template("job.sbatch.j2").render(_list_values(plan, run_dir, nodes))
+
+
+def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
+    """sbatch with the options that hold paths: ``--chdir``, ``--output`` and the script's own."""
+    absolute = RunDir(run_dir.root.absolute())
+    return (
+        "sbatch",
+        "--parsable",
+        f"--chdir={absolute.root}",
+        f"--output={_escape_folder(str(absolute.root))}/{absolute.job_output('%j').name}",
+        str(absolute.job / SCRIPT),
+    )
+
+
+def _escape_folder(folder: str) -> str:
+    """As Slurm reads a file name: ``%%`` for a per cent sign; a backslash quotes, and any turns all of ``%`` off."""
+    return folder.replace("\\", "\\\\") if "\\" in folder else folder.replace("%", "%%")
+
+
+def _list_values(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Mapping[str, Any]:
+    slurm, container = slurm_settings(plan), container_settings(plan)
+    absolute = RunDir(run_dir.root.absolute())
+    return {
+        "options": [Directive(option) for option in list_options(plan, absolute, nodes)],
+        "setup": [ShellLine(line) for line in slurm.setup],
+        "run_dir": str(absolute.root),
+        "bundle": absolute.bundle.name,
+        "checksums": absolute.checksums.name,
+        "state": absolute.state.name,
+        "scheduler": absolute.scheduler.name,
+        "accounting_fields": str(absolute.accounting_fields.relative_to(absolute.root)),
+        "srun_options": [*_SRUN_OPTIONS, *slurm.srun_extra],
+        "private": environment.PRIVATE.pattern,
+        "num_nodes": plan.layout.num_nodes,
+        "python": container.python,
+        "runtime": find_runtime(plan),
+        "platform": plan.hardware.platform,
+        "is_engine": find_runtime(plan) in ENGINES,
+        "secrets": list_secrets(plan),
+        "entry": list_entry(plan),
+        "has_package": container.package_dir is not None,
+        "runtime_options": list_runtime_options(plan, absolute),
+        "image_name": make_image_name(plan),
+        "image": make_import(plan),
+    }
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(  # noqa: S701 (the text is a shell script, and quote is its escaping)
+        loader=FileSystemLoader(data_dir("slurm") / "templates"),
+        undefined=StrictUndefined,
+        finalize=quote,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )

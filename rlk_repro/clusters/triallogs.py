@@ -1,0 +1,49 @@
+"""Reads the trials' logs of a run directory that this machine sees, in order, following them where asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from rlk_repro.clusters.api import LogLine
+from rlk_repro.rundir.paths import RunDir, TrialDir
+
+POLL_S: Final = 0.5
+READ_BYTES: Final = 1 << 20
+
+
+def read_logs(
+    run_dir: RunDir, is_over: Callable[[], bool], *, sleep: Callable[[float], object] = time.sleep
+) -> Iterator[LogLine]:
+    """Every line of every trial's log until ``is_over`` and all is read.
+
+    ``is_over`` is asked when nothing new is there; ``lambda: True`` reads what there is.
+    """
+    seen: set[str] = set()
+    while True:
+        was_over = is_over()
+        news = [folder for folder in run_dir.trial_dirs() if folder.name not in seen and folder.stdout.is_file()]
+        for folder in news:
+            seen.add(folder.name)
+            for text in _read_log(folder, is_over, sleep):
+                yield LogLine(trial=folder.name, text=text)
+        if not news:
+            if was_over:
+                return
+            sleep(POLL_S)
+
+
+def _read_log(folder: TrialDir, is_over: Callable[[], bool], sleep: Callable[[float], object]) -> Iterator[str]:
+    rest = b""
+    with folder.stdout.open("rb") as stream:
+        while True:
+            was_over = folder.exit.is_file() or is_over()
+            while block := stream.read(READ_BYTES):
+                *lines, rest = (rest + block).split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines)
+            if was_over:
+                break
+            sleep(POLL_S)
+    if rest:
+        yield rest.decode(errors="replace")

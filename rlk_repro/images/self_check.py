@@ -1,0 +1,82 @@
+"""``python -m rlk_repro.image_check``: is this container the image that its record describes?
+
+The last step of an image's build, and good for asking by hand; a job's node agent asks the same at its start.  Exit 0
+where it is, 1 where not, 3 where there is no image of ours around.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+
+from rlk_repro.base.errors import EnvironmentMissing, RlkReproError
+from rlk_repro.base.files import dump_json
+from rlk_repro.base.findings import Finding, Level, has_blocking, sort_findings
+from rlk_repro.base.resources import stack_folders
+from rlk_repro.images.running import check_running, read_record
+from rlk_repro.probes import code
+from rlk_repro.probes.installed import find_changed_files
+from rlk_repro.rundir.manifest import Unknown
+from rlk_repro.spec import Stack
+from rlk_repro.spec.load import load_stack
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m rlk_repro.image_check", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--stack", help="hold the image against this stack, a name or a file")
+    parser.add_argument("--platform", help="the image must be for this one, such as cuda-arm64")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    options = parser.parse_args(argv)
+    try:
+        stack = load_stack(options.stack, stack_folders()).model if options.stack else None
+        return _report(check(stack, options.platform), as_json=options.json)
+    except RlkReproError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+
+def check(stack: Stack | None, platform: str | None) -> list[Finding]:
+    """The findings of this container; without an image of ours around it that is one finding."""
+    own = list(_check_own_package())
+    return sort_findings([*own, *check_running(code.probe(), stack, platform, is_required=True)])
+
+
+def _check_own_package() -> Iterator[Finding]:
+    """RL-Kernel's newer generations bring a command of our name: what is checked is the package, file by file."""
+    try:
+        distribution = metadata.distribution("rlk-repro")
+    except metadata.PackageNotFoundError:
+        yield Finding(Level.BLOCKING, "rlk_repro", "an installed package", "none")
+        return
+    changed = find_changed_files(distribution, "rlk_repro")
+    if changed:
+        found = str(changed) if isinstance(changed, Unknown) else ", ".join(item.split()[0] for item in changed[:5])
+        yield Finding(Level.BLOCKING, "rlk_repro", "the files that were installed", found)
+
+
+def _report(findings: list[Finding], *, as_json: bool) -> int:
+    record = _describe()
+    is_ok = not has_blocking(findings)
+    if as_json:
+        value = {"is_ok": is_ok, "image": record, "findings": [finding.to_json() for finding in findings]}
+        sys.stdout.write(dump_json(value).decode())
+    else:
+        sys.stdout.writelines(f"  {finding}\n" for finding in findings)
+        sys.stdout.write(f"{record}: {'is what its record says' if is_ok else 'must not be used'}\n")
+    return 0 if is_ok else 1 if not record.startswith("no ") else EnvironmentMissing.exit_code
+
+
+def _describe() -> str:
+    try:
+        record = read_record()
+    except RlkReproError:
+        return "an image with an unreadable record"
+    if isinstance(record, Unknown):
+        return "no image of ours"
+    return f"image of stack {record.stack} for {record.platform}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""What was put into one trainer, and how to take it out again.  What to put in is the switch's business."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.base.files import write_json
+from rlk_repro.integration.measure.ledger import Ledger
+from rlk_repro.integration.measure.libraries import loaded_libraries
+from rlk_repro.integration.measure.profile import Profile
+from rlk_repro.integration.route.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+_HANDLE: Final = "rlk_repro_installation"
+
+
+class Installation:
+    """Replaced functions of one trainer, the timers in them and the record of what ran.
+
+    ``undo`` restores everything and ends the ops file; leaving ``with`` and the end of the process do the same.
+    """
+
+    def __init__(self, profile: Profile, ledger: Ledger, watch: Watch, libraries: Path | None) -> None:
+        self.profile, self.ledger, self._watch = profile, ledger, watch
+        self._libraries = libraries
+        self._undo = ExitStack()
+        self._undo.callback(ledger.close)
+        atexit.register(self.undo)
+        self._undo.callback(atexit.unregister, self.undo)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.undo()
+
+    def undo(self) -> None:
+        self._undo.close()
+
+    def on_undo(self, function: Callable[..., Any], *args: Any) -> None:
+        self._undo.callback(function, *args)
+
+    def rebind(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]], why: str) -> None:
+        """Replace ``owner.name`` by what ``make`` builds around it; only the first time, and until ``undo``."""
+        original = getattr(owner, name)
+        if getattr(original, _HANDLE, None) is self:
+            return
+        replacement = make(original)
+        setattr(replacement, _HANDLE, self)
+        undo = (setattr, owner, name, original) if name in vars(owner) else (delattr, owner, name)
+        setattr(owner, name, replacement)
+        self._undo.callback(*undo)
+        logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
+
+    def end_step(self, rollout_id: int) -> None:
+        """Write what one rollout's training took, and with the first one which libraries did it.
+
+        Raises:
+            CheckFailed: RL-Kernel's answers were odd, and the mode forbids going on.
+        """
+        timers, memory = self.profile.end_step()
+        odd = self._watch.settle()
+        if self._libraries is not None:
+            write_json(self._libraries, loaded_libraries())
+            self._libraries = None
+        self.ledger.end_step(rollout_id, timers, memory, odd)
+
+
+def find_installation(owner: Any, names: Iterable[str]) -> Installation | None:
+    """The installation that has replaced one of these functions, if any has."""
+    found = (getattr(getattr(owner, name, None), _HANDLE, None) for name in names)
+    return next((item for item in found if item is not None), None)
+
+
+def check_signatures(owner: Any, expected: Mapping[str, str]) -> None:
+    """Compare names, order and kinds of parameters with those that the integration was written for.
+
+    Raises:
+        EnvironmentMissing: functions of ``owner`` are absent or take other arguments; all are named.
+    """
+    problems = [_check_signature(owner, name, text) for name, text in expected.items()]
+    if any(problems):
+        raise EnvironmentMissing(*(problem for problem in problems if problem is not None))
+
+
+def _check_signature(owner: Any, name: str, expected: str) -> Problem | None:
+    where, hint = f"{owner.__name__}.{name}", "use the trainer at the commit that the stack pins"
+    function = getattr(owner, name, None)
+    if not callable(function):
+        return Problem(where, "no such function", expected=expected, hint=hint)
+    parameters = inspect.signature(function).parameters.values()
+    found = inspect.Signature([inspect.Parameter(item.name, item.kind) for item in parameters])
+    if str(found) == expected:
+        return None
+    return Problem(where, f"takes other arguments ({_differ(found, expected)})", got=str(found), expected=expected,
+                   hint=hint)  # fmt: skip
+
+
+def _differ(found: inspect.Signature, expected: str) -> str:
+    names = [name for name in expected.strip("()").split(", ") if name.isidentifier()]
+    lacks = [name for name in names if name not in found.parameters]
+    adds = [name for name in found.parameters if name not in names]
+    parts = [f"{verb} {', '.join(some)}" for verb, some in (("lacks", lacks), ("adds", adds)) if some]
+    return "; ".join(parts) or "another order or kind"

@@ -1,0 +1,118 @@
+"""The libraries this training process has loaded, as they are and not as they were meant to be.
+
+What cannot be learnt is ``{"unknown": reason}``.  Nothing is imported for this.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from rlk_repro.base.files import sha256_file
+from rlk_repro.base.trees import hash_python
+
+SCHEMA: Final = 1
+PACKAGES: Final = (
+    "apex", "flash_attn", "megatron.core", "numpy", "ray", "rl_engine", "transformer_engine", "transformers", "triton",
+    "vime", "vllm",
+)  # fmt: skip
+SOURCES: Final = ("megatron", "rl_engine", "vime")
+"""Whose files decide what is measured: a version says too little of what nobody released."""
+COLLECTIVES: Final = re.compile(r"/lib(nccl|rccl)\.so[^/]*$")
+CUDNN: Final = re.compile(r"/libcudnn\.so[^/]*$")
+RL_KERNEL_EXTENSION: Final = "rl_engine._C"
+
+
+def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
+    """Versions and, where the bytes matter, file hashes, as plain JSON values."""
+    return {
+        "schema": SCHEMA,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "torch_git": torch.version.git_version or _unknown("this build does not say"),
+        "cuda": torch.version.cuda or _unknown("torch was built without CUDA"),
+        "hip": torch.version.hip or _unknown("torch was built without HIP"),
+        "cudnn": _find_cudnn_version(),
+        "cudnn_file": _find_loaded(maps, CUDNN),
+        "nccl": _find_nccl_version(),
+        "nccl_file": _find_loaded(maps, COLLECTIVES),
+        "blas": _find_blas(torch.__config__.show()),
+        "num_threads": torch.get_num_threads(),
+        "num_interop_threads": torch.get_num_interop_threads(),
+        "packages": {name: _find_version(sys.modules, name) for name in PACKAGES},
+        "sources": {name: _hash_sources(sys.modules, name) for name in SOURCES},
+        "rl_kernel_extension": _find_file(sys.modules, RL_KERNEL_EXTENSION),
+    }
+
+
+def _unknown(reason: str) -> dict[str, str]:
+    return {"unknown": reason}
+
+
+def _find_nccl_version() -> Any:
+    """NCCL's on NVIDIA and RCCL's on AMD: torch asks the library itself."""
+    try:
+        return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    except (AttributeError, RuntimeError):
+        return _unknown("torch was built without NCCL")
+
+
+def _find_cudnn_version() -> Any:
+    """torch refuses to say where another library, such as Transformer Engine, has loaded an older one than it wants."""
+    try:
+        return torch.backends.cudnn.version() or _unknown("torch was built without cuDNN")  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        return _unknown(str(error))
+
+
+def _find_loaded(maps: Path, wanted: re.Pattern[str]) -> Any:
+    """Each mapped file whose path fits, by its hash."""
+    try:
+        paths = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if wanted.search(line)}
+        return [{"path": _name_file(path), "sha256": sha256_file(Path(path))} for path in sorted(paths)] or _unknown(
+            "not loaded"
+        )
+    except OSError as error:
+        return _unknown(error.strerror or "not readable")
+
+
+def _find_blas(configuration: str) -> Any:
+    match = re.search(r"\bBLAS_INFO=(\w+)", configuration)
+    return match[1] if match else _unknown("torch's build configuration does not say")
+
+
+def _hash_sources(modules: Mapping[str, ModuleType], name: str) -> Any:
+    """Git's hash of the Python files of the package that was imported, as manifests call it: ``package_tree``."""
+    if name not in modules:
+        return _unknown("not loaded")
+    folders = list(getattr(modules[name], "__path__", ()))
+    try:
+        return hash_python(Path(folders[0])) if folders else _unknown("the module has no folder")
+    except OSError as error:
+        return _unknown(error.strerror or "not readable")
+
+
+def _find_version(modules: Mapping[str, ModuleType], name: str) -> Any:
+    if name not in modules:
+        return _unknown("not loaded")
+    version = getattr(modules[name], "__version__", None)
+    return str(version) if version is not None else _unknown("the module does not say")
+
+
+def _find_file(modules: Mapping[str, ModuleType], name: str) -> Any:
+    if name not in modules:
+        return _unknown("not loaded")
+    path = getattr(modules[name], "__file__", None)
+    return {"path": _name_file(path), "sha256": sha256_file(Path(path))} if path else _unknown("the module has no file")
+
+
+def _name_file(path: str) -> str:
+    """From the packages' folder on, else the base name: the rest says whose machine it is, not which library."""
+    match = re.search(r"(?:site|dist)-packages/.*", path)
+    return match[0] if match else Path(path).name

@@ -1,0 +1,53 @@
+"""Which rank this is, and whether all ranks were switched alike: collectives of two kinds of rank never meet."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from datetime import timedelta
+from typing import Final
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from rlk_repro.base.errors import CheckFailed, Problem
+
+WAIT_S: Final = 300.0
+"""Ranks come here within seconds of each other, once their process groups exist."""
+_rounds = itertools.count()
+
+
+def find_rank() -> tuple[int, int]:
+    """This process's rank and the world size: torch's where it knows, else the launcher's, else a world of one."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_ranks_agree(rank: int, world_size: int, choice: str, *, wait_s: float = WAIT_S) -> None:
+    """Compare ``choice`` between the ranks, through the store that their process group met by.
+
+    Not by a collective: a rank that was switched off takes part in none.
+
+    Raises:
+        CheckFailed: ranks chose differently, or some did not come here at all.
+    """
+    if world_size == 1 or not (dist.is_available() and dist.is_initialized()):
+        return
+    met_by = distributed_c10d._get_default_store()  # noqa: SLF001 there is no public way to the store
+    store = distributed_c10d.PrefixStore(f"rlk_repro/{next(_rounds)}", met_by)
+    store.set(str(rank), choice)
+    expected, hint = f"as rank {rank}: {choice}", "give every rank the same environment"
+    problems = []
+    for other in range(world_size):
+        try:
+            store.wait([str(other)], timedelta(seconds=wait_s))
+        except RuntimeError:
+            problems.append(Problem(f"rank {other}", "has not installed rlk-repro", expected=expected, hint=hint))
+            break
+        found = store.get(str(other)).decode()
+        if found != choice:
+            what = "was switched otherwise"
+            problems.append(Problem(f"rank {other}", what, got=found, expected=expected, hint=hint))
+    if problems:
+        raise CheckFailed(*problems)

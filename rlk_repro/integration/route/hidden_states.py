@@ -1,0 +1,76 @@
+"""Hidden states in the place of logits: a tensor that may be moved and looked at, and that nobody computes with.
+
+A trainer carries it from the output layer to its log-probs as it would carry logits.  Whatever would take it for logits
+on the way, or at the end of it, raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from rlk_repro.base.errors import CheckFailed, Problem
+
+_MOVES: Final = frozenset({"contiguous", "float", "squeeze", "transpose", "view_as"})
+"""Names of the methods on a trainer's way whose results hold the same numbers."""
+_LOOKS: Final = frozenset({"__get__", "__len__", "__repr__", "dim", "get_device", "is_contiguous", "size"})
+"""``__get__`` is every attribute's: shape, dtype, device, grad_fn."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What turns hidden states [.., D] into this rank's logits [.., V]: ``weight`` [V, D], and ``bias`` [V] or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+class HiddenStates(torch.Tensor):
+    """[.., D], in the dtype of ``head``'s weight when it was made; a cast to float32 in between loses nothing.
+
+    Of arithmetic only ``sum`` is let through, as a plain tensor: vime adds 0 * logits.sum() to a loss without tokens.
+    """
+
+    head: Head
+
+    @classmethod
+    def of(cls, hidden: torch.Tensor, head: Head) -> HiddenStates:
+        """Mark ``hidden``; its graph goes on through the result.
+
+        Raises:
+            CheckFailed: of another dtype than the weight, so that the way back to it might not be exact.
+        """
+        if hidden.dtype != head.weight.dtype:
+            raise CheckFailed(
+                Problem("hidden states", "are of another dtype than the output layer's weight", got=str(hidden.dtype),
+                        expected=str(head.weight.dtype))
+            )  # fmt: skip
+        result = hidden.as_subclass(cls)
+        result.head = head
+        return result
+
+    def recover(self) -> torch.Tensor:
+        """As they were made, bit by bit: a plain tensor in the dtype of the weight."""
+        return self.as_subclass(torch.Tensor).to(self.head.weight.dtype)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name = func.__name__
+        if name == "sum":
+            return args[0].as_subclass(torch.Tensor).sum(*args[1:], **(kwargs or {}))
+        if name not in _MOVES | _LOOKS:
+            what, hint = "hidden states were taken for logits", "drop linear_logp from VIME_RL_KERNEL_OPS"
+            raise CheckFailed(Problem("linear_logp", what, got=name, expected="RL-Kernel's log-probs", hint=hint))
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        if isinstance(result, cls):
+            result.head = next(value.head for value in args if isinstance(value, cls))
+        return result

@@ -1,0 +1,348 @@
+"""Selected log-probs over a vocabulary that may be split over ranks, from operators that know one rank only.
+
+``logp`` answers log_softmax(logits)[id]; ``ratio_kl`` answers exp(that - old), with gradient.  Everything else here is
+arithmetic on [T] vectors: T is the number of packed rows, V the columns of this rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.integration.route.moments import find_moments
+from rlk_repro.operators import Reason, Refusal
+
+LogP: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LogPOfRows: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+RatioKL: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+ValueCheck: TypeAlias = Callable[[torch.Tensor, torch.Tensor, "Shard"], Refusal | None]
+
+DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+PROBED_COLUMNS: Final = 256
+"""Both kernels answer NaN for a row only if it has -inf among these first columns (two strides of the online kernel's
+128 threads; the whole first tile of the Triton one, which begins with them)."""
+NEAR: Final = 8.0
+"""Largest |log ratio| to a given old log-prob at which exp and log lose less than float32 log-probs do anyway."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This rank's place in the group over which the vocabulary is split; ``group`` None or of one rank: it is not."""
+
+    rank: int
+    size: int
+    group: Any
+
+    @classmethod
+    def of(cls, group: Any) -> Shard:
+        if group is None or dist.get_world_size(group) == 1:
+            return cls(0, 1, None)
+        return cls(dist.get_rank(group), dist.get_world_size(group), group)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Each row's token, and the ``columns`` whose log-prob within the shard is asked for.
+
+    Over a whole vocabulary they are the tokens and ``split`` is None.  Else any column gives the shard's normaliser, a
+    likely one with the most digits: the largest of the first few.
+    """
+
+    columns: torch.Tensor
+    split: SplitTokens | None
+
+    @classmethod
+    def find(cls, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Targets:
+        logits = logits.detach()
+        if shard.size == 1:
+            return cls(tokens, None)
+        largest, columns = logits[:, :PROBED_COLUMNS].max(dim=1)
+        return cls(columns, SplitTokens.find(logits, tokens, shard, largest.float()))
+
+    def pick(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits of ``columns``."""
+        return _pick(logits, self.columns) if self.split is None else self.split.asked_logits
+
+
+@dataclass(frozen=True)
+class SplitTokens:
+    """Tokens as columns of this shard; those of another rank are column 0, and not ``is_own``.
+
+    ``asked_logits`` are those of the columns that are asked for in their place.
+    """
+
+    columns: torch.Tensor
+    is_own: torch.Tensor
+    logits: torch.Tensor
+    asked_logits: torch.Tensor
+
+    @classmethod
+    def find(cls, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard, asked_logits: torch.Tensor) -> SplitTokens:
+        columns = tokens - shard.rank * logits.shape[1]
+        is_own = (columns >= 0) & (columns < logits.shape[1])
+        columns = torch.where(is_own, columns, 0)
+        return cls(columns, is_own, torch.where(is_own, _pick(logits, columns), 0.0), asked_logits)
+
+
+def _pick(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    return logits.gather(1, columns.unsqueeze(1)).squeeze(1).float()
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Per row: the log-prob over the whole vocabulary, this shard's share of the probability, and the entropy."""
+
+    log_probs: torch.Tensor
+    weights: torch.Tensor | None
+    entropy: torch.Tensor | None
+
+
+def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
+    """Values for which the kernels would answer otherwise than vime; the same answer on all ranks of the shard's group.
+
+    Waits for the device once, before the kernels are queued.
+    """
+    if not len(logits):
+        return None
+    is_outside = ((tokens < 0) | (tokens >= shard.size * logits.shape[1])).any()
+    columns = (tokens - shard.rank * logits.shape[1]).clamp(0, logits.shape[1] - 1)
+    is_infinite = torch.isneginf(logits[:, :PROBED_COLUMNS]).any() | torch.isneginf(
+        logits.gather(1, columns.unsqueeze(1))
+    ).any()  # fmt: skip
+    flags = torch.stack((is_outside, is_infinite)).to(torch.int32)
+    if shard.size > 1:
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=shard.group)
+    has_outside, has_infinite = flags.tolist()
+    if has_outside:
+        return Refusal(Reason.FOREIGN_ID)
+    return Refusal(Reason.NEGATIVE_INFINITY) if has_infinite else None
+
+
+def find_foreign_id(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
+    """A token of no vocabulary; all ranks of the shard's group have the same tokens.  Waits for the device once."""
+    is_outside = (tokens < 0) | (tokens >= shard.size * logits.shape[1])
+    return Refusal(Reason.FOREIGN_ID) if bool(is_outside.any()) else None
+
+
+class FirstCallCheck:
+    """``find`` until it finds nothing, once: what is wrong with a model's logits is wrong from the start.
+
+    From then on nothing waits for the device; ``watch`` sees what the step ends with.
+    """
+
+    def __init__(self, find: ValueCheck = find_value_refusal) -> None:
+        self._find, self._is_passed = find, False
+
+    def find_refusal(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
+        if self._is_passed:
+            return None
+        with torch.no_grad():  # a loss that is recomputed must save the same tensors, without this first look
+            refusal = self._find(logits, tokens, shard)
+        self._is_passed = refusal is None
+        return refusal
+
+
+def find_form_refusal(logits: torch.Tensor, *, is_on_device: bool) -> Refusal | None:
+    """Dtypes and places that the kernels do not know."""
+    if logits.dtype not in DTYPES:
+        return Refusal(Reason.DTYPE, str(logits.dtype))
+    return Refusal(Reason.DEVICE, str(logits.device)) if logits.is_cuda != is_on_device else None
+
+
+def select_no_grad(
+    logp: LogP, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard, *, with_entropy: bool
+) -> Joined:
+    """Log-probs and, if asked, entropies without gradient.
+
+    Args:
+        logits: [T, V], contiguous, T > 0.
+        tokens: [T] ids in the whole vocabulary.
+    """
+    targets = Targets.find(logits, tokens, shard)
+    local = logp(logits, targets.columns)
+    check_result("logp", local, tokens)
+    entropy = find_moments(logits).entropy if with_entropy else None
+    return _join(targets, local, entropy, shard)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operators:
+    """What log-probs with gradient are made of.  ``logp_of_far``: exact log-probs at rows that are not near, zero
+    elsewhere; None where that cannot be told apart on the device."""
+
+    ratio_kl: RatioKL
+    logp: LogP
+    logp_of_far: LogPOfRows | None = None
+
+
+def select_with_grad(
+    operators: Operators,
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    shard: Shard,
+    *,
+    with_entropy: bool,
+    hint: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probs [T] with gradient to ``logits``, and entropies [T] without.
+
+    log_prob = old + log(ratio) for whatever ``old`` is; taken at the log-prob itself the ratio is 1 up to rounding, so
+    that exp and log lose nothing.  The entropy's pass over the logits yields that ``old`` too; without it a ``hint``
+    [T] does where it is near, and saves another read of the logits.
+    """
+    detached = logits.detach()
+    targets = Targets.find(detached, tokens, shard)
+    entropy = far = None
+    if with_entropy:
+        largest, log_sum, entropy = find_moments(detached)
+        old = targets.pick(detached) - largest - log_sum
+    elif hint is not None and operators.logp_of_far is not None and shard.size == 1:
+        old, far = hint, operators.logp_of_far
+    else:
+        old = operators.logp(detached, targets.columns)
+        check_result("logp", old, tokens)
+    result: tuple[torch.Tensor, torch.Tensor | None] = _RatioLogProbs.apply(  # type: ignore[no-untyped-call]
+        logits, targets, old, entropy, operators.ratio_kl, far, shard
+    )
+    return result
+
+
+class _RatioLogProbs(torch.autograd.Function):
+    """The operator's graph stays inside, because over a split vocabulary its gradient is not yet the whole one.
+
+    The operator gives d local / d logits = e_c - p, with p the softmax of this shard and e_c one at the column that was
+    asked for.  Wanted is e_t - w * p, with w the shard's share of the probability and e_t one at the token where it is
+    this shard's: w times the operator's, and the rest at two elements of each row.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        targets: Targets,
+        old: torch.Tensor,
+        entropy: torch.Tensor | None,
+        ratio_kl: RatioKL,
+        logp_of_far: LogPOfRows | None,
+        shard: Shard,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            mask = torch.ones_like(targets.columns, dtype=torch.bool)
+            ratio = ratio_kl(leaf, leaf.detach(), targets.columns, mask, old)[0]
+        check_result("ratio_kl", ratio, old, needs_grad=True)
+        if logp_of_far is not None:
+            old = _mend_far_rows(ratio, old, leaf.detach(), targets.columns, logp_of_far)
+        joined = _join(targets, old + ratio.detach().log(), entropy, shard)
+        ctx.leaf, ctx.ratio, ctx.targets, ctx.weights = leaf, ratio, targets, joined.weights
+        if joined.entropy is not None:
+            ctx.mark_non_differentiable(joined.entropy)
+        return joined.log_probs, joined.entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _entropy: torch.Tensor | None = None) -> tuple[Any, ...]:
+        ratio = ctx.ratio
+        if ratio is None:
+            raise RuntimeError("the graph of these log-probs was walked before and has been freed")
+        split: SplitTokens | None = ctx.targets.split
+        if split is None:
+            (result,) = torch.autograd.grad(ratio, ctx.leaf, grad / ratio.detach())
+        else:
+            own = grad * split.is_own.to(grad.dtype)
+            grad = grad * ctx.weights
+            (result,) = torch.autograd.grad(ratio, ctx.leaf, grad / ratio.detach())
+            result.scatter_add_(1, split.columns.unsqueeze(1), own.unsqueeze(1).to(result.dtype))
+            result.scatter_add_(1, ctx.targets.columns.unsqueeze(1), -grad.unsqueeze(1).to(result.dtype))
+        ctx.leaf = ctx.ratio = ctx.targets = None
+        return result, None, None, None, None, None, None
+
+
+def _mend_far_rows(
+    ratio: torch.Tensor, old: torch.Tensor, logits: torch.Tensor, columns: torch.Tensor, logp_of_far: LogPOfRows
+) -> torch.Tensor:
+    """Return ``old`` with the exact log-prob where it was far off, and set the ratio there to the 1 that follows.
+
+    The operator keeps the ratio that it returns for its backward pass, whose normaliser does not depend on ``old``:
+    with ratio 1 that pass is exact, whatever underflowed before.  ``can_mend`` makes sure of it.  Nothing waits for the
+    device.
+    """
+    values = ratio.data
+    is_near = (values > math.exp(-NEAR)) & (values < math.exp(NEAR))
+    exact = logp_of_far(logits, columns, is_near)
+    values.copy_(torch.where(is_near, values, 1.0))
+    return torch.where(is_near, old, exact)
+
+
+def can_mend(operators: Operators, device: torch.device) -> bool:
+    """Whether far rows come out right from these operators: tried on a small example, against torch."""
+    assert operators.logp_of_far is not None
+    logits = torch.linspace(-3, 3, 4 * 64, device=device).sin().reshape(4, 64)
+    tokens = torch.tensor([5, 0, 63, 17], device=device)
+    hint = torch.tensor([-4.0, -300.0, 300.0, float("nan")], device=device)
+    results = []
+    for is_expected in (False, True):
+        leaf = logits.clone().requires_grad_()
+        if is_expected:
+            values = leaf.log_softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+        else:
+            values, _ = select_with_grad(operators, leaf, tokens, Shard(0, 1, None), with_entropy=False, hint=hint)
+        (grad,) = torch.autograd.grad(values, leaf, torch.tensor([1.0, -2.0, 0.5, 3.0], device=device))
+        results.append((values.detach(), grad))
+    return all(torch.allclose(one, other, atol=1e-5, rtol=0) for one, other in zip(*results, strict=True))
+
+
+def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, shard: Shard) -> Joined:
+    """From log-probs and entropies within the shard to those over the whole vocabulary.
+
+    The shard's column c has logit a and log-prob l in it, so that its log-sum-exp is n_r = a - l.  With n that of all
+    shards and w_r = exp(n_r - n): log_prob = target - n, entropy = sum w_r (entropy_r - log w_r).  All are taken
+    relative to the largest a, for the sake of digits; every rank gets the same bits.
+    """
+    if targets.split is None:
+        return Joined(local, None, entropy)
+    parts = [targets.split.asked_logits, local, targets.split.logits, targets.split.is_own.float()]
+    if entropy is not None:
+        parts.append(entropy)
+    mine = torch.stack(parts)
+    gathered = [torch.empty_like(mine) for _ in range(shard.size)]
+    dist.all_gather(gathered, mine, group=shard.group)
+    logits, locals_, tokens, is_own, *entropies = torch.stack(gathered, dim=1)
+    top = logits.amax(dim=0)
+    normalisers = (logits - top) - locals_
+    total = normalisers.logsumexp(dim=0)
+    log_weights = normalisers - total
+    weights = log_weights.exp()
+    log_probs = torch.where(is_own.bool(), tokens - top, 0.0).sum(dim=0) - total
+    if entropies:
+        entropy = join_entropies(log_weights, entropies[0])
+    return Joined(log_probs, weights[shard.rank], entropy)
+
+
+def join_entropies(log_weights: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+    """[T], from [R, T] of each shard's share of the probability, as a logarithm, and entropy within it."""
+    # a shard without weight has log 0, and nothing to add
+    return (log_weights.exp() * (entropies - log_weights.clamp_min(torch.finfo(torch.float32).min))).sum(dim=0)
+
+
+def select_by_moments(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """``logp`` where RL-Kernel offers none on this platform."""
+    largest, log_sum, _ = find_moments(logits)
+    return _pick(logits, columns) - largest - log_sum
+
+
+def check_result(op: str, result: Any, like: torch.Tensor, *, needs_grad: bool = False) -> None:
+    """An operator's answer must have the form it is documented to have; values are watched elsewhere."""
+    if not isinstance(result, torch.Tensor) or result.shape != like.shape or result.dtype != torch.float32:
+        got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, torch.Tensor) else type(result).__name__
+        raise CheckFailed(
+            Problem(op, "RL-Kernel returned something else than it documents", got=got,
+                    expected=f"{tuple(like.shape)} torch.float32")
+        )  # fmt: skip
+    if needs_grad and not result.requires_grad:
+        raise CheckFailed(Problem(op, "returned a result without gradient", expected="one with a gradient"))

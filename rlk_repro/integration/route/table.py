@@ -1,0 +1,136 @@
+"""RL-Kernel's routes by operator.  An operator that is not here falls back or is refused, as the mode says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from rlk_repro.integration.measure.ledger import Call, Route, RouteContext, RouteFactory
+from rlk_repro.integration.route import log_probs
+from rlk_repro.integration.route.grpo_loss import make_grpo_loss_route
+from rlk_repro.integration.route.linear_logp import make_linear_logp_route
+from rlk_repro.integration.route.log_probs import FirstCallCheck, Operators, Shard
+from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_operator
+from rlk_repro.integration.route.vocab_parallel import VocabParallelLogp
+from rlk_repro.operators import Platform, Reason, Refusal
+
+Run: TypeAlias = Callable[[Call, torch.Tensor, Shard], tuple[torch.Tensor, torch.Tensor | None]]
+Check: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Shard], Refusal | None]
+
+
+def make_logp_route(context: RouteContext) -> Route | Refusal:
+    """Log-probs without gradient, by the kernel that reads the logits once."""
+    loaded = load_operator("logp", context.case.platform)
+    if isinstance(loaded, Refusal):
+        return loaded
+
+    def run(call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
+        joined = log_probs.select_no_grad(
+            loaded.op.online_fp32, logits, call["tokens"], shard, with_entropy=call["with_entropy"]
+        )
+        return joined.log_probs, joined.entropy
+
+    return _make_route("logp", loaded, context, run)
+
+
+def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
+    """Log-probs with gradient: the ratio to themselves, whose logarithm has their gradient."""
+    loaded = load_operator("ratio_kl", context.case.platform)
+    if isinstance(loaded, Refusal):
+        return loaded
+    operators, source = _find_operators(loaded, context.case.platform)
+    loaded = replace(loaded, version=f"{loaded.version}, held against {source}")
+    takes_hint = operators.logp_of_far is not None and context.case.context_parallel == 1
+
+    def run(call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
+        is_hinted = takes_hint and shard.size == 1 and not call["with_entropy"]
+        hint = context.batch.find_old_log_probs(len(logits)) if is_hinted else None
+        return log_probs.select_with_grad(
+            operators, logits, call["tokens"], shard, with_entropy=call["with_entropy"], hint=hint
+        )
+
+    return _make_route("ratio_kl", loaded, context, run)
+
+
+def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators, str]:
+    """What the log-probs are held against, and its name: ``logp`` where that is offered, else the entropy's pass."""
+    logp = load_operator("logp", platform)
+    if isinstance(logp, Refusal):
+        return Operators(ratio_kl=ratio_kl.op, logp=log_probs.select_by_moments), "torch"
+    plain = Operators(ratio_kl=ratio_kl.op, logp=logp.op.online_fp32)
+    if platform == Platform.CPU:
+        return plain, logp.implementation
+    mending = Operators(ratio_kl=plain.ratio_kl, logp=plain.logp, logp_of_far=_make_logp_of_far(logp.op))
+    device = torch.device("cuda", torch.cuda.current_device())
+    if log_probs.can_mend(mending, device):
+        return mending, f"the old log-probs and {logp.implementation}"
+    return plain, logp.implementation
+
+
+def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
+    """Its indexed kernel starts one block a row and leaves at once where the index is none of a row's."""
+
+    def find(logits: torch.Tensor, columns: torch.Tensor, is_near: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(len(logits), device=logits.device)
+        result: torch.Tensor = op.online_indexed_fp32(logits, columns, rows.masked_fill_(is_near, -1))
+        return result
+
+    return find
+
+
+def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
+    """Log-probs with and without gradient, over any number of ranks, by what RL-Kernel itself dispatches to."""
+    found = VocabParallelLogp.find(context.case)
+    if isinstance(found, Refusal):
+        return found
+    return _make_route("vocab_parallel_logp", found.loaded, context, found.run, found.check)
+
+
+def _make_route(
+    name: str, loaded: LoadedOperator, context: RouteContext, run: Run, check: Check | None = None
+) -> Route:
+    """The shape of vime's function around ``run``: [T, V] logits in, [T, 1] log-probs and [T] entropy out.
+
+    ``check`` says what is wrong with the logits or tokens of a call, T > 0.
+    """
+    is_on_device = context.case.platform != Platform.CPU
+    find_refusal = check or FirstCallCheck().find_refusal
+
+    def refuse(call: Call) -> Refusal | None:
+        logits: torch.Tensor = call["logits"]
+        if call["log_prob_keep_mask"] is not None:
+            return Refusal(Reason.TOP_P_REPLAY)
+        if call["with_entropy"] and call["with_entropy_grad"] and logits.requires_grad and torch.is_grad_enabled():
+            return Refusal(Reason.ENTROPY_GRADIENT)
+        form = log_probs.find_form_refusal(logits, is_on_device=is_on_device)
+        if form is not None or not len(logits):
+            return form
+        return find_refusal(logits, call["tokens"], Shard.of(call["tp_group"]))
+
+    def compute(call: Call) -> Any:
+        logits, shard = call["logits"].contiguous(), Shard.of(call["tp_group"])
+        if not len(logits):
+            return context.native(**call)
+        selected, entropy = run(call, logits, shard)
+        context.watch.add(name, call["tokens"], shard.size * logits.shape[1], selected)
+        return selected.unsqueeze(-1), entropy
+
+    return Route(
+        implementation=loaded.implementation,
+        version=loaded.version,
+        refuse=refuse,
+        run=compute,
+        provenance=loaded.provenance,
+    )
+
+
+ROUTES: Final[Mapping[str, RouteFactory]] = {
+    "logp": make_logp_route,
+    "ratio_kl": make_ratio_kl_route,
+    "grpo_loss": make_grpo_loss_route,
+    "linear_logp": make_linear_logp_route,
+    "vocab_parallel_logp": make_vocab_parallel_logp_route,
+}

@@ -1,0 +1,180 @@
+"""Selected log-probs by the dispatch of RL-Kernel's later generation, which knows of ranks and gives gradients itself.
+
+It resolves a contract that states the shape of a call.  A contract can leave padded columns out of the softmax; the
+trainer's loss has them in it, so all columns are declared real.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import torch
+import torch.distributed as dist
+
+from rlk_repro.integration.measure.ledger import Call
+from rlk_repro.integration.route.log_probs import FirstCallCheck, Shard, check_result, find_foreign_id, join_entropies
+from rlk_repro.integration.route.moments import find_moments
+from rlk_repro.integration.route.rl_kernel import (
+    Contracts,
+    LoadedOperator,
+    Provenance,
+    cut,
+    find_class_refusal,
+    load_contracts,
+)
+from rlk_repro.operators import OPERATORS, Case, Platform, Reason, Refusal
+
+NAME: Final = "vocab_parallel_logp"
+NUM_TILES: Final = 64
+"""RL-Kernel's own default: its result is the same bits however many ranks share that many tiles of the vocabulary."""
+NUM_KEPT: Final = 64
+"""Contracts: one lists every row of a call, and each microbatch has its own number of rows, two or three times over."""
+DTYPES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a contract states of a call: its rows, this rank's columns and its place among the ranks."""
+
+    num_rows: int
+    num_columns: int
+    dtype: torch.dtype
+    rank: int
+    size: int
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, shard: Shard) -> Self:
+        num_rows, num_columns = logits.shape
+        return cls(num_rows=num_rows, num_columns=num_columns, dtype=logits.dtype, rank=shard.rank, size=shard.size)
+
+    @property
+    def num_tiles(self) -> int:
+        """As many as RL-Kernel would take where they are equal and none lies on two ranks, else fewer."""
+        return self.size * math.gcd(self.num_columns, max(NUM_TILES // self.size, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatched:
+    """An operator that counts on this platform, and the contract that it was resolved for."""
+
+    op: Any
+    implementation: str
+    contract: Any
+    num_tiles: int
+    provenance: Provenance
+
+
+def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Dispatched | Refusal:
+    """Resolve ``backend``, RL-Kernel's word for a tier or the id of one implementation; it never takes another."""
+    contract = make_contract(contracts.types, shape, case.context_parallel)
+    try:
+        result = contracts.registry.get_logprob_op(contract, requested_backend=backend)
+    except RuntimeError as error:
+        head, _, rejections = str(error).rpartition("Rejections: ")
+        return Refusal(Reason.NOT_DISPATCHED, cut(rejections or head))
+    name, provenance = type(result.op).__name__, Provenance.read(result.provenance)
+    refusal = find_class_refusal(NAME, case.platform, name)
+    if refusal is not None:
+        return refusal
+    implementation = OPERATORS[NAME].find_implementation(case.platform, provenance.actual_backend)
+    if implementation is None or implementation.class_name != name:
+        return Refusal(Reason.NOT_ACCEPTED, f"{name}, which calls itself {provenance.actual_backend}")
+    return Dispatched(
+        op=result.op, implementation=name, contract=contract, num_tiles=shape.num_tiles, provenance=provenance
+    )
+
+
+def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
+    """All rows count and all columns are real.  Rows are local, so that the context-parallel rank plays no part."""
+    edges = [rank * shape.num_columns for rank in range(shape.size + 1)]
+    return types.LogprobContract(
+        role=types.LogprobRole("train"),
+        dtype=types.LogprobDType(DTYPES[shape.dtype]),
+        mask=types.MaskSpec(num_tokens=shape.num_rows, active_mask=(True,) * shape.num_rows),
+        sharding=types.ShardingSpec(
+            tp_rank=shape.rank,
+            tp_world_size=shape.size,
+            vocab_shard_bounds=tuple(itertools.pairwise(edges)),
+            real_vocab_size=edges[-1],
+            padded_vocab_size=edges[-1],
+            cp_rank=0,
+            cp_world_size=context_parallel,
+        ),
+        reduction=types.ReductionSpec(),
+    )
+
+
+class VocabParallelLogp:
+    """The calls of one run: each shape is dispatched once, to the implementation that was found at the start."""
+
+    def __init__(self, contracts: Contracts, case: Case, first: Dispatched) -> None:
+        self.loaded = LoadedOperator(
+            op=first.op, implementation=first.implementation, version=contracts.version, provenance=first.provenance
+        )
+        backend = first.provenance.actual_backend
+        self._dispatch = functools.lru_cache(NUM_KEPT)(functools.partial(dispatch, contracts, case, backend=backend))
+        self._values = FirstCallCheck(find_foreign_id)
+        self._is_validated = False
+
+    @classmethod
+    def find(cls, case: Case) -> Self | Refusal:
+        """What RL-Kernel dispatches to on this platform; its references only where there is nothing else to run."""
+        contracts = load_contracts()
+        if isinstance(contracts, Refusal):
+            return contracts
+        smallest = Shape(num_rows=1, num_columns=1, dtype=torch.float32, rank=0, size=case.tensor_parallel)
+        tier = "reference" if case.platform == Platform.CPU else "production"
+        first = dispatch(contracts, case, smallest, tier)
+        return first if isinstance(first, Refusal) else cls(contracts, case, first)
+
+    def check(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
+        """A shape may be dispatched to an implementation that counts, and not be the one that the decision names."""
+        found = self._dispatch(Shape.of(logits, shard))
+        if isinstance(found, Refusal):
+            return found
+        ran, recorded = found.provenance.actual_backend, self.loaded.provenance
+        assert recorded is not None
+        if (found.implementation, ran) != (self.loaded.implementation, recorded.actual_backend):
+            was = f"{self.loaded.implementation} ({recorded.actual_backend})"
+            return Refusal(Reason.NOT_DISPATCHED, f"to {found.implementation} ({ran}) in place of {was}")
+        return self._values.find_refusal(logits, tokens, shard)
+
+    def run(self, call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probs [T], with gradient where the call needs one, and entropies [T] without, if asked.
+
+        RL-Kernel's own validation, which waits for the device and compares the ranks, is asked for once.
+        """
+        found, tokens = self._dispatch(Shape.of(logits, shard)), call["tokens"]
+        assert isinstance(found, Dispatched)
+        ask = functools.partial(
+            found.op,
+            logits,
+            tokens,
+            contract=found.contract,
+            tp_group=shard.group,
+            num_vocab_tiles=found.num_tiles,
+        )
+        if not self._is_validated:
+            with torch.no_grad():  # in a call of its own: a loss that is recomputed must save the same tensors
+                ask(validate=True)
+            self._is_validated = True
+        log_probs, _ = ask(validate=False)
+        check_result(NAME, log_probs, tokens, needs_grad=logits.requires_grad and torch.is_grad_enabled())
+        return log_probs, find_entropy(logits.detach(), shard) if call["with_entropy"] else None
+
+
+def find_entropy(logits: torch.Tensor, shard: Shard) -> torch.Tensor:
+    """[T] over all shards, without gradient; RL-Kernel's would be plain PyTorch on several buffers like the logits."""
+    largest, log_sum, entropy = find_moments(logits)
+    if shard.size == 1:
+        return entropy
+    mine = torch.stack((largest, log_sum, entropy))
+    gathered = [torch.empty_like(mine) for _ in range(shard.size)]
+    dist.all_gather(gathered, mine, group=shard.group)
+    largest, log_sum, entropies = torch.stack(gathered, dim=1)
+    normalisers = (largest - largest.amax(dim=0)) + log_sum
+    return join_entropies(normalisers - normalisers.logsumexp(dim=0), entropies)

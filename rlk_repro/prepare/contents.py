@@ -1,0 +1,249 @@
+"""What lies in one prepared folder, file by file: the record beside it, and checking the folder against it.
+
+A record is written last, so that a folder with one is whole.  The quick check reads sizes, small files such as an
+index, and both ends of large ones: it sees another header and a file that was cut off.  The full one reads every byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
+from rlk_repro.base.files import MAX_RECORDS_BYTES, load_json, sha256_bytes, sha256_file, write_json
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.plan import Plan
+from rlk_repro.prepare.layout import PreparedDir
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import Run, Stack, VimeWorkload
+
+SCHEMA: Final = 1
+END_BYTES: Final = 1 << 20
+# read whole even by the quick check: configurations, indices, tokenizers
+SMALL_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """One file.  ``ends_sha256`` is over its first and last MiB; of a small file over all of it."""
+
+    size_bytes: int
+    sha256: str
+    ends_sha256: str
+
+    @classmethod
+    def of(cls, path: Path, sha256: str | None = None) -> FileRecord:
+        """``sha256`` where the caller has just computed it."""
+        size_bytes = path.stat().st_size
+        digest = sha256_file(path) if sha256 is None else sha256
+        return cls(size_bytes=size_bytes, sha256=digest, ends_sha256=hash_ends(path, size_bytes, digest))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"size_bytes": self.size_bytes, "sha256": self.sha256, "ends_sha256": self.ends_sha256}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FileRecord:
+        return cls(size_bytes=int(value["size_bytes"]), sha256=str(value["sha256"]),
+                   ends_sha256=str(value["ends_sha256"]))  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """One prepared folder.
+
+    Attributes:
+        kind: model, checkpoint, data or rollouts.
+        name: of its folder.
+        source: what it is: repository and revision, or the recipe it was made by.
+        made: how, where that was a command: its words, the commits of the tools.
+    """
+
+    kind: str
+    name: str
+    source: Mapping[str, Any]
+    files: Mapping[str, FileRecord]
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(item.size_bytes for item in self.files.values())
+
+    @property
+    def digest(self) -> str:
+        """sha256 of what ``sha256sum`` prints for the files in the order of their names."""
+        return digest_of({name: item.sha256 for name, item in self.files.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "name": self.name,
+            "source": dict(self.source),
+            "made": dict(self.made),
+            "digest": self.digest,
+            "files": {name: item.to_json() for name, item in self.files.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], where: str) -> Contents:
+        """Raises BundleUnreadable for anything that is no such record, or whose digest is not that of its files."""
+        try:
+            files = {str(name): FileRecord.from_json(item) for name, item in value["files"].items()}
+            contents = cls(kind=str(value["kind"]), name=str(value["name"]), source=dict(value["source"]), files=files,
+                        made=dict(value["made"]))  # fmt: skip
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise BundleUnreadable(Problem(where, f"no record of a prepared folder ({error!r})")) from None
+        if contents.digest != value.get("digest"):
+            raise BundleUnreadable(Problem(where, "digest does not fit the files", got=value.get("digest")))
+        return contents
+
+
+def digest_of(sha256s: Mapping[str, str], order: Mapping[str, int] | None = None) -> str:
+    """sha256 over lines ``<sha256>  <name>``, in the order of the names or in the one given."""
+    names = sorted(sha256s, key=None if order is None else order.__getitem__)
+    return sha256_bytes("".join(f"{sha256s[name]}  {name}\n" for name in names).encode())
+
+
+def hash_ends(path: Path, size_bytes: int, sha256: str | None = None) -> str:
+    if size_bytes <= SMALL_BYTES:
+        return sha256_file(path) if sha256 is None else sha256
+    with path.open("rb") as stream:
+        digest = hashlib.sha256(stream.read(END_BYTES))
+        stream.seek(-END_BYTES, os.SEEK_END)
+        digest.update(stream.read(END_BYTES))
+    return digest.hexdigest()
+
+
+def record_path(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.json")
+
+
+def load_contents(folder: Path) -> Contents | None:
+    """The record of a folder, None where it was never finished.
+
+    Raises:
+        BundleUnreadable: what lies there is no record of ours.
+    """
+    path = record_path(folder)
+    if not path.is_file() or not folder.is_dir():
+        return None
+    return Contents.from_json(_load_records(path), str(path))
+
+
+def write_contents(folder: Path, contents: Contents) -> None:
+    write_json(record_path(folder), contents.to_json())
+
+
+def record_files(folder: Path) -> dict[str, FileRecord]:
+    """Every file below a folder, by relative path; reads all of them."""
+    return {name: FileRecord.of(folder / name) for name in list_files(folder)}
+
+
+def list_files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def check_contents(folder: Path, contents: Contents, *, is_full: bool = False) -> Iterator[Finding]:
+    """Blocking findings for each file that is absent, of another size, or of other content; extra files are none."""
+    for name, expected in contents.files.items():
+        path = folder / name
+        where = f"prepared.{contents.kind}.{name}"
+        try:
+            size_bytes = path.stat().st_size
+            if size_bytes != expected.size_bytes:
+                yield Finding(Level.BLOCKING, where, f"{expected.size_bytes} bytes", f"{size_bytes} bytes")
+                continue
+            wanted = expected.sha256 if is_full else expected.ends_sha256
+            found = sha256_file(path) if is_full else hash_ends(path, size_bytes)
+        except OSError as error:
+            yield Finding(Level.BLOCKING, where, "a readable file", str(error.strerror).lower())
+            continue
+        if found != wanted:
+            what = "sha256" if is_full else "sha256 of its ends"
+            yield Finding(Level.BLOCKING, where, f"{what} {wanted}", found)
+
+
+def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
+    """What a run needs before its first trial, by kind; nothing where its workload makes everything itself.
+
+    Raises:
+        SpecError: a conversion, and no vime in the stack that could do it.
+    """
+    workload = run.workload
+    if not isinstance(workload, VimeWorkload):
+        return {}
+    folders = {"model": prepared.model(workload.model)}
+    if workload.model.checkpoint == "torch_dist":
+        vime = stack.pins.get("vime")
+        if vime is None:
+            raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="the vime that converts"))
+        folders["checkpoint"] = prepared.checkpoint(workload.model, vime.commit)
+    if run.lane != "live" and workload.rollouts is not None:
+        folders["rollouts"] = prepared.rollouts(workload.rollouts).path
+    if workload.generates(run.lane):
+        folders["data"] = prepared.data_folder(workload.data.source)
+    return folders
+
+
+def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
+    """The same for a plan, where its profile keeps them."""
+    return list_folders(plan.run, plan.stack, PreparedDir.of(plan.profile, run_dir))
+
+
+def write_parts(path: Path, parts: Mapping[str, Contents]) -> None:
+    """Put the records of a run's parts into its ``prepared.json``, beside what else that holds."""
+    held = _load_records(path) if path.is_file() else {}
+    write_json(path, {**held, **parts_json(parts)})
+
+
+def parts_json(parts: Mapping[str, Contents]) -> dict[str, Any]:
+    return {"schema": SCHEMA, "parts": {kind: contents.to_json() for kind, contents in parts.items()}}
+
+
+def load_parts(path: Path) -> dict[str, Contents]:
+    """The records in a run's ``prepared.json``; none where it has none.
+
+    Raises:
+        BundleUnreadable: it cannot be read.
+    """
+    value = _load_records(path).get("parts", {}) if path.is_file() else {}
+    if not isinstance(value, dict):
+        raise BundleUnreadable(Problem(str(path), "no records of prepared folders", got=value))
+    return {str(kind): Contents.from_json(item, f"{path}: parts.{kind}") for kind, item in value.items()}
+
+
+def _load_records(path: Path) -> Any:
+    return load_json(path, schema=SCHEMA, max_bytes=MAX_RECORDS_BYTES)
+
+
+def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents]:
+    """The record of each folder, without those that were never finished."""
+    found = ((kind, load_contents(folder)) for kind, folder in folders.items())
+    return {kind: contents for kind, contents in found if contents is not None}
+
+
+def diff_contents(recorded: Mapping[str, Contents], here: Mapping[str, Contents]) -> Iterator[Finding]:
+    """What two runs trained on that is not the same, by kind: blocking where weights or data differ.
+
+    The bytes of a converted checkpoint are those of the tool's threads; two conversions of the same weights by the same
+    commits count as the same.
+    """
+    for kind in sorted(recorded.keys() | here.keys()):
+        was, now = recorded.get(kind), here.get(kind)
+        where = f"prepared.{kind}"
+        if was is None or now is None:
+            yield Finding(Level.BLOCKING, where, _describe(was), _describe(now))
+        elif kind == "checkpoint":
+            for key in sorted(was.source.keys() | now.source.keys()):
+                if was.source.get(key) != now.source.get(key):
+                    yield Finding(Level.BLOCKING, f"{where}.{key}", str(was.source.get(key)), str(now.source.get(key)))
+        elif was.digest != now.digest:
+            yield Finding(Level.BLOCKING, where, _describe(was), _describe(now))
+
+
+def _describe(contents: Contents | None) -> str:
+    return "none" if contents is None else f"{contents.name}, digest {contents.digest}"

@@ -1,0 +1,74 @@
+"""Where prepared things lie: the only place that knows a name below a site's ``prepared_dir``.
+
+One folder per thing, its name made of what it is; whether it is whole and unchanged is recorded beside it by
+``rlk-repro prepare``.  All nodes must see the folder under the same path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.base.files import dump_json, sha256_bytes
+from rlk_repro.rundir.paths import RolloutDir, RunDir
+from rlk_repro.spec import ArithmeticData, HubData, HubSource, Profile, StoredRollouts, VimeModel
+
+HERE: Final = "prepared"
+_SHOWN: Final = 12
+
+
+@dataclass(frozen=True)
+class PreparedDir:
+    """The folders of models, checkpoints, data sets and rollouts, from their common root."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, profile: Profile, run_dir: RunDir) -> PreparedDir:
+        """The profile's, or else the folder ``prepared`` beside the runs, which all nodes see as they see those."""
+        if profile.prepared_dir is not None:
+            return cls(Path(profile.prepared_dir))
+        return cls(run_dir.root.absolute().parent.parent / HERE)
+
+    def model(self, model: VimeModel) -> Path:
+        """The model in the hub's format: configuration, tokenizer, weights (``--hf-checkpoint``)."""
+        return self.root / "models" / name_model(model)
+
+    def checkpoint(self, model: VimeModel, vime_commit: str) -> Path:
+        """The same weights in Megatron's format, converted with these arguments by this vime (``--ref-load``)."""
+        made_of = _digest({"model": name_model(model), "arguments": dict(model.arguments), "vime": vime_commit})
+        return self.root / "checkpoints" / f"{name_model(model)}.torch_dist-{made_of}"
+
+    def data_folder(self, source: HubData | ArithmeticData) -> Path:
+        return self.root / "datasets" / name_data(source)
+
+    def data_file(self, source: HubData | ArithmeticData) -> Path:
+        """The prompts (``--prompt-data``)."""
+        return self.data_folder(source) / (source.file if isinstance(source, HubData) else "prompts.jsonl")
+
+    def rollouts(self, stored: StoredRollouts) -> RolloutDir:
+        return RolloutDir(self.root / "rollouts" / stored.name)
+
+
+def name_model(model: VimeModel) -> str:
+    """One folder name per content: repository and revision, or what a model with random weights is made of."""
+    source = model.source
+    if isinstance(source, HubSource):
+        return name_repository(source.repository, source.revision)
+    made_of = _digest({"source": source.model_dump(mode="json"), "arguments": dict(model.arguments)})
+    return f"random-{source.architecture}-{made_of}"
+
+
+def name_data(source: HubData | ArithmeticData) -> str:
+    if isinstance(source, HubData):
+        return name_repository(source.repository, source.revision)
+    return f"arithmetic-{source.num_prompts}-{source.max_operand}-{source.seed}"
+
+
+def name_repository(repository: str, revision: str | None) -> str:
+    return f"{repository.replace('/', '--')}@{'unpinned' if revision is None else revision[:_SHOWN]}"
+
+
+def _digest(made_of: dict[str, Any]) -> str:
+    return sha256_bytes(dump_json(made_of))[:_SHOWN]

@@ -1,0 +1,103 @@
+"""Stored rollouts as data: what such a file may hold, checked by a reader that executes nothing.
+
+vime loads them as pickles, which may call any function. A file passes where its pickle names nothing but what tensors
+and arrays are rebuilt from; the reader puts an inert stand-in wherever such a name is called.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.base.errors import BundleUnreadable, Problem
+
+_BUILTINS: Final = ("builtins", "__builtin__")
+CALLED: Final = frozenset(
+    {
+        ("collections", "OrderedDict"),
+        ("torch._utils", "_rebuild_tensor_v2"),
+        ("numpy", "dtype"),
+        *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+        ("_codecs", "encode"),  # how bytes are written for older Pythons
+        *((module, name) for module in _BUILTINS for name in ("bytearray", "complex", "frozenset", "set")),
+    }
+)
+"""Module and name of what a pickle may call; docs/prepare.md lists it."""
+NAMED: Final = frozenset(
+    {("numpy", "ndarray")}
+    | {("torch", f"{kind}Storage") for kind in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half")}
+    | {("torch", f"{kind}Storage") for kind in ("Int", "Long", "Short")}
+)
+"""What it may hand to those, and not call."""
+PICKLE: Final = "data.pkl"
+PROGRAM: Final = "constants.pkl"
+"""In archives of compiled programs: torch runs those, whatever it is told of pickles."""
+_ARCHIVE: Final = b"PK\x03\x04"
+_HINT: Final = "docs/prepare.md lists what stored rollouts may hold"
+_BROKEN_PICKLE: Final = (
+    *(pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError),
+    *(TypeError, ValueError),
+)
+
+
+class _StandIn(dict[Any, Any]):
+    """What an allowed call gives: it may be filled, used as a key and given a state, and does nothing."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__()
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+    def __setstate__(self, _: object) -> None:
+        return
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in CALLED:
+            return _StandIn
+        if (module, name) in NAMED:
+            return None
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+    def persistent_load(self, _: object) -> Any:
+        return _StandIn()
+
+
+def check_file(path: Path) -> None:
+    """Raises BundleUnreadable where a stored rollout is more than data, or was not written by torch.save."""
+    check_archive(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {item.filename.partition("/")[2]: item for item in archive.infolist()}
+            member = members[PICKLE]
+            data = archive.read(member) if member.compress_type == zipfile.ZIP_STORED else b""
+    except (OSError, EOFError, LookupError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
+        raise _refuse(path, f"cannot be read ({error})") from None
+    check_records(path, data, has_program=PROGRAM in members)
+
+
+def check_archive(path: Path) -> None:
+    """Raises BundleUnreadable for what torch takes for a bare pickle."""
+    with path.open("rb") as stream:
+        if stream.read(len(_ARCHIVE)) != _ARCHIVE:
+            raise _refuse(path, "is no archive of torch.save")
+
+
+def check_records(path: Path, data: bytes, *, has_program: bool) -> None:
+    """The rest of ``check_file``, where something else has read the archive: its pickle, and if it holds a program."""
+    if has_program:
+        raise _refuse(path, "is a compiled program")
+    try:
+        _Reader(io.BytesIO(data)).load()
+    except _BROKEN_PICKLE as error:
+        raise _refuse(path, f"is more than data ({error})") from None
+
+
+def _refuse(path: Path, what: str) -> BundleUnreadable:
+    expected = "tensors, arrays and plain values"
+    return BundleUnreadable(Problem(f"stored rollout {path.name}", what, expected=expected, hint=_HINT))

@@ -1,0 +1,116 @@
+"""Holds a recorded plan against what it says it was made of: the author's files, the recorded flags, the shipped run.
+
+The hashes of a plan show only that it fits itself.  Whether its rules are those of the bundled ``run.yaml`` shows when
+it is made again from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel
+
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.resources import list_names, run_folders
+from rlk_repro.base.yamlfile import MAX_BYTES
+from rlk_repro.plan import FREE_RULES, Plan, dump_model, find_rule_problems, list_leaves
+from rlk_repro.replay.compare import diff_values
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import Hardware, Measure, Profile, Run, Stack
+from rlk_repro.spec.load import Override, load_bytes, load_run
+
+M = TypeVar("M", bound=BaseModel)
+
+MAX_FINDINGS: Final = 20
+MAX_FLAGS: Final = 1000
+SETTING: Final = "--set "
+# How much is measured, as against how it is judged.
+AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed"})
+
+
+def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
+    """What of the plan neither the bundled files nor a recorded flag gives: blocking, and bounded in number."""
+    found = list(_find_rewritten(plan, run_dir))
+    rest = found[MAX_FINDINGS:]
+    more = [Finding(Level.BLOCKING, run_dir.plan.name, "values of the bundled files", f"{len(rest)} more others")]
+    return found[:MAX_FINDINGS] + (more if rest else [])
+
+
+def describe_rule_changes(plan: Plan) -> str:
+    """How the plan's rules differ from those of the shipped run of its name; empty where they do not.
+
+    A run that is not shipped is held against the defaults of how a run is judged.
+    """
+    name = plan.run.run
+    is_shipped = name in list_names(run_folders())
+    usual = dict(_list_rules(load_run(name, run_folders()).model.measure if is_shipped else Measure()))
+    changes = [
+        f"{path} {value:g} instead of {usual[path]:g}"
+        for path, value in _list_rules(plan.run.measure)
+        if value != usual[path] and (is_shipped or path not in AMOUNTS)
+    ]
+    if not changes:
+        return ""
+    what = f"the shipped run {name}" if is_shipped else f"the defaults, and no run {name} is shipped"
+    return f"Rules differ from {what}: {', '.join(changes)}."
+
+
+def _list_rules(measure: Measure) -> Iterator[tuple[str, float]]:
+    values = dump_model(measure)
+    for path in list_leaves(values):
+        if path[0] not in FREE_RULES:
+            yield ".".join(path), _find(values, path)
+
+
+def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
+    name = run_dir.plan.name
+    if sum(flag.startswith("--") for flag in plan.sources.values()) > MAX_FLAGS:
+        yield Finding(Level.BLOCKING, f"{name}: sources", f"at most {MAX_FLAGS} values from flags", "more")
+        return
+    overrides = list(_list_overrides(plan.run, plan.sources))
+    if not plan.is_exploratory:
+        for item in find_rule_problems(overrides):
+            yield Finding(Level.BLOCKING, f"{name}: {item.where}", "a plan that is marked exploratory", item.what)
+    for part, model, path, changed in (
+        (plan.run, Run, run_dir.run_yaml, overrides),
+        (plan.stack, Stack, run_dir.stack_yaml, list(_list_overrides(plan.stack, plan.sources, "stack."))),
+        (plan.hardware, Hardware, run_dir.hardware_yaml, []),
+        (plan.profile, Profile, run_dir.profile_yaml, []),
+    ):
+        try:
+            written = dump_model(_load(model, path, changed))
+        except SpecError as error:
+            for item in error.problems:
+                yield Finding(Level.BLOCKING, item.where, "what the plan was made of", item.what)
+        else:
+            yield from diff_values(f"{name}: {path.stem}", written, dump_model(part), Level.BLOCKING)
+
+
+def _load(model: type[M], path: Path, overrides: list[Override]) -> M:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)  # more is refused by its size
+    except OSError as error:
+        raise SpecError(Problem(path.name, f"cannot be read ({error.strerror})")) from error
+    return load_bytes(model, path.name, data, overrides).model
+
+
+def _list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "") -> Iterator[Override]:
+    """The flags that the plan says it was made with, each with the value that it gave."""
+    values = dump_model(model)
+    seen = set()
+    for leaf in list_leaves(values):
+        flag = sources.get(prefix + ".".join(leaf), "")
+        path = tuple(flag.removeprefix(SETTING).split(".")) if flag.startswith(SETTING) else leaf
+        if flag.startswith("--") and path not in seen and path == leaf[: len(path)]:
+            seen.add(path)
+            yield Override(path, _find(values, path), flag)
+
+
+def _find(values: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        values = values[part]
+    return values

@@ -1,0 +1,93 @@
+"""What a recorded experiment would run here: shown before a replay, which wants a yes, and one more for foreign code.
+
+A bundle brings its experiment: run, stack, hardware. It brings no site: the profile of its author, with its paths and
+variables, is never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.base.escapes import printable
+from rlk_repro.base.resources import list_names, stack_folders
+from rlk_repro.base.units import format_duration
+from rlk_repro.plan import Plan
+from rlk_repro.spec import Profile, VimeWorkload
+from rlk_repro.spec.load import load_stack
+from rlk_repro.workloads.vime.code import Code, list_code
+
+
+def find_foreign(plan: Plan) -> list[Code]:
+    """Code that the plan names and that is neither this package's nor of the sources that its stack pins."""
+    return [item for item in _list_code(plan) if not item.is_known]
+
+
+def require_trust(plan: Plan) -> None:
+    """Raises CheckFailed where a plan names foreign code, each place with what it names."""
+    problems = [
+        Problem(item.where, "may run code that neither this package nor a pinned source holds", got=item.value,
+                hint="look at it; --trust runs it")
+        for item in find_foreign(plan)
+    ]  # fmt: skip
+    if problems:
+        raise CheckFailed(*problems)
+
+
+def list_what_runs(plan: Plan, recorded: Profile) -> dict[str, str]:
+    """By topic, one line each; of the site that recorded it only what its cluster and profile were called."""
+    shown = dict(_list_experiment(plan))
+    site = f"your profile {plan.profile.profile}, cluster {plan.cluster}"
+    return {**shown, "site": f"{site} (recorded: {recorded.profile}, {recorded.cluster}; not used)"}
+
+
+def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
+    run, minutes = plan.run, plan.expected_minutes()
+    steps = f"{plan.num_steps} steps each"
+    duration = "time not estimated" if minutes is None else f"about {format_duration(minutes * 60)} in all"
+    yield "run", f"{run.run}: {run.workload.kind}, lane {run.lane}, stack {plan.stack.stack}"
+    yield "trials", f"{len(plan.trials)}, {steps}, {duration}; at most {run.time_limit_min:g} min a trial"
+    env: Mapping[str, str] = {}
+    if isinstance(run.workload, VimeWorkload):
+        yield from _list_sources(run.workload, run.lane)
+        env = run.workload.placements[plan.hardware.hardware].env
+    yield "environment", _join(env) + (", and what this shell has" if plan.cluster == "local" else "")
+    code = _list_code(plan)
+    yield "named code", "; ".join(_mark(item) for item in code) or "none: the trainer is this package's own"
+
+
+def _list_sources(workload: VimeWorkload, lane: str) -> Iterator[tuple[str, str]]:
+    model, data = workload.model.source, workload.data.source
+    hub = "of the hub at"
+    yield "model", (
+        f"{model.repository} {hub} {model.revision or 'any commit'}" if model.kind == "hub"
+        else f"{model.architecture} with random weights of seed {model.seed}"
+    )  # fmt: skip
+    yield "data", (
+        f"{data.repository} {hub} {data.revision or 'any commit'}" if data.kind == "hub"
+        else f"{data.num_prompts} sums of seed {data.seed}"
+    )  # fmt: skip
+    if lane != "live":
+        stored = workload.rollouts
+        yield "rollouts", "made by the run itself" if stored is None else f"{stored.name}, {stored.digest}"
+
+
+def _list_code(plan: Plan) -> list[Code]:
+    return [*_list_images(plan), *(list_code(plan) if isinstance(plan.run.workload, VimeWorkload) else ())]
+
+
+def _list_images(plan: Plan) -> Iterator[Code]:
+    """An image runs whatever is in it; known are those of the shipped stacks, by digest."""
+    image = plan.stack.images.get(plan.hardware.image_platform)
+    if image is not None:
+        stacks = (load_stack(name, stack_folders()).model for name in list_names(stack_folders()))
+        shipped = {known.digest for stack in stacks for known in stack.images.values()}
+        yield Code(where="image", value=f"{image.reference}@{image.digest}", is_known=image.digest in shipped)
+
+
+def _mark(item: Code) -> str:
+    return printable(str(item)) + ("" if item.is_known else " (FOREIGN: needs --trust)")
+
+
+def _join(env: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={printable(value)}" for name, value in sorted(env.items())) or "nothing of the bundle"

@@ -1,0 +1,135 @@
+"""Reads back what a run recorded, and refuses what is sealed and not as it was sealed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rlk_repro import __version__
+from rlk_repro.analysis.analyse import OUR_COMMIT, OUR_VERSION, analyse
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem
+from rlk_repro.base.files import MAX_ANALYSIS_BYTES, dump_json, parse_json, read_limited
+from rlk_repro.base.findings import Finding, Level, shorten
+from rlk_repro.bundle.seal import open_bundle
+from rlk_repro.bundle.verify import verify
+from rlk_repro.plan import Plan
+from rlk_repro.probes.code import OURSELVES, probe_source
+from rlk_repro.replay.authored import find_rewritten
+from rlk_repro.report import Context
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import Analysis
+from rlk_repro.submit.launch import load_plan, report_context
+
+
+def require_verified(source: Path) -> None:
+    """Check every file of a bundle or run directory against its seal.
+
+    Raises:
+        CheckFailed: naming each file that is not what was sealed, or the missing seal.
+        BundleUnreadable: broken or unsafe.
+    """
+    _refuse(verify(source).findings)
+
+
+def require_intact(source: Path) -> bool:
+    """Check a bundle or run directory against its seal, if there is one; whether there is.
+
+    Raises:
+        CheckFailed: naming each file that is not what was sealed.
+        BundleUnreadable: broken or unsafe.
+    """
+    verification = verify(source)
+    if verification.bundle_id is None:
+        return False
+    _refuse(verification.findings)
+    return True
+
+
+def require_as_authored(plan: Plan, run_dir: RunDir) -> None:
+    """Hold a plan against the bundled files and the flags that it says it was made of.
+
+    Raises:
+        CheckFailed: naming each value that comes from neither.
+    """
+    _refuse(find_rewritten(plan, run_dir), "not what the author's files and the recorded flags give")
+
+
+def _refuse(findings: Iterable[Finding], what: str = "not what was sealed") -> None:
+    problems = [
+        Problem(f"bundle: {item.where}", what, got=item.found, expected=item.expected)
+        for item in findings
+        if item.level is Level.BLOCKING
+    ]
+    if problems:
+        raise CheckFailed(*problems)
+
+
+def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
+    """The analysis that the logs give, and what surrounds it.
+
+    Computed here and now, never taken from the bundle: whoever can redo checksums can also write a verdict.  A sealed
+    analysis that says something else, and a plan that the author's files do not give, become blocking findings of the
+    context.
+
+    Raises:
+        CheckFailed: it was sealed and has been changed.
+        BundleUnreadable: broken or unsafe.
+    """
+    require_intact(source)
+    with open_bundle(source) as run_dir:
+        analysis = analyse(run_dir)
+        context = report_context(run_dir, source, is_linked=is_linked)
+        found = find_rewritten(load_plan(run_dir), run_dir)
+        difference = find_difference(run_dir, analysis) if run_dir.is_sealed else None
+    if difference is not None:
+        found.append(Finding(Level.BLOCKING, run_dir.analysis.name, "what the logs give, shown here", difference))
+    return analysis, dataclasses.replace(context, findings=(*context.findings, *found))
+
+
+def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
+    """Where the sealed analysis differs from ``analysis``, None where the bytes are the same.
+
+    The words of gates and reasons are another version's to choose: they follow from numbers that are compared, and a
+    report shows this version's.  The same version has the same words.
+    """
+    sealed = _read_sealed(run_dir)
+    again = dump_json(analysis.to_json())
+    if sealed == again or (_without_words(sealed) == _without_words(again) and _is_by_another_version(analysis)):
+        return None
+    for number, pair in enumerate(zip(sealed.splitlines(), again.splitlines(), strict=False), start=1):
+        if pair[0] != pair[1]:
+            was, now = (line.decode(errors="replace").strip().rstrip(",") for line in pair)
+            return f"line {number}: sealed {shorten(was)}; the logs give {shorten(now)}"
+    return f"sealed {len(sealed)} bytes; the logs give {len(again)}"
+
+
+def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
+    """Whether the sealed analysis is ``analysis`` to the last byte, its words included."""
+    return _read_sealed(run_dir) == dump_json(analysis.to_json())
+
+
+def _is_by_another_version(analysis: Analysis) -> bool:
+    """Whether its nodes record another rlk-repro than this one, by version or, between releases, by commit."""
+    version, commit = analysis.facts.get(OUR_VERSION), analysis.facts.get(OUR_COMMIT)
+    if version is None or (version == __version__ and commit is None):
+        return False  # nothing says that it is another
+    here = probe_source(OURSELVES, os.environ, {})["commit"]
+    return version != __version__ or (isinstance(here, str) and here != commit)
+
+
+def _read_sealed(run_dir: RunDir) -> bytes:
+    return read_limited(run_dir.analysis, MAX_ANALYSIS_BYTES) if run_dir.analysis.is_file() else b""
+
+
+def _without_words(data: bytes) -> Any:
+    """The values of an analysis, without what its gates and reasons say of them; ``data`` itself where it is none."""
+    try:
+        value = parse_json("", data, max_bytes=len(data))
+        gates = [{**gate, "detail": ""} for gate in value["gates"]]
+        verdict = {**value["verdict"], "reasons": []}
+    except (BundleUnreadable, KeyError, TypeError):
+        return data
+    return {**value, "gates": gates, "verdict": verdict}

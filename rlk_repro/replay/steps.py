@@ -1,0 +1,256 @@
+"""Replay in named steps: re-analyse, prepare (drift and job), check the drift, run and compare.
+
+Three levels, always named: re-analysis (exact, from the logs alone), statistical, bitwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecError
+from rlk_repro.base.files import sha256_file
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.bundle.seal import open_bundle
+from rlk_repro.clusters.registry import REMOTE
+from rlk_repro.plan import Plan
+from rlk_repro.prepare.contents import Contents, diff_contents, find_parts, list_run_folders, load_parts
+from rlk_repro.probes import PROBES, probe_node
+from rlk_repro.replay.compare import Comparison, compare_analyses
+from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
+from rlk_repro.replay.recorded import find_difference, has_same_bytes, require_as_authored, require_verified
+from rlk_repro.rundir.manifest import Manifest, diff_manifests, load_manifests
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import Analysis
+from rlk_repro.spec import Profile
+from rlk_repro.spec.load import Loaded
+from rlk_repro.submit import launch
+from rlk_repro.submit.stage import Inputs
+from rlk_repro.workloads.checkouts import trainer_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A bundle that was verified and whose analysis was reproduced."""
+
+    bundle_id: str
+    plan: Plan
+    inputs: Inputs
+    analysis: Analysis
+    manifests: tuple[Manifest, ...]
+    identity: Identity
+    parts: Mapping[str, Contents] = field(default_factory=dict)
+    is_reworded: bool = False
+    """Whether another version worded gates or reasons otherwise; every value is the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """``drift`` is None where the nodes are a scheduler's to choose: it is found by the run itself.
+
+    ``parts`` is how model, data and stored rollouts differ, where this machine sees those of the run; ``missing`` which
+    facts about the recorded nodes the bundle lacks.
+    """
+
+    recorded: Recorded
+    launch: launch.Prepared
+    drift: tuple[Finding, ...] | None
+    parts: tuple[Finding, ...] = ()
+    missing: tuple[Finding, ...] = ()
+
+    @property
+    def known_drift(self) -> tuple[Finding, ...]:
+        return (*self.missing, *self.parts, *(self.drift or ()))
+
+    @property
+    def num_blocking(self) -> int:
+        return sum(item.level is Level.BLOCKING for item in self.known_drift)
+
+
+def reanalyse(bundle: Path) -> Recorded:
+    """Verify, analyse again from the logs, and require the sealed bytes; other words for the same values may pass.
+
+    Raises:
+        CheckFailed: a file is not what was sealed, the logs do not give the sealed analysis, or the author's files do
+            not give the plan.
+        BundleUnreadable: broken or unsafe.
+    """
+    require_verified(bundle)
+    with open_bundle(bundle) as run_dir:
+        analysis = _require_same_analysis(run_dir)
+        plan = launch.load_plan(run_dir)
+        inputs = _read_inputs(run_dir)
+        require_as_authored(plan, run_dir)
+        return Recorded(
+            bundle_id=sha256_file(run_dir.checksums),
+            plan=plan,
+            inputs=inputs,
+            analysis=analysis,
+            manifests=load_manifests(run_dir),
+            identity=read_identity(run_dir, plan),
+            parts=load_parts(run_dir.prepared),
+            is_reworded=not has_same_bytes(run_dir, analysis),
+        )
+
+
+def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> Loaded[Profile]:
+    """The profile of whoever replays: of the bundle's only the name of its cluster counts, as a default.
+
+    Raises:
+        SpecError: a real cluster and no profile given, no such profile, or one that belongs to another cluster.
+    """
+    return launch.resolve_profile(profile, cluster or (recorded.plan.cluster if profile is None else None))
+
+
+def prepare(
+    recorded: Recorded, *, cluster: str | None = None, profile: str | None = None, is_on_same_nodes: bool = False
+) -> Prepared:
+    """The same experiment, rendered for a site of this user, and how this machine differs from the recorded one.
+
+    Raises:
+        SpecError: no such profile, one that belongs to another cluster, or nodes that it cannot be asked for.
+    """
+    site = find_site(recorded, cluster, profile)
+    plan = dataclasses.replace(recorded.plan, profile=site.model)
+    inputs = dataclasses.replace(recorded.inputs, profile=site.data)
+    nodes = tuple(manifest.node for manifest in recorded.manifests) if is_on_same_nodes else ()
+    drift = None
+    if plan.cluster == launch.LOCAL:
+        plan, lost = _fit_here(plan)
+        drift = (*lost, *_find_drift(recorded, _probe_here(plan)))
+    rendered = launch.render(plan, inputs, nodes=nodes)
+    parts, missing = _find_parts_drift(recorded, rendered), tuple(_find_missing(recorded))
+    return Prepared(recorded=recorded, launch=rendered, drift=drift, parts=parts, missing=missing)
+
+
+def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None:
+    """Stop at blocking drift unless the user accepted it.
+
+    Raises:
+        CheckFailed: listing each blocking difference.
+    """
+    blocking = [item for item in drift or () if item.level is Level.BLOCKING]
+    if blocking and not is_accepted:
+        problems = [Problem(item.where, "differs from the recorded machine", got=item.found, expected=item.expected)
+                    for item in blocking]  # fmt: skip
+        last = dataclasses.replace(problems[-1], hint="--yes runs it all the same; the comparison will say so")
+        raise CheckFailed(*problems[:-1], last)
+
+
+def require_consent(*, is_accepted: bool) -> None:
+    """Stop before anything of a bundle runs, unless the user agreed to what was shown.
+
+    Raises:
+        SpecError: nobody was asked, and no option says yes.
+    """
+    if not is_accepted:
+        raise SpecError(
+            Problem("replay", "runs what the bundle says, and nobody agreed to that", expected="--yes, or a terminal",
+                    hint="--dry-run shows what would run; --yes runs it")
+        )  # fmt: skip
+
+
+def run(prepared: Prepared, tell: Callable[[str], None], *, is_quiet: bool = False) -> Comparison:
+    """Submit, wait, and compare the new result with the recorded one.
+
+    Raises:
+        CheckFailed: the new run was not sealed.
+    """
+    launched = launch.submit(prepared.launch, [("replay_of", prepared.recorded.bundle_id)])
+    tell(f"run directory: {launched.run_dir.root}")
+    launch.wait(launched, tell, is_quiet=is_quiet)
+    result = launch.finish(launched, tell)
+    tell(f"bundle: {result.bundle}  (id {result.bundle_id[:12]})")
+    tell(f"report: {result.report}")
+    drift = prepared.drift
+    if drift is None:
+        here = load_manifests(launched.run_dir)
+        drift = _find_drift(prepared.recorded, here[0]) if here else ()
+    code = compare_identities(prepared.recorded.identity, read_identity(launched.run_dir, prepared.launch.plan))
+    found = (*prepared.missing, *prepared.parts, *drift)
+    return compare_analyses(_translate(prepared), result.analysis, drift=found, code=code)
+
+
+def _find_parts_drift(recorded: Recorded, here: launch.Prepared) -> tuple[Finding, ...]:
+    """Whether what lies here is what was trained on; a remote cluster keeps it on volumes of its own."""
+    if here.plan.cluster in REMOTE:
+        return ()
+    return tuple(diff_contents(recorded.parts, find_parts(list_run_folders(here.plan, here.run_dir))))
+
+
+def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
+    """The plan as the local cluster can run it, which is one node and starts no container; and what that takes away."""
+    lost, sources = [], dict(plan.sources)
+    run, stack, hardware, layout = plan.run, plan.stack, plan.hardware.hardware, plan.layout
+    if layout.num_nodes > 1:
+        where = f"run {run.run}: layouts.{hardware}.num_nodes"
+        lost.append(Finding(Level.BLOCKING, where, str(layout.num_nodes), "1, the local cluster is one node"))
+        layouts = {**run.layouts, hardware: layout.model_copy(update={"num_nodes": 1})}
+        run = run.model_copy(update={"layouts": layouts})
+        sources[f"layouts.{hardware}.num_nodes"] = "--cluster local"
+    if stack.images:
+        found = "none, the local cluster uses what this machine has"
+        lost.append(Finding(Level.BLOCKING, f"stack {stack.stack}: images", ", ".join(stack.images), found))
+        stack = stack.model_copy(update={"images": {}})
+        sources["stack.images"] = "--cluster local"
+    return dataclasses.replace(plan, run=run, stack=stack, sources=sources), tuple(lost)
+
+
+def _translate(prepared: Prepared) -> Analysis:
+    """What was recorded, as a result of the plan that runs here: the drift says in what the two experiments differ."""
+    analysis, plan = prepared.recorded.analysis, prepared.launch.plan
+    if plan.cluster != launch.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
+        return analysis
+    return dataclasses.replace(analysis, experiment_hash=plan.experiment_hash)
+
+
+def _probe_here(plan: Plan) -> Manifest:
+    with trainer_path(plan):
+        return probe_node("here")
+
+
+def _find_missing(recorded: Recorded) -> Iterator[Finding]:
+    """A bundle without them could not be told from one of a machine like this."""
+    num_nodes, found = recorded.plan.layout.num_nodes, recorded.manifests
+    if len(found) < num_nodes:
+        yield Finding(Level.BLOCKING, "nodes", f"a manifest of each of {num_nodes} node(s)", f"{len(found)}")
+    for manifest in found:
+        for name in sorted(PROBES.keys() - manifest.sections.keys()):
+            yield Finding(Level.BLOCKING, f"nodes.{manifest.node}.{name}", "recorded facts", "none")
+
+
+def _find_drift(recorded: Recorded, here: Manifest) -> tuple[Finding, ...]:
+    found = diff_manifests(recorded.manifests[0], here) if recorded.manifests else []
+    return (*found, *find_source_drift(recorded.identity, here, found))
+
+
+def _require_same_analysis(run_dir: RunDir) -> Analysis:
+    analysis = analyse(run_dir)
+    difference = find_difference(run_dir, analysis)
+    if difference is not None:
+        name = run_dir.analysis.relative_to(run_dir.root)
+        raise CheckFailed(
+            Problem(
+                f"bundle: {name}",
+                f"is not what the logs give ({difference})",
+                expected="the same bytes",
+                hint="the logs, the analysis or rlk-repro itself was changed",
+            )
+        )
+    return analysis
+
+
+def _read_inputs(run_dir: RunDir) -> Inputs:
+    try:
+        return Inputs(
+            run=run_dir.run_yaml.read_bytes(),
+            stack=run_dir.stack_yaml.read_bytes(),
+            hardware=run_dir.hardware_yaml.read_bytes(),
+            profile=run_dir.profile_yaml.read_bytes(),
+        )
+    except OSError as error:
+        name = Path(str(error.filename)).name
+        raise BundleUnreadable(Problem(f"bundle: {name}", "missing", expected="the author's file")) from None

@@ -1,0 +1,252 @@
+"""Manifests: the facts of one node, and how much a difference between two manifests matters.
+
+A fact is a plain JSON value, or ``Unknown`` with a reason: never a bare null.  In JSON an unknown fact is the object
+``{"unknown": "reason"}``.  Collecting facts is the business of ``rlk_repro.probes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.files import check_schema, load_json
+from rlk_repro.base.findings import MAX_FINDINGS, Finding, Level, shorten
+from rlk_repro.rundir.paths import RunDir
+
+SCHEMA: Final = 1
+DIFF: Final = "diff_sha256"
+MAX_FACTS: Final = 5000
+"""A node of 72 GPUs has about 2000."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A fact that could not be learnt, and why (``nvidia-smi is not on PATH``)."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"unknown ({self.reason})"
+
+
+Fact: TypeAlias = "str | int | float | bool | list[Any] | dict[str, Any] | Unknown"
+Section: TypeAlias = Mapping[str, Fact]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Facts of one node by section (``host``, ``gpu``, ``network``, ``code``, ``container``, ``environment``)."""
+
+    node: str
+    sections: Mapping[str, Section] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "node": self.node, "sections": _encode(self.sections)}
+
+    @classmethod
+    def from_json(cls, value: Any, where: str = "manifest") -> Manifest:
+        check_schema(where, value, SCHEMA)
+        found = value.get("sections", {})
+        if not isinstance(found, dict):
+            raise BundleUnreadable(Problem(where, "no manifest", got=found, expected="sections by name"))
+        sections = {str(name): _decode_section(body) for name, body in found.items()}
+        manifest = cls(node=str(value.get("node", "")), sections=sections)
+        num_facts = sum(1 for _ in manifest.facts())
+        if num_facts > MAX_FACTS:
+            problem = Problem(where, "more facts than a node has", got=num_facts, expected=f"at most {MAX_FACTS}")
+            raise BundleUnreadable(problem)
+        return manifest
+
+    def facts(self) -> Iterator[tuple[str, Fact]]:
+        """Every fact with its dotted path, nested dicts and lists flattened (``gpu.devices.0.name``)."""
+        for name, section in self.sections.items():
+            yield from _flatten(name, dict(section))
+
+
+# Packages that a trainer computes with or runs on; a linter of another version changes nothing that is measured.
+TRAINER_PACKAGES: Final = (
+    *("apex", "cupy*", "flash-attn*", "flashinfer*", "megatron-core", "numpy", "nvidia-*", "ray", "rl-engine"),
+    *("safetensors", "sglang*", "tokenizers", "torch-memory-saver", "torchvision", "transformer-engine*"),
+    *("transformers", "triton*", "vime", "vllm*", "xgrammar"),
+)
+
+# First match decides.  Patterns are over dotted paths; ``*`` also crosses dots.
+SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
+    ("gpu.devices.*.name", Level.BLOCKING),
+    ("gpu.count", Level.BLOCKING),
+    ("gpu.vendor", Level.BLOCKING),
+    ("gpu.devices.*.mig_mode", Level.BLOCKING),
+    ("gpu.devices.*.compute_partition", Level.BLOCKING),
+    ("gpu.devices.*.memory_partition", Level.BLOCKING),
+    ("host.machine", Level.BLOCKING),
+    ("container.image_digest", Level.BLOCKING),
+    ("code.*.source", Level.INFO),
+    ("code.rl_kernel.build_variables*", Level.WARNING),
+    # the compiler gives names of its own to every build: two of the same sources never have the same bytes
+    ("code.rl_kernel.extension_sha256", Level.WARNING),
+    ("code.rl_kernel.*", Level.BLOCKING),
+    ("code.vime.*", Level.BLOCKING),
+    ("code.megatron.*", Level.BLOCKING),
+    ("code.packages.torch", Level.BLOCKING),
+    ("code.packages.vllm", Level.BLOCKING),
+    ("code.rlk_repro.commit", Level.WARNING),
+    ("code.rlk_repro.is_dirty", Level.WARNING),
+    ("code.rlk_repro.version", Level.WARNING),
+    ("code.rlk_repro.package_tree", Level.WARNING),
+    ("code.rlk_repro.*", Level.INFO),
+    *((f"code.packages.{name}", Level.WARNING) for name in TRAINER_PACKAGES),
+    ("code.packages.*", Level.INFO),
+    ("code.python", Level.WARNING),
+    ("code.*", Level.INFO),
+    ("gpu.driver", Level.WARNING),
+    ("gpu.cuda_driver_version", Level.WARNING),
+    ("gpu.compat_libcuda", Level.WARNING),
+    ("gpu.rocm_version", Level.WARNING),
+    ("gpu.fabric.cluster_uuid", Level.INFO),
+    ("gpu.fabric.clique_id", Level.INFO),
+    ("gpu.fabric*", Level.WARNING),
+    ("gpu.topology_text", Level.INFO),
+    ("gpu.topology*", Level.WARNING),
+    ("gpu.nvlinks_up", Level.WARNING),
+    ("gpu.devices.*.memory_total_mib", Level.WARNING),
+    ("gpu.devices.*.power_limit_w", Level.WARNING),
+    ("gpu.devices.*.ecc_mode", Level.WARNING),
+    ("gpu.devices.*.vbios", Level.WARNING),
+    ("gpu.devices.*.compute_mode", Level.WARNING),
+    ("gpu.devices.*.clocks_max_*", Level.WARNING),
+    ("gpu.devices.*.clocks_applications_*", Level.WARNING),
+    ("gpu.devices.*.pcie_width", Level.WARNING),
+    ("gpu.*", Level.INFO),
+    ("host.kernel", Level.WARNING),
+    ("host.cmdline", Level.WARNING),
+    ("host.page_size_bytes", Level.WARNING),
+    ("host.clock_source", Level.WARNING),
+    ("host.cpu_model", Level.WARNING),
+    ("host.num_cpus", Level.WARNING),
+    ("host.num_cpus_usable", Level.WARNING),
+    ("host.num_numa_nodes", Level.WARNING),
+    ("host.is_smt_active", Level.WARNING),
+    ("host.governor", Level.WARNING),
+    ("host.numa_balancing", Level.WARNING),
+    ("host.transparent_hugepages", Level.WARNING),
+    ("host.memory_total_gib", Level.WARNING),
+    ("host.cgroup_cpu_max", Level.WARNING),
+    ("host.cgroup_memory_max_gib", Level.WARNING),
+    ("container.runtime", Level.WARNING),
+    ("container.image_record_sha256", Level.WARNING),
+    ("network.ephemeral_ports", Level.INFO),
+    ("network.*", Level.WARNING),
+    ("environment.SLURM_*", Level.INFO),
+    ("environment.RLK_REPRO_*", Level.INFO),
+    ("environment.*_SRC", Level.INFO),
+    ("environment.*", Level.WARNING),
+    ("*", Level.INFO),
+)
+
+
+def load_manifests(run_dir: RunDir) -> tuple[Manifest, ...]:
+    """Those that the nodes of a run wrote, in the order of their names.
+
+    Raises:
+        BundleUnreadable: one of them is none.
+    """
+    files = (node.manifest for node in run_dir.node_dirs())
+    return tuple(Manifest.from_json(load_json(path), str(path)) for path in files if path.is_file())
+
+
+@lru_cache(maxsize=4 * MAX_FACTS)
+def severity(path: str) -> Level:
+    return next(level for pattern, level in SEVERITY if fnmatchcase(path, pattern))
+
+
+def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
+    """Findings for every fact that differs; unknown on either side is at most a warning."""
+    left, right = dict(expected.facts()), dict(found.facts())
+    return list(_diff_facts(left, right, left.keys() | right.keys()))
+
+
+def diff_nodes(manifests: Sequence[Manifest]) -> Iterator[Finding]:
+    """How the nodes of one run differ from its first, where that may matter.  Ends early where it is very much.
+
+    What a node has costs time; what only the first has does not, unless it is a finding.
+    """
+    first = dict(manifests[0].facts()) if manifests else {}
+    telling = {path for path, fact in first.items() if not isinstance(fact, Unknown)}
+    telling = {path for path in telling if severity(path) is not Level.INFO}
+    num_left = MAX_FINDINGS
+    for other in manifests[1:]:
+        right = dict(other.facts())
+        for item in _diff_facts(first, right, telling | right.keys()):
+            if item.level is not Level.INFO:
+                yield replace(item, where=f"nodes.{other.node}.{item.where}")
+                num_left -= 1
+        if num_left < 0:
+            found = f"more than {MAX_FINDINGS} differences up to node {other.node}, the rest was not compared"
+            yield Finding(Level.BLOCKING, "nodes", "nodes alike", found)
+            return
+
+
+def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iterable[str]) -> Iterator[Finding]:
+    for path in sorted(paths):
+        was, now = left.get(path, Unknown("not recorded")), right.get(path, Unknown("not recorded"))
+        if was == now or (isinstance(was, Unknown) and isinstance(now, Unknown)):
+            continue
+        level = severity(path)
+        if level is Level.BLOCKING and (isinstance(was, Unknown) or isinstance(now, Unknown)):
+            level = Level.INFO if _is_settled_by_files(path, left, right) else Level.WARNING
+        elif path.endswith(f".{DIFF}") and _has_same(path.replace(DIFF, "tree"), left, right):
+            level = Level.INFO  # what it is computed from changed once; equal trees are equal files
+        yield Finding(level, path, shorten(str(was)), shorten(str(now)))
+
+
+def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
+    """An archive names no commit and an installation no tree; the same Python files are the same sources."""
+    source, _, name = path.rpartition(".")
+    is_of_sources = name in {"commit", "is_dirty", DIFF, "tree", "version"}
+    return is_of_sources and _has_same(f"{source}.package_tree", left, right)
+
+
+def _has_same(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
+    """Whether both sides know a fact, and it is the same."""
+    was, now = left.get(path), right.get(path)
+    return was is not None and was == now and not isinstance(was, Unknown)
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Unknown):
+        return {"unknown": value.reason}
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(item) for item in value]
+    return value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"unknown"} and isinstance(value["unknown"], str):
+            return Unknown(value["unknown"])
+        return {key: _decode(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    return Unknown("recorded as null") if value is None else value
+
+
+def _decode_section(body: Any) -> dict[str, Fact]:
+    return {key: _decode(item) for key, item in body.items()} if isinstance(body, dict) else {}
+
+
+def _flatten(path: str, value: Any) -> Iterator[tuple[str, Fact]]:
+    """Leaves with their paths; an empty mapping holds no fact."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flatten(f"{path}.{key}", item)
+    elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield from _flatten(f"{path}.{index}", item)
+    else:
+        yield path, value

@@ -1,0 +1,376 @@
+"""The values that an analysis consists of, and nothing that computes them.
+
+``analysis`` is the only producer; reports, compare and replay only read.  All are frozen and survive a JSON round trip.
+Times are seconds, memory is bytes; a missing number is None together with a reason or an ``n``, never 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.files import check_schema
+from rlk_repro.base.findings import Finding
+
+SCHEMA: Final = 1
+REFERENCE: Final = "vime"
+"""The implementation of an operator that speedups are relative to: vime's own function without the entropy metric."""
+
+
+class TrialStatus(StrEnum):
+    """How a trial ended.  Everything but ``ok`` stays in the tables and is never scored."""
+
+    OK = "ok"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out of memory"
+    TIMEOUT = "timeout"
+    INTERRUPTED = "interrupted"
+    MISSING = "missing"
+
+
+class PairStatus(StrEnum):
+    """``scored`` counts; ``dropped`` means that a trial of it did not finish.
+
+    ``void``: enabled was not proved, or the two trials are not one agent's work in one allocation.
+    """
+
+    SCORED = "scored"
+    VOID = "void"
+    DROPPED = "dropped"
+
+
+class GateStatus(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    UNDECIDED = "undecided"
+    NOT_APPLICABLE = "n/a"
+
+
+class VerdictWord(StrEnum):
+    FASTER = "faster"
+    SLOWER = "slower"
+    EQUIVALENT = "equivalent"
+    INCONCLUSIVE = "inconclusive"
+    NOT_COMPARABLE = "not comparable"
+    NO_COMPARISON = "no comparison"
+    """The run was never meant to compare variants: it measures operators one by one."""
+
+
+class ProofStatus(StrEnum):
+    """Whether RL-Kernel ran in a trial, as its ops files show it.
+
+    ``native``: an RL-Kernel op was invoked, but it is plain PyTorch (CPU, or ``logp`` on ROCm): invoked, never a speed
+    verdict.
+    """
+
+    PROVED = "proved"
+    NATIVE = "native"
+    FALLBACK = "fallback"
+    MISSING = "missing"
+    NOT_REQUESTED = "not requested"
+
+
+class OperatorStatus(StrEnum):
+    """What became of one implementation in one case.  ``oom`` is a result; blocked and failed come with a reason."""
+
+    PASSED = "pass"
+    OOM = "oom"
+    BLOCKED = "blocked"
+    FAILED = "failed"
+
+
+class OperatorKind(StrEnum):
+    """``vime`` is vime's own functions, ``fused`` and ``native`` RL-Kernel's, by class; ``peer`` anybody else's.
+
+    ``unresolved``: RL-Kernel's, but nobody got as far as a class.
+    """
+
+    VIME = "vime"
+    FUSED = "fused"
+    NATIVE = "native"
+    PEER = "peer"
+    UNRESOLVED = "unresolved"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One metric over the training steps of one trial; ``lines[i]`` is the line of ``source`` that printed it."""
+
+    metric: str
+    source: str
+    values: tuple[float | None, ...]
+    lines: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """One metric of one trial over its scored steps.  Percentiles by Hyndman–Fan 7, None where ``n`` is too small."""
+
+    metric: str
+    n: int
+    mean: float
+    median: float
+    stdev: float | None
+    minimum: float
+    maximum: float
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    num_outliers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionSummary:
+    """Which implementation an operator resolved to in one trial, with totals over ranks."""
+
+    op: str
+    implementation: str
+    reason: str
+    is_rl_kernel: bool
+    calls: int
+    tokens: int
+    fallbacks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    index: int
+    name: str
+    pair: str
+    variant: str
+    seed: int
+    status: TrialStatus
+    reason: str
+    duration_s: float | None
+    num_steps_found: int
+    num_steps_expected: int
+    proof: ProofStatus
+    proof_reason: str
+    decisions: tuple[DecisionSummary, ...]
+    series: tuple[Series, ...]
+    summaries: tuple[Summary, ...]
+    rejects: dict[str, int]
+    throttled_fraction: float | None
+
+    def summary(self, metric: str) -> Summary | None:
+        return next((item for item in self.summaries if item.metric == metric), None)
+
+    def get_series(self, metric: str) -> Series | None:
+        return next((item for item in self.series if item.metric == metric), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairMetric:
+    """One metric of one pair: the two trial summaries and ln(second / first), None where either is missing or <= 0."""
+
+    metric: str
+    first: float | None
+    second: float | None
+    log_ratio: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairResult:
+    """``first`` is the baseline trial; in a control pair ``second`` is a baseline too, or enabled but fallen back."""
+
+    pair: str
+    is_control: bool
+    control_reason: str
+    status: PairStatus
+    reason: str
+    first: str
+    second: str
+    order: str
+    metrics: tuple[PairMetric, ...]
+
+    def metric(self, name: str) -> PairMetric | None:
+        return next((item for item in self.metrics if item.metric == name), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """A paired effect over scored comparison pairs, as the ratio enabled / baseline.
+
+    ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios); None below two pairs.  ``p_value``
+    is the exact two-sided sign-flip p, ``p_floor`` the smallest it could be (2 / 2^n).  ``p_t`` is the paired t test's;
+    ``p_holm`` is that one corrected over the secondary metrics (six pairs could never carry a corrected sign-flip p).
+    """
+
+    metric: str
+    role: str
+    n: int
+    ratio: float | None
+    low: float | None
+    high: float | None
+    confidence: float
+    sd_log: float | None
+    p_value: float | None
+    p_floor: float | None
+    p_holm: float | None
+    note: str
+    p_t: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """A condition on which a speed verdict rests.  ``estimate`` with its one-sided bounds, against ``margin``."""
+
+    name: str
+    status: GateStatus
+    detail: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+    margin: float | None
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFloor:
+    """What control pairs measured: the largest absolute end of the interval of their effect, as a fraction."""
+
+    is_measured: bool
+    fraction: float | None
+    n: int
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """``threshold`` is the larger of the smallest effect of interest and the noise floor, as a fraction of 1."""
+
+    word: VerdictWord
+    headline: str
+    reasons: tuple[str, ...]
+    threshold: float
+    smallest_effect: float
+    num_pairs: int
+    is_exploratory: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorCase:
+    """What an operator was measured on.  ``density`` is the fraction of rows whose value is wanted.
+
+    ``work`` is forward or forward_backward.  Policy losses build their graph in either, log-probs only in the latter.
+    """
+
+    operator: str
+    num_tokens: int
+    vocab_size: int
+    hidden_size: int | None
+    dtype: str
+    density: float
+    work: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorTrial:
+    """One implementation in one case in one process, over the calls of its scored sweeps; all None unless it passed.
+
+    ``speedup`` is the median of vime's own function in the same case and process over this median.  ``floor_fraction``
+    is the least time this device could take over this median.  ``line`` is the first log line that tells of it.
+    """
+
+    trial: str
+    status: OperatorStatus
+    reason: str
+    num_calls: int
+    median_s: float | None
+    minimum_s: float | None
+    maximum_s: float | None
+    mad_s: float | None
+    peak_extra_bytes: int | None
+    speedup: float | None
+    floor_fraction: float | None
+    line: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorResult:
+    """One implementation in one case.
+
+    ``error`` is the largest difference from float64 over the checked rows; ``gradient_error`` likewise, as a fraction
+    of the largest gradient element there; both are the worst of all processes.  ``process_spread`` is how far apart the
+    medians of the processes lie, as a fraction of the smallest.
+    """
+
+    case: OperatorCase
+    implementation: str
+    kind: OperatorKind
+    class_name: str
+    version: str
+    kernels: tuple[str, ...]
+    error: float | None
+    gradient_error: float | None
+    is_repeatable: bool | None
+    process_spread: float | None
+    trials: tuple[OperatorTrial, ...]
+
+    @property
+    def status(self) -> OperatorStatus:
+        """The worst of all processes."""
+        order = (OperatorStatus.FAILED, OperatorStatus.OOM, OperatorStatus.BLOCKED)
+        found = {trial.status for trial in self.trials}
+        return next((status for status in order if status in found), OperatorStatus.PASSED)
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(dict.fromkeys(trial.reason for trial in self.trials if trial.reason))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    run: str
+    run_id: str
+    lane: str
+    workload: str
+    hardware: str
+    stack: str
+    cluster: str
+    experiment_hash: str
+    plan_hash: str
+    num_pairs_planned: int
+    num_control_pairs_planned: int
+    num_warmup_steps: int
+    num_scored_steps: int
+    facts: dict[str, str]
+    trials: tuple[TrialResult, ...]
+    pairs: tuple[PairResult, ...]
+    effects: tuple[Effect, ...]
+    noise_floor: NoiseFloor
+    gates: tuple[Gate, ...]
+    verdict: Verdict
+    notes: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    operators: tuple[OperatorResult, ...] = ()
+
+    def effect(self, metric: str) -> Effect | None:
+        return next((item for item in self.effects if item.metric == metric), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values.  What only some runs have is absent from the others."""
+        fields = dataclasses.asdict(self)
+        if not self.operators:
+            del fields["operators"]
+        return {"schema": SCHEMA, **fields}
+
+    @classmethod
+    def from_json(cls, value: Any, where: str = "analysis.json") -> Analysis:
+        """Rebuild from JSON.
+
+        Raises:
+            BundleUnreadable: a newer schema, or a field missing or of the wrong type.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        check_schema(where, value, SCHEMA)
+        try:
+            return TypeAdapter(cls).validate_python(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join(str(part) for part in first["loc"])
+            raise BundleUnreadable(Problem(f"{where}: {path}", str(first["msg"]).lower())) from None

@@ -1,0 +1,110 @@
+"""Finds run directories again: all of them, one by id or path, the newest; and knows which of them are this user's own.
+
+A run directory may have come out of somebody's bundle, with a job id or a site in it.  What this user submitted is
+recorded in the user's state folder, where no archive reaches, by the hash of the plan, which holds the run id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.base.disk import writing
+from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
+from rlk_repro.base.files import load_json, sha256_file, write_json
+from rlk_repro.base.resources import suggest, user_state_dir
+from rlk_repro.rundir.paths import RunDir, runs_root
+
+SCHEMA: Final = 1
+
+
+def remember(run_dir: RunDir, submission: Mapping[str, Any] | None = None) -> None:
+    """Record that this user staged a run directory, and what became of it at the cluster once it was sent.
+
+    Raises:
+        EnvironmentMissing: the user's state folder cannot be written.
+    """
+    path = _state_file(run_dir)
+    with writing(path.parent, hint="export XDG_STATE_HOME=/a/folder/with/room"):
+        write_json(path, {"schema": SCHEMA, "submission": submission})
+
+
+def recall(run_dir: RunDir) -> dict[str, Any] | None:
+    """What ``remember`` recorded of a run directory; None where this user has not staged it."""
+    if not run_dir.plan.is_file() or not (path := _state_file(run_dir)).is_file():
+        return None
+    value: dict[str, Any] = load_json(path, schema=SCHEMA)
+    return value
+
+
+def _state_file(run_dir: RunDir) -> Path:
+    return user_state_dir() / "submissions" / f"{sha256_file(run_dir.plan)}.json"
+
+
+def list_run_dirs(root: Path | None = None) -> list[RunDir]:
+    """Every run directory below the runs root, oldest first; none where there is no such folder.
+
+    Raises:
+        SpecError: a folder that cannot be read.
+    """
+    base = runs_root() if root is None else root
+    try:
+        folders = (folder for run in _list_folders(base) for folder in _list_folders(run))
+        found = [run_dir for run_dir in map(RunDir, folders) if run_dir.plan.is_file()]
+        return sorted(found, key=lambda run_dir: (run_dir.plan.stat().st_mtime_ns, run_dir.run_id))
+    except OSError as error:
+        where = str(error.filename or base)
+        what = f"cannot be read ({error.strerror})"
+        raise SpecError(Problem(where, what, expected="a folder of run directories")) from error
+
+
+def _list_folders(parent: Path) -> list[Path]:
+    try:
+        return [path for path in parent.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []
+
+
+def find_run_dir(name: str | None) -> RunDir:
+    """A run directory by id, unambiguous prefix of an id, or path; the newest when ``name`` is None.
+
+    Raises:
+        SpecError: none, or more than one; the message lists the newest ids.  Or a folder that cannot be read.
+        BundleUnreadable: it holds a link: what is written into it would go elsewhere.
+    """
+    run_dir = _find(name)
+    links = sorted(path for path in run_dir.root.rglob("*") if path.is_symlink())
+    if links:
+        raise BundleUnreadable(
+            Problem(str(links[0]), "is a link, and a run directory holds none: it may lead to files of yours",
+                    expected="files and folders alone", hint="remove it, if you know who made it")
+        )  # fmt: skip
+    return run_dir
+
+
+def _find(name: str | None) -> RunDir:
+    if name is not None and _is_run_dir(Path(name)):
+        return RunDir(Path(name))
+    known = list_run_dirs()
+    if name is None:
+        if not known:
+            raise SpecError(Problem(str(runs_root()), "holds no run directory", hint="rlk-repro submit makes one"))
+        return known[-1]
+    matches = [run_dir for run_dir in known if run_dir.run_id == name] or [
+        run_dir for run_dir in known if run_dir.run_id.startswith(name)
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    ids = [run_dir.run_id for run_dir in known]
+    what = "more than one run directory starts like this" if matches else "no run directory of this id"
+    newest = ", ".join(reversed(ids[-5:])) or "(none)"
+    raise SpecError(Problem(str(runs_root()), what, got=name, expected=f"an id, newest first: {newest}",
+                            hint=suggest(name, ids)))  # fmt: skip
+
+
+def _is_run_dir(path: Path) -> bool:
+    try:
+        return RunDir(path).plan.is_file()
+    except OSError as error:  # not permitted, or too long for a name
+        raise SpecError(Problem(str(path), f"cannot be read ({error.strerror})", expected="an id or a path")) from error

@@ -1,0 +1,363 @@
+"""From a YAML file (and ``--set``) to a model, or every problem of that file at once, each with its line and a hint."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.resources import data_dir, display_name, find_yaml, suggest
+from rlk_repro.base.secrets import looks_secret
+from rlk_repro.base.yamlfile import Path_, Source, format_path, parse_scalar, parse_yaml
+from rlk_repro.spec import Hardware, PathProblem, Profile, Run, Stack, kubernetes_problems, run_problems, stack_problems
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[M]):
+    """A model, the author's bytes, and per dotted path where its value came from (absent = default)."""
+
+    model: M
+    data: bytes
+    origin: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Override:
+    """One ``--set path=value`` (or a flag that means one); ``flag`` is what the user typed, for messages."""
+
+    path: tuple[str, ...]
+    value: Any
+    flag: str
+
+
+def parse_overrides(settings: Iterable[str]) -> list[Override]:
+    """``["measure.pairs=8"]`` to overrides; values are YAML scalars or flow collections.
+
+    Raises:
+        SpecError: no ``=``, an empty path, an unreadable value, or something that looks like a secret.
+    """
+    overrides, problems = [], []
+    for setting in settings:
+        path, separator, text = setting.partition("=")
+        if not separator or not all(path.split(".")):
+            problems.append(Problem(f"--set {_quoted(setting)}", "not of the form path=value",
+                                    expected="for example measure.pairs=8"))  # fmt: skip
+            continue
+        secret = looks_secret(path.rsplit(".", 1)[-1], text)
+        if secret is not None:
+            problems.append(_secret_problem(f"--set {path}", secret))
+            continue
+        try:
+            overrides.append(Override(tuple(path.split(".")), parse_scalar(text), f"--set {path}"))
+        except SpecError as error:
+            problems += [Problem(f"--set {path}", item.what, expected=item.expected) for item in error.problems]
+    if problems:
+        raise SpecError(*problems)
+    return overrides
+
+
+def load_run(name: str, folders: list[Path], overrides: Sequence[Override] = ()) -> Loaded[Run]:
+    return load(Run, find_yaml("run", name, folders), overrides, run_problems)
+
+
+def load_stack(name: str, folders: list[Path]) -> Loaded[Stack]:
+    return load(Stack, find_yaml("stack", name, folders), check=_check_stack)
+
+
+def _check_stack(stack: Stack) -> list[PathProblem]:
+    """Its own parts, and the sources that the pinned vime's argument contract was made with, where there is one."""
+    problems = stack_problems(stack)
+    pin = stack.pins.get("vime")
+    path = data_dir("manifests") / "contracts" / f"vime-{pin.commit if pin else ''}.json"
+    if not path.is_file():
+        return problems
+    contract = json.loads(path.read_bytes())
+    megatron, patch = stack.pins.get("megatron_lm"), stack.components.get("megatron-patch")
+    held: list[tuple[tuple[str, ...], str | None, str]] = [
+        (("pins", "megatron_lm", "commit"), megatron.commit if megatron else None, "megatron_lm"),
+        (("components", "megatron-patch", "sha256"), patch.sha256 if patch else None, "megatron_patch"),
+    ]
+    return problems + [
+        (where, f"is not what {path.name} was made with", found, str(contract.get(key)))
+        for where, found, key in held
+        if found is not None and found != contract.get(key)
+    ]
+
+
+def load_hardware(name: str, folders: list[Path]) -> Loaded[Hardware]:
+    return load(Hardware, find_yaml("hardware", name, folders))
+
+
+def load_profile(name: str, folders: list[Path]) -> Loaded[Profile]:
+    path = find_yaml("profile", name, folders)
+    return load(Profile, path, check=lambda profile: kubernetes_problems(profile.kubernetes))
+
+
+def load(
+    model: type[M],
+    path: Path,
+    overrides: Sequence[Override] = (),
+    check: Callable[[M], list[PathProblem]] | None = None,
+) -> Loaded[M]:
+    """Read, override, validate, cross-check.
+
+    Raises:
+        SpecError: with every problem found in the file, or why it cannot be read.
+    """
+    name = display_name(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SpecError(Problem(name, f"cannot be read ({error.strerror})")) from error
+    return load_bytes(model, name, data, overrides, check)
+
+
+def load_bytes(
+    model: type[M],
+    name: str,
+    data: bytes,
+    overrides: Sequence[Override] = (),
+    check: Callable[[M], list[PathProblem]] | None = None,
+) -> Loaded[M]:
+    source = parse_yaml(name, data)
+    if not isinstance(source.value, dict):
+        raise SpecError(Problem(name, "not a mapping", got=source.value, expected="keys and values"))
+    problems = _secret_problems(source)
+    value, origin = _apply(source, overrides)
+    where = _Locator(source, {override.path: override.flag for override in overrides})
+    try:
+        result = model.model_validate_json(_as_json(value))
+    except ValidationError as error:
+        found = error.errors()
+        problems += [
+            _problem(model, value, details, where)
+            for details in found
+            if not _is_other_form(details) and not _is_consequence(details, found)
+        ]
+        raise SpecError(*problems) from None
+    if check is not None:
+        problems += [Problem(where(_indexed(path)), what, got=got, expected=expected)
+                     for path, what, got, expected in check(result)]  # fmt: skip
+    if problems:
+        raise SpecError(*problems)
+    return Loaded(result, data, origin)
+
+
+class _Locator:
+    """Says where a path was written: the flag that set it and what in its value, else the line of the file."""
+
+    def __init__(self, source: Source, flags: Mapping[tuple[str, ...], str]) -> None:
+        self.source, self.flags = source, flags
+
+    def __call__(self, path: Path_) -> str:
+        text = tuple(str(part) for part in path)
+        for length in range(len(text), 0, -1):
+            if text[:length] in self.flags:
+                return ": ".join(filter(None, [self.flags[text[:length]], format_path(path[length:])]))
+        if path and path not in self.source.lines:
+            below = [flag for written, flag in self.flags.items() if written[: len(text)] == text]
+            if below:
+                return below[0]
+        return self.source.where(path)
+
+
+def _apply(source: Source, overrides: Sequence[Override]) -> tuple[Any, dict[str, str]]:
+    value = copy.deepcopy(source.value)
+    replaced = {override.path for override in overrides}
+    origin = {
+        format_path(path): f"{source.name}:{line}"
+        for path, line in source.lines.items()
+        if path and not any(path[:length] in replaced for length in range(1, len(path)))
+    }
+    for override in overrides:
+        target = value
+        for part in override.path[:-1]:
+            inner = target.get(part) if isinstance(target, dict) else None
+            if inner is None and isinstance(target, dict):
+                inner = target[part] = {}
+            target = inner
+        if not isinstance(target, dict):
+            raise SpecError(Problem(override.flag, "there is no such path", expected="keys of the run, dotted"))
+        target[override.path[-1]] = override.value
+        origin[".".join(override.path)] = override.flag
+    return value, origin
+
+
+def _as_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _Locator) -> Problem:
+    path = _real_path(value, details["loc"])
+    kind, found = details["type"], details["input"]
+    if kind in _TAG_ERRORS:
+        path, found = (*path, _TAG), found.get(_TAG)
+    if kind == "extra_forbidden":
+        known = _keys_at(model, value, path[:-1])
+        return Problem(where(path), "unknown key", expected=f"one of {', '.join(known)}" if known else None,
+                       hint=suggest(str(path[-1]), known))  # fmt: skip
+    if kind in {"missing", "union_tag_not_found"}:
+        return Problem(where(path), "missing", expected="a value")
+    expected, hint = _expected(details), None
+    if kind in {"literal_error", "union_tag_invalid"} and isinstance(found, str):
+        hint = suggest(found, [word.strip("' ") for word in expected.replace(" or ", ",").split(",")])
+    elif kind == "string_type" and isinstance(found, int | float):
+        hint = f'quote it: "{found}"'
+    return Problem(where(path), "wrong value", got=found, expected=expected, hint=hint)
+
+
+def _is_other_form(details: ErrorDetails) -> bool:
+    """A value may be text or ``{from_env: NAME}``; only the errors of the form the author chose are of use."""
+    forms = {*_TEXT_NAMES, "FromEnv"} & {str(part) for part in details["loc"][-2:]}
+    if not forms:
+        return False
+    is_mapping = isinstance(details["input"], dict) or details["type"] in {"missing", "extra_forbidden"}
+    return is_mapping == bool(forms & _TEXT_NAMES)
+
+
+def _is_consequence(details: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
+    """A list whose entries are all wrong is called too short as well."""
+    location = details["loc"]
+    return details["type"] == "too_short" and any(
+        item["loc"][: len(location)] == location and item is not details for item in errors
+    )
+
+
+def _expected(details: ErrorDetails) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "literal_error":
+        return str(context["expected"])
+    if kind == "union_tag_invalid":
+        *others, last = context["expected_tags"].split(", ")
+        return f"{', '.join(others)} or {last}"
+    if kind == "string_pattern_mismatch":
+        return f"text matching {context['pattern']}"
+    if kind == "too_short":
+        return f"at least {context['min_length']} entry"
+    return _EXPECTED.get(kind) or str(details["msg"]).removeprefix("Input should be ")
+
+
+# the key that says which model of a union a mapping is, and what pydantic calls its absence and its misuse
+_TAG: Final = "kind"
+_TAG_ERRORS: Final = frozenset({"union_tag_not_found", "union_tag_invalid"})
+
+_EXPECTED: Final = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "tuple_type": "a list",
+    "list_type": "a list",
+}
+
+
+def _real_path(value: Any, location: tuple[int | str, ...]) -> Path_:
+    """Pydantic's location without the names of union members, which are not keys of the file."""
+    path: list[int | str] = []
+    current = value
+    for index, part in enumerate(location):
+        is_last = index == len(location) - 1
+        if _has(current, part):
+            current = current[part]
+        elif part == "[key]" or not (is_last and isinstance(current, dict)) or str(part) in _UNION_NAMES:
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _has(value: Any, part: int | str) -> bool:
+    if isinstance(value, list):
+        return isinstance(part, int) and part < len(value)
+    return isinstance(value, dict) and part in value
+
+
+_TEXT_NAMES: Final = frozenset({"str", "constrained-str"})
+_UNION_NAMES: Final = frozenset({*_TEXT_NAMES, "int", "float", "bool", "FromEnv"})
+
+
+def _keys_at(model: type[BaseModel], value: Any, path: Path_) -> list[str]:
+    """The valid keys at a path of ``value``; empty where any key goes."""
+    current: Any = model
+    for part in path:
+        current = _step(current, value, str(part))
+        value = value[part] if _has(value, part) else None
+        if current is None:
+            return []
+    candidates = _models(current, value)
+    return [field.alias or name for item in candidates[:1] for name, field in item.model_fields.items()]
+
+
+def _step(annotation: Any, value: Any, key: str) -> Any:
+    for item in _models(annotation, value):
+        for name, field in item.model_fields.items():
+            if key in (name, field.alias):
+                return field.annotation
+    for item in _members(annotation):
+        if get_origin(item) in (dict, tuple, list):
+            arguments = get_args(item)
+            return arguments[1] if get_origin(item) is dict else arguments[0]
+    return None
+
+
+def _models(annotation: Any, value: Any) -> list[type[BaseModel]]:
+    """The models among the members of an annotation; of several, those that the value's tag names."""
+    models = [item for item in _members(annotation) if isinstance(item, type) and issubclass(item, BaseModel)]
+    tag = value.get(_TAG) if isinstance(value, dict) else None
+    if len(models) < 2:
+        return models
+    return [
+        item for item in models if _TAG in item.model_fields and tag in get_args(item.model_fields[_TAG].annotation)
+    ]
+
+
+def _members(annotation: Any) -> list[Any]:
+    if get_origin(annotation) in (Union, UnionType):
+        return [inner for item in get_args(annotation) for inner in _members(item)]
+    if hasattr(annotation, "__metadata__"):
+        return _members(get_args(annotation)[0])
+    return [annotation]
+
+
+def _secret_problems(source: Source) -> list[Problem]:
+    problems = []
+
+    def visit(value: Any, path: Path_) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                visit(item, (*path, key))
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                visit(item, (*path, index))
+        elif isinstance(value, str):
+            reason = looks_secret(str(path[-1]) if path else "", value)
+            if reason is not None and not (path and path[-1] == "from_env"):
+                problems.append(_secret_problem(source.where(path), reason))
+
+    visit(source.value, ())
+    return problems
+
+
+def _secret_problem(where: str, reason: str) -> Problem:
+    return Problem(where, f"looks like a secret ({reason})", expected="secrets by name only",
+                   hint="write from_env: NAME and export NAME in your shell")  # fmt: skip
+
+
+def _indexed(path: tuple[str, ...]) -> Path_:
+    return tuple(int(part) if part.isdigit() else part for part in path)
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}…")

@@ -1,0 +1,129 @@
+"""What a number of pairs can show: asked before a run (``submit --dry-run``) and by gates that lack data.
+
+Plain Python, so that a dry run imports nothing heavy.  The tests hold it against scipy's noncentral t.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Final
+
+from rlk_repro.statistics.stats import t_quantile
+
+MIN_PAIRS: Final = 6
+MAX_PAIRS_SUGGESTED: Final = 200
+LARGEST_LOG_EFFECT: Final = 4.0
+_NODES: Final = 200
+_FLOOR_NODES: Final = (32, 4)
+
+
+def smallest_effect(
+    num_pairs: int,
+    pair_sd_pct: float,
+    smallest_effect_pct: float,
+    alpha: float,
+    power: float = 0.9,
+    num_control_pairs: int = 0,
+) -> float | None:
+    """The smallest true speed-up, as a fraction (0.04: baseline takes 4 % longer), called ``faster`` with ``power``.
+
+    ``pair_sd_pct`` is the standard deviation of the log ratio of one pair, in percent.  Control pairs measure a noise
+    floor that replaces the smallest effect of interest where it is larger; few of them measure a high one.  None below
+    six pairs, which never yield ``faster``, and where not even a 50-fold speed-up would do.
+    """
+    if num_pairs < MIN_PAIRS:
+        return None
+    plan = _Plan(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
+    low, high = 0.0, LARGEST_LOG_EFFECT
+    if plan.power(high) < power:
+        return None
+    while high - low > 1e-7 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if plan.power(middle) < power else (low, middle)
+    return math.expm1(high)
+
+
+def power_of(
+    effect: float,
+    *,
+    num_pairs: int,
+    pair_sd_pct: float,
+    smallest_effect_pct: float,
+    alpha: float,
+    num_control_pairs: int = 0,
+) -> float:
+    """The chance that a true speed-up of ``effect`` (a fraction) is called ``faster``, gates aside."""
+    if num_pairs < MIN_PAIRS:
+        return 0.0
+    plan = _Plan(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
+    return plan.power(math.log1p(effect))
+
+
+class _Plan:
+    """A number of pairs with the thresholds, as log ratios, that their control pairs may set; equally likely ones."""
+
+    def __init__(self, num_pairs: int, sd: float, smallest: float, alpha: float, num_control_pairs: int) -> None:
+        self._df = num_pairs - 1
+        self._error = sd / math.sqrt(num_pairs)
+        self._critical = t_quantile(1 - alpha, self._df)
+        floors = _likely_floors(num_control_pairs, sd, alpha) if num_control_pairs > 1 else [0.0]
+        self._thresholds = [max(math.log1p(smallest), floor) for floor in floors]
+
+    def power(self, log_effect: float) -> float:
+        chances = (
+            _noncentral_t_tail(self._critical, self._df, (log_effect - threshold) / self._error)
+            for threshold in self._thresholds
+        )
+        return math.fsum(chances) / len(self._thresholds)
+
+
+def _likely_floors(num_control_pairs: int, sd: float, alpha: float) -> list[float]:
+    """Equally likely values of abs(mean) + t s / sqrt(n) over control pairs without any true difference."""
+    critical, error = t_quantile(1 - alpha, num_control_pairs - 1), sd / math.sqrt(num_control_pairs)
+    num_spreads, num_means = _FLOOR_NODES
+    means = [NormalDist().inv_cdf(0.5 + (index + 0.5) / num_means / 2) for index in range(num_means)]
+    spreads = _likely_spreads(num_control_pairs - 1, num_spreads)
+    return [error * (center + critical * spread) for center in means for spread in spreads]
+
+
+def _likely_spreads(df: int, number: int) -> list[float]:
+    """Equally likely values of s / sigma."""
+    found: list[float] = []
+    reached = 0.0
+    for spread, weight in _spread_weights(df):
+        reached += weight
+        while len(found) < number and reached > (len(found) + 0.5) / number:
+            found.append(spread)
+    return found
+
+
+def pairs_to_decide(sd: float, margin: float, alpha: float) -> int | None:
+    """How many pairs bound a mean within ``margin`` in 4 of 5 experiments where there is no true difference.
+
+    One-sided at ``alpha``, ``sd`` and ``margin`` in the same unit; None beyond 200 pairs.
+    """
+    for n in range(2, MAX_PAIRS_SUGGESTED + 1):
+        reach = t_quantile(1 - 2 * alpha, n - 1) + t_quantile(0.6, n - 1)
+        if reach * sd <= margin * math.sqrt(n):
+            return n
+    return None
+
+
+def _noncentral_t_tail(critical: float, df: int, shift: float) -> float:
+    """P(T > critical), T noncentral t: the normal tail integrated over the density of s / sigma."""
+    return sum(
+        weight * math.erfc((critical * spread - shift) / math.sqrt(2)) / 2 for spread, weight in _spread_weights(df)
+    )
+
+
+@lru_cache(maxsize=64)
+def _spread_weights(df: int) -> list[tuple[float, float]]:
+    """Midpoint rule for the density of s / sigma, sqrt(chi2 / df)."""
+    width = (1 + 8 / math.sqrt(df)) / _NODES
+    log_scale = math.log(2 * width) + df / 2 * math.log(df / 2) - math.lgamma(df / 2)
+    spreads = [(index + 0.5) * width for index in range(_NODES)]
+    return [
+        (spread, math.exp(log_scale + (df - 1) * math.log(spread) - df / 2 * spread * spread)) for spread in spreads
+    ]

@@ -1,0 +1,246 @@
+"""Arithmetic of the measurement rules: trial summaries, paired intervals, sign-flip p, Holm, noise floor.
+
+What follows from the numbers is ``gates`` and ``verdict``.  Plain Python on purpose: sums are exact (math.fsum) and t
+quantiles have a closed form, because scipy's change in the tenth digit between releases and sealed numbers must not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from rlk_repro.base.units import format_number
+from rlk_repro.rundir.results import Effect, NoiseFloor, PairMetric, Summary, TrialResult
+
+STEP_TIME: Final = "step_time_s"
+MEAN_STEP_TIME: Final = "mean_step_time_s"
+PERCENTILE_MIN_N: Final = {50: 1, 90: 20, 99: 200}
+MAX_SIGN_FLIP_PAIRS: Final = 16
+OUTLIER_MIN_N: Final = 4
+SMALLEST_P: Final = 1e-9
+LARGEST_VALUE: Final = 1e150
+LARGEST_LOG_RATIO: Final = 700.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A mean with its two-sided t interval."""
+
+    estimate: float
+    low: float
+    high: float
+    stdev: float
+    n: int
+
+
+def mean(values: Sequence[float]) -> float:
+    """The exactly summed mean; of equal values it is that value."""
+    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
+
+
+def stdev(values: Sequence[float]) -> float:
+    """Sample standard deviation (n - 1) of two or more values; of equal values it is exactly 0."""
+    center = mean(values)
+    deviations = [value - center for value in values]
+    return math.sqrt(math.fsum(item * item for item in deviations) / (len(values) - 1))
+
+
+def percentile(values: Sequence[float], percent: int) -> float | None:
+    """Hyndman-Fan type 7 (numpy's ``linear``); None where n is too small: p90 needs 20 values, p99 200."""
+    if len(values) < PERCENTILE_MIN_N[percent]:
+        return None
+    return _quantile(sorted(values), percent / 100)
+
+
+def _quantile(ordered: Sequence[float], fraction: float) -> float:
+    position = (len(ordered) - 1) * fraction
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def summarise(metric: str, values: Iterable[float | None]) -> Summary | None:
+    """One trial's summary over the scored steps given; None without any number.
+
+    Steps that were not recorded (None, NaN, infinite, too large to be squared) are left out and missing from ``n``.
+    Outliers (beyond 1.5 times the interquartile range, Tukey's fences) are counted and kept.
+    """
+    found = sorted(value for value in values if value is not None and abs(value) < LARGEST_VALUE)
+    if not found:
+        return None
+    median = _quantile(found, 0.5)
+    return Summary(
+        metric=metric,
+        n=len(found),
+        mean=mean(found),
+        median=median,
+        stdev=stdev(found) if len(found) > 1 else None,
+        minimum=found[0],
+        maximum=found[-1],
+        p50=median,
+        p90=percentile(found, 90),
+        p99=percentile(found, 99),
+        num_outliers=_count_outliers(found),
+    )
+
+
+def _count_outliers(ordered: Sequence[float]) -> int:
+    if len(ordered) < OUTLIER_MIN_N:
+        return 0
+    first, third = _quantile(ordered, 0.25), _quantile(ordered, 0.75)
+    reach = 1.5 * (third - first)
+    return sum(not first - reach <= value <= third + reach for value in ordered)
+
+
+def is_cost(metric: str) -> bool:
+    """Times, rates and memory, known by their unit: compared as ratios.  All else describes the training itself."""
+    return metric.endswith(("_s", "_bytes"))
+
+
+def pair_metrics(first: TrialResult, second: TrialResult) -> tuple[PairMetric, ...]:
+    """Every metric of one pair, by name; the mean of the step time is a metric of its own.
+
+    A trial stands for itself by its median (times and rates), maximum (memory) or mean (all else), and only where both
+    trials recorded equally many steps: a hole on one side would compare different steps.
+    """
+    names = {summary.metric for trial in (first, second) for summary in trial.summaries}
+    if STEP_TIME in names:
+        names.add(MEAN_STEP_TIME)
+    return tuple(_pair_metric(name, first, second) for name in sorted(names))
+
+
+def _pair_metric(name: str, first: TrialResult, second: TrialResult) -> PairMetric:
+    source = STEP_TIME if name == MEAN_STEP_TIME else name
+    left, right = first.summary(source), second.summary(source)
+    if left and right and left.n != right.n:
+        return PairMetric(metric=name, first=None, second=None, log_ratio=None)
+    before = None if left is None else _representative(name, left)
+    after = None if right is None else _representative(name, right)
+    log_ratio = None
+    if before is not None and after is not None and before > 0 and 0 < after / before < math.inf:
+        log_ratio = math.log(after / before)
+    return PairMetric(metric=name, first=before, second=after, log_ratio=log_ratio)
+
+
+def _representative(name: str, summary: Summary) -> float:
+    if name.endswith("_bytes"):
+        return summary.maximum
+    return summary.median if is_cost(name) and name != MEAN_STEP_TIME else summary.mean
+
+
+def _central_probability(angle: float, df: int) -> float:
+    """P(abs(T) <= sqrt(df) tan(angle)) for Student's t: Abramowitz and Stegun 26.7.3 (odd df) and 26.7.4 (even)."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    if df == 1:
+        return 2 * angle / math.pi
+    terms = [sine * cosine if df % 2 else sine]
+    for k in range(2 if df % 2 else 1, df - 1, 2):
+        terms.append(terms[-1] * cosine * cosine * k / (k + 1))
+    total = math.fsum(terms)
+    return 2 / math.pi * (angle + total) if df % 2 else total
+
+
+@lru_cache(maxsize=1024)
+def t_quantile(confidence: float, df: int) -> float:
+    """The t beyond which lies ``1 - confidence`` on both sides together; exact to about 13 digits."""
+    low, high = 0.0, math.pi / 2
+    while low < (middle := (low + high) / 2) < high:
+        if _central_probability(middle, df) < confidence:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(df) * math.tan(high)
+
+
+def t_interval(values: Sequence[float], confidence: float) -> Interval | None:
+    """Mean and two-sided t interval; None below two values.
+
+    Its ends are one-sided bounds at ``(1 + confidence) / 2``.  Equal values give an interval without width.
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    center, spread = mean(values), stdev(values)
+    half = t_quantile(confidence, n - 1) * spread / math.sqrt(n)
+    return Interval(estimate=center, low=center - half, high=center + half, stdev=spread, n=n)
+
+
+def t_p_value(values: Sequence[float]) -> float | None:
+    """Two-sided p of the one-sample t test of mean 0, to 9 decimals; None below two values or without any spread."""
+    interval = t_interval(values, 0.95)
+    if interval is None or interval.stdev == 0:
+        return None
+    t = abs(interval.estimate) / interval.stdev * math.sqrt(interval.n)
+    p = 1 - _central_probability(math.atan(t / math.sqrt(interval.n - 1)), interval.n - 1)
+    return max(SMALLEST_P, round(p, 9))
+
+
+def sign_flip_p(values: Sequence[float]) -> float | None:
+    """Exact two-sided p: the share of all sign patterns whose sum is at least as far from 0 as the one seen.
+
+    None without values and beyond 16 (the t interval carries those).  The smallest possible p is 2 / 2^n.
+    """
+    if not 0 < len(values) <= MAX_SIGN_FLIP_PAIRS:
+        return None
+    sums = [values[0]]
+    for value in values[1:]:
+        sums = [total + value for total in sums] + [total - value for total in sums]
+    # Ties must count on every machine, so the last digits of the sums must not matter.
+    seen = abs(math.fsum(values)) - 1e-9 * math.fsum(abs(value) for value in values)
+    return sum(abs(total) >= seen for total in sums) / len(sums)
+
+
+def sign_flip_floor(n: int) -> float | None:
+    return 2.0 ** (1 - n) if 0 < n <= MAX_SIGN_FLIP_PAIRS else None
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's step-down correction, in the order given; a missing p stays missing and does not count."""
+    order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    highest = 0.0
+    for rank, (p, index) in enumerate(order):
+        highest = max(highest, min(1.0, p * (len(order) - rank)))
+        corrected[index] = highest
+    return corrected
+
+
+def to_ratio(log_ratio: float) -> float:
+    """exp, kept finite: the interval of two pairs can reach beyond any number."""
+    return math.exp(min(log_ratio, LARGEST_LOG_RATIO))
+
+
+def paired_effect(metric: str, log_ratios: Sequence[float], *, role: str, alpha: float, note: str = "") -> Effect:
+    """The effect over pairs: exp of the mean log ratio, its t interval, both p values.  ``p_holm`` stays empty."""
+    n = len(log_ratios)
+    interval = t_interval(log_ratios, 1 - alpha)
+    return Effect(
+        metric=metric,
+        role=role,
+        n=n,
+        ratio=to_ratio(mean(log_ratios)) if n else None,
+        low=to_ratio(interval.low) if interval else None,
+        high=to_ratio(interval.high) if interval else None,
+        confidence=1 - alpha,
+        sd_log=interval.stdev if interval else None,
+        p_value=sign_flip_p(log_ratios),
+        p_floor=sign_flip_floor(n),
+        p_t=t_p_value(log_ratios),
+        p_holm=None,
+        note=note,
+    )
+
+
+def noise_floor(log_ratios: Sequence[float], *, alpha: float) -> NoiseFloor:
+    """What equal variants differ by: the farther end of the t interval over control pairs, as a fraction."""
+    n = len(log_ratios)
+    interval = t_interval(log_ratios, 1 - alpha)
+    if interval is None:
+        what = "no control pairs" if n == 0 else "1 control pair gives no interval"
+        return NoiseFloor(is_measured=False, fraction=None, n=n, note=f"{what}: the noise floor was not measured")
+    reach = max(abs(interval.low), abs(interval.high))
+    note = f"farther end of the {format_number(100 * (1 - alpha))} % interval of {n} control pairs"
+    return NoiseFloor(is_measured=True, fraction=math.expm1(min(reach, LARGEST_LOG_RATIO)), n=n, note=note)

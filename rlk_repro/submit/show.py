@@ -1,0 +1,133 @@
+"""What ``submit --dry-run`` says of a plan: numbers first, as text and as JSON.  No scipy, no numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlk_repro.base.escapes import printable
+from rlk_repro.base.units import format_duration
+from rlk_repro.clusters.api import Job
+from rlk_repro.plan import Plan
+from rlk_repro.replay.consent import find_foreign
+from rlk_repro.statistics.power import smallest_effect
+from rlk_repro.workloads import get_workload
+from rlk_repro.workloads.differences import Kind, list_differences
+
+
+def plan_summary(plan: Plan) -> dict[str, Any]:
+    """The figures of a plan: trials, GPU-hours, smallest effect, operators."""
+    measure = plan.run.measure
+    num_pairs = len({trial.pair for trial in plan.trials if not trial.is_control})
+    minutes = plan.expected_minutes()
+    effect = None
+    if num_pairs:
+        effect = smallest_effect(
+            num_pairs,
+            measure.expected_pair_sd_pct,
+            measure.smallest_effect_pct,
+            measure.alpha,
+            num_control_pairs=measure.control_pairs,
+        )
+    return {
+        "num_trials": len(plan.trials),
+        "num_pairs": num_pairs,
+        "num_control_pairs": measure.control_pairs if num_pairs else measure.pairs + measure.control_pairs,
+        "expected_minutes": minutes,
+        "gpu_hours": None if minutes is None else minutes / 60 * plan.num_gpus,
+        "smallest_visible_effect": effect,
+        "operators": [
+            {"op": item.op, "is_eligible": item.is_eligible, "reason": item.reason} for item in plan.eligibilities()
+        ],
+        "differences": [item.to_json() for item in list_differences(plan)],
+        "warnings": [finding.to_json() for finding in get_workload(plan.run.workload.kind).find_warnings(plan)],
+    }
+
+
+def dry_run_json(plan: Plan, job: Job) -> dict[str, Any]:
+    """What ``submit --dry-run --json`` prints: the plan, its figures, and exactly the job."""
+    shown = {"files": dict(job.files), "command": list(job.command), "env": dict(job.env)}
+    return {"plan": plan.to_json(), "summary": plan_summary(plan), "job": shown}
+
+
+def bound_line(plan: Plan, minutes: float, gpus_per_node: int) -> str:
+    """What a job may cost at most that has so many GPUs of each node for that long."""
+    layout = plan.layout
+    hours = minutes / 60 * layout.num_nodes * gpus_per_node
+    cost = f"{hours:.1f} GPU-hours" if hours else "no GPU"
+    return f"at most {format_duration(minutes * 60)} on {layout.num_nodes} node(s), {cost}"
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The same for people."""
+    summary = plan_summary(plan)
+    measure, layout = plan.run.measure, plan.layout
+    rows = [
+        ("run", f"{plan.run.run} · {plan.run.workload.kind} · lane {plan.run.lane} · stack {plan.stack.stack}"),
+        ("where", f"{plan.cluster} · profile {plan.profile.profile} · {plan.hardware.title}"),
+        ("layout", f"{layout.num_nodes} node(s) × {layout.gpus_per_node} GPU · TP {layout.tensor_parallel} "
+                   f"PP {layout.pipeline_parallel} CP {layout.context_parallel} EP {layout.expert_parallel}"),
+        ("trials", f"{summary['num_trials']}: {summary['num_pairs']} pairs, {summary['num_control_pairs']} control "
+                   f"pairs; {measure.warmup_steps} warm-up + {measure.scored_steps} scored steps each"),
+        ("order", " ".join(f"{trial.pair}:{trial.variant[0]}" for trial in plan.trials)),
+        ("duration", _duration(summary)),
+        ("smallest effect", _effect(summary, plan)),
+        *(_operator_rows(plan, summary) if plan.has_enabled else ()),
+        *_difference_rows(summary),
+        ("experiment", plan.experiment_hash),
+        ("plan", plan.plan_hash),
+    ]  # fmt: skip
+    if not plan.run.entropy_metric:
+        rows.append(("entropy metric", "not computed, in both variants"))
+    missing = plan.stack.unpublished.get(plan.hardware.image_platform)
+    if missing is not None:
+        rows.append(("image", f"not published ({missing.reason}): submit refuses; {missing.build}"))
+    rows += [
+        ("warning", f"{item['where']}: {item['found']}, expected {item['expected']}") for item in summary["warnings"]
+    ]
+    rows += [("foreign code", f"{printable(str(item))}: look at it before you submit") for item in find_foreign(plan)]
+    if plan.is_exploratory:
+        rows.append(("exploratory", "measurement rules were changed; the verdict will say so"))
+    changed = [f"{path} ({source})" for path, source in plan.sources.items() if source.startswith("--")]
+    if changed:
+        rows.append(("set by flags", ", ".join(changed)))
+    return [f"{name:<16} {text}" for name, text in rows]
+
+
+def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the layout allows; whether RL-Kernel is there is for the job's preflight to say."""
+    rows = [("rl-kernel", f"mode {plan.run.rl_kernel.mode}; what this layout allows, if RL-Kernel is there:")]
+    for item in summary["operators"]:
+        rows.append((f"  {item['op']}", "eligible" if item["is_eligible"] else f"not eligible: {item['reason']}"))
+    return rows
+
+
+def _difference_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """All in which an enabled trial is started otherwise than a baseline."""
+    for number, item in enumerate(summary["differences"]):
+        values = f"{item['baseline']} in baseline, {item['enabled']} in enabled"
+        what = "where a trial writes" if item["kind"] == Kind.FOLDER else values
+        yield "" if number else "variants differ", f"{item['name']}: {what}"
+    kinds = {item["kind"] for item in summary["differences"]}
+    if kinds:
+        yield "", "which is not declared" if Kind.UNDECLARED in kinds else "and in nothing else"
+
+
+def _duration(summary: dict[str, Any]) -> str:
+    if summary["expected_minutes"] is None:
+        return "not estimated for this hardware and these steps"
+    text = f"about {format_duration(summary['expected_minutes'] * 60)}"
+    return f"{text} · {summary['gpu_hours']:.2f} GPU-hours" if summary["gpu_hours"] else f"{text} · no GPU"
+
+
+def _effect(summary: dict[str, Any], plan: Plan) -> str:
+    measure = plan.run.measure
+    effect = summary["smallest_visible_effect"]
+    if summary["num_pairs"] < 6:
+        return f"none: {summary['num_pairs']} pairs can never carry faster or slower (6 are needed)"
+    if effect is None:
+        return "not known for this number of pairs"
+    return (
+        f"{effect * 100:.1f} % of step time is seen 9 times in 10 by {summary['num_pairs']} pairs, if pair effects "
+        f"spread by {measure.expected_pair_sd_pct:g} % (verdict beyond {measure.smallest_effect_pct:g} %)"
+    )

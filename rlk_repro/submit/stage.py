@@ -1,0 +1,121 @@
+"""Makes a run directory: a new name, the author's bytes, the plan, the rendered job.  Sending it is the backend's."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from rlk_repro.base.disk import new_folder
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.files import dump_json, write_bytes
+from rlk_repro.clusters.api import Job
+from rlk_repro.clusters.registry import REMOTE
+from rlk_repro.plan import Plan, make_record
+from rlk_repro.prepare.contents import Contents, find_parts, list_run_folders, parts_json
+from rlk_repro.rundir.paths import RunDir, runs_root
+from rlk_repro.rundir.store import remember
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The author's bytes, untouched."""
+
+    run: bytes
+    stack: bytes
+    hardware: bytes
+    profile: bytes
+
+
+def new_run_dir(plan: Plan) -> RunDir:
+    """A name nobody has: UTC time, plan, random.  Nothing is created."""
+    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return RunDir(runs_root() / plan.run.run / f"{moment}-{plan.plan_hash[:8]}-{secrets.token_hex(2)}")
+
+
+def stage(plan: Plan, inputs: Inputs, run_dir: RunDir, job: Job) -> None:
+    """Write everything that is known before the job is sent.
+
+    Raises:
+        SpecError: the directory exists already, the job names a file outside ``job/``, or the stack's image is not
+            published.
+        EnvironmentMissing: the directory cannot be made or written, or what the run needs is not prepared.
+    """
+    _require_image(plan)
+    parts = find_prepared(plan, run_dir)
+    names = RunDir(Path())
+    files = {
+        names.run_yaml: inputs.run,
+        names.stack_yaml: inputs.stack,
+        names.hardware_yaml: inputs.hardware,
+        names.profile_yaml: inputs.profile,
+        names.plan: dump_json(make_record(plan, run_dir.run_id)),
+        **({names.prepared: dump_json(parts_json(parts))} if parts else {}),
+        **dict(_list_job_files(names.job, job)),
+    }
+    try:
+        with new_folder(run_dir.root, hint="export RLK_REPRO_RUNS=/a/folder/with/room") as folder:
+            _write_files(folder, files)
+    except FileExistsError:
+        raise SpecError(Problem(str(run_dir.root), "exists already", expected="a new run directory")) from None
+    remember(run_dir)
+
+
+def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
+    """What was prepared for this run, for its record; the agents record it where this machine sees none of it.
+
+    Raises:
+        EnvironmentMissing: something is missing that all machines of this cluster would see here.
+    """
+    folders = list_run_folders(plan, run_dir)
+    if plan.cluster in REMOTE:
+        return {}
+    parts = find_parts(folders)
+    missing = [kind for kind in folders if kind not in parts]
+    if missing:
+        words = f"rlk-repro prepare {plan.run.run} --hardware {plan.hardware.hardware}"
+        raise EnvironmentMissing(
+            *(Problem(str(folders[kind]), f"the run's {kind} is not prepared", hint=words) for kind in missing)
+        )
+    return parts
+
+
+def _require_image(plan: Plan) -> None:
+    """A stack that is meant to run in an image never runs on what the hosts happen to have."""
+    missing = plan.stack.unpublished.get(plan.hardware.image_platform)
+    if missing is not None:
+        raise SpecError(
+            Problem(
+                f"stack {plan.stack.stack}: {plan.hardware.image_platform}",
+                f"its image is not published ({missing.reason})",
+                expected="an image by digest, or --stack with pins alone, such as vime-host",
+                hint=missing.build,
+            )
+        )
+
+
+def stage_again(run_dir: RunDir, job: Job) -> None:
+    """Put another job's files into ``job/``: it holds exactly what is sent.
+
+    Raises:
+        SpecError: the job names a file outside ``job/``.
+        EnvironmentMissing: the directory cannot be written.
+    """
+    files = dict(_list_job_files(Path(), job))
+    shutil.rmtree(run_dir.job, ignore_errors=True)
+    _write_files(run_dir.job, files)
+
+
+def _write_files(folder: Path, files: Mapping[Path, bytes]) -> None:
+    for name, data in files.items():
+        write_bytes(folder / name, data)
+
+
+def _list_job_files(folder: Path, job: Job) -> Iterator[tuple[Path, bytes]]:
+    for name, text in job.files.items():
+        if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise SpecError(Problem("job file", "leaves the job folder", got=name, expected="a relative path"))
+        yield folder / name, text.encode()

@@ -1,0 +1,89 @@
+"""Checkouts of vime, Megatron-LM and RL-Kernel that nobody installed: found by the processes started from here.
+
+They travel by ``PYTHONPATH`` alone, which no record holds; the manifest takes their commits from the variables.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.plan import Plan
+from rlk_repro.probes.code import MEGATRON, RL_KERNEL, VIME, Source
+from rlk_repro.workloads.environment import profile_env
+
+FLAGS: Final[Mapping[Source, str]] = {VIME: "--vime-src", MEGATRON: "--megatron-src", RL_KERNEL: "--rl-kernel-src"}
+
+
+def use_checkouts(folders: Mapping[Source, Path]) -> None:
+    """Put the checkouts first on the path of this process's children, and name them in their variables.
+
+    Raises:
+        SpecError: a folder that does not hold its package.
+    """
+    problems = [
+        Problem(
+            f"{FLAGS[source]} or {source.variable}",
+            "holds no such package",
+            got=str(folder),
+            expected=f"a folder with {source.module}/",
+        )
+        for source, folder in folders.items()
+        if not (folder / source.module).is_dir()
+    ]
+    if problems:
+        raise SpecError(*problems)
+    paths = [str(folder.absolute()) for folder in folders.values()]
+    inherited = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder not in {"", *paths}]
+    if paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *inherited])
+    os.environ.update({source.variable: path for source, path in zip(folders, paths, strict=True)})
+
+
+def find_given() -> list[Source]:
+    """Those that this process was told to use."""
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [source for source in FLAGS if os.environ.get(source.variable) in path and os.environ[source.variable]]
+
+
+@contextmanager
+def trainer_path(plan: Plan) -> Iterator[None]:
+    """While it lasts, this process's children find packages where the plan's trainer does: its profile may say so."""
+    before, path = os.environ.get("PYTHONPATH"), profile_env(plan)[0].get("PYTHONPATH")
+    if path is None:
+        yield
+        return
+    os.environ["PYTHONPATH"] = path
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def require_importable(*sources: Source, path: str | None = None) -> None:
+    """Raises EnvironmentMissing for packages that a child of this process would not find, each with its flag.
+
+    ``path`` is the child's PYTHONPATH where it is another one than this process's.
+    """
+    problems = [
+        Problem(f"python module {source.module}", "missing", expected="an installed package or a checkout",
+                hint=f"give {FLAGS[source]}, or set {source.variable}")
+        for source in sources
+        if not _is_found(source.module, os.environ.get("PYTHONPATH", "") if path is None else path)
+    ]  # fmt: skip
+    if problems:
+        raise EnvironmentMissing(*problems)
+
+
+def _is_found(module: str, path: str) -> bool:
+    folders = [folder for folder in path.split(os.pathsep) if folder]
+    return importlib.util.find_spec(module) is not None or PathFinder.find_spec(module, folders) is not None

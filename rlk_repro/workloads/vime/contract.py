@@ -1,0 +1,199 @@
+"""Argument contracts: which flags a pinned vime reads, recorded from its own parsers by ``python -m tools.contract``.
+
+vime ignores what it does not know and goes on, so an argument list is held against these before anything starts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from typing import Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.resources import data_dir, display_name, suggest
+from rlk_repro.spec.values import Commit, Schema
+
+Nargs: TypeAlias = int | Literal["?", "*", "+"] | None
+Kind: TypeAlias = Literal["text", "int", "float", "bool", "json", "other"]
+"""What a value is turned into; ``other`` are functions of the parser's own, whose values are not judged here."""
+
+
+class Flag(BaseModel):
+    """One flag as one parser defines it.  ``flags`` are all spellings; without ``takes_value`` it stands alone."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    flags: tuple[str, ...]
+    dest: str
+    owner: Literal["vime", "megatron", "vllm", "router"]
+    parser: int
+    action: str
+    kind: Kind = "text"
+    type_name: str | None = None
+    nargs: Nargs = None
+    choices: tuple[Any, ...] | None = None
+    default: Any = None
+    is_required: bool = False
+    takes_value: bool = True
+
+
+class Contract(BaseModel):
+    """All flags of one vime.  ``missing`` says which part of the command line no parser was at hand for."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    schema_: Schema = Field(alias="schema")
+    vime: Commit
+    megatron_lm: Commit
+    megatron_patch: str = Field(description="sha256 of the patch to Megatron-LM that vime's images carry")
+    made_with: dict[str, str]
+    missing: tuple[str, ...] = ()
+    flags: tuple[Flag, ...]
+
+    @cached_property
+    def by_flag(self) -> Mapping[str, tuple[Flag, ...]]:
+        """Every spelling; those that several parsers read have a definition of each."""
+        found: dict[str, tuple[Flag, ...]] = {}
+        for item in self.flags:
+            for spelling in item.flags:
+                found[spelling] = (*found.get(spelling, ()), item)
+        return found
+
+    def find_problems(self, argv: Sequence[str], where: str, *, is_whole: bool = True) -> list[Problem]:
+        """Everything in an argument list that vime would refuse or, worse, pass over.
+
+        Args:
+            argv: what follows ``train.py``, or some of it.
+            where: what problems begin with.
+            is_whole: whether it is all that follows, so that what vime requires must be in it.
+        """
+        problems: list[Problem] = []
+        seen: set[str] = set()
+        for flag, values in split_arguments(argv):
+            place = f"{where}: {flag}"
+            if flag in seen:
+                problems.append(Problem(place, "given twice", expected="once"))
+            seen.add(flag)
+            problems += self._find_flag_problems(place, flag, values)
+        required = {item.flags[-1] for item in self.flags if item.is_required and is_whole}
+        problems += [Problem(f"{where}: {flag}", "missing", expected="a value") for flag in sorted(required - seen)]
+        return problems
+
+    def _find_flag_problems(self, place: str, flag: str, values: Sequence[str]) -> list[Problem]:
+        definitions = self.by_flag.get(flag)
+        if definitions is None:
+            what = f"vime {self.vime[:8]} knows no such flag and would ignore it"
+            return [Problem(place, what, hint=suggest(flag, sorted(self.by_flag)))]
+        found = (_find_value_problem(place, item, values) for item in definitions)
+        return [problem for problem in found if problem is not None][:1]
+
+
+def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
+    """The words of flags, in their order; with True one stands alone, a tuple or list are its values."""
+    return [word for flag, value in arguments.items() for word in _spell_flag(flag, value)]
+
+
+def _spell_flag(flag: str, value: Any) -> Iterator[str]:
+    yield f"--{flag}"
+    if value is not True:
+        yield from (str(item) for item in (value if isinstance(value, tuple | list) else (value,)))
+
+
+def split_arguments(argv: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Flags with their values; values before any flag belong to the flag ``""``."""
+    flag = ""
+    values: list[str] = []
+    for word in argv:
+        if word.startswith("--"):
+            if flag or values:
+                yield flag, tuple(values)
+            flag, *values = word.split("=", 1)
+        else:
+            values.append(word)
+    if flag or values:
+        yield flag, tuple(values)
+
+
+def _find_value_problem(place: str, item: Flag, values: Sequence[str]) -> Problem | None:
+    expected, least, most = _find_range(item)
+    if not least <= len(values) <= most:
+        return Problem(place, "has another number of values", got=" ".join(values), expected=expected)
+    for value in values:
+        if item.choices is not None and value not in {str(choice) for choice in item.choices}:
+            menu = ", ".join(str(choice) for choice in item.choices)
+            return Problem(place, "is none of its choices", got=value, expected=f"one of {menu}",
+                           hint=suggest(value, [str(choice) for choice in item.choices]))  # fmt: skip
+        if not _reads(item.kind, value):
+            return Problem(place, "has a value of another type", got=value, expected=_KINDS[item.kind])
+    return None
+
+
+_NUMBERS: Final[Mapping[Nargs, tuple[str, int, float]]] = {
+    None: ("one value", 1, 1),
+    "+": ("one value or more", 1, math.inf),
+    "?": ("one value at most", 0, 1),
+    "*": ("any values", 0, math.inf),
+}
+
+
+def _find_range(item: Flag) -> tuple[str, float, float]:
+    """How many values it takes: in words, at least, at most."""
+    if not item.takes_value:
+        return "no value", 0, 0
+    if isinstance(item.nargs, int):
+        return f"{item.nargs} values", item.nargs, item.nargs
+    return _NUMBERS[item.nargs]
+
+
+_KINDS: Final[Mapping[Kind, str]] = {"text": "text", "int": "a whole number", "float": "a number",
+                                     "bool": "true or false", "json": "JSON", "other": "text"}  # fmt: skip
+
+
+def _reads(kind: Kind, value: str) -> bool:
+    try:
+        match kind:
+            case "int":
+                int(value)
+            case "float":
+                float(value)
+            case "json":
+                json.loads(value)
+            case "text" | "bool" | "other":
+                pass
+    except ValueError:
+        return False
+    return True
+
+
+def contract_file(vime_commit: str) -> str:
+    return f"vime-{vime_commit}.json"
+
+
+@cache
+def load_contract(vime_commit: str) -> Contract:
+    """The contract of one vime.
+
+    Raises:
+        SpecError: there is none, or it is not of this commit.
+    """
+    folder = data_dir("manifests") / "contracts"
+    path = folder / contract_file(vime_commit)
+    if not path.is_file():
+        known = ", ".join(sorted(item.stem for item in folder.glob("vime-*.json"))) or "(none)"
+        hint = "python -m tools.contract makes one from checkouts (docs/vime-workload.md)"
+        raise SpecError(Problem("stack: pins.vime", "no argument contract of this commit", got=vime_commit,
+                                expected=f"one of {known}", hint=hint))  # fmt: skip
+    name = display_name(path)
+    try:
+        contract = Contract.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise SpecError(Problem(f"{name}: {place}", f"not an argument contract ({first['msg']})")) from None
+    if contract.vime != vime_commit:
+        raise SpecError(Problem(f"{name}: vime", "another commit than the file's name", got=contract.vime))
+    return contract

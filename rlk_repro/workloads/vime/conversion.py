@@ -1,0 +1,181 @@
+"""Turns a model into Megatron's format by vime's own tool, with vime and Megatron-LM as the stack pins them.
+
+The tool needs a GPU per process.  What it wrote counts only when it ended well and marked the checkpoint as whole; an
+attempt that was cut off is begun again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.base.guarded import Guarded
+from rlk_repro.base.places import hide_places
+from rlk_repro.prepare.contents import load_contents, record_files
+from rlk_repro.prepare.making import Made, Tell, WorkDir
+from rlk_repro.probes import code
+from rlk_repro.probes.code import MEGATRON, VIME, Source, find_package
+from rlk_repro.rundir.manifest import Unknown
+from rlk_repro.spec import Hardware, Layout, Stack, VimeModel
+from rlk_repro.workloads.vime.contract import spell_flags
+
+TOOL: Final = Path("tools") / "convert_hf_to_torch_dist.py"
+TRACKER: Final = "latest_checkpointed_iteration.txt"
+RELEASE: Final = "release"
+TIME_LIMIT_S: Final = 4 * 3600.0
+# what one GPU of any of our targets holds besides what it needs to convert
+ONE_PROCESS_BYTES: Final = 30 << 30
+_LOG: Final = "convert.log"
+# nothing is trained: without this Megatron-LM wants an extension of apex before it builds the model
+_WORDS: Final = ("--no-gradient-accumulation-fusion",)
+# upstream's own recipe for AMD GPUs
+_ROCM_WORDS: Final = ("--attention-backend", "flash")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """One model's conversion: its arguments, the stack's commits, and how many processes share it."""
+
+    model: VimeModel
+    folder: Path
+    stack: Stack
+    hardware: Hardware
+    layout: Layout
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """What the checkpoint is made of, for its record."""
+        contents = load_contents(self.folder)
+        return {
+            "model": None if contents is None else contents.digest,
+            "arguments": list(self.words),
+            "commits": {name: pin.commit for name, pin in self.stack.pins.items() if name in {"vime", "megatron_lm"}},
+        }
+
+    @property
+    def words(self) -> list[str]:
+        return [*spell_flags(self.model.arguments), *_WORDS, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
+
+    def command(self, tool: Path, save: Path, num_bytes: int) -> list[str]:
+        """The tool, as its first lines and vime's docs have it called: one process per GPU that it needs."""
+        launcher = [sys.executable]
+        num_processes = self.num_processes(num_bytes)
+        if num_processes > 1:
+            launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+        return [*launcher, str(tool), *self.words, "--hf-checkpoint", str(self.folder), "--save", str(save)]
+
+    def num_processes(self, num_bytes: int) -> int:
+        """The tool splits the layers over its processes, and wants no more of them than layers."""
+        if num_bytes <= ONE_PROCESS_BYTES:
+            return 1
+        return max(1, min(self.layout.gpus_per_node, self.model.size("num-layers", 1)))
+
+    def run(self, work: WorkDir, tell: Tell) -> Made:
+        """Raises EnvironmentMissing where vime is absent or another one, CheckFailed where the tool failed."""
+        vime, megatron = (_find_root(source) for source in (VIME, MEGATRON))
+        commits = _require_pinned(self.stack)
+        contents = load_contents(self.folder)
+        num_bytes = 0 if contents is None else contents.size_bytes
+        shutil.rmtree(work.files, ignore_errors=True)
+        work.files.mkdir(parents=True)
+        argv = self.command(vime / TOOL, work.files, num_bytes)
+        tell(f"{self.folder.name}: converting with {self.num_processes(num_bytes)} process(es)")
+        started_s = time.monotonic()
+        _run_tool(argv, _make_env(vime, megatron), work.path / _LOG)
+        _require_whole(work)
+        made = {
+            "command": [self._hide_places(word, work) for word in argv],
+            "commits": commits,
+            "duration_s": time.monotonic() - started_s,
+        }
+        tell(f"{self.folder.name}: hashing the converted checkpoint")
+        return Made(source=self.source, files=record_files(work.files), made=made)
+
+    def _hide_places(self, word: str, work: WorkDir) -> str:
+        """Records name no folder of a machine."""
+        own = word.replace(str(work.path), "{work}").replace(str(self.folder.parent.parent), "{prepared}")
+        return hide_places(own)
+
+
+def _find_root(source: Source) -> Path:
+    package = find_package(source, os.environ)
+    root = None if isinstance(package, Unknown) else package.parent
+    if root is None or (source is VIME and not (root / TOOL).is_file()):
+        raise EnvironmentMissing(
+            Problem(f"{source.module}: {TOOL}" if source is VIME else source.module, "is not at hand",
+                    expected="a checkout, as in the stack's image", hint=_where_to_run(source))
+        )  # fmt: skip
+    return root
+
+
+def _where_to_run(source: Source) -> str:
+    return f"run the same command on a GPU node in the stack's image, or set {source.variable}; what is there is kept"
+
+
+def _require_pinned(stack: Stack) -> dict[str, str]:
+    """The commits of vime and Megatron-LM here, which must be the pinned ones: a checkpoint's record names them.
+
+    Files with the pinned hash are the commit's, also where no git tells so (an unpacked archive).
+    """
+    facts = code.probe()
+    commits, problems = {}, []
+    for name, section in (("vime", "vime"), ("megatron_lm", "megatron")):
+        pin = stack.pins.get(name)  # type: ignore[call-overload]
+        found = facts[section]
+        described = found if isinstance(found, Mapping) else {}
+        commit = described.get("commit")
+        if pin is not None and pin.holds_tree(described.get("tree")):
+            commit = pin.commit
+        commits[name] = str(commit)
+        if pin is not None and commit != pin.commit:
+            problems.append(Problem(f"code.{section}.commit", "is not the stack's", got=str(commit),
+                                    expected=pin.commit))  # fmt: skip
+    if problems:
+        raise EnvironmentMissing(*problems)
+    return commits
+
+
+def _make_env(vime: Path, megatron: Path) -> dict[str, str]:
+    path = [str(megatron), str(vime), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    """Under the guard of trials: nothing of it outlives us, so that two never write into one folder."""
+    with log.open("wb") as stream:
+        tool = Guarded(argv, env, stream.fileno())
+        try:
+            until = time.monotonic() + TIME_LIMIT_S
+            while (status := tool.poll(1.0)) is None and time.monotonic() < until:
+                pass
+        finally:
+            tool.release()
+    if status is None or status != 0:
+        code_ = "no end" if status is None else _describe(os.waitstatus_to_exitcode(status))
+        lines = log.read_text(errors="replace").split("\n")
+        tail = " | ".join(line.strip() for line in lines if line.strip())[-600:]
+        raise CheckFailed(
+            Problem(str(log), f"the conversion failed ({code_}): {tail}", expected="exit code 0",
+                    hint="it needs GPUs: run the same command on a GPU node, in the stack's image")
+        )  # fmt: skip
+
+
+def _describe(code_: int) -> str:
+    return f"exit code {code_}" if code_ >= 0 else signal.Signals(-code_).name
+
+
+def _require_whole(work: WorkDir) -> None:
+    """The tool names the checkpoint a release as its last step."""
+    tracker = work.files / TRACKER
+    found = tracker.read_text().strip() if tracker.is_file() else "no such file"
+    if found != RELEASE or not (work.files / RELEASE).is_dir():
+        raise CheckFailed(Problem(f"checkpoint: {TRACKER}", "the tool left no release", got=found, expected=RELEASE))

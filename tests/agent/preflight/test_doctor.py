@@ -1,0 +1,164 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlk_repro.agent.preflight.doctor import JUDGES, Check, Status, Surroundings, diagnose, look_around, worst
+from rlk_repro.probes import probe_node
+from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
+from rlk_repro.rundir.manifest import Manifest, Unknown
+
+DEVICE = {
+    "index": 0,
+    "name": "NVIDIA H200",
+    "mig_mode": "disabled",
+    "ecc_mode": "enabled",
+    "ecc_uncorrected": 0,
+    "remapped_rows": {"is_pending": False, "is_failed": False},
+    "throttle_reasons": ["gpu_idle"],
+}
+GOOD: dict[str, dict[str, Any]] = {
+    "host": {
+        "memory_available_gib": 1900.5,
+        "cgroup_memory_max_gib": "unlimited",
+        "num_cpus": 224,
+        "num_cpus_usable": 224,
+        "cgroup_cpu_max": 16.0,
+        "governor": "performance",
+        "dev_shm_gib": 1007.8,
+        "limits": {"nofile": {"soft": 1048576, "hard": 1048576}},
+        "clock_source": "tsc",
+        "numa_balancing": 0,
+    },
+    "gpu": {
+        "vendor": "nvidia",
+        "count": 2,
+        "driver": "580.159.04",
+        "devices": [DEVICE, DEVICE | {"index": 1}],
+        "fabric": {"state": "Completed", "status": "Success"},
+    },
+    "code": {
+        "python": "3.11.9",
+        "packages": {"torch": "2.11.0"},
+        "rl_kernel": {"is_compiled": True, "extension_symbols": ["fused_logp"]},
+    },
+}
+AROUND = Surroundings(
+    disk_free_bytes=500 << 30,
+    can_make_runs=True,
+    tools=frozenset({"git", "sbatch", "enroot"}),
+    modules=frozenset({"torch"}),
+    busy=[],
+    now_s=2000.0,
+    installed_s=1000.0,
+)
+
+
+def manifest(**changes: Any) -> Manifest:
+    """The good node with some facts changed: ``host={"governor": …}``."""
+    return Manifest(node="n", sections={name: body | changes.get(name, {}) for name, body in GOOD.items()})
+
+
+def judged(name: str, *, around: Surroundings = AROUND, **changes: Any) -> Check:
+    return next(check for check in diagnose(manifest(**changes), around) if check.name == name)
+
+
+def test_a_good_node_has_nothing_to_advise():
+    checks = diagnose(manifest(), AROUND)
+    assert [check for check in checks if check.status is not Status.OK or check.advice] == []
+    assert len({check.name for check in checks}) == len(JUDGES)
+    assert worst(checks) is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "status", "found", "advice"),
+    [
+        ("python", {"code": {"python": "3.10.4"}}, "fail", "3.10.4", "install Python 3.11 or newer"),
+        ("memory", {"host": {"cgroup_memory_max_gib": 1.5}}, "fail", "1.5 GiB usable", "raise the memory limit"),
+        ("processors", {"host": {"cgroup_cpu_max": 1.0}}, "warn", "1 usable of 224", "at least 2 processors"),
+        ("governor", {"host": {"governor": "powersave"}}, "warn", "powersave", "cpupower"),
+        ("shared memory", {"host": {"dev_shm_gib": 0.06}}, "warn", "0.06 GiB", "--ipc=host"),
+        ("open files", {"host": {"limits": {"nofile": {"soft": 1024}}}}, "warn", "limit 1024", "ulimit -n 65536"),
+        ("clock", {"host": {"clock_source": "hpet"}}, "warn", "source hpet", "clocksource=tsc"),
+        ("numa balancing", {"host": {"numa_balancing": 1}, "gpu": {"vendor": "amd"}}, "warn", "on", "sysctl"),
+        ("gpus", {"gpu": {"vendor": "none", "count": 0}}, "warn", "none", "--hardware cpu"),
+        ("gpus", {"gpu": {"count": Unknown("no driver")}}, "fail", "nvidia: no driver", "install the driver"),
+        ("gpu fabric", {"gpu": {"fabric": {"state": "Not Started", "status": "x"}}}, "fail", "Not Started", "restart"),
+        ("rl-kernel", {"code": {"rl_kernel": {"is_compiled": False}}}, "warn", "without its", "GPU is visible"),
+        ("rl-kernel", {"code": {"rl_kernel": {"is_compiled": Unknown("no")}}}, "warn", "no", "install RL-Kernel, or"),
+    ],
+)
+def test_each_fault_is_named_with_one_next_step(name, changes, status, found, advice):
+    check = judged(name, **changes)
+    assert check.status == status
+    assert found in check.found
+    assert advice in check.advice
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "status", "found"),
+    [
+        ("gpu memory", {"remapped_rows": {"is_failed": True}}, "fail", "GPU 1: row remapping failed"),
+        ("gpu memory", {"remapped_rows": {"is_pending": True}}, "fail", "GPU 1: row remapping pending"),
+        ("gpu memory", {"ecc_uncorrected": 3}, "fail", "GPU 1: uncorrected errors"),
+        ("gpu memory", {"ecc_mode": "disabled"}, "warn", "GPU 1: ECC is off"),
+        ("gpu partition", {"mig_mode": "enabled"}, "fail", "GPU 1: MIG is on"),
+        ("gpu partition", {"compute_partition": "CPX"}, "warn", "GPU 1: not SPX/NPS1"),
+        ("gpu partition", {"memory_partition": "NPS4"}, "warn", "GPU 1: not SPX/NPS1"),
+        ("gpu partition", {"memory_partition": Unknown("absent")}, "ok", "whole GPUs"),
+        ("gpu slowdown", {"throttle_reasons": ["hw_thermal_slowdown"]}, "warn", "GPU 1"),
+        ("gpu slowdown", {"throttle_reasons": ["sw_power_cap"]}, "ok", "none"),
+    ],
+)
+def test_a_fault_of_one_gpu_names_it(name, device, status, found):
+    check = judged(name, gpu={"devices": [DEVICE, DEVICE | {"index": 1} | device]})
+    assert (check.status, check.found) == (status, found)
+
+
+@pytest.mark.parametrize(
+    ("name", "around", "status", "found"),
+    [
+        ("disk", {"disk_free_bytes": 1 << 20}, "fail", "1.0 MiB free for runs"),
+        ("disk", {"disk_free_bytes": 10 << 30}, "warn", "10.0 GiB free for runs"),
+        ("disk", {"can_make_runs": False}, "fail", "no run directory can be made here"),
+        ("git", {"tools": frozenset()}, "warn", "not on PATH"),
+        ("scheduler", {"tools": frozenset()}, "warn", "neither sbatch nor kubectl"),
+        ("containers", {"tools": frozenset()}, "warn", "no container runtime"),
+        ("torch", {"modules": frozenset()}, "warn", "not installed"),
+        ("clock", {"now_s": 5.0}, "fail", "earlier than the installation of rlk-repro"),
+        ("gpu use", {"busy": Unknown("no answer")}, "warn", "no answer"),
+    ],
+)
+def test_what_surrounds_the_process_is_judged_too(name, around, status, found):
+    check = judged(name, around=replace(AROUND, **around))
+    assert (check.status, check.found) == (status, found)
+    assert check.advice
+
+
+def test_a_gpu_in_use_names_the_process():
+    busy = [GpuUse(index=1, memory_used_mib=9000, processes=(GpuProcess(pid=77, memory_mib=9000),))]
+    check = judged("gpu use", around=replace(AROUND, busy=busy))
+    assert check.found == "GPU 1: 9000 MiB in use, processes: 77"
+
+
+def test_an_empty_manifest_is_judged_without_an_error():
+    checks = diagnose(Manifest(node="n"), AROUND)
+    assert len(checks) == len(JUDGES)
+    assert worst(checks) is Status.FAIL
+
+
+def test_a_place_where_no_folder_can_be_made_is_told_from_one_that_only_does_not_exist_yet(tmp_path, monkeypatch):
+    assert look_around(tmp_path / "not" / "made yet").can_make_runs
+    (tmp_path / "file").write_text("")
+    assert not look_around(tmp_path / "file").can_make_runs
+    assert not look_around(tmp_path / "file" / "runs").can_make_runs
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert not look_around(tmp_path).can_make_runs
+
+
+def test_this_machine_can_be_diagnosed(tmp_path):
+    around = look_around(tmp_path / "not" / "made yet")
+    checks = diagnose(probe_node("here"), around)
+    assert around.disk_free_bytes > 0
+    assert all(bool(check.advice) == (check.status is not Status.OK) for check in checks)
+    assert checks[0].to_json() == {"name": "python", "status": "ok", "found": checks[0].found, "advice": ""}

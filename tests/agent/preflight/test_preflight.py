@@ -1,0 +1,316 @@
+"""Is a node fit?"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from rlk_repro.agent.preflight import checking as preflight
+from rlk_repro.agent.preflight.checking import Clock
+from rlk_repro.base.files import load_json
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.resources import hardware_folders
+from rlk_repro.probes import code, folder
+from rlk_repro.probes.gpu_use import GpuUse
+from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import Pin, Stack, Variant
+from rlk_repro.spec.load import load_hardware
+from tests.support.job_examples import PROFILE, SETTINGS, make_example_plan, make_staged, run_example
+
+GIB = 1 << 30
+
+
+def manifest_of(machine: str = "x86_64", **gpu: Fact) -> Manifest:
+    return Manifest(node="node-0", sections={"host": {"machine": machine}, "gpu": gpu})
+
+
+def test_this_machine_is_fit_for_a_small_cpu_run(tmp_path: Path) -> None:
+    plan, run_dir = make_staged(tmp_path / "run")
+    found = preflight.check_node(plan, run_dir, manifest_of(os.uname().machine), [])
+    assert [finding for finding in found if finding.level is not Level.INFO] == []
+    assert list(run_dir.trials.iterdir()) == []
+
+
+def test_a_run_directory_that_cannot_be_written_blocks(tmp_path: Path) -> None:
+    (tmp_path / "trials").write_text("in the way")
+    found = list(preflight.check_writable(RunDir(tmp_path)))
+    assert found == [Finding(Level.BLOCKING, "run directory", "writable", "File exists")]
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "expected"),
+    [
+        (2 * GIB, []),
+        (GIB // 2, [Finding(Level.BLOCKING, "disk", "1 GiB free", "0.5 GiB")]),
+        (None, [Finding(Level.WARNING, "disk", "1 GiB free", "unknown")]),
+    ],
+)
+def test_too_little_room_blocks(free_bytes: int | None, expected: list[Finding]) -> None:
+    assert list(preflight.check_room("disk", free_bytes, 1.0)) == expected
+
+
+def test_free_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemAvailable:   2048 kB\n")
+    assert preflight.read_free_memory(tmp_path / "meminfo") == 2 << 20
+    assert preflight.read_free_memory(tmp_path / "absent") is None
+
+
+def test_a_missing_module_blocks() -> None:
+    found = list(preflight.check_modules(("json", "no_such_module")))
+    assert found == [Finding(Level.BLOCKING, "python module no_such_module", "installed", "missing")]
+
+
+FALLBACK = Finding(Level.INFO, "python module no_such_module", "installed", "missing: the enabled variant falls back")
+MISSING = Finding(Level.BLOCKING, "python module no_such_module", "installed, as rl_kernel.mode is require", "missing")
+
+
+@pytest.mark.parametrize(
+    ("module", "mode", "variants", "expected"),
+    [
+        ("json", "require", ("baseline", "enabled"), []),
+        ("no_such_module", "auto", ("baseline", "enabled"), [FALLBACK]),
+        ("no_such_module", "require", ("baseline", "enabled"), [MISSING]),
+        ("no_such_module", "require", ("baseline",), []),
+    ],
+)
+def test_a_missing_rl_kernel_blocks_only_where_it_is_required(
+    monkeypatch: pytest.MonkeyPatch, module: str, mode: str, variants: tuple[Variant, ...], expected: list[Finding]
+) -> None:
+    monkeypatch.setattr(preflight, "RL_KERNEL", dataclasses.replace(code.RL_KERNEL, module=module))
+    plan = make_example_plan((*SETTINGS, f"rl_kernel.mode={mode}"))[0]
+    assert list(preflight.check_rl_kernel(dataclasses.replace(plan, variants=variants))) == expected
+
+
+def test_an_rl_kernel_on_the_trainers_own_path_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(preflight, "RL_KERNEL", dataclasses.replace(code.RL_KERNEL, module="only_there"))
+    (tmp_path / "only_there").mkdir()
+    (tmp_path / "only_there" / "__init__.py").touch()
+    profile = PROFILE + f"env: {{PYTHONPATH: {tmp_path}}}\n".encode()
+    assert list(preflight.check_rl_kernel(make_example_plan(profile=profile)[0])) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [(None, []), ("2.55.1", []),
+     ("2.49.0", [Finding(Level.WARNING, "kubernetes.ray_version", "2.49.0, as the profile tells KubeRay",
+                         "2.55.1 in the image")])],
+)  # fmt: skip
+def test_another_ray_than_kuberay_was_told_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, expected: list[Finding]
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.55.1")
+    lines = f"cluster: k8s\nkubernetes: {{results: {{claim: c, path: /r}}, ray_version: {told or 'null'}}}\n"
+    profile = PROFILE.replace(b"cluster: local\n", lines.encode())
+    assert list(preflight.check_ray_version(make_example_plan(profile=profile)[0])) == expected
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (Clock(unix_s=1_795_000_001.0, monotonic_s=6.0), []),
+        (
+            Clock(unix_s=1_795_000_061.0, monotonic_s=6.0),
+            [Finding(Level.WARNING, "clock", "UTC is not being set", "moved by +60.0 s while running")],
+        ),
+    ],
+)
+def test_a_clock_that_is_set_meanwhile_is_a_warning(now: Clock, expected: list[Finding]) -> None:
+    assert list(preflight.check_clock(Clock(unix_s=1_795_000_000.0, monotonic_s=5.0), now)) == expected
+
+
+def test_an_implausible_year_is_a_warning() -> None:
+    clock = Clock(unix_s=0.0, monotonic_s=0.0)
+    found = list(preflight.check_clock(clock, clock))
+    assert found == [Finding(Level.WARNING, "clock", "a year from 2025 to 2100", "1970")]
+
+
+def gpus(name: str, memory_mib: object, count: int = 8) -> list[dict[str, object]]:
+    return [{"name": name, "memory_total_mib": memory_mib}] * count
+
+
+H200S = gpus("NVIDIA H200", 143771)
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpu", "expected"),
+    [
+        ("x86_64", {"count": 8, "driver": "570.86.15", "devices": H200S}, []),
+        ("aarch64", {"count": 8, "devices": H200S}, [("host.machine", "x86_64", "aarch64")]),
+        ("x86_64", {"count": 4, "devices": H200S}, [("gpu.count", "at least 8", "4")]),
+        (
+            "x86_64",
+            {"count": Unknown("no driver"), "devices": Unknown("no driver")},
+            [
+                ("gpu.count", "at least 8", "unknown (no driver)"),
+                ("gpu.devices", "at least 8 described", "unknown (no driver)"),
+            ],
+        ),
+        ("x86_64", {"count": 8, "devices": []}, [("gpu.devices", "at least 8 described", "0")]),
+        ("x86_64", {"count": 8}, [("gpu.devices", "at least 8 described", "unknown (not recorded)")]),
+        ("x86_64", {"count": 8, "driver": "470.1", "devices": H200S}, [("gpu.driver", "525 or newer", "470.1")]),
+        (
+            "x86_64",
+            {"count": 8, "devices": [*gpus("NVIDIA A100-SXM4-80GB", 143771, 4), *gpus("NVIDIA H200 NVL", 143771, 4)]},
+            [("gpu.devices.name", "*", "NVIDIA A100-SXM4-80GB"), ("gpu.devices.name", "*", "NVIDIA H200 NVL")],
+        ),
+    ],
+)
+def test_another_machine_than_the_plan_names_blocks(
+    machine: str, gpu: dict[str, Fact], expected: list[tuple[str, str, str]]
+) -> None:
+    h200 = load_hardware("h200", hardware_folders()).model.model_copy(update={"driver_floor": "525"})
+    found = list(preflight.check_hardware(h200, 8, manifest_of(machine, **gpu)))
+    assert found == [Finding(Level.BLOCKING, where, h200.title if want == "*" else want, got)
+                     for where, want, got in expected]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hardware", "name", "memory_mib"),
+    [
+        ("a100", "NVIDIA A100-SXM4-80GB", 81920),
+        ("a100", "NVIDIA A100-SXM4-80GB", 81251),
+        ("h200", "NVIDIA H200", 143771),
+        ("gb200", "NVIDIA GB200", 189471),
+        ("mi300x", "AMD Instinct MI300X", 196592),
+    ],
+)
+def test_what_the_drivers_of_the_named_products_report_is_fit(hardware: str, name: str, memory_mib: int) -> None:
+    model = load_hardware(hardware, hardware_folders()).model
+    machine = manifest_of(model.machine, count=8, devices=gpus(name, memory_mib))
+    assert list(preflight.check_hardware(model, 8, machine)) == []
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "level", "found"),
+    [
+        (40960, Level.BLOCKING, "40.0 GiB"),
+        (96 * 1024, Level.BLOCKING, "96.0 GiB"),
+        (Unknown("no answer"), Level.WARNING, "unknown (no answer)"),
+    ],
+)
+def test_a_gpu_of_the_same_name_with_other_memory_blocks(memory_mib: object, level: Level, found: str) -> None:
+    a100 = load_hardware("a100", hardware_folders()).model
+    devices = gpus("NVIDIA A100-SXM4", memory_mib)
+    expected = Finding(level, "gpu.devices.memory_total_mib", "80 GiB within 5%", found)
+    assert list(preflight.check_hardware(a100, 8, manifest_of(count=8, devices=devices))) == [expected]
+
+
+PINNED = Stack(
+    stack="pinned", purpose="x", pins={"megatron_lm": Pin(repository="https://git.example/x", commit="1" * 40)}
+)
+WAY_OUT = ", as stack pinned pins; --stack host takes what is there"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ({"megatron": {"commit": "1" * 40, "is_dirty": False}}, None),
+        ({"megatron": {"commit": "1" * 40, "is_dirty": Unknown("no checkout")}}, None),
+        ({"megatron": {"commit": "1" * 40, "is_dirty": True}}, ("is_dirty", f"{'1' * 40} unchanged", "changed files")),
+        ({"megatron": {"commit": "2" * 40}}, ("commit", f"{'1' * 40}{WAY_OUT}", "2" * 40)),
+        ({"megatron": {"commit": Unknown("absent")}}, ("commit", f"{'1' * 40}{WAY_OUT}", "unknown (absent)")),
+        ({}, ("commit", f"{'1' * 40}{WAY_OUT}", "unknown (not recorded)")),
+    ],
+)
+def test_a_pin_that_is_not_confirmed_blocks(code: dict[str, Fact], expected: tuple[str, str, str] | None) -> None:
+    found = list(preflight.check_pins(PINNED, Manifest(node="n", sections={"code": code})))
+    assert found == ([] if expected is None else
+                     [Finding(Level.BLOCKING, f"code.megatron.{expected[0]}", expected[1], expected[2])])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"commit": Unknown("no checkout"), "tree": "3" * 40}, None),
+        (
+            {"commit": Unknown("no checkout"), "tree": "4" * 40},
+            ("tree", f"{'3' * 40} (the files of {'1' * 12}){WAY_OUT}", "4" * 40),
+        ),
+        (
+            {"commit": Unknown("no checkout"), "tree": Unknown("installed")},
+            ("commit", f"{'1' * 40}{WAY_OUT}", "unknown (no checkout)"),
+        ),
+        ({"commit": "2" * 40, "tree": "3" * 40}, ("commit", f"{'1' * 40}{WAY_OUT}", "2" * 40)),
+        (
+            {"commit": Unknown("none recorded"), "tree": "3" * 40, "is_dirty": True},
+            ("is_dirty", f"{'1' * 40} unchanged", "changed files"),
+        ),
+        ({"commit": Unknown("no checkout"), "tree": "5" * 40}, None),
+        ({"commit": "1" * 40, "tree": "5" * 40, "is_dirty": True}, None),
+        ({"commit": "2" * 40, "tree": "5" * 40}, ("commit", f"{'1' * 40}{WAY_OUT}", "2" * 40)),
+    ],
+)
+def test_an_archive_of_the_pinned_tree_is_the_pinned_commit(
+    facts: dict[str, Fact], expected: tuple[str, str, str] | None
+) -> None:
+    pin = PINNED.pins["megatron_lm"].model_copy(update={"tree": "3" * 40, "patched_tree": "5" * 40})
+    stack = PINNED.model_copy(update={"pins": {"megatron_lm": pin}})
+    found = list(preflight.check_pins(stack, Manifest(node="n", sections={"code": {"megatron": facts}})))
+    assert found == ([] if expected is None else
+                     [Finding(Level.BLOCKING, f"code.megatron.{expected[0]}", expected[1], expected[2])])  # fmt: skip
+
+
+@pytest.mark.parametrize(("tree", "is_taken"), [("3" * 40, False), ("5" * 40, True)])
+def test_a_run_that_needs_the_patch_takes_no_unpatched_sources(tree: str, is_taken: bool) -> None:
+    pin = PINNED.pins["megatron_lm"].model_copy(update={"tree": "3" * 40, "patched_tree": "5" * 40})
+    stack = PINNED.model_copy(update={"pins": {"megatron_lm": pin}})
+    facts: dict[str, Fact] = {"commit": Unknown("no checkout"), "tree": tree}
+    manifest = Manifest(node="n", sections={"code": {"megatron": facts}})
+    expected = Finding(Level.BLOCKING, "code.megatron.tree", f"{'5' * 40}, with upstream's own patch", tree)
+    found = list(preflight.check_pins(stack, manifest, patched=frozenset({"megatron_lm"})))
+    assert found == ([] if is_taken else [expected])
+
+
+def test_every_pin_of_a_stack_is_a_source_that_manifests_describe() -> None:
+    pins = get_args(get_args(Stack.model_fields["pins"].annotation)[0])
+    assert {name: preflight.PINNED_SOURCES[name] for name in pins} == preflight.PINNED_SOURCES
+    assert set(preflight.PINNED_SOURCES.values()) <= code.probe().keys()
+
+
+def test_busy_gpus_block_and_unknown_use_warns() -> None:
+    busy = GpuUse(index=3, memory_used_mib=70_000)
+    expected = Finding(Level.BLOCKING, "gpu", "idle", "GPU 3: 70000 MiB in use, processes: none visible")
+    assert list(preflight.check_idle([busy], Level.BLOCKING)) == [expected]
+    unknown = list(preflight.check_idle(Unknown("no driver"), Level.BLOCKING))
+    assert unknown == [Finding(Level.WARNING, "gpu", "idle", "unknown (no driver)")]
+
+
+def test_gpus_get_time_to_become_idle() -> None:
+    answers = [[GpuUse(index=0, memory_used_mib=9000)], [GpuUse(index=0, memory_used_mib=5000)], []]
+    assert preflight.wait_until_idle(lambda: answers.pop(0), lambda _: False, 10) == []
+
+
+def test_waiting_for_idle_gpus_ends_with_the_deadline_or_a_stop() -> None:
+    busy = [GpuUse(index=0, memory_used_mib=9000)]
+    assert preflight.wait_until_idle(lambda: busy, lambda _: False, 0) == busy
+    assert preflight.wait_until_idle(lambda: busy, lambda _: True, 1e9) == busy
+
+
+def test_the_record_is_the_findings_of_one_allocation() -> None:
+    finding = Finding(Level.INFO, "x", "y", "z")
+    record = preflight.preflight_record("node-0", "abc", [finding])
+    assert record == {"schema": 1, "node": "node-0", "allocation": "abc", "findings": [finding.to_json()]}
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "level"), [("fail", 3, "blocking"), ("warn", 0, "warning"), ("pass", 0, "info")]
+)
+def test_the_profile_says_what_a_finding_does_to_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, code: int, level: str
+) -> None:
+    monkeypatch.setattr(folder, "probe_folder", lambda _: {"clock_skew_s": 7.04})
+    limits = "min_free_disk_gib: 0.01, min_free_memory_gib: 0.01"
+    profile = f"profile: x\ncluster: local\npreflight: {{{limits}, policy: {{clock_skew: {policy}}}}}\n".encode()
+    _, run_dir = make_staged(tmp_path / "run", profile=profile)
+    assert run_example(run_dir) == code
+    found = [item for item in load_json(run_dir.node("node-0").preflight)["findings"] if item["where"] == "clock"]
+    expected, apart = "file system and node agree", "+7.0 s apart"
+    assert found == [{"level": level, "where": "clock", "expected": expected, "found": apart}]
+    assert len(run_dir.trial_dirs()) == (0 if code else 4)
+    sections = load_json(run_dir.node("node-0").manifest)["sections"]
+    assert sections["run_directory"] == {"clock_skew_s": 7.04}

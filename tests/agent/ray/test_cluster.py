@@ -1,0 +1,263 @@
+"""A real Ray cluster of two agents: up and down around every trial, and what becomes of one when a part of it dies."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro.agent.node import read_preflight
+from rlk_repro.agent.ray import node as ray_node
+from rlk_repro.agent.ray.census import parse_names
+from rlk_repro.base import proc, procfs
+from rlk_repro.base.files import load_json
+from rlk_repro.bundle.seal import inspect_bundle
+from rlk_repro.bundle.verify import verify_bundle
+from rlk_repro.rundir.paths import RunDir
+from tests import ROOT
+from tests.support.job_examples import PROFILE, find_alive, find_descendants, make_staged, statuses
+from tests.support.ray.examples import ALLOCATION, NODES
+
+REPOSITORY = ROOT
+LIMIT_S = 240.0
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs ray, which has no build for this Python"
+)
+
+
+class Nodes:
+    """One run directory and the agents that work in it; none of them is left behind."""
+
+    def __init__(self, folder: Path, *, seconds: float) -> None:
+        self.pids = folder / "pids"
+        self.pids.mkdir()
+        self.port = find_ports()
+        profile = PROFILE + b"ray: {first_port: %d}\ntelemetry_interval_s: 0.1\n" % self.port
+        _, self.run_dir = make_staged(folder / "run", ["measure.pairs=1"], profile=profile)
+        self.seconds = seconds
+        self.agents: dict[str, Any] = {}
+        self.output = folder / "output"
+
+    def start(self, nodes: Sequence[str] = NODES) -> None:
+        # as in a shell that has seen another Ray: none of it may reach this one
+        stray = {"RAY_ADDRESS": "127.0.0.1:1", "RAY_AUTH_TOKEN": "0" * 64, "http_proxy": "http://127.0.0.1:1"}
+        env = {**os.environ, **stray, "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(100 << 20)}
+        for node in nodes:
+            argv = [sys.executable, "-m", "tests.support.ray.examples", str(self.run_dir.root), node]
+            with self.output.open("ab") as output:
+                self.agents[node] = proc.start(
+                    [*argv, str(self.seconds), str(self.pids)], output_fd=output.fileno(), cwd=REPOSITORY, env=env
+                )
+
+    def wait(self) -> dict[str, int]:
+        return {node: agent.wait(timeout=LIMIT_S) for node, agent in self.agents.items()}
+
+    def wait_until(self, is_there: Callable[[], object]) -> None:
+        until = time.monotonic() + LIMIT_S
+        while not is_there():
+            assert time.monotonic() < until, self.output.read_text()
+            time.sleep(0.05)
+
+    def wait_for_steps(self) -> None:
+        """The first trial has run its tasks."""
+        log = self.run_dir.trial("00-p1-baseline").stdout
+        self.wait_until(lambda: log.exists() and b"perf 2" in log.read_bytes())
+
+    def kill(self, node: str) -> None:
+        os.kill(self.agents[node].pid, signal.SIGKILL)
+
+    def find_raylet(self, node: str) -> int:
+        found = procfs.find_descendants(self.agents[node].pid)
+        return next(pid for pid in found if Path(f"/proc/{pid}/exe").resolve().name == "raylet")
+
+    def find_left(self) -> list[int]:
+        """Whatever the run has started and still runs: known by what it inherited."""
+        return find_alive(find_descendants(self.run_dir))
+
+    def require_nothing_left(self) -> None:
+        self.wait_until(lambda: not self.find_left())
+        assert find_alive([int(path.name) for path in self.pids.iterdir()]) == []
+        assert not is_taken(self.port)
+
+    def close(self) -> None:
+        for agent in self.agents.values():
+            if agent.poll() is None:
+                agent.send_signal(signal.SIGCONT)
+                agent.kill()
+                agent.wait()
+        self.wait_until(lambda: not self.find_left())
+
+
+def find_ports() -> int:
+    """The first of some ports in a row that nobody uses."""
+    source = random.Random()
+    while True:
+        first = source.randrange(6400, 7900)
+        if not any(is_taken(first + number) for number in range(15)):
+            return first
+
+
+def is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return True
+    return False
+
+
+@pytest.fixture
+def make_nodes(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
+    with ExitStack() as stack:
+
+        def make(*, seconds: float = 0.0) -> Nodes:
+            nodes = Nodes(tmp_path, seconds=seconds)
+            stack.callback(nodes.close)
+            return nodes
+
+        yield make
+
+
+def exit_of(run_dir: RunDir, trial: str) -> Any:
+    return load_json(run_dir.trial(trial).exit)
+
+
+def find_blocking(run_dir: RunDir, node: str) -> list[str]:
+    return [str(item) for item in read_preflight(run_dir, node, ALLOCATION) or [] if item.level == "blocking"]
+
+
+@pytest.mark.real
+def test_every_trial_gets_a_fresh_ray_on_all_nodes_with_its_own_environment(make_nodes: Callable[..., Nodes]) -> None:
+    nodes = make_nodes()
+    nodes.start()
+    assert nodes.wait() == {"a": 0, "b": 0}, nodes.output.read_text()
+    run_dir = nodes.run_dir
+    for trial, switch in (("00-p1-baseline", "0"), ("01-p1-enabled", "1")):
+        log = run_dir.trial(trial).stdout.read_text()
+        for node, address in (("a", "127.0.0.2"), ("b", "127.0.0.3")):
+            assert f"task on {node} host={address} switch={switch} proxy=none\n" in log
+            assert (run_dir.node(node).ray_logs(trial) / "raylet.out").is_file()
+        assert "RAY_ADDRESS" not in load_json(run_dir.trial(trial).env)["env"]
+    assert len(list(nodes.pids.iterdir())) == 4
+    nodes.require_nothing_left()
+    assert not run_dir.ray_token.exists()
+    assert verify_bundle(run_dir.bundle) == []
+
+
+def test_folders_of_killed_agents_are_removed_by_the_next_and_no_others(tmp_path: Path) -> None:
+    for name in ("rlk-ray-left", "rlk-ray-held", "rlk-ray-young", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "start.log").touch()
+        if name != "rlk-ray-young":
+            os.utime(tmp_path / name, (0, 0))
+    lock = ray_node._lock_folder(tmp_path / "rlk-ray-held")
+    ray_node.remove_left_folders(tmp_path)
+    os.close(lock)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "rlk-ray-held", "rlk-ray-young"]
+
+
+def test_ray_talks_around_the_names_of_its_nodes() -> None:
+    line = 'rlk-repro nodes: ["a", "b"]'
+    assert parse_names(f"2026-11-20 INFO worker.py: connected\n\n{line}\n[2026-11-20 core_worker.cc] slow\n") == NODES
+    assert parse_names("Traceback\n") == ()
+
+
+@pytest.mark.real
+def test_a_node_whose_agent_is_killed_interrupts_the_trial_and_ends_the_run(make_nodes: Callable[..., Nodes]) -> None:
+    nodes = make_nodes(seconds=300)
+    nodes.start()
+    nodes.wait_for_steps()
+    nodes.kill("b")
+    assert nodes.wait() == {"a": 3, "b": -signal.SIGKILL}
+    assert statuses(nodes.run_dir) == {"00-p1-baseline": "interrupted"}
+    assert "node b is lost: no sign of life for " in exit_of(nodes.run_dir, "00-p1-baseline")["reason"]
+    assert "nodes.b: is lost: no sign of life for " in nodes.output.read_text()
+    assert not inspect_bundle(nodes.run_dir.bundle).is_sealed
+    nodes.require_nothing_left()
+
+
+@pytest.mark.long
+@pytest.mark.real
+@pytest.mark.parametrize("node", NODES)
+def test_ray_that_ends_on_a_node_fails_the_trial_and_the_next_one_gets_a_new_one(
+    make_nodes: Callable[..., Nodes], node: str
+) -> None:
+    nodes = make_nodes(seconds=12)
+    nodes.start()
+    nodes.wait_for_steps()
+    os.kill(nodes.find_raylet(node), signal.SIGKILL)
+    assert nodes.wait() == {"a": 1, "b": 0}, nodes.output.read_text()
+    assert statuses(nodes.run_dir) == {"00-p1-baseline": "failed", "01-p1-enabled": "ok"}
+    assert f"Ray ended on node {node}: ray start ended with 1: " in exit_of(nodes.run_dir, "00-p1-baseline")["reason"]
+    assert nodes.run_dir.is_sealed
+    nodes.require_nothing_left()
+
+
+@pytest.mark.real
+def test_a_follower_whose_leader_is_killed_says_so_and_leaves_nothing(make_nodes: Callable[..., Nodes]) -> None:
+    nodes = make_nodes(seconds=300)
+    nodes.start()
+    nodes.wait_for_steps()
+    nodes.kill("a")
+    assert nodes.wait() == {"a": -signal.SIGKILL, "b": 3}
+    assert statuses(nodes.run_dir) == {}
+    (found,) = find_blocking(nodes.run_dir, "b")
+    assert found.startswith("blocking: nodes.b.nodes.a: expected a living agent, found no sign of life for ")
+    nodes.require_nothing_left()
+
+
+@pytest.mark.long
+@pytest.mark.real
+def test_a_port_that_is_taken_is_named_on_the_node_that_needs_it(make_nodes: Callable[..., Nodes]) -> None:
+    nodes = make_nodes()
+    with socket.create_server(("127.0.0.1", nodes.port)):
+        nodes.start()
+        assert nodes.wait() == {"a": 3, "b": 0}
+    expected = f"expected Ray with its head at 127.0.0.2:{nodes.port} within 80 s"
+    taken = f"did not join: port {nodes.port} (port) is taken on 127.0.0.2"
+    assert f"nodes.a: {taken}, {expected}\n" in nodes.output.read_text()
+    assert find_blocking(nodes.run_dir, "a") == [
+        f"blocking: nodes.a.00-p1-baseline: nodes.a: {expected}, found {taken}"
+    ]
+    assert statuses(nodes.run_dir) == {}
+    nodes.require_nothing_left()
+
+
+@pytest.mark.real
+def test_a_node_that_does_not_come_is_named(make_nodes: Callable[..., Nodes]) -> None:
+    """Its agent stands still after preflight, as on a node that hangs."""
+    nodes = make_nodes()
+    nodes.start(["b"])
+    nodes.wait_until(lambda: nodes.run_dir.pulse("b").exists())
+    nodes.start(["a"])
+    nodes.wait_until(lambda: read_preflight(nodes.run_dir, "b", ALLOCATION) is not None)
+    nodes.agents["b"].send_signal(signal.SIGSTOP)
+    assert nodes.agents["a"].wait(timeout=LIMIT_S) == 3
+    assert "nodes.b: is lost: no sign of life for " in nodes.output.read_text()
+    nodes.agents["b"].send_signal(signal.SIGCONT)
+    assert nodes.wait() == {"a": 3, "b": 0}
+    nodes.require_nothing_left()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("node", NODES)
+def test_an_agent_that_is_asked_to_stop_takes_ray_down(make_nodes: Callable[..., Nodes], node: str) -> None:
+    nodes = make_nodes(seconds=300)
+    nodes.start()
+    nodes.wait_for_steps()
+    nodes.agents[node].terminate()
+    assert nodes.wait() == ({"a": 143, "b": 0} if node == "a" else {"a": 3, "b": 143})
+    assert statuses(nodes.run_dir) == {"00-p1-baseline": "interrupted"}
+    nodes.require_nothing_left()

@@ -1,0 +1,112 @@
+"""Ray that is there already and stays: a trial's own environment reaches workers that are older than the trial."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.agent.ray.given import GivenRay
+from rlk_repro.agent.ray.marks import Use
+from rlk_repro.base import proc
+from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.environment import resolve_env
+
+PORT = "6311"
+DRIVER = """
+import json, os, sys
+import ray
+ray.init(log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+def read(names):
+    return {name: os.environ.get(name) for name in names}
+
+print(json.dumps(ray.get(read.remote(sys.argv[1:]))))
+"""
+
+
+def make_command(**env: str) -> Command:
+    return Command(argv=("true",), env=env, from_env={}, needs_ray=True)
+
+
+def test_a_command_that_needs_no_ray_gets_nothing() -> None:
+    ray = GivenRay("127.0.0.1:6379", lambda *_, **__: None, 1, 5)
+    with ray.serve(Use(trial="00-p1-baseline"), Command(argv=("true",), env={}, from_env={})) as service:
+        assert service.env == {}
+    assert ray.take_findings() == []
+
+
+def test_that_it_stays_is_said_once() -> None:
+    told: list[str] = []
+    ray = GivenRay("127.0.0.1:6379", lambda event, **_: told.append(event), 0, 5)
+    for number in range(2):
+        with ray.serve(Use(trial=f"{number:02d}-p1-baseline"), make_command(VIME_RL_KERNEL=str(number))) as service:
+            config = json.loads(service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"])
+            assert config["runtime_env"]["env_vars"]["VIME_RL_KERNEL"] == str(number)
+            assert service.env["RAY_ADDRESS"] == "127.0.0.1:6379"
+    assert told == ["ray given", "ray given"]
+    assert [finding.where for finding in ray.take_findings()] == ["ray"]
+    assert ray.lost == {}
+
+
+def test_nodes_that_stay_away_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlk_repro.agent.ray.given.CENSUS_S", 0.1)
+    ray = GivenRay("127.0.0.1:1", lambda *_, **__: None, 2, 0.2)
+    with pytest.raises(EnvironmentMissing, match="expected 2 nodes"), ray.serve(Use(seed=1), make_command()):
+        pass
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A head of Ray that runs in no trial's environment, with a token, as KubeRay hands it to a pod."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(16))
+    folder = tempfile.mkdtemp(prefix="rlk-given-", dir="/tmp")  # short: paths of sockets have 107 bytes
+    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", PORT]
+    argv += ["--temp-dir", folder, "--include-dashboard", "false", "--num-cpus", "1"]
+    with (tmp_path / "ray.log").open("wb") as log:
+        head = proc.start(argv, output_fd=log.fileno(), env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"})
+    yield f"127.0.0.1:{PORT}"
+    proc.signal_process(head.pid, signal.SIGTERM)
+    if not proc.wait(head, 30):
+        proc.signal_group(head.pid, signal.SIGKILL)
+        head.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.real
+def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(address: str) -> None:
+    ray = GivenRay(address, lambda *_, **__: None, 1, 120)
+    for value in ("0", "1"):
+        command = make_command(VIME_RL_KERNEL=value)
+        with ray.serve(Use(trial="00-p1-baseline"), command) as service:
+            assert os.environ["RAY_AUTH_TOKEN"] not in service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"]
+            env = resolve_env(command, os.environ)
+            assert "RAY_AUTH_TOKEN" not in env
+            assert run_driver({**env, **service.env}) == {"VIME_RL_KERNEL": value}
+    stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
+    done = proc.run([sys.executable, "-c", DRIVER], env={**stranger, "RAY_ADDRESS": address}, timeout_s=90)
+    assert not done.is_ok, "a process without the token came in"
+
+
+def run_driver(env: dict[str, str]) -> object:
+    """The head may not be up yet."""
+    argv = [sys.executable, "-c", DRIVER, "VIME_RL_KERNEL"]
+    done = proc.run(argv, env=env, timeout_s=90)
+    for _ in range(5):
+        if done.is_ok:
+            break
+        done = proc.run(argv, env=env, timeout_s=90)
+    assert done.is_ok, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

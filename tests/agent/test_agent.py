@@ -1,0 +1,403 @@
+"""The node agent from start to exit code, with a trainer that is a small script and everything else real."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro.agent.agent import run_agent
+from rlk_repro.agent.lock import locked
+from rlk_repro.agent.node import has_ended, mark_ended, read_preflight
+from rlk_repro.agent.parts import Deadlines, make_place
+from rlk_repro.agent.progress import read_state
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecError
+from rlk_repro.base.files import load_json, write_json, write_text
+from rlk_repro.base.findings import Level
+from rlk_repro.bundle.seal import inspect_bundle, open_bundle
+from rlk_repro.bundle.verify import verify_bundle
+from rlk_repro.job.__main__ import main
+from rlk_repro.probes.environment import select
+from rlk_repro.probes.gpu_use import GpuUse
+from rlk_repro.rundir.manifest import Manifest
+from rlk_repro.rundir.paths import RunDir
+from tests.support.job_examples import (
+    PROFILE,
+    QUICK,
+    FakeWorkload,
+    find_alive,
+    make_parts,
+    make_staged,
+    run_example,
+    statuses,
+)
+from tests.support.waiting import is_written, let_time_pass, signal_when, wait_until
+
+OK_TWO_PAIRS = {"00-p1-baseline": "ok", "01-p1-enabled": "ok", "02-p2-enabled": "ok", "03-p2-baseline": "ok"}
+TOKEN = "hf_" + "Zz9" * 9
+STRICT = PROFILE.replace(b"min_free_disk_gib: 0.01", b"min_free_disk_gib: 1000000000")
+
+
+def events(run_dir: RunDir, name: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in run_dir.agent_log.read_text().splitlines()]
+    return [event for event in found if event["event"] == name]
+
+
+def exit_of(run_dir: RunDir, name: str) -> dict[str, Any]:
+    value: dict[str, Any] = load_json(run_dir.trial(name).exit)
+    return value
+
+
+def message(run_dir: RunDir) -> str:
+    state = read_state(run_dir)
+    assert state is not None
+    return state.message
+
+
+def test_a_run_is_executed_in_plan_order_sealed_and_packed(tmp_path: Path) -> None:
+    plan, run_dir = make_staged(tmp_path / "run")
+    assert run_example(run_dir) == 0
+    assert statuses(run_dir) == OK_TWO_PAIRS
+    assert [event["trial"] for event in events(run_dir, "trial")] == [trial.name for trial in plan.trials]
+    assert verify_bundle(run_dir.bundle) == []
+    assert load_json(run_dir.analysis) == {"num_trials": 4, "schema": 1}
+    state = read_state(run_dir)
+    assert state is not None
+    assert (state.phase, state.exit_code, state.message) == ("ended", 0, "sealed, 4 of 4 trials ok")
+
+
+def test_a_trial_leaves_its_command_environment_log_and_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in select(os.environ):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("VIME_RL_KERNEL", "1")
+    monkeypatch.setenv("NCCL_DEBUG", "VERSION")
+    _, run_dir = make_staged(tmp_path / "run")
+    assert run_example(run_dir, FakeWorkload(actions=["env:VIME_RL_KERNEL", "env:NCCL_DEBUG"])) == 0
+    baseline, enabled = run_dir.trial("00-p1-baseline"), run_dir.trial("01-p1-enabled")
+    assert load_json(baseline.command)["argv"][-1] == "env:NCCL_DEBUG"
+    assert load_json(baseline.env)["env"] == {
+        "NCCL_DEBUG": "VERSION",
+        "RLK_REPRO_LIBRARIES_DIR": "{run_dir}/trials/00-p1-baseline/libraries",
+        "RLK_REPRO_OPS_DIR": "{run_dir}/trials/00-p1-baseline/ops",
+    }
+    lines = [line.split(" ", 1) for line in baseline.stdout.read_text().splitlines()]
+    assert [text for _, text in lines] == ["VIME_RL_KERNEL=None", "NCCL_DEBUG=VERSION"]
+    assert all(stamp.endswith("Z") and len(stamp) == 24 for stamp, _ in lines)
+    assert "VIME_RL_KERNEL=1" in enabled.stdout.read_text()
+    record = exit_of(run_dir, baseline.name)
+    assert set(record) == {
+        "schema", "status", "code", "signal", "reason", "allocation", "started_at", "ended_at", "duration_s",
+    }  # fmt: skip
+    assert record["started_at"] < record["ended_at"]
+    assert record["allocation"] == exit_of(run_dir, enabled.name)["allocation"]
+
+
+def test_failed_trials_are_results_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=2", "time_limit_min=10"])
+    slow = tmp_path / "slow"
+    let_time_pass(monkeypatch, 600, once=slow)
+    by_trial = {
+        "00-p1-baseline": ["exit:3"],
+        "01-p1-enabled": ["print:torch.OutOfMemoryError: CUDA out of memory.", "exit:1"],
+        "02-p2-enabled": [f"child:{slow}", "print:too slow", "sleep:60"],
+    }
+    assert run_example(run_dir, FakeWorkload(by_trial=by_trial)) == 1
+    assert list(statuses(run_dir).values()) == ["failed", "out of memory", "timeout", "ok"]
+    assert exit_of(run_dir, "00-p1-baseline")["code"] == 3
+    assert exit_of(run_dir, "02-p2-enabled")["signal"] == "SIGTERM"
+    assert run_dir.is_sealed
+    assert message(run_dir) == "sealed, 1 of 4 trials ok"
+
+
+def test_a_run_in_which_nothing_ends_well_is_given_up(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=3"])
+    assert run_example(run_dir, FakeWorkload(actions=["exit:3"])) == 1
+    assert list(statuses(run_dir).values()) == ["failed"] * 4
+    assert not run_dir.is_sealed
+    assert not inspect_bundle(run_dir.bundle).is_sealed
+    assert message(run_dir).startswith("trials: 03-p2-baseline: failed, as each of the first 4 did")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stop_packs_without_sealing_and_resuming_redoes_the_pair(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    pids = tmp_path / "pids"
+    signal_when(lambda: is_written(pids), number)
+    slow = FakeWorkload(by_trial={"03-p2-baseline": [f"child:{pids}", "sleep:60"]})
+    assert run_example(run_dir, slow) == code
+    assert statuses(run_dir) == OK_TWO_PAIRS | {"03-p2-baseline": "interrupted"}
+    assert not run_dir.is_sealed
+    assert not inspect_bundle(run_dir.bundle).is_sealed
+    assert find_alive([int(pid) for pid in pids.read_text().split()]) == []
+    assert message(run_dir) == f"stopped by {number.name}"
+
+    first = exit_of(run_dir, "00-p1-baseline")
+    with pytest.raises(SpecError, match="holds trials of an earlier agent"):
+        run_example(run_dir)
+    assert run_example(run_dir, is_resuming=True) == 0
+    assert statuses(run_dir) == OK_TWO_PAIRS
+    assert exit_of(run_dir, "00-p1-baseline") == first
+    allocations = [exit_of(run_dir, name)["allocation"] for name in OK_TWO_PAIRS]
+    assert allocations[0] == allocations[1] != allocations[2] == allocations[3]
+    moved = [path.name for path in run_dir.interrupted.glob("1/*")]
+    assert sorted(moved) == ["02-p2-enabled", "03-p2-baseline"]
+    assert verify_bundle(run_dir.bundle) == []
+
+
+def test_a_sealed_directory_is_refused(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    run_example(run_dir)
+    with pytest.raises(SpecError) as caught:
+        run_example(run_dir, is_resuming=True)
+    assert str(caught.value) == f"{run_dir.root}: already complete: it is sealed\n  hint: submit a new run"
+
+
+def test_a_second_agent_is_refused_while_the_first_one_runs(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    with locked(run_dir, "node a, allocation 1"), pytest.raises(SpecError) as caught:
+        run_example(run_dir)
+    assert str(caught.value) == (
+        f"{run_dir.root}: another agent runs here (node a, allocation 1)\n  hint: wait for it, or cancel the run"
+    )
+    assert run_example(run_dir) == 0
+
+
+def test_blocking_findings_stop_before_the_first_trial(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", profile=STRICT)
+    assert run_example(run_dir) == 3
+    assert statuses(run_dir) == {}
+    findings = load_json(run_dir.node("node-0").preflight)["findings"]
+    assert [item["where"] for item in findings if item["level"] == "blocking"] == ["disk"]
+    assert not inspect_bundle(run_dir.bundle).is_sealed
+    assert message(run_dir).startswith("preflight: disk: is not fit, got ")
+
+
+def test_a_profile_may_continue_in_spite_of_blocking_findings(tmp_path: Path) -> None:
+    profile = STRICT.replace(b"preflight: {", b"preflight: {on_blocking: continue, ")
+    _, run_dir = make_staged(tmp_path / "run", profile=profile)
+    assert run_example(run_dir) == 0
+
+
+def test_a_variable_that_is_not_set_is_an_error_before_any_trial(tmp_path: Path) -> None:
+    profile = PROFILE + b"env: {HF_TOKEN: {from_env: NO_SUCH_VARIABLE}}\n"
+    _, run_dir = make_staged(tmp_path / "run", profile=profile)
+    assert run_example(run_dir) == 2
+    assert run_dir.trial_dirs() == []
+    assert message(run_dir) == (
+        "preflight: environment variable NO_SUCH_VARIABLE: is not set, expected a value\n"
+        "  hint: export NO_SUCH_VARIABLE=…"
+    )
+
+
+def test_a_plan_that_the_workload_cannot_run_is_an_error(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    assert run_example(run_dir, FakeWorkload(problems=[Problem("layout", "two nodes")])) == 2
+    assert message(run_dir) == "preflight: layout: two nodes"
+
+
+def test_planted_secrets_are_nowhere_in_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_OWN", "correct-horse-battery")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-wandb-value")
+    profile = PROFILE + b"env: {HUB_AUTH: {from_env: MY_OWN}, HF_HOME: /data/hf}\n"
+    _, run_dir = make_staged(tmp_path / "run", profile=profile)
+    actions = ["env:HUB_AUTH", "env:HF_TOKEN", "env:WANDB_API_KEY", f"print:--token={TOKEN}", "exit:1"]
+    assert run_example(run_dir, FakeWorkload(actions=actions)) == 1
+    with open_bundle(run_dir.bundle) as opened:
+        everything = b"".join(path.read_bytes() for path in opened.root.rglob("*") if path.is_file())
+    for secret in ("correct-horse-battery", TOKEN, "s3cr3t-wandb-value"):
+        assert secret.encode() not in everything
+    assert load_json(run_dir.trial("00-p1-baseline").env)["env"]["HUB_AUTH"] == "<from MY_OWN>"
+    assert b"HUB_AUTH=<redacted:known-value>" in everything
+
+
+def break_analysis(_: RunDir) -> dict[str, Any]:
+    raise ZeroDivisionError("a bug in the analysis")
+
+
+def test_a_bug_in_the_analysis_does_not_lose_the_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    assert run_example(run_dir, analyse=break_analysis) == 70
+    info = inspect_bundle(run_dir.bundle)
+    assert (info.is_sealed, list(info.trials.values())) == (False, ["ok"] * 4)
+    (error,) = events(run_dir, "error")
+    assert (error["phase"], error["kind"]) == ("analyse", "ZeroDivisionError")
+    assert "a bug in the analysis" in error["error"]
+    assert 'File "{packages}/tests/agent/test_agent.py", line ' in error["error"]
+    assert "Traceback" in capsys.readouterr().err
+    assert run_example(run_dir, is_resuming=True) == 0
+    assert verify_bundle(run_dir.bundle) == []
+
+
+def test_a_directory_that_cannot_be_packed_says_so(tmp_path: Path) -> None:
+    def refuse(_: RunDir) -> Path:
+        raise CheckFailed(Problem("trials/x", "a symbolic link"))
+
+    _, run_dir = make_staged(tmp_path / "run")
+    assert run_example(run_dir, pack=refuse) == 1
+    assert message(run_dir) == "not packed: trials/x: a symbolic link"
+
+
+def test_leftover_processes_of_a_trial_are_killed_and_told(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    pids = tmp_path / "pids"
+    assert run_example(run_dir, FakeWorkload(actions=[f"child:{pids}"])) == 0
+    assert [event["num_leftovers"] for event in events(run_dir, "trial")] == [1, 1, 1, 1]
+    assert find_alive([int(pid) for pid in pids.read_text().split()]) == []
+
+
+GPU_PROFILE = PROFILE.replace(b"preflight: {", b"preflight: {on_blocking: continue, ")
+
+
+def test_gpus_that_stay_busy_are_a_finding_and_do_not_stop_the_run(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", profile=GPU_PROFILE, hardware="h200")
+    busy = [GpuUse(index=0, memory_used_mib=40_000)]
+    assert run_example(run_dir, busy_gpus=lambda: busy) == 0
+    findings = load_json(run_dir.node("node-0").preflight)["findings"]
+    late = [item["where"] for item in findings if item["where"].endswith(": gpu")]
+    assert late == [f"{name}: gpu" for name in OK_TWO_PAIRS]
+
+
+def test_a_node_that_changed_since_the_earlier_agent_is_a_finding(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    assert run_example(run_dir, analyse=break_analysis) == 70
+    changed = {"gpu": {"driver": "580.1"}, "host": {"machine": os.uname().machine}}
+    assert run_example(run_dir, is_resuming=True, probe_node=lambda node: Manifest(node=node, sections=changed)) == 0
+    findings = load_json(run_dir.node("node-0").preflight)["findings"]
+    assert ("warning", "gpu.driver", "580.1") in [(item["level"], item["where"], item["found"]) for item in findings]
+    assert (run_dir.node("node-0").earlier / "1" / "manifest.json").is_file()
+
+
+TRAIN_ONLY = ["measure.pairs=1", "measure.warmup_steps=1", "measure.scored_steps=2", "lane=train-only"]
+
+
+def test_rollouts_are_stored_once_recorded_by_hash_and_used_again(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", TRAIN_ONLY)
+    workload = FakeWorkload(rollouts={7: [f"save:{run_dir.rollouts_of(7).template}:3"]})
+    assert run_example(run_dir, workload, analyse=break_analysis) == 70
+    files = load_json(run_dir.prepared)["rollouts"]["7"]["files"]
+    assert list(files) == ["0.pt", "1.pt", "2.pt"]
+    moment = run_dir.rollouts_of(7).file(0).stat().st_mtime_ns
+    assert run_example(run_dir, workload, is_resuming=True) == 0
+    assert run_dir.rollouts_of(7).file(0).stat().st_mtime_ns == moment
+
+
+def test_stored_rollouts_that_changed_are_refused(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", TRAIN_ONLY)
+    workload = FakeWorkload(rollouts={7: [f"save:{run_dir.rollouts_of(7).template}:3"]})
+    run_example(run_dir, workload, analyse=break_analysis)
+    write_text(run_dir.rollouts_of(7).file(1), "other")
+    assert run_example(run_dir, workload, is_resuming=True) == 1
+    assert message(run_dir) == (
+        f"rollouts: {run_dir.rollouts}/7: stored rollouts changed since they were made, got '1.pt'\n"
+        "  hint: submit a new run"
+    )
+
+
+@pytest.mark.parametrize(
+    ("actions", "expected"),
+    [
+        (["exit:5"], "stdout.log: rollouts were not stored (exit code 5)"),
+        (QUICK, "rollouts/7: 3 of 3 missing, got '0.pt'"),
+    ],
+)
+def test_rollouts_that_do_not_come_are_an_error(tmp_path: Path, actions: list[str], expected: str) -> None:
+    _, run_dir = make_staged(tmp_path / "run", TRAIN_ONLY)
+    assert run_example(run_dir, FakeWorkload(rollouts={7: actions})) == 1
+    assert message(run_dir).endswith(expected)
+    assert statuses(run_dir) == {}
+    (error,) = events(run_dir, "error")
+    assert error["error"].startswith("{run_dir}/rollouts/7")
+
+
+def test_an_unreadable_plan_is_a_finding_and_an_error(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    plan = load_json(run_dir.plan)
+    plan["experiment"]["run"]["purpose"] = "another"
+    write_json(run_dir.plan, plan)
+    with pytest.raises(BundleUnreadable, match="hashes do not fit the content"):
+        run_example(run_dir)
+    findings = load_json(run_dir.node("node-0").preflight)["findings"]
+    assert [(item["level"], item["where"]) for item in findings] == [("blocking", "plan")]
+
+
+def test_weird_names_survive_and_execute_nothing(
+    tmp_path: Path, weird_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, run_dir = make_staged(tmp_path / weird_name / weird_name, ["measure.pairs=1"])
+    assert run_example(run_dir) == 0
+    assert list(statuses(run_dir).values()) == ["ok", "ok"]
+    assert [path.name for path in tmp_path.iterdir()] == [weird_name]
+
+
+def test_the_leader_waits_for_followers_and_a_missing_one_blocks(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    place = make_place("a", ("a", "b"), "job-7")
+    assert run_agent(run_dir, place, is_resuming=False, parts=make_parts()) == 3
+    assert message(run_dir) == ("preflight: nodes.b: is not fit, got 'no record', expected its agent within 0.1 s")
+
+
+def test_a_follower_describes_its_node_and_ends_with_the_leader(tmp_path: Path) -> None:
+    plan, run_dir = make_staged(tmp_path / "run", ["measure.pairs=1"], profile=STRICT + b"telemetry_interval_s: 0.05\n")
+    follower = make_place("b", ("a", "b"), "job-7")
+    run_dir.canary.write_text("job-7")
+    telemetry = run_dir.node("b").telemetry
+
+    def lead() -> None:
+        wait_until(lambda: telemetry.exists() and telemetry.read_text().count("\n") > 2)
+        mark_ended(run_dir, dataclasses.replace(follower, node="a"))
+
+    threading.Thread(target=lead).start()
+    assert run_agent(run_dir, follower, is_resuming=False, parts=make_parts()) == 0
+    assert has_ended(run_dir, "b", "job-7")
+    found = read_preflight(run_dir, "b", "job-7") or []
+    assert [finding.where for finding in found if finding.level is Level.BLOCKING] == ["nodes.b.disk"]
+    assert read_preflight(run_dir, "b", "job-8") is None
+    assert telemetry.read_text().count("\n") > 2
+    assert plan.cluster == "local"
+
+
+def test_leader_and_follower_make_one_bundle(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=1"])
+    mark_ended(run_dir, make_place("b", ("b",), "job-7"))
+    run_dir.end_marker("b").unlink()
+    write_json(run_dir.node("b").preflight, {"schema": 1, "allocation": "job-7", "findings": []})
+    parts = make_parts(deadlines=Deadlines(grace_s=20, idle_s=0.05, followers_s=60, followers_end_s=0.1))
+    assert run_agent(run_dir, make_place("a", ("a", "b"), "job-7"), is_resuming=False, parts=parts) == 0
+    assert events(run_dir, "no end marker") != []
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--node", "x/y"], "input: --nodes: not a node name, got 'x/y', expected a name without a slash\n"),
+        (["--node", "c", "--nodes", "a,b", "--allocation", "1"],
+         "input: --node: not among --nodes, got 'c', expected one of a, b\n"),
+        (["--node", "a", "--nodes", "a,b"],
+         "input: --allocation: missing, expected one id for the agents of all nodes\n"),
+        (["--node", "a", "--nodes", "a,a", "--allocation", "1"],
+         "input: --nodes: a node twice, got 'a,a', expected each once\n"),
+    ],
+)  # fmt: skip
+def test_wrong_places_are_usage_errors(
+    tmp_path: Path, argv: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path), *argv]) == 2
+    assert capsys.readouterr().err == expected
+
+
+def test_a_directory_without_a_plan_is_an_error_that_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "absent")]) == 5
+    assert capsys.readouterr().err == f"bundle: {tmp_path}/absent/plan.json: missing, expected a JSON file\n"
+    assert list(tmp_path.iterdir()) == []

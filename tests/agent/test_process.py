@@ -1,0 +1,238 @@
+"""One trainer under the guard: its exit, its time, its group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro.agent import process
+from rlk_repro.agent.outcome import count_oom_kills, judge
+from rlk_repro.agent.process import Cause, Ended, Limits, run_guarded
+from rlk_repro.agent.stop import Stop
+from rlk_repro.base import guarded, proc, procfs
+from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.rundir.results import TrialStatus
+from tests.support.job_examples import TRAINER, find_alive
+from tests.support.waiting import is_written, let_time_pass, signal_when, wait_until
+
+LIMITS = Limits(time_limit_s=3600, grace_s=20)
+GUARD = [sys.executable, "-I", "-S", str(Path(guarded.__file__).with_name("guard.py"))]
+
+
+@pytest.fixture
+def stop() -> Iterator[Stop]:
+    stop = Stop()
+    with stop.installed():
+        yield stop
+
+
+def run(stop: Stop, *actions: str, limits: Limits = LIMITS, **options: Any) -> tuple[Ended, bytes]:
+    output: list[bytes] = []
+    argv = [sys.executable, "-I", "-S", str(TRAINER), *actions]
+    ended = run_guarded(argv, dict(os.environ), limits=limits, stop=stop, see_output=output.append, **options)
+    return ended, b"".join(output)
+
+
+@pytest.fixture
+def pids(tmp_path: Path) -> Path:
+    """Where a trainer writes what it has started."""
+    return tmp_path / "pids"
+
+
+def run_too_long(
+    stop: Stop, monkeypatch: pytest.MonkeyPatch, starting: str, pids: Path, *, grace_s: float
+) -> tuple[Ended, bytes]:
+    """A trainer that ignores SIGTERM, whose time is over once its child or daemon has started."""
+    let_time_pass(monkeypatch, 3600, once=pids)
+    actions = ["ignore-term", f"{starting}:{pids}", "print:ready", "sleep:60"]
+    return run(stop, *actions, limits=Limits(time_limit_s=3600, grace_s=grace_s))
+
+
+def test_output_of_both_streams_and_the_exit_code_come_through(stop: Stop) -> None:
+    ended, output = run(stop, "print:one", "flood:300000", "exit:7")
+    assert (ended.code, ended.signal, ended.cause, ended.num_leftovers) == (7, None, None, 0)
+    assert output == b"one\n" + b"x" * 299_999 + b"\n"
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM"])
+def test_the_signal_that_killed_the_trainer_is_reported(stop: Stop, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_WHOLE_STEP_S", 0.01)
+    ended, _ = run(stop, f"kill:{name}")
+    assert (ended.code, ended.signal, ended.cause) == (None, signal.Signals[name], None)
+
+
+def test_a_trainer_over_its_time_is_asked_and_then_killed(
+    stop: Stop, pids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, output = run_too_long(stop, monkeypatch, "child", pids, grace_s=0.2)
+    assert (ended.cause, ended.signal, output) == (Cause.TIMEOUT, signal.SIGKILL, b"ready\n")
+    assert 3600.2 <= ended.duration_s < 3620  # of the minute that it would have slept
+
+
+def test_a_stop_ends_the_trainer_within_its_grace(stop: Stop, pids: Path) -> None:
+    signal_when(lambda: is_written(pids), signal.SIGTERM)
+    ended, _ = run(stop, f"child:{pids}", "sleep:60")
+    assert (ended.cause, ended.signal, stop.signal) == (Cause.INTERRUPT, signal.SIGTERM, signal.SIGTERM)
+
+
+def test_a_trainer_signalled_together_with_the_agent_is_interrupted(
+    stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A moment after the trainer, when the agent already asks itself who it was."""
+
+    def wait(timeout_s: float) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        return Stop.wait(stop, timeout_s)
+
+    monkeypatch.setattr(process, "_WHOLE_STEP_S", 60)
+    monkeypatch.setattr(stop, "wait", wait)
+    ended, _ = run(stop, "kill:SIGTERM")
+    assert ended.cause is Cause.INTERRUPT
+
+
+def test_children_of_the_trainer_are_killed_with_its_group(stop: Stop, pids: Path) -> None:
+    ended, _ = run(stop, f"child:{pids}", f"child:{pids}")
+    assert ended.num_leftovers == 2
+    assert find_alive([int(pid) for pid in pids.read_text().split()]) == []
+
+
+def test_a_daemon_in_a_session_of_its_own_is_ended_with_its_trainer(stop: Stop, pids: Path) -> None:
+    ended, output = run(stop, "print:last words", f"daemon:{pids}")
+    assert (ended.code, ended.num_leftovers, output) == (0, 1, b"last words\n")
+    assert find_alive([int(pids.read_text())]) == []
+
+
+def test_a_trainer_that_ignores_the_request_takes_nobody_along(
+    stop: Stop, pids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, _ = run_too_long(stop, monkeypatch, "daemon", pids, grace_s=0.1)
+    assert (ended.signal, ended.cause) == (signal.SIGKILL, Cause.TIMEOUT)
+    assert find_alive([int(pids.read_text())]) == []
+
+
+def test_trouble_ends_the_trainer_and_is_its_reason(stop: Stop, pids: Path) -> None:
+    actions = [f"child:{pids}", "sleep:60"]
+    ended, _ = run(stop, *actions, find_trouble=lambda: "the head is gone" if is_written(pids) else "")
+    assert (ended.signal, ended.cause, ended.trouble) == (signal.SIGTERM, Cause.TROUBLE, "the head is gone")
+    assert judge(ended, b"", has_oom_kill=False) == (TrialStatus.FAILED, "the head is gone; killed by SIGTERM")
+
+
+def test_an_error_of_the_agent_leaves_no_process(stop: Stop) -> None:
+    pids: list[int] = []
+
+    def fail(_: bytes) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        run_guarded(
+            [sys.executable, "-I", "-S", str(TRAINER), "print:x", "sleep:60"], {}, limits=LIMITS, stop=stop,
+            see_output=fail, see_pid=pids.append,
+        )  # fmt: skip
+    assert procfs.find_session(pids[0]) == {}
+
+
+def test_a_program_that_cannot_be_started_says_so_in_the_log(stop: Stop) -> None:
+    output: list[bytes] = []
+    ended = run_guarded(["/no/such/python"], {}, limits=LIMITS, stop=stop, see_output=output.append)
+    assert (ended.code, b"".join(output)) == (127, b"/no/such/python: No such file or directory\n")
+
+
+def test_no_python_at_all_is_an_error(stop: Stop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(EnvironmentMissing):
+        run_guarded(["x"], {}, limits=LIMITS, stop=stop, see_output=lambda _: None)
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    wait_until(lambda: find_alive(pids) == [])
+
+
+@pytest.mark.parametrize("is_killed_too", [False, True])
+def test_nothing_outlives_the_agent_even_when_the_guard_dies_too(
+    tmp_path: Path, pids: Path, is_killed_too: bool
+) -> None:
+    """The pipe's other end is the agent's life; where the guard is gone as well, the kernel kills the trainer."""
+    ours, guards = socket.socketpair()
+    actions = ["ignore-term", f"child:{pids}", "sleep:60"]
+    with (tmp_path / "log").open("wb") as log:
+        guarded = proc.start(
+            [*GUARD, sys.executable, "-I", "-S", str(TRAINER), *actions],
+            output_fd=log.fileno(),
+            stdin_fd=guards.fileno(),
+        )
+    guards.close()
+    wait_until(lambda: is_written(pids))
+    child = int(pids.read_text())
+    members = [pid for pid in procfs.find_session(guarded.pid) if pid not in (child, guarded.pid)]
+    if is_killed_too:
+        os.kill(guarded.pid, signal.SIGKILL)
+        wait_until_gone(members)
+        proc.signal_group(guarded.pid, signal.SIGKILL)
+    ours.close()
+    assert guarded.wait() == -signal.SIGKILL
+    wait_until_gone([*members, child])
+
+
+def ended(**changes: object) -> Ended:
+    values: dict[str, object] = {"code": None, "signal": None, "cause": None, "num_leftovers": 0, "duration_s": 61.0}
+    return Ended(**values | changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("how", "tail", "has_oom_kill", "expected"),
+    [
+        (ended(code=0), b"CUDA out of memory", True, (TrialStatus.OK, "")),
+        (ended(code=1), b"boom", False, (TrialStatus.FAILED, "exit code 1; its log ends: boom")),
+        (ended(code=1), b"", False, (TrialStatus.FAILED, "exit code 1")),
+        (
+            ended(code=3), b"[x] begin\n\x1b[31mthis machine cannot\x1b[0m: no GPU\n  hint: a CPU\r\n", False,
+            (TrialStatus.FAILED, "exit code 3; its log ends: this machine cannot: no GPU; hint: a CPU"),
+        ),
+        (ended(code=1), b"\n  cut off\n\n", False, (TrialStatus.FAILED, "exit code 1; its log ends: cut off")),
+        (
+            ended(code=1), b"E: " + b"x" * 999, False,
+            (TrialStatus.FAILED, f"exit code 1; its log ends: E: {'x' * 297}…"),
+        ),
+        (ended(signal=signal.SIGSEGV), b"step 3", True, (TrialStatus.FAILED, "killed by SIGSEGV")),
+        (ended(signal=signal.SIGKILL), b"", False, (TrialStatus.FAILED, "killed by SIGKILL")),
+        (
+            ended(signal=signal.SIGKILL), b"", True,
+            (TrialStatus.OUT_OF_MEMORY, "host memory: the kernel's out-of-memory killer; killed by SIGKILL"),
+        ),
+        (
+            ended(code=1), b"torch.OutOfMemoryError: CUDA out of memory. Tried", False,
+            (TrialStatus.OUT_OF_MEMORY, "device memory: OutOfMemoryError; exit code 1"),
+        ),
+        (
+            ended(code=1), b"RuntimeError: HIP error: out of memory", False,
+            (TrialStatus.OUT_OF_MEMORY, "device memory: HIP error: out of memory; exit code 1"),
+        ),
+        (
+            ended(signal=signal.SIGABRT), b"NCCL WARN Cuda failure 2 'out of memory'", False,
+            (TrialStatus.OUT_OF_MEMORY, "device memory: Cuda failure 2 'out of memory; killed by SIGABRT"),
+        ),
+        (
+            ended(code=0, cause=Cause.TIMEOUT), b"", False,
+            (TrialStatus.TIMEOUT, "time limit reached after 1 min 01 s; exit code 0"),
+        ),
+        (
+            ended(signal=signal.SIGTERM, cause=Cause.INTERRUPT), b"CUDA out of memory", False,
+            (TrialStatus.INTERRUPTED, "the node agent was asked to stop; killed by SIGTERM"),
+        ),
+    ],
+)  # fmt: skip
+def test_how_a_trial_ended_is_judged(
+    how: Ended, tail: bytes, has_oom_kill: bool, expected: tuple[TrialStatus, str]
+) -> None:
+    assert judge(how, tail, has_oom_kill=has_oom_kill) == expected
+
+
+def test_the_kernel_counts_its_kills_for_memory() -> None:
+    assert count_oom_kills() is not None

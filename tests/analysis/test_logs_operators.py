@@ -1,0 +1,188 @@
+"""Operator records in a log: what is read, and that no line, whatever it holds, stops the reading."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.files import dump_json_line
+from rlk_repro.logs import operators
+from rlk_repro.logs.operators import OperatorLog, Reason, parse_operator_stream, parse_operators
+from rlk_repro.rundir.results import OperatorKind, OperatorStatus
+
+PREFIX = "[2026-11-20 16:00:00] harness.py:60 - operator "
+STAMP = "2026-11-20T16:00:00.123Z "
+CASE: dict[str, Any] = {
+    "operator": "logp",
+    "num_tokens": 9216,
+    "vocab_size": 151936,
+    "hidden_size": None,
+    "dtype": "float32",
+    "density": 1.0,
+    "work": "forward",
+}
+TIME: dict[str, Any] = {
+    "event": "time",
+    "case": CASE,
+    "implementation": "rl-kernel-online",
+    "sweep": 0,
+    "kind": "fused",
+    "class_name": "FusedLogpGenericOp.online_fp32",
+    "version": "0.1.0",
+    "status": "pass",
+    "reason": "",
+    "samples_s": [0.0017, 0.0018],
+    "peak_extra_bytes": 0,
+    "floor_s": 0.0013,
+}
+CHECK: dict[str, Any] = {
+    "event": "check",
+    "case": CASE,
+    "implementation": "rl-kernel-online",
+    "status": "pass",
+    "reason": "",
+    "error": 1.7e-6,
+    "gradient_error": None,
+    "is_repeatable": True,
+    "kernels": ["void online<float>(float const*)"],
+}
+DEVICE: dict[str, Any] = {"event": "device", "name": "NVIDIA H200", "bytes_per_s": 4.3e12, "flops_per_s": {}}
+
+
+def read(*lines: str | bytes) -> OperatorLog:
+    data = b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines) + b"\n"
+    return parse_operator_stream(io.BytesIO(data))
+
+
+def record(value: dict[str, Any], **changes: Any) -> str:
+    return PREFIX + dump_json_line(value | changes)
+
+
+def reasons(log: OperatorLog) -> list[tuple[int, str]]:
+    return [(reject.line, reject.reason) for reject in log.rejects]
+
+
+def test_records_are_read_by_cell_and_sweep_with_their_lines() -> None:
+    log = read(record(DEVICE), "chatter", STAMP + record(TIME), record(TIME, sweep=1), record(CHECK))
+    assert log.rejects == ()
+    assert log.device is not None
+    assert log.device.bytes_per_s == 4.3e12
+    ((case, name),) = log.times
+    assert (case.vocab_size, case.hidden_size, name) == (151936, None, "rl-kernel-online")
+    lines = {sweep: line for sweep, (line, _) in log.times[case, name].items()}
+    assert lines == {0: 3, 1: 4}
+    first = log.times[case, name][0][1]
+    assert (first.kind, first.status, first.samples_s) == (OperatorKind.FUSED, OperatorStatus.PASSED, (0.0017, 0.0018))
+    line, check = log.checks[case, name]
+    assert (line, check.error, check.is_repeatable) == (5, 1.7e-6, True)
+
+
+def test_a_record_that_comes_again_is_refused_and_the_first_stays() -> None:
+    log = read(record(DEVICE), record(DEVICE, bytes_per_s=9e12), record(TIME), record(TIME, samples_s=[1.0]),
+               record(CHECK), record(CHECK, error=0.0))  # fmt: skip
+    assert reasons(log) == [(2, "the same record again"), (4, "the same record again"), (6, "the same record again")]
+    assert log.device is not None
+    assert log.device.bytes_per_s == 4.3e12
+
+
+def test_a_check_counts_only_for_what_was_timed() -> None:
+    assert reasons(read(record(CHECK))) == [(1, "a check of a cell that was never timed")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"samples_s": [-1.0]}, "time.samples_s.0"),
+        ({"samples_s": [1e300]}, "time.samples_s.0"),
+        ({"samples_s": "fast"}, "time.samples_s"),
+        ({"sweep": "0"}, "time.sweep"),
+        ({"sweep": -1}, "time.sweep"),
+        ({"implementation": "<script>"}, "time.implementation"),
+        ({"class_name": "x" * 401}, "time.class_name"),
+        ({"kind": "fastest"}, "time.kind"),
+        ({"case": CASE | {"density": 0}}, "time.case.density"),
+        ({"event": "victory"}, "Input tag 'victory' found using 'event' does not match any of the expected tags"),
+    ],
+)
+def test_a_record_that_is_none_is_refused_with_its_line_and_where(changes: dict[str, Any], where: str) -> None:
+    log = read("chatter", PREFIX + json.dumps(TIME | changes))
+    assert reasons(log) == [(2, "not an operator record")]
+    assert log.rejects[0].detail.startswith(f"{where}: ")
+    assert log.times == {}
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999"])
+def test_numbers_that_are_none_are_refused(text: str) -> None:
+    line = (PREFIX + json.dumps(TIME)).replace("0.0017", text)
+    assert reasons(read(line)) == [(1, "not an operator record")]
+
+
+def test_every_cut_of_a_record_is_refused_as_cut_off() -> None:
+    whole = record(TIME)
+    for end in range(len(PREFIX) + 1, len(whole)):
+        log = read(whole[:end], record(TIME))
+        assert [item for item in reasons(log) if item[0] == 1], whole[:end]
+        assert len(log.times) == 1
+
+
+def test_records_without_the_logging_prefix_are_nobody_s() -> None:
+    log = read(f" - operator {json.dumps(TIME)}", f"operator {json.dumps(TIME)}")
+    assert (log.times, log.rejects) == ({}, ())
+
+
+def test_a_record_that_is_too_long_is_not_even_parsed() -> None:
+    log = read(record(TIME, samples_s=[0.1] * 300_000))
+    assert reasons(log) == [(1, "the record is too long")]
+
+
+def test_more_records_than_are_read_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "MAX_TIMES", 3)
+    log = read(*(record(TIME, sweep=sweep) for sweep in range(10)))
+    assert len(next(iter(log.times.values()))) == 3
+    assert log.num_rejects == {Reason.TOO_MANY.value: 7}
+
+
+def test_deep_nesting_is_refused() -> None:
+    log = read(PREFIX + '{"event":' + "[" * 5000)
+    assert reasons(log) == [(1, "the record is cut off")]
+
+
+def test_a_log_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BundleUnreadable) as caught:
+        parse_operators(tmp_path / "stdout.log")
+    assert str(caught.value) == f"{tmp_path}/stdout.log: not readable (No such file or directory)"
+
+
+@given(st.lists(st.one_of(st.binary(max_size=200), st.binary(max_size=80).map(PREFIX.encode().__add__)), max_size=8))
+def test_no_bytes_stop_the_reading(lines: list[bytes]) -> None:
+    log = read(*lines, b"", record(TIME))
+    assert len(log.times) == 1
+
+
+@given(st.integers(0, 400), st.binary(min_size=1, max_size=6))
+def test_a_damaged_record_is_read_or_refused_and_never_more(place: int, junk: bytes) -> None:
+    whole = record(TIME).encode()
+    place = len(PREFIX) + place % (len(whole) - len(PREFIX))
+    log = read(whole[:place] + junk + whole[place + len(junk) :], record(TIME, implementation="other"))
+    assert len(log.times) + len(log.rejects) >= 1
+    assert any(name == "other" for _, name in log.times)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=10),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=10,
+    ),
+    st.sampled_from(sorted(TIME)),
+)
+def test_no_value_of_a_field_stops_the_reading(value: Any, name: str) -> None:
+    log = read(PREFIX + json.dumps(TIME | {name: value}), record(TIME, sweep=7))
+    assert any(7 in sweeps for sweeps in log.times.values())

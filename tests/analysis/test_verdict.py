@@ -1,0 +1,351 @@
+"""Every branch of the verdict, its words, and the data that must never lead to one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.rundir.results import GateStatus, PairStatus, ProofStatus, VerdictWord
+from rlk_repro.spec import Measure
+from tests.support.judged_pairs import (
+    LEVELS,
+    MEASURE,
+    MadePair,
+    around,
+    change,
+    judge_pairs,
+    make_controls,
+    make_pair,
+    make_pairs,
+)
+
+FASTER, SLOWER, EQUIVALENT, INCONCLUSIVE, NOT_COMPARABLE, NO_COMPARISON = VerdictWord
+RATIOS = st.lists(st.floats(0.5, 2.0), min_size=6, max_size=10)
+
+
+def test_faster_is_said_with_ratio_interval_and_pairs() -> None:
+    verdict = judge_pairs(make_pairs(*around(0.95))).verdict
+    assert verdict.word is FASTER
+    assert verdict.headline == (
+        "enabled is faster than baseline: step time ratio enabled / baseline 0.9500 (95 % interval 0.9486 to 0.9514, "
+        "6 pairs), wholly beyond the smallest effect of interest, 1 %"
+    )
+    assert verdict.reasons == (
+        "every gate that applies passed",
+        "no control pairs: the noise floor was not measured",
+    )
+    assert (verdict.threshold, verdict.smallest_effect, verdict.num_pairs) == (0.01, 0.01, 6)
+
+
+def test_slower_and_equivalent_are_said_as_readily() -> None:
+    slower = judge_pairs(make_pairs(*around(1.05))).verdict
+    assert slower.word is SLOWER
+    assert slower.headline.startswith("enabled is slower than baseline: step time ratio enabled / baseline 1.0500 (")
+    equivalent = judge_pairs(make_pairs(*around(1.0))).verdict
+    assert equivalent.word is EQUIVALENT
+    assert equivalent.headline == (
+        "enabled and baseline are equivalent within 1 %: step time ratio enabled / baseline 1.0000 "
+        "(95 % interval 0.9985 to 1.0015, 6 pairs)"
+    )
+
+
+def test_an_interval_in_between_is_inconclusive() -> None:
+    verdict = judge_pairs(make_pairs(*around(0.99))).verdict
+    assert verdict.word is INCONCLUSIVE
+    assert verdict.headline == (
+        "inconclusive: the interval is neither wholly beyond nor wholly within 1 %; "
+        "step time ratio enabled / baseline 0.9900 (95 % interval 0.9885 to 0.9915, 6 pairs)"
+    )
+
+
+def test_identical_trials_are_equivalent_with_an_interval_without_width() -> None:
+    judgement = judge_pairs(make_pairs(*[1.0] * 6))
+    primary = judgement.effects[0]
+    assert (primary.ratio, primary.low, primary.high, primary.p_value, primary.p_t) == (1.0, 1.0, 1.0, 1.0, None)
+    assert judgement.verdict.word is EQUIVALENT
+
+
+def test_the_noise_floor_replaces_a_smaller_effect_of_interest() -> None:
+    controls = make_controls(1.01, 0.99, 1.02, 0.98, 1.005, 0.995)
+    judgement = judge_pairs([*make_pairs(*around(0.985)), *controls])
+    assert judgement.noise_floor.n == 6
+    assert judgement.verdict.threshold == judgement.noise_floor.fraction == pytest.approx(0.0154, abs=1e-4)
+    assert judgement.verdict.word is INCONCLUSIVE
+    assert judgement.verdict.headline.startswith(
+        "inconclusive: the interval is not wholly beyond the noise floor, 1.54 %, nor wholly within 1 %; step time"
+    )
+    faster = judge_pairs([*make_pairs(*around(0.95)), *controls]).verdict
+    assert faster.word is FASTER
+    assert faster.headline.endswith("wholly beyond the noise floor, 1.54 %")
+    assert "noise floor 1.54 %, the farther end of the 95 % interval of 6 control pairs" in faster.reasons
+
+
+def test_a_noise_floor_never_makes_equality_easier() -> None:
+    pairs = [*make_pairs(*around(1.02)), *make_controls(1.1, 0.9, 1.05, 0.95)]
+    judgement = judge_pairs(pairs)
+    assert (judgement.noise_floor.fraction or 0) > 0.1
+    assert judgement.verdict.word is INCONCLUSIVE
+
+
+@given(st.lists(st.floats(0.2, 5.0), max_size=5), st.floats(0.1, 3.0))
+def test_fewer_than_six_pairs_never_yield_a_word_on_speed(ratios: list[float], smallest_pct: float) -> None:
+    measure = Measure(pairs=max(1, len(ratios)), scored_steps=3, smallest_effect_pct=smallest_pct)
+    verdict = judge_pairs(make_pairs(*ratios), measure=measure).verdict
+    assert verdict.word is INCONCLUSIVE
+
+
+@given(
+    st.lists(st.fixed_dictionaries(dict.fromkeys(LEVELS, st.floats())), max_size=8), st.sampled_from([1e-9, 0.05, 0.4])
+)
+@settings(max_examples=200)
+def test_no_number_in_a_log_makes_it_fail(trials: list[dict[str, float]], alpha: float) -> None:
+    pairs = [make_pair(f"p{index}", **levels) for index, levels in enumerate(trials)]  # type: ignore[arg-type]
+    judgement = judge_pairs(pairs, measure=MEASURE.model_copy(update={"alpha": alpha}))
+    numbers = [value for effect in judgement.effects for value in (effect.ratio, effect.low, effect.high)]
+    numbers += [value for gate in judgement.gates for value in (gate.estimate, gate.low, gate.high)]
+    assert all(value is None or math.isfinite(value) for value in [*numbers, judgement.verdict.threshold])
+    assert judgement.verdict.headline.isprintable()
+
+
+def test_too_few_pairs_are_named() -> None:
+    verdict = judge_pairs(make_pairs(*[0.5] * 5), measure=MEASURE.model_copy(update={"pairs": 5})).verdict
+    assert verdict.headline == (
+        "inconclusive: 5 scored pairs, at least 6 are needed; step time ratio enabled / baseline 0.5000 "
+        "(95 % interval 0.5000 to 0.5000, 5 pairs)"
+    )
+    assert "a verdict on speed needs 6 pairs with a step time, found 5" in verdict.reasons
+
+
+@given(RATIOS)
+@settings(max_examples=50)
+def test_a_failed_gate_always_wins(ratios: list[float]) -> None:
+    measure = MEASURE.model_copy(update={"pairs": len(ratios)})
+    for broken in (
+        judge_pairs(make_pairs(*ratios, raw_reward=0.3), measure=measure),
+        judge_pairs(make_pairs(*ratios, peak_memory_bytes=7e10), measure=measure),
+        judge_pairs(make_pairs(*ratios), measure=measure, differences=[Finding(Level.BLOCKING, "gpu", "a", "b")]),
+        judge_pairs(make_pairs(*ratios, proof=ProofStatus.FALLBACK), measure=measure),
+    ):
+        assert broken.verdict.word is NOT_COMPARABLE
+
+
+@given(RATIOS)
+@settings(max_examples=50)
+def test_swapping_the_variants_swaps_the_word(ratios: list[float]) -> None:
+    measure = MEASURE.model_copy(update={"pairs": len(ratios)})
+    swap = {FASTER: SLOWER, SLOWER: FASTER, EQUIVALENT: EQUIVALENT, INCONCLUSIVE: INCONCLUSIVE}
+    one = judge_pairs(make_pairs(*ratios), measure=measure)
+    effect = one.effects[0]
+    edges = (1 / 1.01, 1.01)
+    assume(all(abs((bound or 1) - edge) > 1e-9 for bound in (effect.low, effect.high) for edge in edges))
+    other = judge_pairs(make_pairs(*(1 / ratio for ratio in ratios)), measure=measure)
+    assert other.verdict.word is swap[one.verdict.word]
+
+
+@given(st.permutations(range(8)))
+@settings(max_examples=30)
+def test_the_order_of_pairs_does_not_matter(order: list[int]) -> None:
+    pairs = [*make_pairs(0.95, 0.97, 0.94, 0.96, 0.93, 0.955), *make_controls(1.01, 0.98)]
+    expected, found = judge_pairs(pairs), judge_pairs([pairs[index] for index in order])
+    assert found.effects == expected.effects
+    assert found.noise_floor == expected.noise_floor
+    assert found.verdict == expected.verdict
+
+
+def test_a_failed_gate_is_quoted_and_no_speed_is() -> None:
+    verdict = judge_pairs(make_pairs(*around(0.9), raw_reward=0.4)).verdict
+    assert verdict.headline == (
+        "not comparable: raw_reward: mean difference enabled - baseline is shown to be beyond the margin "
+        "(-0.1, bounds -0.1 and -0.1, margin -0.01, 6 pairs)"
+    )
+
+
+def test_an_undecided_gate_is_named() -> None:
+    verdict = judge_pairs(make_pairs(*around(0.95), without=("raw_reward", "peak_memory_bytes"))).verdict
+    assert verdict.word is INCONCLUSIVE
+    assert verdict.headline.startswith("inconclusive: undecided on raw_reward, peak_memory_bytes; step time ratio")
+    assert "undecided: raw_reward: mean difference enabled - baseline is not recorded" in verdict.reasons
+
+
+def test_stored_rollouts_need_no_reward() -> None:
+    verdict = judge_pairs(make_pairs(*around(0.95), without=("raw_reward",)), lane="train-only").verdict
+    assert verdict.word is FASTER
+    assert "raw_reward does not apply: both variants train on the same stored rollouts" in verdict.reasons
+
+
+def test_native_operators_never_yield_a_word_on_speed() -> None:
+    verdict = judge_pairs(make_pairs(*around(0.5), proof=ProofStatus.NATIVE)).verdict
+    assert verdict.word is INCONCLUSIVE
+    assert verdict.headline.startswith(
+        "inconclusive: RL-Kernel's operators ran as plain PyTorch, which proves the route and never a speed; "
+        "step time ratio enabled / baseline 0.5000 ("
+    )
+
+
+def fall_back(pair: MadePair) -> MadePair:
+    return change(pair, is_control=True, control_reason="logp fell back everywhere")
+
+
+def test_enabled_that_never_ran_shows_noise_and_no_speed() -> None:
+    pairs = [fall_back(pair) for pair in make_pairs(*around(1.0), proof=ProofStatus.FALLBACK)]
+    judgement = judge_pairs(pairs)
+    assert judgement.verdict.word is NOT_COMPARABLE
+    assert judgement.verdict.headline == (
+        "enabled never ran RL-Kernel: it fell back in 6 of 6 planned pairs; "
+        "6 control pairs show noise in step time of up to 0.152 % (95 % interval)"
+    )
+    assert judgement.verdict.reasons[:3] == (
+        "failed: rl_kernel_active: RL-Kernel did not run, or not everywhere, in p1, p2, p3 and 3 more",
+        "no pair was scored, so nothing else could be measured",
+        "noise floor 0.152 %, the farther end of the 95 % interval of 6 control pairs",
+    )
+    assert "used as control pairs: p1, p2, p3, p4, p5, p6: logp fell back everywhere" in judgement.verdict.reasons
+    assert (judgement.effects[0].n, judgement.noise_floor.n, judgement.verdict.num_pairs) == (0, 6, 0)
+
+
+def test_one_pair_that_fell_back_measures_no_noise() -> None:
+    pairs = [fall_back(make_pair("p1", proof=ProofStatus.FALLBACK))]
+    verdict = judge_pairs(pairs, measure=MEASURE.model_copy(update={"pairs": 1})).verdict
+    assert verdict.headline == (
+        "enabled never ran RL-Kernel: it fell back in 1 of 1 planned pair; noise not measured, 1 control pair"
+    )
+
+
+def test_some_pairs_that_fell_back_are_named_beside_the_verdict() -> None:
+    pairs = make_pairs(*around(0.95), 1.0)
+    pairs[6] = fall_back(make_pair("p7", proof=ProofStatus.FALLBACK))
+    verdict = judge_pairs(pairs, measure=MEASURE.model_copy(update={"pairs": 7})).verdict
+    assert verdict.word is FASTER
+    assert verdict.headline.endswith("; 1 of 7 planned pairs fell back")
+
+
+def test_void_and_dropped_pairs_are_named_in_the_headline() -> None:
+    pairs = make_pairs(*around(0.95), *[0.95] * 4)
+    pairs[1] = change(pairs[1], status=PairStatus.VOID, reason="logp fell back 3 times")
+    pairs[2] = change(pairs[2], status=PairStatus.DROPPED, reason="enabled: out of memory")
+    verdict = judge_pairs(pairs, measure=MEASURE.model_copy(update={"pairs": 10})).verdict
+    assert verdict.word is FASTER
+    assert verdict.headline.endswith(
+        "; 1 of 10 planned pairs void: p2 (logp fell back 3 times)"
+        "; 1 of 10 planned pairs dropped: p3 (enabled: out of memory)"
+    )
+    assert "pair p3 dropped: enabled: out of memory" in verdict.reasons
+
+
+def test_only_void_pairs_are_not_comparable() -> None:
+    pairs = [
+        change(pair, status=PairStatus.VOID, reason="ratio_kl fell back")
+        for pair in make_pairs(*around(0.95), proof=ProofStatus.FALLBACK)
+    ]
+    verdict = judge_pairs(pairs).verdict
+    assert verdict.word is NOT_COMPARABLE
+    assert verdict.headline.startswith(
+        "not comparable: rl_kernel_active: RL-Kernel did not run, or not everywhere, in p1"
+    )
+    assert "6 of 6 planned pairs void: p1 (ratio_kl fell back), p2" in verdict.headline
+
+
+def test_missing_proof_in_every_pair_is_inconclusive() -> None:
+    pairs = [
+        change(pair, status=PairStatus.VOID, reason="no ops file")
+        for pair in make_pairs(*around(0.95), proof=ProofStatus.MISSING)
+    ]
+    verdict = judge_pairs(pairs).verdict
+    assert verdict.word is INCONCLUSIVE
+    assert verdict.headline.startswith(
+        "inconclusive: no proof that RL-Kernel ran in p1, p2, p3 and 3 more; no step time"
+    )
+
+
+def test_only_dropped_pairs_are_inconclusive() -> None:
+    pairs = [
+        change(pair, status=PairStatus.DROPPED, reason="enabled: timeout", metrics=())
+        for pair in make_pairs(1.0, 1.0, proof=ProofStatus.MISSING)
+    ]
+    verdict = judge_pairs(pairs, measure=MEASURE.model_copy(update={"pairs": 2})).verdict
+    assert verdict.headline == (
+        "inconclusive: no scored pair; no step time ratio, 0 pairs"
+        "; 2 of 2 planned pairs dropped: p1 (enabled: timeout), p2 (enabled: timeout)"
+    )
+
+
+def test_control_pairs_alone_measure_noise() -> None:
+    judgement = judge_pairs(make_controls(1.01, 0.99, 1.0))
+    assert judgement.verdict.word is INCONCLUSIVE
+    assert judgement.verdict.headline == (
+        "no pair was meant to compare: 3 control pairs show noise in step time of up to 2.52 % (95 % interval)"
+    )
+    assert "pairs: 0 of 0 planned pairs scored" in [f"{gate.name}: {gate.detail}" for gate in judgement.gates]
+
+
+def test_nothing_at_all_is_inconclusive() -> None:
+    judgement = judge_pairs([])
+    assert judgement.verdict.headline == "no pair was meant to compare: noise not measured, 0 control pairs"
+    assert judgement.verdict.word is INCONCLUSIVE
+
+
+def stalling(ratio: float, slow: float) -> dict[str, list[float]]:
+    return {"step_time_s": [60 * ratio, 60 * ratio, slow]}
+
+
+def test_a_mean_that_is_shown_slower_withholds_the_word() -> None:
+    pairs = [make_pair(f"p{i}", steps=stalling(ratio, 600.0)) for i, ratio in enumerate(around(0.95))]
+    verdict = judge_pairs(pairs).verdict
+    assert verdict.word is INCONCLUSIVE
+    assert verdict.headline.startswith("inconclusive: median and mean of the step time do not agree; step time ratio")
+    assert any(reason.startswith("with rare slow steps counted, by means, not medians: ") for reason in verdict.reasons)
+
+
+def test_a_mean_that_only_seems_slower_is_told_in_the_headline() -> None:
+    slow = (60.0, 60.0, 60.0, 60.0, 60.0, 2000.0)
+    pairs = [make_pair(f"p{i}", steps=stalling(ratio, slow[i])) for i, ratio in enumerate(around(0.95))]
+    verdict = judge_pairs(pairs).verdict
+    assert verdict.word is FASTER
+    assert "; with rare slow steps counted, by means, 1." in verdict.headline
+
+
+def test_secondary_effects_are_corrected_among_themselves() -> None:
+    effects = judge_pairs(make_pairs(*around(0.95), peak_memory_bytes=5e10)).effects
+    assert [(item.metric, item.role) for item in effects] == [
+        ("step_time_s", "primary"),
+        ("mean_step_time_s", "secondary"),
+        ("peak_memory_bytes", "secondary"),
+    ]
+    primary, by_mean, memory = effects
+    assert primary.p_holm is None
+    assert by_mean.p_holm == by_mean.p_t
+    assert (memory.p_t, memory.p_holm) == (None, None)
+
+
+def test_a_metric_that_some_pairs_lack_says_so() -> None:
+    pairs = [*make_pairs(*around(0.95)[1:]), make_pair("x", without=("peak_memory_bytes",), step_time_s=57.0)]
+    memory = next(item for item in judge_pairs(pairs).effects if item.metric == "peak_memory_bytes")
+    assert (memory.n, memory.note) == (5, "comparable in 5 of 6 scored pairs")
+
+
+def test_exploratory_runs_say_so_first() -> None:
+    verdict = judge_pairs(make_pairs(*around(0.95)), is_exploratory=True).verdict
+    assert verdict.is_exploratory
+    assert verdict.headline.startswith("exploratory: enabled is faster than baseline: ")
+    assert verdict.reasons[0] == "exploratory: the measurement plan was changed after it was fixed"
+
+
+def test_throttled_trials_are_marked() -> None:
+    verdict = judge_pairs([*make_pairs(*around(0.95)[1:]), make_pair("x", throttled=0.03, step_time_s=57.0)]).verdict
+    assert "thermal: x-enabled was throttled in 3 % of its samples" in verdict.reasons
+
+
+def test_a_word_that_the_sign_flip_test_does_not_share_says_so() -> None:
+    pairs = make_pairs(0.95, 0.94, 0.95, 0.96, 0.94, 1.001)
+    verdict = judge_pairs(pairs, measure=MEASURE.model_copy(update={"smallest_effect_pct": 0.5})).verdict
+    assert verdict.word is FASTER
+    assert verdict.reasons[-1] == "the exact sign-flip p is 0.0625: the interval alone carries the difference"
+
+
+def test_every_gate_status_leads_somewhere() -> None:
+    statuses = {gate.status for gate in judge_pairs(make_pairs(*around(1.0)), lane="train-only").gates}
+    assert statuses == {GateStatus.PASSED, GateStatus.NOT_APPLICABLE}

@@ -1,0 +1,329 @@
+"""Sealing, packing, unpacking and listing."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, SpecError
+from rlk_repro.base.files import dump_json, sha256_bytes, write_bytes, write_json
+from rlk_repro.bundle.archive import render_header
+from rlk_repro.bundle.checksums import CHECKSUMS, parse_checksums, render_checksums
+from rlk_repro.bundle.seal import FolderReader, inspect_bundle, open_bundle, pack, seal, unpack
+from rlk_repro.rundir.paths import RunDir
+from tests.support.bundle_examples import LOG, ODD_NAMES, RUN_ID, TRIAL, make_run_dir, read_tar
+from tests.support.make_run import make_run
+
+KEYS = ("experiment", "run", "lane", "hardware", "profile", "cluster", "plan_hash", "verdict", "word", "headline",
+        "facts", "rlk-repro", "run_id", "status")  # fmt: skip
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return make_run_dir(tmp_path)
+
+
+@pytest.fixture
+def bundle(run_dir: RunDir) -> Path:
+    seal(run_dir)
+    return pack(run_dir)
+
+
+def read_tree(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def packed_names(run_dir: RunDir) -> set[str]:
+    return {name for name in read_tree(run_dir.root) if run_dir.is_packed(name)}
+
+
+def test_a_stranger_checks_a_bundle_with_tar_and_sha256sum(bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    subprocess.run(["tar", "xzf", bundle], cwd=folder, check=True)
+    check = [shutil.which("sha256sum") or "sha256sum", "-c", "--strict", "SHA256SUMS"]
+    done = subprocess.run(check, cwd=folder, check=True, capture_output=True)
+    assert done.stderr == b""
+    assert done.stdout.count(b": OK\n") == 29
+
+
+def test_the_checksums_are_those_that_sha256sum_writes(run_dir: RunDir) -> None:
+    seal(run_dir)
+    names = sorted(packed_names(run_dir) - {CHECKSUMS}, key=os.fsencode)
+    theirs = subprocess.run(["sha256sum", "--", *names], cwd=run_dir.root, check=True, capture_output=True).stdout
+    assert run_dir.checksums.read_bytes() == theirs
+
+
+def test_the_id_is_the_digest_of_the_checksums(run_dir: RunDir) -> None:
+    bundle_id = seal(run_dir)
+    assert bundle_id == sha256_bytes(run_dir.checksums.read_bytes())
+    assert inspect_bundle(pack(run_dir)).bundle_id == bundle_id
+
+
+def test_packing_twice_gives_the_same_bytes(run_dir: RunDir, bundle: Path, tmp_path: Path) -> None:
+    assert pack(run_dir, tmp_path / "again.tgz").read_bytes() == bundle.read_bytes()
+
+
+def test_neither_name_nor_time_nor_mode_changes_the_bytes(run_dir: RunDir, bundle: Path, tmp_path: Path) -> None:
+    copy = RunDir(tmp_path / "elsewhere" / "another name")
+    old_mask = os.umask(0o077)
+    try:
+        for name, data in reversed(read_tree(run_dir.root).items()):
+            path = copy.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            os.utime(path, (1, 1))
+            path.chmod(0o755)
+        again = pack(copy)
+    finally:
+        os.umask(old_mask)
+    assert again.read_bytes() == bundle.read_bytes()
+
+
+def test_members_are_sorted_files_without_a_folder_around_owner_or_time(bundle: Path, run_dir: RunDir) -> None:
+    with tarfile.open(bundle, encoding="utf-8") as archive:
+        members = archive.getmembers()
+    names = [member.name for member in members]
+    assert names == sorted(packed_names(run_dir), key=os.fsencode)
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode, m.type) for m in members} == {
+        (0, 0, 0, "", "", 0o644, tarfile.REGTYPE)
+    }
+    assert bundle.read_bytes()[4:10] == b"\0\0\0\0\0\xff"
+
+
+def test_unpacking_gives_every_packed_byte_back(run_dir: RunDir, bundle: Path, tmp_path: Path) -> None:
+    unpacked = unpack(bundle, tmp_path / "out")
+    assert unpacked.root == tmp_path / "out"
+    tree = read_tree(run_dir.root)
+    assert read_tree(unpacked.root) == {name: tree[name] for name in packed_names(run_dir)}
+    assert {f"scheduler/{name}" for name in ODD_NAMES} <= packed_names(run_dir)
+
+
+def test_unpacking_into_an_existing_folder_is_refused(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        unpack(bundle, tmp_path)
+    assert str(caught.value) == f"{tmp_path}: already exists, expected a new folder"
+
+
+def test_opening_takes_a_bundle_or_a_run_directory(run_dir: RunDir, bundle: Path) -> None:
+    with open_bundle(run_dir.root) as opened:
+        assert opened == run_dir
+    with open_bundle(bundle) as opened:
+        assert (opened.root / LOG).read_bytes() == (run_dir.root / LOG).read_bytes()
+    assert not opened.root.exists()
+
+
+def test_a_bundle_that_is_not_there_is_a_wrong_argument(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught, open_bundle(tmp_path / "no.tgz"):
+        pass
+    assert str(caught.value) == f"{tmp_path}/no.tgz: no such file, expected a bundle or a run directory"
+
+
+def test_a_pipe_is_no_bundle(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BundleUnreadable) as caught, open_bundle(tmp_path / "pipe"):
+        pass
+    assert str(caught.value) == f"{tmp_path}/pipe: a device, socket or named pipe, expected a regular file"
+
+
+def test_an_interrupted_run_is_packed_without_a_seal(run_dir: RunDir) -> None:
+    info = inspect_bundle(pack(run_dir))
+    assert not info.is_sealed
+    assert info.num_files == 29
+
+
+def test_sealing_twice_changes_nothing(run_dir: RunDir) -> None:
+    first = seal(run_dir)
+    before = run_dir.checksums.stat().st_mtime_ns
+    assert seal(run_dir) == first
+    assert run_dir.checksums.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("act", [seal, pack])
+def test_what_changed_since_sealing_is_named(run_dir: RunDir, act: Callable[[RunDir], object]) -> None:
+    seal(run_dir)
+    run_dir.run_yaml.unlink()
+    (run_dir.root / "late.txt").write_bytes(b"")
+    log = run_dir.root / LOG
+    log.write_bytes(b"other")
+    with pytest.raises(CheckFailed) as caught:
+        act(run_dir)
+    listed, _ = parse_checksums(run_dir.checksums.read_bytes())
+    root = run_dir.root
+    assert str(caught.value).splitlines() == [
+        f"{root}/late.txt: differs from what was sealed: an extra file that SHA256SUMS does not list, expected nothing",
+        f"{root}/run.yaml: differs from what was sealed: missing, expected sha256 {listed['run.yaml']}",
+        f"{root}/{LOG}: differs from what was sealed: sha256 {sha256_bytes(b'other')}, expected sha256 {listed[LOG]}",
+    ]
+    assert not run_dir.bundle.exists()
+
+
+@pytest.mark.parametrize("act", [seal, pack])
+def test_links_and_pipes_are_all_named_and_refused(run_dir: RunDir, act: Callable[[RunDir], object]) -> None:
+    (run_dir.root / "link").symlink_to("/etc/passwd")
+    (run_dir.root / "nodes" / "folder").symlink_to(run_dir.trials)
+    os.mkfifo(run_dir.root / "nodes" / "pipe")
+    with pytest.raises(CheckFailed) as caught:
+        act(run_dir)
+    assert sorted(str(caught.value).splitlines()) == [
+        f"{run_dir.root}/link: a symbolic link, expected a regular file",
+        f"{run_dir.root}/nodes/folder: a symbolic link, expected a regular file",
+        f"{run_dir.root}/nodes/pipe: a device, socket or named pipe, expected a regular file",
+    ]
+    assert not run_dir.is_sealed
+    assert not run_dir.bundle.exists()
+    assert not list(run_dir.root.glob(".partial-*"))
+
+
+def test_a_file_that_grows_while_it_is_packed_is_cut_at_its_first_size(run_dir: RunDir) -> None:
+    log = run_dir.root / LOG
+    before = log.read_bytes()
+    reader = FolderReader(run_dir)
+    for member in reader:
+        if member.name == LOG:
+            with log.open("ab") as stream:
+                stream.write(b"late line\n")
+            assert b"".join(reader.data()) == before
+
+
+def test_a_file_that_shrinks_while_it_is_packed_is_named(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FolderReader, "data", lambda _: iter([b""]))
+    with pytest.raises(CheckFailed) as caught:
+        pack(run_dir)
+    where = f"{run_dir.root}/nodes/n0/manifest.json"
+    assert str(caught.value) == f"{where}: shrank while it was packed, got 0, expected 13 bytes"
+    assert not run_dir.bundle.exists()
+
+
+def test_a_large_file_survives_with_the_digest_taken_in_pieces(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / RUN_ID)
+    data = os.urandom(3_000_001)
+    run_dir.root.mkdir()
+    run_dir.run_yaml.write_bytes(data)
+    seal(run_dir)
+    assert run_dir.checksums.read_bytes() == render_checksums({"run.yaml": sha256_bytes(data)})
+    assert unpack(pack(run_dir), tmp_path / "out").run_yaml.read_bytes() == data
+
+
+def test_zlib_writes_and_reads_the_same_format(
+    run_dir: RunDir, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import zlib
+
+    from rlk_repro.bundle import gzip_stream
+
+    monkeypatch.setattr(gzip_stream, "deflate", zlib)
+    monkeypatch.setattr(gzip_stream, "_DeflateError", zlib.error)
+    assert read_tar(pack(run_dir, tmp_path / "zlib.tgz")) == read_tar(bundle)
+    assert read_tree(unpack(bundle, tmp_path / "out").root).keys() == packed_names(run_dir)
+
+
+@given(st.text(st.characters(exclude_characters="\0/"), min_size=1, max_size=300), st.integers(0, 1 << 60))
+def test_any_tar_reads_our_headers(name: str, size_bytes: int) -> None:
+    path = name.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
+    blocks = io.BytesIO(render_header(path, size_bytes))
+    with tarfile.open(fileobj=blocks, mode="r|", encoding="utf-8") as archive:
+        info = archive.next()
+    assert info is not None
+    assert (info.name, info.size, info.mtime, info.uid, info.mode) == (path, size_bytes, 0, 0, 0o644)
+
+
+def test_the_run_id_is_the_recorded_one_whatever_the_folder_is_called(run_dir: RunDir, bundle: Path) -> None:
+    renamed = run_dir.root.rename(run_dir.root.with_name("renamed"))
+    assert inspect_bundle(renamed).run_id == RUN_ID
+    assert inspect_bundle(renamed / bundle.name).run_id == RUN_ID
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"schema": 1}', b'{"run_id": "../up"}', b'{"run_id": "a\\u001bc"}', b'{"run_id": 3}', b"\xff"]
+)
+def test_without_a_recorded_run_id_the_folder_gives_it(run_dir: RunDir, content: bytes) -> None:
+    run_dir.plan.write_bytes(content)
+    renamed = RunDir(run_dir.root.rename(run_dir.root.with_name("renamed")))
+    assert inspect_bundle(renamed.root).run_id == "renamed"
+    bundle = pack(renamed)
+    with open_bundle(bundle) as opened:
+        assert inspect_bundle(bundle).run_id == opened.run_id == "bundle"
+
+
+def test_inspecting_lists_trials_with_status_and_nodes(run_dir: RunDir, bundle: Path) -> None:
+    info = inspect_bundle(bundle)
+    assert info == inspect_bundle(run_dir.root)
+    assert info.lines() == [
+        f"run {RUN_ID}",
+        f"id {sha256_bytes(run_dir.checksums.read_bytes())}",
+        "sealed yes",
+        "name not recorded",
+        "lane not recorded",
+        "hardware not recorded",
+        "cluster not recorded",
+        "plan-hash not recorded",
+        "verdict not recorded",
+        "headline not recorded",
+        "rlk-repro not recorded",
+        f"30 files, {info.size_bytes / 1024:.1f} KiB",
+        "nodes n0",
+        f"trial {TRIAL}: ok",
+        "trial 01-p0-enabled: failed",
+        "trial 02-p1-enabled: missing",
+    ]
+
+
+def test_inspecting_says_what_was_measured_and_found(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / RUN_ID)
+    analysis = analyse(run_dir)
+    version = {"rlk-repro": "0.1.0"}
+    write_json(run_dir.analysis, {**analysis.to_json(), "facts": version})
+    assert f"verdict {analysis.verdict.word} (as recorded, not recomputed)" in inspect_bundle(run_dir.root).lines()
+    seal(run_dir)
+    info = inspect_bundle(pack(run_dir))
+    assert info.lines()[2:11] == [
+        "sealed yes",
+        "name smoke",
+        f"lane {analysis.lane}",
+        "hardware h200",
+        "cluster local",
+        f"plan-hash {analysis.plan_hash[:12]}",
+        f"verdict {analysis.verdict.word} (as sealed, not recomputed)",
+        f"headline {analysis.verdict.headline}",
+        "rlk-repro 0.1.0",
+    ]
+    found = info.to_json()
+    assert (found["is_sealed"], found["plan_hash"], found["rlk_repro"]) == (True, analysis.plan_hash, "0.1.0")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    )
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_inspecting_survives_any_record(tmp_path: Path, record: object) -> None:
+    run_dir = RunDir(tmp_path / RUN_ID)
+    for path in (run_dir.plan, run_dir.analysis, run_dir.trial(TRIAL).exit):
+        write_bytes(path, json.dumps(record).encode(), is_durable=False)
+    info = inspect_bundle(run_dir.root)
+    assert all(line.isprintable() for line in info.lines())
+    dump_json(info.to_json())
+
+
+def test_what_a_terminal_would_obey_is_shown_by_its_escape(run_dir: RunDir) -> None:
+    verdict = {"word": "faster\x1b[2J", "headline": "\ud800" + "x" * 10_000}
+    write_json(run_dir.analysis, {"verdict": verdict, "facts": ["rlk-repro"]})
+    write_json(run_dir.trial(TRIAL).exit, {"status": "\x9b2J"})
+    run_dir.trial("\x1b").exit.parent.mkdir()
+    run_dir.trial("\x1b").exit.write_text("{}")
+    lines = inspect_bundle(pack(run_dir)).lines()
+    assert "verdict faster\\x1b[2J (as recorded, not recomputed)" in lines
+    assert {f"trial {TRIAL}: \\x9b2J", "trial \\x1b: not recorded"} < set(lines)
+    assert all(line.isprintable() and len(line) < 1000 for line in lines)

@@ -1,0 +1,268 @@
+"""Archives made to harm: each refused with exit 5, naming the member, and nothing is written outside."""
+
+import gzip
+import io
+import tarfile
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.bundle.gzip_stream import Limits
+from rlk_repro.bundle.seal import inspect_bundle, open_bundle, unpack
+from rlk_repro.bundle.verify import verify_bundle
+
+END = bytes(1024)
+SMALL_LIMITS = Limits(num_members=3, total_bytes=1 << 20, ratio=50, ratio_floor_bytes=1 << 16)
+
+
+def entry(
+    name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, *, link: str = "", size: int | None = None
+) -> bytes:
+    """One member as raw tar blocks; ``size`` lies about the length."""
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, link, len(data) if size is None else size
+    return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape") + data + bytes(-len(data) % 512)
+
+
+def pax(records: bytes) -> bytes:
+    return entry("pax", records, tarfile.XHDTYPE)
+
+
+def record(key: str, value: str) -> bytes:
+    body = f" {key}={value}\n".encode()
+    length = len(body) + 2
+    return b"%d" % (length if len(b"%d" % length) == 2 else length + 1) + body
+
+
+HARMLESS = entry("a", b"a")
+
+# tar blocks before the end mark → member and what the message says
+HOSTILE: dict[str, tuple[bytes, str, str]] = {
+    "absolute": (entry("/etc/owned"), "/etc/owned", "refused, absolute path"),
+    "absolute after a dot": (entry(".//owned"), ".//owned", "refused, absolute path"),
+    "drive after a dot": (entry("./C:/owned"), "./C:/owned", "refused, path with a drive or share"),
+    "dot that is a file": (entry("."), ".", "refused, path with an empty part"),
+    "dot with a slash that is a file": (entry("./"), "./", "refused, path with an empty part"),
+    "link after a dot": (entry("./a", kind=tarfile.SYMTYPE, link="/etc"), "./a", "refused, a symbolic link"),
+    "twice, once after a dot": (HARMLESS + entry("./a"), "a", "refused, appears twice"),
+    "the root twice": (2 * entry(".", kind=tarfile.DIRTYPE), ".", "refused, appears twice"),
+    "the root as a link": (entry(".", kind=tarfile.SYMTYPE, link="/etc"), ".", "refused, a symbolic link"),
+    "absolute after a harmless member": (HARMLESS + entry("/owned"), "/owned", "refused, absolute path"),
+    "parent": (entry("../owned"), "../owned", "refused, path leaves the bundle"),
+    "parent inside": (entry("a/b/../../../owned"), "a/b/../../../owned", "refused, path leaves the bundle"),
+    "parent after a dot": (entry("./../owned"), "./../owned", "refused, path leaves the bundle"),
+    "parent in a pax header": (
+        pax(record("path", "a/../../owned")) + HARMLESS,
+        "a/../../owned",
+        "refused, path leaves the bundle",
+    ),
+    "parent in a long name": (
+        entry("././@LongLink", b"a/../../owned\0", tarfile.GNUTYPE_LONGNAME) + HARMLESS,
+        "a/../../owned",
+        "refused, path leaves the bundle",
+    ),
+    "drive": (entry("C:/owned"), "C:/owned", "refused, path with a drive or share"),
+    "share": (entry("\\\\host\\owned"), "\\\\host\\owned", "refused, path with a drive or share"),
+    "dot": (entry("././a"), "././a", "refused, path with an empty part"),
+    "double slash": (entry("b//a"), "b//a", "refused, path with an empty part"),
+    "NUL": (pax(record("path", "a\0b")) + HARMLESS, r"a\x00b", "refused, NUL in the name"),
+    "symbolic link": (entry("a", kind=tarfile.SYMTYPE, link="/etc"), "a", "refused, a symbolic link"),
+    "hard link": (entry("a", kind=tarfile.LNKTYPE, link="b"), "a", "refused, a hard link"),
+    "harmless link": (entry("a", kind=tarfile.SYMTYPE, link="b"), "a", "refused, a symbolic link"),
+    "character device": (entry("a", kind=tarfile.CHRTYPE), "a", "refused, a device"),
+    "block device": (entry("a", kind=tarfile.BLKTYPE), "a", "refused, a device"),
+    "named pipe": (entry("a", kind=tarfile.FIFOTYPE), "a", "refused, a named pipe"),
+    "sparse file": (entry("a", kind=tarfile.GNUTYPE_SPARSE), "a", "refused, a sparse file"),
+    "sparse file by pax": (pax(record("GNU.sparse.major", "1")) + HARMLESS, "a", "refused, a sparse file"),
+    "global header": (entry("g", kind=tarfile.XGLTYPE), "g", "refused, a global pax header"),
+    "unknown type": (entry("a", kind=b"Z"), "a", "refused, a tar entry of type b'Z'"),
+    "twice": (HARMLESS + HARMLESS, "a", "refused, appears twice"),
+    "file and folder": (HARMLESS + entry("a", kind=tarfile.DIRTYPE), "a", "refused, appears twice"),
+    "inside a file": (HARMLESS + entry("a/b"), "a/b", "refused, lies inside a file"),
+    "folder that was a path": (entry("a/b") + HARMLESS, "a", "refused, appears twice"),
+    "folder with content": (entry("a", b"a", tarfile.DIRTYPE), "a", "refused, a folder with content"),
+    "long part": (entry("x" * 256), "x" * 256, "refused, name too long"),
+    "long path": (entry("x/" * 600 + "a"), "x/" * 600 + "a", "refused, name too long"),
+    "endless name": (
+        entry("././@LongLink", b"", tarfile.GNUTYPE_LONGNAME, size=10 << 30),
+        "",
+        "refused, name too long, got '10.0 GiB', expected at most 64.0 KiB",
+    ),
+    "endless pax header": (
+        entry("pax", b"", tarfile.XHDTYPE, size=10 << 30),
+        "",
+        "refused, name too long, got '10.0 GiB', expected at most 64.0 KiB",
+    ),
+    "headers without end": (3 * pax(b""), "", "refused, too many headers for one member"),
+    "broken pax header": (pax(b"99 path=x\n") + HARMLESS, "", "broken pax header where one is due"),
+    "pax size": (pax(record("size", "-1")) + HARMLESS, "a", "refused, size is not a number, got '-1'"),
+    "negative size": (entry("a", size=-512), "", "no tar header where one is due (negative size)"),
+    "huge size": (
+        HARMLESS + entry("b", size=1 << 60),
+        "b",
+        "refused, too large in all, got '1048576.0 TiB', expected at most 64.0 GiB",
+    ),
+    "not a header": (HARMLESS + b"x" * 512, "a", "no tar header where one is due (invalid header)"),
+    "data after the end": (HARMLESS + END + HARMLESS, "", "data after the end of the archive"),
+    "one zero block": (HARMLESS + END[:512] + HARMLESS, "", "ends without an end-of-archive mark"),
+    "nothing": (b"", "", "holds nothing"),
+}
+
+
+def write_gzip(path: Path, tar: bytes) -> Path:
+    path.write_bytes(gzip.compress(tar, 1))
+    return path
+
+
+def tree(root: Path) -> set[str]:
+    return {str(path) for path in root.rglob("*")}
+
+
+def refusal(bundle: Path, act: Callable[[Path], object]) -> str:
+    """The message of the refusal, after a look around that nothing was written."""
+    before = tree(bundle.parent)
+    with pytest.raises(BundleUnreadable) as caught:
+        act(bundle)
+    assert caught.value.exit_code == 5
+    assert tree(bundle.parent) == before
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_members_are_refused_by_name_and_nothing_is_written(name: str, tmp_path: Path) -> None:
+    blocks, member, what = HOSTILE[name]
+    bundle = write_gzip(tmp_path / "hostile.tgz", blocks + END)
+    message = f"{bundle}: {member}: {what}" if member else f"{bundle}: {what}"
+    assert refusal(bundle, lambda path: unpack(path, tmp_path / "out")) == message
+    assert refusal(bundle, verify_bundle) == message
+    assert refusal(bundle, inspect_bundle) == message
+
+
+def gzip_files() -> Iterator[tuple[str, bytes, str]]:
+    sound = gzip.compress(HARMLESS + END)
+    yield "empty", b"", "not a gzip file"
+    yield "not gzip", HARMLESS + END, "not a gzip file"
+    yield "cut in the header", sound[:9], "not a gzip file"
+    yield "flags", sound[:3] + b"\x02" + sound[4:], "gzip header is damaged or unusual, got 2, expected flags 0, 4 or 8"
+    yield "endless name", sound[:3] + b"\x08" + sound[4:10] + b"x" * 5000, "gzip header is damaged (a name without end)"
+    yield "foreign extra field", sound[:3] + b"\x04" + sound[4:], "gzip header is damaged"
+    yield "cut in the data", sound[:-20], "ends early: the file was cut off"
+    yield "cut in the trailer", sound[:-1], "ends early: the file was cut off"
+    yield "crc", sound[:-8] + bytes([sound[-8] ^ 1]) + sound[-7:], "content is damaged (CRC or length differs)"
+    yield "length", sound[:-1] + b"\x01", "content is damaged (CRC or length differs)"
+    yield "trailing garbage", sound + b"x", "data after the end of the archive"
+    yield "second gzip member", sound + sound, "data after the end of the archive"
+    yield "no end mark", gzip.compress(HARMLESS), "ends without an end-of-archive mark"
+    yield "cut in a member", gzip.compress(entry("a", b"", size=600)), "ends inside a member"
+
+
+@pytest.mark.parametrize(("data", "what"), [pytest.param(data, what, id=name) for name, data, what in gzip_files()])
+def test_broken_containers_are_refused_and_nothing_is_written(data: bytes, what: str, tmp_path: Path) -> None:
+    bundle = tmp_path / "broken.tgz"
+    bundle.write_bytes(data)
+    message = refusal(bundle, lambda path: unpack(path, tmp_path / "out"))
+    assert message.startswith(f"{bundle}: ")
+    assert message.endswith(what)
+    assert refusal(bundle, verify_bundle) == message
+
+
+def test_a_name_in_the_gzip_header_is_harmless(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with gzip.GzipFile("../../owned", "wb", fileobj=out) as stream:
+        stream.write(HARMLESS + END)
+    bundle = tmp_path / "named.tgz"
+    bundle.write_bytes(out.getvalue())
+    assert unpack(bundle, tmp_path / "out").root == tmp_path / "out"
+
+
+def test_a_failed_opening_leaves_no_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = write_gzip(tmp_path / "hostile.tgz", HARMLESS + entry("../owned") + END)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    with pytest.raises(BundleUnreadable), open_bundle(bundle):
+        pass
+    assert tree(scratch) == set()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "what"),
+    [
+        (entry("a") + entry("b") + entry("c"), "c: refused, too many members, expected at most 3"),
+        (entry("1/2/3/4/5"), "1/2/3/4/5: refused, too many members, expected at most 3"),
+        (
+            entry("a", bytes((1 << 20) + 1)),
+            "a: refused, too large in all, got '1.0 MiB', expected at most 1.0 MiB",
+        ),
+    ],
+)
+def test_limits_hold_before_anything_is_read(blocks: bytes, what: str, tmp_path: Path) -> None:
+    bundle = write_gzip(tmp_path / "large.tgz", blocks + END)
+    assert refusal(bundle, lambda path: unpack(path, tmp_path / "out", limits=SMALL_LIMITS)) == f"{bundle}: {what}"
+
+
+def test_zeros_after_the_end_count_too(tmp_path: Path) -> None:
+    bundle = write_gzip(tmp_path / "large.tgz", HARMLESS + bytes(1 << 21))
+    limits = Limits(total_bytes=1 << 20)
+    expected = f"{bundle}: refused, too large in all, got '1.0 MiB', expected at most 1.0 MiB"
+    assert refusal(bundle, lambda path: unpack(path, tmp_path / "out", limits=limits)) == expected
+
+
+def write_bomb(path: Path, num_members: int, member_bytes: int) -> Path:
+    """Zeros in a file of a thousandth: flushed deflate blocks, each written again and again."""
+    engine = zlib.compressobj(9, zlib.DEFLATED, -15)
+    zeros = engine.compress(bytes(1 << 20)) + engine.flush(zlib.Z_FULL_FLUSH)
+    with path.open("wb") as stream:
+        stream.write(b"\x1f\x8b\x08\0\0\0\0\0\0\xff")
+        for number in range(num_members):
+            stream.write(engine.compress(entry(str(number), size=member_bytes)) + engine.flush(zlib.Z_FULL_FLUSH))
+            for _ in range(member_bytes >> 20):
+                stream.write(zeros)
+    return path
+
+
+def refusal_in_little_memory(bundle: Path, act: Callable[[Path], object]) -> str:
+    tracemalloc.start()
+    try:
+        message = refusal(bundle, act)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 64 << 20
+    return message
+
+
+@pytest.mark.parametrize("act", [verify_bundle, inspect_bundle, lambda path: unpack(path, path.parent / "out")])
+def test_a_bomb_of_10_gb_is_refused_before_it_inflates(act: Callable[[Path], object], tmp_path: Path) -> None:
+    bundle = write_bomb(tmp_path / "bomb.tgz", 1, 10 << 30)
+    assert bundle.stat().st_size < 11 << 20
+    expected = f"{bundle}: 0: refused, a compression bomb, got '10.0 GiB from 10.1 MiB', expected at most 200 to 1"
+    assert refusal_in_little_memory(bundle, act) == expected
+
+
+def test_a_bomb_in_many_members_is_refused_at_the_floor(tmp_path: Path) -> None:
+    bundle = write_bomb(tmp_path / "bomb.tgz", 10, 1 << 30)
+    expected = f"{bundle}: 0: refused, a compression bomb, got '1.0 GiB from 1.0 MiB', expected at most 200 to 1"
+    assert refusal_in_little_memory(bundle, inspect_bundle) == expected
+
+
+@pytest.mark.real
+@pytest.mark.long
+def test_a_million_members_are_refused_at_the_limit_in_little_memory(tmp_path: Path) -> None:
+    header = entry("00000000")
+    digits = sum(header[:8])
+    checksum = int(header[148:154], 8)
+    engine = zlib.compressobj(1, zlib.DEFLATED, 31)
+    bundle = tmp_path / "many.tgz"
+    with bundle.open("wb") as stream:
+        for number in range(1_000_000):
+            name = b"%08d" % number
+            checked = b"%06o" % (checksum - digits + sum(name))
+            stream.write(engine.compress(name + header[8:148] + checked + header[154:]))
+        stream.write(engine.compress(END) + engine.flush())
+    message = refusal_in_little_memory(bundle, lambda path: unpack(path, tmp_path / "out"))
+    assert message == f"{bundle}: 00099999: refused, too many members, expected at most 100000"

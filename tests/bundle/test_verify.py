@@ -1,0 +1,404 @@
+"""Verification: whatever changed is found and named."""
+
+import gzip
+import io
+import json
+import random
+import subprocess
+import tarfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlk_repro import plan
+from rlk_repro.agent import resume
+from rlk_repro.base.errors import BundleUnreadable, SpecError
+from rlk_repro.base.escapes import printable
+from rlk_repro.base.files import sha256_bytes
+from rlk_repro.base.findings import Finding, Level, has_blocking
+from rlk_repro.bundle import verify
+from rlk_repro.bundle.archive import ArchiveReader
+from rlk_repro.bundle.checksums import CHECKSUMS, parse_checksums, render_checksums
+from rlk_repro.bundle.seal import open_archive, pack, seal, unpack
+from rlk_repro.bundle.verify import verify_bundle
+from rlk_repro.clusters import api
+from rlk_repro.prepare import contents
+from rlk_repro.rundir import manifest, results
+from rlk_repro.rundir.paths import RunDir
+from tests.support.bundle_examples import LOG, TRIAL, make_run_dir, read_tar, rewrite, write_as_packed
+
+NUM_CHANGES = 1000
+EMPTY_DIGEST = sha256_bytes(b"")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    run_dir = make_run_dir(tmp_path)
+    seal(run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def bundle(run_dir: RunDir) -> Path:
+    return pack(run_dir)
+
+
+def digests(run_dir: RunDir) -> dict[str, str]:
+    return parse_checksums(run_dir.checksums.read_bytes())[0]
+
+
+def verify_or_refuse(bundle: Path) -> list[Finding]:
+    """Findings; the problems of a refusal that name the bundle are given as blocking ones."""
+    try:
+        return verify_bundle(bundle)
+    except BundleUnreadable as error:
+        named = (problem for problem in error.problems if problem.where.startswith(str(bundle)))
+        return [Finding(Level.BLOCKING, problem.where, "", problem.what) for problem in named]
+
+
+def is_found(bundle: Path) -> bool:
+    return any(finding.level is Level.BLOCKING and finding.where for finding in verify_or_refuse(bundle))
+
+
+def test_what_was_sealed_gives_no_finding(run_dir: RunDir, bundle: Path) -> None:
+    assert verify_bundle(bundle) == []
+    assert verify_bundle(run_dir.root) == []
+
+
+def test_a_bundle_and_its_folder_have_one_id(run_dir: RunDir, bundle: Path) -> None:
+    bundle_id = sha256_bytes(run_dir.checksums.read_bytes())
+    for path in (bundle, run_dir.root):
+        for expected_id in (None, bundle_id, bundle_id[:12]):
+            assert verify.verify(path, expected_id=expected_id) == verify.Verification(findings=(), bundle_id=bundle_id)
+
+
+def test_another_bundle_that_is_sound_is_told_by_its_id(run_dir: RunDir, bundle: Path) -> None:
+    bundle_id = sha256_bytes(run_dir.checksums.read_bytes())
+    run_dir.checksums.unlink()
+    run_dir.run_yaml.write_bytes(b"run: other\n")
+    other_id = seal(run_dir)
+    found = verify.verify(pack(run_dir), expected_id=bundle_id)
+    assert found.findings == (Finding(Level.BLOCKING, "id", bundle_id, other_id),)
+
+
+def test_what_was_never_sealed_has_no_id(run_dir: RunDir) -> None:
+    run_dir.checksums.unlink()
+    found = verify.verify(pack(run_dir), expected_id="0" * 12)
+    assert found.bundle_id is None
+    assert found.findings[-1] == Finding(Level.BLOCKING, "id", "0" * 12, "none: it was never sealed")
+
+
+@pytest.mark.parametrize("expected_id", ["", "0" * 11, "0" * 65, "g" * 12, "A" * 12, "0" * 12 + "\n"])
+def test_what_cannot_be_an_id_is_a_wrong_argument(bundle: Path, expected_id: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        verify.verify(bundle, expected_id=expected_id)
+    assert str(caught.value) == f"--id: no bundle id, got {expected_id!r}, expected 12 to 64 hex digits in lower case"
+
+
+def test_the_id_costs_no_second_reading(run_dir: RunDir, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def open_once(path: Path, **options: Any) -> AbstractContextManager[ArchiveReader]:
+        opened.append(path)
+        return open_archive(path, **options)
+
+    monkeypatch.setattr(verify, "open_archive", open_once)
+    verify.verify(bundle, expected_id=sha256_bytes(run_dir.checksums.read_bytes()))
+    assert opened == [bundle]
+
+
+def test_every_single_byte_change_of_a_bundle_is_found_and_named(bundle: Path, tmp_path: Path) -> None:
+    random_ = random.Random(20261120)
+    sound = bundle.read_bytes()
+    changed = tmp_path / "changed.tgz"
+    missed = []
+    for _ in range(NUM_CHANGES):
+        data = bytearray(sound)
+        position, flip = random_.randrange(len(data)), random_.randrange(1, 256)
+        data[position] ^= flip
+        changed.write_bytes(data)
+        if not is_found(changed):
+            missed.append((position, flip))
+    assert missed == []
+
+
+def test_every_bit_of_the_gzip_header_and_trailer_counts(bundle: Path, tmp_path: Path) -> None:
+    sound = bundle.read_bytes()
+    changed = tmp_path / "changed.tgz"
+    missed = []
+    for position in (*range(16), 20, 47, *range(len(sound) - 9, len(sound))):
+        for bit in range(8):
+            data = bytearray(sound)
+            data[position] ^= 1 << bit
+            changed.write_bytes(data)
+            if not is_found(changed):
+                missed.append((position, bit))
+    assert missed == []
+
+
+def test_every_truncation_and_every_appended_byte_is_found(bundle: Path, tmp_path: Path) -> None:
+    sound = bundle.read_bytes()
+    changed = tmp_path / "changed.tgz"
+    for data in (*(sound[:length] for length in range(0, len(sound), 97)), sound[:-1], sound + b"\0", sound + sound):
+        changed.write_bytes(data)
+        assert is_found(changed)
+
+
+def test_a_bundle_cut_off_says_so_and_where(bundle: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.tgz"
+    cut.write_bytes(bundle.read_bytes()[:-9])
+    with pytest.raises(BundleUnreadable) as caught:
+        verify_bundle(cut)
+    assert str(caught.value) == f"{cut}: ends early: the file was cut off"
+    assert caught.value.exit_code == 5
+
+
+def test_damage_names_the_member_whose_bytes_it_changed(run_dir: RunDir, tmp_path: Path) -> None:
+    noise = run_dir.rollouts / "0.bin"
+    noise.write_bytes(random.Random(1).randbytes(50_000))
+    run_dir.checksums.unlink()
+    seal(run_dir)
+    sound = pack(run_dir).read_bytes()
+    damaged = tmp_path / "damaged.tgz"
+    for position in range(20_000, 30_000, 1000):
+        data = bytearray(sound)
+        data[position] ^= 1
+        damaged.write_bytes(data)
+        with pytest.raises(BundleUnreadable) as caught:
+            verify_bundle(damaged)
+        assert f"{damaged}: rollouts/0.bin" in [problem.where for problem in caught.value.problems]
+
+
+def test_other_compressed_bytes_with_the_same_content_are_found(bundle: Path, tmp_path: Path) -> None:
+    data = bytearray(bundle.read_bytes())
+    data[16] ^= 1
+    other = tmp_path / "other.tgz"
+    other.write_bytes(data)
+    expected = Finding(
+        Level.BLOCKING, str(other), "the bytes that were packed", "other bytes that hold the same content"
+    )
+    assert verify_bundle(other) == [expected]
+
+
+def test_removed_added_and_changed_members_are_all_named_at_once(run_dir: RunDir, bundle: Path, tmp_path: Path) -> None:
+    target = tmp_path / "changed.tgz"
+    changed = rewrite(bundle, target, removed=("run.yaml", LOG), added={"late.txt": b"", LOG: b"other"})
+    sealed = digests(run_dir)
+    assert verify_bundle(changed) == [
+        Finding(Level.BLOCKING, "late.txt", "nothing", "an extra file that SHA256SUMS does not list"),
+        Finding(Level.BLOCKING, "run.yaml", f"sha256 {sealed['run.yaml']}", "missing"),
+        Finding(Level.BLOCKING, LOG, f"sha256 {sealed[LOG]}", f"sha256 {sha256_bytes(b'other')}"),
+    ]
+
+
+def test_each_member_removed_from_a_bundle_is_named(run_dir: RunDir, bundle: Path, tmp_path: Path) -> None:
+    for name, digest in digests(run_dir).items():
+        changed = rewrite(bundle, tmp_path / "changed.tgz", removed=(name,))
+        assert verify_bundle(changed) == [Finding(Level.BLOCKING, printable(name), f"sha256 {digest}", "missing")]
+
+
+def test_each_file_changed_in_a_run_directory_is_named(run_dir: RunDir) -> None:
+    for name in digests(run_dir):
+        path = run_dir.root / name
+        sound = path.read_bytes()
+        path.write_bytes(sound + b" ")
+        assert [finding.where for finding in verify_bundle(run_dir.root)][-1:] == [printable(name)]
+        path.write_bytes(sound)
+
+
+def test_every_byte_of_the_checksums_counts(run_dir: RunDir) -> None:
+    random_ = random.Random(3)
+    sound = run_dir.checksums.read_bytes()
+    for _ in range(200):
+        data = bytearray(sound)
+        data[random_.randrange(len(data))] ^= random_.randrange(1, 256)
+        run_dir.checksums.write_bytes(data)
+        assert has_blocking(verify_bundle(run_dir.root))
+
+
+def test_links_and_pipes_in_a_run_directory_are_findings(run_dir: RunDir) -> None:
+    (run_dir.root / "link").symlink_to("run.yaml")
+    assert verify_bundle(run_dir.root) == [Finding(Level.BLOCKING, "link", "a regular file", "a symbolic link")]
+
+
+def test_an_unsealed_run_is_blocking(tmp_path: Path) -> None:
+    run_dir = make_run_dir(tmp_path)
+    expected = Finding(Level.BLOCKING, CHECKSUMS, "a seal", "none: the run was interrupted or is not finished")
+    assert verify_bundle(run_dir.root) == [expected]
+    assert verify_bundle(pack(run_dir)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("edit", "where", "expected", "found"),
+    [
+        (lambda lines: [*lines, b"junk\n"], "SHA256SUMS:3", "'<sha256>  <name>'", r"'junk\n'"),
+        (lambda lines: [lines[0], lines[1].upper()], "SHA256SUMS:2", "'<sha256>  <name>'", None),
+        (lambda lines: [lines[0], lines[1].replace(b"  ", b" *")], "SHA256SUMS:2", "'<sha256>  <name>'", None),
+        (lambda lines: [lines[0], lines[1].rstrip()], "SHA256SUMS:2", "'<sha256>  <name>'", None),
+        (lambda lines: [*lines, lines[1]], "SHA256SUMS:3", "every name once", "'b' again"),
+        (lambda lines: lines[::-1], "SHA256SUMS:2", "names in order", "'a' out of order"),
+    ],
+)
+def test_lines_that_are_not_as_written_are_named(
+    edit: Callable[[list[bytes]], list[bytes]], where: str, expected: str, found: str | None
+) -> None:
+    lines = render_checksums({"a": EMPTY_DIGEST, "b": EMPTY_DIGEST}).splitlines(keepends=True)
+    _, (finding,) = parse_checksums(b"".join(edit(lines)))
+    assert (finding.level, finding.where, finding.expected) == (Level.BLOCKING, where, expected)
+    assert found is None or finding.found == found
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_characters="\0/"), min_size=1), st.just(EMPTY_DIGEST)))
+def test_checksums_survive_a_round_trip(listed: dict[str, str]) -> None:
+    listed = {name.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape"): d for name, d in listed.items()}
+    assert parse_checksums(render_checksums(listed)) == (listed, [])
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_crash_the_parser_of_checksums(data: bytes) -> None:
+    listed, findings = parse_checksums(data)
+    assert findings or render_checksums(listed) == data
+
+
+@pytest.mark.parametrize(
+    "name", ["plan.json", "submission.json", "nodes/n0/manifest.json", f"trials/{TRIAL}/exit.json"]
+)
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (
+            b'{"schema": 99}',
+            "written by a newer version, got 99, expected schema 1 or older\n  hint: upgrade rlk-repro",
+        ),
+        (b"{}", "no schema number, got None, expected 1 to 1"),
+        (b"[" * 100_000, None),
+        (b"\xff", None),
+    ],
+)
+def test_our_own_files_must_be_readable_and_not_newer(
+    tmp_path: Path, name: str, content: bytes, found: str | None
+) -> None:
+    run_dir = make_run_dir(tmp_path)
+    (run_dir.root / name).write_bytes(content)
+    seal(run_dir)
+    (finding,) = verify_bundle(pack(run_dir))
+    assert (finding.level, finding.where, finding.expected) == (Level.BLOCKING, name, "JSON of schema 1 or older")
+    assert found is None or finding.found == f"{name}: {found}"
+
+
+def test_the_schema_numbers_are_those_of_the_writers() -> None:
+    assert verify._SCHEMAS == {
+        "plan.json": plan.SCHEMA,
+        "submission.json": api.SCHEMA,
+        "prepared.json": contents.SCHEMA,
+        "analysis/analysis.json": results.SCHEMA,
+        "nodes/*/manifest.json": manifest.SCHEMA,
+        "trials/*/exit.json": resume.EXIT_SCHEMA,
+    }
+
+
+def test_a_bundle_repacked_with_plain_tar_is_still_good(bundle: Path, tmp_path: Path) -> None:
+    unpack(bundle, tmp_path / "out")
+    again = tmp_path / "again.tgz"
+    subprocess.run(["tar", "czf", again, "-C", tmp_path / "out", "."], check=True)
+    found = verify_bundle(again)
+    expected, header = "packed by rlk-repro", "another owner, mode, time or padding, here first"
+    assert found == [
+        Finding(Level.WARNING, ".", "a header as rlk-repro writes it", header),
+        Finding(Level.WARNING, str(again), expected, "packed by another tool; the content is checked"),
+    ]
+
+
+@pytest.mark.parametrize("folder", ["a run", "runs/a run"])
+def test_a_bundle_packed_with_folders_around_it_is_told_how_to_pack(bundle: Path, tmp_path: Path, folder: str) -> None:
+    out = tmp_path / "out"
+    unpack(bundle, out / folder)
+    again = tmp_path / "again.tgz"
+    subprocess.run(["tar", "czf", again, "-C", out, folder], check=True)
+    with pytest.raises(BundleUnreadable) as caught:
+        verify_bundle(again)
+    assert str(caught.value) == (
+        f"{again}: packed with the folder around it, got '{folder}/plan.json', expected plan.json at the top\n"
+        f"  hint: pack it from inside: tar czf bundle.tgz -C '{folder}/' ."
+    )
+    with pytest.raises(BundleUnreadable):
+        unpack(again, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_bundle_whose_members_begin_with_a_dot_unpacks_as_any_other(
+    run_dir: RunDir, bundle: Path, tmp_path: Path
+) -> None:
+    unpack(bundle, tmp_path / "out")
+    again = tmp_path / "again.tgz"
+    subprocess.run(["tar", "czf", again, "-C", tmp_path / "out", "."], check=True)
+    assert unpack(again, tmp_path / "again").checksums.read_bytes() == run_dir.checksums.read_bytes()
+    assert verify_bundle(tmp_path / "again") == []
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_other_tar_formats_are_read(run_dir: RunDir, tmp_path: Path, form: int) -> None:
+    if form == tarfile.USTAR_FORMAT:
+        for name in list(digests(run_dir)):
+            if len(name) > 90:
+                (run_dir.root / name).unlink()
+        run_dir.checksums.unlink()
+        seal(run_dir)
+    again = tmp_path / "again.tgz"
+    with tarfile.open(again, "w:gz", format=form, encoding="utf-8") as archive:
+        for name in (*digests(run_dir), CHECKSUMS):
+            archive.add(run_dir.root / name, name)
+    assert not has_blocking(verify_bundle(again))
+
+
+def test_one_changed_header_field_in_a_recompressed_bundle_is_named(bundle: Path, tmp_path: Path) -> None:
+    tar = bytearray(read_tar(bundle))
+    again = tmp_path / "again.tgz"
+    start = tar.index(b"run.yaml\0")
+    tar[start + 146] ^= 1  # the last digit of mtime
+    again.write_bytes(gzip.compress(_with_checksum(tar, start)))
+    assert [finding.where for finding in verify_bundle(again)] == [str(again), "run.yaml"]
+
+
+def test_every_byte_of_a_recompressed_tar_counts(bundle: Path, tmp_path: Path) -> None:
+    random_ = random.Random(11)
+    sound = read_tar(bundle)
+    again = tmp_path / "again.tgz"
+    for _ in range(300):
+        tar = bytearray(sound)
+        tar[random_.randrange(len(tar))] ^= random_.randrange(1, 256)
+        again.write_bytes(gzip.compress(tar, 1))
+        found = {finding.found for finding in verify_or_refuse(again)}
+        assert found - {"packed by another tool; the content is checked"}
+
+
+def test_an_added_empty_folder_is_found(bundle: Path, tmp_path: Path) -> None:
+    out = io.BytesIO(read_tar(bundle))
+    with tarfile.open(fileobj=out, mode="a") as archive:
+        info = tarfile.TarInfo("nodes/empty")
+        info.type = tarfile.DIRTYPE
+        archive.addfile(info)
+    again = write_as_packed(tmp_path / "again.tgz", out.getvalue())
+    assert verify_bundle(again) == [Finding(Level.BLOCKING, "nodes/empty/", "nothing", "an extra folder")]
+
+
+def test_findings_survive_as_json_whatever_the_names(run_dir: RunDir) -> None:
+    for path in run_dir.scheduler.iterdir():
+        if path.is_file():
+            path.unlink()
+    text = json.dumps([finding.to_json() for finding in verify_bundle(run_dir.root)], ensure_ascii=False)
+    assert "not-utf-8" in text
+    text.encode()
+
+
+def _with_checksum(tar: bytearray, start: int) -> bytes:
+    """The tar after the checksum of the header at ``start`` was made right."""
+    header = tar[start : start + 512]
+    header[148:156] = b" " * 8
+    tar[start + 148 : start + 156] = b"%06o\0 " % sum(header)
+    return bytes(tar)

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.base.resources import list_names, run_folders
+from rlk_repro.bundle.seal import pack, seal
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.store import remember
+from tests.support.make_run import Recipe, finish_run, make_run
+
+MENU = ", ".join(list_names(run_folders()))
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> RunDir:
+    run_dir = make_run(tmp_path / "runs" / "smoke" / "20261120T000000Z-made", Recipe(speedup=1.2))
+    finish_run(run_dir)
+    remember(run_dir)
+    return run_dir
+
+
+def test_an_error_is_two_lines_with_its_code(call) -> None:
+    code, out, err = call("submit", "--run", "smoek", "--dry-run")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"rlk-repro: --run: no run of this name, got 'smoek', expected one of {MENU}\n  hint: did you mean 'smoke'?\n"
+    )
+
+
+def test_with_json_an_error_is_one_object(call) -> None:
+    code, _, err = call("submit", "--run", "smoek", "--dry-run", "--json")
+    assert code == 2
+    assert json.loads(err)["exit_code"] == 2
+
+
+def test_a_missing_run_lists_the_menu(call) -> None:
+    code, _, err = call("submit", "--dry-run")
+    assert code == 2
+    assert err.startswith(f"rlk-repro: --run: missing, expected a file, or one of {MENU}")
+
+
+def test_a_bug_is_one_line_and_a_crash_file(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlk_repro.base.resources.list_names", lambda _: 1 / 0)
+    code, _, err = call("runs", "list")
+    assert code == 70
+    assert err.startswith("rlk-repro: this is a bug: ZeroDivisionError")
+    crash = Path(err.rstrip().rpartition(" ")[2])
+    assert "Traceback" in crash.read_text()
+    crash.unlink()
+
+
+def test_the_dry_run_shows_the_job_and_writes_nothing(call, tmp_path: Path) -> None:
+    code, out, _ = call("submit", "--run", "smoke", "--dry-run", "--pairs", "8")
+    assert code == 0
+    assert "16: 8 pairs, 0 control pairs" in out
+    assert "--- command" in out
+    assert not (tmp_path / "runs").exists()
+    code, out, _ = call("submit", "--run", "smoke", "--dry-run", "--json")
+    value = json.loads(out)
+    assert value["summary"]["num_trials"] == 12
+    assert value["plan"]["experiment"]["run"]["run"] == "smoke"
+
+
+def test_a_secret_in_a_setting_never_reaches_the_screen(call) -> None:
+    token = "hf_" + "q7" * 17
+    code, out, err = call("submit", "--run", "smoke", "--dry-run", "--set", f"purpose={token}")
+    assert code == 2
+    assert token not in out + err
+
+
+def test_runs_are_listed_and_shown(call) -> None:
+    assert "smoke" in call("runs", "list")[1]
+    assert "num_hidden_layers" not in call("runs", "show", "smoke")[1]
+    assert json.loads(call("runs", "show", "smoke", "--json")[1])["measure"]["alpha"] == 0.05
+
+
+def test_verify_inspect_and_diff_speak_of_a_bundle(call, sealed: RunDir) -> None:
+    bundle = str(sealed.bundle)
+    code, out, _ = call("verify", bundle)
+    assert (code, out.splitlines()[-1]) == (0, f"{bundle}: every file is what was sealed")
+    assert "20261120T000000Z-made" in call("inspect", bundle)[1]
+    code, out, _ = call("diff", bundle, bundle)
+    assert (code, out.splitlines()[0]) == (0, "no difference in plan or manifests")
+    assert "replay level: bitwise" in out
+    (sealed.root / "extra").write_text("x")
+    code, out, _ = call("verify", str(sealed.root))
+    assert code == 1
+    assert "extra" in out
+
+
+def test_what_is_no_bundle_is_refused_with_5(call, tmp_path: Path) -> None:
+    path = tmp_path / "x.tgz"
+    path.write_bytes(b"no archive")
+    for command in ("verify", "inspect", "report"):
+        code, _, err = call(command, str(path))
+        assert code == 5, command
+        assert str(path) in err
+
+
+def test_replay_of_the_analysis_names_its_level(call, sealed: RunDir) -> None:
+    code, out, _ = call("replay", str(sealed.bundle), "--analyze-only")
+    assert code == 0
+    assert "(level: re-analysis, exact)" in out
+    assert json.loads(call("replay", str(sealed.bundle), "--analyze-only", "--json")[1])["is_ok"]
+
+
+def test_a_report_is_rebuilt_and_may_set_the_exit_code(call, sealed: RunDir, tmp_path: Path) -> None:
+    code, out, _ = call("report", str(sealed.bundle), "-o", str(tmp_path / "out"))
+    assert code == 0
+    assert "faster" in out
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert call("report", str(sealed.bundle), "-o", str(tmp_path / "out"), "--fail-on", "faster")[0] == 1
+    assert call("report", str(sealed.bundle), "-o", str(tmp_path / "out"), "--fail-on", "slower,not-comparable")[0] == 0
+    code, _, err = call("report", str(sealed.bundle), "--fail-on", "worse")
+    assert (code, "--fail-on: no such verdict, got 'worse', expected any of faster" in err) == (2, True)
+
+
+def test_a_report_goes_where_no_other_bundles_report_goes(call, sealed: RunDir, tmp_path: Path) -> None:
+    for name in ("a.tgz", "b.tgz"):
+        shutil.copy(sealed.bundle, tmp_path / name)
+        assert call("report", str(tmp_path / name))[0] == 0
+    assert sorted(path.name for path in tmp_path.glob("*-report")) == ["a-report", "b-report"]
+    assert call("report", str(sealed.bundle))[0] == 0
+    assert (sealed.report / "report.html").is_file()
+    page = (tmp_path / "a-report" / "report.md").read_text()
+    assert "rlk-repro verify a.tgz" in page
+    assert str(tmp_path) not in page
+
+
+def test_a_forged_verdict_is_not_reported(call, sealed: RunDir) -> None:
+    sealed.analysis.write_text(sealed.analysis.read_text().replace('"word": "faster"', '"word": "slower"'))
+    for command in (["report", str(sealed.root)], ["diff", str(sealed.root), str(sealed.bundle)]):
+        code, out, err = call(*command)
+        assert (code, out) == (1, "")
+        assert "bundle: analysis/analysis.json: not what was sealed" in err
+
+
+def test_a_verdict_forged_with_its_checksums_is_computed_away(call, sealed: RunDir, tmp_path: Path) -> None:
+    sealed.analysis.write_text(sealed.analysis.read_text().replace('"word": "faster"', '"word": "slower"'))
+    sealed.checksums.unlink()
+    sealed.bundle.unlink()
+    seal(sealed)
+    bundle = str(pack(sealed))
+    code, out, _ = call("report", bundle, "-o", str(tmp_path / "out"))
+    assert code == 1
+    assert "\nFASTER\n" in out
+    assert "analysis.json: expected what the logs give, shown here" in out
+    assert "The bundle is not what it says it is" in " ".join(out.split())
+    assert "new verdict:      faster" in call("diff", bundle, bundle)[1]
+    assert "what the logs give, shown here" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_several_reports_do_not_overwrite_each_other(call, sealed: RunDir, tmp_path: Path) -> None:
+    bundle = str(sealed.bundle)
+    _, out, _ = call("report", bundle, bundle, "-o", str(tmp_path / "out"), "--json")
+    reports = [Path(item["report"]) for item in json.loads(out)]
+    assert [path.parent.name for path in reports] == ["1", "2"]
+    assert all(path.is_file() for path in reports)
+
+
+def test_a_report_that_cannot_be_written_says_so(call, sealed: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = call("report", str(sealed.bundle), "-o", str(tmp_path / "file" / "x"))
+    assert code == 3
+    assert "cannot be written (Not a directory)\n  hint: -o names another folder" in err
+
+
+def test_questions_about_nothing_have_an_answer(call) -> None:
+    code, _, err = call("status")
+    assert code == 2
+    assert "holds no run directory\n  hint: rlk-repro submit makes one" in err
+
+
+def test_a_run_is_found_by_its_beginning(call, sealed: RunDir) -> None:
+    assert call("status", "20261120T")[1] == "20261120T000000Z-made: staged, never submitted\n"
+    code, _, err = call("status", "2027")
+    assert code == 2
+    assert "no run directory of this id, got '2027', expected an id, newest first: 20261120T000000Z-made" in err
+
+
+def test_an_unknown_cluster_lists_the_known_ones(call) -> None:
+    code, _, err = call("submit", "--run", "smoke", "--cluster", "nomad", "--dry-run")
+    assert (code, err) == (2, "rlk-repro: --cluster: unknown, got 'nomad', expected one of local, slurm, k8s\n")
+
+
+def test_doctor_answers_with_a_next_step(call) -> None:
+    code, out, _ = call("doctor")
+    assert code in {0, 1}
+    assert "ok" in out
+    assert "checks" in json.loads(call("doctor", "--json")[1])

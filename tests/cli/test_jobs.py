@@ -1,0 +1,127 @@
+"""``submit --resume``, ``status``, ``logs``, ``cancel``, ``collect`` as they are typed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import pytest
+
+from rlk_repro.agent.progress import Phase, Progress
+from rlk_repro.base.files import load_json, write_json, write_text
+from rlk_repro.clusters import local
+from rlk_repro.rundir.paths import RunDir, runs_root
+from rlk_repro.submit import launch
+from tests.submit.test_launch import GONE, make_submitted
+from tests.support.job_examples import make_staged
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "submit", lambda *_: pytest.fail("something was sent"))
+
+
+def staged() -> RunDir:
+    return make_staged(runs_root() / "smoke" / "20261120T000000Z-made")[1]
+
+
+def test_a_dry_run_of_a_resumption_shows_the_job_and_sends_nothing(call: Call) -> None:
+    run_dir = make_submitted()
+    code, out, _ = call("submit", "--resume", run_dir.run_id, "--dry-run")
+    assert code == 0
+    assert f"rlk_repro.job {run_dir.root} --resume\n" in out
+    shown = json.loads(call("submit", "--resume", run_dir.run_id, "--dry-run", "--json")[1])
+    assert shown["plan"]["plan_hash"] == load_json(run_dir.plan)["plan_hash"]
+
+
+def test_flags_that_a_resumption_would_ignore_are_refused_by_name(call: Call) -> None:
+    code, _, err = call("submit", "--resume", "x", "--run", "nope", "--pairs", "50", "--set", "a=b", "--exploratory")
+    expected = "cannot change a run that is resumed, expected --dry-run, --wait or --json at most"
+    assert code == 2
+    assert err.splitlines() == [
+        f"rlk-repro: {name}: {expected}" for name in ("--run", "--pairs", "--set", "--exploratory")
+    ]
+
+
+def test_a_flag_with_the_value_of_its_default_is_refused_too(call: Call) -> None:
+    code, _, err = call("submit", "--resume", "x", "--variants", "baseline,enabled")
+    assert (code, err.startswith("rlk-repro: --variants: cannot change")) == (2, True)
+
+
+def test_spaces_between_variants_mean_nothing(call: Call) -> None:
+    plain = call("submit", "--run", "smoke", "--dry-run", "--json")[1]
+    spaced = call("submit", "--run", "smoke", "--dry-run", "--json", "--variants", " baseline, enabled ")[1]
+    assert json.loads(spaced)["plan"] == json.loads(plain)["plan"]
+
+
+def test_a_staged_run_has_a_state_of_null(call: Call) -> None:
+    run_dir = staged()
+    code, out, _ = call("status", "--json")
+    assert code == 0
+    assert json.loads(out) == {
+        "id": run_dir.run_id,
+        "state": None,
+        "reason": "staged, never submitted",
+        "is_sealed": False,
+        "progress": None,
+    }
+    assert call("status")[1] == f"{run_dir.run_id}: staged, never submitted\n"
+
+
+def test_a_run_whose_agent_died_has_no_time_left_and_says_where_to_look(call: Call) -> None:
+    run_dir = make_submitted()
+    state = Progress(
+        phase=Phase.TRIAL, num_trials=12, num_steps=12, trial="02-p2-enabled", trial_index=2,
+        step=6, step_time_s=0.4, eta_s=99.0,
+    )  # fmt: skip
+    write_json(run_dir.state, state.to_json())
+    lines = call("status")[1].splitlines()
+    assert lines[1:3] == [
+        "  ended in trial 3/12 (02-p2-enabled)",
+        f"  hint: its agent left no last word; what it did is in {run_dir.agent_log}",
+    ]
+    shown = json.loads(call("status", "--json")[1])["progress"]
+    assert [shown[name] for name in ("trial", "step", "step_time_s", "eta_s")] == ["02-p2-enabled", None, None, None]
+
+
+def test_logs_name_their_trial_once_or_on_every_json_line(call: Call) -> None:
+    run_dir = make_submitted()
+    write_text(run_dir.trial("00-p1-baseline").stdout, 'one "é"\ntwo\n')
+    write_text(run_dir.trial("01-p1-enabled").stdout, "three\n")
+    assert call("logs")[1] == '==> 00-p1-baseline <==\none "é"\ntwo\n==> 01-p1-enabled <==\nthree\n'
+    lines = [json.loads(line) for line in call("logs", "--json")[1].splitlines()]
+    assert [(line["trial"], line["line"]) for line in lines] == [
+        ("00-p1-baseline", 'one "é"'),
+        ("00-p1-baseline", "two"),
+        ("01-p1-enabled", "three"),
+    ]
+
+
+def test_cancelling_says_what_came_of_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = staged()
+    assert call("cancel")[1] == f"{run_dir.run_id}: staged, never submitted\n"
+    launch.record_submission(run_dir, GONE)
+    assert call("cancel")[1] == f"{run_dir.run_id}: has ended already\n"
+    monkeypatch.setattr(local, "cancel", lambda *_: True)
+    assert call("cancel")[1] == f"{run_dir.run_id}: asked to stop\n"
+    answer = {"id": run_dir.run_id, "is_submitted": True, "is_stopping": True}
+    assert json.loads(call("cancel", "--json")[1]) == answer
+
+
+@pytest.mark.parametrize("command", [("cancel",), ("collect",), ("submit", "--resume", "20261120T")])
+def test_nothing_is_done_to_a_run_of_another_host(call: Call, command: tuple[str, ...]) -> None:
+    run_dir = make_submitted(dataclasses.replace(GONE, details={"host": "elsewhere"}))
+    code, out, err = call(*command)
+    assert (code, out) == (3, "")
+    assert "started on elsewhere, this is " in err
+    assert not run_dir.bundle.exists()
+
+
+def test_a_damaged_submission_is_no_bug(call: Call) -> None:
+    run_dir = make_submitted()
+    write_json(run_dir.submission, {**GONE.to_json(), "cluster": ["a"]})
+    code, _, err = call("status")
+    assert (code, err) == (5, f"rlk-repro: {run_dir.submission}: cluster: wrong value, got ['a'], expected text\n")

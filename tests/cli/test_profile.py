@@ -1,0 +1,132 @@
+"""``profile init``, ``show`` and ``check`` as a user calls them, on clients that answer what a test says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.spec.load import load_profile
+from tests.support.probe_examples import tools
+from tests.support.site_examples import write_slurm
+
+__all__ = ["tools"]
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home and a runs folder that are on no file system of this machine's own, as far as anybody can tell."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("rlk_repro.clusters.check.find_filesystem", lambda *_: "lustre")
+    monkeypatch.setattr("rlk_repro.clusters.slurm.judge.NOT_FOR_JOBS", ())
+    return tmp_path / "home"
+
+
+def test_a_profile_is_written_where_it_is_found_by_its_name(call: Call, tools: Path, home: Path) -> None:
+    write_slurm(tools)
+    code, out, err = call("profile", "init", "--cluster", "slurm", "--yes")
+    path = home.parent / "config" / "rlk-repro" / "profiles" / "dgx.yaml"
+    assert (code, out) == (0, f"wrote {path}\nnext: rlk-repro profile check {path}\n")
+    images = home / "rlk-repro-images"
+    assert err == f"look at: images are imported once to {images}: it must lie on a file system that the nodes share\n"
+    assert load_profile("dgx", [path.parent]).model.hardware == "h200"
+    path.unlink()
+    told = json.loads(call("profile", "init", "--yes", "--json")[1])
+    assert (told["file"], told["profile"]["profile"], len(told["remarks"])) == (str(path), "dgx", 1)
+
+
+def test_a_profile_is_never_replaced(call: Call, tools: Path, tmp_path: Path) -> None:
+    write_slurm(tools)
+    path = tmp_path / "mine.yaml"
+    path.write_text("precious\n")
+    code, _, err = call("profile", "init", "--yes", "-o", str(path))
+    assert (code, err) == (
+        1, f"rlk-repro: {path}: exists already\n  hint: name another file with -o, or remove it\n"
+    )  # fmt: skip
+    assert path.read_text() == "precious\n"
+
+
+def test_a_profile_bears_the_name_of_its_file(call: Call, tools: Path, tmp_path: Path) -> None:
+    write_slurm(tools)
+    assert call("profile", "init", "--yes", "-o", str(tmp_path / "new" / "Our Site.yaml"))[0] == 0
+    assert load_profile(str(tmp_path / "new" / "Our Site.yaml"), []).model.profile == "our-site"
+
+
+def test_questions_are_answered_by_number_or_name(
+    call: Call, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_slurm(tools, visible="batch\nlong\n")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    answers = iter(["7", "2", "host"])
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
+    path = tmp_path / "asked.yaml"
+    assert call("profile", "init", "-o", str(path))[0] == 0
+    profile = load_profile(str(path), []).model
+    assert profile.slurm is not None
+    assert profile.container is not None
+    assert (profile.slurm.partition, profile.container.runtime) == ("long", "host")
+
+
+def test_without_slurm_there_is_nothing_to_ask(call: Call, tools: Path) -> None:
+    code, _, err = call("profile", "init", "--yes")
+    assert code == 3
+    assert err.startswith("rlk-repro: slurm: sinfo: is not on PATH")
+
+
+def test_this_machine_gets_a_profile_as_well(call: Call, tools: Path, tmp_path: Path) -> None:
+    path = tmp_path / "here.yaml"
+    assert call("profile", "init", "--cluster", "local", "--yes", "-o", str(path))[0] == 0
+    profile = load_profile(str(path), []).model
+    assert (profile.cluster, profile.hardware) == ("local", "cpu")
+    code, out, _ = call("profile", "check", str(path))
+    assert (code, out) == (0, "profile here: no findings\n")
+
+
+def test_no_profile_can_be_proposed_for_other_clusters(call: Call) -> None:
+    code, _, err = call("profile", "init", "--cluster", "lsf", "--yes")
+    assert code == 2
+    assert err == "rlk-repro: --cluster: no profile can be proposed for it, got 'lsf', expected local, slurm or k8s\n"
+
+
+def test_a_profile_is_shown_with_what_every_check_does(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("profile: x\ncluster: slurm\npreflight: {policy: {governor: fail}}\n")
+    shown = json.loads(call("profile", "show", str(path), "--json")[1])
+    assert shown["preflight"]["min_free_disk_gib"] == 1.0
+    assert shown["preflight"]["policy"]["governor"] == "fail"
+    assert shown["preflight"]["policy"]["gpu_links"] == "fail"
+    assert "    governor: fail\n" in call("profile", "show", str(path))[1]
+
+
+def test_a_policy_for_a_check_that_there_is_not_is_refused(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("profile: x\ncluster: slurm\npreflight: {policy: {governer: fail}}\n")
+    code, _, err = call("profile", "show", str(path))
+    assert code == 2
+    assert f"{path}:3: preflight.policy.governer" in err
+
+
+def test_a_check_says_what_would_fail_and_why(call: Call, tools: Path, home: Path, tmp_path: Path) -> None:
+    write_slurm(tools, refusal="sbatch: error: invalid partition specified: gpus")
+    path = tmp_path / "x.yaml"
+    path.write_text("profile: x\ncluster: slurm\nhardware: h200\nslurm: {partition: gpus}\n")
+    code, out, _ = call("profile", "check", str(path))
+    assert (code, out.splitlines()) == (1, [
+        "profile x: 2 findings",
+        "  blocking: sbatch --test-only: expected accepted, found invalid partition specified: gpus",
+        "  blocking: slurm.partition: expected one of debug, batch, long, found gpus",
+    ])  # fmt: skip
+    assert json.loads(call("profile", "check", str(path), "--json")[1])["findings"][1]["found"] == "gpus"
+
+
+def test_a_check_passes_where_slurm_would_take_the_job(call: Call, tools: Path, home: Path, tmp_path: Path) -> None:
+    write_slurm(tools)
+    path = tmp_path / "x.yaml"
+    path.write_text('profile: x\ncluster: slurm\nhardware: h200\nslurm: {partition: batch, gres: "gpu:nvidia_h200"}\n')
+    code, out, _ = call("profile", "check", str(path))
+    assert (code, out.splitlines()[0]) == (0, "profile x: 1 finding")
+    assert out.splitlines()[1].startswith("  info: sbatch --test-only: expected accepted, found ")

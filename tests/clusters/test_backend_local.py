@@ -1,0 +1,260 @@
+"""This machine as a cluster: agents are real processes, trainers are small scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, SpecError
+from rlk_repro.base.files import load_json, write_json, write_text
+from rlk_repro.base.resources import stack_folders
+from rlk_repro.bundle.seal import inspect_bundle
+from rlk_repro.bundle.verify import verify_bundle
+from rlk_repro.clusters import local
+from rlk_repro.clusters.api import Job, JobState, Status, Submission
+from rlk_repro.clusters.triallogs import read_logs
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import Analysis
+from rlk_repro.spec.load import load_stack
+from rlk_repro.submit.stage import new_run_dir, stage
+from tests import ROOT
+from tests.conftest import WEIRD_NAMES
+from tests.support.job_examples import QUICK, make_example_plan, make_staged, statuses
+from tests.support.waiting import wait_until
+
+REPOSITORY = ROOT
+
+
+def submit(run_dir: RunDir, *actions: str) -> Submission:
+    """The rendered job with the fake trainer in its agent."""
+    job = Job(files={}, command=(sys.executable, "-m", "tests.support.job_examples", str(run_dir.root), *actions))
+    return local.submit(job, run_dir)
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+
+
+def wait_for_end(submission: Submission, run_dir: RunDir) -> JobState:
+    wait_until(lambda: local.poll(submission, run_dir).state is not JobState.RUNNING)
+    return local.poll(submission, run_dir).state
+
+
+def test_the_job_is_one_agent_and_its_file_names_no_place_of_this_machine(tmp_path: Path) -> None:
+    plan, _ = make_example_plan()
+    job = local.render(plan, RunDir(tmp_path / "it's a run"))
+    assert job.command == (sys.executable, "-m", "rlk_repro.job", str(tmp_path / "it's a run"), "--resume")
+    assert job.env == {}
+    (text,) = job.files.values()
+    assert str(tmp_path) not in text
+    assert '"python",\n  "-m",\n  "rlk_repro.job",\n  "RUN_DIR",\n  "--resume"' in text
+
+
+def test_a_submission_runs_to_a_sealed_bundle(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "".join(WEIRD_NAMES), ["measure.pairs=1"])
+    submission = submit(run_dir, *QUICK)
+    assert local.poll(submission, run_dir).state is JobState.RUNNING
+    with pytest.raises(CheckFailed, match="is still running"):
+        local.collect(submission, run_dir)
+    assert next(local.logs(submission, run_dir, is_following=True)).trial == "00-p1-baseline"
+    assert wait_for_end(submission, run_dir) is JobState.DONE
+    assert local.poll(submission, run_dir).reason == "sealed, 2 of 2 trials ok"
+    assert verify_bundle(local.collect(submission, run_dir)) == []
+    assert run_dir.agent_output.read_text() == ""
+    local.cancel(submission, run_dir)
+    assert [path.name for path in tmp_path.iterdir()] == ["".join(WEIRD_NAMES)]
+
+
+def test_cancelling_records_packs_and_ends(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=1"])
+    submission = submit(run_dir, "begin", "sleep:60")
+    wait_until(run_dir.trial("00-p1-baseline").stdout.exists)
+    local.cancel(submission, run_dir)
+    local.cancel(submission, run_dir)
+    assert wait_for_end(submission, run_dir) is JobState.CANCELLED
+    assert statuses(run_dir) == {"00-p1-baseline": "interrupted"}
+    assert not inspect_bundle(local.collect(submission, run_dir)).is_sealed
+
+
+def test_an_agent_that_was_killed_is_packed_when_collected(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=1"])
+    submission = submit(run_dir, "begin", "sleep:60")
+    wait_until(run_dir.trial("00-p1-baseline").stdout.exists)
+    os.kill(int(submission.job_id.split(":")[0]), signal.SIGKILL)
+    assert wait_for_end(submission, run_dir) is JobState.FAILED
+    assert local.poll(submission, run_dir).reason == "the agent ended without a word"
+    assert not run_dir.bundle.exists()
+    assert local.collect(submission, run_dir) == run_dir.bundle
+    assert inspect_bundle(run_dir.bundle).trials.keys() == {"00-p1-baseline"}
+
+
+def test_the_agents_last_words_are_the_reason(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    submission = Submission(cluster="local", job_id="4194304:1", submitted_at="")
+    for code, state in ((70, JobState.FAILED), (143, JobState.CANCELLED), (130, JobState.CANCELLED)):
+        write_json(run_dir.state, {"exit_code": code, "message": "last words"})
+        assert (local.poll(submission, run_dir).state, local.poll(submission, run_dir).reason) == (state, "last words")
+
+
+@pytest.mark.parametrize(("lane", "num_files"), [("live", 0), pytest.param("train-only", 2, marks=pytest.mark.real)])
+def test_the_reference_trainer_runs_from_submission_to_analysis(
+    tmp_path: Path, lane: str, num_files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    settings = ["measure.pairs=1", "measure.warmup_steps=1", "measure.scored_steps=1", f"lane={lane}"]
+    plan, run_dir = make_staged(tmp_path / "run", settings)
+    submission = local.submit(local.render(plan, run_dir), run_dir)
+    assert wait_for_end(submission, run_dir) is JobState.DONE
+    assert local.poll(submission, run_dir).reason == "sealed, 2 of 2 trials ok"
+    analysis = Analysis.from_json(load_json(run_dir.analysis))
+    assert [trial.num_steps_found for trial in analysis.trials] == [2, 2]
+    differences = [trial.summary("train_rollout_logprob_abs_diff") for trial in analysis.trials]
+    assert all(item is not None and item.maximum < 1e-5 for item in differences)
+    assert verify_bundle(run_dir.bundle) == []
+    assert len(list(run_dir.rollouts.glob("*/*.pt"))) == num_files
+
+
+def test_a_later_process_with_the_same_pid_is_not_ours(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    submission = Submission(cluster="local", job_id=f"{os.getpid()}:1", submitted_at="")
+    assert local.poll(submission, run_dir).state is JobState.FAILED
+    assert not local.cancel(submission, run_dir)
+
+
+def test_a_copied_directory_leaves_the_originals_agent_alone_and_a_moved_one_keeps_it(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=1"])
+    submission = submit(run_dir, "begin", "sleep:60")
+    wait_until(run_dir.trial("00-p1-baseline").stdout.exists)
+    copy = RunDir(shutil.copytree(run_dir.root, tmp_path / "copy"))
+    assert local.poll(submission, copy).state is JobState.FAILED
+    assert not local.cancel(submission, copy)
+    moved = RunDir(run_dir.root.rename(tmp_path / "moved"))
+    assert local.poll(submission, moved).state is JobState.RUNNING
+    assert local.cancel(submission, moved)
+    wait_until(lambda: local.poll(submission, moved).state is not JobState.RUNNING)
+
+
+def test_another_host_does_not_guess_and_does_not_touch(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    submission = Submission(cluster="local", job_id="1:1", submitted_at="", details={"host": "elsewhere"})
+    reason = f"started on elsewhere, this is {platform.node()}"
+    assert local.poll(submission, run_dir) == Status(state=JobState.UNKNOWN, reason=reason)
+    for ask in (local.cancel, local.collect):
+        with pytest.raises(EnvironmentMissing) as caught:
+            ask(submission, run_dir)
+        assert str(caught.value) == (
+            f"run: {reason}\n  hint: give this command on elsewhere, which knows whether it runs"
+        )
+    assert not run_dir.bundle.exists()
+
+
+def test_a_plan_that_needs_containers_or_nodes_is_refused() -> None:
+    plan, _ = make_example_plan()
+    stack = load_stack("example", stack_folders()).model
+    cpu = plan.layout.model_copy(update={"num_nodes": 4})
+    run = plan.run.model_copy(update={"layouts": {"cpu": cpu}})
+    with pytest.raises(SpecError) as caught:
+        local.render(dataclasses.replace(plan, run=run, stack=stack), RunDir(Path("/run")))
+    assert str(caught.value).splitlines() == [
+        "stack example: names images, and the local cluster starts no container, expected a stack without images",
+        "  hint: --stack host uses what this machine has",
+        "run smoke: layouts.cpu.num_nodes: the local cluster is one node, got 4, expected 1",
+    ]
+
+
+def test_a_new_agent_leaves_no_bundle_of_an_earlier_one(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    write_text(run_dir.bundle, "unsealed")
+    submission = submit(run_dir, "sleep:60")
+    assert not run_dir.bundle.exists()
+    local.cancel(submission, run_dir)
+    wait_for_end(submission, run_dir)
+
+
+def test_a_submission_with_values_of_other_types_is_refused() -> None:
+    good = Submission(cluster="local", job_id="1:1", submitted_at="now", details={"host": "h"}).to_json()
+    for change, message in (
+        ({"cluster": ["a"]}, "s.json: cluster: wrong value, got ['a'], expected text"),
+        ({"job_id": 7}, "s.json: job_id: wrong value, got 7, expected text"),
+        ({"details": {"host": None}}, "s.json: details.host: wrong value, got None, expected text"),
+        ({"details": "x"}, "s.json: details: wrong value, got 'x', expected a mapping"),
+        ({"schema": "1"}, "s.json: no schema number, got '1', expected 1 to 1"),
+    ):
+        with pytest.raises(BundleUnreadable) as caught:
+            Submission.from_json({**good, **change}, "s.json")
+        assert str(caught.value) == message
+
+
+def test_a_python_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    with pytest.raises(EnvironmentMissing, match="/no/such/python: is not on PATH"):
+        local.submit(Job(files={}, command=("/no/such/python", "-m", "x")), run_dir)
+
+
+def test_logs_come_in_plan_order_with_what_is_written_meanwhile(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    for index in (2, 10, 100):
+        write_text(run_dir.trial(f"{index:02d}-p1-baseline").stdout, f"one of {index}\ncut off")
+    pauses: list[float] = []
+
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 1:
+            with run_dir.trial("02-p1-baseline").stdout.open("a") as stream:
+                stream.write(" no more\n")
+
+    lines = [(line.trial, line.text) for line in read_logs(run_dir, lambda: len(pauses) > 2, sleep=sleep)]
+    assert lines == [
+        ("02-p1-baseline", "one of 2"), ("02-p1-baseline", "cut off no more"),
+        ("10-p1-baseline", "one of 10"), ("10-p1-baseline", "cut off"),
+        ("100-p1-baseline", "one of 100"), ("100-p1-baseline", "cut off"),
+    ]  # fmt: skip
+
+
+def test_staging_writes_the_authors_bytes_the_plan_and_the_job(tmp_path: Path) -> None:
+    plan, inputs = make_example_plan()
+    run_dir = RunDir(tmp_path / "run")
+    stage(plan, inputs, run_dir, Job(files={"a.sh": "echo\n", "b/c.yaml": "{}"}, command=("x",)))
+    assert run_dir.run_yaml.read_bytes() == inputs.run
+    assert run_dir.profile_yaml.read_bytes() == inputs.profile
+    assert type(plan).from_json(load_json(run_dir.plan)) == plan
+    assert (run_dir.job / "b" / "c.yaml").read_text() == "{}"
+    with pytest.raises(SpecError, match="exists already"):
+        stage(plan, inputs, run_dir, Job(files={}, command=("x",)))
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", ""])
+def test_a_job_file_stays_in_its_folder(tmp_path: Path, name: str) -> None:
+    plan, inputs = make_example_plan()
+    with pytest.raises(SpecError, match="leaves the job folder"):
+        stage(plan, inputs, RunDir(tmp_path / "run"), Job(files={name: ""}, command=("x",)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_says_how_to_choose_another(tmp_path: Path) -> None:
+    plan, inputs = make_example_plan()
+    write_text(tmp_path / "file", "")
+    with pytest.raises(EnvironmentMissing) as caught:
+        stage(plan, inputs, RunDir(tmp_path / "file" / "run"), Job(files={}, command=("x",)))
+    assert str(caught.value) == (
+        f"{tmp_path}/file/run: cannot be written (Not a directory)\n  hint: export RLK_REPRO_RUNS=/a/folder/with/room"
+    )
+
+
+def test_new_run_directories_differ_and_are_not_made(tmp_path: Path) -> None:
+    plan, _ = make_example_plan()
+    names = {new_run_dir(plan).root for _ in range(50)}
+    assert len(names) == 50
+    assert {path.parent for path in names} == {tmp_path / "runs" / "smoke"}
+    assert all(plan.plan_hash[:8] in path.name for path in names)
+    assert list(tmp_path.iterdir()) == []
+    other = dataclasses.replace(plan, is_exploratory=False)
+    assert new_run_dir(other).root.name[17:25] == other.plan_hash[:8]

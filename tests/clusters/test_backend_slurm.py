@@ -1,0 +1,317 @@
+"""The Slurm backend against clients that answer what a test put down; the real ones are in test_slurm_real.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlk_repro.agent import progress
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SchedulerRefused
+from rlk_repro.base.files import write_json, write_text
+from rlk_repro.bundle.seal import inspect_bundle
+from rlk_repro.clusters.api import Job, JobState, Status, Submission
+from rlk_repro.clusters.slurm import backend as slurm
+from rlk_repro.clusters.slurm import client as slurmctl
+from rlk_repro.clusters.slurm.client import JobId
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.submit import launch
+from tests.support.job_examples import make_staged
+from tests.support.slurm.fake import FakeSlurm
+
+JOB = Job(files={}, command=("sbatch", "--parsable", "job.sbatch"))
+SUBMISSION = Submission(
+    cluster="slurm", job_id="12", submitted_at="2026-11-20T18:00:00.000Z", details={"cluster_name": "test"}
+)
+
+# https://slurm.schedmd.com/squeue.html and sacct.html, job state codes of 22.05 to 25.11
+DOCUMENTED = """
+    BOOT_FAIL CANCELLED COMPLETED CONFIGURING COMPLETING DEADLINE EXPEDITING FAILED LAUNCH_FAILED NODE_FAIL
+    OUT_OF_MEMORY PENDING POWER_UP_NODE PREEMPTED RECONFIG_FAIL RUNNING RESV_DEL_HOLD REQUEUE_FED REQUEUE_HOLD REQUEUED
+    RESIZING REVOKED SIGNALING SPECIAL_EXIT STAGE_OUT STOPPED SUSPENDED TIMEOUT UPDATE_DB
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    return FakeSlurm(tmp_path / "fake", monkeypatch)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return make_staged(tmp_path / "a run")[1]
+
+
+def seal(run_dir: RunDir, message: str = "sealed, 4 of 4 trials ok") -> None:
+    write_text(run_dir.checksums, "")
+    say_last_word(run_dir, 0, message)
+
+
+def say_last_word(run_dir: RunDir, code: int, message: str) -> None:
+    write_json(run_dir.state, {"schema": 1, "phase": "ended", "exit_code": code, "message": message})
+
+
+def test_every_documented_state_has_a_meaning() -> None:
+    assert sorted(slurmctl.STATES) == sorted(DOCUMENTED.split())
+    assert slurmctl.parse_state("CANCELLED by 1000") == ("CANCELLED", JobState.CANCELLED)
+    assert slurmctl.parse_state("CANCELLED+") == ("CANCELLED", JobState.CANCELLED)
+    assert slurmctl.parse_state("OF_A_LATER_VERSION") == ("OF_A_LATER_VERSION", JobState.UNKNOWN)
+
+
+@given(st.integers(1, 2**31), st.sampled_from(["", "east", "dgx-2_a.b"]))
+def test_a_job_id_survives_text(number: int, cluster: str) -> None:
+    job_id = JobId(str(number), cluster)
+    assert slurmctl.parse_job_id(f"a site's remark\n{job_id}\n") == job_id
+
+
+def test_what_is_no_job_id_is_none() -> None:
+    assert [slurmctl.parse_job_id(text) for text in ("", "Submitted batch job twelve", "12;", "-1", "12;a b")] == [
+        None
+    ] * 5
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("slurm-wlm 22.05.8", (22, 5)), ("slurm 24.11.5", (24, 11)), ("slurm 26.05.0-0rc1", (26, 5))]
+)
+def test_versions_are_read(text: str, version: tuple[int, int]) -> None:
+    assert slurmctl.parse_version(text) == version
+
+
+def test_a_job_is_tested_then_sent_without_this_shells_options(
+    fake: FakeSlurm, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "mine")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/other.conf")
+    fake.answer("sbatch", "12;east\n")
+    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):
+        earlier.touch()
+    submission = slurm.submit(JOB, run_dir)
+    assert (submission.cluster, submission.job_id) == ("slurm", "12;east")
+    assert submission.details == {"cluster_name": "test", "slurm_version": "22.05.8"}
+    assert [call for call in fake.calls if call[0] == "sbatch"] == [
+        ["sbatch", "--test-only", "--parsable", "job.sbatch"],
+        ["sbatch", "--parsable", "job.sbatch"],
+    ]
+    assert set(fake.seen_env.splitlines()) == {"SLURM_CONF=/etc/slurm/other.conf"}
+    assert not any(path.exists() for path in (run_dir.state, run_dir.bundle, run_dir.cancelled))
+    assert run_dir.scheduler_file("config").read_text() == "ClusterName = test\nSLURM_VERSION = 22.05.8\n"
+
+
+def test_a_refusal_quotes_sbatch_and_sends_nothing(fake: FakeSlurm, run_dir: RunDir) -> None:
+    words = "sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name specified\n"
+    fake.answer("sbatch-test", error=words, code=1)
+    fake.answer("sinfo")
+    with pytest.raises(SchedulerRefused) as caught:
+        slurm.submit(JOB, run_dir)
+    assert caught.value.exit_code == 4
+    assert str(caught.value) == (
+        'slurm: sbatch refused the job: "invalid partition specified: nope; '
+        'allocation failure: Invalid partition name specified"'
+    )
+    assert all("--test-only" in call for call in fake.calls if call[0] == "sbatch")
+    assert not run_dir.scheduler.exists()
+
+
+def test_with_nodes_away_sbatch_itself_has_the_last_word(fake: FakeSlurm, run_dir: RunDir) -> None:
+    fake.answer("sbatch-test", error="allocation failure: Requested node configuration is not available\n", code=1)
+    fake.answer("sinfo", "node-0\n")
+    fake.answer("sbatch", "12\n")
+    assert slurm.submit(JOB, run_dir).job_id == "12"
+    fake.answer("sbatch", error="sbatch: error: Batch job submission failed: Invalid qos specification\n", code=1)
+    with pytest.raises(SchedulerRefused, match='"Batch job submission failed: Invalid qos specification"'):
+        slurm.submit(JOB, run_dir)
+
+
+def test_an_answer_without_a_job_id_is_quoted(fake: FakeSlurm, run_dir: RunDir) -> None:
+    fake.answer("sbatch", "welcome\n")
+    with pytest.raises(SchedulerRefused, match="no job id in 'welcome"):
+        slurm.submit(JOB, run_dir)
+
+
+def test_a_machine_without_slurm_says_so(run_dir: RunDir, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert slurm.available() is None
+    fake.answer("scontrol", error="scontrol: error: Slurmctld(primary) at host is DOWN\n", code=1)
+    assert slurm.available() == "no Slurm controller answers (Slurmctld(primary) at host is DOWN)"
+    monkeypatch.setenv("PATH", str(run_dir.root))
+    assert slurm.available() == "sinfo: is not on PATH"
+    answer = slurm.poll(SUBMISSION, run_dir)
+    assert (answer.state, answer.reason, answer.is_unreachable) == (JobState.UNKNOWN, "squeue: is not on PATH", True)
+    with pytest.raises(EnvironmentMissing, match="its job may still run"):
+        slurm.cancel(SUBMISSION, run_dir)
+    with pytest.raises(EnvironmentMissing, match="its job may still run"):
+        slurm.collect(SUBMISSION, run_dir)
+
+
+@pytest.mark.parametrize(
+    ("row", "state", "reason"),
+    [
+        ("12|PENDING|Priority||2026-11-21T06:00:00", JobState.PENDING,
+         "Priority, expected to start 2026-11-21T06:00:00"),
+        ("12|PENDING|Resources||N/A", JobState.PENDING, "Resources"),
+        ("12|CONFIGURING|None|node-0|N/A", JobState.PENDING, "CONFIGURING"),
+        ("12|RUNNING|None|node-[0-1]|2026-11-20T18:07:35", JobState.RUNNING, "on node-[0-1]"),
+        ("12|COMPLETING|None|node-1|2026-11-20T18:07:35", JobState.RUNNING, "COMPLETING, on node-1"),
+        ("12|TIMEOUT|TimeLimit|node-1|x", JobState.FAILED, "Slurm says TIMEOUT, its agent left no last word"),
+        ("12|CANCELLED|None||N/A", JobState.CANCELLED, "Slurm says CANCELLED, its agent left no last word"),
+        ("12|COMPLETED|None|node-1|x", JobState.FAILED, "Slurm says COMPLETED, its agent left no last word"),
+        ("12|LATER|None|node-1|x", JobState.UNKNOWN, "Slurm says LATER"),
+        ("13|RUNNING|None|node-1|x", JobState.FAILED, "Slurm no longer knows job 12, its agent left no last word"),
+    ],
+)  # fmt: skip
+def test_slurms_words_become_ours(fake: FakeSlurm, run_dir: RunDir, row: str, state: JobState, reason: str) -> None:
+    fake.queue(row)
+    answer = slurm.poll(SUBMISSION, run_dir)
+    assert (answer.state, answer.reason) == (state, reason)
+    assert answer.nodes == ("node-[0-1]" if "[0-1]" in row else "node-1" if state is JobState.RUNNING else "")
+
+
+def test_what_a_run_left_outranks_what_slurm_thinks_of_its_script(fake: FakeSlurm, run_dir: RunDir) -> None:
+    fake.queue("12|FAILED|NonZeroExitCode|node-0|x")
+    say_last_word(run_dir, 143, "stopped by SIGTERM")
+    assert slurm.poll(SUBMISSION, run_dir) == Status(
+        state=JobState.FAILED, reason="Slurm says FAILED, stopped by SIGTERM, which Slurm sends before the time limit"
+    )
+    run_dir.cancelled.touch()
+    assert slurm.poll(SUBMISSION, run_dir) == Status(state=JobState.CANCELLED, reason="stopped by SIGTERM")
+    seal(run_dir, "sealed, 3 of 4 trials ok")
+    asked = len(fake.calls)
+    assert slurm.poll(SUBMISSION, run_dir) == Status(state=JobState.DONE, reason="sealed, 3 of 4 trials ok")
+    assert [call[0] for call in fake.calls[asked:]] == []
+
+
+def test_accounting_remembers_what_the_controller_forgot(fake: FakeSlurm, run_dir: RunDir) -> None:
+    fake.queue()
+    fake.answer("sacct", "12|NODE_FAIL|0:0|node-[0-1]\n12.batch|CANCELLED|0:15|node-0\n")
+    assert slurm.poll(SUBMISSION, run_dir).reason == "Slurm says NODE_FAIL, its agent left no last word"
+
+
+def test_a_job_of_another_cluster_is_not_taken_for_a_forgotten_one(fake: FakeSlurm, run_dir: RunDir) -> None:
+    fake.queue()
+    fake.answer("config", "ClusterName             = west\n")
+    answer = slurm.poll(SUBMISSION, run_dir)
+    assert (answer.state, answer.reason) == (JobState.UNKNOWN, "submitted to cluster test, this one is west")
+
+
+def test_a_job_of_a_federation_is_asked_for_there(fake: FakeSlurm, run_dir: RunDir) -> None:
+    fake.queue("CLUSTER: east", "12|RUNNING|None|node-0|x")
+    submission = Submission(cluster="slurm", job_id="12;east", submitted_at="")
+    assert slurm.poll(submission, run_dir).state is JobState.RUNNING
+    assert fake.calls[-1] == [
+        "squeue", "--clusters=east", "--noheader", "--states=all", "--jobs=12,12", "--format=%A|%T|%r|%N|%S",
+    ]  # fmt: skip
+    assert slurm.cancel(submission, run_dir)
+    assert fake.calls[-1] == ["scancel", "--clusters=east", "--batch", "--signal=TERM", "12"]
+
+
+def test_two_hundred_runs_cost_one_question(fake: FakeSlurm, tmp_path: Path) -> None:
+    runs = [RunDir(tmp_path / str(number)) for number in range(200)]
+    items = [
+        (Submission(cluster="slurm", job_id=str(number + 1), submitted_at=""), run) for number, run in enumerate(runs)
+    ]
+    for run in runs[:50]:
+        run.root.mkdir()
+        seal(run)
+    fake.queue(*(f"{number}|RUNNING|None|node-0|x" for number in range(51, 201)))
+    states = [answer.state for answer in slurm.poll_all(items)]
+    assert (states.count(JobState.DONE), states.count(JobState.RUNNING)) == (50, 150)
+    assert [call[0] for call in fake.calls] == ["squeue"]
+
+
+def test_a_controller_that_is_away_does_not_end_the_waiting(
+    fake: FakeSlurm, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "POLL_S", 0.0)
+    fake.answer("squeue", error="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
+    answers = [slurm.poll(SUBMISSION, run_dir)] * 20
+    assert answers[0].reason == (
+        'slurm: squeue did not answer: "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"'
+    )
+    answers.append(Status(state=JobState.DONE))
+    told: list[str] = []
+    assert progress.follow(run_dir, lambda: answers.pop(0), told.append, sleep=lambda _: None).state is JobState.DONE
+
+
+def test_a_running_job_is_asked_first_and_told_then(fake: FakeSlurm, run_dir: RunDir) -> None:
+    fake.queue("12|RUNNING|None|node-0|x")
+    assert slurm.cancel(SUBMISSION, run_dir)
+    assert slurm.cancel(SUBMISSION, run_dir)
+    fake.queue("12|CANCELLED|None|node-0|x")
+    assert not slurm.cancel(SUBMISSION, run_dir)
+    assert [call for call in fake.calls if call[0] == "scancel"] == [
+        ["scancel", "--batch", "--signal=TERM", "12"],
+        ["scancel", "12"],
+    ]
+
+
+def test_a_waiting_job_is_simply_cancelled(fake: FakeSlurm, run_dir: RunDir) -> None:
+    fake.queue("12|PENDING|Priority||N/A")
+    assert slurm.cancel(SUBMISSION, run_dir)
+    assert fake.calls[-1] == ["scancel", "12"]
+    fake.answer("scancel", error="scancel: error: Kill job error on job id 12: Access/permission denied\n", code=1)
+    with pytest.raises(SchedulerRefused) as caught:
+        slurm.cancel(SUBMISSION, run_dir)
+    words = "Kill job error on job id 12: Access/permission denied"
+    assert str(caught.value) == f'slurm: scancel refused: "{words}"'
+
+
+def test_collecting_packs_what_a_killed_agent_left_with_slurms_last_record(fake: FakeSlurm, run_dir: RunDir) -> None:
+    fake.queue("12|RUNNING|None|node-0|x")
+    with pytest.raises(CheckFailed) as caught:
+        slurm.collect(SUBMISSION, run_dir)
+    assert str(caught.value) == "a run: has not ended: running\n  hint: rlk-repro status --watch a run"
+    fake.queue("12|NODE_FAIL|None|node-0|x")
+    fake.answer("sacct", "JobIDRaw State Gone\n")
+    assert not inspect_bundle(slurm.collect(SUBMISSION, run_dir)).is_sealed
+    assert run_dir.scheduler_file("accounting-at-end").read_text() == "JobIDRaw State Gone\n"
+    options = ("--parsable2", "--allocations", "--duplicates", "--jobs=12", "--format=JobIDRaw,State")
+    assert fake.calls[-1] == ["sacct", *options]
+
+
+def test_following_asks_slurm_every_few_seconds_at_most(
+    fake: FakeSlurm, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.queue("12|TIMEOUT|None|node-0|x")
+    folder = run_dir.trial("00-p1-baseline")
+    write_text(folder.stdout, "one\ntwo")
+    lines = [line.text for line in slurm.logs(SUBMISSION, run_dir, is_following=True)]
+    assert lines == ["one", "two"]
+    assert [call[0] for call in fake.calls].count("squeue") == 1
+    assert [line.text for line in slurm.logs(SUBMISSION, run_dir, is_following=False)] == ["one", "two"]
+    assert [call[0] for call in fake.calls].count("squeue") == 1
+
+
+def test_waiting_tells_why_it_waits_and_where_it_runs(fake: FakeSlurm, run_dir: RunDir) -> None:
+    write_json(run_dir.state, {"schema": 1, "phase": "ending", "num_trials": 2, "num_steps": 3})
+    fake.queue("12|PENDING|Priority||N/A")
+    answers = [slurm.poll(SUBMISSION, run_dir)]
+    fake.queue("12|RUNNING|None|node-[0-1]|x")
+    answers.append(slurm.poll(SUBMISSION, run_dir))
+    answers.append(Status(state=JobState.DONE))
+    told: list[str] = []
+
+    progress.follow(run_dir, lambda: answers[min(len(told), 2)], told.append, sleep=lambda _: None)
+    assert told == ["pending (Priority)", "ending · node-[0-1]", "ending"]
+
+
+def test_what_was_submitted_is_listed_with_one_question(
+    call, fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (11, 12):
+        run_dir = make_staged(tmp_path / "runs" / "smoke" / f"run-{number}")[1]
+        submission = Submission(cluster="slurm", job_id=str(number), submitted_at="", details={})
+        launch.record_submission(run_dir, submission)
+    fake.queue("11|PENDING|Resources||N/A", "12|RUNNING|None|node-1|x")
+    assert call("runs", "list", "--submitted") == (
+        0,
+        "run-11 slurm 11         pending   Resources\nrun-12 slurm 12         running   on node-1\n",
+        "",
+    )
+    assert [name for name, *_ in fake.calls] == ["squeue"]
+    assert '"nodes": "node-1"' in call("runs", "list", "--submitted", "--json")[1]
+    assert call("status", "run-11")[1].startswith("run-11: pending (Resources)\n  not sealed")
+    state = {"schema": 1, "phase": "ended", "num_trials": 2, "num_steps": 3, "message": "stopped by SIGTERM"}
+    write_json(RunDir(tmp_path / "runs" / "smoke" / "run-11").state, state)  # its job was requeued
+    assert "SIGTERM" not in call("status", "run-11")[1] + call("runs", "list", "--submitted")[1]

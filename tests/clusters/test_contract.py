@@ -1,0 +1,115 @@
+"""What every backend keeps, whatever its cluster.  A module in the registry is tested here without being named.
+
+A backend that calls tools brings fakes of them in ``tests/clusters/fakes/<cluster>/``, first on PATH here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.base.errors import SpecError
+from rlk_repro.base.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
+from rlk_repro.clusters.api import Backend, JobState, Submission
+from rlk_repro.clusters.registry import BACKENDS, get_backend
+from rlk_repro.plan import Plan, make_plan
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack
+from rlk_repro.submit.stage import Inputs, stage
+
+FAKES = Path(__file__).parent / "fakes"
+STACKS = {"k8s": "example"}  # pods need an image
+
+
+@pytest.fixture(params=BACKENDS)
+def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = str(request.param)
+    monkeypatch.setenv("PATH", f"{FAKES / name}{os.pathsep}{os.environ['PATH']}")
+    return name
+
+
+@pytest.fixture
+def backend(cluster: str) -> Backend:
+    return BACKENDS[cluster]
+
+
+def plans(cluster: str) -> Iterator[tuple[Plan, Inputs]]:
+    """The smoke run with every profile that is shipped for the cluster."""
+    for name in list_names(profile_folders(cluster)):
+        profile = load_profile(name, profile_folders(cluster))
+        if profile.model.cluster != cluster:
+            continue
+        run = load_run("smoke", run_folders())
+        hardware = load_hardware(profile.model.hardware or "h200", hardware_folders())
+        stack = load_stack(STACKS.get(cluster, run.model.stack), stack_folders())
+        plan = make_plan(run=run, stack=stack, hardware=hardware, profile=profile)
+        yield plan, Inputs(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
+
+
+def a_submission(cluster: str, job_id: str) -> Submission:
+    return Submission(cluster=cluster, job_id=job_id, submitted_at="2026-11-20T13:45:12.345Z", details={"a": "ü\n'"})
+
+
+def test_there_is_something_to_render(cluster: str) -> None:
+    assert list(plans(cluster))
+
+
+def test_rendering_is_deterministic_and_writes_nothing(backend: Backend, cluster: str, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    for plan, _ in plans(cluster):
+        assert backend.render(plan, RunDir(tmp_path / "run")) == backend.render(plan, RunDir(tmp_path / "run"))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_job_has_a_command_and_files_that_can_be_staged(
+    backend: Backend, cluster: str, tmp_path: Path, weird_name: str
+) -> None:
+    for number, (plan, inputs) in enumerate(plans(cluster)):
+        run_dir = RunDir(tmp_path / weird_name / str(number))
+        job = backend.render(plan, run_dir)
+        assert job.command
+        assert not any("\0" in part for part in job.command)
+        stage(plan, inputs, run_dir, job)
+        assert {path.name: path.read_text() for path in run_dir.job.iterdir()} == dict(job.files)
+    assert [path.name for path in tmp_path.iterdir()] == [weird_name]
+
+
+@pytest.mark.parametrize("job_id", ["", "no such job", "$(touch pwned)", "4194304:1", "-1", "999999999"])
+def test_a_job_that_nobody_knows_is_unknown_and_cancelling_it_twice_is_fine(
+    backend: Backend, cluster: str, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    submission, run_dir = a_submission(cluster, job_id), RunDir(tmp_path)
+    assert backend.poll(submission, run_dir).state is JobState.UNKNOWN
+    assert not backend.cancel(submission, run_dir)
+    assert not backend.cancel(submission, run_dir)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_submission_survives_its_file(cluster: str) -> None:
+    submission = a_submission(cluster, "17")
+    assert Submission.from_json(submission.to_json()) == submission
+
+
+def test_logs_of_a_job_that_never_wrote_any_end(backend: Backend, cluster: str, tmp_path: Path) -> None:
+    assert list(backend.logs(a_submission(cluster, "1"), RunDir(tmp_path), is_following=False)) == []
+
+
+def test_a_reason_says_what_is_missing(backend: Backend) -> None:
+    assert backend.available() is None or backend.available()
+
+
+def test_a_backend_is_a_module_without_classes_of_its_own(backend: Backend) -> None:
+    own = [item for _, item in inspect.getmembers(backend, inspect.isclass) if item.__module__ == backend.__name__]  # type: ignore[attr-defined]
+    assert own == []
+
+
+def test_an_unknown_cluster_names_those_there_are() -> None:
+    with pytest.raises(SpecError) as caught:
+        get_backend("lsf")
+    known = ", ".join(BACKENDS)
+    assert str(caught.value) == f"--cluster: unknown, got 'lsf', expected one of {known}"

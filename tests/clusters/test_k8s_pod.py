@@ -1,0 +1,139 @@
+"""Pods of one job find each other, whatever earlier ones left; the staged files come in."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.base.files import write_json
+from rlk_repro.clusters.k8s.pod import roster
+from rlk_repro.clusters.k8s.pod.children import start_ray
+from rlk_repro.clusters.k8s.pod.inputs import bring_in
+from rlk_repro.clusters.k8s.pod.roster import Gathering, Roster, Seat, join, read_roster
+from rlk_repro.clusters.k8s.pod.supervise import find_seat, wait_for_end
+from rlk_repro.pod.__main__ import main
+from rlk_repro.rundir.paths import RunDir
+from tests.support.waiting import wait_until
+
+LEADER = Seat(pod="head", uid="u0", node="n0", group="g")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setattr(roster, "BEAT_S", 0.02)
+    (tmp_path / "run").mkdir()
+    return RunDir(tmp_path / "run")
+
+
+def seat(number: int, group: str = "g") -> Seat:
+    return Seat(pod=f"w{number}", uid=f"u{number}", node=f"n{number}", group=group)
+
+
+def gather(run_dir: RunDir, num_nodes: int, timeout_s: float = 20.0) -> Roster | None:
+    gathering = Gathering(run_dir, LEADER, num_nodes)
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        found = gathering.look()
+        if found is not None:
+            return found
+        time.sleep(0.02)
+    return None
+
+
+def join_all(run_dir: RunDir, seats: list[Seat]) -> tuple[list[threading.Thread], dict[str, Roster | None]]:
+    found: dict[str, Roster | None] = {}
+    over = threading.Event()
+
+    def run(one: Seat) -> None:
+        found[one.uid] = join(run_dir, one, over.wait)
+
+    threads = [threading.Thread(target=run, args=(one,)) for one in seats]
+    for thread in threads:
+        thread.start()
+    threads.append(threading.Thread(target=over.set))
+    return threads, found
+
+
+def test_everybody_gets_the_same_roster_with_the_leader_first(run_dir: RunDir) -> None:
+    threads, found = join_all(run_dir, [seat(10), seat(2), seat(1)])
+    roster = gather(run_dir, 4)
+    for thread in threads[:-1]:
+        thread.join(20)
+    assert roster is not None
+    assert roster.nodes == ("n0", "n1", "n2", "n10")
+    assert set(found.values()) == {roster}
+    assert run_dir.pod_joins() == []
+
+
+def test_what_an_earlier_attempt_left_does_not_count(run_dir: RunDir) -> None:
+    write_json(run_dir.pod_join("w9"), {"schema": 1, "pod": "w9", "uid": "old", "node": "n9", "group": "g", "beat": 7})
+    write_json(run_dir.roster, {"schema": 1, "allocation": "old", "nodes": ["n0", "n1"], "uids": ["old", "older"]})
+    threads, found = join_all(run_dir, [seat(1), seat(5, group="other")])
+    roster = gather(run_dir, 2)
+    assert roster is not None
+    assert roster.uids == ("u0", "u1")
+    threads[0].join(20)
+    assert found["u1"] == roster
+    threads[-1].start()  # the one of another cluster is never taken
+    threads[1].join(20)
+    assert found["u5"] is None
+
+
+def test_one_pod_needs_nobody(run_dir: RunDir) -> None:
+    found = gather(run_dir, 1)
+    assert found is not None
+    assert (found.nodes, found.allocation) == (("n0",), "u0")
+    assert read_roster(run_dir) == found
+
+
+def test_a_pod_that_stays_away_is_waited_for(run_dir: RunDir) -> None:
+    assert gather(run_dir, 2, timeout_s=0.3) is None
+
+
+def test_staged_files_come_in_and_an_earlier_end_goes(run_dir: RunDir, tmp_path: Path) -> None:
+    inputs = tmp_path / "inputs"
+    (inputs / "..2026").mkdir(parents=True)
+    (inputs / "job").mkdir()
+    (inputs / "..2026" / "plan.json").write_text("old")
+    (inputs / "plan.json").write_text("{}")
+    (inputs / "job" / "objects.yaml").write_text("a: 1\n")
+    run_dir.bundle.write_text("earlier")
+    bring_in(run_dir, inputs)
+    assert sorted(path.relative_to(run_dir.root).as_posix() for path in run_dir.root.rglob("*") if path.is_file()) == [
+        "job/objects.yaml", "plan.json",
+    ]  # fmt: skip
+
+
+def test_a_config_map_without_a_plan_is_refused(run_dir: RunDir, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentMissing, match="holds no plan"):
+        bring_in(run_dir, tmp_path / "nothing")
+
+
+def test_an_entrypoint_ends_as_the_agent_did(run_dir: RunDir) -> None:
+    write_json(run_dir.pod_end, {"schema": 1, "exit_code": 3})
+    assert wait_for_end(run_dir) == 3
+    assert main(["wait", str(run_dir.root)]) == 3
+
+
+def test_a_pod_that_is_none_of_ours_is_told(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(EnvironmentMissing, match="RLK_REPRO_NODE: not set"):
+        find_seat({"RLK_REPRO_POD": "a", "RLK_REPRO_POD_UID": "b"})
+    with pytest.raises(EnvironmentMissing, match=r"a pod that KubeRay 1\.5\.1 or later made"):
+        start_ray({})
+    assert main(["serve", str(run_dir.root)]) == 3
+    assert "no agent ever began" in capsys.readouterr().err
+
+
+def test_rays_command_is_taken_word_by_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHERE", str(tmp_path))
+    out = tmp_path / "a b; touch pwned"
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
+    command = {"KUBERAY_GEN_RAY_START_CMD": "touch '$WHERE/a b; touch pwned'", "PATH": "/usr/bin:/bin"}
+    child = start_ray(command | token)
+    wait_until(lambda: child.code is not None)
+    assert child.code == 0
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]

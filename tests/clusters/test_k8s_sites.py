@@ -1,0 +1,255 @@
+"""``profile init`` and ``profile check`` on a cluster that the real kubectl describes, and words for states."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlk_repro.base.errors import SpecError
+from rlk_repro.base.proc import Completed
+from rlk_repro.base.resources import all_profile_folders
+from rlk_repro.clusters.api import JobState
+from rlk_repro.clusters.k8s import backend as kubernetes
+from rlk_repro.clusters.k8s.facts import Facts
+from rlk_repro.clusters.k8s.kubectl import Unreachable, explain
+from rlk_repro.clusters.k8s.states import CONDITIONS, RAYJOB_STATES, WORDS, Judged, judge, judge_job
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec.load import load_profile
+from tests.support.kube.cluster import Cluster
+from tests.support.kube.plane import ControlPlane
+from tests.support.kube.runs import needs_kubectl, running_server
+
+Call = Callable[..., tuple[int, str, str]]
+CRDS = ("rayjobs.ray.io",)
+
+
+def node(name: str, product: str = "NVIDIA-H200", gpus: int = 8, **labels: str) -> dict[str, Any]:
+    allocatable = {"cpu": "190", "memory": "1900Gi", "nvidia.com/gpu": str(gpus)}
+    known = {"kubernetes.io/arch": "amd64", "nvidia.com/gpu.product": product, **labels}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": known},
+        "spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]},
+        "status": {"allocatable": allocatable},
+    }
+
+
+def claim(name: str, mode: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "default"},
+            "spec": {"accessModes": [mode], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}},
+            "status": {"phase": "Bound"}}  # fmt: skip
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane | None) -> Iterator[Cluster]:
+    with running_server(tmp_path / "kube", monkeypatch, control_plane, claims=(), num_nodes=0) as running:
+        for number in range(2):
+            running.add("nodes", node(f"n{number}"))
+        running.add("persistentvolumeclaims", claim("shared", "ReadWriteMany"))
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": {}}}
+        running.add("namespaces", space)
+        yield running
+
+
+def write_profile(folder: Path, **settings: Any) -> Path:
+    value = {
+        "profile": "here",
+        "cluster": "k8s",
+        "hardware": "h200",
+        "kubernetes": {"results": {"claim": "shared"}, "cpu": "100", "memory": "500Gi", **settings},
+    }
+    path = folder / "here.yaml"
+    path.write_text(yaml.safe_dump(value))
+    return path
+
+
+def check(call: Call, path: Path, *options: str) -> tuple[int, list[dict[str, str]]]:
+    code, out, err = call("profile", "check", str(path), "--json", *options)
+    assert out, err
+    return code, list(json.loads(out)["findings"])
+
+
+@needs_kubectl
+def test_a_profile_is_proposed_that_the_cluster_takes(server: Cluster, tmp_path: Path, call: Call) -> None:
+    path = tmp_path / "mine.yaml"
+    code, _, err = call("profile", "init", "--cluster", "k8s", "--yes", "-o", str(path))
+    assert code == 0, err
+    profile = load_profile(str(path), all_profile_folders()).model
+    settings = profile.kubernetes
+    assert settings is not None
+    assert (profile.hardware, settings.kind, settings.results.claim) == ("h200", "rayjob", "shared")
+    assert (settings.cpu, settings.memory, settings.shm) == ("171", "1710Gi", "64Gi")
+    code, findings = check(call, path)
+    assert code == 0, findings
+
+
+@needs_kubectl
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"results": {"claim": "other"}}, "kubernetes.results.claim"),
+        ({"queue": "fast"}, "kubernetes.queue"),
+        ({"cpu": "400"}, "nodes: cpu"),
+        ({"rdma": {"resource": "rdma/ib"}}, "nodes: rdma/ib"),
+        ({"gpu_products": ["NVIDIA-H100"]}, "nodes"),
+        ({"image_pull_secrets": ["registry"]}, "kubernetes.secrets"),
+        ({"claims": [{"claim": "models", "path": "/models"}]}, "kubernetes.claims"),
+    ],
+)
+def test_what_would_fail_is_said(
+    server: Cluster, tmp_path: Path, call: Call, settings: dict[str, Any], where: str
+) -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x", "namespace": "default"}}
+    server.add("secrets", secret)
+    code, findings = check(call, write_profile(tmp_path, **settings))
+    assert code == 1
+    assert where in {item["where"] for item in findings if item["level"] == "blocking"}
+
+
+@needs_kubectl
+def test_missing_operators_and_permissions_are_said(server: Cluster, tmp_path: Path, call: Call) -> None:
+    server.remove_operators()
+    server.forbid("events")
+    code, findings = check(call, write_profile(tmp_path, compute_domain=True))
+    assert code == 1
+    blocking = {item["where"] for item in findings if item["level"] == "blocking"}
+    assert {"kubernetes.kind", "kubernetes.compute_domain", "permission"} <= blocking
+
+
+def test_a_profile_of_a_kind_that_is_made_no_more_is_told_which_one_is(tmp_path: Path) -> None:
+    path = tmp_path / "here.yaml"
+    path.write_text("profile: here\ncluster: k8s\nkubernetes:\n  kind: jobset\n")
+    with pytest.raises(SpecError) as caught:
+        load_profile(str(path), all_profile_folders())
+    told = str(caught.value)
+    assert "kubernetes.kind: is made no more" in told
+    assert "job, which takes several nodes and needs no operator" in told
+    assert "line 4" in told or ":4" in told
+
+
+@needs_kubectl
+def test_only_the_permissions_of_the_own_kind_of_job_are_asked_for(server: Cluster, tmp_path: Path, call: Call) -> None:
+    server.forbid("rayjobs")
+    code, findings = check(call, write_profile(tmp_path))
+    assert code == 1
+    denied = {item["expected"] for item in findings if item["where"] == "permission"}
+    assert denied == {f"to {verb} rayjobs in default" for verb in ("create", "delete", "get", "list")}
+    assert check(call, write_profile(tmp_path, kind="job"))[0] == 0
+
+
+@needs_kubectl
+def test_a_restricted_namespace_wants_another_user(server: Cluster, tmp_path: Path, call: Call) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    server.add(
+        "namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": labels}}
+    )
+    code, findings = check(call, write_profile(tmp_path))
+    assert code == 1
+    assert "kubernetes.run_as" in {item["where"] for item in findings}
+    path = tmp_path / "mine.yaml"
+    call("profile", "init", "--cluster", "k8s", "--yes", "-o", str(path))
+    assert yaml.safe_load(path.read_text())["kubernetes"]["run_as"] == {"user": 1000, "group": 1000}
+
+
+@needs_kubectl
+def test_without_a_cluster_there_is_no_profile(
+    server: Cluster, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.stop()
+    code, _, err = call("profile", "check", str(write_profile(tmp_path)))
+    assert code == 3
+    assert "no cluster answers" in err
+    server.start()
+
+
+def pod(role: str = "leader", phase: str = "Pending", **status: Any) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/component": role}
+    return {
+        "metadata": {"name": role, "labels": labels},
+        "spec": {"nodeName": "n1"},
+        "status": {"phase": phase, **status},
+    }
+
+
+JOB: dict[str, Any] = {"kind": "Job", "metadata": {"name": "j"}, "spec": {}, "status": {"active": 1}}
+
+
+@pytest.mark.parametrize("phase", ["Running", "Succeeded", "Failed"])
+def test_a_job_whose_leader_has_begun_does_not_wait_again(phase: str) -> None:
+    """Its controller takes a while to say that it is over."""
+    assert judge(JOB, [pod(phase=phase)]).state is JobState.RUNNING
+    assert judge(JOB, [pod()]).state is JobState.PENDING
+
+
+def test_a_job_that_its_queue_took_back_has_not_ended(tmp_path: Path) -> None:
+    """Its pod packed what it had; it will begin again."""
+    packed = Facts(state=None, is_sealed=False, waits_for="", failure="", bundle_bytes=9, bundle_sha256="", trials=())
+    told = kubernetes._judge_present(Judged(state=JobState.PENDING, reason="held back"), packed, RunDir(tmp_path))
+    assert (told.state, told.reason) == (JobState.PENDING, "held back")
+
+
+@pytest.mark.parametrize("word", RAYJOB_STATES)
+def test_every_state_of_a_rayjob_has_a_meaning(word: str) -> None:
+    state, _ = judge_job({"kind": "RayJob", "status": {"jobDeploymentStatus": word, "jobStatus": "SUCCEEDED"}})
+    assert state is RAYJOB_STATES[word]
+
+
+def test_a_state_of_a_later_version_is_unknown() -> None:
+    assert judge_job({"kind": "RayJob", "status": {"jobDeploymentStatus": "Floating"}})[0] is JobState.UNKNOWN
+
+
+@pytest.mark.parametrize(("kind", "state"), CONDITIONS)
+def test_conditions_decide(kind: str, state: JobState) -> None:
+    job = {**JOB, "status": {"conditions": [{"type": kind, "status": "True", "reason": "X", "message": "y"}]}}
+    assert judge_job(job) == (state, "X: y")
+
+
+# states on the way, which are no reasons
+USUAL = {"Error", "PodInitializing", "ContainerCreating", "ContainersNotReady"}
+
+
+@pytest.mark.parametrize("reason", sorted(WORDS.keys() - USUAL))
+def test_every_reason_is_told_in_plain_words(reason: str) -> None:
+    waiting = pod(containerStatuses=[{"state": {"waiting": {"reason": reason, "message": "its own\nwords"}}}])
+    told = judge(JOB, [waiting])
+    assert told.reason == f"{WORDS[reason]} ({reason}: its own words)"
+    assert told.state is JobState.PENDING
+
+
+def test_an_event_speaks_where_nothing_else_does() -> None:
+    events = [
+        {"type": "Warning", "reason": "FailedMount", "message": "configmap not found", "lastTimestamp": "2026-01-02"},
+        {"type": "Warning", "reason": "FailedCreate", "message": "exceeded quota", "lastTimestamp": "2026-01-03"},
+        {"type": "Normal", "reason": "Pulled", "message": "ok", "lastTimestamp": "2026-01-04"},
+    ]
+    assert judge(JOB, [], events).reason == "a pod may not be made (quota or admission) (FailedCreate: exceeded quota)"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Error from server (TooManyRequests): storage is (re)initializing",
+        "Error from server (ServiceUnavailable): the server is currently unable to handle the request",
+        "The connection to the server 192.0.2.7:6443 was refused - did you specify the right host or port?",
+    ],
+)
+def test_a_server_that_restarts_does_not_refuse(words: str) -> None:
+    assert isinstance(explain(Completed(argv=(), returncode=1, stdout="", stderr=words)), Unreachable)
+    quota = 'Error from server (Forbidden): pods "p" is forbidden: exceeded quota'
+    assert not isinstance(explain(Completed(argv=(), returncode=1, stdout="", stderr=quota)), Unreachable)
+
+
+def test_preemption_and_lack_of_memory_are_named() -> None:
+    disrupted = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "by x"}]
+    failed = {**JOB, "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]}}
+    told = judge(failed, [pod(phase="Failed", conditions=disrupted)])
+    assert told.state is JobState.FAILED
+    assert "preempted by a job of higher priority (PreemptionByScheduler: by x)" in told.reason
+    ended = [{"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]
+    assert "out of memory" in judge(failed, [pod(phase="Failed", containerStatuses=ended)]).reason

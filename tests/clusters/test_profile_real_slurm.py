@@ -1,0 +1,73 @@
+"""``profile init`` and ``profile check`` on a real Slurm with fake GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.spec.load import load_profile
+from tests.support.slurm.cluster import Cluster
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def profile(cluster: Cluster, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """What ``profile init`` makes of it."""
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value if name != "PATH" else f"{cluster.bin}{os.pathsep}{os.environ['PATH']}")
+    path = tmp_path / "test.yaml"
+    code, _, err = call("profile", "init", "--yes", "-o", str(path))
+    assert code == 0, err
+    return path
+
+
+def test_the_cluster_is_described_as_it_is(profile: Path) -> None:
+    found = load_profile(str(profile), []).model
+    assert found.slurm is not None
+    assert (found.hardware, found.slurm.partition, found.slurm.gres) == ("a100", "gpu", "gpu:a100")
+    assert (found.slurm.max_time_min, found.slurm.block_size, found.slurm.account) == (1440, None, None)
+
+
+def test_slurm_itself_says_whether_it_would_take_the_job(call: Call, profile: Path) -> None:
+    code, out, _ = call("profile", "check", str(profile), "--run", "smoke")
+    assert code == 0, out
+    assert "  info: sbatch --test-only: expected accepted, found Job " in out
+    assert "  warning: hardware: expected nodes of 8 GPUs, as a100 has, found 2\n" in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "finding"),
+    [
+        (
+            "partition: gpu",
+            "partition: nope",
+            "sbatch --test-only: expected accepted, found invalid partition specified",
+        ),
+        ("partition: gpu", "partition: nope", "slurm.partition: expected one of gpu, short, found nope"),
+        ("gpu:a100", "gpu:h100", "slurm.gres: expected what gpu has: gpu:a100, found gpu:h100"),
+        (
+            "gres:",
+            "constraint: big\n  gres:",
+            "sbatch --test-only: expected accepted, found allocation failure",
+        ),
+        (
+            "gres:",
+            "reservation: r\n  gres:",
+            "slurm.reservation: expected none: the cluster has no reservation, found r",
+        ),
+    ],
+)
+def test_what_slurm_would_refuse_is_found_before(call: Call, profile: Path, old: str, new: str, finding: str) -> None:
+    profile.write_text(profile.read_text().replace(old, new, 1))
+    code, out, _ = call("profile", "check", str(profile))
+    assert code == 1
+    assert f"  blocking: {finding}" in out
+
+
+def test_nothing_is_left_in_the_queue(call: Call, profile: Path, cluster: Cluster) -> None:
+    call("profile", "check", str(profile), "--run", "smoke")
+    assert cluster.ask("squeue", "--noheader") == ""

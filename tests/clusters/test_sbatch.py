@@ -1,0 +1,262 @@
+"""The script that Slurm gets: its text, its quoting, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlk_repro.base.errors import SpecError
+from rlk_repro.clusters.slurm.options import find_segment, time_limit_min
+from rlk_repro.clusters.slurm.quoting import Directive, ShellLine, quote
+from rlk_repro.clusters.slurm.script import render_sbatch, sbatch_command
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import FromEnv, Profile
+from rlk_repro.spec.load import load_profile
+from tests import ROOT
+from tests.support.example_files import find_changed
+from tests.support.slurm.examples import (
+    EXAMPLES,
+    HOSTILE,
+    IMAGE_DIR,
+    RUNTIMES,
+    SHOWN,
+    plan_for,
+    render_examples,
+    run_dir_of,
+    with_site,
+)
+
+WORDS = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1)
+
+
+def check_script(paths: list[str], severity: str = "style") -> None:
+    for path in paths:
+        done = subprocess.run(["bash", "-n", path], check=False, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+    shellcheck = shutil.which("shellcheck", path=str(Path(sys.executable).parent)) or "shellcheck"
+    done = subprocess.run(
+        [shellcheck, "--norc", f"--severity={severity}", *paths], check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def options_of(plan: Plan, **arguments: Any) -> list[str]:
+    script = render_sbatch(plan, run_dir_of(plan), **arguments)
+    return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+
+
+def refusal_of(plan: Plan, run_dir: RunDir | None = None, **arguments: Any) -> str:
+    with pytest.raises(SpecError) as caught:
+        render_sbatch(plan, run_dir or run_dir_of(plan), **arguments)
+    return str(caught.value)
+
+
+def test_the_shipped_examples_are_what_is_rendered() -> None:
+    assert list(find_changed(EXAMPLES, render_examples(), SHOWN)) == [], "make goldens"
+
+
+def test_every_script_passes_bash_and_shellcheck(tmp_path: Path) -> None:
+    for name, text in render_examples().items():
+        (tmp_path / name).write_text(text)
+    check_script(sorted(str(path) for path in tmp_path.iterdir()))
+
+
+@given(WORDS)
+def test_a_word_comes_out_of_bash_as_it_went_in(words: list[str]) -> None:
+    script = f"printf '%s\\0' {quote(words)} {quote(words[0])}"
+    done = subprocess.run(["bash", "-c", script], check=True, capture_output=True)
+    assert done.stdout.decode().split("\0")[:-1] == [*words, words[0]]
+
+
+@pytest.mark.parametrize("value", [None, True, 1.5, b"x", {"a": "b"}, [1], [["x"]]])
+def test_a_value_of_an_unforeseen_type_is_a_bug(value: object) -> None:
+    with pytest.raises(TypeError, match=r"no way to quote|not a word"):
+        quote(value)
+
+
+def test_an_option_is_quoted_as_sbatch_reads_it() -> None:
+    assert quote(Directive("--nodes=2")) == "--nodes=2"
+    assert quote(Directive('--comment=a "b" \\ $(c) # d')) == '--comment="a \\"b\\" \\\\ $(c) # d"'
+    assert quote(ShellLine("module load x && true")) == "module load x && true"
+    with pytest.raises(ValueError, match="not one line"):
+        quote(Directive("--comment=a\nrm -rf ."))
+
+
+@pytest.mark.parametrize("runtime", ["host", *RUNTIMES])
+def test_hostile_names_make_a_sound_script(runtime: str, tmp_path: Path) -> None:
+    plan = plan_for(stack="host" if runtime == "host" else "example")
+    path = tmp_path / "job.sbatch"
+    for name in [item for item in HOSTILE if runtime != "pyxis" or not set(item) & set(" ,\n:")]:
+        line = name.replace("\n", " ")  # what a profile may hold; a run directory may be called anything
+        mounts = [{"source": f"/data/{line}", "read_only": True}]
+        site = with_site(
+            plan,
+            slurm={"account": line.lstrip("-"), "setup": ["module load cuda"]},
+            container={"runtime": runtime, "image_dir": f"/images/{line}", "package_dir": f"/code/{line}",
+                       "python": line.lstrip("-"), "mounts": mounts},
+        )  # fmt: skip
+        path.write_text(render_sbatch(site, RunDir(Path("/runs") / name)))
+        check_script([str(path)], "warning")  # single quotes around a $( are what shellcheck informs of
+
+
+def test_a_line_feed_never_gets_into_the_profile() -> None:
+    with pytest.raises(ValueError, match="String should match pattern"):
+        with_site(plan_for(), slurm={"partition": "a\nrm -rf ."})
+
+
+def test_a_secret_is_named_and_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    plan = plan_for(stack="example")
+    for runtime, phrase in {"pyxis": "--container-env=HF_TOKEN", "docker": "--env=HF_TOKEN", "podman": "--env=HF_TOKEN",
+                            "apptainer": "for name in HF_TOKEN; do"}.items():  # fmt: skip
+        site = with_site(plan, container={"runtime": runtime, "image_dir": IMAGE_DIR})
+        values = {**site.profile.model_dump(by_alias=True), "env": {"TOKEN": FromEnv(from_env="HF_TOKEN")}}
+        site = with_site(site, profile=Profile.model_validate(values))
+        script = render_sbatch(site, run_dir_of(site))
+        assert "hf_secret" not in script
+        assert phrase in script
+        assert "#SBATCH --export=HF_TOKEN\n" in script
+
+
+def test_options_are_those_of_the_site() -> None:
+    slurm = {"account": "lab", "partition": "gpu", "qos": "long", "gres": "gpu:h200", "exclusive": False,
+             "requeue": False, "block_size": 18, "extra": ["--dependency=afterok:1", "--mail-type=END"]}  # fmt: skip
+    plan = with_site(plan_for(settings=("layouts.h200={num_nodes: 24, gpus_per_node: 8}",)), slurm=slurm)
+    assert options_of(plan) == [
+        "--account=lab",
+        f'--comment="rlk-repro 20261120T120000Z-0123abcd-4567 plan {plan.plan_hash[:12]}"',
+        "--export=NONE",
+        "--gres=gpu:h200:8",
+        "--job-name=rlk-repro-smoke",
+        "--kill-on-invalid-dep=yes",
+        "--no-requeue",
+        "--nodes=24",
+        "--ntasks-per-node=1",
+        "--ntasks=24",
+        "--open-mode=append",
+        "--output=.slurm-%j.log",
+        "--partition=gpu",
+        "--propagate=NONE",
+        "--qos=long",
+        "--segment=12",
+        "--signal=B:TERM@300",
+        "--time=110",
+        "--dependency=afterok:1",
+        "--mail-type=END",
+    ]
+
+
+@pytest.mark.parametrize(("num_nodes", "segment"), [(1, None), (2, 2), (18, 18), (19, 1), (24, 12), (36, 18), (72, 18)])
+def test_a_segment_is_the_greatest_divisor_that_fits_into_a_rack(num_nodes: int, segment: int | None) -> None:
+    assert find_segment(num_nodes, 18) == segment
+    assert find_segment(num_nodes, None) is None
+
+
+def test_the_time_covers_every_trial_and_keeps_to_the_partition() -> None:
+    plan = plan_for()
+    assert time_limit_min(plan) == 12 * 5 + 45 + 5
+    assert time_limit_min(plan_for(settings=("lane=train-only",))) == (12 + 6) * 5 + 45 + 5
+    assert time_limit_min(with_site(plan, slurm={"max_time_min": 60.0})) == 60
+
+
+def test_the_same_nodes_are_asked_for_by_name() -> None:
+    plan = plan_for(settings=("layouts.h200={num_nodes: 2, gpus_per_node: 8}",))
+    assert "--nodelist=n1,n7" in options_of(plan, nodes=["n1", "n7"])
+
+
+def test_the_command_names_what_no_comment_line_can_hold() -> None:
+    for root, folder in {"/runs/a\nb,%j": "/runs/a\nb,%%j", "/runs/\\%j": "/runs/\\\\%j"}.items():
+        assert sbatch_command(RunDir(Path(root))) == (
+            "sbatch", "--parsable", f"--chdir={root}", f"--output={folder}/.slurm-%j.log", f"{root}/job/job.sbatch",
+        )  # fmt: skip
+
+
+def test_the_digest_stands_where_enroot_3_and_4_look_for_it() -> None:
+    plan = plan_for(stack="example")
+    digest = plan.stack.images["cuda-amd64"].digest
+    for reference, uri in {
+        "registry.example/a/b": "registry.example#a/b",
+        "localhost:5000/b": "localhost:5000#b",
+        "vllm/vime": "registry-1.docker.io#vllm/vime",
+        "ubuntu": "registry-1.docker.io#library/ubuntu",
+        "docker.io/ubuntu": "registry-1.docker.io#library/ubuntu",
+    }.items():
+        image = plan.stack.images["cuda-amd64"].model_copy(update={"reference": reference})
+        stack = plan.stack.model_copy(update={"images": {"cuda-amd64": image}})
+        script = render_sbatch(with_site(plan, stack=stack), run_dir_of(plan))
+        assert f"enroot import --arch=x86_64 --output \"$partial\" 'docker://{uri}:{digest}'\n" in script
+
+
+def test_an_engine_without_importing_runs_the_digest() -> None:
+    script = (EXAMPLES / "smoke.h200.podman.sbatch").read_text()
+    assert "\n  registry.example/rlk-repro/cuda@sha256:0123456789abcdef" in script
+    assert "import_image" not in script
+
+
+def test_mounts_of_docker_and_apptainer_keep_commas() -> None:
+    plan = plan_for(stack="example")
+    for runtime, mount in {"docker": "'--mount=type=bind,\"source=/a,b\",target=/c,readonly'",
+                           "apptainer": "'--mount=type=bind,\"source=/a,b\",destination=/c,ro'"}.items():  # fmt: skip
+        mounts = [{"source": "/a,b", "target": "/c", "read_only": True}]
+        site = with_site(plan, container={"runtime": runtime, "image_dir": IMAGE_DIR, "mounts": mounts})
+        assert f"  {mount}\n" in render_sbatch(site, run_dir_of(site))
+
+
+def test_what_cannot_be_told_is_refused() -> None:
+    example = plan_for(stack="example")
+    assert refusal_of(with_site(example, container={"runtime": "host"})) == (
+        "stack example: names images, and runtime host starts no container, "
+        "expected a stack without images, or another container.runtime"
+    )
+    no_folder = with_site(example, container={"runtime": "apptainer", "image_dir": None})
+    assert refusal_of(no_folder) == (
+        "profile generic-h200: container.image_dir: missing, expected a shared folder for the images of apptainer"
+    )
+    assert refusal_of(example, RunDir(Path("/runs/a b"))) == (
+        "mount: pyxis cannot be told this path, got '/runs/a b', expected no space, comma or colon"
+    )
+    podman = with_site(example, container={"runtime": "podman", "mounts": [{"source": "/a:b"}]})
+    assert refusal_of(podman) == "mount: podman cannot be told this path, got '/a:b', expected no colon"
+    shared = with_site(example, slurm={"exclusive": False}, container={"runtime": "docker"})
+    assert refusal_of(shared) == (
+        "profile generic-h200: slurm.exclusive: docker shows all GPUs of a node, got False, expected true"
+    )
+    stack = example.stack.model_copy(update={"images": {"rocm-amd64": example.stack.images["rocm-amd64"]}})
+    assert refusal_of(with_site(example, stack=stack)) == (
+        "stack example: has no image for h200, expected one, or container.runtime: host"
+    )
+
+
+def test_what_slurm_cannot_be_asked_for_is_refused() -> None:
+    plan = plan_for()
+    assert refusal_of(with_site(plan, slurm={"max_time_min": 10.0})) == (
+        "profile generic-h200: slurm.max_time_min: shorter than one pair of trials may take, "
+        "got 10.0, expected at least 15"
+    )
+    assert refusal_of(plan, nodes=["a", "b"]) == "--same-nodes: not as many as the layout has, got 2, expected 1"
+    assert (
+        refusal_of(plan, nodes=["n[1-2]"]) == "--same-nodes: not a node name, got 'n[1-2]', expected one name per node"
+    )
+
+
+def test_a_stack_without_images_starts_no_container() -> None:
+    script = (EXAMPLES / "smoke.h200.sbatch").read_text()
+    assert "container=(env)\n" in script
+    assert "enroot" not in script
+
+
+def test_the_documented_profile_is_one(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "slurm.md").read_text(), re.DOTALL | re.MULTILINE)
+    path = tmp_path / "my-site.yaml"
+    path.write_text(block)
+    plan = with_site(plan_for(stack="example"), profile=load_profile(str(path), []).model)
+    assert "  --container-workdir=" in render_sbatch(plan, run_dir_of(plan))

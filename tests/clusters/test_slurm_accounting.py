@@ -1,0 +1,71 @@
+"""A real Slurm with slurmdbd and a database, which enforces accounts and forgets ended jobs after seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlk_repro.base.errors import SchedulerRefused
+from rlk_repro.bundle.seal import inspect_bundle, open_bundle
+from rlk_repro.clusters.api import JobState
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.runs import LONG, Site, start_or_skip
+
+pytestmark = pytest.mark.real
+
+# Accounting hears of a job's details some seconds after its start.
+WAIT_FOR_ACCOUNTING = 'until [ -n "$(sacct -nXPo Partition -j "$SLURM_JOB_ID")" ]; do sleep 0.2; done'
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = start_or_skip(tmp_path_factory.mktemp("slurm") / "c", has_accounting=True, min_job_age_s=2)
+    yield running
+    running.close()
+
+
+def test_what_accounting_says_is_in_the_bundle(site: Site) -> None:
+    run = site.submit(account="lab", setup=[WAIT_FOR_ACCOUNTING])
+    assert run.wait_for_end().state is JobState.DONE
+    with open_bundle(run.collect()) as sealed:
+        names, row = (sealed.scheduler / f"accounting-{run.job_id}.0.txt").read_text().splitlines()
+    record = dict(zip(names.split("|"), row.split("|"), strict=True))
+    assert (record["JobIDRaw"], record["Account"]) == (run.job_id, "lab")
+    assert record["State"] in {"PENDING", "RUNNING"}
+    assert record["Partition"] == "gpu"
+    assert record["SubmitLine"].startswith("sbatch --parsable --chdir=")
+    assert "Restarts" not in record  # 22.05 does not know it
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"account": "nobody"},
+            "Invalid account or account/partition combination specified",
+        ),
+        ({"account": "lab", "qos": "gold"}, "Invalid qos specification"),
+    ],
+)
+def test_refusals_quote_sbatch(site: Site, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SchedulerRefused) as caught:
+        site.submit(**settings)
+    assert str(caught.value) == f'slurm: sbatch refused the job: "allocation failure: {words}"'
+
+
+def test_accounting_remembers_how_a_forgotten_job_ended(site: Site) -> None:
+    run = site.submit(LONG, account="lab", requeue=False)
+    run.wait_for_step()
+    node = run.poll().nodes
+    site.cluster.kill_node(node)
+    try:
+        run.wait_for_end()
+        run.wait_until(lambda: not site.cluster.job_field(run.job_id, "%i"), "forgotten by the controller")
+        assert run.poll().reason == "Slurm says NODE_FAIL, its agent left no last word"
+        assert not inspect_bundle(run.collect()).is_sealed
+        assert "|NODE_FAIL|" in run.run_dir.scheduler_file("accounting-at-end").read_text()
+    finally:
+        site.cluster.start_node(node)
+        site.cluster.wait_for_nodes()

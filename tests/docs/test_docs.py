@@ -1,0 +1,119 @@
+"""The documents stay true: links resolve, the command table is what the program says, code blocks are real commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from rlk_repro.bundle.verify import verify
+from rlk_repro.claims.files import Claim, MeasureCheck, load_claims
+from rlk_repro.cli import app
+from tests import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|<img[^>]*src=\"([^\"]+)\"")
+BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+CLAIMS = re.compile(r"<!-- claims -->\n(.*?)<!-- /claims -->", re.DOTALL)
+TABLE = re.compile(r"<!-- commands -->\n(.*?)<!-- /commands -->", re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_inside_the_project_resolves(page: Path) -> None:
+    broken = []
+    for match in LINK.finditer(page.read_text()):
+        target = match.group(1) or match.group(2)
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+def command_lines() -> Iterator[str]:
+    for name, command in sorted(get_command(app).commands.items()):  # type: ignore[attr-defined]
+        subcommands = getattr(command, "commands", None)
+        if subcommands is None:
+            yield f"| `rlk-repro {name}` | {command.help.splitlines()[0]} |"
+            continue
+        for inner in sorted(subcommands):
+            yield f"| `rlk-repro {name} {inner}` | {subcommands[inner].help.splitlines()[0]} |"
+
+
+def command_table() -> str:
+    return "\n".join(["| command | what it does |", "|---|---|", *command_lines(), ""])
+
+
+def test_the_command_table_is_what_the_program_says() -> None:
+    match = TABLE.search((ROOT / "README.md").read_text())
+    assert match is not None
+    assert match.group(1) == command_table()
+
+
+def claims_table() -> str:
+    rows = (
+        f"| `{claim.claim}` | {claim.title} | {claim.testbed.gpu} | {claim.source} | {check_word(claim)} |"
+        for claim in load_claims()
+    )
+    return "\n".join(["| claim | what | published on | where | check |", "|---|---|---|---|---|", *rows, ""])
+
+
+def check_word(claim: Claim) -> str:
+    return "measured" if isinstance(claim.check, MeasureCheck) else f"not runnable: {claim.check.reason}"
+
+
+def test_the_table_of_claims_is_what_the_files_say() -> None:
+    match = CLAIMS.search((ROOT / "docs" / "claims.md").read_text())
+    assert match is not None
+    assert match.group(1) == claims_table()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+def documented_commands() -> Iterator[tuple[str, list[str]]]:
+    for page in PAGES:
+        for match in BLOCK.finditer(page.read_text()):
+            for line in match.group(2).splitlines():
+                command = line.removeprefix("$ ").partition("  #")[0].strip()
+                if command.startswith("rlk-repro ") or ".venv/bin/rlk-repro " in command:
+                    yield f"{page.relative_to(ROOT)}: {command}", shlex.split(command)[1:]
+
+
+@pytest.mark.parametrize("arguments", [pytest.param(words, id=name) for name, words in documented_commands()])
+def test_every_documented_command_is_one_the_program_understands(arguments: list[str]) -> None:
+    """Parsed to the last option by the program itself, without running it."""
+    context = get_command(app).make_context("rlk-repro", list(arguments), resilient_parsing=False)
+    command = context.command
+    rest = [*context._protected_args, *context.args] if hasattr(context, "_protected_args") else context.args
+    while hasattr(command, "commands"):
+        name, *rest = rest
+        command = command.commands[name]
+    command.make_context(command.name, rest, parent=context)
+
+
+def test_make_targets_in_the_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for match in BLOCK.finditer(page.read_text()):
+            for words in re.findall(r"^make ((?:[a-z-]+ ?)+)", match.group(2), re.MULTILINE):
+                assert set(words.split()) <= targets, page
+
+
+@pytest.mark.parametrize("bundle", sorted((ROOT / "docs" / "evidence").glob("*.tgz")), ids=lambda path: path.name)
+def test_evidence_is_there_and_is_what_was_sealed(bundle: Path) -> None:
+    verification = verify(bundle)
+    assert verification.findings == ()
+    assert verification.bundle_id is not None

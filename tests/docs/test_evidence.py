@@ -1,0 +1,173 @@
+"""The evidence page says what its bundles hold."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro.base.files import sha256_file
+from rlk_repro.bundle.seal import open_bundle
+from rlk_repro.logs.ops import read_ops
+from rlk_repro.replay.recorded import load_result
+from rlk_repro.replay.steps import reanalyse
+from rlk_repro.report.labels import headline_value
+from rlk_repro.report.setting import describe_setting
+from rlk_repro.rundir.manifest import load_manifests
+from rlk_repro.rundir.results import Analysis, GateStatus, ProofStatus
+from rlk_repro.submit.launch import load_plan
+from tests import ROOT
+
+FOLDER = ROOT / "docs" / "evidence"
+PAGE = (FOLDER / "README.md").read_text()
+BUNDLES = sorted(FOLDER.glob("*.tgz"))
+VIME = {
+    "vime end to end": "vime-live-h200.tgz",
+    "vime's own training": "vime-train-only-h200.tgz",
+    "The same with routing replay": "vime-train-only-r3-h200.tgz",
+    "vime over two GPUs": "vime-tp2-h200.tgz",
+    "Live over two GPUs": "vime-tp2-live-h200.tgz",
+}
+ROWS = {
+    "step": ("step_time_s", 1, "s"),
+    "rollout, by vLLM": ("rollout_time_s", 1, "s"),
+    "training, all of it": ("train_time_s", 1000, "ms"),
+    "old-policy and reference pass: log-probs, no gradient": ("module_log_probs_no_grad_s", 1000, "ms"),
+    "log-probs, forward": ("module_log_probs_forward_s", 1000, "ms"),
+    "log-probs, backward": ("module_log_probs_backward_s", 1000, "ms"),
+    "GRPO loss, forward": ("module_grpo_loss_forward_s", 1000, "ms"),
+    "GRPO loss, backward": ("module_grpo_loss_backward_s", 1000, "ms"),
+    "peak memory of the passes without gradient": ("peak_memory_in_forward_only_bytes", 2**-30, "GiB"),
+    "peak memory of the step": ("peak_memory_bytes", 2**-30, "GiB"),
+}
+MODULE = {"With the entropy": "module-qwen3-4b-h200.tgz", "RL-Kernel alone": "module-qwen3-4b-no-entropy-h200.tgz"}
+
+
+@functools.cache
+def analyse(name: str) -> Analysis:
+    return load_result(FOLDER / name, is_linked=False)[0]
+
+
+@pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
+def test_every_bundle_is_named_with_its_id_its_gpu_and_the_commits_that_it_records(bundle: Path) -> None:
+    with open_bundle(bundle) as run_dir:
+        bundle_id = sha256_file(run_dir.checksums)
+        (manifest,) = load_manifests(run_dir)
+    code: Any = manifest.sections["code"]
+    gpu: Any = manifest.sections["gpu"]
+    assert f"`{bundle.name}`, id `{bundle_id[:12]}…`" in PAGE
+    assert f"`{gpu['devices'][0]['uuid'][:13]}…`" in PAGE
+    assert f"`{code['rlk_repro']['commit'][:12]}`" in PAGE
+    assert f"`{code['rl_kernel']['commit'][:12]}`" in PAGE
+    assert code["rl_kernel"]["repairs"] == ["cccl3-functionals"]
+    assert not isinstance(code["vime"]["commit"], str)
+
+
+@pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
+def test_every_value_follows_from_the_logs(bundle: Path) -> None:
+    assert reanalyse(bundle).analysis == analyse(bundle.name)
+
+
+@pytest.mark.parametrize(("title", "name"), MODULE.items())
+def test_the_commands_and_numbers_of_a_module_run_are_its_own(title: str, name: str) -> None:
+    section = find_section(title)
+    analysis = analyse(name)
+    with open_bundle(FOLDER / name) as run_dir:
+        plan = load_plan(run_dir)
+    (command,) = re.findall(r"^rlk-repro bench module .*$", section, flags=re.MULTILINE)
+    changed = dict(describe_setting(plan))["overrides"]
+    assert all(source.split()[0] in command for source in plan.sources.values() if source.startswith("--"))
+    assert len(re.findall(r" --", command)) == 2 + changed.count(" = ")
+    for metric, text in (("actor_train_time_s", "GRPO loss"), ("ref_log_probs_time_s", "reference pass")):
+        row = next(line for line in section.splitlines() if line.startswith(f"| {text}"))
+        ms = [float(found) for found in re.findall(r"([\d.]+) ms", row)]
+        assert ms == pytest.approx(
+            [1000 * find_mean(analysis, metric, kind) for kind in ("baseline", "enabled")], rel=0.005
+        )
+        assert float(row.split("|")[4]) == pytest.approx(ms[0] / ms[1], abs=0.06)
+
+
+@pytest.mark.parametrize(("title", "name"), VIME.items())
+def test_the_numbers_and_the_verdict_of_a_run_of_vime_are_its_own(title: str, name: str) -> None:
+    section = find_section(title)
+    analysis = analyse(name)
+    assert f"*{analysis.verdict.word.value}*" in section
+    primary = analysis.effects[0]
+    interval = f"{primary.ratio:.3f}, (95 % interval )?{primary.low:.3f} to {primary.high:.3f}"
+    assert re.search(interval, " ".join(section.split()))
+    rows = [line.split("|") for line in section.splitlines() if re.match(r"\| .* (s|ms|GiB) \|", line)]
+    assert len(rows) >= 3
+    for _, what, baseline, enabled, quotient, _ in rows:
+        metric, factor, unit = ROWS[what.split("(")[0].strip()]
+        means = [factor * find_mean(analysis, metric, variant) for variant in ("baseline", "enabled")]
+        for text, mean in zip((baseline, enabled), means, strict=True):
+            assert text.split()[1] == unit
+            assert float(text.split()[0]) == pytest.approx(mean, rel=0.005)
+        assert quotient.strip() in ("see the interval", f"{means[0] / means[1]:.1f}")
+    assert {trial.variant: trial.proof for trial in analysis.trials} == {
+        "baseline": ProofStatus.NOT_REQUESTED,
+        "enabled": ProofStatus.PROVED,
+    }
+
+
+@pytest.mark.parametrize(("title", "name"), VIME.items())
+def test_the_command_of_a_run_of_vime_asks_for_what_ran(title: str, name: str) -> None:
+    with open_bundle(FOLDER / name) as run_dir:
+        plan = load_plan(run_dir)
+    (command,) = re.findall(r"^rlk-repro submit .*$", find_section(title), flags=re.MULTILINE)
+    assert f" --run {plan.run.run} --hardware {plan.hardware.hardware} " in command
+    asked = dict(re.findall(r" --set (\S+)=(\S+)", command.replace("--pairs ", "--set measure.pairs=")))
+    changed = dict(describe_setting(plan))["overrides"]
+    assert asked == {path: value.lower() for path, value in re.findall(r"([\w.]+) = (\S+) \(--", changed)}
+
+
+@pytest.mark.parametrize("name", ["vime-tp2-h200.tgz", "vime-tp2-live-h200.tgz"])
+def test_over_two_gpus_both_ranks_called_rl_kernel_and_nothing_fell_back(name: str) -> None:
+    with open_bundle(FOLDER / name) as run_dir:
+        assert load_plan(run_dir).run.layouts["h200"].tensor_parallel == 2
+        enabled = [trial for trial in analyse(name).trials if trial.variant == "enabled"]
+        for trial in enabled:
+            first, second = read_ops(run_dir.trial(trial.name)).ranks
+            decided, others = ([item for _, item in rank.decisions] for rank in (first, second))
+            assert decided == others
+            assert {item.implementation for item in decided} == {"FusedLogpGenericOp", "TritonRatioKLOp"}
+            assert {step: found.calls for step, (_, found) in first.steps.items()} == {
+                step: found.calls for step, (_, found) in second.steps.items()
+            }
+    decisions = [found for trial in enabled for found in trial.decisions]
+    assert {found.op for found in decisions} == {"logp", "ratio_kl"}
+    assert all(found.is_rl_kernel and found.calls and not found.fallbacks for found in decisions)
+
+
+def find_section(title: str) -> str:
+    return next(part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if part.startswith(title))
+
+
+def find_mean(analysis: Analysis, metric: str, variant: str) -> float:
+    found = [trial.summary(metric) for trial in analysis.trials if trial.variant == variant]
+    values = [headline_value(metric, item) for item in found if item is not None]
+    return sum(values) / len(values)
+
+
+def test_six_gates_passed_and_two_do_not_apply() -> None:
+    for name in MODULE.values():
+        gates = analyse(name).gates
+        assert [
+            sum(gate.status is word for gate in gates) for word in (GateStatus.PASSED, GateStatus.NOT_APPLICABLE)
+        ] == [6, 2]
+
+
+def test_the_rows_of_the_claims_are_counted() -> None:
+    record = json.loads((FOLDER / "claims-h200.json").read_text())
+    words = [row["word"] for result in record["results"] for row in result["rows"]]
+    found = re.search(r"(\d+) rows reproduced, (\d+) in part, (\d+) not, (\d+) not runnable here", PAGE)
+    assert found is not None
+    names = ("reproduced", "reproduced in part", "not reproduced", "not runnable here")
+    assert [int(count) for count in found.groups()] == [words.count(name) for name in names]
+    measured = [result for result in record["results"] if result["measurements"]]
+    assert not any(result["is_same_hardware"] for result in measured)
+    assert record["environment"]["gpu"]["devices"][0]["uuid"].startswith("GPU-f5c76535")

@@ -1,0 +1,43 @@
+"""The pages of the shipped runs are what the runs say."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlk_repro.spec import VimeWorkload
+from tests.support.run_pages import FOLDER, INDEX, list_runs, render_pages
+from tests.support.run_plans import list_all_plans
+
+PAGES = render_pages()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_the_run_says(name: str) -> None:
+    assert (FOLDER / name).read_text() == PAGES[name], "make goldens"
+
+
+def test_every_run_has_a_page_and_no_page_is_left_over() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == PAGES.keys() == {INDEX, *(f"{run}.md" for run in list_runs())}
+
+
+@pytest.mark.parametrize(("name", "plan"), list_all_plans(), ids=lambda item: item if isinstance(item, str) else "")
+def test_a_page_names_what_a_stranger_needs(name: str, plan) -> None:
+    page = PAGES[f"{plan.run.run}.md"]
+    wanted = [plan.hardware.hardware, *plan.run.may_claim, *plan.run.may_not_claim]
+    wanted += [pin.commit for pin in plan.stack.pins.values()]
+    if plan.has_enabled:
+        wanted += [
+            f"| `{item.op}` | yes | {'' if item.is_eligible else 'not '}eligible" for item in plan.eligibilities()
+        ]
+    workload = plan.run.workload
+    if isinstance(workload, VimeWorkload):
+        sources = (workload.model.source, workload.data.source)
+        wanted += [getattr(source, "revision", "") or "" for source in sources]
+        wanted += ["`--global-batch-size`", f"`{workload.grpo.global_batch_size}`"]
+    assert [text for text in wanted if text not in page] == []
+
+
+def test_what_is_not_pinned_is_said() -> None:
+    assert "| data | hub, `zhuzilin/gsm8k`" in PAGES["qwen3-4b.md"]
+    assert "**not pinned**" in PAGES["qwen3-4b.md"]
+    assert "**not pinned**" not in PAGES["qwen3-30b-a3b.md"]

@@ -1,0 +1,400 @@
+"""The real Dockerfile, built by a real buildah on a small stand-in of vime's image; pushed, pulled, carried, run by a
+real Slurm.
+
+Nothing is fetched from outside: base, repositories and registry are the test's own, on loopback.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlk_repro.base.files import load_json
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.bundle.verify import verify_bundle
+from rlk_repro.clusters.api import JobState
+from rlk_repro.images.archive_check import check_archive
+from rlk_repro.images.layers import find_files
+from rlk_repro.images.oci import load_image, open_layout
+from rlk_repro.images.record import list_differences, parse_record
+from rlk_repro.replay.identity import read_identity
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import Stack
+from rlk_repro.submit import launch
+from tests.support.git_mirror import ADDRESS, render_config
+from tests.support.images import examples
+from tests.support.images.examples import EPOCH, SITE, Engine, Upstream
+from tests.support.slurm.runs import SETTINGS, Run, Site
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+Call = Callable[..., tuple[int, str, str]]
+RECORD = "opt/rlk-repro/provenance.json"
+# What the stand-in's torch cannot do: a real one for the trainer alone, and what that imports beyond the image's own.
+TRAINER_PACKAGES = ("torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "filelock", "fsspec")
+TRAINER_DIR = "/opt/trainer"
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Everything that a build takes, ready."""
+
+    engine: Engine
+    folder: Path
+    host: str
+    upstream: Upstream
+    base_digest: str
+    context: Path
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        return {
+            "BASE_NAME": f"{self.host}/vime",
+            "BASE_DIGEST": self.base_digest,
+            "STACK": "test",
+            "IMAGE_PLATFORM": "cuda-amd64",
+            "REVISION": "1" * 40,
+            "SOURCE_DATE_EPOCH": EPOCH,
+            "VIME_REPOSITORY": f"{self.upstream.url}/vime",
+            "VIME_COMMIT": self.upstream.vime,
+            "RL_KERNEL_REPOSITORY": f"{self.upstream.url}/rl-kernel",
+            "RL_KERNEL_COMMIT": self.upstream.rl_kernel,
+        }
+
+    @property
+    def stack(self) -> Stack:
+        return Stack.model_validate(self.upstream.stack(f"{self.host}/vime", self.base_digest))
+
+    def build(self, tag: str, *, context: Path | None = None, **changed: str) -> str:
+        """What the build says; it must end well unless ``tag`` is empty."""
+        given = [f"--build-arg={name}={value}" for name, value in (self.arguments | changed).items()]
+        done = self.engine.run(
+            "buildah", "build", "--tls-verify=false", f"--timestamp={EPOCH}", f"--tag={tag or 'localhost/refused'}",
+            *given, f"--file={context or self.context}/docker/Dockerfile.cuda", context or self.context,
+            check=bool(tag),
+        )  # fmt: skip
+        assert (done.returncode == 0) == bool(tag), done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout + done.stderr
+
+    def archive(self, tag: str, name: str) -> Path:
+        path = self.folder / f"{name}.tar"
+        path.unlink(missing_ok=True)
+        self.engine.run("skopeo", "copy", "--quiet", f"containers-storage:{tag}", f"oci-archive:{path}")
+        return path
+
+    def push(self, tag: str, repository: str) -> tuple[str, str]:
+        """Its name and digest in the registry."""
+        where, digest = f"{self.host}/{repository}", self.folder / f"{repository}.digest"
+        self.engine.run(
+            "skopeo", "copy", "--quiet", f"--digestfile={digest}", f"containers-storage:{tag}", f"docker://{where}:test"
+        )
+        return where, digest.read_text().strip()
+
+    def change(self, tag: str, *words: str) -> None:
+        """A container of the image, changed by ``buildah run`` or ``config``, as an image of its own."""
+        container = self.engine.run("buildah", "from", "localhost/ours").stdout.strip()
+        self.engine.run(
+            "buildah", words[0], *([container, "--", *words[1:]] if words[0] == "run" else [*words[1:], container])
+        )
+        self.engine.run("buildah", "commit", "--quiet", "--rm", container, tag)
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    examples.require_tools()
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "git").mkdir()
+    with examples.registry(folder / "registry") as host, examples.git_server(folder / "git") as url:
+        engine = Engine.make(folder / "engine", host)
+        base = examples.make_base(engine, folder / "base", render_config(url))
+        engine.run("buildah", "push", "--quiet", f"--digestfile={folder}/digest", base, f"docker://{host}/vime")
+        digest = (folder / "digest").read_text().strip()
+        upstream = Upstream.make(folder / "git", ADDRESS)
+        stack = upstream.stack(f"{host}/vime", digest)
+        other = upstream.stack(f"{host}/vime", digest, name="other")
+        context = examples.make_context(folder / "context", {"test": stack, "other": other})
+        yield Workshop(engine, folder, host, upstream, digest, context)
+    shutil.rmtree(folder, ignore_errors=True)  # gigabytes
+
+
+@pytest.fixture(scope="module")
+def built(workshop: Workshop) -> Workshop:
+    workshop.build("localhost/ours")
+    return workshop
+
+
+@pytest.fixture
+def tools(workshop: Workshop, no_real_tools: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands under test find the engine of the test."""
+    for name, value in workshop.engine.variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def files_of(path: Path) -> dict[str, str]:
+    """sha256 by path of every file in the layers above the base."""
+    layout = open_layout(path)
+    image = load_image(layout)
+    ours = dataclasses.replace(image, layers=image.layers[1:])
+    return {name: file.sha256 for name, file in find_files(layout, ours, lambda _: True, lambda _: False).items()}
+
+
+def read(path: Path, name: str) -> bytes:
+    layout = open_layout(path)
+    image = load_image(layout)
+    found = find_files(layout, image, lambda item: item == name, lambda names: name in names)
+    return found[name].data or b""
+
+
+def test_the_image_says_what_is_inside(built: Workshop) -> None:
+    path = built.archive("localhost/ours", "ours")
+    checked = check_archive(path, built.stack, "cuda-amd64")
+    assert checked.findings == ()
+    record = parse_record(read(path, RECORD))
+    kernels: Any = record.code["rl_kernel"]
+    assert kernels["extension_architectures"] == ["sm_100", "sm_80", "sm_90", "sm_90a"]
+    assert record.commits["vime"] == built.upstream.vime
+    assert record.base.digest == built.base_digest
+    assert record.added_packages == ()
+    labels = load_image(open_layout(path)).labels
+    assert labels["rlk-repro.rl-kernel.commit"] == built.upstream.rl_kernel
+    assert labels["org.opencontainers.image.base.digest"] == built.base_digest
+
+
+@pytest.mark.long
+def test_the_same_inputs_give_the_same_files(built: Workshop) -> None:
+    first = built.archive("localhost/ours", "first")
+    built.build("localhost/again")
+    second = built.archive("localhost/again", "second")
+    assert files_of(first) == files_of(second)
+    records = [json.loads(read(path, RECORD)) for path in (first, second)]
+    assert list_differences(*records) == []
+
+
+def test_our_command_stays_ours(built: Workshop) -> None:
+    path = built.archive("localhost/ours", "command")
+    assert b"from rlk_repro.cli import main" in read(path, "usr/local/bin/rlk-repro")
+    assert b"rlk-repro" not in read(path, f"{SITE}/rl_kernel-0.1.0.dist-info/entry_points.txt")
+
+
+def test_an_image_is_published_pulled_carried_and_checked(
+    built: Workshop, tools: None, call: Call, tmp_path: Path
+) -> None:
+    where, digest = built.push("localhost/ours", "rlk-repro")
+    stack, published = tmp_path / "test.yaml", tmp_path / "published.yaml"
+    stack.write_text(yaml.safe_dump(built.upstream.stack(f"{built.host}/vime", built.base_digest), sort_keys=False))
+    code, _, error = call("images", "pull", "--stack", str(stack))
+    assert (code, "rlk-repro images build --stack test --platform cuda-amd64" in error) == (2, True)
+    code, out, _ = call("images", "pin", str(stack), "--image", f"cuda-amd64={where}@{digest}", "-o", str(published))
+    assert code == 0, out
+    assert f"+    digest: {digest}" in out
+    code, out, _ = call("images", "list", str(published), "--size", "--json")
+    assert json.loads(out)["images"][0]["status"] == "published"
+    assert json.loads(out)["images"][0]["size_bytes"] > 1_000_000
+    code, out, error = call("images", "pull", "--stack", str(published), "--runtime", "podman")
+    assert (code, out) == (0, f"{where}@{digest}: is what its record says\n"), error
+    carried = tmp_path / "carried"
+    assert call("images", "export", "--stack", str(published), "-o", str(carried))[0] == 0
+    examples.run("sha256sum", "--quiet", "-c", "SHA256SUMS", cwd=carried)
+    code, out, _ = call("images", "import", str(carried), "--to", f"docker://{built.host}/elsewhere:1", "--stack",
+                        str(published))  # fmt: skip
+    assert (code, out) == (0, f"docker://{built.host}/elsewhere:1: {digest}\n")
+    blob = max((carried / "blobs/sha256").iterdir(), key=lambda file: file.stat().st_size)
+    with blob.open("r+b") as stream:
+        stream.write(b"\0")
+    code, _, error = call("images", "import", str(carried), "--to", f"docker://{built.host}/elsewhere:2")
+    assert code == 1
+    assert f"blobs/sha256/{blob.name}: is not what it should be" in error
+
+
+def make_profile(folder: Path, engine: Engine) -> Path:
+    """Of the tests' Slurm.  The trainer alone finds the real torch: what the agent sees is the image."""
+    mounts = []
+    for name in TRAINER_PACKAGES:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None, name
+        source = Path(str(spec.origin)).parent
+        mounts.append({"source": str(source), "target": f"{TRAINER_DIR}/{name}", "read_only": True})
+    value = {
+        "profile": "here",
+        "cluster": "slurm",
+        "hardware": "cpu",
+        "slurm": {
+            "gres": "none",
+            "stop_before_s": 60,
+            "setup": [f"export {name}='{text}'" for name, text in engine.variables.items() if name != "PATH"],
+        },
+        "container": {"runtime": "podman", "mounts": mounts},
+        "env": {"PYTHONPATH": TRAINER_DIR},
+        "preflight": {"min_free_disk_gib": 0.01, "min_free_memory_gib": 0.01},
+    }
+    path = folder / "profile.yaml"
+    path.write_text(yaml.safe_dump(value))
+    return path
+
+
+def submit(site: Site, built: Workshop, stack: Path) -> Run:
+    """The smoke run, one pair of which the second trial has to use the RL-Kernel of the image."""
+    request = launch.Request(
+        run="smoke", cluster="slurm", profile=str(make_profile(site.folder, built.engine)), stack=str(stack),
+        settings=(*SETTINGS, "rl_kernel.mode=require", "rl_kernel.ops=[logp]"), is_exploratory=True,
+    )  # fmt: skip
+    return Run(site=site, launched=launch.submit(launch.prepare(request)))
+
+
+def make_published(built: Workshop, folder: Path, name: str = "test") -> tuple[Path, str]:
+    """A stack whose image, for machines without GPUs, is in the registry; the image's digest."""
+    where, digest = built.push("localhost/ours", "on-slurm")
+    stack = built.upstream.stack(f"{built.host}/vime", built.base_digest, name=name) | {
+        "unpublished": {},
+        "images": {"cpu": {"reference": where, "digest": digest}},
+    }
+    path = folder / "stack.yaml"
+    path.write_text(yaml.safe_dump(stack, sort_keys=False))
+    return path, digest
+
+
+def read_findings(run_dir: RunDir) -> list[Finding]:
+    (node,) = run_dir.node_dirs()
+    return [Finding.from_json(item) for item in load_json(node.preflight)["findings"]]
+
+
+def test_slurm_runs_the_published_image(built: Workshop, tools: None, call: Call, site: Site) -> None:
+    stack, digest = make_published(built, site.folder)
+    code, _, error = call("images", "pull", "--stack", str(stack), "--runtime", "podman")
+    assert code == 0, error
+    run = submit(site, built, stack)
+    assert run.wait_for_end().reason == "sealed, 2 of 2 trials ok", run.tail()
+    assert verify_bundle(run.collect()) == []
+    (node,) = run.run_dir.node_dirs()
+    sections = load_json(node.manifest)["sections"]
+    assert (sections["container"]["runtime"], sections["container"]["image_digest"]) == ("podman", digest)
+    record = parse_record(read(built.archive("localhost/ours", "on-slurm"), RECORD))
+    assert sections["code"]["packages"] == record.code["packages"]
+    assert [finding for finding in read_findings(run.run_dir) if finding.level is Level.BLOCKING] == []
+    ((implementation, version),) = read_identity(run.run_dir, launch.load_plan(run.run_dir)).decisions["logp"]
+    assert implementation == "NativeLogpOp"
+    assert built.upstream.rl_kernel[:12] in version
+    run.wait_for_script()
+    assert built.engine.run("podman", "ps", "--all", "--quiet").stdout == ""
+
+
+@pytest.mark.long
+def test_slurm_runs_no_image_of_another_stack(built: Workshop, tools: None, site: Site) -> None:
+    stack, _ = make_published(built, site.folder, name="other")
+    run = submit(site, built, stack)
+    assert run.wait_for_end().state is JobState.FAILED
+    blocking = [finding for finding in read_findings(run.run_dir) if finding.level is Level.BLOCKING]
+    assert [(finding.where, finding.expected, finding.found) for finding in blocking] == [
+        ("image.stack", "other", "test")
+    ]
+    assert list(run.run_dir.trials.iterdir()) == []
+    run.wait_for_script()
+
+
+# Ten ways to make an image mean less, and who refuses: the build, the check of an archive, the container itself.
+
+
+def test_a_base_by_tag_is_refused(built: Workshop) -> None:
+    assert "invalid reference format" in built.build("", BASE_DIGEST="latest")
+
+
+def test_a_commit_that_is_gone_is_refused(built: Workshop) -> None:
+    said = built.build("", VIME_COMMIT="2" * 40)
+    assert "not our ref" in said
+    assert "the repository has no such commit (any more)" in said
+
+
+def test_a_branch_for_a_commit_is_refused(built: Workshop) -> None:
+    said = built.build("", RL_KERNEL_COMMIT="main")
+    assert "build argument RL_KERNEL_COMMIT: a branch or a tag can move, got 'main', expected 40 hex digits" in said
+
+
+@pytest.mark.long
+def test_a_repair_that_does_not_fit_is_refused(built: Workshop) -> None:
+    """CUDA 13 needs it, and the file is another one than it was written for."""
+    container = built.engine.run("buildah", "from", "localhost/base").stdout.strip()
+    for file in (f"/{SITE}/torch/__init__.py", "/usr/local/cuda/bin/nvcc"):
+        built.engine.run("buildah", "run", container, "--", "sed", "-i", "s/12[.]9/13.0/", file)
+    built.engine.run("buildah", "commit", "--quiet", "--rm", container, "localhost/base13")
+    digest = built.folder / "digest13"
+    built.engine.run(
+        "buildah", "push", "--quiet", f"--digestfile={digest}", "localhost/base13", f"docker://{built.host}/vime"
+    )
+    said = built.build("", BASE_DIGEST=digest.read_text().strip())
+    assert "repair cccl3-functionals: csrc/cuda/fused_logp_sm90.cu: is another file" in said
+
+
+@pytest.mark.long
+def test_missing_kernels_are_refused(built: Workshop) -> None:
+    files = examples.rl_kernel_files(symbols=("fused_logp",))
+    commit = examples.commit_files(built.upstream.folder / "fewer", files)
+    said = built.build("", RL_KERNEL_REPOSITORY=f"{built.upstream.url}/fewer", RL_KERNEL_COMMIT=commit)
+    assert "lacks operators" in said
+    assert "fused_logp_forward_online_fp32" in said
+
+
+def test_other_architectures_are_refused(built: Workshop) -> None:
+    said = built.build("", RL_KERNEL_ARCHITECTURES="90")
+    assert "holds code for other GPUs, got ['sm_90', 'sm_90a'], expected sm_100, sm_80, sm_90, sm_90a" in said
+
+
+@pytest.mark.long
+def test_a_changed_package_is_refused(built: Workshop) -> None:
+    """vime's own installation brings another version of something that the base pins."""
+    context = built.folder / "disturbing"
+    shutil.copytree(built.context, context)
+    dockerfile = context / "docker/Dockerfile.cuda"
+    disturb = f"RUN sed -i 's/^Version: .*/Version: 3.0.0/' /{SITE}/torch-2.11.0.dist-info/METADATA\n"
+    step = "RUN python3 -m tools.image_build record\n"
+    dockerfile.write_text(dockerfile.read_text().replace(step, disturb + step))
+    said = built.build("", context=context)
+    assert "package torch: was changed by the build, got '3.0.0', expected 2.11.0+cu129, as the base brought it" in said
+
+
+def test_a_lost_label_is_found(built: Workshop) -> None:
+    built.change("localhost/unlabelled", "config", "--label", "rlk-repro.vime.commit-")
+    found = check_archive(built.archive("localhost/unlabelled", "unlabelled"), built.stack, "cuda-amd64")
+    where = [finding.where for finding in found.findings]
+    assert where == ["label rlk-repro.vime.commit"]
+
+
+@pytest.mark.long
+def test_an_edited_record_is_found(built: Workshop, tools: None, call: Call) -> None:
+    built.change("localhost/edited", "run", "sed", "-i", "s/sm_100/sm_103/", f"/{RECORD}")
+    path = built.archive("localhost/edited", "edited")
+    assert "was edited since it was written" in str(check_archive(path).findings[0])
+    code, out, _ = call("images", "check", "localhost/edited", "--runtime", "podman")
+    assert (code, "was edited since it was written" in out) == (1, True)
+
+
+@pytest.mark.long
+def test_a_record_that_was_edited_with_care_is_found_by_what_it_is_of(built: Workshop, tools: None, call: Call) -> None:
+    words = ("import json; from pathlib import Path; from rlk_repro.images.record import digest_of; "
+             f"p = Path('/{RECORD}'); v = json.loads(p.read_text()); v['code']['packages']['torch'] = '9'; "
+             "v['code']['rl_kernel']['extension_sha256'] = '0' * 64; v['digest'] = digest_of(v); "
+             "p.write_text(json.dumps(v))")  # fmt: skip
+    built.change("localhost/forged", "run", "python3", "-c", words)
+    found = check_archive(built.archive("localhost/forged", "forged"), built.stack, "cuda-amd64").findings
+    assert [finding.where for finding in found] == ["rl_engine._C"]
+    code, out, _ = call("images", "check", "localhost/forged", "--runtime", "podman")
+    assert code == 1
+    assert "packages.torch: expected 9, found 2.11.0+cu129" in out
+    assert "code.rl_kernel.extension_sha256" in out
+
+
+def test_an_image_of_another_stack_is_found(built: Workshop) -> None:
+    other = Stack.model_validate(built.upstream.stack(f"{built.host}/vime", built.base_digest, name="other"))
+    found = check_archive(built.archive("localhost/ours", "stranger"), other, "cuda-arm64").findings
+    assert [(finding.where, finding.expected, finding.found) for finding in found] == [
+        ("image.stack", "other", "test"),
+        ("image.platform", "cuda-arm64", "cuda-amd64"),
+    ]

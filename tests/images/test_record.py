@@ -1,0 +1,246 @@
+"""The record in an image, and what is judged by it: stack, labels, kernels, and what is really there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro.agent.preflight.image import check_image, find_record
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.files import dump_json
+from rlk_repro.base.findings import Level
+from rlk_repro.base.resources import hardware_folders, stack_folders
+from rlk_repro.images import running
+from rlk_repro.images.match import (
+    check_kernels,
+    check_sources,
+    is_recorded,
+    match_labels,
+    match_operators,
+    match_running,
+    match_stack,
+)
+from rlk_repro.images.record import Base, ImageRecord, digest_of, list_differences, parse_record
+from rlk_repro.rundir.manifest import Manifest, Unknown
+from rlk_repro.spec import Stack
+from rlk_repro.spec.load import load_hardware, load_stack
+from tests import ROOT
+from tests.support.job_examples import make_example_plan
+
+VIME, KERNEL, MEGATRON = "1" * 40, "2" * 40, "3" * 40
+SYMBOLS = ["fused_linear_logp_sm90", "fused_logp", "fused_logp_forward_online_fp32"]
+NATIVE = {"logp": "NativeLogpOp", "ratio_kl": "NativeRatioKLOp"}
+
+
+def make_code(**changed: Any) -> dict[str, Any]:
+    clean = {"is_dirty": False, "diff_sha256": "clean", "version": "1"}
+    return {
+        "packages": {"torch": "2.11.0", "numpy": "1.26.4"},
+        "vime": {**clean, "commit": VIME},
+        "megatron": {**clean, "commit": MEGATRON, "is_dirty": True, "diff_sha256": "ab"},
+        "rl_kernel": {
+            **clean,
+            "commit": KERNEL,
+            "is_compiled": True,
+            "extension_sha256": "00",
+            "extension_symbols": SYMBOLS,
+            "extension_architectures": ["sm_100", "sm_80", "sm_90", "sm_90a"],
+        },
+        "rlk_repro": {"version": "0.1.0", "commit": Unknown("its folder is not a git checkout")},
+        **changed,
+    }
+
+
+def make_record(**changed: Any) -> ImageRecord:
+    values: dict[str, Any] = {
+        "stack": "test",
+        "platform": "cuda-amd64",
+        "base": Base(reference="registry.example/vime", digest=f"sha256:{'0' * 64}"),
+        "commits": {"vime": VIME, "rl_kernel": KERNEL, "megatron_lm": MEGATRON, "rlk_repro": "4" * 40},
+        "code": make_code(),
+        "build": {},
+    }
+    return ImageRecord(**(values | changed))
+
+
+def make_stack(**pins: str) -> Stack:
+    known = {"vime": VIME, "rl_kernel": KERNEL, "megatron_lm": MEGATRON} | pins
+    image = {"reference": "registry.example/x", "digest": f"sha256:{'5' * 64}"}
+    return Stack.model_validate(
+        {"stack": "test", "purpose": "A test.", "images": {"cuda-amd64": image},
+         "pins": {name: {"repository": "https://git.example/r", "commit": commit} for name, commit in known.items()}}
+    )  # fmt: skip
+
+
+LABELS = {
+    "rlk-repro.stack": "test",
+    "rlk-repro.platform": "cuda-amd64",
+    "rlk-repro.vime.commit": VIME,
+    "rlk-repro.rl-kernel.commit": KERNEL,
+    "org.opencontainers.image.revision": "4" * 40,
+    "org.opencontainers.image.base.name": "registry.example/vime",
+    "org.opencontainers.image.base.digest": f"sha256:{'0' * 64}",
+    "io.buildah.version": "1.28.2",
+}
+
+
+def test_a_record_survives_a_round_trip() -> None:
+    record = make_record()
+    assert parse_record(dump_json(record.to_json())) == record
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"schema": 1}', b"\xff", b"[" * 100_000])
+def test_what_is_no_record_is_refused(data: bytes) -> None:
+    with pytest.raises(BundleUnreadable):
+        parse_record(data)
+
+
+def test_an_edit_is_noticed() -> None:
+    value = make_record().to_json()
+    value["commits"]["vime"] = "9" * 40
+    with pytest.raises(BundleUnreadable, match="was edited since it was written"):
+        parse_record(json.dumps(value).encode())
+    value["digest"] = digest_of(value)
+    assert parse_record(json.dumps(value).encode()).commits["vime"] == "9" * 40
+
+
+def test_two_builds_differ_in_declared_fields_only() -> None:
+    first, second = make_record().to_json(), make_record().to_json()
+    second["code"]["rl_kernel"]["extension_sha256"] = "11"
+    second["digest"] = digest_of(second)
+    assert list_differences(first, second) == []
+    second["code"]["packages"]["numpy"] = "2.0.0"
+    assert list_differences(first, second) == ["code.packages.numpy"]
+
+
+def test_a_whole_image_has_no_findings() -> None:
+    record = make_record()
+    assert list(match_stack(record, make_stack(), "cuda-amd64")) == []
+    assert list(match_stack(record, make_stack(), "cpu")) == [], "without GPUs any of our images serves"
+    assert list(match_labels(record, LABELS)) == []
+    assert list(check_kernels(record)) == []
+    assert list(check_sources(record)) == []
+    assert list(match_running(record, make_code())) == []
+
+
+def test_the_stack_is_held_against_the_record() -> None:
+    record = make_record(stack="other")
+    found = [finding.where for finding in match_stack(record, make_stack(vime="8" * 40), "cuda-arm64")]
+    assert found == ["image.stack", "image.platform", "image.commits.vime"]
+
+
+def test_labels_are_held_against_the_record() -> None:
+    labels = LABELS | {"rlk-repro.stack": "else", "rlk-repro.extra": "1"}
+    del labels["rlk-repro.platform"]
+    found = [(finding.where, finding.found) for finding in match_labels(make_record(), labels)]
+    assert found == [
+        ("label rlk-repro.stack", "else"),
+        ("label rlk-repro.platform", "no such label"),
+        ("label rlk-repro.extra", "1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "where"),
+    [
+        ({"is_compiled": False}, "rl_engine._C"),
+        ({"extension_symbols": ["fused_logp"]}, "rl_engine._C symbols"),
+        ({"extension_architectures": ["sm_90a"]}, "rl_engine._C architectures"),
+        ({"extension_architectures": Unknown("cuobjdump is not on PATH")}, "rl_engine._C architectures"),
+    ],
+)
+def test_kernels_that_are_not_what_is_wanted(facts: dict[str, Any], where: str) -> None:
+    code = make_code()
+    code["rl_kernel"] |= facts
+    assert [finding.where for finding in check_kernels(make_record(code=code))] == [where]
+    assert list(check_kernels(make_record(code=code, platform="rocm-amd64"))) == []
+
+
+def test_sources_are_their_commits_and_only_megatron_is_patched() -> None:
+    code = make_code()
+    code["vime"] |= {"is_dirty": True}
+    code["rl_kernel"] |= {"commit": "9" * 40}
+    found = [finding.where for finding in check_sources(make_record(code=code))]
+    assert found == ["code.vime.is_dirty", "code.rl_kernel.commit"]
+
+
+def test_what_changed_since_the_build_is_found() -> None:
+    now = make_code(packages={"torch": "2.12.0", "flash-attn": "2.8.3"}, rlk_repro={"version": "0.2.0"})
+    now["megatron"] |= {"diff_sha256": "cd"}
+    found = [(finding.level, finding.where) for finding in match_running(make_record(), now)]
+    assert found == [
+        (Level.BLOCKING, "packages.flash-attn"),
+        (Level.BLOCKING, "packages.numpy"),
+        (Level.BLOCKING, "packages.torch"),
+        (Level.BLOCKING, "code.megatron.diff_sha256"),
+        (Level.WARNING, "code.rlk_repro.version"),
+    ]
+
+
+def test_operators_are_those_of_the_platform() -> None:
+    record = make_record()
+    on_gpu = {"platform": "cuda", "extension_error": "", "operators": {"logp": "FusedLogpGenericOp"}}
+    assert list(match_operators(record, on_gpu)) == []
+    assert list(match_operators(record, {"platform": "cpu", "extension_error": "", "operators": NATIVE})) == []
+    fallen = {"platform": "cuda", "extension_error": "libcuda.so.1", "operators": {"logp": "NativeLogpOp"}}
+    assert [finding.where for finding in match_operators(record, fallen)] == ["rl_engine._C", "operators.logp"]
+    assert [finding.where for finding in match_operators(record, {"platform": "rocm"})] == ["operators.platform"]
+
+
+def test_a_patch_counts_as_pinned_only_as_the_image_recorded_it() -> None:
+    record, facts = make_record(), make_code()["megatron"]
+    assert is_recorded(record, "megatron", facts)
+    assert not is_recorded(record, "megatron", facts | {"diff_sha256": "else"})
+    assert not is_recorded(None, "megatron", facts)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "opt/rlk-repro"
+    folder.mkdir(parents=True)
+    (folder / "provenance.json").write_bytes(dump_json(make_record().to_json()))
+    return tmp_path
+
+
+def test_at_a_jobs_start(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"platform": "cpu", "extension_error": "", "operators": NATIVE}
+    monkeypatch.setattr(running, "ask_registry", lambda: answer)
+    assert running.check_running(make_code(), make_stack(), "cuda-amd64", root=root) == []
+    assert running.check_running(make_code(), None, None, root=tmp_path / "none") == []
+    (missing,) = running.check_running(make_code(), None, None, root=tmp_path / "none", is_required=True)
+    assert (missing.level, missing.where) == (Level.BLOCKING, "/opt/rlk-repro/provenance.json")
+    monkeypatch.setattr(running, "ask_registry", lambda: Unknown("No module named 'rl_engine'"))
+    (unanswered,) = running.check_running(make_code(), make_stack(), "cuda-amd64", root=root)
+    assert (unanswered.where, unanswered.found) == ("rl_engine", "No module named 'rl_engine'")
+    (root / "opt/rlk-repro/provenance.json").write_text("{}")
+    (broken,) = running.check_running(make_code(), None, None, root=root)
+    assert broken.level is Level.BLOCKING
+
+
+def test_the_dockerfile_and_the_stack_name_one_base() -> None:
+    base = load_stack("2026-07", stack_folders()).model.bases["cuda-amd64"]
+    text = (ROOT / "docker/Dockerfile.cuda").read_text()
+    assert f"ARG BASE_NAME={base.reference}\n" in text
+    assert f"ARG BASE_DIGEST={base.digest}\n" in text
+
+
+def test_a_job_in_a_container_needs_the_stacks_image_where_there_are_gpus(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"platform": "cpu", "extension_error": "", "operators": NATIVE}
+    monkeypatch.setattr(running, "ask_registry", lambda: answer)
+    hardware = load_hardware("h200", hardware_folders()).model
+    made, _ = make_example_plan()
+    plan = dataclasses.replace(made, hardware=hardware, stack=make_stack(vime="8" * 40))
+    manifest = Manifest(node="n", sections={"code": make_code(), "container": {"is_container": True}})
+    assert [finding.where for finding in check_image(plan, manifest, root)] == ["image.commits.vime"]
+    (missing,) = check_image(plan, manifest, tmp_path / "none")
+    assert (missing.level, missing.expected) == (Level.BLOCKING, "the record of an image of ours")
+    outside = Manifest(node="n", sections={"code": make_code(), "container": {"is_container": False}})
+    assert check_image(plan, outside, tmp_path / "none") == []
+    assert find_record(root) == make_record()
+    assert find_record(tmp_path / "none") is None

@@ -1,0 +1,83 @@
+"""Enabled equals baseline through vime's own policy loss, with RL-Kernel's own native operators, TP 1 and 2.
+
+Needs checkouts of vime, Megatron-LM and RL-Kernel (docs/testing.md); the routes' arithmetic alone is in
+test_integration_log_probs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro.base import proc
+from tests import ROOT
+from tests.support.later_rl_kernel import EARLIER, LATER, NAME, REAL, write_package
+
+REPOSITORY = ROOT
+SOURCES = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC")
+NUM_BATCHES = 500
+
+pytestmark = pytest.mark.skipif(
+    not all(os.environ.get(name) for name in SOURCES),
+    reason=f"{', '.join(SOURCES)} do not name checkouts of vime, Megatron-LM and RL-Kernel",
+)
+
+
+def run_ranks(folder: Path, world: int, *words: str, rl_kernel: str = "") -> dict[str, Any]:
+    named = [os.environ[name] for name in SOURCES]
+    sources = [str(REPOSITORY), rl_kernel, *named, os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sources), "OMP_NUM_THREADS": "1"}
+
+    def run(rank: int) -> proc.Completed:
+        place = [str(rank), str(world), str(folder), str(NUM_BATCHES), "20260701"]
+        command = [sys.executable, "-m", "tests.support.vime_agreement", *place, *words]
+        return proc.run(command, cwd=REPOSITORY, env=environment, timeout_s=300)
+
+    with ThreadPoolExecutor(world) as pool:
+        completed = list(pool.map(run, range(world)))
+    assert all(item.is_ok for item in completed), completed[0].stderr
+    result: dict[str, Any] = json.loads(completed[0].stdout.splitlines()[-1])
+    return result
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_realistic_batches_agree(tmp_path: Path, world: int) -> None:
+    result = run_ranks(tmp_path, world, "realistic")
+    assert result["worst"]["loss"] <= 2e-5
+    assert result["worst"]["metrics"] <= 2e-5
+    assert result["worst"]["log_probs"] <= 4e-6
+    assert result["worst"]["gradient"] <= 1e-5
+    assert result["num_refused_and_same"] == result["num_refused"] > NUM_BATCHES // 10
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_on_wild_batches_neither_is_nearer_to_float64(tmp_path: Path, world: int) -> None:
+    result = run_ranks(tmp_path, world, "wild")
+    assert result["largest_ratio"] <= 2
+    assert result["num_refused_and_same"] == result["num_refused"] > NUM_BATCHES // 10
+
+
+def test_the_whole_loss_agrees_wherever_it_is_eligible(tmp_path: Path) -> None:
+    result = run_ranks(tmp_path, 1, "realistic", "grpo_loss")
+    assert result["worst"]["loss"] <= 2e-5
+    assert result["worst"]["metrics"] <= 2e-5
+    assert result["worst"]["gradient"] <= 1e-5
+    assert NUM_BATCHES - result["num_refused"] > NUM_BATCHES // 20
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_later_generation_agrees_by_its_own_dispatch(tmp_path: Path, world: int) -> None:
+    if not REAL:
+        write_package(tmp_path, LATER, EARLIER)
+    result = run_ranks(tmp_path, world, "realistic", NAME, rl_kernel=REAL or str(tmp_path))
+    assert result["worst"]["loss"] <= 2e-5
+    assert result["worst"]["metrics"] <= 2e-5
+    assert result["worst"]["log_probs"] <= 8e-6
+    assert result["worst"]["gradient"] <= 1e-5
+    assert result["num_refused_and_same"] == result["num_refused"] > NUM_BATCHES // 10

@@ -1,0 +1,297 @@
+"""Timers change nothing that is computed, count what they say, and cost little."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from rlk_repro.integration.measure.profile import HostMemory, Profile, Timers
+from rlk_repro.integration.switch import Settings, install_into
+from rlk_repro.operators import Case
+from tests.support.loss_examples import load_loss_module, make_args, make_batch, make_logits, train_once
+
+TIMERS = Timers("forward", "backward", "no_grad")
+
+
+class Ticks:
+    """A clock that counts how often it was looked at."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def mark(self) -> int:
+        self.now += 1
+        return self.now
+
+    def settle(self) -> None:
+        pass
+
+    def elapsed_s(self, begin: int, end: int) -> float:
+        return float(end - begin)
+
+    def forget(self) -> None:
+        pass
+
+
+def make_profile(*, is_counting: bool = False) -> Profile:
+    profile = Profile("cpu")
+    if is_counting:
+        profile._clock = Ticks()
+    return profile
+
+
+def end_step(profile: Profile) -> dict[str, float]:
+    timers, _ = profile.end_step()
+    assert timers.pop("step") > 0
+    return timers
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"entropy_coef": 0.01},
+        {"use_kl_loss": False},
+        {"kl_loss_type": "k1", "rollout_temperature": 0.7},
+        {"log_probs_chunk_size": 3},
+    ],
+)
+def test_values_and_gradients_are_bitwise_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
+    module, args = load_loss_module(), make_args(**changes)
+    expected = train_once(module, args)
+    settings = Settings(ops_dir=tmp_path / "ops")
+    with install_into(module, settings, trainer="example", case=Case(platform="cpu")):
+        found = train_once(module, args)
+    assert len(found) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_the_loss_contains_its_parts_forward_and_backward() -> None:
+    module = load_loss_module()
+    with install_into(module, Settings(), trainer="example", case=Case(platform="cpu")) as installation:
+        for _ in range(2):
+            train_once(module, make_args(), num_microbatches=3)
+            timers = end_step(installation.profile)
+            assert set(timers) == {
+                "log_probs_forward",
+                "log_probs_backward",
+                "log_probs_no_grad",
+                "ratio_kl_forward",
+                "ratio_kl_backward",
+                "grpo_loss_forward",
+                "grpo_loss_backward",
+            }
+            assert all(seconds > 0 for seconds in timers.values())
+            for way in ("forward", "backward"):
+                inner = timers[f"log_probs_{way}"] + timers[f"ratio_kl_{way}"]
+                assert timers[f"grpo_loss_{way}"] > inner
+
+
+def test_nested_passes_are_marked_in_the_order_of_the_chain_rule() -> None:
+    profile = make_profile(is_counting=True)
+    inner = profile.time_function(lambda x: x * 2, Timers("inner_forward", "inner_backward"))
+    outer = profile.time_function(lambda x: inner(x + 1).exp(), Timers("outer_forward", "outer_backward"))
+    outer(torch.ones(2, requires_grad=True)).sum().backward()
+    # outer begins 1, inner 2 and 3, outer ends 4; backward outer 5, inner 6 and 7, outer 8
+    assert end_step(profile) == {
+        "outer_forward": 3.0,
+        "inner_forward": 1.0,
+        "outer_backward": 3.0,
+        "inner_backward": 1.0,
+    }
+
+
+def test_a_call_without_gradient_has_a_timer_of_its_own() -> None:
+    profile = make_profile(is_counting=True)
+    double = profile.time_function(lambda x: x * 2, TIMERS)
+    weight = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        assert not double(weight).requires_grad
+    double(torch.ones(2))
+    assert end_step(profile) == {"no_grad": 2.0}
+    plain = profile.time_function(lambda: 7, Timers("optimizer"))
+    assert plain() == 7
+    assert end_step(profile) == {"optimizer": 1.0}
+
+
+def test_a_backward_pass_that_never_comes_is_not_counted() -> None:
+    profile = make_profile(is_counting=True)
+    leaf = torch.ones(2, requires_grad=True)
+    profile.time_function(lambda x: x * 2, TIMERS)(leaf)
+    profile.time_function(lambda x: x.detach(), TIMERS)(leaf)
+    assert end_step(profile) == {"forward": 2.0}
+    assert end_step(profile) == {}
+
+
+def test_an_input_without_gradient_stays_without_and_does_not_hold_up_the_others() -> None:
+    profile = make_profile()
+    used, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    profile.time_function(lambda x, other: x * other.detach(), TIMERS)(used, other=unused).sum().backward()
+    assert used.grad is not None
+    assert unused.grad is None
+    assert set(end_step(profile)) == {"forward", "backward"}
+
+
+def test_a_graph_walked_twice_counts_twice() -> None:
+    profile = make_profile(is_counting=True)
+    leaf = torch.ones(2, requires_grad=True)
+    loss = profile.time_function(lambda x: x.square().sum(), TIMERS)(leaf)
+    torch.autograd.grad(loss, leaf, retain_graph=True)
+    torch.autograd.grad(loss, leaf)
+    assert end_step(profile) == {"forward": 1.0, "backward": 2.0}
+
+
+def test_a_backward_pass_after_the_step_counts_in_the_next() -> None:
+    profile = make_profile(is_counting=True)
+    leaf = torch.ones(2, requires_grad=True)
+    loss = profile.time_function(lambda x: x.square().sum(), TIMERS)(leaf)
+    assert end_step(profile) == {"forward": 1.0}
+    torch.autograd.grad(loss, leaf)
+    assert end_step(profile) == {"backward": 1.0}
+
+
+def test_callers_and_functions_may_write_in_place_as_before() -> None:
+    def shift(x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(3).add(1)
+
+    def compute(function: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        leaf = torch.arange(3.0, requires_grad=True)
+        value = leaf * 2
+        result = function(value)
+        result += 1
+        (gradient,) = torch.autograd.grad(result.square().sum() + value.sum(), leaf)
+        return [result.detach(), value.detach(), gradient]
+
+    timed = make_profile().time_function(shift, TIMERS)
+    assert all(torch.equal(one, other) for one, other in zip(compute(timed), compute(shift), strict=True))
+
+
+def test_an_exception_keeps_its_place_and_is_not_counted() -> None:
+    profile = make_profile(is_counting=True)
+
+    def divide(x: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError("in the function")
+
+    timed = profile.time_function(divide, TIMERS)
+    with pytest.raises(ZeroDivisionError, match="in the function") as caught:
+        timed(torch.ones(2, requires_grad=True))
+    assert caught.traceback[-1].name == "divide"
+    assert end_step(profile) == {}
+
+
+def test_a_recomputed_loss_is_computed_as_before() -> None:
+    """vime's --recompute-loss-function runs the function again in the backward pass and may stop it midway."""
+    args, batch = make_args(), make_batch()
+
+    def compute(module: Any) -> list[torch.Tensor]:
+        leaf = make_logits().requires_grad_()
+        reducer = module.make_sum_of_sample_mean(batch["loss_masks"], batch["rollout_mask_sums"])
+        loss, _ = checkpoint(module.policy_loss_function, args, batch, leaf * 1.5, reducer, use_reentrant=False)
+        loss.backward()
+        assert leaf.grad is not None
+        return [loss.detach(), leaf.grad]
+
+    module = load_loss_module()
+    expected = compute(module)
+    with install_into(module, Settings(), trainer="example", case=Case(platform="cpu")) as installation:
+        found = compute(module)
+        timers = end_step(installation.profile)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert timers["grpo_loss_backward"] > timers["log_probs_backward"] > 0
+
+
+def test_the_period_of_a_step_starts_where_the_last_one_ended() -> None:
+    profile = make_profile()
+    began = time.perf_counter()
+    first, _ = profile.end_step()
+    time.sleep(0.02)
+    second, _ = profile.end_step()
+    assert 0 < first["step"] < second["step"] <= time.perf_counter() - began + 0.01
+    assert second["step"] >= 0.02
+
+
+def test_a_wrapped_call_costs_less_than_fifty_microseconds() -> None:
+    leaf = torch.ones(4, requires_grad=True)
+
+    def identity(logits: torch.Tensor, tokens: None, *, with_entropy: bool) -> torch.Tensor:
+        return logits
+
+    def seconds_per_call(function: Callable[..., torch.Tensor], *, count: int = 1000) -> float:
+        began = time.process_time()  # others on this machine do not count
+        for _ in range(count):
+            function(leaf, None, with_entropy=True)
+        return (time.process_time() - began) / count
+
+    timed = make_profile().time_function(identity, TIMERS)
+    assert min(seconds_per_call(timed) for _ in range(10)) < 50e-6
+
+
+class FakeMemory:
+    """Peaks that are handed in, in the order they are read; the last one stays."""
+
+    is_per_step = True
+
+    def __init__(self, *peaks: int) -> None:
+        self.peaks = list(peaks)
+
+    def reset(self) -> None:
+        pass
+
+    def read_peaks(self) -> dict[str, int]:
+        return {"peak": self.peaks.pop(0) if len(self.peaks) > 1 else self.peaks[0]}
+
+
+def test_a_phase_has_a_peak_of_its_own_and_the_step_has_the_largest() -> None:
+    profile = make_profile()
+    profile._memory = FakeMemory(3, 9, 1, 4, 2)  # type: ignore[assignment]
+    with profile.phase("forward_only"):
+        pass
+    with profile.phase("update"):
+        pass
+    assert profile.end_step()[1] == {"peak": 9, "peak_in_forward_only": 9, "peak_in_update": 4}
+    assert profile.end_step()[1] == {"peak": 2}
+
+
+def test_peak_memory_is_that_of_the_step() -> None:
+    memory = HostMemory()
+    memory.reset()
+    if not memory.is_per_step:
+        pytest.skip("this kernel does not let a process reset its peak")
+    block = torch.ones(16 << 20)
+    peak = memory.read_peaks()["peak_rss_bytes"]
+    del block
+    memory.reset()
+    assert memory.read_peaks()["peak_rss_bytes"] < peak - (32 << 20)
+
+
+def test_a_peak_that_cannot_be_reset_is_said_to_be_the_process_s(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text("VmPeak:\t  900 kB\nVmHWM:\t  512 kB\nVmRSS:\t  400 kB\n")
+    (tmp_path / "clear_refs").mkdir()
+    memory = HostMemory(tmp_path)
+    memory.reset()
+    assert not memory.is_per_step
+    assert memory.read_peaks() == {"peak_rss_bytes": 512 * 1024}
+    assert HostMemory(tmp_path / "nowhere").read_peaks() == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+def test_on_a_gpu_timers_are_device_time_and_peaks_are_the_allocator_s() -> None:
+    profile = Profile("cuda")
+    multiply = profile.time_function(lambda x, y: x @ y, TIMERS)
+    leaf = torch.randn(4096, 4096, device="cuda", requires_grad=True)
+    for _ in range(2):
+        for _ in range(5):
+            multiply(leaf, leaf.detach()).sum().backward()
+        began = time.perf_counter()
+        timers, memory = profile.end_step()
+        assert timers["forward"] + timers["backward"] < timers["step"] + time.perf_counter() - began
+        assert timers["forward"] > 0
+        assert timers["backward"] > 0
+        assert memory["peak_reserved_bytes"] >= memory["peak_allocated_bytes"] >= 3 * 4096 * 4096 * 4

@@ -1,0 +1,361 @@
+"""What is installed into a trainer, when, and how it comes out again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SpecError
+from rlk_repro.integration import switch
+from rlk_repro.integration.measure.installation import Installation
+from rlk_repro.integration.measure.ledger import Call, Route, RouteContext, RouteFactory, resolve
+from rlk_repro.integration.measure.ranks import find_rank
+from rlk_repro.integration.route.table import ROUTES
+from rlk_repro.integration.switch import TARGETS, Mode, Settings, install_into
+from rlk_repro.operators import Case, LossOptions, Reason, Refusal
+from tests.support.loss_examples import LENGTHS, load_loss_module, make_args, train_once
+
+CPU = Case(platform="cpu")
+NUM_ROWS = sum(total for total, _ in LENGTHS)
+
+
+@pytest.fixture(autouse=True)
+def without_rl_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not it is installed here."""
+    monkeypatch.setitem(sys.modules, "rl_engine", None)
+
+
+def make_settings(tmp_path: Path, mode: Mode = Mode.AUTO, *ops: str) -> Settings:
+    trial = tmp_path / "trial"
+    return Settings(mode=mode, ops=ops, ops_dir=trial / "ops", libraries_dir=trial / "libraries")
+
+
+def install(
+    module: ModuleType, settings: Settings, *, case: Case = CPU, routes: Mapping[str, RouteFactory] = ROUTES
+) -> Installation:
+    return install_into(module, settings, trainer="example", case=case, routes=routes)
+
+
+def accept(call: Call) -> None:
+    """Refuses nothing."""
+
+
+def read_events(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "trial" / "ops" / "0.jsonl").read_text().splitlines()]
+
+
+def make_route(context: RouteContext) -> Route:
+    """A route that runs the trainer's own function under the name of RL-Kernel's native operator."""
+    return Route(
+        implementation="NativeLogpOp",
+        version="0.1.0",
+        refuse=lambda call: Refusal(Reason.TOP_P_REPLAY) if call["log_prob_keep_mask"] is not None else None,
+        run=lambda call: context.native(**call),
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, Settings()),
+        ({"VIME_RL_KERNEL": "0", "VIME_RL_KERNEL_MODE": "require"}, Settings()),
+        ({"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_MODE": "off"}, Settings()),
+        ({"VIME_RL_KERNEL": "1"}, Settings(mode=Mode.REQUIRE, ops=("logp", "ratio_kl"))),
+        ({"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_MODE": "auto", "VIME_RL_KERNEL_OPS": "logp"},
+         Settings(mode=Mode.AUTO, ops=("logp",))),
+        ({"RLK_REPRO_OPS_DIR": "/t/ops"}, Settings(ops_dir=Path("/t/ops"), libraries_dir=Path("/t/libraries"))),
+        ({"RLK_REPRO_OPS_DIR": "/t/ops", "RLK_REPRO_LIBRARIES_DIR": "/l"},
+         Settings(ops_dir=Path("/t/ops"), libraries_dir=Path("/l"))),
+    ],
+)  # fmt: skip
+def test_settings_are_read_from_the_environment(environ: dict[str, str], expected: Settings) -> None:
+    assert Settings.from_env(environ) == expected
+    assert expected.is_active == bool(expected.ops or expected.ops_dir)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"VIME_RL_KERNEL": "yes"}, "VIME_RL_KERNEL: unknown value, got 'yes', expected one of 1, 0"),
+        ({"VIME_RL_KERNEL_MODE": "strict"},
+         "VIME_RL_KERNEL_MODE: unknown value, got 'strict', expected one of off, auto, require"),
+        ({"VIME_RL_KERNEL_OPS": "logp,kl"},
+         "VIME_RL_KERNEL_OPS: unknown or repeated operator, got 'logp,kl', "
+         "expected a comma-separated list of logp, ratio_kl, grpo_loss, linear_logp, vocab_parallel_logp, "
+         "each at most once"),
+        ({"VIME_RL_KERNEL_OPS": "logp, ratio_kl", "VIME_RL_KERNEL": "2"},
+         "VIME_RL_KERNEL: unknown value, got '2', expected one of 1, 0\n"
+         "VIME_RL_KERNEL_OPS: unknown or repeated operator, got 'logp, ratio_kl', "
+         "expected a comma-separated list of logp, ratio_kl, grpo_loss, linear_logp, vocab_parallel_logp, "
+         "each at most once"),
+        ({"VIME_RL_KERNEL_OPS": "ratio_kl,grpo_loss"},
+         "VIME_RL_KERNEL_OPS: operators serve the same calls, got 'ratio_kl,grpo_loss', "
+         "expected only one of grpo_loss and ratio_kl"),
+    ],
+)  # fmt: skip
+def test_a_value_that_means_nothing_is_refused_with_the_valid_ones(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        Settings.from_env(environ)
+    assert str(caught.value) == message
+
+
+def test_every_replacement_is_logged_once_and_undone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    module = load_loss_module()
+    before = {name: getattr(module, name) for name in TARGETS}
+    with install(module, make_settings(tmp_path, Mode.OFF)) as installation:
+        assert all(getattr(module, name) is not before[name] for name in TARGETS)
+        assert caplog.messages == [f"rlk-repro: loss_example.{name} replaced: timers" for name in TARGETS]
+        once = {name: getattr(module, name) for name in TARGETS}
+        assert install(module, make_settings(tmp_path)) is installation
+        assert once == {name: getattr(module, name) for name in TARGETS}
+    assert before == {name: getattr(module, name) for name in TARGETS}
+    installation.undo()
+    with install(module, Settings()) as again:
+        assert again is not installation
+
+
+def test_a_function_with_other_parameters_is_named_and_nothing_is_replaced(tmp_path: Path) -> None:
+    module = load_loss_module()
+
+    def compute_approx_kl(
+        log_probs: Any, log_probs_base: Any, kl_type: str, *, importance_ratio: Any = None
+    ) -> None: ...
+
+    def compute_policy_loss(
+        advantages: Any, ppo_kl: Any, eps_clip: Any, eps_clip_high: Any, eps_clip_c: Any
+    ) -> None: ...
+
+    module.compute_approx_kl = compute_approx_kl  # type: ignore[attr-defined]
+    module.compute_policy_loss = compute_policy_loss  # type: ignore[attr-defined]
+    del module.policy_loss_function
+    with pytest.raises(EnvironmentMissing) as caught:
+        install(module, make_settings(tmp_path))
+    hint = "\n  hint: use the trainer at the commit that the stack pins"
+    assert str(caught.value) == "\n".join(
+        [
+            "loss_example.compute_approx_kl: takes other arguments (lacks kl_loss_type; adds kl_type), got "
+            "'(log_probs, log_probs_base, kl_type, *, importance_ratio)', expected "
+            f"(log_probs, log_probs_base, kl_loss_type, importance_ratio){hint}",
+            "loss_example.compute_policy_loss: takes other arguments (another order or kind), got "
+            "'(advantages, ppo_kl, eps_clip, eps_clip_high, eps_clip_c)', expected "
+            f"(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c){hint}",
+            "loss_example.policy_loss_function: no such function, expected "
+            f"(args, batch, logits, sum_of_sample_mean){hint}",
+        ]
+    )
+    assert module.compute_approx_kl is compute_approx_kl
+    assert not (tmp_path / "trial").exists()
+
+
+def test_require_without_rl_kernel_refuses_in_two_lines(tmp_path: Path) -> None:
+    module = load_loss_module()
+    before = module.policy_loss_function
+    with pytest.raises(EnvironmentMissing) as caught:
+        install(module, make_settings(tmp_path, Mode.REQUIRE, "logp", "ratio_kl"))
+    assert caught.value.exit_code == 3
+    assert str(caught.value) == (
+        "VIME_RL_KERNEL_MODE=require: logp, ratio_kl: RL-Kernel cannot be imported, expected no fallback\n"
+        "  hint: repair that, drop it from VIME_RL_KERNEL_OPS, or set VIME_RL_KERNEL_MODE=auto"
+    )
+    assert module.policy_loss_function is before
+    assert not (tmp_path / "trial").exists()
+
+
+def test_require_names_every_reason(tmp_path: Path) -> None:
+    case = Case(platform="rocm", loss=LossOptions(has_entropy_gradient=True))
+    with pytest.raises(EnvironmentMissing) as caught:
+        install(load_loss_module(), make_settings(tmp_path, Mode.REQUIRE, "logp", "ratio_kl"), case=case)
+    assert [problem.what for problem in caught.value.problems] == [
+        "logp: has no implementation that counts on this platform (rocm)",
+        "ratio_kl: computes no gradient of the entropy bonus",
+    ]
+
+
+def test_auto_without_rl_kernel_warns_once_and_counts_every_fallback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, args = load_loss_module(), make_args()
+    expected = train_once(module, args)
+    with install(module, make_settings(tmp_path, Mode.AUTO, "logp", "ratio_kl")) as installation:
+        found = train_once(module, args)
+        installation.end_step(0)
+        train_once(module, args)
+        installation.end_step(1)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        f"rlk-repro: {op}: falls back to loss_example: RL-Kernel cannot be imported" for op in ("logp", "ratio_kl")
+    ]
+    header, *events = read_events(tmp_path)
+    assert isinstance(header.pop("pid"), int)
+    assert isinstance(header.pop("is_memory_per_step"), bool)
+    assert header == {
+        "schema": 1,
+        "event": "install",
+        "mode": "auto",
+        "has_entropy_metric": True,
+        "is_requested": True,
+        "ops": ["logp", "ratio_kl"],
+        "rank": 0,
+        "world_size": 1,
+        "trainer": "example",
+        "target": "loss_example",
+        "platform": "cpu",
+    }
+    assert [event["event"] for event in events] == ["decision", "decision", "step", "step", "end"]
+    assert events[0] == {
+        "event": "decision",
+        "op": "logp",
+        "implementation": "loss_example",
+        "version": "",
+        "reason": "RL-Kernel cannot be imported",
+        "is_rl_kernel": False,
+    }
+    two = {"calls": 0, "tokens": 0, "fallbacks": 2}
+    assert [event["calls"] for event in events[2:4]] == [{"logp": two, "ratio_kl": two}] * 2
+    four = two | {"fallbacks": 4}
+    assert events[4] == {"event": "end", "num_steps": 2, "calls": {"logp": four, "ratio_kl": four}}
+
+
+def test_ranks_compare_what_each_has_chosen_and_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices: list[str] = []
+    monkeypatch.setattr(switch, "check_ranks_agree", lambda _rank, _size, choice: choices.append(choice))
+    settings = make_settings(tmp_path, Mode.AUTO, "logp", "ratio_kl")
+    install(load_loss_module(), settings, routes={"logp": make_route}).undo()
+    assert choices == [
+        "mode auto, entropy metric True, logp: NativeLogpOp 0.1.0; ratio_kl: RL-Kernel cannot be imported"
+    ]
+
+
+def test_a_route_serves_its_calls_and_no_others(tmp_path: Path) -> None:
+    module, args = load_loss_module(), make_args()
+    expected = train_once(module, args)
+    settings = make_settings(tmp_path, Mode.REQUIRE, "logp")
+    with install(module, settings, routes={"logp": make_route}) as installation:
+        found = train_once(module, args)
+        installation.end_step(0)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    decision, step = read_events(tmp_path)[1:3]
+    assert (decision["implementation"], decision["version"], decision["is_rl_kernel"]) == (
+        "NativeLogpOp",
+        "0.1.0",
+        True,
+    )
+    assert step["calls"] == {"logp": {"calls": 2, "tokens": 2 * NUM_ROWS, "fallbacks": 0}}
+
+
+def test_a_call_that_a_route_refuses_falls_back_with_its_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = load_loss_module()
+    logits, tokens, mask = torch.zeros(2, 3), torch.tensor([0, 1]), torch.ones(2, 3, dtype=torch.bool)
+    settings = make_settings(tmp_path, Mode.AUTO, "logp")
+    with install(module, settings, routes={"logp": make_route}) as installation:
+        for _ in range(2):
+            module.calculate_log_probs_and_entropy(logits, tokens, None, log_prob_keep_mask=mask)
+        installation.end_step(0)
+    reason = "cannot leave out the columns that top-p sampling removed"
+    assert caplog.messages == [f"rlk-repro: logp: falls back to loss_example: {reason}"]
+    events = read_events(tmp_path)
+    assert [event["reason"] for event in events if event["event"] == "decision"] == ["", reason]
+    assert events[3]["calls"] == {"logp": {"calls": 0, "tokens": 0, "fallbacks": 2}}
+
+
+def test_in_require_a_refused_call_stops_the_trainer(tmp_path: Path) -> None:
+    module = load_loss_module()
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    installation = install(module, make_settings(tmp_path, Mode.REQUIRE, "logp"), routes={"logp": make_route})
+    with installation, pytest.raises(CheckFailed) as caught:
+        module.calculate_log_probs_and_entropy(torch.zeros(2, 3), torch.tensor([0, 1]), None, log_prob_keep_mask=mask)
+    assert str(caught.value) == (
+        "logp: a call cannot be served: cannot leave out the columns that top-p sampling removed, "
+        "expected no fallback, the mode is require"
+    )
+
+
+def test_an_error_inside_an_operator_is_no_reason_to_fall_back(tmp_path: Path) -> None:
+    def launch(call: Call) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def make_broken(context: RouteContext) -> Route:
+        return Route(implementation="NativeLogpOp", version="0.1.0", refuse=accept, run=launch)
+
+    module = load_loss_module()
+    with install(module, make_settings(tmp_path, Mode.AUTO, "logp"), routes={"logp": make_broken}) as installation:
+        with pytest.raises(RuntimeError, match="illegal memory access") as caught:
+            module.calculate_log_probs_and_entropy(torch.zeros(2, 3), torch.tensor([0, 1]), None)
+        assert caught.traceback[-1].name == "launch"
+        installation.end_step(0)
+    assert read_events(tmp_path)[2]["calls"] == {"logp": {"calls": 0, "tokens": 0, "fallbacks": 0}}
+
+
+@pytest.mark.parametrize(
+    ("case", "implementation", "reason"),
+    [
+        (Case(platform="cuda"), "NativeLogpOp", "resolved to an implementation that does not count (NativeLogpOp)"),
+        (CPU, "FusedLogpGenericOp", "resolved to an implementation that does not count (FusedLogpGenericOp)"),
+    ],
+)
+def test_an_implementation_that_does_not_count_is_a_fallback(case: Case, implementation: str, reason: str) -> None:
+    def make_wrong(context: RouteContext) -> Route:
+        return Route(implementation=implementation, version="", refuse=accept, run=accept)
+
+    found = resolve("logp", RouteContext(case=case, native=print, args=None), {"logp": make_wrong})
+    assert isinstance(found, Refusal)
+    assert str(found) == reason
+
+
+def test_the_baseline_writes_timers_and_asks_for_nothing(tmp_path: Path) -> None:
+    module = load_loss_module()
+    with install(module, make_settings(tmp_path, Mode.OFF)) as installation:
+        train_once(module, make_args())
+        installation.end_step(7)
+    header, step, _ = read_events(tmp_path)
+    assert (header["mode"], header["is_requested"], header["ops"]) == ("off", False, [])
+    assert (step["step"], step["calls"]) == (7, {})
+    assert {"step", "log_probs_no_grad", "grpo_loss_backward"} < set(step["timers"])
+    assert set(step["memory"]) <= {"peak_rss_bytes"}
+
+
+def test_libraries_are_written_after_the_first_step_and_only_then(tmp_path: Path) -> None:
+    path = tmp_path / "trial" / "libraries" / "0.json"
+    with install(load_loss_module(), make_settings(tmp_path, Mode.OFF)) as installation:
+        assert not path.exists()
+        installation.end_step(0)
+        assert json.loads(path.read_text())["torch"] == torch.__version__
+        path.unlink()
+        installation.end_step(1)
+        assert not path.exists()
+
+
+def test_an_ops_file_that_is_there_already_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "trial" / "ops" / "0.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("another trial's\n")
+    module = load_loss_module()
+    before = module.policy_loss_function
+    with pytest.raises(SpecError) as caught:
+        install(module, make_settings(tmp_path))
+    assert str(caught.value) == (
+        f"{path}: is there already, written by another process, expected a folder of its own for every trial\n"
+        "  hint: point RLK_REPRO_OPS_DIR elsewhere, or move the old files away"
+    )
+    assert path.read_text() == "another trial's\n"
+    assert module.policy_loss_function is before
+
+
+def test_without_torch_distributed_the_rank_is_the_launcher_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert find_rank() == (3, 8)
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    assert find_rank() == (0, 1)

@@ -1,0 +1,208 @@
+"""What the integration does to vime: its loss module, its optimizer, and where a step ends."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rlk_repro.base import proc
+from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.integration import vime
+from tests import ROOT
+from tests.support.loss_examples import load_loss_module, make_args, train_once
+
+REPOSITORY = ROOT
+PACKAGE = "vime.backends.megatron_utils"
+
+
+class Optimizer:
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+    def step(self) -> tuple[bool, float, None]:
+        self.num_steps += 1
+        return True, 0.5, None
+
+
+class FakeVime:
+    """The two modules of vime that are touched: its loss module here is the reference trainer's core."""
+
+    def __init__(self) -> None:
+        self.loss, self.actor = load_loss_module(), ModuleType(f"{PACKAGE}.actor")
+        self.perf_lines: list[tuple[int, Any]] = []
+
+        def initialize_model_and_optimizer(args: Any, role: str = "actor") -> tuple[str, Optimizer, None, int]:
+            return "model", Optimizer(), None, -1
+
+        def log_perf_data(rollout_id: int, args: Any, extra_metrics: dict[str, Any] | None = None) -> None:
+            self.perf_lines.append((rollout_id, extra_metrics))
+
+        def forward_only(f: Any, args: Any, model: Any, data_iterator: Any, num_microbatches: Any,
+                         store_prefix: str = "", use_rollout_top_p_replay: bool = False) -> str:  # fmt: skip
+            return f"{store_prefix}passed"
+
+        def train(rollout_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any, data_iterator: Any,
+                  num_microbatches: Any, global_batch_sizes: Any) -> str:  # fmt: skip
+            return "trained"
+
+        self.actor.forward_only, self.actor.train = forward_only, train  # type: ignore[attr-defined]
+        self.actor.initialize_model_and_optimizer = initialize_model_and_optimizer  # type: ignore[attr-defined]
+        self.actor.log_perf_data = log_perf_data  # type: ignore[attr-defined]
+
+    def place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        names = PACKAGE.split(".")
+        for number in range(1, len(names) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(names[:number]), ModuleType(names[number - 1]))
+        for name, module in (("actor", self.actor), ("loss", self.loss)):
+            setattr(sys.modules[PACKAGE], name, module)
+
+
+@pytest.fixture(autouse=True)
+def without_rl_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not it is installed here."""
+    monkeypatch.setitem(sys.modules, "rl_engine", None)
+
+
+@pytest.fixture
+def fake_vime(monkeypatch: pytest.MonkeyPatch) -> FakeVime:
+    fake = FakeVime()
+    fake.place(monkeypatch)
+    for name in ("VIME_RL_KERNEL", "VIME_RL_KERNEL_MODE", "VIME_RL_KERNEL_OPS", "RLK_REPRO_OPS_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    return fake
+
+
+def make_vime_args(**changes: Any) -> argparse.Namespace:
+    return make_args(tensor_model_parallel_size=1, context_parallel_size=1, **changes)
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "0.jsonl").read_text().splitlines()]
+
+
+def test_with_nothing_asked_for_nothing_is_touched(fake_vime: FakeVime) -> None:
+    before = dict(vars(fake_vime.loss)), dict(vars(fake_vime.actor))
+    assert vime.install(make_vime_args()) is None
+    assert before == (vars(fake_vime.loss), vars(fake_vime.actor))
+
+
+def test_a_step_ends_when_vime_has_logged_it_and_holds_the_optimizer(
+    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))
+    before = dict(vars(fake_vime.loss)), dict(vars(fake_vime.actor))
+    args, actor = make_vime_args(), fake_vime.actor
+    installation = vime.install(args)
+    assert installation is not None
+    assert vime.install(args) is installation
+    _, optimizer, _, iteration = actor.initialize_model_and_optimizer(args, "actor")
+    assert iteration == -1
+    for rollout_id in (5, 6):
+        assert actor.forward_only(None, args, [], [], [], store_prefix="ref_") == "ref_passed"
+        assert actor.train(rollout_id, [], optimizer, None, [], [], []) == "trained"
+        train_once(fake_vime.loss, args)
+        assert optimizer.step() == (True, 0.5, None)
+        actor.log_perf_data(rollout_id, args, extra_metrics={"x": 1})
+    installation.undo()
+    assert before == (vars(fake_vime.loss), vars(fake_vime.actor))
+    assert optimizer.num_steps == 2
+    assert fake_vime.perf_lines == [(5, {"x": 1}), (6, {"x": 1})]
+    header, *steps, end = read_events(tmp_path / "ops")
+    assert (header["trainer"], header["is_requested"], end["event"]) == ("vime", False, "end")
+    assert [step["step"] for step in steps] == [5, 6]
+    assert all({"optimizer", "step", "grpo_loss_backward"} <= set(step["timers"]) for step in steps)
+    phases = {f"peak_rss_bytes{phase}" for phase in ("", "_in_forward_only", "_in_update")}
+    assert all(set(step["memory"]) == phases for step in steps)
+    assert (tmp_path / "libraries" / "0.json").is_file()
+
+
+def test_the_layout_decides_what_may_be_routed(
+    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))
+    monkeypatch.setenv("VIME_RL_KERNEL", "1")
+    monkeypatch.setenv("VIME_RL_KERNEL_MODE", "auto")
+    monkeypatch.setenv("VIME_RL_KERNEL_OPS", "grpo_loss,logp")
+    args = make_vime_args()
+    args.tensor_model_parallel_size = 4
+    installation = vime.install(args)
+    assert installation is not None
+    installation.undo()
+    decisions = [event["reason"] for event in read_events(tmp_path / "ops") if event["event"] == "decision"]
+    assert decisions == [
+        "needs the whole vocabulary on one rank (tensor parallel size 4)",
+        "RL-Kernel cannot be imported",
+    ]
+
+
+def test_output_layers_are_looked_at_in_the_actor_s_model_only(
+    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[Any] = []
+    monkeypatch.setattr(vime, "defer_output_layers", lambda _, model: models.append(model))
+    monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))
+    args = make_vime_args()
+    installation = vime.install(args)
+    assert installation is not None
+    with installation:
+        fake_vime.actor.initialize_model_and_optimizer(args, "critic")
+        assert models == []
+        fake_vime.actor.initialize_model_and_optimizer(args)
+        assert models == ["model"]
+
+
+def test_a_program_without_a_model_has_no_output_layer(
+    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_OPS", "linear_logp"),
+                        ("RLK_REPRO_ENTROPY_METRIC", "0")):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(EnvironmentMissing, match=r"linear_logp: needs an output layer .* \(here are none\)"):
+        vime.install_loss(make_vime_args())
+    with pytest.raises(EnvironmentMissing, match="linear_logp: RL-Kernel cannot be imported"):
+        vime.install(make_vime_args())
+
+
+def test_another_vime_is_refused_before_anything_is_replaced(
+    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))
+    del fake_vime.actor.log_perf_data
+    before = dict(vars(fake_vime.loss))
+    with pytest.raises(EnvironmentMissing, match=r"actor\.log_perf_data: no such function"):
+        vime.install(make_vime_args())
+    assert before == vars(fake_vime.loss)
+    assert not (tmp_path / "ops").exists()
+
+
+@pytest.mark.skipif(
+    not (os.environ.get("VIME_SRC") and os.environ.get("MEGATRON_SRC")),
+    reason="VIME_SRC and MEGATRON_SRC do not name checkouts of vime and Megatron-LM",
+)
+def test_vime_s_own_loss_is_bitwise_the_same_under_the_timers() -> None:
+    sources = [str(REPOSITORY), os.environ["VIME_SRC"], os.environ["MEGATRON_SRC"], os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sources), "OMP_NUM_THREADS": "1"}
+    completed = proc.run(
+        [sys.executable, "-m", "tests.support.vime_seam"], cwd=REPOSITORY, env=environment, timeout_s=240
+    )
+    assert completed.is_ok, completed.stderr
+    result = json.loads(completed.stdout.splitlines()[-1])
+    assert result["is_same"]
+    assert set(result["timers"]) == {
+        "step",
+        "log_probs_forward",
+        "log_probs_backward",
+        "log_probs_no_grad",
+        "ratio_kl_forward",
+        "ratio_kl_backward",
+        "grpo_loss_forward",
+        "grpo_loss_backward",
+    }
+    assert result["timers"]["grpo_loss_backward"] > result["timers"]["log_probs_backward"] > 0

@@ -1,0 +1,294 @@
+"""Ops files are read however damaged they are, and prove no more than they hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlk_repro.analysis.proof import Proof, prove
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.logs.ops import OpCount, OpsLog, Sample, read_ops
+from rlk_repro.rundir.paths import TrialDir
+from rlk_repro.rundir.results import DecisionSummary, ProofStatus
+
+OPS = ("logp", "ratio_kl")
+CLASSES = {"logp": "FusedLogpGenericOp", "ratio_kl": "TritonRatioKLOp"}
+
+
+def make_install(rank: int = 0, **changes: Any) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "event": "install",
+        "mode": "require",
+        "is_requested": True,
+        "ops": list(OPS),
+        "rank": rank,
+        "world_size": 1,
+        "trainer": "vime",
+        "target": "vime.backends.megatron_utils.loss",
+        "platform": "cuda",
+        "pid": 7,
+        "is_memory_per_step": True,
+    } | changes
+
+
+def make_decision(op: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "event": "decision",
+        "op": op,
+        "implementation": CLASSES[op],
+        "version": "0.1.0",
+        "reason": "",
+        "is_rl_kernel": True,
+    } | changes
+
+
+def make_step(step: int, seconds: float = 1.0, *, calls: int = 2, fallbacks: int = 0) -> dict[str, Any]:
+    count = {"calls": calls, "tokens": 10 * calls, "fallbacks": fallbacks}
+    timers, memory = {"step": seconds, "optimizer": seconds / 4}, {"peak_allocated_bytes": int(1e9 * seconds)}
+    return {"event": "step", "step": step, "timers": timers, "memory": memory, "calls": dict.fromkeys(OPS, count)}
+
+
+def make_events(rank: int = 0, *, world_size: int = 1, num_steps: int = 3) -> list[dict[str, Any]]:
+    head = [make_install(rank, world_size=world_size), *(make_decision(op) for op in OPS)]
+    return [*head, *(make_step(step) for step in range(num_steps)), {"event": "end", "num_steps": num_steps}]
+
+
+def write_rank(trial: TrialDir, rank: int, events: list[dict[str, Any]]) -> None:
+    path = trial.ops_file(rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def prove_events(tmp_path: Path, events: list[dict[str, Any]], **changes: Any) -> Proof:
+    trial = TrialDir(tmp_path)
+    write_rank(trial, 0, events)
+    return prove_log(read_ops(trial), **changes)
+
+
+def prove_log(log: OpsLog, *, variant: str = "enabled", platform: str = "cuda") -> Proof:
+    return prove(log, variant=variant, requested_ops=OPS, platform=platform)
+
+
+def test_series_hold_the_slowest_rank_of_each_step_with_its_line(tmp_path: Path) -> None:
+    trial = TrialDir(tmp_path)
+    head = [make_install(0, world_size=3)]
+    write_rank(trial, 0, [*head, make_step(0, 1.0), make_step(1, 4.0)])
+    write_rank(trial, 1, [make_install(1, world_size=3), make_step(0, 2.0), make_step(1, 3.0)])
+    log = read_ops(trial)
+    assert log.timers["step"] == {
+        0: Sample(value=2.0, rank=1, source="ops/1.jsonl", line=2),
+        1: Sample(value=4.0, rank=0, source="ops/0.jsonl", line=3),
+    }
+    assert log.timers["optimizer"][0].value == 0.5
+    assert log.memory["peak_allocated_bytes"][1].value == 4_000_000_000
+    assert log.calls["logp"] == OpCount(calls=8, tokens=80)
+    assert log.calls_in("logp", 1) == OpCount(calls=4, tokens=40)
+    assert log.steps() == [0, 1]
+    assert log.missing_ranks == (2,)
+    assert log.num_rejects == {}
+
+
+def test_ranks_are_read_in_their_order_and_other_files_are_not(tmp_path: Path) -> None:
+    trial = TrialDir(tmp_path)
+    for rank in (10, 2, 0):
+        write_rank(trial, rank, make_events(rank, world_size=11))
+    (trial.ops / "notes.jsonl").write_text("x\n")
+    assert [rank.rank for rank in read_ops(trial).ranks] == [0, 2, 10]
+
+
+def test_no_file_is_an_empty_log(tmp_path: Path) -> None:
+    assert read_ops(TrialDir(tmp_path)) == OpsLog(ranks=())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "detail"),
+    [
+        ('{"event":"ste', "torn line", "Invalid JSON: EOF while parsing a string at line 1 column 13"),
+        ("not json\n", "not an event", "Invalid JSON: expected ident at line 1 column 2"),
+        ('{"event":"lunch"}\n', "not an event",
+         "Input tag 'lunch' found using 'event' does not match any of the expected tags: "
+         "'install', 'decision', 'step', 'kernels', 'end'"),
+        ('{"event":"step","step":9,"timers":{"step":-1},"memory":{},"calls":{}}\n', "not an event",
+         "step.timers.step: Input should be greater than or equal to 0"),
+        (json.dumps(make_install(3)) + "\n", "another process's line", "rank 3"),
+        (json.dumps(make_install()) + "\n", "another process's line", "rank 0"),
+        (json.dumps(make_step(1)) + "\n", "step written twice", "step 1"),
+    ],
+)  # fmt: skip
+def test_a_line_that_cannot_be_used_is_rejected_with_its_number(
+    tmp_path: Path, text: str, reason: str, detail: str
+) -> None:
+    trial = TrialDir(tmp_path)
+    write_rank(trial, 0, make_events())
+    with trial.ops_file(0).open("a") as stream:
+        stream.write(text)
+    log = read_ops(trial)
+    assert [(item.line, item.reason, item.detail) for item in log.ranks[0].rejects] == [(8, reason, detail)]
+    assert log.num_rejects == {reason: 1}
+    assert log.steps() == [0, 1, 2]
+    assert prove_log(log).reason == f"ops/0.jsonl: line 8: {reason}: {detail}"
+
+
+def test_a_newer_file_is_an_error(tmp_path: Path) -> None:
+    trial = TrialDir(tmp_path)
+    write_rank(trial, 0, [make_install(schema=2)])
+    with pytest.raises(BundleUnreadable) as caught:
+        read_ops(trial)
+    assert str(caught.value) == (
+        "ops/0.jsonl:1: written by a newer version, got 2, expected schema 1 or older\n  hint: upgrade rlk-repro"
+    )
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_file_torn_anywhere_yields_every_whole_line(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+    trial = TrialDir(tmp_path_factory.mktemp("trial"))
+    events = make_events(num_steps=data.draw(st.integers(0, 4)))
+    write_rank(trial, 0, events)
+    whole = trial.ops_file(0).read_bytes()
+    torn = whole[: data.draw(st.integers(0, len(whole)))]
+    trial.ops_file(0).write_bytes(torn)
+    rank = read_ops(trial).ranks[0]
+    num_whole = torn.count(b"\n")
+    num_read = (rank.install is not None) + len(rank.decisions) + len(rank.steps) + rank.is_ended
+    # a line that lacks nothing but its newline is whole
+    assert num_read - num_whole in {0, 1}
+    assert sum(rank.num_rejects.values()) == (0 if torn.endswith(b"\n") or not torn else 1 - (num_read - num_whole))
+
+
+@settings(max_examples=60)
+@given(noise=st.lists(st.binary(max_size=40), max_size=5))
+def test_no_bytes_stop_the_reading(tmp_path_factory: pytest.TempPathFactory, noise: list[bytes]) -> None:
+    trial = TrialDir(tmp_path_factory.mktemp("trial"))
+    write_rank(trial, 0, make_events())
+    with trial.ops_file(0).open("ab") as stream:
+        stream.write(b"\n".join(noise))
+    assert read_ops(trial).steps() == [0, 1, 2]
+
+
+def test_rl_kernel_is_proved_where_every_step_called_it_on_what_counts(tmp_path: Path) -> None:
+    proof = prove_events(tmp_path, make_events())
+    assert (proof.status, proof.reason, proof.num_calls) == (ProofStatus.PROVED, "", 12)
+    assert {op: item.status for op, item in proof.by_op.items()} == dict.fromkeys(OPS, ProofStatus.PROVED)
+
+
+def test_native_operators_count_as_invoked_and_no_more(tmp_path: Path) -> None:
+    events = make_events()
+    events[1]["implementation"], events[2]["implementation"] = "NativeLogpOp", "NativeRatioKLOp"
+    proof = prove_events(tmp_path, events, platform="cpu")
+    assert proof.status is ProofStatus.NATIVE
+    assert proof.reason == "; ".join(f"{op}: plain PyTorch, as everywhere on a CPU" for op in OPS)
+
+
+@pytest.mark.parametrize(
+    ("place", "replacement", "status", "reason"),
+    [
+        (0, make_install(is_requested=False, mode="off"), ProofStatus.MISSING,
+         "ops/0.jsonl: the trainer was started with RL-Kernel off"),
+        (0, make_install(world_size=4), ProofStatus.MISSING, "no ops file of rank 1, 2, 3"),
+        (0, {"event": "end"}, ProofStatus.MISSING, "ops/0.jsonl: does not say how the trainer was set up"),
+        (1, {"event": "end"}, ProofStatus.MISSING, "logp: no decision on rank 0"),
+        (1, make_decision("logp", is_rl_kernel=False, implementation="vime", reason="RL-Kernel cannot be imported"),
+         ProofStatus.FALLBACK, "logp: RL-Kernel cannot be imported"),
+        (1, make_decision("logp", implementation="NativeLogpOp"), ProofStatus.FALLBACK,
+         "logp: NativeLogpOp does not count on cuda"),
+        (4, make_step(1, calls=0), ProofStatus.MISSING,
+         "logp: never called in step 1; ratio_kl: never called in step 1"),
+        (4, make_step(1, fallbacks=3), ProofStatus.FALLBACK, "logp: 3 calls fell back; ratio_kl: 3 calls fell back"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_fell_back_is_named(
+    tmp_path: Path, place: int, replacement: dict[str, Any], status: ProofStatus, reason: str
+) -> None:
+    events = make_events()
+    events[place] = replacement
+    proof = prove_events(tmp_path, events)
+    assert (proof.status, proof.reason) == (status, reason)
+
+
+def test_files_without_a_step_or_no_files_prove_nothing(tmp_path: Path) -> None:
+    assert prove_events(tmp_path, make_events(num_steps=0)).reason == "no step was recorded"
+    assert prove_log(OpsLog(ranks=())) == Proof(status=ProofStatus.MISSING, reason="the trainer wrote no ops file")
+
+
+def test_a_rank_that_holds_no_logits_needs_no_calls(tmp_path: Path) -> None:
+    trial = TrialDir(tmp_path)
+    write_rank(trial, 0, make_events(0, world_size=2))
+    idle = [make_install(1, world_size=2), *(make_decision(op) for op in OPS)]
+    write_rank(trial, 1, [*idle, *(make_step(step, calls=0) for step in range(3))])
+    assert prove_log(read_ops(trial)).status is ProofStatus.PROVED
+
+
+def test_a_rank_that_says_nothing_of_a_step_proves_nothing(tmp_path: Path) -> None:
+    trial = TrialDir(tmp_path)
+    for rank in range(2):
+        write_rank(trial, rank, make_events(rank, world_size=2, num_steps=3 - rank))
+    proof = prove_log(read_ops(trial))
+    assert (proof.status, proof.reason) == (ProofStatus.MISSING, "ops/1.jsonl: says nothing of step 2")
+
+
+def test_a_baseline_asks_for_nothing_and_is_exposed_if_rl_kernel_ran_in_it(tmp_path: Path) -> None:
+    quiet = [make_install(is_requested=False, mode="off", ops=[]), make_step(0)]
+    assert prove_events(tmp_path, quiet, variant="baseline").status is ProofStatus.NOT_REQUESTED
+    assert prove_log(OpsLog(ranks=()), variant="baseline").status is ProofStatus.NOT_REQUESTED
+    assert prove_events(tmp_path, make_events(), variant="baseline").status is ProofStatus.PROVED
+
+
+def test_decisions_are_summed_over_ranks(tmp_path: Path) -> None:
+    trial = TrialDir(tmp_path)
+    for rank in (0, 1):
+        events = make_events(rank, world_size=2, num_steps=1)
+        refused = make_decision("logp", implementation="vime", version="", reason="top-p", is_rl_kernel=False)
+        events.insert(3, refused)
+        events[4] = make_step(0, fallbacks=1)
+        write_rank(trial, rank, events)
+    assert read_ops(trial).decisions() == (
+        DecisionSummary(op="logp", implementation="FusedLogpGenericOp", reason="", is_rl_kernel=True,
+                        calls=4, tokens=40, fallbacks=0),
+        DecisionSummary(op="logp", implementation="vime", reason="top-p", is_rl_kernel=False,
+                        calls=0, tokens=0, fallbacks=2),
+        DecisionSummary(op="ratio_kl", implementation="TritonRatioKLOp", reason="", is_rl_kernel=True,
+                        calls=4, tokens=40, fallbacks=0),
+    )  # fmt: skip
+
+
+SEEN = ("void fused_logp_forward_online_kernel<float, 128>", "_ratio_kl_fwd_kernel", "_ratio_kl_bwd_kernel", "gemm")
+
+
+def make_kernels(*names: str) -> dict[str, Any]:
+    return {"event": "kernels", "names": list(names)}
+
+
+def test_kernels_that_a_profiler_saw_bear_the_classes_out(tmp_path: Path) -> None:
+    assert prove_events(tmp_path, [*make_events(), make_kernels(*SEEN)]).status is ProofStatus.PROVED
+
+
+def test_a_kernel_that_a_profiler_did_not_see_is_a_missing_proof(tmp_path: Path) -> None:
+    proof = prove_events(tmp_path, [*make_events(), make_kernels(*SEEN[:2])])
+    assert proof.status is ProofStatus.MISSING
+    assert proof.reason == "ratio_kl: ops/0.jsonl: the profiler saw no _ratio_kl_bwd_kernel"
+
+
+def test_a_baseline_in_which_rl_kernel_s_kernels_ran_is_none(tmp_path: Path) -> None:
+    head = make_install(mode="off", is_requested=False, ops=[])
+    step = make_step(0) | {"calls": {}}
+    assert prove_events(tmp_path, [head, step, make_kernels("gemm")], variant="baseline").status is (
+        ProofStatus.NOT_REQUESTED
+    )
+    proof = prove_events(tmp_path, [head, step, make_kernels(*SEEN)], variant="baseline")
+    assert (proof.status, proof.reason) == (
+        ProofStatus.MISSING,
+        "ops/0.jsonl: RL-Kernel's void fused_logp_forward_online_kernel<float, 128> ran, though it was off",
+    )
+
+
+def test_an_odd_answer_is_a_missing_proof(tmp_path: Path) -> None:
+    events = [*make_events(num_steps=1)[:-1], make_step(1) | {"odd": {"logp": "RL-Kernel answered nan"}}]
+    proof = prove_events(tmp_path, events)
+    assert (proof.status, proof.reason) == (ProofStatus.MISSING, "logp: ops/0.jsonl:5: RL-Kernel answered nan")

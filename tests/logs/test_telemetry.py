@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.logs.telemetry import MAX_LINE_BYTES, Telemetry, TrialTelemetry, merge_telemetry, parse_telemetry
+from tests import TESTS
+
+ASSET = TESTS / "assets" / "logs" / "telemetry.jsonl"
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("node") / "telemetry.jsonl"
+
+
+def parse(path: Path, *lines: bytes) -> Telemetry:
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return parse_telemetry(path)
+
+
+def sample(trial: str | None = "a", **fields: object) -> bytes:
+    return json.dumps({"t": 1.5, "trial": trial, **fields}).encode()
+
+
+def throttle(*reasons: str) -> bytes:
+    return sample(gpus=[{"index": 0, "throttle_reasons": list(reasons)}])
+
+
+def test_samples_become_one_summary_per_trial():
+    telemetry = parse_telemetry(ASSET)
+    assert telemetry.num_lines == 8
+    assert telemetry.trials == {
+        "00-1-baseline": TrialTelemetry(
+            num_samples=2,
+            num_throttle_samples=2,
+            num_throttled=1,
+            peak_rss_bytes=4 * GIB,
+            peak_device_memory_bytes=3 * GIB,
+        ),
+        "01-1-enabled": TrialTelemetry(num_samples=1, peak_rss_bytes=GIB // 2),
+    }
+
+
+def test_rejects_say_where_and_why():
+    telemetry = parse_telemetry(ASSET)
+    assert [(reject.line, reject.reason) for reject in telemetry.rejects] == [
+        (5, "not a sample"),
+        (6, "not a sample"),
+        (7, "not JSON"),
+        (8, "the last line is cut off"),
+    ]
+    assert telemetry.reject_counts == {"not JSON": 1, "not a sample": 2, "the last line is cut off": 1}
+
+
+def test_what_no_sample_held_is_none_and_never_zero():
+    summary = TrialTelemetry(num_samples=1)
+    assert (summary.peak_rss_bytes, summary.peak_device_memory_bytes) == (None, None)
+    assert summary.throttled_fraction is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_throttled"),
+    [
+        ("hw_slowdown", True),
+        ("hw_thermal_slowdown", True),
+        ("SwThermalSlowdown", True),
+        ("hw_power_brake_slowdown", True),
+        ("PROCHOT", True),
+        ("active_hbm_thrm", True),
+        ("sw_power_cap", False),
+        ("gpu_idle", False),
+        ("applications_clocks_setting", False),
+    ],
+)
+def test_only_protection_of_the_hardware_counts_as_throttled(path, reason, is_throttled):
+    summary = parse(path, throttle("sw_power_cap", reason), throttle()).trials["a"]
+    assert summary.throttled_fraction == (0.5 if is_throttled else 0.0)
+
+
+def test_nodes_are_merged_by_trial(path):
+    one = parse(path, sample(rss_bytes=5), throttle("hw_slowdown"))
+    two = parse(path, sample(rss_bytes=7), throttle(), throttle(), throttle(), sample("b"))
+    merged = merge_telemetry([one, two])
+    assert merged["a"] == TrialTelemetry(num_samples=6, num_throttle_samples=4, num_throttled=1, peak_rss_bytes=7)
+    assert merged["a"].throttled_fraction == 0.25
+    assert merged["b"].num_samples == 1
+
+
+def test_an_endless_line_is_skipped(path):
+    telemetry = parse(path, b"x" * (3 * MAX_LINE_BYTES), sample())
+    assert telemetry.trials["a"].num_samples == 1
+    assert telemetry.reject_counts == {"longer than 1 MiB": 1}
+
+
+def test_a_missing_file_is_an_error_of_the_bundle(tmp_path):
+    with pytest.raises(BundleUnreadable) as caught:
+        parse_telemetry(tmp_path / "telemetry.jsonl")
+    assert str(caught.value) == f"{tmp_path / 'telemetry.jsonl'}: not readable (No such file or directory)"
+
+
+amounts = st.none() | st.booleans() | st.integers() | st.floats() | st.just(10**400) | st.text(max_size=3)
+devices = st.fixed_dictionaries({}, optional={"memory_used_bytes": amounts, "throttle_reasons": st.lists(amounts)})
+samples = st.fixed_dictionaries(
+    {"t": amounts, "trial": amounts}, optional={"rss_bytes": amounts, "gpus": st.lists(devices | amounts) | amounts}
+)
+lines = st.binary() | samples.map(lambda value: json.dumps(value).encode()) | st.just(b"[" * 100_000)
+
+
+@given(st.lists(lines, max_size=5))
+def test_no_bytes_make_the_reader_fail(path, content):
+    path.write_bytes(b"\n".join(content))
+    telemetry = parse_telemetry(path)
+    num_samples = sum(summary.num_samples for summary in telemetry.trials.values())
+    assert num_samples + sum(telemetry.reject_counts.values()) <= telemetry.num_lines

@@ -1,0 +1,405 @@
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.logs.lines import LineScanner
+from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
+from rlk_repro.logs.metrics import METRICS, metric_series
+from rlk_repro.logs.rejects import DETAIL_CHARACTERS, KEPT
+from rlk_repro.logs.vime import MemorySample, ParsedLog, Reason, Sample, parse_log, parse_stream
+from tests import ROOT, TESTS
+
+LOGS = TESTS / "assets" / "logs"
+LIVE = LOGS / "live.log"
+DAMAGED = LOGS / "damaged.log"
+STAMP = b"2026-11-20T13:45:12.345Z "
+PREFIX = b"[2026-11-20 13:45:12] model.py:925 - "
+TRAINER = b"\x1b[36m(MegatronTrainRayActor pid=99, ip=10.0.0.4)\x1b[0m "
+BAR = "\rActor train:  50%|█████     | 3/6 [00:02<00:02,  1.41microbatch/s]".encode()
+CHATTER = (
+    b"",
+    BAR + BAR,
+    b"(VLLMEngine pid=1) INFO 11-20 13:45:01 [loggers.py:127] Engine 000: Running: 64 reqs",
+    b"(VLLMEngine pid=1) non-default args: {'seed': 0, 'perf': {'perf/step_time': 0.0}}",
+    TRAINER + b"[2026-11-20 13:45:12] actor.py:225 - offload, 3 tensors left",
+    b"\x00" * 300 + b"\xff\xfe",
+)
+
+
+def parse(*lines: bytes) -> ParsedLog:
+    return parse_stream(io.BytesIO(b"".join(line + b"\n" for line in lines)))
+
+
+def rows_of(parsed: ParsedLog) -> dict[str, dict[int, dict[str, Sample]]]:
+    tables = {
+        "step": parsed.step_rows,
+        "critic-step": parsed.critic_rows,
+        "rollout": parsed.rollout_rows,
+        "perf": parsed.perf_rows,
+        "eval": parsed.eval_rows,
+    }
+    return {kind: {index: dict(row) for index, row in rows.items()} for kind, rows in tables.items()}
+
+
+def values_of(parsed: ParsedLog) -> set[tuple[str, int, str, str]]:
+    return {
+        (kind, index, key, repr(sample.value))
+        for kind, rows in rows_of(parsed).items()
+        for index, row in rows.items()
+        for key, sample in row.items()
+    }
+
+
+def test_a_live_log_is_read_whole():
+    parsed = parse_log(LIVE)
+    assert sorted(parsed.step_rows) == [0, 1, 2, 3, 4, 5]
+    assert sorted(parsed.rollout_rows) == sorted(parsed.perf_rows) == [0, 1, 2]
+    assert parsed.eval_rows[2]["eval/aime-truncated_ratio"] == Sample(0.5, 38)
+    assert parsed.timers["actor_train"] == (Sample(4.2, 16), Sample(4.2, 25), Sample(4.2, 34))
+    assert (parsed.num_lines, parsed.num_bytes) == (38, LIVE.stat().st_size)
+    assert parsed.num_hidden_by_ray == 2
+    assert [str(reject) for reject in parsed.rejects] == ["line 11: quoted inside another message: step 0"]
+
+
+def test_both_perf_lines_of_a_rollout_are_merged():
+    row = parse_log(LIVE).perf_rows[1]
+    assert row["perf/rollout_time"] == Sample(6.125, 21)
+    assert row["perf/step_time"] == Sample(16.125, 26)
+
+
+def test_every_number_stands_on_the_line_it_names():
+    lines = LIVE.read_bytes().split(b"\n")
+    for rows in rows_of(parse_log(LIVE)).values():
+        for row in rows.values():
+            for key, sample in row.items():
+                assert f"'{key}': ".encode() in lines[sample.line - 1]
+
+
+def test_memory_lines_keep_rank_and_moment():
+    memory = parse_log(LIVE).memory
+    assert len(memory) == 8
+    assert memory[1] == MemorySample(
+        rank=1,
+        moment="before update_weights (cleared before print)",
+        used_gib=65.07,
+        allocated_gib=30.25,
+        reserved_gib=31.5,
+        line=7,
+    )
+
+
+def test_every_reject_of_a_damaged_log_says_where_and_why():
+    parsed = parse_log(DAMAGED)
+    assert [str(reject) for reject in parsed.rejects] == [
+        "line 2: the dict is cut off: step 1: no key",
+        "line 4: the dict is cut off: step 2: no key",
+        "line 5: not a dict of numbers: step 3: no key",
+        "line 6: train/step disagrees with the number of the line: step 4 has train/step 5",
+        "line 8: another value was printed before: step 0: train/loss was 0.5 on line 1, now 0.75",
+        "line 9: no known metric: perf 0 has latency",
+        "line 10: printed by another actor: perf 0 by VLLMEngine",
+        "line 11: metrics without vime's logging prefix: {'perf/step_time': 3.0}",
+        "line 12: quoted inside another message: perf 0",
+    ]
+    assert values_of(parsed) == {
+        ("step", 0, "train/loss", "0.5"),
+        ("step", 0, "train/step", "0.0"),
+        ("rollout", 0, "rollout/raw_reward", "0.25"),
+        ("rollout", 1, "rollout/raw_reward", "0.5"),
+        ("perf", 0, "perf/step_time", "2.0"),
+    }
+
+
+def test_a_line_that_contradicts_an_earlier_one_is_refused_whole():
+    parsed = parse(
+        PREFIX + b"perf 3: {'perf/train_time': 1.0}",
+        PREFIX + b"perf 3: {'perf/step_time': 5.0, 'perf/train_time': 1.5}",
+    )
+    assert parsed.perf_rows == {3: {"perf/train_time": Sample(1.0, 1)}}
+    assert parsed.reject_counts == {Reason.CONFLICT: 1}
+
+
+def test_equal_repeats_are_no_conflict_even_for_nan():
+    line = PREFIX + b"step 0: {'train/grad_norm': nan, 'train/loss': 1e-3}"
+    parsed = parse(line, line)
+    assert parsed.step_rows[0]["train/loss"] == Sample(0.001, 1)
+    assert parsed.rejects == ()
+
+
+def test_critic_steps_do_not_mix_with_the_actors():
+    parsed = parse(PREFIX + b"critic-step 0: {'train/critic-value_loss': 0.5, 'train/step': 0}")
+    assert parsed.critic_rows == {0: {"train/critic-value_loss": Sample(0.5, 1), "train/step": Sample(0.0, 1)}}
+    assert parsed.step_rows == {}
+
+
+def test_lines_that_ray_swallowed_are_counted_but_not_made_up():
+    parsed = parse(PREFIX + b"step 7: {'train/loss': 0.5} [repeated 9x across cluster] (Ray deduplicates logs by ...)")
+    assert parsed.step_rows == {7: {"train/loss": Sample(0.5, 1)}}
+    assert parsed.num_hidden_by_ray == 8
+
+
+def test_a_message_behind_megabytes_of_progress_bars_is_found():
+    parsed = parse(b"chatter", BAR * 300_000 + TRAINER + PREFIX + b"step 7: {'train/loss': 0.5}")
+    assert parsed.step_rows == {7: {"train/loss": Sample(0.5, 2)}}
+
+
+def test_text_quoted_by_a_message_holds_no_message_however_long_it_is():
+    decoy = PREFIX + b"step 7: {'train/loss': 0.5}"
+    text = b"(RolloutManager pid=1) [2026-11-20 13:45:12] r.py:1 - First rollout sample: ['" + b"a" * (17 << 20) + decoy
+    parsed = parse(text + decoy + b"'], label: 3")
+    assert parsed.step_rows == {}
+    assert parsed.reject_counts == {Reason.QUOTED: 2}
+
+
+def test_rejects_are_bounded_and_their_totals_are_not():
+    parsed = parse(*[PREFIX + b"step %d: {'%s': 1.0}" % (index, b"x" * 1000) for index in range(150)])
+    assert len(parsed.rejects) == KEPT
+    assert max(len(reject.detail) for reject in parsed.rejects) == DETAIL_CHARACTERS
+    assert parsed.reject_counts == {Reason.UNKNOWN_KEYS: 150}
+
+
+def test_a_missing_log_is_an_error_of_the_bundle(tmp_path):
+    with pytest.raises(BundleUnreadable) as caught:
+        parse_log(tmp_path / "stdout.log")
+    assert str(caught.value) == f"{tmp_path / 'stdout.log'}: not readable (No such file or directory)"
+
+
+def test_a_stamp_before_every_line_changes_nothing(tmp_path):
+    for path in (LIVE, DAMAGED):
+        bare = tmp_path / path.name
+        bare.write_bytes(b"\n".join(line[len(STAMP) :] for line in path.read_bytes().split(b"\n")))
+        stamped, unstamped = parse_log(path), parse_log(bare)
+        assert repr(rows_of(stamped)) == repr(rows_of(unstamped))
+        assert stamped.rejects == unstamped.rejects
+        assert (stamped.memory, stamped.timers) == (unstamped.memory, unstamped.timers)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("{'a': 1}", {"a": 1}),
+        ("{ 'a' : -.5e-3 ,'b':7. }", {"a": -0.0005, "b": 7}),
+        ("{'a': inf, 'b': -inf}", {"a": math.inf, "b": -math.inf}),
+        ("{'a': np.float64(0.5), 'b': np.float32(-1e-05), 'c': numpy.int64(3)}", {"a": 0.5, "b": -1e-5, "c": 3}),
+        ("{'a': tensor(0.25), 'b': tensor(2., device='cuda:0', dtype=torch.float64)}", {"a": 0.25, "b": 2}),
+        ("{'a': tensor(1.5, grad_fn=<MeanBackward0>), 'b': array(2.5)}", {"a": 1.5, "b": 2.5}),
+        ("{'a': None, 'b': True, 'c': np.False_, 'd': 'x, }', 'e': [1, ('}', {'f': 2})], 'g': 3}", {"g": 3}),
+        ('{"it\'s": 1}', {"it's": 1}),
+    ],
+)
+def test_numbers_are_read_in_every_form_that_vime_prints(text, numbers):
+    assert read_numbers(text + " tail") == (numbers, len(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'a': __import__('os').getpid()}",
+        "{'a': 1 2}",
+        "{'a': 0.1INFO}",
+        "{'a': 1, 'a': 1}",
+        "{'a': <object>}",
+        "{'a': [1, 2}, ...",
+        "{'a': tensor([1, 2])}",
+        "{a: 1}",
+        "{}",
+    ],
+)
+def test_anything_else_is_refused(text):
+    with pytest.raises(NotADict):
+        read_numbers(text)
+
+
+keys = st.text(st.sampled_from("abc/_-é 0"), min_size=1).map(lambda key: f"train/{key}")
+metric_dicts = st.dictionaries(keys, st.floats(), min_size=1, max_size=5)
+
+
+@given(metric_dicts)
+def test_a_printed_dict_is_read_back(metrics):
+    assert repr(read_numbers(repr(metrics))[0]) == repr(metrics)
+
+
+@given(metric_dicts, st.data())
+def test_no_beginning_of_a_dict_is_taken_for_the_whole(metrics, data):
+    text = repr(metrics)
+    with pytest.raises(CutOff):
+        read_numbers(text[: data.draw(st.integers(1, len(text) - 1))])
+
+
+fragments = st.sampled_from(
+    [
+        *CHATTER,
+        STAMP,
+        PREFIX,
+        TRAINER,
+        b"step 3: {'train/loss': ",
+        b"rollout 3: {'rollout/",
+        b"perf 3: {'perf/step_time': 1.0}",
+        b"[Rank 0] Memory-Usage x: {'gpu': '0', 'used_GB': 1",
+        b"Timer train end (elapsed: 0.5s)",
+        b" [repeated 9x across cluster]",
+        b"np.float64(",
+        b"nan, ",
+        b"'train/a': inf}",
+        b"[(",
+        b"\n",
+        b"\r",
+    ]
+)
+
+
+@given(st.lists(fragments | st.binary(max_size=8), max_size=30))
+def test_no_bytes_make_the_parser_fail(parts):
+    parsed = parse_stream(io.BytesIO(b"".join(parts)))
+    series = metric_series(parsed, num_rollouts=4, num_steps_per_rollout=2)
+    assert set(series) == {metric.name for metric in METRICS}
+
+
+@st.composite
+def messages(draw):
+    """A message, and the values that it holds."""
+    kind = draw(st.sampled_from(["step", "rollout", "perf", "eval"]))
+    family = {"step": "train"}.get(kind, kind)
+    index = draw(st.integers(0, 3))
+    names = draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=3, unique=True))
+    numbers = {f"{family}/{name}": draw(st.sampled_from([0.5, 0.25, math.nan])) for name in names}
+    front = draw(st.sampled_from([b"", STAMP + TRAINER, BAR, TRAINER + BAR]))
+    line = front + PREFIX + f"{kind} {index}: {numbers}".encode()
+    return line, {(kind, index, key, repr(value)) for key, value in numbers.items()}
+
+
+@st.composite
+def torn_logs(draw):
+    """Lines with whole, repeated, glued and torn messages, and the messages that were printed in full."""
+    lines, printed = [], []
+    for one, two in draw(st.lists(st.tuples(messages(), messages()), max_size=6)):
+        line, other = one[0], two[0]
+        cut = draw(st.integers(line.index(PREFIX) + 1, len(line) - 1))
+        head, tail = line[:cut], line[cut:]
+        shapes = [
+            ([line], [one]),
+            ([line, line], [one]),
+            ([line + other], [one, two]),
+            ([head], []),
+            ([tail], []),
+            ([head, tail], []),
+            ([head + other], [two]),
+            ([head + other, tail], [two]),
+            ([head + other + tail], [two]),
+        ]
+        shape = draw(st.sampled_from(shapes))
+        lines += shape[0]
+        printed += shape[1]
+    return lines, printed
+
+
+def merge(log: list[tuple[bytes, set[tuple[str, int, str, str]]]]) -> set[tuple[str, int, str, str]]:
+    """What remains of whole messages: the first of contradicting ones."""
+    first: dict[tuple[str, int, str], str] = {}
+    for _, values in log:
+        if all(first.get(value[:3], value[3]) == value[3] for value in values):
+            first |= {value[:3]: value[3] for value in values}
+    return {(*place, value) for place, value in first.items()}
+
+
+@given(torn_logs())
+def test_exactly_the_values_that_were_printed_in_full_are_taken(log):
+    lines, printed = log
+    assert values_of(parse(*lines)) == merge(printed)
+
+
+@given(st.lists(messages(), max_size=6), st.lists(st.tuples(st.integers(0, 6), st.sampled_from(CHATTER))))
+def test_chatter_never_changes_what_is_read(log, chatter):
+    quiet = [line for line, _ in log]
+    noisy = list(quiet)
+    for place, line in chatter:
+        noisy.insert(place, line)
+    assert values_of(parse(*noisy)) == values_of(parse(*quiet))
+
+
+@given(
+    st.lists(st.sampled_from([b"\n", b"\r", b"x", b"1", b"N:"])).map(b"".join),
+    st.integers(1, 40),
+    st.integers(1, 40),
+)
+def test_lines_and_their_numbers_do_not_depend_on_blocks(data, block_bytes, max_line_bytes):
+    scanner = LineScanner(
+        io.BytesIO(data), {b"N:": b"1", b"xx": b""}, block_bytes=block_bytes, max_line_bytes=max_line_bytes
+    )
+    found: dict[int, bytes] = {}
+    for line in scanner:
+        assert line.is_continued == (line.number in found)
+        found[line.number] = found.get(line.number, b"") + line.text
+    lines = list(io.BytesIO(data))
+    wanted = {number for number, line in enumerate(lines, 1) if b"1N:" in line or b"xx" in line}
+    assert wanted <= set(found)
+    assert all(lines[number - 1] == text for number, text in found.items())
+    assert (scanner.num_lines, scanner.num_bytes) == (len(lines), len(data))
+
+
+def test_series_hold_one_sample_per_rollout():
+    series = metric_series(parse_log(LIVE), num_rollouts=3, num_steps_per_rollout=2)
+    assert series["step_time_s"].samples == (Sample(49.0, 17), Sample(16.125, 26), Sample(16.25, 35))
+    assert series["raw_reward"].samples == (Sample(0.25, 13), Sample(0.375, 22), Sample(0.5, 31))
+    assert series["train_rollout_logprob_abs_diff"].samples[0] == Sample(0.0046875, 15)
+    assert series["ppo_kl"].samples[1] == Sample(0.00048828125, 24)
+
+
+def test_the_weight_sync_of_a_rollout_is_the_one_that_followed_its_training():
+    series = metric_series(parse_log(LIVE), num_rollouts=3, num_steps_per_rollout=2)
+    assert series["weight_sync_time_s"].samples == (Sample(1.625, 26), Sample(1.75, 35), None)
+
+
+def test_end_to_end_throughput_counts_the_whole_step():
+    series = metric_series(parse_log(LIVE), num_rollouts=4, num_steps_per_rollout=2)
+    assert series["tokens_per_s"].samples[1] == Sample(6001.0 * 4.125 / 16.125, 26)
+    assert series["tokens_per_s"].samples[3] is None
+
+
+def test_the_documented_metrics_are_the_ones_that_exist():
+    text = (ROOT / "docs" / "log-dialect.md").read_text()
+    for metric in METRICS:
+        assert f"`{metric.name}`" in text
+        assert all(f"`{key}`" in text for _, key in metric.sources)
+    assert all(reason.value in text for reason in Reason)
+
+
+def test_a_metric_that_was_not_printed_is_none_and_never_zero():
+    series = metric_series(parse(), num_rollouts=2, num_steps_per_rollout=1)
+    assert all(one.samples == (None, None) for one in series.values())
+
+
+def test_a_rollout_without_all_its_steps_has_no_step_metrics():
+    parsed = parse(*[PREFIX + b"step %d: {'train/loss': 1.0}" % index for index in (0, 1, 2, 5)])
+    series = metric_series(parsed, num_rollouts=3, num_steps_per_rollout=2)
+    assert series["loss"].samples == (Sample(1.0, 2), None, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [("1.0 2.0", 1.5), ("nan 1.0", math.nan), ("inf -inf", math.nan), ("inf 1.0", math.inf), ("1e308 1e308", math.inf)],
+)
+def test_step_means_survive_what_vime_may_print(values, mean):
+    lines = [PREFIX + f"step {index}: {{'train/loss': {value}}}".encode() for index, value in enumerate(values.split())]
+    (sample,) = metric_series(parse(*lines), num_rollouts=1, num_steps_per_rollout=2)["loss"].samples
+    assert repr(sample) == repr(Sample(mean, 2))
+
+
+def test_one_source_serves_a_whole_series():
+    parsed = parse(
+        PREFIX + b"perf 0: {'rollout/response_len/mean': 9.0}",
+        PREFIX + b"perf 1: {'rollout/response_len/mean': 9.0}",
+        PREFIX + b"rollout 1: {'rollout/response_lengths': 7.0}",
+    )
+    series = metric_series(parsed, num_rollouts=2, num_steps_per_rollout=1)
+    assert series["response_length_mean"].samples == (None, Sample(7.0, 3))
+    fallback = metric_series(
+        parse(PREFIX + b"perf 0: {'rollout/response_len/mean': 9.0}"), num_rollouts=1, num_steps_per_rollout=1
+    )
+    assert fallback["response_length_mean"].samples == (Sample(9.0, 1),)

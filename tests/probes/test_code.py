@@ -1,0 +1,219 @@
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro.base import proc
+from rlk_repro.base.files import sha256_bytes
+from rlk_repro.probes import code, extension
+from rlk_repro.probes.checkout import probe_checkout
+from rlk_repro.probes.extension import build_variables, find_bound_names, list_device_code, probe_extension
+from rlk_repro.rundir.manifest import Unknown
+from tests.support.probe_examples import write_tool, write_tree
+
+IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
+# as the linker lays them out: bound names are C strings, mangled names and file names are not
+EXTENSION = (
+    b"\x7fELF\0fused_logp\0fused_logp_sm90\0Fused logp forward\0_Z18fused_logp_forwardN2at6TensorE\0"
+    b"fused_logp_kernel.cu\0prefix_shared_attention\0xfused_other"
+)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository with one commit and a package in it."""
+    folder = tmp_path / "with space"
+    write_tree(folder, {"rl_engine/__init__.py": "", ".gitignore": "*.so\n", "README": "x\n"})
+    assert proc.run(["git", "init", "-q"], cwd=folder).is_ok
+    commit_all(folder)
+    return folder
+
+
+def commit_all(folder: Path) -> None:
+    for arguments in (("add", "."), ("commit", "-q", "-m", "all")):
+        done = proc.run(["git", *IDENTITY, *arguments], cwd=folder)
+        assert done.is_ok, done.stderr
+
+
+def test_a_clean_checkout_is_named_by_its_commit(checkout):
+    facts = probe_checkout(checkout)
+    head, tree = proc.run(["git", "rev-parse", "HEAD", "HEAD^{tree}"], cwd=checkout).stdout.split()
+    assert facts == {"commit": head, "is_dirty": False, "diff_sha256": "clean", "tree": tree}
+    assert probe_checkout(checkout / "rl_engine") == facts
+
+
+def test_changes_and_new_files_make_it_dirty_and_the_hash_tells_which(checkout):
+    hashes = {probe_checkout(checkout)["diff_sha256"]}
+    for name, text in (("README", "y\n"), ("README", "z\n"), ("new file", "")):
+        (checkout / name).write_text(text)
+        facts = probe_checkout(checkout)
+        assert facts["is_dirty"] is True
+        hashes.add(facts["diff_sha256"])
+    assert len(hashes) == 4
+    (checkout / "ignored.so").write_text("")
+    assert probe_checkout(checkout)["diff_sha256"] in hashes
+
+
+def test_a_folder_that_merely_lies_in_a_repository_is_no_checkout(checkout):
+    inside = checkout / ".venv/lib/rl_engine"
+    inside.mkdir(parents=True)
+    assert probe_checkout(inside)["commit"] == Unknown("its folder is not a git checkout")
+
+
+def test_without_git_or_folder_there_is_a_reason(checkout, tmp_path, monkeypatch):
+    assert probe_checkout(tmp_path / "absent")["commit"] == Unknown("its folder is absent")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert probe_checkout(checkout)["is_dirty"] == Unknown("git is not on PATH")
+
+
+def test_variables_of_an_outer_git_do_not_mislead(checkout, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", "/nonexistent")
+    assert isinstance(probe_checkout(checkout)["commit"], str)
+
+
+@pytest.mark.usefixtures("rl_kernel_not_imported")
+def test_rl_kernel_is_described_from_its_checkout(checkout, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(checkout))
+    library = checkout / "rl_engine/_C.cpython-311-x86_64-linux-gnu.so"
+    library.write_bytes(EXTENSION)
+    facts = code.probe(tmp_path, {"RLK_SRC": str(checkout), "TORCH_CUDA_ARCH_LIST": "9.0+PTX"})["rl_kernel"]
+    assert isinstance(facts, dict)
+    assert facts["source"] == "RLK_SRC"
+    assert facts["is_dirty"] is False
+    assert facts["is_compiled"] is True
+    assert facts["extension"] == library.name
+    assert facts["extension_sha256"] == sha256_bytes(EXTENSION)
+    assert facts["extension_symbols"] == ["fused_logp", "fused_logp_sm90", "prefix_shared_attention"]
+    assert facts["build_variables"] == {"TORCH_CUDA_ARCH_LIST": "9.0+PTX"}
+
+
+def test_a_build_without_the_extension_is_known_as_such(checkout):
+    facts = probe_extension(checkout / "rl_engine")
+    assert facts["is_compiled"] is False
+    assert facts["extension_sha256"] == Unknown("rl_engine holds no _C*.so")
+
+
+def test_a_build_names_the_gpus_it_holds_code_for(tmp_path, monkeypatch):
+    library = tmp_path / "_C.so"
+    library.write_bytes(EXTENSION)
+    monkeypatch.setattr(extension, "CUOBJDUMP", ("cuobjdump-of-a-test",))
+    assert list_device_code(library) == Unknown("cuobjdump is not on PATH")
+    machine = "ELF file    1: _C.1.sm_80.cubin\nELF file    2: _C.2.sm_90a.cubin\n"
+    answers = {"--list-elf": machine, "--list-ptx": "PTX file    1: _C.1.sm_90.ptx"}
+    write_tool(tmp_path, "cuobjdump-of-a-test", answers)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert list_device_code(library) == ["compute_90", "sm_80", "sm_90a"]
+    assert probe_extension(tmp_path)["extension_architectures"] == ["compute_90", "sm_80", "sm_90a"]
+    write_tool(tmp_path, "cuobjdump-of-a-test", {"--list-elf": machine})
+    assert list_device_code(library) == ["sm_80", "sm_90a"]
+    write_tool(tmp_path, "cuobjdump-of-a-test", {}, refusal=f"no code in {library}")
+    assert list_device_code(library) == Unknown("cuobjdump found no code for a GPU")
+
+
+def test_names_are_read_up_to_their_end_only():
+    assert find_bound_names(EXTENSION) == ["fused_logp", "fused_logp_sm90", "prefix_shared_attention"]
+    assert build_variables({"PATH": "/bin"}) == Unknown("no variable of RL-Kernel's build is set")
+
+
+def test_what_is_neither_installed_nor_named_is_unknown(tmp_path):
+    facts = code.probe_source(code.VIME, {}, {})
+    assert facts["commit"] == Unknown("VIME_SRC is not set and vime is not installed")
+    assert code.probe_source(code.VIME, {"VIME_SRC": str(tmp_path / "x")}, {})["source"] == Unknown(
+        "VIME_SRC names no folder"
+    )
+
+
+def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, direct_url: object) -> None:
+    record = {"vime/__init__.py": "raise RuntimeError('a probe must not import')\n"}
+    record["vime-0.3.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: Vime\nVersion: 0.3\n"
+    record["vime-0.3.dist-info/direct_url.json"] = direct_url if isinstance(direct_url, str) else json.dumps(direct_url)
+    write_tree(folder, record)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_pips_record_of_a_commit_stands_in_for_a_checkout(tmp_path, monkeypatch):
+    _install(
+        tmp_path, monkeypatch, {"url": "https://example.com/x.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
+    )
+    facts = code.probe_source(code.VIME, {}, {"vime": "unused"})
+    assert (facts["version"], facts["source"], facts["commit"]) == ("0.3", "installed", "c0ffee")
+    assert facts["is_dirty"] == Unknown("pip recorded no files of it")
+    assert code.probe_packages()["vime"] == "0.3"
+    assert "vime" not in sys.modules
+
+
+def test_what_python_imports_counts_not_what_a_variable_names(tmp_path, monkeypatch):
+    _install(tmp_path / "site", monkeypatch, {"vcs_info": {"vcs": "git", "commit_id": "c0ffee"}})
+    elsewhere = write_tree(tmp_path / "elsewhere", {"vime/__init__.py": ""})
+    facts = code.probe_source(code.VIME, {"VIME_SRC": str(elsewhere)}, {})
+    assert (facts["source"], facts["commit"]) == ("installed", "c0ffee")
+    monkeypatch.syspath_prepend(str(elsewhere))
+    facts = code.probe_source(code.VIME, {"VIME_SRC": str(elsewhere)}, {})
+    assert (facts["source"], facts["commit"]) == ("VIME_SRC", Unknown("its folder is not a git checkout"))
+
+
+@pytest.mark.parametrize(
+    "direct_url", ["{", "[]", {"url": "file:///x", "dir_info": {}}, {"vcs_info": {"commit_id": 3}}]
+)
+def test_else_the_images_record_does(tmp_path, monkeypatch, direct_url):
+    _install(tmp_path / "site", monkeypatch, direct_url)
+    root = write_tree(tmp_path / "root", {"/opt/rlk-repro/provenance.json": '{"commits": {"vime": "0ddba11"}}'})
+    vime = code.probe(root, {})["vime"]
+    assert isinstance(vime, dict)
+    assert vime["commit"] == "0ddba11"
+
+
+@pytest.mark.parametrize("record", ["{}", '{"commits": 3}', "nonsense"])
+def test_a_record_without_commits_is_no_error(tmp_path, record):
+    root = write_tree(tmp_path, {"/opt/rlk-repro/provenance.json": record})
+    assert code.probe(root, {})["python"]
+
+
+def _probe(*folders: Path) -> dict[str, Any]:
+    return code.probe_source(code.RL_KERNEL, {"PYTHONPATH": os.pathsep.join(map(str, folders))}, {})
+
+
+@pytest.mark.usefixtures("rl_kernel_not_imported")
+def test_an_archive_has_the_tree_of_the_commit_that_it_was_made_of(checkout, tmp_path):
+    (checkout / "pyproject.toml").write_text("[project]\n")
+    commit_all(checkout)
+    archive = tmp_path / "archive"
+    shutil.copytree(checkout, archive, ignore=shutil.ignore_patterns(".git"))
+    for generated in ("rl_engine/__pycache__/x.pyc", "rl_engine/_C.so", "rl_kernel.egg-info/PKG-INFO"):
+        write_tree(archive, {generated: "x"})
+    known, unpacked = _probe(checkout), _probe(archive)
+    assert known["is_dirty"] is False
+    assert (unpacked["tree"], unpacked["package_tree"]) == (known["tree"], known["package_tree"])
+    assert unpacked["commit"] == Unknown("its folder is not a git checkout")
+    (archive / "rl_engine/__init__.py").write_text("x = 1\n")
+    (checkout / "rl_engine/__init__.py").write_text("x = 1\n")
+    edited = _probe(archive)
+    assert edited["tree"] != known["tree"]
+    assert edited["package_tree"] != known["package_tree"]
+    assert _probe(checkout)["is_dirty"] is True
+    assert {name: _probe(checkout)[name] for name in ("tree", "package_tree")} == {
+        name: edited[name] for name in ("tree", "package_tree")
+    }
+
+
+@pytest.mark.usefixtures("rl_kernel_not_imported")
+def test_an_installation_has_the_package_tree_of_its_sources(checkout, tmp_path):
+    shutil.copytree(checkout / "rl_engine", tmp_path / "site/rl_engine")
+    write_tree(tmp_path / "site", {"rl_engine/_C.so": "x", "rl_engine/py.typed": ""})
+    installed = _probe(tmp_path / "site")
+    assert installed["package_tree"] == _probe(checkout)["package_tree"]
+    assert isinstance(installed["tree"], Unknown)
+
+
+@pytest.mark.usefixtures("rl_kernel_not_imported")
+def test_the_first_folder_on_the_path_of_the_children_counts(checkout, tmp_path):
+    write_tree(tmp_path / "front", {"rl_engine/__init__.py": "front = True\n"})
+    assert _probe(tmp_path / "front", checkout)["package_tree"] != _probe(checkout)["package_tree"]
+
+
+def test_names_of_packages_are_compared_as_pip_does():
+    assert code.normalise("Flash_Attn.3--x") == "flash-attn-3-x"

@@ -1,0 +1,66 @@
+"""Facts of the run directory's file system, and of the kernel's clock."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.probes import folder, kernel_clock
+from rlk_repro.rundir.manifest import Unknown
+
+MOUNTS = "overlay / overlay rw 0 0\nfs:/x /lustre lustre rw 0 0\nnas:/y /lustre/my\\040runs nfs4 rw 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "filesystem"),
+    [
+        ("/home/x", "overlay"),
+        ("/lustre/y/z", "lustre"),
+        ("/lustre/my runs/a", "nfs4"),
+        ("/lustre-old", "overlay"),
+    ],
+)
+def test_the_deepest_mount_point_above_a_folder_decides(path: str, filesystem: str) -> None:
+    assert folder.find_filesystem(MOUNTS, Path(path)) == filesystem
+
+
+def test_a_mount_over_another_hides_it() -> None:
+    assert folder.find_filesystem("a / ext4 rw\nb / xfs rw\n", Path("/x")) == "xfs"
+    assert folder.find_filesystem("", Path("/x")) == Unknown("no mount point above it")
+
+
+def test_a_folder_is_measured_and_left_empty(tmp_path: Path) -> None:
+    facts = folder.probe_folder(tmp_path)
+    assert set(facts) == {"filesystem", "free_gib", "free_inodes", "file_latency_ms", "clock_skew_s"}
+    latency_ms, skew_s = facts["file_latency_ms"], facts["clock_skew_s"]
+    assert isinstance(latency_ms, float)
+    assert 0 < latency_ms < 60_000
+    assert isinstance(skew_s, float)
+    assert abs(skew_s) < 60
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_absent_gives_reasons(tmp_path: Path) -> None:
+    facts = folder.probe_folder(tmp_path / "absent")
+    assert facts["free_gib"] == Unknown("statvfs: No such file or directory")
+    assert facts["file_latency_ms"] == Unknown("no file can be written there: No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (0x2001, {"clock_is_synchronized": True, "clock_max_error_s": 0.25}),
+        (0x40, {"clock_is_synchronized": False, "clock_max_error_s": Unknown("nothing keeps this clock")}),
+    ],
+)
+def test_the_kernel_says_whether_its_clock_is_kept(status: int, expected: dict[str, object]) -> None:
+    data = struct.pack("@i4xqqqqi", 0, 0, 0, 250_000, 100, status)
+    assert kernel_clock.read_timex(data + bytes(100)) == expected
+
+
+def test_this_kernel_answers_or_gives_a_reason() -> None:
+    facts = kernel_clock.probe_clock()
+    assert set(facts) == {"clock_is_synchronized", "clock_max_error_s"}
+    assert isinstance(facts["clock_is_synchronized"], bool | Unknown)

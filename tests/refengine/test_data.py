@@ -1,0 +1,170 @@
+"""Stored rollouts, group-normalised rewards, and the cutting of a rollout into steps and microbatches."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlk_repro.base.errors import SpecError
+from rlk_repro.refengine import data
+from rlk_repro.refengine.metrics import make_generation_metrics
+
+CPU = torch.device("cpu")
+
+
+def _make_sample(index: int = 0, **changes: Any) -> data.Sample:
+    fields: dict[str, Any] = {
+        "group_index": index // 2,
+        "index": index,
+        "prompt": "1+2=",
+        "response": "3$",
+        "label": "3",
+        "tokens": [3, 12, 4, 13, 5, 1],
+        "response_length": 2,
+        "loss_mask": [1, 1],
+        "rollout_log_probs": [-0.5, -1.25],
+        "reward": float(index),
+        "status": "completed",
+    }
+    return data.Sample(**(fields | changes))
+
+
+def _store(folder: Path, fields: object) -> str:
+    torch.save(fields, folder / "0.pt")
+    return str(folder / "{rollout_id}.pt")
+
+
+def test_samples_survive_the_file(tmp_path: Path) -> None:
+    template = str(tmp_path / "new folder" / "{rollout_id}.pt")
+    samples = [_make_sample(0), _make_sample(1, status="truncated", loss_mask=[1, 0])]
+    data.save_samples(template, 3, samples)
+    assert (tmp_path / "new folder" / "3.pt").is_file()
+    assert data.load_samples(template, 3, num_samples=2, vocab_size=14) == samples
+
+
+def test_a_file_of_vime_with_the_bare_fields_is_read(tmp_path: Path) -> None:
+    fields = {"tokens": [3, 4, 5], "response_length": 2, "reward": 1, "status": "completed"}
+    template = _store(tmp_path, {"rollout_id": 0, "samples": [fields | {"label": None, "loss_mask": None}]})
+    (sample,) = data.load_samples(template, 0, num_samples=1, vocab_size=14)
+    assert (sample.loss_mask, sample.rollout_log_probs, sample.reward) == ([1, 1], None, 1.0)
+
+
+def test_every_missing_file_is_named_and_none_stands_in(tmp_path: Path) -> None:
+    (tmp_path / "0.pt").touch()
+    (tmp_path / "2.pt").touch()
+    with pytest.raises(SpecError) as caught:
+        data.check_rollout_files(str(tmp_path / "{rollout_id}.pt"), 4)
+    assert str(caught.value) == "\n".join(f"{tmp_path}/{number}.pt: stored rollout is missing" for number in (1, 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokens": [3, 4, 14]}, "token id, got 14, expected 0 to --vocab-size 14 - 1"),
+        ({"tokens": [3, 4, -1]}, "token id, got -1, expected 0 to --vocab-size 14 - 1"),
+        (
+            {"response_length": 3},
+            "not a stored rollout (ValueError: sample 0: response_length 3 does not fit its tokens and loss_mask)",
+        ),
+        (
+            {"rollout_log_probs": [0.0]},
+            "not a stored rollout (ValueError: sample 0: response_length 2 does not fit its rollout_log_probs)",
+        ),
+        ({"reward": {"score": 1}}, "not a stored rollout (TypeError: float() argument must be a string or a real "),
+    ],
+)
+def test_an_unfit_sample_is_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    fields = {"tokens": [3, 4, 5], "response_length": 2, "reward": 1.0, "status": "completed"} | change
+    template = _store(tmp_path, {"rollout_id": 0, "samples": [fields]})
+    with pytest.raises(SpecError) as caught:
+        data.load_samples(template, 0, num_samples=1, vocab_size=14)
+    assert str(caught.value).startswith(f"{tmp_path}/0.pt: {reason}")
+
+
+def test_another_batch_size_is_refused(tmp_path: Path) -> None:
+    template = str(tmp_path / "{rollout_id}.pt")
+    data.save_samples(template, 0, [_make_sample()])
+    with pytest.raises(SpecError) as caught:
+        data.load_samples(template, 0, num_samples=2, vocab_size=14)
+    assert str(caught.value) == f"{tmp_path}/0.pt: number of samples, got 1, expected 2"
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return print, ("executed",)
+
+
+def test_a_file_that_carries_code_is_refused_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    template = _store(tmp_path, {"rollout_id": 0, "samples": [_Evil()]})
+    with pytest.raises(SpecError, match="not a stored rollout \\(UnpicklingError"):
+        data.load_samples(template, 0, num_samples=1, vocab_size=14)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "0.pt").write_bytes(b"")
+    with pytest.raises(SpecError, match="not a stored rollout"):
+        data.load_samples(str(tmp_path / "{rollout_id}.pt"), 0, num_samples=1, vocab_size=14)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.floats(-5, 5, width=32), min_size=4, max_size=4), min_size=1, max_size=5))
+def test_rewards_are_normalised_inside_their_group(groups: list[list[float]]) -> None:
+    rewards = data.normalise_rewards([reward for group in groups for reward in group], 4)
+    for index, group in enumerate(groups):
+        mean, std = statistics.fmean(group), statistics.stdev(group)
+        expected = [(reward - mean) / (std + 1e-6) for reward in group]
+        tolerance = 1e-3 + 3e-6 / (std + 1e-6)
+        assert rewards[4 * index : 4 * index + 4] == pytest.approx(expected, abs=tolerance)
+
+
+def test_equal_rewards_give_no_advantage() -> None:
+    assert data.normalise_rewards([0.3] * 4, 4) == pytest.approx([0.0] * 4, abs=0.1)
+
+
+def test_steps_and_microbatches_cover_neighbours_in_order() -> None:
+    train_data = data.make_train_data([_make_sample(index) for index in range(10)], 2, CPU)
+    steps = data.make_microbatches(train_data, global_batch_size=5, micro_batch_size=2)
+    assert [[microbatch.indices for microbatch in step] for step in steps] == [
+        [[0, 1], [2, 3], [4]],
+        [[5, 6], [7, 8], [9]],
+    ]
+    microbatch = steps[1][2]
+    assert microbatch.tokens.tolist() == [3, 12, 4, 13, 5, 1]
+    assert microbatch.layout.positions.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_one_sample_without_log_probs_leaves_the_rollout_without_them() -> None:
+    samples = [_make_sample(0), _make_sample(1, rollout_log_probs=None)]
+    train_data = data.make_train_data(samples, 2, CPU)
+    assert train_data.rollout_log_probs is None
+    microbatch = data.make_microbatches(train_data, 2, 2)[0][0]
+    assert "rollout_log_probs" not in data.make_loss_batch(train_data, microbatch)
+
+
+def test_generation_metrics_count_what_was_generated() -> None:
+    samples = [
+        _make_sample(0, reward=0.25),
+        _make_sample(1, reward=0.25, status="truncated", loss_mask=[1, 0]),
+        _make_sample(2, reward=1.0),
+        _make_sample(3, reward=0.0),
+    ]
+    assert make_generation_metrics(samples, 0.5) == {
+        "rollout/response_len/mean": 1.75,
+        "rollout/response_len/median": 2.0,
+        "rollout/response_len/max": 2,
+        "rollout/response_len/min": 1,
+        "rollout/zero_std/count_0.2": 1,
+        "rollout/truncated_ratio": 0.25,
+        "perf/rollout_time": 0.5,
+        "perf/tokens_per_gpu_per_sec": 16.0,
+        "perf/longest_sample_tokens_per_sec": 4.0,
+        "perf/effective_tokens_per_gpu_per_sec": 14.0,
+        "perf/longest_effective_sample_tokens_per_sec": 4.0,
+    }

@@ -1,0 +1,263 @@
+"""Whole small runs: the log dialect, repetition to the bit, the lanes, the hooks, learning."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import gc
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SpecError
+from rlk_repro.base.proc import run as run_process
+from rlk_repro.refengine import core, trainer
+from rlk_repro.refengine.arguments import parse_args
+
+SMALL = (
+    "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --num-query-groups 1 --rollout-batch-size 4 "
+    "--n-samples-per-prompt 4 --use-kl-loss --kl-loss-type low_var_kl --kl-loss-coef 0.1 --num-steps-per-rollout 2 "
+    "--micro-batch-size 3 --num-threads 1 --device cpu --num-rollout 3"
+)
+Log = dict[tuple[str, int], dict[str, Any]]
+"""Bodies by kind of line and number; the two perf lines of a rollout are merged."""
+
+Run = Callable[[str], Log]
+
+
+@pytest.fixture
+def run(caplog: pytest.LogCaptureFixture) -> Iterator[Run]:
+    """Run the trainer in this process and put torch back as it was."""
+    num_threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+
+    def run_and_read(flags: str) -> Log:
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            trainer.run(parse_args(f"{SMALL} {flags}".split()))
+        return _parse_log(caplog.messages)
+
+    yield run_and_read
+    torch.set_num_threads(num_threads)
+    torch.set_deterministic_debug_mode(mode)
+
+
+def _parse_log(messages: list[str]) -> Log:
+    log: Log = {}
+    for message in messages:
+        match = re.fullmatch(r"(perf|rollout|step) (\d+): (\{.*\})", message)
+        if match:
+            log.setdefault((match[1], int(match[2])), {}).update(ast.literal_eval(match[3]))
+    return log
+
+
+def _without_times(log: Log) -> Log:
+    return {
+        key: {name: value for name, value in body.items() if not name.startswith("perf/")} for key, body in log.items()
+    }
+
+
+def test_lines_have_vimes_keys_in_vimes_order(run: Run) -> None:
+    log = run("")
+    assert list(log)[:5] == [("perf", 0), ("rollout", 0), ("step", 0), ("step", 1), ("perf", 1)]
+    assert {kind: sum(key[0] == kind for key in log) for kind in ("perf", "rollout", "step")} == {
+        "perf": 3,
+        "rollout": 3,
+        "step": 6,
+    }
+    names = "loss pg_loss entropy_loss pg_clipfrac ppo_kl train_rollout_logprob_abs_diff kl_loss grad_norm lr-pg_0 "
+    assert list(log["step", 5]) == [f"train/{name}" for name in (names + "lr-pg_1 global_batch_size step").split()]
+    names = "response_lengths rewards truncated rollout_log_probs raw_reward total_lengths ref_log_probs log_probs "
+    assert list(log["rollout", 2]) == [f"rollout/{name}" for name in (names + "advantages returns").split()]
+    names = "update_weights_time data_preprocess_time train_wait_time ref_log_probs_time log_probs_time "
+    names += "actor_train_time train_time actor_train_tok_per_s step_time wait_time_ratio"
+    assert list(log["perf", 1])[-10:] == [f"perf/{name}" for name in names.split()]
+
+
+def test_lines_agree_with_each_other(run: Run) -> None:
+    log = run("")
+    for number in range(3):
+        perf, rollout = log["perf", number], log["rollout", number]
+        assert perf["perf/step_time"] == perf["perf/train_wait_time"] + perf["perf/train_time"]
+        phases = sum(perf[f"perf/{name}_time"] for name in ("ref_log_probs", "log_probs", "actor_train"))
+        assert phases <= perf["perf/train_time"]
+        assert perf["perf/rollout_time"] <= perf["perf/train_wait_time"]
+        assert rollout["rollout/response_lengths"] == perf["rollout/response_len/mean"]
+        assert rollout["rollout/truncated"] == perf["rollout/truncated_ratio"]
+        assert abs(rollout["rollout/rewards"]) < 1e-6
+    assert log["rollout", 0]["rollout/ref_log_probs"] == log["rollout", 0]["rollout/log_probs"]
+    assert log["step", 0]["train/kl_loss"] == log["step", 0]["train/ppo_kl"] == 0
+    assert abs(log["step", 1]["train/ppo_kl"]) > 0
+    assert all(log["step", number]["train/train_rollout_logprob_abs_diff"] < 1e-5 for number in range(6))
+
+
+def test_timer_lines_name_the_phases_in_order(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run("--num-rollout 1")
+    lines = [message for message in caplog.messages if message.startswith("Timer ")]
+    assert [line.split(" (")[0] for line in lines] == [
+        *("Timer train_wait start", "Timer update_weights start", "Timer update_weights end"),
+        *("Timer data_preprocess start", "Timer data_preprocess end", "Timer train_wait end", "Timer train start"),
+        *("Timer ref_log_probs start", "Timer ref_log_probs end", "Timer log_probs start", "Timer log_probs end"),
+        *("Timer actor_train start", "Timer actor_train end", "Timer train end", "Timer train_wait start"),
+        *("Timer update_weights start", "Timer update_weights end"),
+    ]
+    assert re.fullmatch(r"Timer train end \(elapsed: \d+\.\ds\)", lines[-4])
+
+
+@pytest.mark.parametrize("flags", ["", "--calculate-per-token-loss --dtype bfloat16 --rollout-temperature 0.8"])
+def test_a_run_repeats_to_the_bit_and_another_seed_does_not(run: Run, flags: str) -> None:
+    first = _without_times(run(flags))
+    assert _without_times(run(flags)) == first
+    assert _without_times(run(f"{flags} --seed 5")) != first
+
+
+def test_microbatches_and_chunks_do_not_change_a_step(run: Run) -> None:
+    whole, cut = run("--num-rollout 1 --micro-batch-size 8"), run("--num-rollout 1 --log-probs-chunk-size 5")
+    for number in range(2):
+        for name, value in whole["step", number].items():
+            assert cut["step", number][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_training_on_stored_rollouts_is_the_live_run_without_generation(run: Run, tmp_path: Path) -> None:
+    template = tmp_path / "{rollout_id}.pt"
+    live = run(f"--save-debug-rollout-data {template}")
+    stored = run(f"--debug-train-only --load-debug-rollout-data {template}")
+    assert stored.keys() == live.keys()
+    for key in live:
+        if key[0] != "perf":
+            assert stored[key] == live[key]
+    assert "perf/rollout_time" in live["perf", 0]
+    assert "perf/rollout_time" not in stored["perf", 0]
+    assert stored["perf", 2]["perf/step_time"] > 0
+
+
+def test_generating_only_stores_rollouts_and_trains_nothing(run: Run, tmp_path: Path) -> None:
+    log = run(f"--debug-rollout-only --save-debug-rollout-data {tmp_path}/{{rollout_id}}.pt")
+    assert list(log) == [("perf", 0), ("perf", 1), ("perf", 2)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.pt", "1.pt", "2.pt"]
+
+
+def test_a_missing_stored_rollout_stops_the_run_before_its_first_step(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(f"--debug-rollout-only --num-rollout 2 --save-debug-rollout-data {tmp_path}/{{rollout_id}}.pt")
+    with pytest.raises(SpecError) as caught:
+        run(f"--load-debug-rollout-data {tmp_path}/{{rollout_id}}.pt")
+    assert str(caught.value) == f"{tmp_path}/2.pt: stored rollout is missing"
+    assert caplog.messages == []
+
+
+def test_the_init_function_gets_the_flags_and_what_it_rebinds_is_used(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "site_hook.py").write_text("calls = []\ndef install(args):\n    calls.append(args)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    called: list[str] = []
+    for name in ("calculate_log_probs_and_entropy", "policy_loss_function", "compute_policy_loss", "compute_approx_kl"):
+        original = getattr(core, name)
+
+        def replacement(*args: Any, _name: str = name, _original: Any = original, **kwargs: Any) -> Any:
+            called.append(_name)
+            return _original(*args, **kwargs)
+
+        monkeypatch.setattr(core, name, replacement)
+    run("--num-rollout 1 --micro-batch-size 8 --custom-megatron-init-path site_hook.install")
+    (args,) = importlib.import_module("site_hook").calls
+    assert isinstance(args, argparse.Namespace)
+    assert args.num_rollout == 1
+    in_step = ["policy_loss_function", "calculate_log_probs_and_entropy", "compute_policy_loss", "compute_approx_kl"]
+    assert called == ["calculate_log_probs_and_entropy"] * 4 + in_step * 2
+
+
+@pytest.mark.parametrize("path", ["install", "no.such.module.install", "json.no_such", "json.__name__"])
+def test_an_init_path_that_is_no_function_is_refused(run: Run, path: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        run(f"--custom-megatron-init-path {path}")
+    message = f"--custom-megatron-init-path: no such function, got {path!r}, expected MODULE.FUNCTION"
+    assert str(caught.value) == message
+
+
+def test_an_import_error_inside_the_init_module_is_its_own(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "broken_hook.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        run("--custom-megatron-init-path broken_hook.install")
+
+
+def test_hooks_run_after_each_rollouts_lines(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[tuple[int, str]] = []
+    monkeypatch.setattr(trainer, "step_end_hooks", [lambda number: seen.append((number, caplog.messages[-1][:6]))])
+    run("")
+    assert seen == [(0, "perf 0"), (1, "perf 1"), (2, "perf 2")]
+
+
+def test_a_diverged_run_says_so(run: Run) -> None:
+    with pytest.raises(CheckFailed, match=r"^step 1: gradient norm, got nan, expected a finite number$"):
+        run("--lr 1e30 --clip-grad 0")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_an_error_of_the_machine(run: Run) -> None:
+    with pytest.raises(EnvironmentMissing) as caught:
+        run("--device cuda")
+    assert str(caught.value) == "--device: torch sees no GPU, got 'cuda'\n  hint: use --device cpu"
+
+
+def test_rewards_rise_by_policy_gradient_alone(run: Run) -> None:
+    log = run(
+        "--num-rollout 60 --hidden-size 32 --max-operand 1 --rollout-batch-size 8 --n-samples-per-prompt 8 "
+        "--num-steps-per-rollout 1 --micro-batch-size 64 --rollout-max-response-len 3 --lr 3e-3 --kl-loss-coef 0"
+    )
+    rewards = [log["rollout", number]["rollout/raw_reward"] for number in range(60)]
+    assert sum(rewards[-12:]) / 12 > sum(rewards[:12]) / 12 + 0.2
+
+
+def test_the_program_prints_its_log_with_vimes_prefix_and_exits_zero() -> None:
+    command = [sys.executable, "-m", "rlk_repro.refengine", *SMALL.split(), "--num-rollout", "1"]
+    result = run_process(command, timeout_s=120)
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    assert all(re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] \w+\.py:\d+ - ", line) for line in lines)
+    assert len(_parse_log([line.partition(" - ")[2] for line in lines])) == 4
+
+
+def test_the_program_is_silent_about_a_missing_numpy(tmp_path: Path) -> None:
+    package = tmp_path / "numpy"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "rlk_repro.refengine", *SMALL.split(), "--num-rollout", "1"]
+    result = run_process(command, env={**os.environ, "PYTHONPATH": path}, timeout_s=120)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_what_setting_up_left_is_frozen_during_the_rollouts_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(trainer, "step_end_hooks", [lambda _: counts.append(gc.get_freeze_count())])
+    run("")
+    assert min(counts) > 10_000
+    assert gc.get_freeze_count() < min(counts)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_gpu_the_first_steps_agree_with_the_cpu(run: Run, tmp_path: Path, dtype: str) -> None:
+    template = tmp_path / "{rollout_id}.pt"
+    on_cpu = run(f"--dtype {dtype} --save-debug-rollout-data {template}")
+    on_gpu = run(f"--device cuda --dtype {dtype} --load-debug-rollout-data {template}")
+    tolerance = 1e-3 if dtype == "float32" else 5e-2
+    for name in ("train/loss", "train/grad_norm", "train/entropy_loss", "train/kl_loss"):
+        assert on_gpu["step", 1][name] == pytest.approx(on_cpu["step", 1][name], rel=tolerance, abs=tolerance)
+    live = run(f"--device cuda --dtype {dtype}")
+    assert live["step", 5]["train/train_rollout_logprob_abs_diff"] < (1e-4 if dtype == "float32" else 0.1)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.files import load_json, write_json
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.prepare.contents import Contents, FileRecord, write_parts
+from rlk_repro.replay.compare import Match, compare_analyses, diff_bundles
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import Analysis, OperatorResult, TrialStatus
+from tests.support.make_run import Recipe, finish_run, make_run
+from tests.support.operator_examples import operators
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    return analyse(make_run(tmp_path_factory.mktemp("a") / "id", Recipe(speedup=1.1)))
+
+
+def test_identical_losses_and_rewards_are_bitwise(analysis: Analysis) -> None:
+    comparison = compare_analyses(analysis, analysis)
+    assert comparison.level is Match.BITWISE
+    assert comparison.is_ok
+    assert comparison.lines()[0] == "replay level: bitwise (losses and rewards are identical, step by step)"
+
+
+def test_other_rewards_with_the_same_effect_are_statistical(analysis: Analysis, tmp_path: Path) -> None:
+    def change(run_dir: RunDir) -> None:
+        log = run_dir.trial("00-p1-baseline").stdout
+        log.write_text(log.read_text().replace("'train/loss': 0.1", "'train/loss': 0.1000001"))
+
+    new = analyse(make_run(tmp_path / "id", Recipe(speedup=1.1), change))
+    comparison = compare_analyses(analysis, new)
+    assert comparison.level is Match.STATISTICAL
+    assert "00-p1-baseline: loss first differs at step 0: was 0.1, now 0.1000001" in comparison.details
+
+
+def test_another_effect_is_different(analysis: Analysis, tmp_path: Path) -> None:
+    new = analyse(make_run(tmp_path / "id", Recipe(speedup=0.8, reward_drop=0.01)))
+    comparison = compare_analyses(analysis, new)
+    assert comparison.level is Match.DIFFERENT
+    assert not comparison.is_ok
+    assert any(detail.startswith("step_time_s: recorded") for detail in comparison.details)
+
+
+def test_operators_agree_cell_by_cell_and_never_bitwise() -> None:
+    recorded = operators()
+    comparison = compare_analyses(recorded, recorded)
+    assert comparison.level is Match.STATISTICAL
+    assert "operators: 10 of 10 agree" in comparison.details
+
+    def slow_down(cell: OperatorResult) -> OperatorResult:
+        trials = (replace(trial, speedup=trial.speedup and trial.speedup / 1.2) for trial in cell.trials)
+        return replace(cell, trials=tuple(trials)) if cell.implementation == "rl-kernel-online" else cell
+
+    slower = replace(recorded, operators=tuple(map(slow_down, recorded.operators)))
+    comparison = compare_analyses(recorded, slower)
+    assert comparison.level is Match.DIFFERENT
+    assert "operators: 9 of 10 agree" in comparison.details
+    assert (
+        "logp forward 9216x151936 float32 density 1 rl-kernel-online: 7.78 times vime's speed, now 6.48"
+    ) in comparison.details
+
+
+def test_an_operator_that_now_fails_is_a_difference() -> None:
+    recorded = operators()
+    comparison = compare_analyses(recorded, replace(recorded, operators=recorded.operators[1:]))
+    assert comparison.level is Match.DIFFERENT
+    assert "logp forward 9216x151936 float32 density 1 vime: recorded pass, now absent" in comparison.details
+
+
+def test_another_experiment_is_never_a_match(analysis: Analysis) -> None:
+    other = dataclasses.replace(analysis, experiment_hash="0" * 64)
+    comparison = compare_analyses(analysis, other)
+    assert comparison.level is Match.NOT_COMPARABLE
+    assert comparison.lines()[:2] == [
+        "replay level: not comparable (the two results cannot be held against each other)",
+        "  the experiments differ",
+    ]
+
+
+def test_what_is_missing_on_both_sides_is_no_agreement(analysis: Analysis) -> None:
+    failed = tuple(dataclasses.replace(trial, status=TrialStatus.FAILED, series=()) for trial in analysis.trials)
+    broken = dataclasses.replace(analysis, trials=failed)
+    assert compare_analyses(broken, broken).level is Match.NOT_COMPARABLE
+    comparison = compare_analyses(analysis, broken)
+    assert not comparison.is_ok
+    assert comparison.obstacles[0] == "00-p1-baseline: recorded ok, now failed"
+
+
+def test_rl_kernel_that_ran_on_one_side_only_is_not_comparable(analysis: Analysis, tmp_path: Path) -> None:
+    new = analyse(make_run(tmp_path / "id", Recipe(speedup=1.1, is_routed=False)))
+    comparison = compare_analyses(analysis, new)
+    assert comparison.level is Match.NOT_COMPARABLE
+    assert comparison.obstacles[0] == "01-p1-enabled: RL-Kernel recorded proved, now fallback"
+
+
+def test_blocking_drift_is_part_of_the_answer(analysis: Analysis) -> None:
+    drift = [Finding(Level.BLOCKING, "gpu.devices.0.name", "NVIDIA H200", "NVIDIA A100-SXM4-80GB")]
+    assert "blocking differences between the machines: 1" in "\n".join(
+        compare_analyses(analysis, analysis, drift).lines()
+    )
+
+
+def test_diff_names_what_differs_in_plan_and_manifest(tmp_path: Path) -> None:
+    def change(run_dir: RunDir) -> None:
+        path = run_dir.node("node0").manifest
+        value = load_json(path)
+        value["sections"]["gpu"]["driver"] = "570.10"
+        write_json(path, value)
+
+    first = finish_run(make_run(tmp_path / "a" / "id"))
+    second = finish_run(make_run(tmp_path / "b" / "id", Recipe(settings=("measure.pairs=7",)), change))
+    difference = diff_bundles(first, second)
+    found = {item.where: (item.level, item.expected, item.found) for item in difference.findings}
+    assert found["plan.trials"] == (Level.BLOCKING, "12 entries", "14 entries")
+    assert difference.comparison is not None
+    assert difference.comparison.level is Match.NOT_COMPARABLE
+    assert found["plan.run.measure.pairs"] == (Level.BLOCKING, "6", "7")
+    assert found["gpu.driver"] == (Level.WARNING, "580.159.04", "570.10")
+    assert not [where for where in found if where.startswith("prepared")]
+    same = diff_bundles(first, first)
+    assert (same.findings, same.comparison and same.comparison.level) == ((), Match.BITWISE)
+
+
+def test_diff_names_what_was_trained_on(tmp_path: Path) -> None:
+    def make(name: str, digit: str) -> Path:
+        file = FileRecord(size_bytes=1, sha256=digit * 64, ends_sha256=digit * 64)
+        model = Contents(kind="model", name="a-model", source={"revision": digit}, files={"model.safetensors": file})
+        run_dir = make_run(tmp_path / name / "id", Recipe())
+        write_parts(run_dir.prepared, {"model": model})
+        return finish_run(run_dir)
+
+    difference = diff_bundles(make("a", "1"), make("b", "2"))
+    assert [(item.level, item.where) for item in difference.findings] == [(Level.BLOCKING, "prepared.model")]

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed
+from rlk_repro.base.files import load_json, write_json, write_text
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.bundle.seal import inspect_bundle
+from rlk_repro.bundle.verify import verify_bundle
+from rlk_repro.replay.steps import check_drift, prepare, reanalyse
+from rlk_repro.report import write_report
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import Image
+from rlk_repro.submit.launch import report_context
+from tests.support.make_run import finish_run, make_run, reseal
+
+
+def record_an_earlier_version(run_dir: RunDir) -> None:
+    path = run_dir.node("node0").manifest
+    value = load_json(path)
+    value["sections"]["code"] = {"rlk_repro": {"version": "0.1.0"}}
+    write_json(path, value)
+
+
+def report(root: Path, folder: Path) -> bytes:
+    context = report_context(RunDir(root), Path("bundle.tgz"))
+    return write_report(reanalyse(root).analysis, folder, context).html.read_bytes()
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> RunDir:
+    run_dir = make_run(tmp_path / "id")
+    finish_run(run_dir)
+    return run_dir
+
+
+def test_an_untouched_bundle_is_reproduced_from_its_logs(sealed: RunDir) -> None:
+    recorded = reanalyse(sealed.bundle)
+    assert recorded.analysis.run == "smoke"
+    assert recorded.inputs.run == sealed.run_yaml.read_bytes()
+
+
+def test_a_folder_unpacked_by_plain_tar_is_as_good_as_the_bundle(
+    sealed: RunDir, tmp_path: Path, weird_name: str
+) -> None:
+    folder = tmp_path / weird_name
+    folder.mkdir()
+    subprocess.run(["tar", "xzf", sealed.bundle], cwd=folder, check=True)
+    assert verify_bundle(folder) == []
+    assert inspect_bundle(folder) == inspect_bundle(sealed.bundle)
+    assert reanalyse(folder) == reanalyse(sealed.bundle)
+    assert report(folder, tmp_path / "a") == report(sealed.root, tmp_path / "b")
+
+
+def test_a_moved_run_directory_is_reproduced(sealed: RunDir, tmp_path: Path) -> None:
+    recorded = reanalyse(sealed.root)
+    assert reanalyse(Path(shutil.move(sealed.root, tmp_path / "moved"))) == recorded
+
+
+def test_a_changed_log_with_redone_checksums_is_refused(sealed: RunDir) -> None:
+    log = sealed.trial("01-p1-enabled").stdout
+    write_text(log, log.read_text().replace("'perf/step_time': 0.", "'perf/step_time': 0.1").replace(
+        "'perf/step_time': 1.", "'perf/step_time': 0.9"))  # fmt: skip
+    with pytest.raises(CheckFailed) as caught:
+        reanalyse(reseal(sealed))
+    assert "analysis/analysis.json: is not what the logs give (line" in str(caught.value)
+
+
+def test_a_changed_verdict_with_redone_checksums_is_refused(sealed: RunDir) -> None:
+    value = load_json(sealed.analysis)
+    value["verdict"]["word"] = "faster"
+    write_json(sealed.analysis, value)
+    with pytest.raises(CheckFailed, match="is not what the logs give"):
+        reanalyse(reseal(sealed))
+
+
+def test_other_words_of_an_earlier_version_for_the_same_values_are_no_difference(tmp_path: Path) -> None:
+    sealed = make_run(tmp_path / "id", change=record_an_earlier_version)
+    finish_run(sealed)
+    value = load_json(sealed.analysis)
+    value["gates"][0]["detail"] = "said by an earlier version"
+    value["verdict"]["reasons"].append("and this")
+    write_json(sealed.analysis, value)
+    recorded = reanalyse(reseal(sealed))
+    assert recorded.is_reworded
+    assert "said by" not in recorded.analysis.gates[0].detail
+
+
+@pytest.mark.parametrize(("part", "key", "forged"), [("verdict", "headline", "100 times"), ("verdict", "num_pairs", 9)])
+def test_forged_values_are_refused(sealed: RunDir, part: str, key: str, forged: object) -> None:
+    value = load_json(sealed.analysis)
+    value[part][key] = forged
+    write_json(sealed.analysis, value)
+    with pytest.raises(CheckFailed, match="is not what the logs give"):
+        reanalyse(reseal(sealed))
+
+
+def test_a_missing_analysis_is_refused(sealed: RunDir) -> None:
+    sealed.analysis.unlink()
+    with pytest.raises(CheckFailed, match="is not what the logs give"):
+        reanalyse(reseal(sealed))
+
+
+def test_a_bundle_without_the_authors_file_is_unreadable(sealed: RunDir) -> None:
+    sealed.run_yaml.unlink()
+    with pytest.raises(BundleUnreadable, match=r"bundle: run\.yaml: missing"):
+        reanalyse(reseal(sealed))
+
+
+def test_a_changed_file_is_refused_by_name(sealed: RunDir) -> None:
+    path = sealed.trial("01-p1-enabled").stdout
+    path.write_text(path.read_text() + "x")
+    with pytest.raises(CheckFailed, match=r"trials/01-p1-enabled/stdout\.log"):
+        reanalyse(sealed.root)
+
+
+def test_the_replayed_experiment_is_the_recorded_one(sealed: RunDir) -> None:
+    recorded = reanalyse(sealed.bundle)
+    prepared = prepare(recorded)
+    assert prepared.launch.plan.experiment_hash == recorded.plan.experiment_hash
+    assert prepared.launch.run_dir.root != sealed.root
+    assert prepared.drift is not None
+    assert any(finding.where == "gpu.driver" for finding in prepared.drift)
+
+
+def test_blocking_drift_stops_unless_accepted() -> None:
+    drift = (Finding(Level.BLOCKING, "gpu.devices.0.name", "NVIDIA H200", "none"), Finding(Level.INFO, "x", "1", "2"))
+    with pytest.raises(CheckFailed) as caught:
+        check_drift(drift, is_accepted=False)
+    assert str(caught.value) == (
+        "gpu.devices.0.name: differs from the recorded machine, got 'none', expected NVIDIA H200\n"
+        "  hint: --yes runs it all the same; the comparison will say so"
+    )
+    check_drift(drift, is_accepted=True)
+    check_drift(drift[1:], is_accepted=False)
+
+
+def test_a_run_of_several_nodes_or_of_images_is_fitted_to_this_machine_and_both_are_told(sealed: RunDir) -> None:
+    recorded = reanalyse(sealed.bundle)
+    hardware = recorded.plan.hardware.hardware
+    layouts = {hardware: recorded.plan.layout.model_copy(update={"num_nodes": 2})}
+    image = Image(reference="registry.example/x", digest=f"sha256:{'0' * 64}")
+    larger = dataclasses.replace(
+        recorded.plan,
+        run=recorded.plan.run.model_copy(update={"layouts": layouts}),
+        stack=recorded.plan.stack.model_copy(update={"images": {"cpu": image}}),
+    )
+    prepared = prepare(dataclasses.replace(recorded, plan=larger), cluster="local")
+    assert (prepared.launch.plan.layout.num_nodes, prepared.launch.plan.stack.images) == (1, {})
+    told = {item.where: item.expected for item in prepared.drift or () if item.level is Level.BLOCKING}
+    assert told[f"run smoke: layouts.{hardware}.num_nodes"] == "2"
+    assert told[f"stack {larger.stack.stack}: images"] == "cpu"

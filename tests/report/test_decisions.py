@@ -1,0 +1,57 @@
+"""How a report calls what an operator resolved to, and what pairs could have shown."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rlk_repro.report.basis import describe_sensitivity, make_basis
+from rlk_repro.report.sections import _make_rl_kernel_cell
+from rlk_repro.report.view import Context, make_view
+from rlk_repro.rundir.results import DecisionSummary
+from rlk_repro.statistics.power import power_of
+from tests.support.analysis_examples import faster
+
+
+@pytest.mark.parametrize(
+    ("op", "implementation", "is_rl_kernel", "word"),
+    [
+        ("logp", "FusedLogpGenericOp", True, "yes"),
+        ("ratio_kl", "TritonRatioKLOp", True, "yes"),
+        ("logp", "NativeLogpOp", True, "native"),
+        ("ratio_kl", "NativeRatioKLOp", True, "native"),
+        ("logp", "rlk_repro.refengine.core", False, "no"),
+        ("an operator of a later version", "SomeOp", True, "yes"),
+    ],
+)
+def test_plain_pytorch_is_called_native(op: str, implementation: str, is_rl_kernel: bool, word: str) -> None:
+    decision = DecisionSummary(
+        op=op, implementation=implementation, reason="", is_rl_kernel=is_rl_kernel, calls=1, tokens=1, fallbacks=0
+    )
+    assert _make_rl_kernel_cell(decision).text == word
+
+
+def test_the_sensitivity_is_the_effect_that_nine_in_ten_such_experiments_find() -> None:
+    analysis = faster()
+    effect = dataclasses.replace(analysis.effects[0], n=6, sd_log=0.146)
+    assert describe_sensitivity(analysis, effect) == (
+        "a speed-up of 29.3 % or more is seen 9 times in 10 by 6 pairs whose effects spread by 14.6 %, as these"
+    )
+    assert "sensitivity" in dict(make_basis(make_view(analysis, Context())))
+    threshold_pct = analysis.verdict.threshold * 100
+    chance = power_of(0.293, num_pairs=6, pair_sd_pct=14.6, smallest_effect_pct=threshold_pct, alpha=0.05)
+    assert chance == pytest.approx(0.9, abs=0.01)
+
+
+@pytest.mark.parametrize(("n", "sd_log"), [(5, 0.02), (6, None), (6, 0.0)])
+def test_too_few_pairs_or_none_that_spread_have_no_sensitivity(n: int, sd_log: float | None) -> None:
+    analysis = faster()
+    assert describe_sensitivity(analysis, dataclasses.replace(analysis.effects[0], n=n, sd_log=sd_log)) == ""
+    assert describe_sensitivity(analysis, None) == ""
+
+
+def test_pairs_that_can_show_nothing_say_so() -> None:
+    analysis = faster()
+    effect = dataclasses.replace(analysis.effects[0], n=6, sd_log=9.0)
+    assert describe_sensitivity(analysis, effect) == "none: pair effects spread by 900 %"

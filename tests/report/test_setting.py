@@ -1,0 +1,128 @@
+"""What a report says of the run itself: what flags changed, what was measured, and what is not RL-Kernel's."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rlk_repro.report.html import render_html
+from rlk_repro.report.markdown import render_markdown
+from rlk_repro.report.setting import AS_WRITTEN, OWN_ENTROPY, OWN_NORMALISER, describe_setting, find_own_work
+from rlk_repro.report.view import Context, make_view
+from rlk_repro.rundir.results import DecisionSummary
+from tests.support.analysis_examples import EXAMPLES, faster
+from tests.support.slurm.examples import plan_for
+from tests.support.tier_examples import make_tier_plan
+
+RUNS = ["smoke", "module-qwen3-4b", "operators-smoke"]
+
+
+def test_a_module_run_says_batches_loss_entropy_and_layout() -> None:
+    setting = dict(describe_setting(make_tier_plan("module-qwen3-4b", hardware="h200")))
+    assert setting == {
+        "run": "module-qwen3-4b",
+        "overrides": AS_WRITTEN,
+        "batches": "random: 9,216 packed tokens of 16 samples a microbatch, fp32 logits, vocabulary 151,936 "
+        "(Qwen/Qwen3-4B); 1 microbatch an optimizer step",
+        "device": "kept busy for 30 ms before each pass, in both variants",
+        "loss": "grpo, clip 0.2 and 0.28, KL loss low_var_kl × 0, temperature 1, 2 optimizer steps a step",
+        "entropy metric": "computed, in both variants",
+        "layout": "1 node, 1 GPU a node, TP 1",
+    }
+
+
+def test_what_flags_changed_is_said_with_its_value() -> None:
+    plan = make_tier_plan(
+        "module-qwen3-4b", "entropy_metric=false", "workload.lead_ms=0", 'rl_kernel.ops=["logp"]', hardware="h200"
+    )
+    setting = dict(describe_setting(plan))
+    assert setting["overrides"] == (
+        "entropy_metric = false (--set), rl_kernel.ops = [logp] (--set), workload.lead_ms = 0.0 (--set)"
+    )
+    assert setting["entropy metric"] == "left out, in both variants"
+    assert setting["device"] == "idle before each pass, in both variants"
+
+
+def test_a_run_of_vime_says_model_data_and_rollouts() -> None:
+    setting = dict(describe_setting(plan_for("qwen3-30b-a3b-r3", "h200")))
+    assert setting["model"] == "Qwen3-30B-A3B: Qwen/Qwen3-30B-A3B at ad44e777bcd1"
+    assert setting["data"] == ("zhuzilin/dapo-math-17k, dapo-math-17k.jsonl at 2e6561293029; reward deepscaler")
+    assert setting["rollouts"] == ("32 prompts × 8 samples, at most 4,096 tokens long, expert routing replayed (R3)")
+    small = dict(describe_setting(plan_for("vime-smoke", "h200")))
+    assert small["model"] == "Qwen3 with random weights, 8 layers: weights made by this tool, seed 1234"
+    assert small["data"].endswith("; reward rlk_repro.integration.reward.share_of_even_ids")
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_shipped_tier_is_described(run: str) -> None:
+    names = [name for name, _ in describe_setting(make_tier_plan(run))]
+    assert names[:2] == ["run", "overrides"]
+    assert {"smoke": "rollouts", "module-qwen3-4b": "batches", "operators-smoke": "operators"}[run] in names
+    assert names[-1] == "layout"
+
+
+@pytest.mark.parametrize(
+    ("settings", "hardware", "expected"),
+    [
+        ((), "h200", (OWN_ENTROPY,)),
+        (("entropy_metric=false",), "h200", ()),
+        (('rl_kernel.ops=["logp"]',), "h200", ()),
+        (("entropy_metric=false", 'rl_kernel.ops=["ratio_kl"]'), "h200", ()),
+    ],
+)
+def test_a_pass_of_our_own_is_named_where_enabled_has_one(settings: tuple[str, ...], hardware: str, expected) -> None:
+    assert find_own_work(make_tier_plan("module-qwen3-4b", *settings, hardware=hardware)) == expected
+    assert "moments.py" in OWN_ENTROPY
+    assert "moments.py" in OWN_NORMALISER
+
+
+def test_operators_have_no_enabled_variant_whose_work_could_be_ours() -> None:
+    assert find_own_work(make_tier_plan("operators-smoke")) == ()
+
+
+def test_the_setting_and_our_own_work_stand_before_the_first_section() -> None:
+    context = Context(setting=(("overrides", "a = 1 (--set)"),), own_work=("Not RL-Kernel's: this.",))
+    for text in (render_html(faster(), context), render_markdown(faster(), context)):
+        head = text[: text.index("Effects</h2>" if "<html" in text else "## Effects")]
+        assert "a = 1 (--set)" in head
+        assert "this." in head
+
+
+def test_nothing_is_said_of_a_gain_where_no_pair_was_scored() -> None:
+    context = Context(own_work=("Not RL-Kernel's: this.",))
+    analysis = faster()
+    control = tuple(dataclasses.replace(pair, is_control=True) for pair in analysis.pairs)
+    assert "Not RL-Kernel's: this." in render_markdown(analysis, context)
+    assert "Not RL-Kernel's: this." not in render_markdown(dataclasses.replace(analysis, pairs=control), context)
+
+
+def test_module_runs_have_no_throughput_and_name_passes_by_what_runs_in_them() -> None:
+    view = make_view(dataclasses.replace(faster(), workload="module"))
+    assert {"tokens_per_s", "train_tokens_per_s", "train_time_s", "raw_reward"}.isdisjoint(view.metrics)
+    assert all(effect.metric in {*view.metrics, "mean_step_time_s"} for effect in view.effects)
+    assert view.label("ref_log_probs_time_s").label == "reference pass"
+    assert view.label("actor_train_time_s").label == "GRPO loss, forward and backward"
+    assert make_view(faster()).label("actor_train_time_s").label == "actor train time"
+    assert view.label("module_ratio_kl_forward_s").label == "clip and KL, forward"
+
+
+def test_timers_with_other_work_inside_are_marked_and_have_no_ratio() -> None:
+    analysis = faster()
+    decision = DecisionSummary(
+        op="grpo_loss", implementation="TritonGRPOLossOp", reason="", is_rl_kernel=True, calls=8, tokens=9, fallbacks=0
+    )
+    trials = tuple(
+        dataclasses.replace(trial, decisions=(decision,)) if trial.variant == "enabled" else trial
+        for trial in analysis.trials
+    )
+    with_loss = dataclasses.replace(analysis, trials=trials)
+    view = make_view(with_loss)
+    assert not view.is_comparable("module_log_probs_forward_s")
+    assert view.is_comparable("module_grpo_loss_forward_s")
+    text = render_markdown(with_loss)
+    marked = [line for line in text.splitlines() if line.startswith("| log-prob, forward")]
+    assert any("other work †" in line for line in marked)
+    assert any("log-prob, forward (s) †" in line for line in marked)
+    assert "† Not comparable" in text
+    assert "†" not in render_markdown(EXAMPLES["small"]())

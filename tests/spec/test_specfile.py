@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import random
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlk_repro.base.errors import SpecError
+from rlk_repro.base.resources import data_dir, hardware_folders, list_names, profile_folders, run_folders, stack_folders
+from rlk_repro.spec import Hardware, Profile, ReferenceWorkload, Run, Stack, run_problems
+from rlk_repro.spec.load import load_bytes, load_hardware, load_profile, load_run, load_stack, parse_overrides
+
+SMOKE = (data_dir("jobs") / "smoke.yaml").read_text()
+
+
+def load_text(text: str) -> Run:
+    return load_bytes(Run, "jobs/x.yaml", text.encode(), (), run_problems).model
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        load_text(text)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def assert_located(data: bytes) -> None:
+    """A valid run, or problems that all name the file."""
+    places = ["jobs/x.yaml"]
+    try:
+        load_bytes(Run, "jobs/x.yaml", data, (), run_problems)
+    except SpecError as error:
+        places = [problem.where for problem in error.problems]
+    assert all(place.startswith("jobs/x.yaml") for place in places)
+
+
+def test_every_shipped_file_loads() -> None:
+    for name in list_names(run_folders()):
+        run = load_run(name, run_folders()).model
+        assert run.run == name
+        load_stack(run.stack, stack_folders())
+        for hardware in run.layouts:
+            load_hardware(hardware, hardware_folders())
+    for name in list_names(stack_folders()):
+        assert load_stack(name, stack_folders()).model.stack == name
+    for name in list_names(hardware_folders()):
+        assert load_hardware(name, hardware_folders()).model.hardware == name
+    assert load_profile("local", profile_folders("local")).model.cluster == "local"
+
+
+def test_all_errors_of_a_file_come_in_one_go_with_line_path_and_nearest_key() -> None:
+    text = SMOKE.replace("warmup_steps:", "warmup_step:").replace("pairs: 6", "pairs: six")
+    text = text.replace("lane: live", "lane: lvie").replace("kl_loss_coef: 0.001", "kl_loss_coef: -1")
+    line = {key: number for number, row in enumerate(text.splitlines(), start=1) for key in row.split(":")[:1]}
+    found = problems_of(text)
+    assert found == [
+        f"jobs/x.yaml:{line['lane']}: lane: wrong value, got 'lvie', expected 'live', 'fixed-rollout' or 'train-only'"
+        "\n  hint: did you mean 'live'?",
+        f"jobs/x.yaml:{line['  pairs']}: measure.pairs: wrong value, got 'six', expected a whole number",
+        f"jobs/x.yaml:{line['  warmup_step']}: measure.warmup_step: unknown key, expected one of pairs, control_pairs, "
+        "warmup_steps, scored_steps, seed, alpha, smallest_effect_pct, expected_pair_sd_pct, max_dropped_fraction, "
+        "margins\n  hint: did you mean 'warmup_steps'?",
+        next(row for row in found if "kl_loss_coef" in row),
+    ]
+    assert "workload.grpo.kl_loss_coef: wrong value, got -1, expected greater than or equal to 0" in found[-1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("purpose: >-", "purpos: >-", "purpose: missing, expected a value"),
+        ("time_limit_min: 5", 'time_limit_min: "5"', "time_limit_min: wrong value, got '5', expected a number"),
+        ("pairs: 6", "pairs: 6.5", "measure.pairs: wrong value, got 6.5, expected a whole number"),
+        ("run: smoke", "run: 7", 'run: wrong value, got 7, expected text\n  hint: quote it: "7"'),
+        ("stack: host", "stack: [host]", "stack: wrong value, got ['host'], expected text"),
+        ("ops: [logp, ratio_kl]", "ops: []", "rl_kernel.ops: wrong value, got [], expected at least 1 entry"),
+        ("ops: [logp, ratio_kl]", "ops: [logp, kl]", "rl_kernel.ops[1]: no such operator, got 'kl', expected one of "
+         "logp, ratio_kl, grpo_loss, linear_logp, vocab_parallel_logp"),
+        ("ops: [logp, ratio_kl]", "ops: [logp, linear_logp]", "two operators would serve the same call"),
+        ("kind: reference", "kind: referenc", "workload.kind: wrong value, got 'referenc', expected 'reference', "
+         "'module', 'operators' or 'vime'\n  hint: did you mean 'reference'?"),
+        ("num_steps_per_rollout: 2", "num_steps_per_rollout: 5", "workload.grpo.num_steps_per_rollout: does not divide "
+         "the samples of a rollout, got 5, expected a divisor of 256"),
+        ("kind: reference", "kind: 7", "workload.kind: wrong value, got 7, expected 'reference', "
+         "'module', 'operators' or 'vime'"),
+        ("kind: reference", "knd: reference", "workload.kind: missing, expected a value"),
+        ("kind: reference", "kind: module", "workload.grpo.lr: unknown key, expected one of num_steps_per_rollout, "),
+        ("kind: reference", "kind: module", "workload.batch: missing, expected a value"),
+        ("lane: live", "lane: fixed-rollout", "lane: the reference trainer has no inference server to keep live"),
+    ],
+)  # fmt: skip
+def test_each_mistake_names_its_place(old: str, new: str, message: str) -> None:
+    assert old in SMOKE
+    assert any(
+        message in problem and problem.startswith("jobs/x.yaml:") for problem in problems_of(SMOKE.replace(old, new))
+    )
+
+
+MODULE = (data_dir("jobs") / "module-smoke.yaml").read_text()
+OPERATORS = (data_dir("jobs") / "operators-smoke.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "message"),
+    [
+        (MODULE, "lane: train-only", "lane: live", "lane: the module tier makes its batches itself, got 'live', "
+         "expected train-only"),
+        (MODULE, "num_tokens: 512", "num_tokens: 15", "workload.batch.num_tokens: too few for the samples, got 15, "
+         "expected at least 16, two per sample"),
+        (MODULE, "num_tokens: 512", "num_token: 512", "workload.batch.num_token: unknown key, expected one of "
+         "num_samples, num_tokens, prompt_fraction, num_microbatches, vocab_size\n  hint: did you mean 'num_tokens'?"),
+        (OPERATORS, "pairs: 0", "pairs: 6", "measure.pairs: this workload has no enabled variant, got 6, expected 0, "
+         "and control pairs"),
+        (OPERATORS, "hidden_size: [64]", "hidden_size: []", "workload.grids[3].hidden_size: does not fit linear_logp, "
+         "got [], expected one size or more"),
+        (OPERATORS, "operator: logp,", "operator: logp, hidden_size: [8],", "workload.grids[0].hidden_size: does not "
+         "fit logp, got [8], expected none"),
+    ],
+)  # fmt: skip
+def test_the_tiers_have_rules_of_their_own(text: str, old: str, new: str, message: str) -> None:
+    assert old in text
+    assert any(message in problem for problem in problems_of(text.replace(old, new, 1)))
+
+
+def test_a_list_whose_entries_are_all_wrong_is_not_called_too_short() -> None:
+    start = OPERATORS.index("  grids:")
+    text = OPERATORS[:start] + "  grids: [{operator: logp, num_tokens: [1], vocab_size: [2], passes: [up]}]\n"
+    assert [problem.partition(": ")[2] for problem in problems_of(text)] == [
+        "workload.grids[0].passes[0]: wrong value, got 'up', expected 'forward' or 'forward_backward'"
+    ]
+
+
+def test_a_value_may_be_text_or_the_name_of_a_variable() -> None:
+    text = b"schema: 1\nprofile: x\ncluster: local\nenv: {A: b, C: {from_env: D}}\n"
+    assert set(load_bytes(Profile, "p.yaml", text).model.env) == {"A", "C"}
+    with pytest.raises(SpecError) as caught:
+        load_bytes(Profile, "p.yaml", b"schema: 1\nprofile: x\ncluster: local\nenv: {A: 1, B: {from_evn: X}}\n")
+    assert [str(problem) for problem in caught.value.problems] == [
+        'p.yaml:4: env.A: wrong value, got 1, expected text\n  hint: quote it: "1"',
+        "p.yaml:4: env.B.from_env: missing, expected a value",
+        "p.yaml:4: env.B.from_evn: unknown key, expected one of from_env\n  hint: did you mean 'from_env'?",
+    ]
+
+
+def test_a_secret_in_a_file_is_refused_with_its_line() -> None:
+    token = "hf_" + "a1" * 17
+    with pytest.raises(SpecError) as caught:
+        load_bytes(Profile, "p.yaml", f"schema: 1\nprofile: x\ncluster: local\nenv:\n  A: {token}\n".encode())
+    assert str(caught.value).startswith("p.yaml:5: env.A: looks like a secret")
+    assert token not in str(caught.value)
+
+
+def test_a_secret_in_a_setting_is_refused_without_repeating_it() -> None:
+    token = "ghp_" + "b2" * 18
+    with pytest.raises(SpecError) as caught:
+        parse_overrides([f"purpose={token}"])
+    assert str(caught.value).startswith("--set purpose: looks like a secret")
+    assert token not in str(caught.value)
+
+
+def test_settings_are_typed_and_name_the_flag_when_wrong() -> None:
+    run = load_run("smoke", run_folders(), parse_overrides(["measure.pairs=8", "workload.grpo.lr=3e-4"])).model
+    assert run.measure.pairs == 8
+    assert isinstance(run.workload, ReferenceWorkload)
+    assert run.workload.grpo.lr == 3e-4
+    with pytest.raises(SpecError) as caught:
+        load_run("smoke", run_folders(), parse_overrides(["measure.pairs=x", "measure.pirs=3", "foo.bar=1"]))
+    where = [problem.where for problem in caught.value.problems]
+    assert where == ["--set measure.pairs", "--set measure.pirs", "--set foo.bar"]
+
+
+def test_malformed_settings_say_what_a_setting_looks_like() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_overrides(["abc", "a..b=1", "m=[1"])
+    assert [str(problem) for problem in caught.value.problems] == [
+        "--set 'abc': not of the form path=value, expected for example measure.pairs=8",
+        "--set 'a..b=1': not of the form path=value, expected for example measure.pairs=8",
+        "--set m: not YAML (did not find expected ',' or ']'), expected one YAML document",
+    ]
+
+
+def test_unknown_names_list_the_menu() -> None:
+    with pytest.raises(SpecError) as caught:
+        load_run("smok", run_folders())
+    assert "--run: no run of this name, got 'smok', expected one of" in str(caught.value)
+    assert "did you mean 'smoke'?" in str(caught.value)
+    with pytest.raises(SpecError, match="no such file"):
+        load_run("./nowhere.yaml", run_folders())
+
+
+def test_a_user_profile_wins_over_a_shipped_one(tmp_path: Path) -> None:
+    folder = tmp_path / "config" / "rlk-repro" / "profiles"
+    folder.mkdir(parents=True)
+    (folder / "local.yaml").write_text("schema: 1\nprofile: mine\ncluster: local\n")
+    assert load_profile("local", profile_folders("local")).model.profile == "mine"
+
+
+def test_a_schema_from_the_future_is_an_error() -> None:
+    assert any(
+        "schema: wrong value, got 2, expected 1" in row for row in problems_of(SMOKE.replace("schema: 1", "schema: 2"))
+    )
+
+
+ATOMS = [*string.ascii_lowercase, *":-[]{}#&*!|>'\"%@`\n \t0123456789.~", "\u00e9", "\x00", "- ", ": ", "null", "1e5"]
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 2**32 - 1))
+def test_any_mutated_file_gives_a_located_error_or_a_run(seed: int) -> None:
+    """Any mutated YAML gives a located error or a valid plan, never a traceback."""
+    rng = random.Random(seed)
+    text = SMOKE
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(text))
+        text = text[:at] + rng.choice(ATOMS) * rng.randint(0, 2) + text[at + rng.randint(0, 5) :]
+    assert_located(text.encode())
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+PATHS = [
+    *("schema", "run", "lane", "layouts", "layouts.cpu", "measure", "measure.margins", "measure.pairs", "rl_kernel"),
+    *("rl_kernel.ops", "workload", "workload.kind", "workload.model", "workload.grpo.lr", "expected_trial_minutes"),
+]
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(PATHS), VALUES)
+def test_any_value_anywhere_gives_a_located_error_or_a_run(path: str, value: Any) -> None:
+    import yaml
+
+    data = yaml.safe_load(SMOKE)
+    target = data
+    for part in path.split(".")[:-1]:
+        target = target[part]
+    target[path.rsplit(".", 1)[-1]] = value
+    assert_located(yaml.safe_dump(data, allow_unicode=True).encode())
+
+
+@pytest.mark.parametrize("model", [Run, Stack, Hardware, Profile])
+@pytest.mark.parametrize("data", [b"", b"3", b"[]", b"a", b"{}"])
+def test_an_empty_or_shapeless_file_is_a_located_error(model: type[Any], data: bytes) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_bytes(model, "f.yaml", data)
+    assert all(problem.where.startswith("f.yaml") for problem in caught.value.problems)

@@ -1,0 +1,182 @@
+"""Arithmetic against scipy, numpy and brute force, and the properties that verdicts rely on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlk_repro.statistics import stats
+from tests.support.judged_pairs import make_pair
+
+VALUES = st.lists(st.floats(-5, 5).map(lambda x: round(x, 6)), min_size=2, max_size=8)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=200, max_size=220))
+def test_percentiles_are_numpys_linear_ones(values: list[float]) -> None:
+    import numpy as np
+
+    for percent in (50, 90, 99):
+        expected = float(np.percentile(values, percent, method="linear"))
+        assert stats.percentile(values, percent) == pytest.approx(expected, rel=1e-12, abs=1e-9)
+
+
+def test_percentiles_need_enough_steps() -> None:
+    assert stats.percentile([1.0] * 19, 90) is None
+    assert stats.percentile([1.0] * 20, 90) == 1.0
+    assert stats.percentile([1.0] * 199, 99) is None
+    assert stats.percentile([1.0] * 200, 99) == 1.0
+
+
+def test_a_summary_counts_only_recorded_steps() -> None:
+    summary = stats.summarise("step_time_s", [3.0, None, 1.0, math.nan, 2.0, math.inf])
+    assert summary is not None
+    assert (summary.n, summary.mean, summary.median, summary.stdev) == (3, 2.0, 2.0, 1.0)
+    assert (summary.minimum, summary.maximum, summary.p50, summary.p90, summary.p99) == (1.0, 3.0, 2.0, None, None)
+    assert stats.summarise("step_time_s", [None, math.nan]) is None
+
+
+def test_one_step_has_no_spread() -> None:
+    summary = stats.summarise("step_time_s", [4.0])
+    assert summary is not None
+    assert (summary.n, summary.median, summary.stdev, summary.num_outliers) == (1, 4.0, None, 0)
+
+
+@pytest.mark.parametrize(("last", "number"), [(6.0, 0), (6.01, 1), (95.0, 1), (-2.01, 1)])
+def test_outliers_beyond_the_fences_are_counted_and_kept(last: float, number: int) -> None:
+    summary = stats.summarise("step_time_s", [0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, last])
+    assert summary is not None
+    assert (summary.num_outliers, summary.n) == (number, 9)
+    assert last in (summary.minimum, summary.maximum)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 59.7, 1e-9, 6.4e10])
+def test_equal_values_have_no_spread_at_all(value: float) -> None:
+    for n in (2, 3, 6, 7, 49):
+        assert stats.stdev([value] * n) == 0.0
+        assert stats.mean([value] * n) == value
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 5, 11, 30, 63])
+def test_t_quantiles_are_scipys(df: int) -> None:
+    from scipy.stats import t
+
+    for confidence in (0.2, 0.9, 0.95, 0.975, 0.99, 0.999):
+        assert stats.t_quantile(confidence, df) == pytest.approx(float(t.ppf((1 + confidence) / 2, df)), rel=1e-9)
+
+
+@given(VALUES)
+def test_the_interval_and_its_p_are_those_of_the_paired_t_test(values: list[float]) -> None:
+    from scipy.stats import ttest_rel
+
+    if stats.stdev(values) < 1e-3:
+        return
+    expected = ttest_rel(values, [0.0] * len(values))
+    bounds = expected.confidence_interval(0.95)
+    interval = stats.t_interval(values, 0.95)
+    assert interval is not None
+    assert (interval.low, interval.high) == pytest.approx((bounds.low, bounds.high), rel=1e-7, abs=1e-9)
+    assert stats.t_p_value(values) == pytest.approx(max(1e-9, float(expected.pvalue)), abs=1e-8)
+
+
+def test_an_interval_of_equal_values_has_no_width_and_no_p() -> None:
+    interval = stats.t_interval([0.25] * 6, 0.95)
+    assert interval is not None
+    assert (interval.estimate, interval.low, interval.high, interval.stdev) == (0.25, 0.25, 0.25, 0.0)
+    assert stats.t_p_value([0.25] * 6) is None
+    assert stats.t_interval([0.25], 0.95) is None
+
+
+@given(VALUES)
+def test_the_sign_flip_p_is_the_brute_force_one(values: list[float]) -> None:
+    seen = abs(sum(values)) - 1e-9 * sum(map(abs, values))
+    patterns = list(itertools.product((1, -1), repeat=len(values)))
+    extreme = sum(abs(sum(s * v for s, v in zip(signs, values, strict=True))) >= seen for signs in patterns)
+    assert stats.sign_flip_p(values) == extreme / len(patterns)
+
+
+def test_the_sign_flip_p_has_a_floor_and_an_end() -> None:
+    assert stats.sign_flip_p([0.01] * 6) == stats.sign_flip_floor(6) == 2 / 2**6
+    assert stats.sign_flip_p([0.01] * 16) == stats.sign_flip_floor(16) == 2 / 2**16
+    assert stats.sign_flip_p([0.0, 0.0]) == 1.0
+    assert stats.sign_flip_p([0.01] * 17) is stats.sign_flip_floor(17) is None
+    assert stats.sign_flip_p([]) is stats.sign_flip_floor(0) is None
+
+
+def test_holm_steps_down_and_skips_what_is_missing() -> None:
+    assert stats.holm([0.03, None, 0.01, 0.04]) == [0.06, None, 0.03, 0.06]
+    assert stats.holm([0.5, 0.9]) == [1.0, 1.0]
+    assert stats.holm([]) == []
+
+
+@given(VALUES, st.randoms())
+def test_swapping_the_variants_negates_the_effect_and_order_does_not_matter(values: list[float], random) -> None:
+    shuffled = random.sample(values, len(values))
+    effect = stats.paired_effect("step_time_s", values, role="primary", alpha=0.05)
+    assert stats.paired_effect("step_time_s", shuffled, role="primary", alpha=0.05) == effect
+    swapped = stats.paired_effect("step_time_s", [-value for value in values], role="primary", alpha=0.05)
+    assert (swapped.p_value, swapped.p_t, swapped.sd_log) == (effect.p_value, effect.p_t, effect.sd_log)
+    for one, other in ((effect.ratio, swapped.ratio), (effect.low, swapped.high), (effect.high, swapped.low)):
+        assert one is not None
+        assert other is not None
+        assert math.log(one) == pytest.approx(-math.log(other), abs=1e-9)
+
+
+def test_one_pair_has_a_ratio_and_no_interval() -> None:
+    effect = stats.paired_effect("step_time_s", [math.log(0.5)], role="primary", alpha=0.05)
+    assert (effect.n, effect.ratio, effect.low, effect.high, effect.p_t) == (1, 0.5, None, None, None)
+    assert stats.paired_effect("step_time_s", [], role="primary", alpha=0.05).ratio is None
+
+
+def test_the_noise_floor_is_the_farther_end_of_the_control_interval() -> None:
+    values = [0.01, -0.02, 0.005, -0.015]
+    interval = stats.t_interval(values, 0.95)
+    assert interval is not None
+    floor = stats.noise_floor(values, alpha=0.05)
+    assert floor.fraction == pytest.approx(math.exp(-interval.low) - 1)
+    assert stats.noise_floor([-value for value in values], alpha=0.05) == floor
+    assert floor.note == "farther end of the 95 % interval of 4 control pairs"
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        ([], "no control pairs: the noise floor was not measured"),
+        ([0.01], "1 control pair gives no interval: the noise floor was not measured"),
+    ],
+)
+def test_fewer_than_two_control_pairs_measure_nothing(values: list[float], note: str) -> None:
+    floor = stats.noise_floor(values, alpha=0.05)
+    assert (floor.is_measured, floor.fraction, floor.n, floor.note) == (False, None, len(values), note)
+
+
+def test_a_trial_stands_for_itself_by_median_maximum_or_mean() -> None:
+    steps = {"step_time_s": [60.0, 60.0, 600.0], "peak_memory_bytes": [1e9, 2e9, 3e9], "raw_reward": [-0.3, 0.0, 0.6]}
+    pair = make_pair("p1", steps=steps).result
+    found = {item.metric: item.second for item in pair.metrics}
+    assert found["step_time_s"] == 60.0
+    assert found["mean_step_time_s"] == 240.0
+    assert found["peak_memory_bytes"] == 3e9
+    assert found["raw_reward"] == pytest.approx(0.1)
+
+
+def test_a_metric_is_compared_only_over_equally_many_steps() -> None:
+    item = make_pair("p1", steps={"raw_reward": [0.5, math.nan, 0.5]}).result.metric("raw_reward")
+    assert item is not None
+    assert (item.first, item.second, item.log_ratio) == (None, None, None)
+
+
+@pytest.mark.parametrize("level", [0.0, -0.4])
+def test_zero_and_negative_values_have_no_log_ratio(level: float) -> None:
+    item = make_pair("p1", raw_reward=level).result.metric("raw_reward")
+    assert item is not None
+    assert (item.first, item.second, item.log_ratio) == (0.5, level, None)
+
+
+def test_a_ratio_beyond_all_numbers_is_none() -> None:
+    one, two = make_pair("p1", raw_reward=5e-324).trials
+    item = next(item for item in stats.pair_metrics(two, one) if item.metric == "raw_reward")
+    assert (item.first, item.second, item.log_ratio) == (5e-324, 0.5, None)

@@ -1,0 +1,145 @@
+"""From a request to a submission and back, with the local backend and agents that do nothing or end badly."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.agent.progress import Phase, Progress
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, RlkReproError, SpecError
+from rlk_repro.base.files import load_json, write_json, write_text
+from rlk_repro.clusters import local
+from rlk_repro.clusters.api import Submission
+from rlk_repro.rundir.paths import RunDir, runs_root
+from rlk_repro.submit import launch
+from tests.support.job_examples import make_example_plan, make_staged
+
+HERE = {"host": platform.node()}
+GONE = Submission(cluster="local", job_id="4194304:1", submitted_at="now", details=HERE)
+
+
+def make_submitted(submission: Submission = GONE) -> RunDir:
+    _, run_dir = make_staged(runs_root() / "smoke" / "20261120T000000Z-made")
+    launch.record_submission(run_dir, submission)
+    return run_dir
+
+
+def end(run_dir: RunDir, exit_code: int, message: str) -> None:
+    state = Progress(phase=Phase.ENDED, num_trials=4, num_steps=3, exit_code=exit_code, message=message)
+    write_json(run_dir.state, state.to_json())
+
+
+def explain(run_dir: RunDir) -> RlkReproError:
+    with pytest.raises(RlkReproError) as caught:
+        launch.finish(launch.Launched(run_dir=run_dir, submission=GONE))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ((), ""),
+        (("layouts.cpu.num_nodes=4",), "layouts.cpu.num_nodes: the reference trainer is one process on one device"),
+        (("layouts.cpu.tensor_parallel=8",), "layouts.cpu.tensor_parallel: the reference trainer is one process"),
+    ],
+)
+def test_a_plan_that_can_never_run_is_refused_before_anything_is_written(
+    settings: tuple[str, ...], expected: str
+) -> None:
+    request = launch.Request(run="smoke", settings=settings)
+    if not expected:
+        launch.prepare(request)
+    else:
+        with pytest.raises(SpecError, match=expected):
+            launch.prepare(request)
+    assert not runs_root().exists()
+
+
+def test_a_profile_that_sets_a_switch_of_the_variants_is_refused(tmp_path: Path) -> None:
+    write_text(tmp_path / "p.yaml", "profile: p\ncluster: local\nhardware: cpu\nenv: {VIME_RL_KERNEL: '1'}\n")
+    with pytest.raises(SpecError) as caught:
+        launch.prepare(launch.Request(run="smoke", profile=str(tmp_path / "p.yaml")))
+    assert str(caught.value) == "profile p: env.VIME_RL_KERNEL: is set by the launcher, expected another variable"
+
+
+def test_pinned_images_are_not_claimed_where_no_container_is_started() -> None:
+    with pytest.raises(SpecError, match="stack example: names images, and the local cluster starts no container"):
+        launch.prepare(launch.Request(run="smoke", stack="example"))
+
+
+def test_a_resumed_run_sends_the_job_anew_and_keeps_what_it_is_a_replay_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = make_submitted(dataclasses.replace(GONE, details={**HERE, "replay_of": "abc"}))
+    write_text(run_dir.job / "of an older version", "x")
+    prepared = launch.prepare_resume(run_dir.run_id)
+    assert prepared.job == local.render(launch.load_plan(run_dir), run_dir)
+    assert (run_dir.job / "of an older version").exists()
+    monkeypatch.setattr(local, "submit", lambda *_: dataclasses.replace(GONE, job_id="7:7"))
+    launched = launch.submit(prepared)
+    assert {path.name: path.read_text() for path in run_dir.job.iterdir()} == dict(prepared.job.files)
+    assert load_json(run_dir.submission)["details"] == {**HERE, "replay_of": "abc"}
+    assert launched.submission.job_id == "7:7"
+
+
+def test_resuming_asks_whether_the_cluster_is_here_as_submitting_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = make_submitted()
+    before = load_json(run_dir.submission)
+    monkeypatch.setattr(local, "available", lambda: "closed today")
+    with pytest.raises(EnvironmentMissing) as caught:
+        launch.submit(launch.prepare_resume(run_dir.run_id))
+    assert str(caught.value) == "local: closed today\n  hint: --dry-run works anywhere"
+    assert load_json(run_dir.submission) == before
+
+
+def test_a_run_of_another_host_is_not_resumed() -> None:
+    run_dir = make_submitted(dataclasses.replace(GONE, details={"host": "elsewhere"}))
+    with pytest.raises(EnvironmentMissing) as caught:
+        launch.prepare_resume(run_dir.run_id)
+    assert str(caught.value) == (
+        f"{run_dir.run_id}: may still be running (started on elsewhere, this is {platform.node()}), "
+        "expected one that has ended"
+    )
+
+
+def test_a_preflight_refusal_keeps_its_class_and_names_the_findings() -> None:
+    run_dir = make_submitted()
+    end(run_dir, 3, "preflight: disk: is not fit, got '1 GiB', expected 9 GiB free\ngpu.count: is not fit")
+    error = explain(run_dir)
+    assert type(error) is EnvironmentMissing
+    assert str(error) == (
+        f"{run_dir.run_id}: preflight: disk: is not fit, got '1 GiB', expected 9 GiB free\n"
+        f"{run_dir.run_id}: gpu.count: is not fit"
+    )
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 5, 70])
+def test_the_exit_code_is_the_agents(code: int) -> None:
+    run_dir = make_submitted()
+    end(run_dir, code, "analyse: no")
+    error = explain(run_dir)
+    assert error.exit_code == code
+    assert str(error) == f"{run_dir.run_id}: analyse: no" + (f"\n  hint: see {run_dir.agent_log}" if code == 70 else "")
+
+
+def test_only_an_interrupted_run_is_advised_to_resume() -> None:
+    run_dir = make_submitted()
+    end(run_dir, 143, "stopped by SIGTERM")
+    error = explain(run_dir)
+    assert type(error) is CheckFailed
+    assert str(error) == (
+        f"{run_dir.run_id}: ended without being sealed (stopped by SIGTERM), expected a sealed bundle\n"
+        f"  hint: see {run_dir.agent_log}, then rlk-repro submit --resume {run_dir.run_id}"
+    )
+    run_dir.state.unlink()
+    assert str(explain(run_dir)) == (
+        f"{run_dir.run_id}: ended without being sealed (the agent ended without a word), expected a sealed bundle\n"
+        f"  hint: see {run_dir.agent_output}, then rlk-repro submit --resume {run_dir.run_id}"
+    )
+
+
+def test_rendering_again_needs_no_new_directory(tmp_path: Path) -> None:
+    plan, _ = make_example_plan()
+    prepared = launch.render(plan, None, RunDir(tmp_path / "there"))
+    assert prepared.run_dir.root == tmp_path / "there"

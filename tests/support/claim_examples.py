@@ -1,0 +1,55 @@
+"""Small claims and made-up measurements for the tests; no number here is anybody's."""
+
+from __future__ import annotations
+
+from rlk_repro.claims.files import Claim, claim_problems
+from rlk_repro.claims.results import Cell, Measurement, Status
+from rlk_repro.spec.load import load_bytes
+
+CLAIM = """\
+claim: example
+title: An example
+tier: operator
+operator: ratio_kl
+source: {repository: example.org/kernels, document: README.md}
+testbed: {gpu: NVIDIA H100, name_part: H100, stack: none}
+dtype: float32
+quantities:
+  time: {unit: ms, pass: forward, meaning: time of one call}
+  peak: {unit: MB, pass: forward, meaning: peak memory}
+rows:
+  - row: small
+    shape: {sequences: 2, tokens: 4, vocab: 4096}
+    published: {native: {time: 8, peak: 3}, triton: {time: 2, peak: 1}}
+check:
+  kind: measure
+  operator: ratio-kl
+  compare:
+    - {kind: speed, quantity: time, baseline: native, candidate: triton}
+    - {kind: memory, quantity: peak, implementation: native, counts_inputs: true, bytes_per_logit: 96, made_of: floats}
+    - {kind: memory, quantity: peak, implementation: triton, counts_inputs: true}
+"""
+
+
+def make_claim(text: str = CLAIM) -> Claim:
+    return load_bytes(Claim, "example.yaml", text.encode(), check=claim_problems).model
+
+
+def cell(implementation: str, *, is_cold: bool = False, pass_: str = "forward", row: str = "small") -> Cell:
+    return Cell(row=row, implementation=implementation, pass_=pass_, is_cold=is_cold)
+
+
+def measured(
+    implementation: str, *samples_s: float, peak_extra_bytes: int | None = None, is_cold: bool = False
+) -> Measurement:
+    return Measurement(
+        cell=cell(implementation, is_cold=is_cold),
+        status=Status.DONE,
+        samples_s=samples_s,
+        peak_extra_bytes=peak_extra_bytes,
+        input_bytes=0,
+    )
+
+
+def obstructed(implementation: str, status: Status, reason: str = "") -> Measurement:
+    return Measurement(cell=cell(implementation), status=status, reason=reason)

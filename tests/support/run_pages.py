@@ -1,0 +1,361 @@
+"""``docs/runs/<run>.md``: what somebody needs to run a shipped run again, all of it taken from the run and its plans.
+
+A fact that is missing belongs into the run or its stack.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.base.findings import Finding
+from rlk_repro.base.resources import list_names, run_folders
+from rlk_repro.operators import OPERATORS, Eligibility
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import HubData, HubSource, VimeWorkload
+from rlk_repro.submit.show import plan_summary
+from rlk_repro.workloads import get_workload
+from rlk_repro.workloads.differences import Difference, list_differences
+from rlk_repro.workloads.environment import DECLARED
+from rlk_repro.workloads.vime.contract import split_arguments
+from tests import ROOT
+from tests.support.run_plans import CPU, layouts, make_run_plan
+
+FOLDER: Final = ROOT / "docs" / "runs"
+INDEX: Final = "README.md"
+PLACE: Final = RunDir(Path("/runs/run/id"))
+SHOWN: Final = {str(PLACE.root): "{run_dir}", str(PLACE.root.parent.parent): "{runs}"}
+Row = Sequence[object]
+Plans = Mapping[str, Plan]
+
+
+def write_pages() -> None:
+    """Every page; those of runs that are gone go too."""
+    FOLDER.mkdir(exist_ok=True)
+    pages = render_pages()
+    for path in FOLDER.glob("*.md"):
+        if path.name not in pages:
+            path.unlink()
+    for name, text in pages.items():
+        (FOLDER / name).write_text(text)
+
+
+def render_pages() -> dict[str, str]:
+    """By file name, the index too."""
+    found = {run: {hardware: make_run_plan(run, hardware) for hardware in layouts(run)} for run in list_runs()}
+    return {f"{run}.md": _render(plans) for run, plans in found.items()} | {INDEX: _render_index(found)}
+
+
+def list_runs() -> list[str]:
+    return list_names(run_folders())
+
+
+def _render_index(found: Mapping[str, Plans]) -> str:
+    rows = [
+        (f"[{run}]({run}.md)", _first(plans).run.workload.kind, _first(plans).run.lane, ", ".join(plans))
+        for run, plans in found.items()
+    ]
+    text = "\n".join(["# Shipped runs", "", "Generated from `jobs/` by `make goldens`.", "", *_table(INDEX_HEAD, rows)])
+    return f"{text}\n"
+
+
+INDEX_HEAD: Final = ("run", "workload", "lane", "hardware")
+
+
+def _render(plans: Plans) -> str:
+    run = _first(plans).run
+    lines = [f"# {run.run}", "", run.purpose.strip(), ""]
+    lines += [f"Generated from [`jobs/{run.run}.yaml`](../../jobs/{run.run}.yaml) by `make goldens`.", ""]
+    for title, section in SECTIONS:
+        if body := list(section(plans)):
+            lines += [f"## {title}", "", *body, ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _first(plans: Plans) -> Plan:
+    return next(iter(plans.values()))
+
+
+def _table(head: Sequence[str], rows: Iterable[Row]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    yield from (f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+
+
+def _bullets(items: Iterable[str]) -> Iterator[str]:
+    yield from (f"- {item}" for item in items)
+
+
+def _command(plans: Plans) -> Iterator[str]:
+    hardware = "h200" if "h200" in plans else next(iter(plans))
+    plan = plans[hardware]
+    where = "" if hardware == CPU else f"--cluster slurm --profile {plan.profile.profile} "
+    submit = f"rlk-repro submit {where}--run {plan.run.run} --hardware {hardware}"
+    yield "```sh"
+    if isinstance(plan.run.workload, VimeWorkload):
+        yield f"rlk-repro prepare {plan.run.run} {where}--hardware {hardware}"
+    yield f"{submit} --dry-run"
+    yield submit
+    yield "```"
+    if hardware != CPU:
+        yield ""
+        yield "`rlk-repro profile init` writes the profile of a real site; `--cluster k8s` takes the same flags."
+
+
+def _hardware(plans: Plans) -> Iterator[str]:
+    head = ("hardware", "nodes x GPUs", "TP PP CP EP", "trials x steps", "hours", "GPU-hours")
+    yield from _table(head, (_hardware_row(name, plan) for name, plan in plans.items()))
+    yield ""
+    left_out = "without queueing, `prepare`, preflight and a run that stores rollouts"
+    yield f"Hours are the run's own estimate (`expected_trial_minutes`), {left_out}."
+    if isinstance(_first(plans).run.workload, VimeWorkload):
+        yield "Where it comes from: [runs of vime](../vime-workload.md#runs)."
+
+
+def _hardware_row(name: str, plan: Plan) -> Row:
+    layout, minutes = plan.layout, plan.expected_minutes()
+    sizes = (layout.tensor_parallel, layout.pipeline_parallel, layout.context_parallel, layout.expert_parallel)
+    hours = ("–", "–") if minutes is None else (f"{minutes / 60:.2f}", f"{minutes / 60 * plan.num_gpus:.2f}")
+    trials = f"{len(plan.trials)} x {plan.num_steps}"
+    return (name, f"{layout.num_nodes} x {layout.gpus_per_node}", " ".join(map(str, sizes)), trials, *hours)
+
+
+def _operators(plans: Plans) -> Iterator[str]:
+    """What the layouts allow of what the run asks for."""
+    if not _first(plans).has_enabled:
+        yield "None is routed in: the trials measure operators alone."
+        return
+    yield f"Mode `{_first(plans).run.rl_kernel.mode}`; what each layout allows, if RL-Kernel is there:"
+    yield ""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for name, plan in plans.items():
+        for item in _all_eligibilities(plan):
+            asked = "yes" if item.op in plan.ops else "no"
+            found.setdefault((item.op, asked, _describe_eligibility(item)), []).append(name)
+    rows = [
+        (f"`{row[0]}`", *row[1:], _where(names, plans), OPERATORS[row[0]].covers)
+        for row, names in sorted(found.items())
+    ]
+    yield from _table(("operator", "asked for", "in this layout", "hardware", "covers"), rows)
+
+
+def _all_eligibilities(plan: Plan) -> list[Eligibility]:
+    """Of all operators there are, whether the run asks for them or not."""
+    rl_kernel = plan.run.rl_kernel.model_copy(update={"ops": tuple(OPERATORS), "ops_on": {}})
+    run = plan.run.model_copy(update={"rl_kernel": rl_kernel})
+    return dataclasses.replace(plan, run=run).eligibilities()
+
+
+def _describe_eligibility(item: Eligibility) -> str:
+    return "eligible" if item.is_eligible else f"not eligible: {item.reason}"
+
+
+def _variants(plans: Plans) -> Iterator[str]:
+    found: dict[Difference, list[str]] = {}
+    for name, plan in plans.items():
+        for item in list_differences(plan):
+            found.setdefault(item, []).append(name)
+    if not found:
+        return
+    yield "Arguments are the same; the environment differs in these variables, in every pair:"
+    yield ""
+    rows = [
+        (f"`{item.name}`", f"`{item.baseline}`", f"`{item.enabled}`", item.kind.value, _where(names, plans))
+        for item, names in found.items()
+    ]
+    yield from _table(("variable", "baseline", "enabled", "what", "hardware"), rows)
+
+
+def _where(names: Sequence[str], plans: Mapping[str, object]) -> str:
+    return "all" if len(names) == len(plans) else ", ".join(names)
+
+
+def _stack(plans: Plans) -> Iterator[str]:
+    stack = _first(plans).stack
+    yield f"Stack [`{stack.stack}`](../../manifests/stacks/{stack.stack}.yaml): {stack.purpose.strip()}"
+    if stack.pins:
+        yield ""
+        rows = [(name, pin.repository, f"`{pin.commit}`") for name, pin in stack.pins.items()]
+        yield from _table(("source", "repository", "commit"), rows)
+
+
+def _inputs(plans: Plans) -> Iterator[str]:
+    workload = _first(plans).run.workload
+    if not isinstance(workload, VimeWorkload):
+        return
+    sources = (("model", workload.model.source), ("data", workload.data.source))
+    rows = [(what, *_describe_source(source)) for what, source in sources]
+    yield from _table(("what", "from", "revision"), rows)
+    yield ""
+    yield f"Model: {workload.model.title}" + (
+        f", arguments of `{workload.model.recipe}`." if workload.model.recipe else "."
+    )
+    if workload.rollouts is None and plans and _first(plans).run.lane != "live":
+        yield "Rollouts: none are shipped; the run stores its own before its first trial, and all trials train on them."
+
+
+def _describe_source(source: Any) -> tuple[str, str]:
+    if isinstance(source, HubSource | HubData):
+        file = f", `{source.file}`" if isinstance(source, HubData) else ""
+        return f"hub, `{source.repository}`{file}", f"`{source.revision}`" if source.revision else "**not pinned**"
+    return f"made by `prepare` ({source.kind})", f"seed {source.seed}"
+
+
+def _settings(plans: Plans) -> Iterator[str]:
+    """GRPO settings of vime; of the other workloads, all of their settings."""
+    workload = _first(plans).run.workload
+    values = workload.model_dump(mode="json")
+    shown = values["grpo"] if isinstance(workload, VimeWorkload) else values
+    yield from _table(("setting", "value"), ((f"`{path}`", f"`{_show(value)}`") for path, value in _flatten(shown)))
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flatten(item, f"{prefix}.{key}" if prefix else key)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for number, item in enumerate(value):
+            yield from _flatten(item, f"{prefix}.{number}")
+    elif value not in (None, []):
+        yield prefix, value
+
+
+def _show(value: Any) -> str:
+    """As the run's file would have it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _arguments(plans: Plans) -> Iterator[str]:
+    """The whole command line of vime's ``train.py`` in the first trial, flag by flag."""
+    if isinstance(_first(plans).run.workload, VimeWorkload):
+        found = {name: dict(split_arguments(_argv(plan))) for name, plan in plans.items()}
+        yield "Of the first trial; `{runs}` is the folder that holds all run directories."
+        yield ""
+        yield from _table(("flag", "value", "hardware"), _merge(found))
+
+
+def _environment(plans: Plans) -> Iterator[str]:
+    found = {name: {key: (value,) for key, value in _env(plan).items()} for name, plan in plans.items()}
+    yield from _table(("variable", "value", "hardware"), _merge(found))
+
+
+def _merge(found: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Row]:
+    """A row per name where all hardware agrees, else one per value."""
+    for name in sorted({name for values in found.values() for name in values}):
+        by_value: dict[str, list[str]] = {}
+        for hardware, values in found.items():
+            if name in values:
+                by_value.setdefault(" ".join(values[name]), []).append(hardware)
+        for value, names in by_value.items():
+            yield f"`{name}`", f"`{value}`" if value else "", _where(names, found)
+
+
+def _argv(plan: Plan) -> list[str]:
+    return [_hide(word) for word in _trainer(plan).argv[3:]]
+
+
+def _env(plan: Plan) -> dict[str, str]:
+    return {name: _hide(value) for name, value in _trainer(plan).env.items() if name not in DECLARED}
+
+
+def _trainer(plan: Plan) -> Any:
+    return get_workload(plan.run.workload.kind).trainer_command(plan, plan.trials[0], PLACE)
+
+
+def _hide(text: str) -> str:
+    for path, name in SHOWN.items():
+        text = text.replace(path, name)
+    return text
+
+
+def _expected(plans: Plans) -> Iterator[str]:
+    plan = _first(plans)
+    measure, summary = plan.run.measure, plan_summary(plan)
+    lines = [
+        f"Pairs: {summary['num_pairs']}; control pairs: {summary['num_control_pairs']}; in ABBA order, seeds from "
+        f"{measure.seed}; {measure.warmup_steps} warm-up and {measure.scored_steps} scored steps a trial."
+    ]
+    if summary["num_pairs"]:
+        lines.append(_describe_power(plan, summary["smallest_visible_effect"]))
+        margins = ", ".join(f"`{name}` {value:g}" for name, value in measure.margins.model_dump().items())
+        lines.append(f"Gates, by their margins: {margins} ([statistics](../statistics.md)).")
+    if isinstance(plan.run.workload, VimeWorkload):
+        lines.append("Which metric is recorded in this lane: [metrics](../metrics.md).")
+    yield from _bullets(lines)
+
+
+def _describe_power(plan: Plan, effect: float | None) -> str:
+    measure = plan.run.measure
+    if plan.run.measure.pairs < 6 or effect is None:
+        return "No verdict on speed: fewer than 6 pairs carry none."
+    return (
+        f"A change of step time of {effect * 100:.1f} % is seen 9 times in 10, if pair effects spread by "
+        f"{measure.expected_pair_sd_pct:g} %; `faster` and `slower` need more than {measure.smallest_effect_pct:g} %."
+    )
+
+
+def _may(plans: Plans) -> Iterator[str]:
+    yield from _bullets(_first(plans).run.may_claim)
+
+
+def _may_not(plans: Plans) -> Iterator[str]:
+    yield from _bullets(_first(plans).run.may_not_claim)
+
+
+def _limits(plans: Plans) -> Iterator[str]:
+    """What is known to be missing, unpinned or uncertain, by the files of the run and its stack."""
+    yield from _bullets(dict.fromkeys([*_image_limits(plans), *_plan_limits(plans), *_stack_limits(plans)]))
+
+
+def _image_limits(plans: Plans) -> Iterator[str]:
+    stack = _first(plans).stack
+    for name, plan in plans.items():
+        missing = stack.unpublished.get(plan.hardware.image_platform)
+        if missing is not None:
+            yield f"{name}: no published image ({missing.reason}); `{missing.build}`."
+
+
+def _plan_limits(plans: Plans) -> Iterator[str]:
+    warnings: dict[tuple[str, str, str], list[str]] = {}
+    for name, plan in plans.items():
+        for item in (Finding.from_json(value) for value in plan_summary(plan)["warnings"]):
+            warnings.setdefault((item.where, item.found, item.expected), []).append(name)
+    for (where, found, expected), names in warnings.items():
+        yield f"`{where}` ({_where(names, plans)}): {found}; better {expected}."
+    workload = _first(plans).run.workload
+    offloads = (
+        {name: item.offload for name, item in workload.placements.items()} if isinstance(workload, VimeWorkload) else {}
+    )
+    if not offloads.get("mi300x", True) and any(offloads.values()):
+        yield "mi300x: `offload` is off, since what is offloaded does not come back whole on ROCm."
+
+
+def _stack_limits(plans: Plans) -> Iterator[str]:
+    stack = _first(plans).stack
+    platforms = {plan.hardware.image_platform for plan in plans.values()}
+    for name, item in stack.components.items():
+        if item.confidence == "unverified" and (not item.platforms or platforms & set(item.platforms)):
+            yield f"`{name}` {item.version or item.commit}: not verified ({item.evidence})."
+    if stack.moving:
+        names = ", ".join(f"`{name}`" for name in stack.moving)
+        yield f"A rebuilt image may get other versions of {names}; why is in the stack."
+
+
+SECTIONS: Final[tuple[tuple[str, Callable[[Plans], Iterator[str]]], ...]] = (
+    ("Command", _command),
+    ("Hardware and cost", _hardware),
+    ("Operators", _operators),
+    ("What differs between the variants", _variants),
+    ("Commits", _stack),
+    ("Model and data", _inputs),
+    ("What is expected", _expected),
+    ("May claim", _may),
+    ("May not claim", _may_not),
+    ("What is known to be missing or to break", _limits),
+    ("Settings", _settings),
+    ("Arguments of train.py", _arguments),
+    ("Environment of every trial", _environment),
+)

@@ -1,0 +1,43 @@
+"""Every shipped run on every hardware that it has a layout for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from rlk_repro.base.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
+from rlk_repro.plan import Plan, make_plan
+from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
+from tests.support.slurm.examples import plan_for
+
+CPU = "cpu"
+
+
+@cache
+def list_all_plans() -> tuple[tuple[str, Plan], ...]:
+    """``run.hardware`` and its plan, in the lane that the run names."""
+    return tuple(
+        (f"{run}.{hardware}", make_run_plan(run, hardware))
+        for run in list_names(run_folders())
+        for hardware in layouts(run)
+    )
+
+
+def layouts(run: str) -> Iterator[str]:
+    """The hardware of a run, as its file orders them."""
+    yield from load_run(run, run_folders()).model.layouts
+
+
+def make_run_plan(run: str, hardware: str, *settings: str) -> Plan:
+    """On a GPU with its site profile, on a CPU with the local one."""
+    if hardware != CPU:
+        return plan_for(run, hardware, settings=settings)
+    overrides = parse_overrides(settings)
+    loaded = load_run(run, run_folders(), overrides)
+    return make_plan(
+        run=loaded,
+        stack=load_stack(loaded.model.stack, stack_folders()),
+        hardware=load_hardware(hardware, hardware_folders()),
+        profile=load_profile("local", profile_folders("local")),
+        overrides=overrides,
+    )

@@ -1,0 +1,63 @@
+"""Clusters as Slurm's clients describe them: GRES with and without types, block topology, accounts, old and new."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.support.probe_examples import write_tool
+
+CONFIG = (
+    "Configuration data as of 2026-11-20T10:00:00\n"
+    "ClusterName             = {name}\nSLURM_VERSION           = {version}\n"
+    "AccountingStorageType   = accounting_storage/{storage}\nAccountingStorageEnforce = {enforce}\n"
+)
+H200_POOLS = (
+    "debug*|up|30:00|2|idle|(null)|(null)\n"
+    "batch|up|4-00:00:00|30|allocated|gpu:nvidia_h200:8(S:0-1)|h200,ib\n"
+    "batch|up|4-00:00:00|2|down*|gpu:nvidia_h200:8(S:0-1)|h200,ib\n"
+    "long|up|infinite|2|mixed|gpu:nvidia_h200:8(S:0-1)|h200,ib\n"
+)
+GB200_POOLS = "gb*|up|12:00:00|36|idle|gpu:4|gb200,arm\n"
+MI300X_POOLS = "amd*|up|infinite|4|idle|(null)|mi300x\n"
+BLOCKS = (
+    "BlockName=b1 BlockIndex=0 Nodes=gb[01-18] BlockSize=18\nBlockName=b2 BlockIndex=1 Nodes=gb[19-36] BlockSize=18\n"
+)
+ASSOCIATIONS = "alpha||normal,long\nbeta|batch|normal\n"
+NO_RESERVATION = "No reservations in the system\n"
+RESERVATION = "ReservationName=paper StartTime=2026-11-20T00:00:00 State=ACTIVE Nodes=n[1-4]\n"
+
+
+def write_slurm(
+    folder: Path,
+    *,
+    pools: str = H200_POOLS,
+    visible: str = "debug\nbatch\nbatch\n",
+    config: Mapping[str, str] | None = None,
+    topology: str = "",
+    associations: str = "",
+    reservations: str = NO_RESERVATION,
+    srun: str = "      --container-image=[USER@][REGISTRY#]IMAGE\n",
+    refusal: str = "",
+) -> None:
+    """Clients of one cluster; ``refusal`` is what sbatch says no with."""
+    values = {"name": "dgx", "version": "24.11.5", "storage": "none", "enforce": "none", **(config or {})}
+    write_tool(
+        folder,
+        "sinfo",
+        {
+            "--version": f"slurm {values['version']}",
+            "--noheader --all": pools,
+            "--noheader --states": "",
+            "--noheader --format=%R": visible,
+        },
+    )
+    show = {"ping": "Slurmctld(primary) at head is UP", "show config": CONFIG.format(**values)}
+    show |= {"show topology": topology} if topology else {}
+    write_tool(folder, "scontrol", show | {"--oneliner show reservation": reservations})
+    write_tool(folder, "srun", {"--help": srun, "--version": "slurm"})
+    write_tool(folder, "sacctmgr", {"--noheader --parsable2 show associations": associations})
+    for name in ("squeue", "scancel"):
+        write_tool(folder, name, {"--version": "slurm"})
+    answers = {"--version": "slurm", **({} if refusal else {"--test-only": "\n"})}
+    write_tool(folder, "sbatch", answers, refusal=refusal or "no such question")

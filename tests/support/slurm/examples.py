@@ -1,0 +1,156 @@
+"""Scripts for every shipped run on every GPU it has a layout for; some of them are in ``slurm/examples``.
+
+One of those is run as it is by the tests: ``smoke.cpu.podman.two-nodes``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlk_repro.base.resources import data_dir, hardware_folders, list_names, profile_folders, run_folders, stack_folders
+from rlk_repro.clusters.slurm.script import render_sbatch
+from rlk_repro.plan import Plan, make_plan
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import ContainerSettings, Profile, Run, SlurmSettings, Stack
+from rlk_repro.spec.load import load_bytes, load_hardware, load_profile, load_run, load_stack, parse_overrides
+from tests.support.example_files import write_shown
+from tests.support.images.container_image import REFERENCE, make_image
+
+EXAMPLES = data_dir("slurm") / "examples"
+HARDWARE = ("a100", "h200", "gb200", "mi300x")
+RUNTIMES = ("pyxis", "apptainer", "podman", "docker")
+RUN_ID = "20261120T120000Z-0123abcd-4567"
+IMAGE_DIR = "/shared/rlk-repro/images"
+# each container runtime, each hardware, several nodes, and the runs that people come for
+SHOWN = (
+    "qwen3-30b-a3b-r3.h200.sbatch",
+    "qwen3-30b-a3b.gb200.sbatch",
+    "qwen3-30b-a3b.h200.sbatch",
+    "qwen3-30b-a3b.mi300x.sbatch",
+    "qwen3-4b.a100.sbatch",
+    "qwen3-4b.h200.sbatch",
+    "smoke.cpu.podman.two-nodes.sbatch",
+    "smoke.gb200.two-nodes.sbatch",
+    "smoke.h200.apptainer.sbatch",
+    "smoke.h200.docker.sbatch",
+    "smoke.h200.podman.sbatch",
+    "smoke.h200.pyxis.sbatch",
+    "smoke.h200.sbatch",
+    "smoke.mi300x.podman.sbatch",
+    "vime-smoke.h200.sbatch",
+)
+TWO_NODES = "smoke.cpu.podman.two-nodes"
+TWO_NODES_SETTINGS = (
+    "layouts.cpu.num_nodes=2", "measure.pairs=2", "measure.warmup_steps=1", "measure.scored_steps=3",
+    "workload.grpo.rollout_batch_size=2", "workload.model.hidden_size=32",
+)  # fmt: skip
+TWO_NODES_PROFILE = b"""\
+schema: 1
+profile: two-nodes
+cluster: slurm
+hardware: cpu
+slurm: {gres: none}
+container: {runtime: podman}
+preflight: {min_free_disk_gib: 0.01, min_free_memory_gib: 0.01}
+"""
+TWO_NODES_STACK = f"""\
+schema: 1
+stack: two-nodes
+purpose: The image of the tests.
+images: {{cpu: {{reference: {REFERENCE}, digest: "{make_image().digest}"}}}}
+""".encode()
+HOSTILE = ("with space", "a'; touch pwned", 'double"quote', "$(touch pwned)", "`touch pwned`", "back\\slash \\", "a,b",
+           "ünïcødé", "# no comment", "-rf", "{{ run_dir }}", "*", "new\nline; touch pwned", "100%j")  # fmt: skip
+
+
+def plan_for(
+    run: str = "smoke", hardware: str = "h200", *, stack: str | None = None, settings: tuple[str, ...] = ()
+) -> Plan:
+    """A run on one hardware with the site profile that is shipped for it."""
+    overrides = parse_overrides(settings)
+    loaded = load_run(run, run_folders(), overrides)
+    return make_plan(
+        run=loaded,
+        stack=load_stack(stack or loaded.model.stack, stack_folders()),
+        hardware=load_hardware(hardware, hardware_folders()),
+        profile=load_profile(f"generic-{hardware}", profile_folders("slurm")),
+        overrides=overrides,
+    )
+
+
+def with_site(
+    plan: Plan,
+    *,
+    slurm: dict[str, Any] | None = None,
+    container: dict[str, Any] | None = None,
+    profile: Profile | None = None,
+    stack: Stack | None = None,
+    run: Run | None = None,
+) -> Plan:
+    """The same plan with other values in its profile, or another profile, stack or run."""
+    profile = profile or plan.profile
+    parts: list[tuple[str, type[BaseModel], dict[str, Any] | None]] = [
+        ("slurm", SlurmSettings, slurm),
+        ("container", ContainerSettings, container),
+    ]
+    changed = {
+        name: model.model_validate_json(json.dumps({**_dump(getattr(profile, name)), **(values or {})}))
+        for name, model, values in parts
+    }
+    return dataclasses.replace(
+        plan, profile=profile.model_copy(update=changed), stack=stack or plan.stack, run=run or plan.run
+    )
+
+
+def _dump(part: BaseModel | None) -> dict[str, Any]:
+    return {} if part is None else part.model_dump(mode="json", by_alias=True)
+
+
+def run_dir_of(plan: Plan) -> RunDir:
+    return RunDir(Path("/shared/runs") / plan.run.run / RUN_ID)
+
+
+def list_plans() -> Iterator[tuple[str, Plan]]:
+    """File name and plan of every example."""
+    for run in list_names(run_folders()):
+        layouts = load_run(run, run_folders()).model.layouts
+        for hardware in HARDWARE:
+            if hardware in layouts:
+                yield f"{run}.{hardware}", plan_for(run, hardware)
+    for hardware in HARDWARE:
+        plan = plan_for("smoke", hardware, stack="example")
+        for runtime in RUNTIMES:
+            yield f"smoke.{hardware}.{runtime}", with_site(plan, container={"runtime": runtime, "image_dir": IMAGE_DIR})
+    for hardware in ("h200", "gb200"):
+        settings = (f"layouts.{hardware}={{num_nodes: 2, gpus_per_node: {8 if hardware == 'h200' else 4}}}",)
+        yield f"smoke.{hardware}.two-nodes", plan_for("smoke", hardware, stack="example", settings=settings)
+    yield TWO_NODES, make_two_nodes_plan()
+
+
+def make_two_nodes_plan() -> Plan:
+    """Two nodes without GPUs and an image that the tests can build: the example that runs."""
+    overrides = parse_overrides(TWO_NODES_SETTINGS)
+    return make_plan(
+        run=load_run("smoke", run_folders(), overrides),
+        stack=load_bytes(Stack, "stack.yaml", TWO_NODES_STACK),
+        hardware=load_hardware("cpu", hardware_folders()),
+        profile=load_bytes(Profile, "profile.yaml", TWO_NODES_PROFILE),
+        overrides=overrides,
+        is_exploratory=True,
+    )
+
+
+def render_examples() -> dict[str, str]:
+    return {f"{name}.sbatch": render_sbatch(plan, run_dir_of(plan)) for name, plan in list_plans()}
+
+
+def write_examples() -> dict[str, str]:
+    texts = render_examples()
+    write_shown(EXAMPLES, texts, SHOWN)
+    return texts

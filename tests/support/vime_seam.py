@@ -1,0 +1,76 @@
+"""Run by test_integration_vime with vime and Megatron-LM on the path: vime's own loss, bare and with the timers in it.
+
+Prints one JSON object: whether every number is bitwise the same, and the timers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from typing import Any
+
+import torch
+
+torch._dynamo.config.disable = True  # vime compiles two functions; here that only costs time
+
+OPTIONS = {
+    "advantage_estimator": "grpo",
+    "allgather_cp": False,
+    "calculate_per_token_loss": False,
+    "entropy_coef": 0.0,
+    "eps_clip": 0.2,
+    "eps_clip_high": 0.28,
+    "get_mismatch_metrics": False,
+    "kl_loss_coef": 0.1,
+    "kl_loss_type": "low_var_kl",
+    "log_probs_chunk_size": -1,
+    "rollout_temperature": 0.9,
+    "rollout_top_p": 1.0,
+    "use_kl_loss": True,
+    "use_opsm": False,
+    "use_rollout_logprobs": False,
+    "use_tis": False,
+    "use_unbiased_kl": False,
+}
+
+
+def train_once(loss_module: Any, args: argparse.Namespace) -> list[torch.Tensor]:
+    from tests.support.loss_examples import make_batch, make_logits
+
+    batch, leaf = make_batch(), make_logits().requires_grad_()
+    reducer = loss_module.get_sum_of_sample_mean(
+        batch["total_lengths"], batch["response_lengths"], batch["loss_masks"], batch["rollout_mask_sums"]
+    )
+    shapes = {name: batch[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")}
+    with torch.no_grad():
+        _, passed = loss_module.get_log_probs_and_entropy(leaf.detach(), args=args, **shapes)
+    loss, metrics = loss_module.policy_loss_function(args, batch, leaf * 1.5, reducer)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    return [*passed["log_probs"], loss.detach(), *metrics.values(), gradient]
+
+
+def main() -> None:
+    from megatron.core import mpu
+    from vime.backends.megatron_utils import loss as loss_module
+
+    from rlk_repro.integration.switch import Settings, install_into
+    from rlk_repro.operators import Case, read_loss_options
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
+        mpu.initialize_model_parallel(1, 1)
+        args = argparse.Namespace(**OPTIONS)
+        expected = train_once(loss_module, args)
+        case = Case(platform="cpu", loss=read_loss_options(vars(args)))
+        with install_into(loss_module, Settings(), trainer="vime", case=case) as installation:
+            found = train_once(loss_module, args)
+            timers, _ = installation.profile.end_step()
+        torch.distributed.destroy_process_group()
+    is_same = all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    sys.stdout.write(json.dumps({"is_same": is_same, "timers": timers}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

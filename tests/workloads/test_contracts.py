@@ -1,0 +1,121 @@
+"""The recorded arguments of the pinned vime: what they hold, and what an argument list is refused for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.base.errors import SpecError
+from rlk_repro.base.resources import data_dir, stack_folders
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec.load import load_stack
+from rlk_repro.workloads.vime.contract import Contract, load_contract, split_arguments
+from tests.support.vime_examples import COMMIT, list_plans, trial_argv
+
+RUN_DIR = RunDir(Path("/runs/run/id"))
+LEAST = ["--rollout-batch-size", "8"]
+
+
+@pytest.fixture(scope="module")
+def contract() -> Contract:
+    return load_contract(COMMIT)
+
+
+@pytest.mark.parametrize("stack", ["2026-07", "vime-host", "example"])
+def test_every_stack_with_a_vime_has_its_contract_made_with_its_megatron(stack: str) -> None:
+    pins = load_stack(stack, stack_folders()).model.pins
+    assert load_contract(pins["vime"].commit).megatron_lm == pins["megatron_lm"].commit
+
+
+def test_it_names_the_four_owners_and_nothing_is_missing(contract: Contract) -> None:
+    owners = [flag.owner for flag in contract.flags]
+    assert {owner: owners.count(owner) for owner in set(owners)} == {
+        "vime": 213, "megatron": 659, "vllm": 251, "router": 68
+    }  # fmt: skip
+    assert contract.missing == ()
+    assert contract.made_with["vllm"] == "0.25.1"
+
+
+def test_it_holds_the_patched_megatron(contract: Contract) -> None:
+    """Without the patch of vime's images Megatron-LM would ignore two layer norms of GLM."""
+    assert {"--post-self-attn-layernorm", "--post-mlp-layernorm", "--use-gated-attention"} <= contract.by_flag.keys()
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["--num-layer", "3"], "x: --num-layer: vime 1fc199d9 knows no such flag and would ignore it\n"
+         "  hint: did you mean '--num-layers'?"),
+        (["--enable-rl-kernel"], "x: --enable-rl-kernel: vime 1fc199d9 knows no such flag and would ignore it"),
+        (["--num-layers", "many"], "x: --num-layers: has a value of another type, got 'many', expected a whole number"),
+        (["--num-layers"], "x: --num-layers: has another number of values, got '', expected one value"),
+        (["--num-layers", "3", "4"], "x: --num-layers: has another number of values, got '3 4', expected one value"),
+        (["--swiglu", "true"], "x: --swiglu: has another number of values, got 'true', expected no value"),
+        (["--lr", "fast"], "x: --lr: has a value of another type, got 'fast', expected a number"),
+        (["--train-env-vars", "{A: 1}"], "x: --train-env-vars: has a value of another type, got '{A: 1}', expected"
+         " JSON"),
+        (["--optimizer", "adm"], "x: --optimizer: is none of its choices, got 'adm', expected one of adam, sgd, muon, "
+         "dist_muon\n  hint: did you mean 'adam'?"),
+        (["--seed", "1", "--seed", "2"], "x: --seed: given twice, expected once"),
+        (["--vllm-gpu-memory-utilisation", "0.7"], "x: --vllm-gpu-memory-utilisation: vime 1fc199d9 knows no such flag "
+         "and would ignore it\n  hint: did you mean '--vllm-gpu-memory-utilization'?"),
+    ],
+)  # fmt: skip
+def test_what_it_refuses(contract: Contract, argv: list[str], problem: str) -> None:
+    found = [str(item) for item in contract.find_problems([*LEAST, *argv], "x")]
+    assert any(item.startswith(problem) for item in found), found
+    assert len(found) == 1
+
+
+def test_what_vime_cannot_do_without(contract: Contract) -> None:
+    assert [str(item) for item in contract.find_problems([], "x")] == [
+        "x: --rollout-batch-size: missing, expected a value"
+    ]
+
+
+def test_flags_and_values_are_told_apart() -> None:
+    words = ["--a", "-1", "--b=2=3", "--c", "--d", "x", "y"]
+    assert list(split_arguments(words)) == [("--a", ("-1",)), ("--b", ("2=3",)), ("--c", ()), ("--d", ("x", "y"))]
+    assert list(split_arguments(["stray"])) == [("", ("stray",))]
+
+
+def mutate(flag: str) -> set[str]:
+    """Every flag that one slip makes of this one: a letter left out, doubled or swapped, or a dash changed."""
+    name = flag[2:]
+    places = range(len(name))
+    found = {name[:i] + name[i + 1 :] for i in places} | {name[:i] + name[i] + name[i:] for i in places}
+    found |= {name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in places[:-1]}
+    found |= {name.replace("-", "_"), name.upper(), f"{name}s", f"vllm-{name}", f"no-{name}"}
+    return {f"--{item}" for item in found - {name, ""} if not item.startswith("-")}
+
+
+def test_a_slip_in_any_flag_of_any_run_is_refused(contract: Contract) -> None:
+    """But for those that are flags as well; they are listed."""
+    flags = {flag for _, plan in list_plans() for flag, _ in split_arguments(trial_argv(plan, RUN_DIR))}
+    survivors, number = set(), 0
+    for flag in sorted(flags):
+        for slip in sorted(mutate(flag)):
+            number += 1
+            if slip in contract.by_flag:  # what find_problems asks first
+                survivors.add((flag, slip))
+    assert number > 4000
+    assert survivors == SURVIVORS
+
+
+# real flags, of which no argument list is wrong by itself
+SURVIVORS = {
+    ("--attention-backend", "--vllm-attention-backend"),
+    ("--vllm-enforce-eager", "--no-vllm-enforce-eager"),
+}
+
+
+def test_a_commit_without_a_contract() -> None:
+    with pytest.raises(SpecError, match=r"stack: pins.vime: no argument contract of this commit, got '0000"):
+        load_contract("0" * 40)
+
+
+def test_the_file_names_no_path_of_a_machine() -> None:
+    text = (data_dir("manifests") / "contracts" / f"vime-{COMMIT}.json").read_text()
+    assert not [flag for flag in json.loads(text)["flags"] if str(flag.get("default", "")).startswith("/")]

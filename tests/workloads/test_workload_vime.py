@@ -1,0 +1,339 @@
+"""vime as a workload: what its argument lists are made of, and which plans are refused before there is a job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.base.errors import CheckFailed, SpecError
+from rlk_repro.integration.start_vime import check_rollouts
+from rlk_repro.plan import ENABLED, Plan
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import StoredRollouts
+from rlk_repro.submit import launch
+from rlk_repro.submit.launch import Request
+from rlk_repro.submit.show import plan_lines
+from rlk_repro.workloads import vime
+from rlk_repro.workloads.environment import LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
+from rlk_repro.workloads.vime.arguments import SOMETIMES
+from rlk_repro.workloads.vime.contract import load_contract, split_arguments
+from rlk_repro.workloads.vime.layout import divide, vime_of
+from rlk_repro.workloads.vime.memory import count_parameters, estimate_memory
+from rlk_repro.workloads.vime.rules import REFUSED
+from tests import ROOT
+from tests.support.rollout_examples import make_rollout
+from tests.support.slurm.examples import plan_for
+from tests.support.vime_examples import COMMIT, list_plans, list_runs, runs_page, trial_argv, with_workload
+
+RUN_DIR = RunDir(Path("/shared/runs/qwen3-4b/20261120T120000Z-0123abcd-4567"))
+STORED = StoredRollouts(name="eight", num_files=20, digest="sha256:" + "0" * 64, made_by="a test")
+
+
+def flags_of(plan: Plan, number: int = 0) -> Mapping[str, tuple[str, ...]]:
+    return dict(split_arguments(trial_argv(plan, RUN_DIR, number)))
+
+
+def plan_lane(lane: str, run: str = "qwen3-4b", hardware: str = "h200", *more: str) -> Plan:
+    return plan_for(run, hardware, settings=(f"lane={lane}", *more))
+
+
+@pytest.mark.parametrize(("name", "plan"), list_plans(), ids=lambda item: item if isinstance(item, str) else "")
+def test_every_shipped_plan_can_be(name: str, plan: Plan) -> None:
+    assert [str(problem) for problem in vime.find_problems(plan)] == []
+    assert any(item.is_eligible for item in plan.eligibilities())
+    where = [finding.where for finding in vime.find_warnings(plan)]
+    assert where == (["workload.data.source.revision"] if name.startswith("qwen3-4b.") else [])
+
+
+@pytest.mark.parametrize(("name", "plan"), list_plans(), ids=lambda item: item if isinstance(item, str) else "")
+def test_the_trials_of_a_pair_differ_in_the_declared_switches_only(name: str, plan: Plan) -> None:
+    baseline, enabled = plan.pairs()["p1"]
+    commands = [vime.trainer_command(plan, trial, RUN_DIR) for trial in (baseline, enabled)]
+    assert commands[0].argv == commands[1].argv
+    differ = {
+        key for key in {**commands[0].env, **commands[1].env} if commands[0].env.get(key) != commands[1].env.get(key)
+    }
+    assert differ == {SWITCH, SWITCH_MODE, SWITCH_OPS, OPS_DIR, LIBRARIES_DIR}
+    assert (SWITCH in commands[0].env, enabled.variant) == (False, ENABLED)
+    assert all(command.needs_ray for command in commands)
+    assert commands[0].argv[3:].count("rlk_repro.integration.vime.install") == 1
+
+
+def test_the_page_says_what_the_runs_cost() -> None:
+    assert (ROOT / "docs" / "vime-workload.md").read_text() == runs_page(), "make goldens"
+
+
+def test_what_is_refused_by_name_are_flags_of_this_vime() -> None:
+    known = load_contract(COMMIT).by_flag
+    assert {flag for flag in {*REFUSED, *SOMETIMES} if f"--{flag}" not in known} == set()
+
+
+def test_pairs_differ_in_their_seed_alone() -> None:
+    plan = plan_for("qwen3-4b", "h200")
+    one, two = (flags_of(plan, number) for number in (0, 2))
+    assert {flag for flag in one if one[flag] != two[flag]} == {"--seed", "--rollout-seed"}
+    assert [one["--seed"], two["--seed"]] == [("1234",), ("1235",)]
+
+
+def test_nodes_of_four_gpus_are_told_as_such() -> None:
+    flags = flags_of(plan_for("qwen3-30b-a3b", "gb200"))
+    names = ("--actor-num-nodes", "--actor-num-gpus-per-node", "--num-gpus-per-node", "--rollout-num-gpus")
+    assert [flags[name] for name in names] == [("2",), ("4",), ("4",), ("8",)]
+    assert flags["--colocate"] == ()
+
+
+def test_training_and_inference_on_different_gpus() -> None:
+    plan = plan_for("glm4-9b", "h200")
+    flags = flags_of(plan)
+    assert (flags["--actor-num-gpus-per-node"], flags["--rollout-num-gpus"]) == (("4",), ("4",))
+    assert "--colocate" not in flags
+    assert divide(plan).data_parallel == 1
+
+
+def test_the_lanes_are_vime_s_own_options() -> None:
+    template = str(RUN_DIR.rollouts_of(1234).path / "{rollout_id}.pt")
+    live, fixed, alone = (flags_of(plan_lane(lane)) for lane in ("live", "fixed-rollout", "train-only"))
+    forged = {"--rollout-function-path": ("vime.rollout.forge_load.generate_rollout",),
+              "--load-forge-rollout-data": (template,)}  # fmt: skip
+    assert fixed == {**live, **forged}
+    assert alone["--load-debug-rollout-data"] == (template,)
+    assert {"--debug-train-only", "--disable-rollout-global-dataset"} <= alone.keys()
+    assert alone["--rollout-num-gpus"] == ("0",)
+    assert not {flag for flag in alone if flag.startswith("--vllm-")} | {"--prompt-data", "--colocate"} & alone.keys()
+
+
+def test_a_lane_without_rollouts_of_its_own_stores_them_once_without_a_switch() -> None:
+    plan = plan_lane("train-only")
+    ((seed, command),) = vime.rollout_commands(plan, RUN_DIR).items()
+    stored = dict(split_arguments(command.argv[3:]))
+    assert seed == plan.run.measure.seed
+    assert {flag: value for flag, value in stored.items() if flag != "--save-debug-rollout-data"} == flags_of(
+        plan_lane("live")
+    )
+    assert stored["--save-debug-rollout-data"] == (RUN_DIR.rollouts_of(1234).template,)
+    assert not {SWITCH, OPS_DIR} & command.env.keys()
+    assert vime.rollout_commands(plan_lane("live"), RUN_DIR) == {}
+    assert vime.rollout_commands(with_workload(plan, rollouts=STORED), RUN_DIR) == {}
+
+
+def test_rollouts_that_were_stored_before_are_named_by_the_run() -> None:
+    plan = with_workload(plan_lane("train-only"), rollouts=STORED)
+    assert vime.find_problems(plan) == []
+    (template,) = flags_of(plan)["--load-debug-rollout-data"]
+    assert template == "/shared/runs/prepared/rollouts/eight/{rollout_id}.pt"
+
+
+def test_prepared_things_lie_where_the_profile_says() -> None:
+    plan = plan_for("qwen3-4b", "h200")
+    assert flags_of(plan)["--hf-checkpoint"] == ("/shared/runs/prepared/models/Qwen--Qwen3-4B@1cfa9a720891",)
+    profile = plan.profile.model_copy(update={"prepared_dir": "/data/prepared"})
+    assert flags_of(dataclasses.replace(plan, profile=profile))["--prompt-data"] == (
+        "/data/prepared/datasets/zhuzilin--gsm8k@unpinned/train.parquet",
+    )
+
+
+@pytest.mark.parametrize(
+    ("what_for", "flags", "variable"),
+    [
+        ("deterministic", {"--deterministic-mode", "--vllm-enable-deterministic-inference", "--vllm-attention-backend"},
+         "CUBLAS_WORKSPACE_CONFIG"),
+        ("profiler", {"--use-pytorch-profiler", "--profile-step-start", "--profile-step-end", "--profile-target",
+                      "--tensorboard-dir"}, None),
+        ("memory-history", {"--record-memory-history", "--memory-snapshot-dir", "--memory-snapshot-num-steps"}, None),
+    ],
+)  # fmt: skip
+def test_what_does_not_time_is_apart(what_for: str, flags: set[str], variable: str | None) -> None:
+    timing = plan_for("qwen3-4b", "h200")
+    plan = with_workload(timing, what_for=what_for)
+    assert [str(problem) for problem in vime.find_problems(plan)] == [
+        f"run qwen3-4b: measure.pairs: a {what_for} run times nothing, got 6, expected at most 5, which carry no "
+        "verdict on speed"
+    ]
+    few = plan_for("qwen3-4b", "h200", settings=(f"workload.what_for={what_for}",))
+    few = dataclasses.replace(
+        few, run=few.run.model_copy(update={"measure": few.run.measure.model_copy(update={"pairs": 5})})
+    )
+    assert vime.find_problems(few) == []
+    assert flags_of(few).keys() - flags_of(timing).keys() == flags
+    assert variable is None or variable in vime.trainer_command(few, few.trials[0], RUN_DIR).env
+
+
+SETTINGS = [
+    ("layouts.h200.tensor_parallel=3", "layouts.h200.tensor_parallel: tensor x pipeline x context parallel is 3, "
+     "expected a divisor of the 8 training GPUs"),
+    ("layouts.h200.pipeline_parallel=16", "layouts.h200.tensor_parallel: tensor x pipeline x context parallel is 64"),
+    ("layouts.h200.expert_parallel=3", "layouts.h200.expert_parallel: expert x expert tensor x pipeline parallel is 3"),
+    ("layouts.h200.expert_parallel=16", "layouts.h200.expert_parallel: expert x expert tensor x pipeline parallel is "
+     "16"),
+    ("workload.model.arguments.num-experts=126", "layouts.h200.expert_parallel: does not divide num-experts, got 8, "
+     "expected a divisor of 126"),
+    ("workload.model.arguments.num-query-groups=2", "layouts.h200.tensor_parallel: does not divide num-query-groups"),
+    ("workload.placements.h200.sequence_parallel=false", "workload.placements.h200.sequence_parallel: experts and "
+     "tensor parallelism need it"),
+    ("workload.placements.h200.max_tokens_per_gpu=4096", "workload.placements.h200.max_tokens_per_gpu: the longest "
+     "sample has 5120 tokens, got 4096, expected 5120 or more"),
+    ("workload.placements.h200.rollout_num_gpus_per_engine=3", "workload.placements.h200.rollout_num_gpus_per_engine: "
+     "engines do not fill the GPUs"),
+    ("workload.placements.h200.rollout_num_gpus=8", "workload.placements.h200.rollout_num_gpus: leaves no GPU for the "
+     "training, got 8, expected less than 8"),
+    ("workload.arguments={vllm-pipeline-parallel-size: 3}", "workload.placements.h200.rollout_num_gpus_per_engine: "
+     "vLLM's pipeline and data parallel sizes do not divide it"),
+    ("workload.arguments={vllm-max-model-len: 4096}", "workload.arguments.vllm-max-model-len: the longest sample has"),
+    ("workload.arguments={vllm-max-model-len: 8k}", "workload.arguments.vllm-max-model-len: the longest sample has "
+     "5120 tokens, got '8k', expected a number from 5120 to 100000000"),
+    ("workload.arguments={num-layer: 3}", "--num-layer: vime 1fc199d9 knows no such flag and would ignore it"),
+    ("workload.arguments={enable-rl-kernel: true}", "--enable-rl-kernel: vime 1fc199d9 knows no such flag"),
+    ("workload.arguments={lr-decay-style: sudden}", "--lr-decay-style: is none of its choices, got 'sudden'"),
+    ("workload.arguments={seed: 7}", "workload.arguments.seed: follows from other settings"),
+    ("workload.arguments={custom-megatron-init-path: a.b}", "workload.arguments.custom-megatron-init-path: follows"),
+    ("workload.arguments={colocate: true}", "workload.arguments.colocate: follows from other settings"),
+    ("workload.arguments={use-rollout-routing-replay: true}", "workload.arguments.use-rollout-routing-replay: follows"),
+    ("workload.arguments={eval-interval: 5}", "workload.arguments.eval-interval: evaluates between steps"),
+    ("workload.arguments={save-interval: 5}", "workload.arguments.save-interval: saves checkpoints"),
+    ("workload.arguments={use-pytorch-profiler: true}", "workload.arguments.use-pytorch-profiler: follows from other"),
+    ("workload.arguments={use-wandb: true}", "workload.arguments.use-wandb: publishes or logs elsewhere"),
+    ("workload.arguments={loss-type: sft_loss}", "workload.arguments.loss-type: replaces the loss that is measured"),
+    ("workload.model.arguments.load=/x", "workload.model.arguments.load: makes the trials of a run differ"),
+    ("workload.model.arguments.hidden-size=wide", "--hidden-size: has a value of another type, got 'wide', expected a "
+     "whole number"),
+    ("workload.data.input_key=messages", "workload.data.input_key: this data set has another, got 'messages', expected "
+     "prompt"),
+    ("workload.data.rm_type=gpqa", "workload.data.rm_type: this data set has another, got 'gpqa'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("setting", "problem"), SETTINGS)
+def test_mistakes_that_are_refused_before_there_is_a_job(setting: str, problem: str) -> None:
+    plan = plan_for("qwen3-30b-a3b", "h200", settings=(setting,))
+    found = [str(item) for item in vime.find_problems(plan)]
+    assert any(item.startswith(f"run qwen3-30b-a3b: {problem}") for item in found), found
+
+
+AUTHORED = [
+    ("workload.grpo.global_batch_size=256", "workload.grpo.global_batch_size: is not rollout_batch_size x "
+     "n_samples_per_prompt / num_steps_per_rollout, got 256, expected 128"),
+    ("workload.grpo.num_steps_per_rollout=3", "workload.grpo.num_steps_per_rollout: does not divide the samples"),
+    ("workload.grpo.use_rollout_routing_replay=true", "workload.grpo.use_rollout_routing_replay: a dense model routes "
+     "nothing"),
+    ("workload.data.custom_rm_path=a.b", "workload.data.rm_type: how answers are scored is not told, or told twice"),
+    ("workload.placements={h200: {}}", "workload.placements: nothing for hardware a100"),
+    ("workload.placements.gb200={}", "workload.placements.gb200: no layout for this hardware"),
+    ("workload.model.arguments.num-layers=0", "workload.model.arguments.num-layers: is out of range, got 0, expected 1 "
+     "to 10000"),
+    ("workload.model.arguments.norm-epsilon=1", "workload.model.arguments.norm-epsilon: is out of range"),
+    ("workload.model.arguments.num-query-groups=5", "workload.model.arguments.num-query-groups: does not divide "
+     "num-attention-heads, got 5, expected a divisor of 32"),
+    ("workload.model.arguments={num-experts: 4, moe-router-topk: 8}", "workload.model.arguments: moe-router-topk: more "
+     "experts than there are, got 8, expected at most 4"),
+    ("workload.model.arguments.hidden-size=[2560]", "workload.model.arguments.hidden-size: a list of less than two"),
+    ("workload.model.arguments.spec=glm4", "workload.model.arguments.spec: names no layers, got 'glm4'"),
+    ("workload.arguments={train-memory-margin-bytes: -1}", "workload.arguments: train-memory-margin-bytes: is "
+     "negative, got -1"),
+    ("workload.arguments={norm-epsilon: 1}", "workload.arguments: norm-epsilon: is out of range, got 1"),
+    ("measure.scored_steps=1000000", "measure.scored_steps"),
+    ("time_limit_min=1000000", "time_limit_min"),
+    ("workload.arguments={swiglu: false}", "workload.arguments: swiglu: a flag is given or left out"),
+    ("workload.model.source.revision=main", "workload.model.source"),
+    ("workload.grpo.advantage_estimator=ppo", "workload.grpo.advantage_estimator: wrong value, got 'ppo'"),
+    ("workload.what_for=speed", "workload.what_for: wrong value, got 'speed'"),
+    ("rl_kernel.ops_on={h200: [kl]}", "rl_kernel.ops_on: h200[0]: no such operator, got 'kl'"),
+    ("rl_kernel.ops_on={mi300x: [logp]}", "rl_kernel.ops_on: mi300x: no layout for this hardware"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("setting", "problem"), AUTHORED)
+def test_mistakes_that_the_file_itself_shows(setting: str, problem: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_for("qwen3-4b", "h200", settings=(setting,))
+    assert problem in str(caught.value)
+
+
+def test_wrong_keys_for_gsm8k_are_refused() -> None:
+    plan = plan_for("qwen3-4b", "h200", settings=("workload.data.input_key=question",))
+    assert [str(problem) for problem in vime.find_problems(plan)] == [
+        "run qwen3-4b: workload.data.input_key: this data set has another, got 'question', expected messages"
+    ]
+
+
+def test_too_few_stored_rollouts_are_refused() -> None:
+    stored = STORED.model_copy(update={"num_files": 19})
+    plan = with_workload(plan_lane("fixed-rollout"), rollouts=stored)
+    (problem,) = vime.find_problems(plan)
+    assert "vime would train on file 0 again, got 19, expected 20 or more, one per step" in str(problem)
+    (problem,) = vime.find_problems(with_workload(plan_lane("live"), rollouts=STORED))
+    assert "the live lane generates its own" in str(problem)
+
+
+@pytest.mark.parametrize("lane", ["live", "fixed-rollout", "train-only"])
+def test_routing_replay_needs_a_kernel_that_tells_its_experts(lane: str) -> None:
+    """In the lane without servers too, as long as it stores its own rollouts."""
+    settings = ("workload.arguments.vllm-moe-backend=auto", f"lane={lane}")
+    plan = plan_for("vime-train-only-r3", "gb200", settings=settings)
+    (problem,) = vime.find_problems(plan)
+    assert "workload.arguments.vllm-moe-backend: may not tell which experts were chosen, got 'auto'" in str(problem)
+    stored = STORED.model_copy(update={"num_files": 100})
+    assert lane != "train-only" or vime.find_problems(with_workload(plan, rollouts=stored)) == []
+
+
+def test_require_with_an_operator_that_cannot_run_is_refused() -> None:
+    plan = plan_for("qwen3-30b-a3b", "mi300x", settings=("rl_kernel.ops_on={}",))
+    (problem,) = vime.find_problems(plan)
+    assert "rl_kernel.ops: logp: required, and not eligible here" in str(problem)
+    assert "expected rl_kernel.ops_on.mi300x without it" in str(problem)
+
+
+def test_a_stack_without_vime_is_refused() -> None:
+    (problem,) = vime.find_problems(plan_for("vime-smoke", "h200", stack="host"))
+    assert str(problem).startswith("stack host: pins.vime: missing: no flag can be checked without it")
+
+
+def test_a_layout_that_may_not_fit_is_warned_of() -> None:
+    place = "workload.placements.a100"
+    settings = (f"{place}.optimizer_cpu_offload=false", f"{place}.max_tokens_per_gpu=40960")
+    (finding,) = vime.find_warnings(plan_for("qwen3-30b-a3b", "a100", settings=settings))
+    assert str(finding).startswith("warning: memory of a training GPU: expected at most 72 GiB, found about ")
+
+
+def test_settings_that_leave_little_to_measure_are_warned_of() -> None:
+    names = ("num_steps_per_rollout=1", "global_batch_size=256", "use_kl_loss=false")
+    plan = plan_for("qwen3-30b-a3b", "h200", settings=tuple(f"workload.grpo.{name}" for name in names))
+    assert [finding.where for finding in vime.find_warnings(plan)] == ["num_steps_per_rollout", "use_kl_loss"]
+    shown = "\n".join(plan_lines(plan))
+    assert "warning          num_steps_per_rollout: 1: vime skips the old-policy pass and every ratio is 1" in shown
+
+
+@pytest.mark.parametrize(
+    ("run", "billions"), [("qwen3-4b", 4.02), ("qwen3-30b-a3b", 30.53), ("glm-4.5-air", 106.85), ("glm4-9b", 9.4)]
+)
+def test_parameters_are_counted_as_published(run: str, billions: float) -> None:
+    assert count_parameters(list_runs()[run].model).total / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+def test_memory_falls_as_the_layout_grows() -> None:
+    small = estimate_memory(plan_for("glm-4.5-air", "h200"))
+    large = estimate_memory(plan_for("glm-4.5-air", "h200", settings=("layouts.h200.num_nodes=8",)))
+    assert large.states_gib < small.states_gib
+    assert large.logits_gib == small.logits_gib
+
+
+def test_rollouts_must_all_be_there_before_vime_starts(tmp_path: Path) -> None:
+    argv = ["--num-rollout", "3", "--load-forge-rollout-data", f"{tmp_path}/{{rollout_id}}.pt"]
+    for number in (0, 2):
+        (tmp_path / f"{number}.pt").write_bytes(make_rollout(0))
+    with pytest.raises(CheckFailed, match=r"1 of 3 stored rollouts missing or empty, got '.*/1.pt'"):
+        check_rollouts(argv)
+    (tmp_path / "1.pt").write_bytes(make_rollout(0))
+    check_rollouts(argv)
+    with pytest.raises(CheckFailed, match="one file for all steps"):
+        check_rollouts(["--load-debug-rollout-data", str(tmp_path / "0.pt")])
+    check_rollouts(["--num-rollout", "3"])
+
+
+def test_submit_shows_which_operators_a_run_can_use() -> None:
+    request = Request(run="qwen3-30b-a3b", cluster="slurm", profile="generic-h200", hardware="h200")
+    plan = launch.prepare(request).plan
+    assert {item.op: item.is_eligible for item in plan.eligibilities()} == {"logp": True, "ratio_kl": True}
+    assert vime_of(plan).grpo.num_steps_per_rollout == 2
