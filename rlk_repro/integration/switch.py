@@ -1,6 +1,6 @@
 """The switch between a trainer and RL-Kernel: settings from the environment, and ``install_into`` that acts on them.
 
-The functions of ``TARGETS`` are rebound in both variants, for the timers; operators that were asked for are routed
+The functions of ``TIMERS`` are rebound in both variants, for the timers; operators that were asked for are routed
 beneath the timers.  No trainer file is edited, and nothing is used because it happens to be there.
 """
 
@@ -20,22 +20,15 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
-from rlk_repro.integration.measure.installation import Installation, check_signatures, find_installation
-from rlk_repro.integration.measure.ledger import (
-    Claim,
-    Ledger,
-    OpsWriter,
-    Route,
-    RouteContext,
-    RouteFactory,
-    dispatch_calls,
-    resolve,
-)
+from rlk_repro.integration.measure.installation import Installation, find_installation
+from rlk_repro.integration.measure.ledger import Ledger, OpsWriter
 from rlk_repro.integration.measure.profile import Profile, Timers
 from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
-from rlk_repro.integration.route.old_log_probs import CurrentBatch
+from rlk_repro.integration.route.api import Claim, Route, RouteContext, RouteFactory, dispatch_calls, resolve
+from rlk_repro.integration.route.batch import CurrentBatch
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.route.watch import Watch
+from rlk_repro.integration.vime_abi import APPROX_KL, CLIP, LOG_PROBS, LOSS, find_abi
 from rlk_repro.operators import DEFAULT_OPS, OPERATORS, Case, Platform, Refusal, find_conflicts
 from rlk_repro.rundir.paths import libraries_beside, libraries_file
 
@@ -122,27 +115,15 @@ def _read_ops(text: str, problems: list[Problem]) -> tuple[str, ...]:
     return ops
 
 
-@dataclass(frozen=True)
-class Target:
-    """A function of a trainer's loss module: its parameters as of vime 1fc199d9, and its timers."""
-
-    parameters: str
-    timers: Timers
-
-
-LOG_PROBS: Final = "calculate_log_probs_and_entropy"
-LOSS: Final = "policy_loss_function"
 Wrapper: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-_RATIO_KL: Final = Timers("ratio_kl_forward", "ratio_kl_backward")
-TARGETS: Final[Mapping[str, Target]] = {
-    LOG_PROBS: Target(
-        "(logits, tokens, tp_group, with_entropy, chunk_size, log_prob_keep_mask, with_entropy_grad)",
-        Timers("log_probs_forward", "log_probs_backward", "log_probs_no_grad"),
-    ),
-    "compute_approx_kl": Target("(log_probs, log_probs_base, kl_loss_type, importance_ratio)", _RATIO_KL),
-    "compute_policy_loss": Target("(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c)", _RATIO_KL),
-    LOSS: Target("(args, batch, logits, sum_of_sample_mean)", Timers("grpo_loss_forward", "grpo_loss_backward")),
+_CLIP_KL: Final = Timers("ratio_kl_forward", "ratio_kl_backward")
+TIMERS: Final[Mapping[str, Timers]] = {
+    LOG_PROBS: Timers("log_probs_forward", "log_probs_backward", "log_probs_no_grad"),
+    APPROX_KL: _CLIP_KL,
+    CLIP: _CLIP_KL,
+    LOSS: Timers("grpo_loss_forward", "grpo_loss_backward"),
 }
+"""By function of a trainer's loss module."""
 
 
 def install_into(
@@ -161,12 +142,12 @@ def install_into(
             operator cannot run.
         SpecError: this rank's ops file is there already.
     """
-    installed = find_installation(target, TARGETS)
+    installed = find_installation(target, TIMERS)
     if installed is not None:
         return installed
-    check_signatures(target, {name: spec.parameters for name, spec in TARGETS.items()})
+    abi = find_abi(target)
     case = dataclasses.replace(case, has_entropy_metric=settings.has_entropy_metric)
-    batch, watch = CurrentBatch(), Watch()
+    batch, watch = CurrentBatch(abi.rows), Watch()
     found = {}
     for op in settings.ops:
         native = getattr(target, OPERATORS[op].function)
@@ -238,18 +219,18 @@ def _rebind_targets(
     has_entropy_metric: bool,
 ) -> None:
     claims = [Claim(OPERATORS[op], result if isinstance(result, Route) else None) for op, result in found.items()]
-    for name, spec in TARGETS.items():
+    for name, timers in TIMERS.items():
         own = [claim for claim in claims if claim.operator.function == name]
         wrappers: list[Wrapper] = []
         if own:
-            wrappers.append(functools.partial(dispatch_calls, claims=own, ledger=installation.ledger))
+            wrappers.append(functools.partial(dispatch_calls, claims=own, recorder=installation.ledger))
         reasons = ["timers", *(claim.operator.name for claim in own if claim.route is not None)]
         if name == LOG_PROBS and not has_entropy_metric:
             wrappers.append(without_entropy_metric)
             reasons.append("no entropy metric")
         if name == LOSS and claims:
             wrappers.append(functools.partial(_hold_batch, batch))
-        make = functools.partial(_wrap, installation, wrappers, spec.timers)
+        make = functools.partial(_wrap, installation, wrappers, timers)
         installation.rebind(target, name, make, ", ".join(reasons))
 
 

@@ -10,21 +10,15 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlk_repro.integration.measure.installation import Installation, check_signatures
+from rlk_repro.integration.measure.installation import Installation
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
-from rlk_repro.integration.route.linear_logp import defer_output_layers
+from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
+from rlk_repro.integration.vime_abi import Abi, find_abi
 from rlk_repro.operators import Case, read_loss_options
 
 TRAINER: Final = "vime"
-# as of vime 1fc199d9, in its actor module
 PHASES: Final = {"forward_only": FORWARD_ONLY, "train": UPDATE}
-ACTOR_FUNCTIONS: Final = {
-    "forward_only": "(f, args, model, data_iterator, num_microbatches, store_prefix, use_rollout_top_p_replay)",
-    "train": "(rollout_id, model, optimizer, opt_param_scheduler, data_iterator, num_microbatches, global_batch_sizes)",
-    "initialize_model_and_optimizer": "(args, role)",
-    "log_perf_data": "(rollout_id, args, extra_metrics)",
-}
 
 
 def install(args: argparse.Namespace) -> Installation | None:
@@ -32,11 +26,11 @@ def install(args: argparse.Namespace) -> Installation | None:
     settings = Settings.from_env()
     if not settings.is_active:
         return None
-    from vime.backends.megatron_utils import actor
+    from vime.backends.megatron_utils import actor, loss
 
-    check_signatures(actor, ACTOR_FUNCTIONS)
+    abi = find_abi(loss, actor)
     installation = _install_loss(args, settings, has_output_layer=True)
-    make_initialize = functools.partial(_prepare_model, installation)
+    make_initialize = functools.partial(_prepare_model, installation, abi)
     installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer, output layers")
     for name, phase in PHASES.items():
         installation.rebind(actor, name, functools.partial(installation.profile.run_in_phase, phase), "peak memory")
@@ -63,7 +57,7 @@ def _install_loss(args: argparse.Namespace, settings: Settings, *, has_output_la
     return install_into(loss, settings, trainer=TRAINER, case=case, args=args)
 
 
-def _prepare_model(installation: Installation, initialize: Callable[..., Any]) -> Callable[..., Any]:
+def _prepare_model(installation: Installation, abi: Abi, initialize: Callable[..., Any]) -> Callable[..., Any]:
     """Time Megatron's ``optimizer.step`` on the optimizer that is built: unscaling, clipping, update, parameter copies;
     and have the actor's model leave its logits out where nothing needs them."""
     time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
@@ -74,7 +68,7 @@ def _prepare_model(installation: Installation, initialize: Callable[..., Any]) -
         model, optimizer = result[:2]
         installation.rebind(optimizer, "step", time_step, "timer")
         if role == "actor":
-            defer_output_layers(installation, model)
+            defer_output_layers(installation, model, abi)
         return result
 
     return initialize_and_prepare

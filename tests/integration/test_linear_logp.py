@@ -20,9 +20,12 @@ from torch import nn
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
 from rlk_repro.integration.measure.installation import Installation, find_installation
+from rlk_repro.integration.output_layers import defer_output_layers
+from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.hidden_states import Head, HiddenStates
-from rlk_repro.integration.route.linear_logp import SM90, defer_output_layers, find_weight_refusal
-from rlk_repro.integration.switch import TARGETS, Mode, Settings, install_into
+from rlk_repro.integration.route.linear_logp import SM90, find_weight_refusal
+from rlk_repro.integration.switch import TIMERS, Mode, Settings, install_into
+from rlk_repro.integration.vime_abi import NEWEST
 from rlk_repro.operators import Case, LossOptions, Reason, Refusal
 from rlk_repro.refengine import core
 from rlk_repro.refengine.__main__ import main
@@ -124,7 +127,7 @@ COMPUTATIONS: tuple[Callable[[Any], Any], ...] = (
 @pytest.mark.parametrize("compute", COMPUTATIONS)
 def test_whoever_takes_them_for_logits_is_stopped(compute: Callable[[Any], Any]) -> None:
     hidden = HiddenStates.of(torch.randn(6, 4), Head(torch.randn(4, 4)))
-    with pytest.raises(CheckFailed, match="linear_logp: hidden states were taken for logits, got '"):
+    with pytest.raises(RouteFailed, match="linear_logp: hidden states were taken for logits, got '"):
         compute(hidden)
 
 
@@ -138,7 +141,7 @@ def test_the_sum_that_keeps_a_graph_connected_is_an_ordinary_zero() -> None:
 
 def test_a_cast_on_the_way_must_be_exact() -> None:
     expected = "hidden states: are of another dtype than the output layer's weight, got 'torch.float32', expected torch"
-    with pytest.raises(CheckFailed, match=expected):
+    with pytest.raises(RouteFailed, match=expected):
         HiddenStates.of(torch.randn(2, 4), Head(torch.randn(7, 4).bfloat16()))
 
 
@@ -158,7 +161,7 @@ def test_a_call_that_cannot_be_served_stops_in_every_mode(mode: Mode, options: d
     hidden, weight, _ = make_problem()
     rows = HiddenStates.of(hidden.squeeze(0), Head(weight))
     with install(module, mode) as installation:
-        with pytest.raises(CheckFailed) as caught:
+        with pytest.raises(RouteFailed) as caught:
             module.calculate_log_probs_and_entropy(rows, torch.zeros(NUM_ROWS, dtype=torch.long), None, **options)
         assert [item.is_rl_kernel for item in installation.ledger.decisions] == [True]
     assert str(caught.value) == expected
@@ -167,7 +170,7 @@ def test_a_call_that_cannot_be_served_stops_in_every_mode(mode: Mode, options: d
 @pytest.mark.parametrize("mode", [Mode.AUTO, Mode.REQUIRE])
 def test_a_temperature_stops_before_it_could_round_anything(mode: Mode) -> None:
     module = load_loss_module()
-    with install(module, mode), pytest.raises(CheckFailed, match="hidden states were taken for logits, got 'div'"):
+    with install(module, mode), pytest.raises(RouteFailed, match="hidden states were taken for logits, got 'div'"):
         train(module, hand_over, rollout_temperature=0.7)
 
 
@@ -221,7 +224,7 @@ def test_an_answer_of_another_form_stops(
 
     monkeypatch.setattr(original, "__call__", answer)
     module = load_loss_module()
-    with install(module, Mode.AUTO), pytest.raises(CheckFailed, match=expected):
+    with install(module, Mode.AUTO), pytest.raises(RouteFailed, match=expected):
         train(module, hand_over)
 
 
@@ -303,7 +306,7 @@ def test_an_output_layer_hands_over_what_it_is_given_until_it_is_undone(is_tied:
     expected, _ = layer(hidden, weight)
     with install(load_loss_module()) as installation:
         defer_output_layers(installation, [DistributedDataParallel(Model(None, post_process=False)),
-                                           DistributedDataParallel(model)])  # fmt: skip
+                                           DistributedDataParallel(model)], NEWEST)  # fmt: skip
         found, bias = layer(hidden, weight)
         assert isinstance(found, HiddenStates)
         assert torch.equal(found.recover(), hidden)
@@ -318,7 +321,7 @@ def test_an_output_layer_hands_over_what_it_is_given_until_it_is_undone(is_tied:
 def test_without_the_operator_output_layers_stay_as_they_are() -> None:
     layer = ColumnParallelLinear()
     with install_into(load_loss_module(), Settings(has_entropy_metric=False), trainer="example", case=CPU) as none:
-        defer_output_layers(none, [Model(layer)])
+        defer_output_layers(none, [Model(layer)], NEWEST)
         assert "forward" not in vars(layer)
 
 
@@ -339,11 +342,11 @@ def test_an_output_layer_that_is_not_understood_leaves_all_of_them_alone(chunk: 
     sound = ColumnParallelLinear()
     reason = f"needs an output layer that can hand over its hidden states ({detail})"
     with install(load_loss_module(), Mode.AUTO) as installation:
-        defer_output_layers(installation, [Model(sound), chunk])
+        defer_output_layers(installation, [Model(sound), chunk], NEWEST)
         assert [item.reason for item in installation.ledger.decisions] == ["", reason]
         assert "forward" not in vars(sound)
     with install(load_loss_module()) as installation, pytest.raises(CheckFailed, match=re.escape(reason)):
-        defer_output_layers(installation, [Model(sound), chunk])
+        defer_output_layers(installation, [Model(sound), chunk], NEWEST)
 
 
 def test_the_output_layer_of_another_megatron_stops() -> None:
@@ -356,7 +359,7 @@ def test_the_output_layer_of_another_megatron_stops() -> None:
         install(load_loss_module(), Mode.AUTO) as installation,
         pytest.raises(EnvironmentMissing, match=r"ColumnParallelLinear\.forward: takes other arguments \(lacks weight"),
     ):
-        defer_output_layers(installation, [Model(Later())])
+        defer_output_layers(installation, [Model(Later())], NEWEST)
 
 
 RUN = (
@@ -384,7 +387,7 @@ def run_trainer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtur
     caplog.clear()
     with caplog.at_level("INFO"):
         assert main([*RUN.split(), *flags]) == 0
-    installation = find_installation(core, TARGETS)
+    installation = find_installation(core, TIMERS)
     assert installation is not None
     calls = {op: count.calls for op, count in installation.ledger._total.items()}
     installation.undo()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlk_repro.base.errors import CheckFailed
+from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.log_probs import (
     PROBED_COLUMNS,
     FirstCallCheck,
@@ -172,7 +172,7 @@ def test_no_rows_are_nothing_to_refuse() -> None:
 @pytest.mark.parametrize("wrong", [lambda x: x.unsqueeze(1), lambda x: x.double(), lambda x: x[:-1], lambda x: [x]])
 def test_an_answer_of_another_form_stops(wrong: Any) -> None:
     logits, tokens, _ = make_problem(1)
-    with pytest.raises(CheckFailed, match="logp: RL-Kernel returned something else than it documents, got"):
+    with pytest.raises(RouteFailed, match="logp: RL-Kernel returned something else than it documents, got"):
         select_no_grad(lambda rows, ids: wrong(logp(rows, ids)), logits, tokens, WHOLE, with_entropy=False)
 
 
@@ -182,7 +182,7 @@ def test_a_detached_ratio_stops() -> None:
         return ratio.detach(), kl
 
     logits, tokens, _ = make_problem(1)
-    with pytest.raises(CheckFailed, match="ratio_kl: returned a result without gradient"):
+    with pytest.raises(RouteFailed, match="ratio_kl: returned a result without gradient"):
         select_with_grad(
             Operators(ratio_kl=detached, logp=logp), logits.requires_grad_(), tokens, WHOLE, with_entropy=False
         )

@@ -13,7 +13,7 @@ import torch
 from rlk_repro.analysis.proof import prove
 from rlk_repro.integration import reference
 from rlk_repro.integration.measure.installation import find_installation
-from rlk_repro.integration.switch import TARGETS
+from rlk_repro.integration.switch import TIMERS
 from rlk_repro.logs.ops import read_ops
 from rlk_repro.refengine import core, trainer
 from rlk_repro.refengine.__main__ import main
@@ -43,7 +43,7 @@ def nothing_stays_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     yield
-    installation = find_installation(core, TARGETS)
+    installation = find_installation(core, TIMERS)
     if installation is not None:
         installation.undo()
 
@@ -86,7 +86,7 @@ def test_a_trial_in_auto_mode_falls_back_and_its_files_say_so(
     monkeypatch.setenv("VIME_RL_KERNEL", "1")
     monkeypatch.setenv("VIME_RL_KERNEL_MODE", "auto")
     assert main(SMALL.split()) == 0
-    installation = find_installation(core, TARGETS)
+    installation = find_installation(core, TIMERS)
     assert installation is not None
     installation.undo()
     assert sum("falls back to" in message for message in caplog.messages) == 2
@@ -114,5 +114,5 @@ def test_a_trial_in_require_mode_does_not_start_and_says_why_in_two_lines(
         "expected no fallback",
         "  hint: repair that, drop it from VIME_RL_KERNEL_OPS, or set VIME_RL_KERNEL_MODE=auto",
     ]
-    assert find_installation(core, TARGETS) is None
+    assert find_installation(core, TIMERS) is None
     assert not (tmp_path / "ops").exists()

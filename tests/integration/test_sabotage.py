@@ -22,8 +22,9 @@ import torch.distributed as dist
 from rlk_repro.analysis.proof import Proof, prove
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SpecError
 from rlk_repro.integration.measure.installation import Installation
-from rlk_repro.integration.measure.ledger import RouteContext, resolve
 from rlk_repro.integration.measure.ranks import check_ranks_agree
+from rlk_repro.integration.route.api import RouteContext, resolve
+from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.switch import Mode, Settings, install_into
 from rlk_repro.logs.ops import read_ops
@@ -145,7 +146,7 @@ def test_5_answers_that_are_no_log_probs(
 
 def test_6_an_answer_of_the_wrong_shape(tmp_path: Path, rl_kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     change_logp(rl_kernel, monkeypatch, lambda result: result[:-1])
-    with pytest.raises(CheckFailed, match=r"logp: RL-Kernel returned something else than it documents, got '\(19,\)"):
+    with pytest.raises(RouteFailed, match=r"logp: RL-Kernel returned something else than it documents, got '\(19,\)"):
         train(tmp_path, Mode.AUTO)
 
 
@@ -153,7 +154,7 @@ def test_7_a_gradient_is_cut_off(tmp_path: Path, rl_kernel: Any, monkeypatch: py
     original = rl_kernel.get_op
     broken = change_method(original("ratio_kl"), "__call__", lambda result: (result[0].detach(), result[1]))
     monkeypatch.setattr(rl_kernel, "get_op", lambda name: broken if name == "ratio_kl" else original(name))
-    with pytest.raises(CheckFailed, match="ratio_kl: returned a result without gradient"):
+    with pytest.raises(RouteFailed, match="ratio_kl: returned a result without gradient"):
         train(tmp_path, Mode.AUTO)
 
 

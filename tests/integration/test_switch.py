@@ -16,10 +16,10 @@ import torch
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SpecError
 from rlk_repro.integration import switch
 from rlk_repro.integration.measure.installation import Installation
-from rlk_repro.integration.measure.ledger import Call, Route, RouteContext, RouteFactory, resolve
 from rlk_repro.integration.measure.ranks import find_rank
+from rlk_repro.integration.route.api import Call, Route, RouteContext, RouteFactory, resolve
 from rlk_repro.integration.route.table import ROUTES
-from rlk_repro.integration.switch import TARGETS, Mode, Settings, install_into
+from rlk_repro.integration.switch import TIMERS, Mode, Settings, install_into
 from rlk_repro.operators import Case, LossOptions, Reason, Refusal
 from tests.support.loss_examples import LENGTHS, load_loss_module, make_args, train_once
 
@@ -110,14 +110,14 @@ def test_a_value_that_means_nothing_is_refused_with_the_valid_ones(environ: dict
 def test_every_replacement_is_logged_once_and_undone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     module = load_loss_module()
-    before = {name: getattr(module, name) for name in TARGETS}
+    before = {name: getattr(module, name) for name in TIMERS}
     with install(module, make_settings(tmp_path, Mode.OFF)) as installation:
-        assert all(getattr(module, name) is not before[name] for name in TARGETS)
-        assert caplog.messages == [f"rlk-repro: loss_example.{name} replaced: timers" for name in TARGETS]
-        once = {name: getattr(module, name) for name in TARGETS}
+        assert all(getattr(module, name) is not before[name] for name in TIMERS)
+        assert caplog.messages == [f"rlk-repro: loss_example.{name} replaced: timers" for name in TIMERS]
+        once = {name: getattr(module, name) for name in TIMERS}
         assert install(module, make_settings(tmp_path)) is installation
-        assert once == {name: getattr(module, name) for name in TARGETS}
-    assert before == {name: getattr(module, name) for name in TARGETS}
+        assert once == {name: getattr(module, name) for name in TIMERS}
+    assert before == {name: getattr(module, name) for name in TIMERS}
     installation.undo()
     with install(module, Settings()) as again:
         assert again is not installation

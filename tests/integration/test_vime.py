@@ -146,7 +146,7 @@ def test_output_layers_are_looked_at_in_the_actor_s_model_only(
     fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models: list[Any] = []
-    monkeypatch.setattr(vime, "defer_output_layers", lambda _, model: models.append(model))
+    monkeypatch.setattr(vime, "defer_output_layers", lambda _, model, __: models.append(model))
     monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))
     args = make_vime_args()
     installation = vime.install(args)

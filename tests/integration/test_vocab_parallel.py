@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 
 from rlk_repro.analysis.proof import prove
-from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
-from rlk_repro.integration.measure.ledger import Route
+from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.integration.route import vocab_parallel
+from rlk_repro.integration.route.api import Route
+from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.log_probs import Shard
 from rlk_repro.integration.route.rl_kernel import load_contracts
 from rlk_repro.integration.route.vocab_parallel import Dispatched, Shape, make_contract
@@ -193,7 +194,7 @@ def test_a_result_without_gradient_stops(double: Any, monkeypatch: pytest.Monkey
     route = make_route()
     answer = torch.zeros(len(tokens)), torch.zeros(len(tokens))
     monkeypatch.setattr(type(double.backends["cpu"][0].op), "__call__", lambda *_, **__: answer)
-    with pytest.raises(CheckFailed, match="returned a result without gradient"):
+    with pytest.raises(RouteFailed, match="returned a result without gradient"):
         route.run(make_call(logits.requires_grad_(), tokens))
 
 

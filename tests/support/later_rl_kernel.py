@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rlk_repro.integration.measure.ledger import Route, RouteContext
+from rlk_repro.integration.route.api import Route, RouteContext
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.operators import Case
 

@@ -89,9 +89,15 @@ def check_signatures(owner: Any, expected: Mapping[str, str]) -> None:
     Raises:
         EnvironmentMissing: functions of ``owner`` are absent or take other arguments; all are named.
     """
-    problems = [_check_signature(owner, name, text) for name, text in expected.items()]
-    if any(problems):
-        raise EnvironmentMissing(*(problem for problem in problems if problem is not None))
+    problems = find_signature_problems(owner, expected)
+    if problems:
+        raise EnvironmentMissing(*problems)
+
+
+def find_signature_problems(owner: Any, expected: Mapping[str, str]) -> list[Problem]:
+    """Where names, order or kinds of parameters are others than expected, or a function is absent."""
+    found = (_check_signature(owner, name, text) for name, text in expected.items())
+    return [problem for problem in found if problem is not None]
 
 
 def _check_signature(owner: Any, name: str, expected: str) -> Problem | None:

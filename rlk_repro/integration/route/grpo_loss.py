@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from rlk_repro.base.errors import CheckFailed, Problem
-from rlk_repro.integration.measure.ledger import Call, Route, RouteContext
 from rlk_repro.integration.route import log_probs
+from rlk_repro.integration.route.api import Call, Route, RouteContext
+from rlk_repro.integration.route.batch import RowLayout
+from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.log_probs import FirstCallCheck, Shard
-from rlk_repro.integration.route.old_log_probs import pack_rows
 from rlk_repro.integration.route.rl_kernel import load_operator
 from rlk_repro.operators import Platform, Reason, Refusal
 
@@ -26,22 +26,22 @@ def make_grpo_loss_route(context: RouteContext) -> Route | Refusal:
     loaded = load_operator("grpo_loss", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
-    is_on_device, values = context.case.platform != Platform.CPU, FirstCallCheck()
+    is_on_device, values, layout = context.case.platform != Platform.CPU, FirstCallCheck(), context.batch.layout
 
     def refuse(call: Call) -> Refusal | None:
         logits: torch.Tensor = call["logits"]
-        if not _find_old_log_probs(call["args"], call["batch"]):
+        if not layout.find_old(call["args"], call["batch"]):
             return Refusal(Reason.LOSS_OPTIONS, "no log-probs of the old policy in the batch")
         form = log_probs.find_form_refusal(logits, is_on_device=is_on_device)
-        tokens = _pack_tokens(call["batch"], logits.shape[1])
+        tokens = layout.pack_tokens(call["batch"], logits.shape[1])
         return form or values.find_refusal(logits[0], tokens, Shard(0, 1, None))
 
     def run(call: Call) -> tuple[torch.Tensor, Any]:
         args, batch, logits = call["args"], call["batch"], call["logits"]
         with torch.no_grad():
             value, metrics = context.native(args, batch, logits.detach(), call["sum_of_sample_mean"])
-        surrogate = _compute_surrogate(loaded.op, args, batch, logits, call["sum_of_sample_mean"])
-        tokens = _pack_tokens(batch, logits.shape[1])
+        surrogate = _compute_surrogate(loaded.op, layout, args, batch, logits, call["sum_of_sample_mean"])
+        tokens = layout.pack_tokens(batch, logits.shape[1])
         context.watch.add("grpo_loss", tokens, logits.shape[2], -surrogate.detach().abs().reshape(1))
         return value + (surrogate - surrogate.detach()), metrics
 
@@ -49,29 +49,28 @@ def make_grpo_loss_route(context: RouteContext) -> Route | Refusal:
 
 
 def _compute_surrogate(
-    op: Any, args: Any, batch: Mapping[str, Any], logits: torch.Tensor, reducer: Any
+    op: Any, layout: RowLayout, args: Any, batch: Mapping[str, Any], logits: torch.Tensor, reducer: Any
 ) -> torch.Tensor:
     """The policy loss of one microbatch of [1, T, V] logits; its value is the trainer's up to rounding."""
     rows = logits.squeeze(0)
     if args.rollout_temperature != 1.0:
         rows = rows / args.rollout_temperature
-    weights = _find_weights(reducer, batch["response_lengths"], rows.device)
-    places = (batch["total_lengths"], batch["response_lengths"], len(rows))
+    weights = _find_weights(reducer, batch[layout.response_lengths], rows.device)
     advantages = [one * weight for one, weight in zip(batch["advantages"], weights, strict=True)]
-    mask = pack_rows([weight != 0 for weight in weights], *places).unsqueeze(1)
+    mask = layout.pack([weight != 0 for weight in weights], batch, len(rows)).unsqueeze(1)
     rows = rows.contiguous().unsqueeze(1)
     loss, _, _ = op.apply(
         rows,
         rows.detach(),
-        _pack_tokens(batch, len(rows)).unsqueeze(1),
-        pack_rows(_find_old_log_probs(args, batch), *places).unsqueeze(1),
-        pack_rows(advantages, *places),
+        layout.pack_tokens(batch, len(rows)).unsqueeze(1),
+        layout.pack(layout.find_old(args, batch), batch, len(rows)).unsqueeze(1),
+        layout.pack(advantages, batch, len(rows)),
         mask,
         clip_eps=args.eps_clip,
         beta=0.0,
     )
     if not loss.requires_grad:
-        raise CheckFailed(Problem("grpo_loss", "returned a result without gradient", expected="one with a gradient"))
+        raise RouteFailed("grpo_loss: returned a result without gradient, expected one with a gradient")
     result: torch.Tensor = loss * mask.sum()
     return result
 
@@ -82,14 +81,3 @@ def _find_weights(reducer: Any, response_lengths: Sequence[int], device: torch.d
     with torch.enable_grad():
         (weights,) = torch.autograd.grad(reducer(tokens), tokens)
     return torch.split(weights, list(response_lengths))
-
-
-def _find_old_log_probs(args: Any, batch: Mapping[str, Any]) -> Sequence[torch.Tensor]:
-    return (batch["rollout_log_probs"] if args.use_rollout_logprobs else batch.get("log_probs")) or ()
-
-
-def _pack_tokens(batch: Mapping[str, Any], num_rows: int) -> torch.Tensor:
-    """[num_rows]: the token that each row predicts, 0 where it predicts none that counts."""
-    responses = batch["response_lengths"]
-    parts = [tokens[len(tokens) - length :] for tokens, length in zip(batch["unconcat_tokens"], responses, strict=True)]
-    return pack_rows(parts, batch["total_lengths"], responses, num_rows)

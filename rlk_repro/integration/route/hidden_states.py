@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.integration.route.errors import RouteFailed
 
 _MOVES: Final = frozenset({"contiguous", "float", "squeeze", "transpose", "view_as"})
 """Names of the methods on a trainer's way whose results hold the same numbers."""
@@ -41,13 +41,13 @@ class HiddenStates(torch.Tensor):
         """Mark ``hidden``; its graph goes on through the result.
 
         Raises:
-            CheckFailed: of another dtype than the weight, so that the way back to it might not be exact.
+            RouteFailed: of another dtype than the weight, so that the way back to it might not be exact.
         """
         if hidden.dtype != head.weight.dtype:
-            raise CheckFailed(
-                Problem("hidden states", "are of another dtype than the output layer's weight", got=str(hidden.dtype),
-                        expected=str(head.weight.dtype))
-            )  # fmt: skip
+            raise RouteFailed(
+                f"hidden states: are of another dtype than the output layer's weight, got '{hidden.dtype}', "
+                f"expected {head.weight.dtype}"
+            )
         result = hidden.as_subclass(cls)
         result.head = head
         return result
@@ -68,8 +68,10 @@ class HiddenStates(torch.Tensor):
         if name == "sum":
             return args[0].as_subclass(torch.Tensor).sum(*args[1:], **(kwargs or {}))
         if name not in _MOVES | _LOOKS:
-            what, hint = "hidden states were taken for logits", "drop linear_logp from VIME_RL_KERNEL_OPS"
-            raise CheckFailed(Problem("linear_logp", what, got=name, expected="RL-Kernel's log-probs", hint=hint))
+            raise RouteFailed(
+                f"linear_logp: hidden states were taken for logits, got {name!r}, expected RL-Kernel's log-probs\n"
+                "  hint: drop linear_logp from the operators that are asked for"
+            )
         result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if isinstance(result, cls):
             result.head = next(value.head for value in args if isinstance(value, cls))

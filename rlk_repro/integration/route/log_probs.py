@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import torch
 import torch.distributed as dist
 
-from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.moments import find_moments
 from rlk_repro.operators import Reason, Refusal
 
@@ -340,9 +340,9 @@ def check_result(op: str, result: Any, like: torch.Tensor, *, needs_grad: bool =
     """An operator's answer must have the form it is documented to have; values are watched elsewhere."""
     if not isinstance(result, torch.Tensor) or result.shape != like.shape or result.dtype != torch.float32:
         got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, torch.Tensor) else type(result).__name__
-        raise CheckFailed(
-            Problem(op, "RL-Kernel returned something else than it documents", got=got,
-                    expected=f"{tuple(like.shape)} torch.float32")
-        )  # fmt: skip
+        expected = f"{tuple(like.shape)} torch.float32"
+        raise RouteFailed(
+            f"{op}: RL-Kernel returned something else than it documents, got {got!r}, expected {expected}"
+        )
     if needs_grad and not result.requires_grad:
-        raise CheckFailed(Problem(op, "returned a result without gradient", expected="one with a gradient"))
+        raise RouteFailed(f"{op}: returned a result without gradient, expected one with a gradient")

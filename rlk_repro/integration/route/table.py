@@ -8,8 +8,8 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from rlk_repro.integration.measure.ledger import Call, Route, RouteContext, RouteFactory
 from rlk_repro.integration.route import log_probs
+from rlk_repro.integration.route.api import Call, Route, RouteContext, RouteFactory
 from rlk_repro.integration.route.grpo_loss import make_grpo_loss_route
 from rlk_repro.integration.route.linear_logp import make_linear_logp_route
 from rlk_repro.integration.route.log_probs import FirstCallCheck, Operators, Shard

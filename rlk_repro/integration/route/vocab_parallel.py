@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import torch
 import torch.distributed as dist
 
-from rlk_repro.integration.measure.ledger import Call
+from rlk_repro.integration.route.api import Call
 from rlk_repro.integration.route.log_probs import FirstCallCheck, Shard, check_result, find_foreign_id, join_entropies
 from rlk_repro.integration.route.moments import find_moments
 from rlk_repro.integration.route.rl_kernel import (

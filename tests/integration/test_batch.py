@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlk_repro.integration.route.old_log_probs import CurrentBatch
+from rlk_repro.integration.route.batch import CurrentBatch
 
 LENGTHS = ((7, 3), (4, 0), (9, 5))  # prompt and response together, response
 NUM_ROWS = 24  # with four of padding

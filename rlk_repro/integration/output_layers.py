@@ -1,0 +1,96 @@
+"""Has the output layer of a Megatron model hand over its input, ``HiddenStates``, where ``linear_logp`` multiplies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.integration.measure.installation import Installation, check_signatures
+from rlk_repro.integration.route.hidden_states import Head, HiddenStates
+from rlk_repro.integration.route.linear_logp import NAME, find_weight_refusal
+from rlk_repro.integration.vime_abi import Abi
+from rlk_repro.operators import Reason, Refusal
+
+
+def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: Abi) -> None:
+    """Have the output layers of a Megatron model hand over hidden states where ``linear_logp`` runs; all or none.
+
+    Raises:
+        CheckFailed: one of them cannot, and the mode forbids a fallback.
+        EnvironmentMissing: the layer is not that of the Megatron that this was written for.
+    """
+    decision = installation.ledger.find_rl_kernel(NAME)
+    if decision is None:
+        return
+    layers = []
+    for chunk in chunks:
+        found = find_output_layer(chunk, decision.implementation, abi)
+        if isinstance(found, Refusal):
+            installation.ledger.refuse_call(NAME, found)
+            return
+        layers += [] if found is None else [found]
+    for layer in layers:
+        installation.rebind(layer, "forward", functools.partial(_hand_over, layer), "hands over hidden states")
+
+
+def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
+    """The output layer of a model chunk, None where the pipeline has put it elsewhere, or why it cannot be deferred."""
+    model = chunk
+    while hasattr(model, "module"):
+        if type(model).__name__ not in abi.wrappers:
+            return Refusal(Reason.OUTPUT_LAYER, f"{type(model).__name__} is around the model")
+        model = model.module
+    if not getattr(model, "post_process", True):
+        return None
+    layer: Any = getattr(model, "output_layer", None)
+    kind = type(layer).__name__
+    if kind not in abi.output_layers:
+        return Refusal(Reason.OUTPUT_LAYER, f"{type(model).__name__} has {'none' if layer is None else f'a {kind}'}")
+    check_signatures(type(layer), {"forward": abi.output_layers[kind]})
+    config = layer.config
+    obstacles = {
+        "multi-token prediction": config.mtp_num_layers,
+        "its weight's gradient is deferred": config.defer_embedding_wgrad_compute,
+        "its output is gathered": layer.gather_output,
+        "its bias is kept back": layer.skip_bias_add,
+        "its gradient is not reduced": layer.disable_grad_reduce,
+    }
+    found = [what for what, is_so in obstacles.items() if is_so]
+    if found:
+        return Refusal(Reason.OUTPUT_LAYER, ", ".join(found))
+    weight = model.shared_embedding_or_output_weight() if layer.weight is None else layer.weight
+    return find_weight_refusal(weight, implementation) or layer
+
+
+def _hand_over(layer: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Around the layer's ``forward``, whose arguments it takes: its input with the weight, in place of the product."""
+
+    @functools.wraps(forward)
+    def hand_over(
+        input_: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+        **fused: Any,
+    ) -> tuple[HiddenStates, None]:
+        if runtime_gather_output or fused.get("output_cross_entropy_loss"):
+            asked = "gathered logits" if runtime_gather_output else "a fused loss"
+            what = "the output layer was asked for something else"
+            raise CheckFailed(Problem(NAME, what, got=asked, expected="this rank's logits"))
+        if layer.sequence_parallel:
+            input_ = _gather_rows(input_, layer.tp_group)
+        return HiddenStates.of(input_, Head(layer.weight if weight is None else weight, layer.bias)), None
+
+    return hand_over
+
+
+def _gather_rows(hidden: torch.Tensor, group: Any) -> torch.Tensor:
+    """All rows, from those of each rank.  The operator adds its gradient up over the ranks; on the way back each takes
+    its own rows of that sum, and nothing is added up again."""
+    from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+    rows: torch.Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)
+    return rows

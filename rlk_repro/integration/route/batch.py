@@ -1,0 +1,78 @@
+"""How a trainer lays out the rows of a microbatch, and the microbatch whose loss is being computed.
+
+The old policy's log-probs are near the current ones, and that is all they are used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLayout:
+    """Rows without context parallelism: samples one after another; a sample of n tokens with a response of r predicts
+    it in its rows n-r-1 to n-2.  The fields are the keys that a batch has, and the switch among a trainer's arguments.
+    """
+
+    total_lengths: str = "total_lengths"
+    response_lengths: str = "response_lengths"
+    tokens: str = "unconcat_tokens"
+    log_probs: str = "log_probs"
+    rollout_log_probs: str = "rollout_log_probs"
+    use_rollout_log_probs: str = "use_rollout_logprobs"
+
+    def find_old(self, args: Any, batch: Mapping[str, Any]) -> Sequence[torch.Tensor]:
+        """The old policy's log-probs of each response, [r] each; empty where the batch has none."""
+        is_rollouts = getattr(args, self.use_rollout_log_probs, False)
+        return batch.get(self.rollout_log_probs if is_rollouts else self.log_probs) or ()
+
+    def pack_old(self, args: Any, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor | None:
+        """[num_rows] float32, 0 where no response token is predicted; None where there are none or they do not fit."""
+        parts = self.find_old(args, batch)
+        totals, responses = (batch.get(key) for key in (self.total_lengths, self.response_lengths))
+        if not parts or not totals or not responses or sum(totals) > num_rows or responses != [len(p) for p in parts]:
+            return None
+        if any(response >= total for response, total in zip(responses, totals, strict=True)):
+            return None
+        return self.pack(parts, batch, num_rows).float()
+
+    def pack_tokens(self, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor:
+        """[num_rows]: the token that each row predicts, 0 where it predicts none that counts."""
+        responses = batch[self.response_lengths]
+        parts = [one[len(one) - length :] for one, length in zip(batch[self.tokens], responses, strict=True)]
+        return self.pack(parts, batch, num_rows)
+
+    def pack(self, parts: Sequence[torch.Tensor], batch: Mapping[str, Any], num_rows: int) -> torch.Tensor:
+        """[num_rows]: per-token values of the responses in the rows that predict them, zero elsewhere."""
+        padding = parts[0].new_zeros(num_rows)
+        pieces, position = [], 0
+        for part, total, response in zip(parts, batch[self.total_lengths], batch[self.response_lengths], strict=True):
+            pieces += [padding[: total - response - 1], part, padding[:1]]
+            position += total
+        return torch.cat([*pieces, padding[: num_rows - position]])
+
+
+@dataclass
+class CurrentBatch:
+    """What the trainer's loss was called with, while it runs."""
+
+    layout: RowLayout = field(default_factory=RowLayout)
+    args: Any = None
+    batch: Mapping[str, Any] | None = None
+
+    @contextmanager
+    def hold(self, args: Any, batch: Mapping[str, Any]) -> Iterator[None]:
+        self.args, self.batch = args, batch
+        try:
+            yield
+        finally:
+            self.args = self.batch = None
+
+    def find_old_log_probs(self, num_rows: int) -> torch.Tensor | None:
+        """[num_rows] float32, 0 where no response token is predicted; None where there are none or they do not fit."""
+        return None if self.batch is None else self.layout.pack_old(self.args, self.batch, num_rows)

@@ -1,0 +1,76 @@
+"""What one commit of vime, with the Megatron-LM that it pins, calls its functions, and how it lays out a batch.
+
+A second commit is a second entry of ``ABIS``.  Which of them runs is found by the signatures, as upstream gives its
+training code no version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rlk_repro.integration.measure.installation import check_signatures, find_signature_problems
+from rlk_repro.integration.route.batch import RowLayout
+
+LOG_PROBS: Final = "calculate_log_probs_and_entropy"
+APPROX_KL: Final = "compute_approx_kl"
+CLIP: Final = "compute_policy_loss"
+LOSS: Final = "policy_loss_function"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abi:
+    """``loss`` and ``actor``: functions of the two modules with their parameters.  ``output_layers``: classes of
+    Megatron-LM with those of ``forward``; ``wrappers`` are the classes that may stand around a model.
+    """
+
+    loss: Mapping[str, str]
+    actor: Mapping[str, str]
+    output_layers: Mapping[str, str]
+    wrappers: frozenset[str]
+    rows: RowLayout = field(default_factory=RowLayout)
+
+
+ABIS: Final[Mapping[str, Abi]] = {
+    # with Megatron-LM 1dcf0daf
+    "1fc199d9d57eb9d9e66d337cce406c27e7bd916f": Abi(
+        loss={
+            LOG_PROBS: "(logits, tokens, tp_group, with_entropy, chunk_size, log_prob_keep_mask, with_entropy_grad)",
+            APPROX_KL: "(log_probs, log_probs_base, kl_loss_type, importance_ratio)",
+            CLIP: "(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c)",
+            LOSS: "(args, batch, logits, sum_of_sample_mean)",
+        },
+        actor={
+            "forward_only": "(f, args, model, data_iterator, num_microbatches, store_prefix, use_rollout_top_p_replay)",
+            "train": "(rollout_id, model, optimizer, opt_param_scheduler, data_iterator, num_microbatches, "
+            "global_batch_sizes)",
+            "initialize_model_and_optimizer": "(args, role)",
+            "log_perf_data": "(rollout_id, args, extra_metrics)",
+        },
+        output_layers={
+            "ColumnParallelLinear": "(self, input_, weight, runtime_gather_output)",
+            "LinearCrossEntropyModule": "(self, input_, weight, runtime_gather_output, output_cross_entropy_loss, "
+            "labels, reduction, ignore_index)",
+        },
+        wrappers=frozenset({"DistributedDataParallel", "Float16Module"}),
+    )
+}
+NEWEST: Final = list(ABIS.values())[-1]
+
+
+def find_abi(loss: Any, actor: Any | None = None) -> Abi:
+    """The entry that fits a loss module, and an actor module where the trainer has one.
+
+    Raises:
+        EnvironmentMissing: none fits; what differs from the newest entry is named.
+    """
+    for abi in ABIS.values():
+        problems = find_signature_problems(loss, abi.loss)
+        problems += [] if actor is None else find_signature_problems(actor, abi.actor)
+        if not problems:
+            return abi
+    if actor is not None:
+        check_signatures(actor, NEWEST.actor)
+    check_signatures(loss, NEWEST.loss)
+    return NEWEST
