@@ -14,7 +14,7 @@ from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.workloads.api import Workload
+from rlk_repro.workloads.api import Trainer
 
 
 class Role(StrEnum):
@@ -85,7 +85,7 @@ class Deadlines:
 class Parts:
     """The functions an agent calls.  Tests put their own in place."""
 
-    workload: Workload
+    workload: Trainer
     probe_node: Callable[[str], Manifest]
     busy_gpus: Callable[[], list[GpuUse] | Unknown]
     analyse: Callable[[RunDir], dict[str, Any]]
@@ -95,7 +95,7 @@ class Parts:
     deadlines: Deadlines = Deadlines()
 
 
-def real_parts(workload: Workload) -> Parts:
+def real_parts(workload: Trainer) -> Parts:
     from rlk_repro.bundle.seal import pack, seal
     from rlk_repro.probes import probe_node
     from rlk_repro.probes.gpu import busy_gpus

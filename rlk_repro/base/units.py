@@ -46,3 +46,12 @@ def format_number(value: float, digits: int = 4) -> str:
 def format_percent(ratio: float, digits: int = 2) -> str:
     """A ratio as a signed change: 0.95 is ``-5.00 %``; what rounds to nothing is ``+0.00 %`` from either side."""
     return f"{(ratio - 1) * 100:+z.{digits}f} %"
+
+
+def format_count(value: int) -> str:
+    return f"{value:,}"
+
+
+def count(number: int, noun: str, nouns: str = "") -> str:
+    """``1 pair``, ``6 pairs``, ``9,216 tokens``; ``nouns`` where the plural is not made with an s."""
+    return f"{format_count(number)} {noun if number == 1 else nouns or noun + 's'}"

@@ -44,8 +44,9 @@ def prepare(
     """Fetch, make or convert what a run needs: model, data, stored rollouts."""
     request = _resolve(name, hardware, profile, cluster, stack, settings or [], mirror, cache, is_offline)
     from rlk_repro.prepare import steps as work
+    from rlk_repro.workloads import get_workload
 
-    steps = work.list_steps(request)
+    steps = get_workload(request.run.workload.kind).list_steps(request)
     if is_dry_run:
         _show_missing(steps, as_json=as_json)
         return

@@ -13,13 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
+from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import MAX_RECORDS_BYTES, load_json, sha256_bytes, sha256_file, write_json
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.plan import Plan
-from rlk_repro.prepare.layout import PreparedDir
-from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import Run, Stack, VimeWorkload
 
 SCHEMA: Final = 1
 END_BYTES: Final = 1 << 20
@@ -165,33 +161,6 @@ def check_contents(folder: Path, contents: Contents, *, is_full: bool = False) -
         if found != wanted:
             what = "sha256" if is_full else "sha256 of its ends"
             yield Finding(Level.BLOCKING, where, f"{what} {wanted}", found)
-
-
-def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
-    """What a run needs before its first trial, by kind; nothing where its workload makes everything itself.
-
-    Raises:
-        SpecError: a conversion, and no vime in the stack that could do it.
-    """
-    workload = run.workload
-    if not isinstance(workload, VimeWorkload):
-        return {}
-    folders = {"model": prepared.model(workload.model)}
-    if workload.model.checkpoint == "torch_dist":
-        vime = stack.pins.get("vime")
-        if vime is None:
-            raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="the vime that converts"))
-        folders["checkpoint"] = prepared.checkpoint(workload.model, vime.commit)
-    if run.lane != "live" and workload.rollouts is not None:
-        folders["rollouts"] = prepared.rollouts(workload.rollouts).path
-    if workload.generates(run.lane):
-        folders["data"] = prepared.data_folder(workload.data.source)
-    return folders
-
-
-def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
-    """The same for a plan, where its profile keeps them."""
-    return list_folders(plan.run, plan.stack, PreparedDir.of(plan.profile, run_dir))
 
 
 def write_parts(path: Path, parts: Mapping[str, Contents]) -> None:

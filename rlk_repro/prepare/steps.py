@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.units import format_bytes
-from rlk_repro.prepare import arithmetic, random_model
-from rlk_repro.prepare.contents import Contents, list_folders, load_contents, record_files
-from rlk_repro.prepare.fetch import Fetch, bytes_there
+from rlk_repro.prepare.contents import Contents
 from rlk_repro.prepare.layout import PreparedDir
-from rlk_repro.prepare.making import Made, Order, Tell, WorkDir, fill, find_contents, require_unchanged
-from rlk_repro.prepare.origins import MODEL_FILES, Origin, Repository, list_origins
+from rlk_repro.prepare.making import Order, Tell, fill, find_contents, require_unchanged
 from rlk_repro.prepare.progress import watch_growth
-from rlk_repro.prepare.stored_rollouts import Storage
-from rlk_repro.spec import ArithmeticData, Hardware, HubData, HubSource, Run, Stack, VimeWorkload
-from rlk_repro.workloads.vime.conversion import TOOL, Conversion
+from rlk_repro.spec import Hardware, Run, Stack
 
 T = TypeVar("T")
 
@@ -83,28 +78,6 @@ class Done:
         return {"path": self.step.pin, "revision": str(self.contents.source.get("revision"))}
 
 
-def list_steps(request: Request) -> list[Step]:
-    """Everything the run needs; nothing where its workload makes everything itself.
-
-    Raises:
-        SpecError: the mirror is no folder, or a random model lacks a size.
-    """
-    workload = request.run.workload
-    if not isinstance(workload, VimeWorkload):
-        return []
-    origins = list_origins(request.mirror, is_offline=request.is_offline)
-    folders = list_folders(request.run, request.stack, request.prepared)
-    steps = []
-    if "data" in folders:
-        steps.append(_data_step(workload, folders["data"], origins))
-    if "rollouts" in folders:
-        steps.append(_rollouts_step(request, workload, folders["rollouts"]))
-    steps.append(_model_step(workload, folders["model"], origins))
-    if "checkpoint" in folders:
-        steps.append(_checkpoint_step(request, workload, folders["checkpoint"], steps[-1]))
-    return steps
-
-
 def prepare(request: Request, steps: Sequence[Step], tell: Tell, *, is_live: bool) -> list[Done]:
     """Do everything that is not done.
 
@@ -139,105 +112,6 @@ def require_room(root: Path, needed: int) -> None:
                     expected=f"{format_bytes(needed)} and {format_bytes(SPARE_BYTES)} to spare",
                     hint="--cache DIR puts it elsewhere")
         )  # fmt: skip
-
-
-def _fetch_step(kind: str, folder: Path, fetch: Fetch, pin: str) -> Step:
-    repository = fetch.repository
-
-    def is_wanted(source: Mapping[str, Any]) -> bool:
-        same = source.get("repository") == repository.name
-        return same and repository.revision in {None, source.get("revision")}
-
-    def estimate() -> int:
-        work = WorkDir.of(folder)
-        return fetch.find(work)[1].size_bytes - bytes_there(work)
-
-    return Step(
-        order=Order(kind=kind, folder=folder, is_wanted=is_wanted, make=fetch.run),
-        what=str(repository),
-        estimate=estimate,
-        pin="" if repository.revision else pin,
-    )
-
-
-def _model_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) -> Step:
-    model, source = workload.model, workload.model.source
-    if isinstance(source, HubSource):
-        wanted = Repository(kind="model", name=source.repository, revision=source.revision, patterns=MODEL_FILES)
-        return _fetch_step("model", folder, Fetch(repository=wanted, origins=origins), "workload.model.source.revision")
-    recipe = random_model.recipe(model)
-
-    def make(work: WorkDir) -> None:
-        random_model.write_model(model, work.files)
-
-    num_bytes = random_model.weights_bytes(random_model.Sizes.of(model))
-    return _recipe_step("model", folder, recipe, make, num_bytes)
-
-
-def _data_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) -> Step:
-    source = workload.data.source
-    if isinstance(source, HubData):
-        wanted = Repository(kind="dataset", name=source.repository, revision=source.revision, patterns=(source.file,))
-        return _fetch_step("data", folder, Fetch(repository=wanted, origins=origins), "workload.data.source.revision")
-    prompts: ArithmeticData = source
-
-    def make(work: WorkDir) -> None:
-        arithmetic.write_prompts(prompts, work.files / PreparedDir(Path()).data_file(prompts).name)
-
-    num_bytes = prompts.num_prompts * arithmetic.BYTES_PER_PROMPT
-    return _recipe_step("data", folder, arithmetic.recipe(prompts), make, num_bytes)
-
-
-def _recipe_step(
-    kind: str, folder: Path, recipe: Mapping[str, Any], write: Callable[[WorkDir], None], num_bytes: int
-) -> Step:
-    """Made here, the same bytes everywhere; an attempt that was cut off is begun again."""
-
-    def make(work: WorkDir, tell: Tell) -> Made:
-        shutil.rmtree(work.files, ignore_errors=True)
-        work.files.mkdir(parents=True)
-        tell(f"{folder.name}: making it")
-        write(work)
-        return Made(source=recipe, files=record_files(work.files))
-
-    order = Order(kind=kind, folder=folder, is_wanted=lambda source: dict(source) == dict(recipe), make=make)
-    return Step(order=order, what=folder.name, estimate=lambda: num_bytes)
-
-
-def _checkpoint_step(request: Request, workload: VimeWorkload, folder: Path, model: Step) -> Step:
-    conversion = Conversion(
-        model=workload.model,
-        folder=model.order.folder,
-        stack=request.stack,
-        hardware=request.hardware,
-        layout=request.run.layouts[request.hardware.hardware],
-    )
-
-    def is_wanted(source: Mapping[str, Any]) -> bool:
-        wanted = conversion.source
-        is_known = wanted["model"] is not None  # else it is fetched first, and asked again
-        return all(source.get(key) == value for key, value in wanted.items() if is_known or key != "model")
-
-    def estimate() -> int | None:
-        """The same weights once more."""
-        contents = load_contents(model.order.folder)
-        return model.estimate() if contents is None else contents.size_bytes
-
-    return Step(
-        order=Order(kind="checkpoint", folder=folder, is_wanted=is_wanted, make=conversion.run),
-        what=folder.name,
-        estimate=estimate,
-        command=lambda: conversion.command(Path("{vime}") / TOOL, folder, estimate() or 0),
-    )
-
-
-def _rollouts_step(request: Request, workload: VimeWorkload, folder: Path) -> Step:
-    assert workload.rollouts is not None
-    storage = Storage(stored=workload.rollouts, mirror=request.mirror, is_offline=request.is_offline)
-    order = Order(
-        kind="rollouts", folder=folder, is_wanted=lambda source: dict(source) == storage.source, make=storage.run
-    )
-    return Step(order=order, what=f"rollouts {workload.rollouts.name}", estimate=lambda: None)
 
 
 def describe_steps(steps: Sequence[Step]) -> Iterator[str]:

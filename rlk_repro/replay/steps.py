@@ -17,7 +17,7 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.clusters.registry import REMOTE
 from rlk_repro.plan import Plan
-from rlk_repro.prepare.contents import Contents, diff_contents, find_parts, list_run_folders, load_parts
+from rlk_repro.prepare.contents import Contents, diff_contents, find_parts, load_parts
 from rlk_repro.probes import PROBES, probe_node
 from rlk_repro.replay.compare import Comparison, compare_analyses
 from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
@@ -30,6 +30,7 @@ from rlk_repro.spec.load import Loaded
 from rlk_repro.submit import launch
 from rlk_repro.submit.stage import Inputs
 from rlk_repro.workloads.checkouts import trainer_path
+from rlk_repro.workloads.parts import list_run_folders
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,10 +169,6 @@ def headline_value(metric: str, summary: Summary) -> float:
     return summary.maximum if metric.startswith("peak_") else summary.mean
 
 
-def format_count(value: int) -> str:
-    return f"{value:,}"
-
-
 def _unit_of(metric: str) -> str:
     if metric.endswith("_bytes"):
         return "GiB"

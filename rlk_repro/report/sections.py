@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rlk_repro.base.units import format_duration, format_number, format_percent
+from rlk_repro.base.units import format_count, format_duration, format_number, format_percent
 from rlk_repro.operators import OPERATORS
 from rlk_repro.report.basis import describe_confidence, describe_interval
 from rlk_repro.report.blocks import (
@@ -24,7 +24,7 @@ from rlk_repro.report.blocks import (
     make_columns,
     make_row,
 )
-from rlk_repro.report.labels import NOT_RECORDED, format_count, start_sentence
+from rlk_repro.report.labels import NOT_RECORDED, start_sentence
 from rlk_repro.report.view import View, log_path
 from rlk_repro.rundir.results import (
     DecisionSummary,

@@ -5,16 +5,16 @@ Also what of the enabled variant's work is rlk-repro's own and not RL-Kernel's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from rlk_repro.base.units import count
 from rlk_repro.operators import Platform
 from rlk_repro.plan import Plan
-from rlk_repro.report.labels import format_count
+from rlk_repro.workloads import get_workload
 
 Workload = Mapping[str, Any]
-Facts = Iterator[tuple[str, str]]
 
 AS_WRITTEN: Final = "none: all as the run definition has it"
 MOMENTS: Final = "rlk-repro's own pass over the logits (torch.compile on a GPU, rlk_repro/integration/route/moments.py)"
@@ -32,9 +32,8 @@ _WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp"})
 def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Name and value of what a reader needs to tell this run from another of the same name."""
     workload = plan.experiment["run"]["workload"]
-    describe = _WORKLOADS.get(workload["kind"], _describe_nothing)
     facts = [("run", plan.run.run), ("overrides", ", ".join(_list_changes(plan)) or AS_WRITTEN)]
-    facts += describe(MappingProxyType(workload))
+    facts += get_workload(workload["kind"]).describe(MappingProxyType(workload))
     if plan.run.workload.has_variants:
         facts += (
             [("loss", _describe_loss(workload["grpo"], "step" if workload["kind"] == "module" else "rollout"))]
@@ -83,75 +82,6 @@ def _show(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _describe_module(workload: Workload) -> Facts:
-    batch = workload["batch"]
-    yield (
-        "batches",
-        f"random: {format_count(batch['num_tokens'])} packed tokens of {batch['num_samples']} samples a microbatch, "
-        f"fp32 logits, vocabulary {format_count(batch['vocab_size'])} ({workload['model']}); "
-        f"{_count(batch['num_microbatches'], 'microbatch', 'microbatches')} an optimizer step",
-    )
-    lead_ms = workload["lead_ms"]
-    lead = f"kept busy for {lead_ms:g} ms before each pass" if lead_ms else "idle before each pass"
-    yield "device", f"{lead}, in both variants"
-
-
-def _describe_reference(workload: Workload) -> Facts:
-    model, grpo = workload["model"], workload["grpo"]
-    yield (
-        "model",
-        f"reference trainer: {_count(model['num_layers'], 'layer')}, hidden {format_count(model['hidden_size'])}, "
-        f"vocabulary {format_count(model['vocab_size'])}, {model['dtype']}",
-    )
-    yield (
-        "rollouts",
-        f"{format_count(grpo['rollout_batch_size'])} prompts × {grpo['n_samples_per_prompt']} samples, at most "
-        f"{_count(grpo['rollout_max_response_len'], 'token')} long",
-    )
-
-
-def _describe_operators(workload: Workload) -> Facts:
-    names = dict.fromkeys(grid["operator"] for grid in workload["grids"])
-    calls = f"{workload['timed_calls']} timed calls after {workload['warmup_calls']}, per cell and sweep"
-    chosen = ", ".join(workload["implementations"]) or "all implementations that serve them"
-    yield "operators", f"{', '.join(names)}; {chosen}; {calls}"
-
-
-def _describe_vime(workload: Workload) -> Facts:
-    model, data, grpo = workload["model"], workload["data"], workload["grpo"]
-    yield "model", f"{model['title']}: {_describe_source(model['source'], 'weights')}"
-    reward = data["rm_type"] or data["custom_rm_path"]
-    yield "data", f"{_describe_source(data['source'], 'prompts')}; reward {reward}"
-    replayed = ", expert routing replayed (R3)" if grpo["use_rollout_routing_replay"] else ""
-    yield (
-        "rollouts",
-        f"{format_count(grpo['rollout_batch_size'])} prompts × {grpo['n_samples_per_prompt']} samples, at most "
-        f"{_count(grpo['rollout_max_response_len'], 'token')} long{replayed}",
-    )
-    if workload["what_for"] != "timing":
-        yield "meant for", workload["what_for"]
-
-
-def _describe_source(source: Workload, what: str) -> str:
-    if source["kind"] != "hub":
-        return f"{what} made by this tool, seed {source['seed']}"
-    revision = source["revision"]
-    file = f", {source['file']}" if "file" in source else ""
-    return f"{source['repository']}{file} at {revision[:12] if revision else 'no pinned revision'}"
-
-
-def _describe_nothing(_: Workload) -> Facts:
-    yield from ()
-
-
-_WORKLOADS: Final[Mapping[str, Callable[[Workload], Facts]]] = {
-    "module": _describe_module,
-    "reference": _describe_reference,
-    "operators": _describe_operators,
-    "vime": _describe_vime,
-}
-
-
 def _describe_loss(grpo: Workload, unit: str) -> str:
     kl = f"KL loss {grpo['kl_loss_type']} × {grpo['kl_loss_coef']:g}" if grpo["use_kl_loss"] else "no KL loss"
     parts = [
@@ -159,7 +89,7 @@ def _describe_loss(grpo: Workload, unit: str) -> str:
         f"clip {grpo['eps_clip']:g} and {grpo['eps_clip_high']:g}",
         kl,
         f"temperature {grpo['rollout_temperature']:g}",
-        f"{_count(grpo['num_steps_per_rollout'], 'optimizer step')} a {unit}",
+        f"{count(grpo['num_steps_per_rollout'], 'optimizer step')} a {unit}",
     ]
     return ", ".join(parts)
 
@@ -172,10 +102,6 @@ def _describe_layout(plan: Plan) -> str:
         "CP": layout.context_parallel,
         "EP": layout.expert_parallel,
     }
-    where = f"{_count(layout.gpus_per_node, 'GPU')} a node" if layout.gpus_per_node else "no GPU"
+    where = f"{count(layout.gpus_per_node, 'GPU')} a node" if layout.gpus_per_node else "no GPU"
     shown = "".join(f", {name} {size}" for name, size in sizes.items() if size > 1 or name == "TP")
-    return f"{_count(layout.num_nodes, 'node')}, {where}{shown}"
-
-
-def _count(number: int, noun: str, nouns: str = "") -> str:
-    return f"{format_count(number)} {noun if number == 1 else nouns or noun + 's'}"
+    return f"{count(layout.num_nodes, 'node')}, {where}{shown}"

@@ -134,6 +134,7 @@ class VimeWorkload(AnyWorkload):
     lanes = ("live", "fixed-rollout", "train-only")
     lane_limit = "vime has three lanes"
     modules = ("torch", "vime", "megatron", "ray")
+    needs_prepared = True
 
     kind: Literal["vime"]
     what_for: Purpose = "timing"
@@ -165,6 +166,10 @@ class VimeWorkload(AnyWorkload):
     def generates(self, lane: Lane) -> bool:
         """Whether inference servers run: in every lane but one, and there too where the run stores its own first."""
         return lane != "train-only" or self.rollouts is None
+
+    @property
+    def packed_rollouts(self) -> str | None:
+        return self.rollouts.name if self.rollouts is not None and self.rollouts.is_packed else None
 
     def gpus_per_engine(self, hardware: str) -> int:
         return self.placements[hardware].rollout_num_gpus_per_engine

@@ -84,7 +84,7 @@ class AnyWorkload(Model):
     Without ``has_output_layer`` its logits are no model's.  ``modules`` are the Python modules that its trainer cannot
     do without; ``imports`` those that a child process tries, with all that they import, before the first trial.
     ``gpus_per_engine`` is, by hardware, how many GPUs in a row an inference server takes that counts them up from its
-    first one; 0 where nothing does.
+    first one; 0 where nothing does.  With ``needs_prepared`` its trials read what ``rlk-repro prepare`` put on disk.
     """
 
     lanes: ClassVar[tuple[Lane, ...]]
@@ -93,6 +93,12 @@ class AnyWorkload(Model):
     has_output_layer: ClassVar[bool] = True
     modules: ClassVar[tuple[str, ...]] = ("torch",)
     imports: ClassVar[tuple[str, ...]] = ()
+    needs_prepared: ClassVar[bool] = False
+
+    @property
+    def packed_rollouts(self) -> str | None:
+        """Name of the stored rollouts that travel in the bundle."""
+        return None
 
     @property
     def num_steps_per_rollout(self) -> int:

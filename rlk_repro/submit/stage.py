@@ -15,9 +15,10 @@ from rlk_repro.base.files import dump_json, write_bytes
 from rlk_repro.clusters.api import Job
 from rlk_repro.clusters.registry import REMOTE
 from rlk_repro.plan import Plan, make_record
-from rlk_repro.prepare.contents import Contents, find_parts, list_run_folders, parts_json
+from rlk_repro.prepare.contents import Contents, find_parts, parts_json
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.rundir.store import remember
+from rlk_repro.workloads.parts import list_run_folders
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,21 @@
-"""What a workload is: a module with these four functions.  The values they pass are defined here, nothing else."""
+"""What a workload is: a module with these functions.  The values they pass are defined here, nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan, Trial
+from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import Run, Stack
+
+if TYPE_CHECKING:
+    from rlk_repro.prepare.steps import Request, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +33,8 @@ class Command:
     needs_ray: bool = False
 
 
-class Workload(Protocol):
-    """The module interface; mypy checks each module at its line of the registry.  All four are pure."""
+class Trainer(Protocol):
+    """What the node agent asks of a workload.  All four are pure."""
 
     def find_problems(self, plan: Plan) -> list[Problem]:
         """Why this plan cannot run at all, whatever the machine."""
@@ -41,3 +47,16 @@ class Workload(Protocol):
 
     def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:
         """By seed, what fills ``run_dir.rollouts_of(seed)`` before the trials; none where the lane stores none."""
+
+
+class Workload(Trainer, Protocol):
+    """The module interface; mypy checks each module at its line of the registry."""
+
+    def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Name and value of what tells this run from another for a reader, from the plan's own record."""
+
+    def list_folders(self, run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
+        """By kind, what has to lie on disk before the first trial; none where the workload makes everything itself."""
+
+    def list_steps(self, request: Request) -> list[Step]:
+        """How ``rlk-repro prepare`` gets or makes those folders, in order."""

@@ -6,16 +6,23 @@ Nothing is started here and nothing is read but the plan.
 from __future__ import annotations
 
 import sys
-from typing import Final
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.findings import Finding
+from rlk_repro.base.units import count, format_count
 from rlk_repro.plan import Plan, Trial
+from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import ModuleWorkload
+from rlk_repro.spec import ModuleWorkload, Run, Stack
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
 from rlk_repro.workloads.environment import FIXED_ENV, find_profile_problems, profile_env, trial_env
+
+if TYPE_CHECKING:
+    from rlk_repro.prepare.steps import Request, Step
 
 TRAINER: Final = "rlk_repro.bench.module"
 
@@ -59,3 +66,27 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG001
     """None: the batches follow from the seed."""
     return {}
+
+
+def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a reader needs to tell this run from another, from the plan's record of the workload."""
+    batch = settings["batch"]
+    yield (
+        "batches",
+        f"random: {format_count(batch['num_tokens'])} packed tokens of {batch['num_samples']} samples a microbatch, "
+        f"fp32 logits, vocabulary {format_count(batch['vocab_size'])} ({settings['model']}); "
+        f"{count(batch['num_microbatches'], 'microbatch', 'microbatches')} an optimizer step",
+    )
+    lead_ms = settings["lead_ms"]
+    lead = f"kept busy for {lead_ms:g} ms before each pass" if lead_ms else "idle before each pass"
+    yield "device", f"{lead}, in both variants"
+
+
+def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:  # noqa: ARG001
+    """None: nothing has to lie on disk before a trial."""
+    return {}
+
+
+def list_steps(request: Request) -> list[Step]:  # noqa: ARG001
+    """None: there is nothing to prepare."""
+    return []

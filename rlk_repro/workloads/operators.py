@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Final
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan, Trial
+from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import OperatorsWorkload
+from rlk_repro.spec import OperatorsWorkload, Run, Stack
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.arguments import find_layout_problems, trial_flags
 from rlk_repro.workloads.environment import FIXED_ENV, find_profile_problems, profile_env, trial_env
+
+if TYPE_CHECKING:
+    from rlk_repro.prepare.steps import Request, Step
 
 TRAINER: Final = "rlk_repro.bench.operators"
 
@@ -47,3 +53,21 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG001
     """None: the cases follow from the seed."""
     return {}
+
+
+def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a reader needs to tell this run from another, from the plan's record of the workload."""
+    names = dict.fromkeys(grid["operator"] for grid in settings["grids"])
+    calls = f"{settings['timed_calls']} timed calls after {settings['warmup_calls']}, per cell and sweep"
+    chosen = ", ".join(settings["implementations"]) or "all implementations that serve them"
+    yield "operators", f"{', '.join(names)}; {chosen}; {calls}"
+
+
+def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:  # noqa: ARG001
+    """None: nothing has to lie on disk before a trial."""
+    return {}
+
+
+def list_steps(request: Request) -> list[Step]:  # noqa: ARG001
+    """None: there is nothing to prepare."""
+    return []

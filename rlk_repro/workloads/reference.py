@@ -6,16 +6,23 @@ Nothing is started here and nothing is read but the plan.
 from __future__ import annotations
 
 import sys
-from typing import Final
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.findings import Finding
+from rlk_repro.base.units import count, format_count
 from rlk_repro.plan import Plan, Trial
+from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import ReferenceWorkload
+from rlk_repro.spec import ReferenceWorkload, Run, Stack
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
 from rlk_repro.workloads.environment import FIXED_ENV, THREADS, find_profile_problems, profile_env, trial_env
+
+if TYPE_CHECKING:
+    from rlk_repro.prepare.steps import Request, Step
 
 TRAINER: Final = "rlk_repro.refengine"
 INIT_PATH: Final = "rlk_repro.integration.reference.install"
@@ -65,3 +72,28 @@ def _make_command(plan: Plan, seed: int, flags: list[str], own: dict[str, str]) 
     argv += setting_flags(workload.grpo)
     env = plain | FIXED_ENV | {THREADS: str(workload.num_threads)} | own
     return Command(argv=(*argv, *flags), env=env, from_env=from_env)
+
+
+def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a reader needs to tell this run from another, from the plan's record of the workload."""
+    model, grpo = settings["model"], settings["grpo"]
+    yield (
+        "model",
+        f"reference trainer: {count(model['num_layers'], 'layer')}, hidden {format_count(model['hidden_size'])}, "
+        f"vocabulary {format_count(model['vocab_size'])}, {model['dtype']}",
+    )
+    yield (
+        "rollouts",
+        f"{format_count(grpo['rollout_batch_size'])} prompts × {grpo['n_samples_per_prompt']} samples, at most "
+        f"{count(grpo['rollout_max_response_len'], 'token')} long",
+    )
+
+
+def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:  # noqa: ARG001
+    """None: nothing has to lie on disk before a trial."""
+    return {}
+
+
+def list_steps(request: Request) -> list[Step]:  # noqa: ARG001
+    """None: there is nothing to prepare."""
+    return []

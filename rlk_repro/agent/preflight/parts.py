@@ -14,12 +14,11 @@ from rlk_repro.prepare.contents import (
     check_contents,
     diff_contents,
     find_parts,
-    list_run_folders,
     load_parts,
     write_parts,
 )
 from rlk_repro.rundir.paths import RolloutDir, RunDir
-from rlk_repro.spec import VimeWorkload
+from rlk_repro.workloads.parts import list_run_folders
 
 ROLLOUTS = "rollouts"
 
@@ -61,10 +60,9 @@ def record_prepared(plan: Plan, run_dir: RunDir) -> None:
         return
     if not load_parts(run_dir.prepared):
         write_parts(run_dir.prepared, find_parts(folders))
-    workload = plan.run.workload
-    stored = workload.rollouts if isinstance(workload, VimeWorkload) else None
-    if stored is not None and stored.is_packed and ROLLOUTS in folders:
-        _copy(folders[ROLLOUTS], run_dir.rollouts / stored.name)
+    packed = plan.run.workload.packed_rollouts
+    if packed is not None and ROLLOUTS in folders:
+        _copy(folders[ROLLOUTS], run_dir.rollouts / packed)
 
 
 def _copy(source: Path, target: Path) -> None:

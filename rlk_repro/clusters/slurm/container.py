@@ -18,7 +18,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import OCI_ARCHITECTURES, ContainerSettings, Image, VimeWorkload
+from rlk_repro.spec import OCI_ARCHITECTURES, ContainerSettings, Image
 
 ENGINES: Final = frozenset({"docker", "podman"})
 _DOCKER_HUB: Final = "registry-1.docker.io"
@@ -92,7 +92,7 @@ def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
     binds = [_bind(str(run_dir.root.absolute()))]  # ours, whatever it is called
     binds += [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only)
               for item in settings.mounts]  # fmt: skip
-    if isinstance(plan.run.workload, VimeWorkload):
+    if plan.run.workload.needs_prepared:
         binds.append(_bind(str(PreparedDir.of(plan.profile, run_dir).root), is_read_only=True))
     if settings.package_dir is not None:
         binds.append(_bind(settings.package_dir, is_read_only=True))

@@ -21,6 +21,18 @@ from rlk_repro.workloads.vime import rules
 from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
 from rlk_repro.workloads.vime.contract import load_contract, spell_flags
 from rlk_repro.workloads.vime.layout import vime_of
+from rlk_repro.workloads.vime.prepare import list_folders, list_steps
+from rlk_repro.workloads.vime.setting import describe
+
+__all__ = [
+    "describe",
+    "find_problems",
+    "find_warnings",
+    "list_folders",
+    "list_steps",
+    "rollout_commands",
+    "trainer_command",
+]
 
 TRAINER: Final = "rlk_repro.integration.start_vime"
 NOWHERE: Final = Path("/runs/run/id")

@@ -15,13 +15,14 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.resources import hardware_folders, profile_folders, run_folders, stack_folders
 from rlk_repro.clusters.api import Job
 from rlk_repro.plan import Plan, make_plan
-from rlk_repro.prepare.contents import Contents, diff_contents, digest_of, list_folders, load_contents, load_parts
+from rlk_repro.prepare.contents import Contents, diff_contents, digest_of, load_contents, load_parts
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.prepare.making import WorkDir
-from rlk_repro.prepare.steps import Request, list_steps, prepare
+from rlk_repro.prepare.steps import Request, prepare
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.stage import Inputs, stage
+from rlk_repro.workloads.vime import list_folders, list_steps
 from tests.support.prepare_examples import BRIDGE, TINY
 from tests.support.rollout_examples import make_rollout
 

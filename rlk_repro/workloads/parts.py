@@ -1,0 +1,16 @@
+"""Which folders a plan needs before its first trial: its workload knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlk_repro.plan import Plan
+from rlk_repro.prepare.layout import PreparedDir
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.workloads import get_workload
+
+
+def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
+    """Folders of a plan by kind, where its profile keeps them; none where its workload makes everything itself."""
+    prepared = PreparedDir.of(plan.profile, run_dir)
+    return get_workload(plan.run.workload.kind).list_folders(plan.run, plan.stack, prepared)

@@ -1,0 +1,161 @@
+"""What a run of vime needs before its first trial, where that lies, and the steps that get or make it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.prepare import arithmetic, random_model
+from rlk_repro.prepare.contents import load_contents, record_files
+from rlk_repro.prepare.fetch import Fetch, bytes_there
+from rlk_repro.prepare.layout import PreparedDir
+from rlk_repro.prepare.making import Made, Order, Tell, WorkDir
+from rlk_repro.prepare.origins import MODEL_FILES, Origin, Repository, list_origins
+from rlk_repro.prepare.steps import Request, Step
+from rlk_repro.prepare.stored_rollouts import Storage
+from rlk_repro.spec import ArithmeticData, HubData, HubSource, Run, Stack, VimeWorkload
+from rlk_repro.workloads.vime.conversion import TOOL, Conversion
+
+
+def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
+    """The folders of model, checkpoint, data and rollouts, by kind, as far as the run's lane needs them.
+
+    Raises:
+        SpecError: a conversion, and no vime in the stack that could do it.
+    """
+    workload = run.workload
+    assert isinstance(workload, VimeWorkload)
+    folders = {"model": prepared.model(workload.model)}
+    if workload.model.checkpoint == "torch_dist":
+        vime = stack.pins.get("vime")
+        if vime is None:
+            raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="the vime that converts"))
+        folders["checkpoint"] = prepared.checkpoint(workload.model, vime.commit)
+    if run.lane != "live" and workload.rollouts is not None:
+        folders["rollouts"] = prepared.rollouts(workload.rollouts).path
+    if workload.generates(run.lane):
+        folders["data"] = prepared.data_folder(workload.data.source)
+    return folders
+
+
+def list_steps(request: Request) -> list[Step]:
+    """One for each folder that the run needs, in the order in which they can be had.
+
+    Raises:
+        SpecError: the mirror is no folder, or a random model lacks a size.
+    """
+    workload = request.run.workload
+    assert isinstance(workload, VimeWorkload)
+    origins = list_origins(request.mirror, is_offline=request.is_offline)
+    folders = list_folders(request.run, request.stack, request.prepared)
+    steps = []
+    if "data" in folders:
+        steps.append(_data_step(workload, folders["data"], origins))
+    if "rollouts" in folders:
+        steps.append(_rollouts_step(request, workload, folders["rollouts"]))
+    steps.append(_model_step(workload, folders["model"], origins))
+    if "checkpoint" in folders:
+        steps.append(_checkpoint_step(request, workload, folders["checkpoint"], steps[-1]))
+    return steps
+
+
+def _fetch_step(kind: str, folder: Path, fetch: Fetch, pin: str) -> Step:
+    repository = fetch.repository
+
+    def is_wanted(source: Mapping[str, Any]) -> bool:
+        same = source.get("repository") == repository.name
+        return same and repository.revision in {None, source.get("revision")}
+
+    def estimate() -> int:
+        work = WorkDir.of(folder)
+        return fetch.find(work)[1].size_bytes - bytes_there(work)
+
+    return Step(
+        order=Order(kind=kind, folder=folder, is_wanted=is_wanted, make=fetch.run),
+        what=str(repository),
+        estimate=estimate,
+        pin="" if repository.revision else pin,
+    )
+
+
+def _model_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) -> Step:
+    model, source = workload.model, workload.model.source
+    if isinstance(source, HubSource):
+        wanted = Repository(kind="model", name=source.repository, revision=source.revision, patterns=MODEL_FILES)
+        return _fetch_step("model", folder, Fetch(repository=wanted, origins=origins), "workload.model.source.revision")
+    recipe = random_model.recipe(model)
+
+    def make(work: WorkDir) -> None:
+        random_model.write_model(model, work.files)
+
+    num_bytes = random_model.weights_bytes(random_model.Sizes.of(model))
+    return _recipe_step("model", folder, recipe, make, num_bytes)
+
+
+def _data_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) -> Step:
+    source = workload.data.source
+    if isinstance(source, HubData):
+        wanted = Repository(kind="dataset", name=source.repository, revision=source.revision, patterns=(source.file,))
+        return _fetch_step("data", folder, Fetch(repository=wanted, origins=origins), "workload.data.source.revision")
+    prompts: ArithmeticData = source
+
+    def make(work: WorkDir) -> None:
+        arithmetic.write_prompts(prompts, work.files / PreparedDir(Path()).data_file(prompts).name)
+
+    num_bytes = prompts.num_prompts * arithmetic.BYTES_PER_PROMPT
+    return _recipe_step("data", folder, arithmetic.recipe(prompts), make, num_bytes)
+
+
+def _recipe_step(
+    kind: str, folder: Path, recipe: Mapping[str, Any], write: Callable[[WorkDir], None], num_bytes: int
+) -> Step:
+    """Made here, the same bytes everywhere; an attempt that was cut off is begun again."""
+
+    def make(work: WorkDir, tell: Tell) -> Made:
+        shutil.rmtree(work.files, ignore_errors=True)
+        work.files.mkdir(parents=True)
+        tell(f"{folder.name}: making it")
+        write(work)
+        return Made(source=recipe, files=record_files(work.files))
+
+    order = Order(kind=kind, folder=folder, is_wanted=lambda source: dict(source) == dict(recipe), make=make)
+    return Step(order=order, what=folder.name, estimate=lambda: num_bytes)
+
+
+def _checkpoint_step(request: Request, workload: VimeWorkload, folder: Path, model: Step) -> Step:
+    conversion = Conversion(
+        model=workload.model,
+        folder=model.order.folder,
+        stack=request.stack,
+        hardware=request.hardware,
+        layout=request.run.layouts[request.hardware.hardware],
+    )
+
+    def is_wanted(source: Mapping[str, Any]) -> bool:
+        wanted = conversion.source
+        is_known = wanted["model"] is not None  # else it is fetched first, and asked again
+        return all(source.get(key) == value for key, value in wanted.items() if is_known or key != "model")
+
+    def estimate() -> int | None:
+        """The same weights once more."""
+        contents = load_contents(model.order.folder)
+        return model.estimate() if contents is None else contents.size_bytes
+
+    return Step(
+        order=Order(kind="checkpoint", folder=folder, is_wanted=is_wanted, make=conversion.run),
+        what=folder.name,
+        estimate=estimate,
+        command=lambda: conversion.command(Path("{vime}") / TOOL, folder, estimate() or 0),
+    )
+
+
+def _rollouts_step(request: Request, workload: VimeWorkload, folder: Path) -> Step:
+    assert workload.rollouts is not None
+    storage = Storage(stored=workload.rollouts, mirror=request.mirror, is_offline=request.is_offline)
+    order = Order(
+        kind="rollouts", folder=folder, is_wanted=lambda source: dict(source) == storage.source, make=storage.run
+    )
+    return Step(order=order, what=f"rollouts {workload.rollouts.name}", estimate=lambda: None)
