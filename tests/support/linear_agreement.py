@@ -38,6 +38,7 @@ from vime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp, slice_
 from rlk_repro.base.errors import CheckFailed
 from rlk_repro.integration.measure.installation import Installation
 from rlk_repro.integration.output_layers import defer_output_layers
+from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.switch import Mode, Settings, install_into
 from rlk_repro.integration.vime_abi import NEWEST
 from rlk_repro.operators import Case
@@ -314,7 +315,7 @@ def find_refusals() -> dict[str, str]:
 def describe(call: Callable[[], Any]) -> str:
     try:
         call()
-    except CheckFailed as error:
+    except (CheckFailed, RouteFailed) as error:
         return error.problems[0].what
     return "went through"
 
