@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -68,3 +68,17 @@ def limit_findings(findings: Iterable[Finding]) -> list[Finding]:
 def shorten(text: str) -> str:
     """The beginning of a text that is too long to be read in a finding, and how long it is."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"
+
+
+def diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Finding]:
+    """Every place in which two JSON values differ, by its dotted path."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from diff_values(f"{path}.{key}", old.get(key), new.get(key), level)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (left, right) in enumerate(zip(old, new, strict=True)):
+            yield from diff_values(f"{path}.{index}", left, right, level)
+    elif isinstance(old, list) and isinstance(new, list):
+        yield Finding(level, path, f"{len(old)} entries", f"{len(new)} entries")
+    elif old != new:
+        yield Finding(level, path, shorten(str(old)), shorten(str(new)))

@@ -44,7 +44,7 @@ def replay(
 ) -> None:
     """Check a bundle, repeat its analysis, run the same experiment again and compare."""
     from rlk_repro.replay import steps
-    from rlk_repro.replay.consent import require_trust
+    from rlk_repro.submit.consent import require_trust
 
     recorded = steps.reanalyse(bundle)
     if is_analyze_only:
@@ -112,7 +112,7 @@ def _say_drift(prepared: Prepared) -> None:
 
 
 def _say_what_runs(prepared: Prepared) -> None:
-    from rlk_repro.replay.consent import list_what_runs
+    from rlk_repro.submit.consent import list_what_runs
 
     say("what would run here:")
     for topic, text in list_what_runs(prepared.launch.plan, prepared.recorded.plan.profile).items():
@@ -136,7 +136,7 @@ def _ask(prepared: Prepared) -> bool:
 
 def _show_dry_run(prepared: Prepared, *, as_json: bool) -> None:
     from rlk_repro.cli.submit import show_dry_run
-    from rlk_repro.replay.consent import list_what_runs
+    from rlk_repro.submit.consent import list_what_runs
     from rlk_repro.submit.show import dry_run_json
 
     plan, job, run_dir = prepared.launch.plan, prepared.launch.job, prepared.launch.run_dir

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, RlkReproError
-from rlk_repro.prepare.rollout_files import PICKLE, PROGRAM, check_archive, check_records
+from rlk_repro.rundir.rollout_files import PICKLE, PROGRAM, check_archive, check_records
 
 SCRIPT: Final = "train.py"
 LOADING: Final = ("--load-forge-rollout-data", "--load-debug-rollout-data")

@@ -18,8 +18,8 @@ from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem,
 from rlk_repro.prepare.contents import FileRecord, digest_of, record_files
 from rlk_repro.prepare.downloads import Bounds, open_url
 from rlk_repro.prepare.making import Made, Tell, WorkDir
-from rlk_repro.prepare.rollout_files import check_file
 from rlk_repro.rundir.paths import RolloutDir
+from rlk_repro.rundir.rollout_files import check_file
 from rlk_repro.spec import StoredRollouts
 
 FOLDER: Final = "rollouts"

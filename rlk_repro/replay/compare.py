@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.analysis.analyse import analyse
-from rlk_repro.base.findings import Finding, Level, limit_findings, shorten
+from rlk_repro.base.findings import Finding, Level, diff_values, limit_findings
 from rlk_repro.base.units import format_number, format_percent
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import BASELINE, Plan
@@ -315,17 +315,3 @@ def _diff_plans(left: RunDir, right: RunDir) -> list[Finding]:
         findings += list(diff_values("profile", old.profile.model_dump(mode="json"),
                                       new.profile.model_dump(mode="json"), Level.WARNING))  # fmt: skip
     return findings
-
-
-def diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Finding]:
-    """Every place in which two JSON values differ, by its dotted path."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            yield from diff_values(f"{path}.{key}", old.get(key), new.get(key), level)
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (left, right) in enumerate(zip(old, new, strict=True)):
-            yield from diff_values(f"{path}.{index}", left, right, level)
-    elif isinstance(old, list) and isinstance(new, list):
-        yield Finding(level, path, f"{len(old)} entries", f"{len(new)} entries")
-    elif old != new:
-        yield Finding(level, path, shorten(str(old)), shorten(str(new)))

@@ -17,10 +17,10 @@ from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.bundle.verify import verify
 from rlk_repro.plan import Plan
 from rlk_repro.probes.code import OURSELVES, probe_source
-from rlk_repro.replay.authored import find_rewritten
 from rlk_repro.report import Context
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
+from rlk_repro.submit.authored import find_rewritten
 from rlk_repro.submit.launch import load_plan, report_context
 
 

@@ -27,12 +27,12 @@ from rlk_repro.clusters import registry as backends
 from rlk_repro.clusters.api import Job, JobState, Status, Submission
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import BASELINE, ENABLED, Plan, flag_overrides, make_plan
-from rlk_repro.replay.authored import describe_rule_changes
 from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialStatus
 from rlk_repro.rundir.store import find_run_dir, list_run_dirs, recall, remember
 from rlk_repro.spec.load import Loaded, load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.submit.authored import describe_rule_changes
 from rlk_repro.submit.stage import Inputs, new_run_dir, stage, stage_again
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.differences import find_undeclared, list_differences, read_differences

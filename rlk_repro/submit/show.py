@@ -9,8 +9,8 @@ from rlk_repro.base.escapes import printable
 from rlk_repro.base.units import format_duration
 from rlk_repro.clusters.api import Job
 from rlk_repro.plan import Plan
-from rlk_repro.replay.consent import find_foreign
 from rlk_repro.statistics.power import smallest_effect
+from rlk_repro.submit.consent import find_foreign
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.differences import Kind, list_differences
 

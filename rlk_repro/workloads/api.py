@@ -33,6 +33,27 @@ class Command:
     needs_ray: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """A flag or source with what it names; ``is_known`` where that is this package's or of the pinned sources."""
+
+    where: str
+    value: str
+    is_known: bool
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.value}".rstrip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brought:
+    """What a plan's workload takes from elsewhere: sources by topic, environment of its trainers, and named code."""
+
+    sources: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    code: tuple[Code, ...] = ()
+
+
 class Trainer(Protocol):
     """What the node agent asks of a workload.  All four are pure."""
 
@@ -54,6 +75,9 @@ class Workload(Trainer, Protocol):
 
     def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Name and value of what tells this run from another for a reader, from the plan's own record."""
+
+    def find_brought(self, plan: Plan) -> Brought:
+        """What a replay shows before it runs somebody else's plan."""
 
     def list_folders(self, run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
         """By kind, what has to lie on disk before the first trial; none where the workload makes everything itself."""

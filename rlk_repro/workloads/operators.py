@@ -17,7 +17,7 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import OperatorsWorkload, Run, Stack
-from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.api import Brought, Command
 from rlk_repro.workloads.arguments import find_layout_problems, trial_flags
 from rlk_repro.workloads.environment import FIXED_ENV, find_profile_problems, profile_env, trial_env
 
@@ -61,6 +61,11 @@ def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     calls = f"{settings['timed_calls']} timed calls after {settings['warmup_calls']}, per cell and sweep"
     chosen = ", ".join(settings["implementations"]) or "all implementations that serve them"
     yield "operators", f"{', '.join(names)}; {chosen}; {calls}"
+
+
+def find_brought(plan: Plan) -> Brought:  # noqa: ARG001
+    """Nothing: model, data and code are this package's own."""
+    return Brought()
 
 
 def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:  # noqa: ARG001

@@ -17,7 +17,7 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ReferenceWorkload, Run, Stack
-from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.api import Brought, Command
 from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
 from rlk_repro.workloads.environment import FIXED_ENV, THREADS, find_profile_problems, profile_env, trial_env
 
@@ -87,6 +87,11 @@ def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{format_count(grpo['rollout_batch_size'])} prompts × {grpo['n_samples_per_prompt']} samples, at most "
         f"{count(grpo['rollout_max_response_len'], 'token')} long",
     )
+
+
+def find_brought(plan: Plan) -> Brought:  # noqa: ARG001
+    """Nothing: model, data and code are this package's own."""
+    return Brought()
 
 
 def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:  # noqa: ARG001

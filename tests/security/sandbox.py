@@ -30,7 +30,16 @@ NO_ANSWER: Final = -1
 _WRITES: Final = frozenset(
     {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.chown"}
 )
-_MODULES: Final = ("analysis", "archive", "compare", "recorded", "replay", "report.terminal", "verify", "job.progress")
+_MODULES: Final = (
+    "agent.progress",
+    "analysis.analyse",
+    "bundle.archive",
+    "bundle.verify",
+    "replay.compare",
+    "replay.recorded",
+    "replay.steps",
+    "report.terminal",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,11 +23,11 @@ from rlk_repro.base.files import sha256_bytes, write_json
 from rlk_repro.bundle.seal import pack, seal
 from rlk_repro.plan import Plan, make_record
 from rlk_repro.prepare.making import Order, fill
-from rlk_repro.prepare.rollout_files import check_file
 from rlk_repro.prepare.stored_rollouts import Storage
-from rlk_repro.replay.consent import find_foreign, list_what_runs, require_trust
 from rlk_repro.rundir.paths import RunDir, runs_root
+from rlk_repro.rundir.rollout_files import check_file
 from rlk_repro.spec import HubSource, Image, StoredRollouts, VimeWorkload
+from rlk_repro.submit.consent import find_foreign, list_what_runs, require_trust
 from tests import ROOT
 from tests.security.strangers import write_program
 from tests.support.slurm.examples import plan_for

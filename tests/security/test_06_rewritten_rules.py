@@ -15,11 +15,11 @@ from rlk_repro.base.resources import hardware_folders, profile_folders, run_fold
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.clusters.api import Job
 from rlk_repro.plan import Plan, PlanRecord, make_plan, make_record
-from rlk_repro.replay.authored import describe_rule_changes, find_rewritten
 from rlk_repro.replay.steps import prepare, reanalyse
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Margins, Measure
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.submit.authored import describe_rule_changes, find_rewritten
 from rlk_repro.submit.launch import load_plan
 from rlk_repro.submit.stage import Inputs, stage
 from tests import ROOT

@@ -22,8 +22,9 @@ from rlk_repro.bundle.seal import pack, seal, unpack
 from rlk_repro.bundle.verify import verify
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.prepare.making import fill
-from rlk_repro.prepare.steps import Request, list_steps
+from rlk_repro.prepare.steps import Request
 from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
+from rlk_repro.workloads import vime
 from tests.support.hub_server import serve_hub
 from tests.support.job_examples import FakeWorkload, fill_disk, make_staged, run_example
 from tests.support.make_run import finish_run, make_run
@@ -160,7 +161,7 @@ def test_a_download_names_the_disk_and_not_the_hub(disk: Disk, monkeypatch: pyte
             hardware=load_hardware("h200", hardware_folders()).model,
             prepared=PreparedDir(disk.folder),
         )
-        step = next(item for item in list_steps(request) if item.order.kind == "model")
+        step = next(item for item in vime.list_steps(request) if item.order.kind == "model")
         with pytest.raises(EnvironmentMissing) as caught:
             fill(step.order, lambda _: None)
     assert str(caught.value).startswith(f"{step.order.folder}: cannot be written (No space left on device)")

@@ -13,6 +13,7 @@ import functools
 import itertools
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -315,8 +316,10 @@ def find_refusals() -> dict[str, str]:
 def describe(call: Callable[[], Any]) -> str:
     try:
         call()
-    except (CheckFailed, RouteFailed) as error:
+    except CheckFailed as error:
         return error.problems[0].what
+    except RouteFailed as error:
+        return re.split(", (?:got|expected) ", str(error).partition(": ")[2])[0]
     return "went through"
 
 

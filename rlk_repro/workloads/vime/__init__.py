@@ -19,6 +19,7 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import FIXED_ENV, find_profile_problems, profile_env, trial_env
 from rlk_repro.workloads.vime import rules
 from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
+from rlk_repro.workloads.vime.code import find_brought
 from rlk_repro.workloads.vime.contract import load_contract, spell_flags
 from rlk_repro.workloads.vime.layout import vime_of
 from rlk_repro.workloads.vime.prepare import list_folders, list_steps
@@ -26,6 +27,7 @@ from rlk_repro.workloads.vime.setting import describe
 
 __all__ = [
     "describe",
+    "find_brought",
     "find_problems",
     "find_warnings",
     "list_folders",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
@@ -17,6 +16,7 @@ from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.plan import Plan
 from rlk_repro.spec import HubSource, VimeWorkload
 from rlk_repro.spec.load import load_run
+from rlk_repro.workloads.api import Brought, Code
 from rlk_repro.workloads.vime.contract import Contract, load_contract, spell_flags, split_arguments
 from rlk_repro.workloads.vime.layout import vime_of
 
@@ -40,24 +40,31 @@ _FUNCTIONS: Final = re.compile(
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Code:
-    """A flag or source with what it names; ``is_known`` where that is this package's or of the pinned sources."""
-
-    where: str
-    value: str
-    is_known: bool
-
-    def __str__(self) -> str:
-        return f"{self.where} {self.value}".rstrip()
+def find_brought(plan: Plan) -> Brought:
+    """Sources of model, data and rollouts, the run's own environment, and every named piece of code of a vime plan."""
+    workload = vime_of(plan)
+    env = workload.placements[plan.hardware.hardware].env
+    code = (*_find_model_code(workload), *_list_flags(plan))
+    return Brought(sources=dict(_list_sources(workload, plan.run.lane)), env=env, code=code)
 
 
-def list_code(plan: Plan) -> list[Code]:
-    """Every such thing in a plan of vime, known or foreign."""
-    return [*_list_sources(vime_of(plan)), *_list_flags(plan)]
+def _list_sources(workload: VimeWorkload, lane: str) -> Iterator[tuple[str, str]]:
+    model, data = workload.model.source, workload.data.source
+    hub = "of the hub at"
+    yield "model", (
+        f"{model.repository} {hub} {model.revision or 'any commit'}" if model.kind == "hub"
+        else f"{model.architecture} with random weights of seed {model.seed}"
+    )  # fmt: skip
+    yield "data", (
+        f"{data.repository} {hub} {data.revision or 'any commit'}" if data.kind == "hub"
+        else f"{data.num_prompts} sums of seed {data.seed}"
+    )  # fmt: skip
+    if lane != "live":
+        stored = workload.rollouts
+        yield "rollouts", "made by the run itself" if stored is None else f"{stored.name}, {stored.digest}"
 
 
-def _list_sources(workload: VimeWorkload) -> Iterator[Code]:
+def _find_model_code(workload: VimeWorkload) -> Iterator[Code]:
     """vime loads every model with the permission to run the Python files beside it."""
     source = workload.model.source
     if isinstance(source, HubSource):

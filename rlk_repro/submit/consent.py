@@ -13,9 +13,10 @@ from rlk_repro.base.escapes import printable
 from rlk_repro.base.resources import list_names, stack_folders
 from rlk_repro.base.units import format_duration
 from rlk_repro.plan import Plan
-from rlk_repro.spec import Profile, VimeWorkload
+from rlk_repro.spec import Profile
 from rlk_repro.spec.load import load_stack
-from rlk_repro.workloads.vime.code import Code, list_code
+from rlk_repro.workloads import get_workload
+from rlk_repro.workloads.api import Code
 
 
 def find_foreign(plan: Plan) -> list[Code]:
@@ -47,33 +48,15 @@ def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
     duration = "time not estimated" if minutes is None else f"about {format_duration(minutes * 60)} in all"
     yield "run", f"{run.run}: {run.workload.kind}, lane {run.lane}, stack {plan.stack.stack}"
     yield "trials", f"{len(plan.trials)}, {steps}, {duration}; at most {run.time_limit_min:g} min a trial"
-    env: Mapping[str, str] = {}
-    if isinstance(run.workload, VimeWorkload):
-        yield from _list_sources(run.workload, run.lane)
-        env = run.workload.placements[plan.hardware.hardware].env
-    yield "environment", _join(env) + (", and what this shell has" if plan.cluster == "local" else "")
+    brought = get_workload(run.workload.kind).find_brought(plan)
+    yield from brought.sources.items()
+    yield "environment", _join(brought.env) + (", and what this shell has" if plan.cluster == "local" else "")
     code = _list_code(plan)
     yield "named code", "; ".join(_mark(item) for item in code) or "none: the trainer is this package's own"
 
 
-def _list_sources(workload: VimeWorkload, lane: str) -> Iterator[tuple[str, str]]:
-    model, data = workload.model.source, workload.data.source
-    hub = "of the hub at"
-    yield "model", (
-        f"{model.repository} {hub} {model.revision or 'any commit'}" if model.kind == "hub"
-        else f"{model.architecture} with random weights of seed {model.seed}"
-    )  # fmt: skip
-    yield "data", (
-        f"{data.repository} {hub} {data.revision or 'any commit'}" if data.kind == "hub"
-        else f"{data.num_prompts} sums of seed {data.seed}"
-    )  # fmt: skip
-    if lane != "live":
-        stored = workload.rollouts
-        yield "rollouts", "made by the run itself" if stored is None else f"{stored.name}, {stored.digest}"
-
-
 def _list_code(plan: Plan) -> list[Code]:
-    return [*_list_images(plan), *(list_code(plan) if isinstance(plan.run.workload, VimeWorkload) else ())]
+    return [*_list_images(plan), *get_workload(plan.run.workload.kind).find_brought(plan).code]
 
 
 def _list_images(plan: Plan) -> Iterator[Code]:

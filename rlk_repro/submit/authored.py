@@ -13,11 +13,10 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel
 
 from rlk_repro.base.errors import Problem, SpecError
-from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.findings import Finding, Level, diff_values
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.yamlfile import MAX_BYTES
 from rlk_repro.plan import FREE_RULES, Plan, dump_model, find_rule_problems, list_leaves
-from rlk_repro.replay.compare import diff_values
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Hardware, Measure, Profile, Run, Stack
 from rlk_repro.spec.load import Override, load_bytes, load_run
