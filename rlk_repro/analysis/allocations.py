@@ -16,7 +16,7 @@ from rlk_repro.analysis.trials import ExitRecord, read_exit
 from rlk_repro.base.clock import format_utc, parse_utc
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.escapes import printable
-from rlk_repro.base.files import load_json
+from rlk_repro.base.files import load_json, read_start
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.manifest import Manifest
@@ -121,9 +121,8 @@ def _read_agents(run_dir: RunDir) -> dict[str, Window]:
 def _read_events(run_dir: RunDir) -> Iterator[tuple[str, float]]:
     """Allocation and time of each whole line of the agent's log; a kill may have torn one."""
     try:
-        with run_dir.agent_log.open("rb") as stream:
-            data = stream.read(MAX_LOG_BYTES)
-    except OSError:
+        data = read_start(run_dir.agent_log, MAX_LOG_BYTES)
+    except BundleUnreadable:
         return
     for line in data.split(b"\n"):
         if b'"allocation"' in line:

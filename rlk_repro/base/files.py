@@ -113,20 +113,29 @@ def read_limited(path: Path, max_bytes: int) -> bytes:
     """The bytes of a regular file that is not larger than ``max_bytes``.
 
     Raises:
-        BundleUnreadable: absent, unreadable, too large, or no regular file; a pipe is not waited for.
+        BundleUnreadable: absent, unreadable, too large, or no regular file.
+    """
+    data = read_start(path, max_bytes + 1)
+    if len(data) > max_bytes:
+        raise BundleUnreadable(Problem(str(path), "too large", expected=f"at most {format_bytes(max_bytes)}"))
+    return data
+
+
+def read_start(path: Path, num_bytes: int) -> bytes:
+    """The first bytes of a regular file; a pipe is refused at once, as nothing may ever come out of it.
+
+    Raises:
+        BundleUnreadable: absent, unreadable, or no regular file.
     """
     try:
         with io.BufferedReader(io.FileIO(path, opener=_open_at_once)) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise BundleUnreadable(Problem(str(path), "not readable", expected="a regular file"))
-            data = stream.read(max_bytes + 1)
+            return stream.read(num_bytes)
     except FileNotFoundError:
-        raise BundleUnreadable(Problem(str(path), "missing", expected="a JSON file")) from None
+        raise BundleUnreadable(Problem(str(path), "missing", expected="a file")) from None
     except OSError as error:
-        raise BundleUnreadable(Problem(str(path), f"not readable ({error})")) from None
-    if len(data) > max_bytes:
-        raise BundleUnreadable(Problem(str(path), "too large", expected=f"at most {format_bytes(max_bytes)}"))
-    return data
+        raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from None
 
 
 def _open_at_once(path: str, flags: int) -> int:

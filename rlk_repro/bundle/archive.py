@@ -30,6 +30,7 @@ _PLAN: Final = str(RunDir(Path()).plan)
 
 _MAX_NAME_BYTES: Final = 1024
 _MAX_PART_BYTES: Final = 255
+_MAX_PARTS: Final = 32
 _MAX_EXTENSION_BYTES: Final = 1 << 16
 _MAX_EXTENSIONS: Final = 2
 _FILE_TYPES: Final = {tarfile.REGTYPE, tarfile.AREGTYPE}
@@ -69,6 +70,8 @@ def find_unsafe(path: str) -> str | None:
         return "path with a drive or share"
     if "" in parts or "." in parts:
         return "path with an empty part"
+    if len(parts) > _MAX_PARTS:
+        return f"path of more than {_MAX_PARTS} parts"
     if len(path.encode(*_CODEC)) > _MAX_NAME_BYTES or any(
         len(part.encode(*_CODEC)) > _MAX_PART_BYTES for part in parts
     ):

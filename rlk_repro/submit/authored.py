@@ -7,12 +7,14 @@ it is made again from there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
-from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.errors import BundleUnreadable, SpecError
+from rlk_repro.base.files import read_start
 from rlk_repro.base.findings import Finding, Level, diff_values
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.yamlfile import MAX_BYTES
@@ -90,10 +92,9 @@ def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 def _load(model: type[M], path: Path, overrides: list[Override]) -> M:
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)  # more is refused by its size
-    except OSError as error:
-        raise SpecError(Problem(path.name, f"cannot be read ({error.strerror})")) from error
+        data = read_start(path, MAX_BYTES + 1)  # more is refused by its size
+    except BundleUnreadable as error:
+        raise SpecError(replace(error.problems[0], where=path.name)) from error
     return load_bytes(model, path.name, data, overrides).model
 
 

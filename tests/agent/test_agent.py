@@ -399,5 +399,5 @@ def test_a_directory_without_a_plan_is_an_error_that_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path / "absent")]) == 5
-    assert capsys.readouterr().err == f"bundle: {tmp_path}/absent/plan.json: missing, expected a JSON file\n"
+    assert capsys.readouterr().err == f"bundle: {tmp_path}/absent/plan.json: missing, expected a file\n"
     assert list(tmp_path.iterdir()) == []

@@ -521,15 +521,19 @@ def _heavy_logs() -> dict[str, Change]:
         "log: contradictions": append(
             OTHERS["stdout"], lambda: lines(9 * MIB, lambda number: PREFIX + b"perf 9: {'perf/x': %d}\n" % number)
         ),
+        "log: one message of 6 MB": append(
+            OTHERS["stdout"],
+            lambda: PREFIX + b"perf 9: {" + lines(6 * MIB, lambda number: b"'perf/%d': 1, " % number) + b"}\n",
+        ),
         "log: one message of 30 MB": append(
             OTHERS["stdout"],
-            lambda: PREFIX + b"perf 9: {" + lines(30 * MIB, lambda number: b"'perf/%d': 1, " % number) + b"}\n",
+            lambda: PREFIX + b"perf 9: {" + lines(30 * MIB, lambda number: b"'perf/%d': 1, " % (number % 99)) + b"}\n",
         ),
         "log: messages of 1 MB": append(
             OTHERS["stdout"],
             lambda: b"".join(
                 PREFIX + b"perf %d: {" % row + lines(MIB - 99, lambda number: b"'perf/%d': 1, " % number) + b"'z': 1}\n"
-                for row in range(28)
+                for row in range(6)
             ),
         ),
         "log: one line of prefixes": append(OTHERS["stdout"], lambda: many(30 * MIB, PREFIX)),
@@ -615,7 +619,7 @@ def _heavy_folders() -> dict[str, Change]:
         "50000 files": put_files(50_000, lambda number: f"scheduler/{number}"),
         "5000 files 480 folders deep": put_files(5000, lambda number: "a/" * 480 + str(number)),
         "checksums: empty lines": put("SHA256SUMS", lambda: many(350_000, b"\n")),
-        "checksums: 200000 files that are not there": put(
-            "SHA256SUMS", lambda: lines(15 * MIB, lambda number: b"%064x  %08d\n" % (number, number))
+        "checksums: 180000 files that are not there": put(
+            "SHA256SUMS", lambda: lines(13 * MIB, lambda number: b"%064x  %08d\n" % (number, number))
         ),
     }

@@ -78,7 +78,7 @@ def test_nobody_waits_for_a_pipe(name: str, sandbox: Sandbox, honest: RunDir, ca
         check(sandbox, command, run_dir.root)
 
 
-@pytest.mark.real
+@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_every_reader_answers_or_refuses(name: str, sandbox: Sandbox, honest: RunDir, case: Path) -> None:
     run_dir, bundle = hostile.make_bundle(honest, case, SMALL[name])
@@ -86,7 +86,8 @@ def test_every_reader_answers_or_refuses(name: str, sandbox: Sandbox, honest: Ru
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", HEAVY)
+@pytest.mark.parametrize("name", [name if number % 6 == 0 else pytest.param(name, marks=pytest.mark.long)
+                                  for number, name in enumerate(HEAVY)])  # fmt: skip
 def test_no_small_bundle_exhausts_the_machine(name: str, sandbox: Sandbox, honest: RunDir, case: Path) -> None:
     run_dir, bundle = hostile.make_bundle(honest, case / "sealed", HEAVY[name])
     assert bundle.stat().st_size <= MOST_BUNDLE_BYTES
