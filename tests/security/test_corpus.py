@@ -11,12 +11,12 @@ from tests.security.sandbox import Outcome, Sandbox
 SMALL = hostile.small_changes()
 HEAVY = hostile.heavy_changes()
 PIPES = {f"{name}: a pipe": hostile.as_pipe(relative) for name, relative in (hostile.FILES | hostile.OTHERS).items()}
-# One body of each kind at every run of the tests; the others say the same of the same code.
+# Two bodies for each file at every run of the tests; the others reach the same code.
 QUICK = [
     name
     for name in SMALL
     if not any(name.endswith(f": {body}") for body in hostile.BODIES)
-    or name.endswith((": levels", ": digits", ": key-twice", ": surrogates", ": list"))
+    or name.endswith((": levels", ": key-twice"))
 ]
 MOST_CPU_S = 20.0
 MOST_BYTES = 10**9
@@ -78,6 +78,7 @@ def test_nobody_waits_for_a_pipe(name: str, sandbox: Sandbox, honest: RunDir, ca
         check(sandbox, command, run_dir.root)
 
 
+@pytest.mark.real
 @pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_every_reader_answers_or_refuses(name: str, sandbox: Sandbox, honest: RunDir, case: Path) -> None:
