@@ -15,8 +15,7 @@ PIPES = {f"{name}: a pipe": hostile.as_pipe(relative) for name, relative in (hos
 QUICK = [
     name
     for name in SMALL
-    if not any(name.endswith(f": {body}") for body in hostile.BODIES)
-    or name.endswith((": levels", ": key-twice"))
+    if not any(name.endswith(f": {body}") for body in hostile.BODIES) or name.endswith((": levels", ": key-twice"))
 ]
 MOST_CPU_S = 20.0
 MOST_BYTES = 10**9

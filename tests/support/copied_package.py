@@ -1,0 +1,58 @@
+"""A copy of the project's package and data, to extend as a user of the source would."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import ROOT
+
+FOLDERS = ("rlk_repro", "jobs", "manifests", "slurm", "k8s", "docker")
+
+
+class Copy:
+    """The project in ``root``; ``touched`` tells which of its files are no longer what they were."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in FOLDERS:
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "examples"))
+        self._before = self._read()
+
+    def add(self, source: Path, name: str) -> None:
+        shutil.copyfile(source, self.root / name)
+
+    def replace(self, name: str, old: str, new: str) -> None:
+        path = self.root / name
+        text = path.read_text()
+        assert text.count(old) == 1, (name, old)
+        path.write_text(text.replace(old, new))
+
+    def touched(self) -> dict[str, int]:
+        """By name of an earlier file, how many of its lines are new; it lost none but those they replace."""
+        after = self._read()
+        changed = {name: text for name, text in self._before.items() if after[name] != text}
+        return {
+            name: len(set(after[name].splitlines()) - set(text.splitlines())) for name, text in changed.items()
+        }  # fmt: skip
+
+    def run(self, *argv: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+        """The copy's command, with nothing of the checkout on its path."""
+        command = [sys.executable, "-m", "rlk_repro", *map(str, argv)]
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            env={**kept, "PYTHONPATH": str(self.root), **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def _read(self) -> dict[str, str]:
+        return {
+            str(path.relative_to(self.root)): path.read_text(errors="replace")
+            for name in FOLDERS for path in (self.root / name).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }  # fmt: skip
