@@ -100,6 +100,20 @@ def test_the_page_names_every_room() -> None:
     assert folders - named == set()
 
 
+def test_the_files_to_touch_are_there() -> None:
+    """The page names, for a dozen kinds of change, files that exist; and modules by question."""
+    text = (ROOT / "docs" / "design" / "structure.md").read_text()
+    changes = text.split("## What to touch")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (?!change|---)(.+?) \| (.+) \|$", changes, re.MULTILINE)
+    assert len(rows) == 12
+    named = {name: re.findall(r"`([\w./]+/[\w.]*)`", files) for name, files in rows}
+    assert [name for name, files in named.items() if not files] == []
+    assert [path for files in named.values() for path in files if not (ROOT / path).exists()] == []
+    answers = text.split("## Where a question is answered")[1].split("\n## ")[0]
+    assert [path for path in re.findall(r"`(\w+/[\w./]+\.py)`", answers)
+            if not any((base / path).is_file() for base in (PACKAGE, ROOT))] == []  # fmt: skip
+
+
 def test_torch_stays_with_the_trainers() -> None:
     wrong = [
         name
