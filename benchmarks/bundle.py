@@ -31,7 +31,7 @@ BLOCK_BYTES = 1 << 20
 VERIFY = """
 import sys
 from pathlib import Path
-from rlk_repro.verify import verify_bundle
+from rlk_repro.bundle.verify import verify_bundle
 assert verify_bundle(Path(sys.argv[1])) == []
 print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 """

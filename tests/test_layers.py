@@ -27,6 +27,7 @@ ROOMS = (
     "workloads",
     "analysis",
     "images",
+    "image_check",
     "clusters.api",
     "agent",
     "clusters",

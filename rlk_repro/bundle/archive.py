@@ -70,12 +70,12 @@ def find_unsafe(path: str) -> str | None:
         return "path with a drive or share"
     if "" in parts or "." in parts:
         return "path with an empty part"
-    if len(parts) > _MAX_PARTS:
-        return f"path of more than {_MAX_PARTS} parts"
     if len(path.encode(*_CODEC)) > _MAX_NAME_BYTES or any(
         len(part.encode(*_CODEC)) > _MAX_PART_BYTES for part in parts
     ):
         return "name too long"
+    if len(parts) > _MAX_PARTS:
+        return f"path of more than {_MAX_PARTS} parts"
     return None
 
 

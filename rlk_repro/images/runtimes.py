@@ -146,7 +146,7 @@ def _ask_image(what: str, runtime: Runtime) -> list[Finding]:
         return [Finding.from_json(item) for item in json.loads(done.stdout)["findings"]]
     except (ValueError, KeyError, TypeError):
         words = (done.stderr.strip() or "no answer").splitlines()[-1][:300]
-        return [Finding(Level.BLOCKING, "rlk_repro.images.self_check", "an answer", words)]
+        return [Finding(Level.BLOCKING, "rlk_repro.image_check", "an answer", words)]
 
 
 def _stream(argv: list[str]) -> None:

@@ -1,6 +1,6 @@
 """What a Kubernetes site needs: the ``kubernetes`` part of a profile.
 
-Values only; ``rlk_repro.k8s`` makes objects of them and refuses what a controller would.
+Values only; ``clusters.k8s`` makes objects of them and refuses what a controller would.
 """
 
 from __future__ import annotations

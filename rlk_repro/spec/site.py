@@ -1,6 +1,6 @@
 """What a Slurm site and its container runtime need: the ``slurm`` and ``container`` parts of a profile.
 
-Values only; ``rlk_repro.sbatch`` makes a script of them and refuses what a runtime cannot express.
+Values only; ``clusters.slurm`` makes a script of them and refuses what a runtime cannot express.
 """
 
 from __future__ import annotations

@@ -191,9 +191,9 @@ def test_a_pod_shows_nothing_else(
 WAIT = """
 import os, sys
 from pathlib import Path
-from rlk_repro.job.stop import Stop
-from rlk_repro.pod.notes import Notes
-from rlk_repro.rundir import RunDir
+from rlk_repro.agent.stop import Stop
+from rlk_repro.clusters.k8s.pod.notes import Notes
+from rlk_repro.rundir.paths import RunDir
 stop = Stop()
 with stop.installed():
     Notes(RunDir(Path(sys.argv[1])), os.environ).write()

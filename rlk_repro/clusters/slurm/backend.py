@@ -1,6 +1,6 @@
 """Slurm as a cluster: one sbatch script per run, on a file system that the nodes share with this machine.
 
-What the script holds is ``rlk_repro.sbatch``'s, how Slurm is asked is ``slurmctl``'s.  What a run did is read from its
+``script`` renders what is sent, ``client`` asks Slurm.  What a run did is read from its
 run directory; Slurm says whether it still runs, and why it does not.
 """
 
