@@ -34,7 +34,7 @@ from rlk_repro.agent.ray.cluster import RayClusters, Service
 from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
 from rlk_repro.agent.ray.marks import Use
 from rlk_repro.agent.ray.member import Member
-from rlk_repro.agent.resume import find_open_trials, read_exit, set_aside
+from rlk_repro.agent.resume import find_open_trials, set_aside
 from rlk_repro.agent.rollouts import store_rollouts
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current
@@ -44,6 +44,7 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, Spec
 from rlk_repro.base.files import write_bytes, write_json, write_text
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan, Trial
+from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.workloads.api import Command
@@ -222,7 +223,8 @@ class Leader:
             CheckFailed: every trial so far failed, and there were enough of them.
         """
         folders = [self._run_dir.trial(trial.name) for trial in self._plan.trials]
-        ended = {folder.name: record.status for folder in folders if (record := read_exit(folder)) is not None}
+        statuses = {folder.name: read_exit(folder).status for folder in folders}
+        ended = {name: status for name, status in statuses.items() if status is not TrialStatus.MISSING}
         if len(ended) >= MAX_FAILED_FIRST and set(ended.values()) == {TrialStatus.FAILED}:
             last = list(ended)[-1]
             raise CheckFailed(
@@ -294,5 +296,5 @@ class Leader:
         if phase.error is not None:
             return phase.exit_code, f"seal: {phase.error}"
         records = [read_exit(self._run_dir.trial(trial.name)) for trial in self._plan.trials]
-        num_ok = sum(record is not None and record.status is TrialStatus.OK for record in records)
+        num_ok = sum(record.status is TrialStatus.OK for record in records)
         return int(num_ok < len(records)), f"sealed, {num_ok} of {len(records)} trials ok"

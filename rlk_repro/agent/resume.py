@@ -6,36 +6,16 @@ to ``interrupted/<n>/`` as evidence and run again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.base.files import load_json, write_bytes
+from rlk_repro.base.files import write_bytes
 from rlk_repro.plan import Plan, Trial
+from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import NodeDir, RunDir, TrialDir, next_number
 from rlk_repro.rundir.results import TrialStatus
 
-EXIT_SCHEMA: Final = 1
-
 # Ended by itself: a result, good or bad.  The others say nothing about the variant.
 RESULTS: Final = frozenset({TrialStatus.OK, TrialStatus.FAILED, TrialStatus.OUT_OF_MEMORY, TrialStatus.TIMEOUT})
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExitRecord:
-    """What resuming needs of ``exit.json``."""
-
-    status: TrialStatus
-    allocation: str
-
-
-def read_exit(folder: TrialDir) -> ExitRecord | None:
-    """None where there is no whole exit record."""
-    try:
-        value: Any = load_json(folder.exit, schema=EXIT_SCHEMA)
-        return ExitRecord(status=TrialStatus(value["status"]), allocation=str(value["allocation"]))
-    except (BundleUnreadable, KeyError, ValueError):
-        return None
 
 
 def find_whole_pairs(plan: Plan, run_dir: RunDir) -> set[str]:
@@ -79,8 +59,7 @@ def set_node_aside(node: NodeDir) -> NodeDir | None:
 
 def _is_whole(folders: list[TrialDir]) -> bool:
     records = [read_exit(folder) for folder in folders]
-    known = [record for record in records if record is not None and record.status in RESULTS]
-    return len(known) == len(records) and len({record.allocation for record in known}) == 1
+    return all(record.status in RESULTS for record in records) and len({item.allocation for item in records}) == 1
 
 
 def _rename_in_telemetry(run_dir: RunDir, names: dict[str, str]) -> None:

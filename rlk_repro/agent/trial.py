@@ -16,7 +16,6 @@ from typing import Any
 from rlk_repro.agent.logwriter import LogWriter
 from rlk_repro.agent.outcome import count_oom_kills, judge
 from rlk_repro.agent.process import Ended, Limits, no_trouble, run_guarded
-from rlk_repro.agent.resume import EXIT_SCHEMA
 from rlk_repro.agent.stop import Stop
 from rlk_repro.base.clock import format_utc, utc_now
 from rlk_repro.base.disk import writing
@@ -24,6 +23,7 @@ from rlk_repro.base.files import write_json
 from rlk_repro.base.places import hide_places, make_hider
 from rlk_repro.base.secrets import Scrubber, scrub_argv
 from rlk_repro.probes import environment
+from rlk_repro.rundir.exits import EXIT_SCHEMA
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.workloads.api import Command

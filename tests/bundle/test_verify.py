@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlk_repro import plan
-from rlk_repro.agent import resume
 from rlk_repro.base.errors import BundleUnreadable, SpecError
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import sha256_bytes
@@ -28,7 +27,7 @@ from rlk_repro.bundle.seal import open_archive, pack, seal, unpack
 from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters import api
 from rlk_repro.prepare import contents
-from rlk_repro.rundir import manifest, results
+from rlk_repro.rundir import exits, manifest, results
 from rlk_repro.rundir.paths import RunDir
 from tests.support.bundle_examples import LOG, TRIAL, make_run_dir, read_tar, rewrite, write_as_packed
 
@@ -298,7 +297,7 @@ def test_the_schema_numbers_are_those_of_the_writers() -> None:
         "prepared.json": contents.SCHEMA,
         "analysis/analysis.json": results.SCHEMA,
         "nodes/*/manifest.json": manifest.SCHEMA,
-        "trials/*/exit.json": resume.EXIT_SCHEMA,
+        "trials/*/exit.json": exits.EXIT_SCHEMA,
     }
 
 

@@ -28,7 +28,7 @@ def find_warnings(plan: Plan) -> list[Finding]:
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
     plain, from_env = profile_env(plan)
-    num_points = str(plan.run.workload.num_points)
+    num_points = str(plan.run.workload.model_dump()["num_points"])
     argv = (sys.executable, "-m", "rlk_repro.workloads.line_trainer", str(plan.num_steps), num_points, str(trial.seed))
     return Command(argv=argv, env=plain | trial_env(plan, trial, run_dir), from_env=from_env)
 

@@ -1,0 +1,65 @@
+"""How a trial ended, read from its ``exit.json``: by the agent that resumes and by the analysis."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlk_repro.base.clock import parse_utc
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.files import load_json
+from rlk_repro.rundir.paths import TrialDir
+from rlk_repro.rundir.results import TrialStatus
+
+EXIT_SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitRecord:
+    """How a trial ended, where and when; the times are Unix seconds, None where they cannot be read."""
+
+    status: TrialStatus
+    reason: str = ""
+    duration_s: float | None = None
+    allocation: str = ""
+    begin_s: float | None = None
+    end_s: float | None = None
+
+
+def read_exit(folder: TrialDir) -> ExitRecord:
+    """The exit record; a trial without a readable one was cut off or never began."""
+    if not folder.path.is_dir():
+        return ExitRecord(status=TrialStatus.MISSING, reason="never started")
+    if not folder.exit.is_file():
+        reason = "no exit record: the agent or the machine was lost"
+        return ExitRecord(status=TrialStatus.INTERRUPTED, reason=reason)
+    try:
+        value: Any = load_json(folder.exit, schema=EXIT_SCHEMA)
+        return ExitRecord(
+            status=TrialStatus(value["status"]),
+            reason=str(value.get("reason") or ""),
+            duration_s=_read_duration(value.get("duration_s")),
+            allocation=allocation if isinstance(allocation := value.get("allocation"), str) else "",
+            begin_s=_read_time(value.get("started_at")),
+            end_s=_read_time(value.get("ended_at")),
+        )
+    except (BundleUnreadable, KeyError, TypeError, ValueError, OverflowError) as error:
+        return ExitRecord(status=TrialStatus.INTERRUPTED, reason=f"exit record unreadable ({error})")
+
+
+def _read_duration(value: Any) -> float | None:
+    """Raises ValueError for what no clock gives."""
+    if value is None:
+        return None
+    duration_s = float(value)
+    if not 0 < duration_s < math.inf:
+        raise ValueError(f"duration_s {duration_s:g} is no time")
+    return duration_s
+
+
+def _read_time(value: Any) -> float | None:
+    try:
+        return parse_utc(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
