@@ -24,7 +24,7 @@ from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.clusters.api import Submission
 from rlk_repro.clusters.slurm.script import render_sbatch
 from rlk_repro.spec.load import load_run
-from rlk_repro.submit import launch
+from rlk_repro.submit import planning, sending
 from rlk_repro.submit.stage import stage
 from tests.support.slurm.examples import HARDWARE, IMAGE_DIR, RUNTIMES, plan_for, run_dir_of, with_site
 
@@ -63,8 +63,8 @@ def make_runs(folder: Path, num_runs: int) -> None:
     profile.write_text(PROFILE)
     rows = []
     for number in range(1, num_runs + 1):
-        request = launch.Request(run="smoke", cluster="slurm", profile=str(profile), control_pairs=number % 8)
-        prepared = launch.prepare(request)
+        request = planning.Request(run="smoke", cluster="slurm", profile=str(profile), control_pairs=number % 8)
+        prepared = planning.prepare(request)
         assert prepared.inputs is not None
         stage(prepared.plan, prepared.inputs, prepared.run_dir, prepared.job)
         submission = Submission(
@@ -114,7 +114,7 @@ def measure(num_times: int, runs: Path | None) -> dict[str, object]:
         medians = {name: statistics.median(values) for name, values in times.items()}
         return {
             "n": num_times,
-            "num_runs": len(launch.list_launched()),
+            "num_runs": len(sending.list_launched()),
             "num_scripts": count_made(renders["render"]),
             "num_object_files": count_made(renders["render_pods"]),
             "median_s": medians,

@@ -14,7 +14,7 @@ from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, us
 from rlk_repro.cli.submit import send
 
 if TYPE_CHECKING:
-    from rlk_repro.submit.launch import Prepared, Request
+    from rlk_repro.submit.planning import Prepared, Request
 
 RunName: TypeAlias = Annotated[str, typer.Option("--run", help="Run definition: a name from `runs list`, or a file.")]
 HardwareName: TypeAlias = Annotated[str | None, typer.Option("--hardware", help="Hardware; default from the profile.")]
@@ -58,7 +58,7 @@ def module(
     as_json: AsJson = False,
 ) -> None:
     """Measure vime's own loss functions on random batches, RL-Kernel off and on."""
-    from rlk_repro.submit.launch import LOCAL, Request
+    from rlk_repro.submit.planning import LOCAL, Request
 
     use_sources(vime_src, megatron_src, rl_kernel_src, cluster=LOCAL)
     request = Request(
@@ -90,7 +90,7 @@ def operators(
     as_json: AsJson = False,
 ) -> None:
     """Measure operators alone, shape by shape and implementation by implementation."""
-    from rlk_repro.submit.launch import LOCAL, Request
+    from rlk_repro.submit.planning import LOCAL, Request
 
     use_sources(vime_src, megatron_src, rl_kernel_src, cluster=LOCAL)
     request = Request(
@@ -107,9 +107,9 @@ def operators(
 
 def _prepare(request: Request, kind: str) -> Prepared:
     from rlk_repro.base.errors import Problem, SpecError
-    from rlk_repro.submit import launch
+    from rlk_repro.submit import planning
 
-    prepared = launch.prepare(request)
+    prepared = planning.prepare(request)
     found = prepared.plan.run.workload.kind
     if found != kind:
         raise SpecError(

@@ -34,17 +34,17 @@ def status(
     from rlk_repro.agent.progress import Phase, drop_forecast, read_state, render_progress
     from rlk_repro.clusters.api import JobState
     from rlk_repro.rundir.store import find_run_dir
-    from rlk_repro.submit import launch
+    from rlk_repro.submit import sending
 
     run_dir = find_run_dir(run_id)
-    submission = launch.load_submission(run_dir)
-    unasked = STAGED if launch.is_own(run_dir) else NOT_OURS
+    submission = sending.load_submission(run_dir)
+    unasked = STAGED if sending.is_own(run_dir) else NOT_OURS
     answer = None
     if submission is not None:
-        launched = launch.Launched(run_dir=run_dir, submission=submission)
+        launched = sending.Launched(run_dir=run_dir, submission=submission)
         if is_watching:
-            launch.wait(launched, silence if as_json else note, is_quiet=as_json)
-        answer = launch.poll(launched)
+            sending.wait(launched, silence if as_json else note, is_quiet=as_json)
+        answer = sending.poll(launched)
     is_waiting = answer is not None and answer.state is JobState.PENDING
     progress = None if is_waiting else read_state(run_dir)  # a requeued run has its first attempt's
     is_over = answer is not None and answer.state.is_final
@@ -84,14 +84,14 @@ def logs(
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.clusters.triallogs import read_logs
     from rlk_repro.rundir.store import find_run_dir
-    from rlk_repro.submit import launch
+    from rlk_repro.submit import sending
 
     run_dir = find_run_dir(run_id)
-    submission = launch.load_submission(run_dir)
+    submission = sending.load_submission(run_dir)
     if submission is not None:
         lines = get_backend(submission.cluster).logs(submission, run_dir, is_following=is_following)
     else:
-        note(f"{run_dir.run_id}: {STAGED if launch.is_own(run_dir) else NOT_OURS}")
+        note(f"{run_dir.run_id}: {STAGED if sending.is_own(run_dir) else NOT_OURS}")
         lines = read_logs(run_dir, lambda: True)
     trial = ""
     for line in lines:
@@ -108,11 +108,11 @@ def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
     """Stop a submission; what has run stays and can be collected and resumed."""
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.rundir.store import find_run_dir
-    from rlk_repro.submit import launch
+    from rlk_repro.submit import sending
 
     run_dir = find_run_dir(run_id)
-    launch.require_own(run_dir)
-    submission = launch.load_submission(run_dir)
+    sending.require_own(run_dir)
+    submission = sending.load_submission(run_dir)
     is_stopping = submission is not None and get_backend(submission.cluster).cancel(submission, run_dir)
     if as_json:
         say_json({"id": run_dir.run_id, "is_submitted": submission is not None, "is_stopping": is_stopping})
@@ -126,11 +126,11 @@ def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
     from rlk_repro.base.errors import CheckFailed, Problem
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.rundir.store import find_run_dir
-    from rlk_repro.submit import launch
+    from rlk_repro.submit import sending
 
     run_dir = find_run_dir(run_id)
-    launch.require_own(run_dir)
-    submission = launch.load_submission(run_dir)
+    sending.require_own(run_dir)
+    submission = sending.load_submission(run_dir)
     if submission is None:
         raise CheckFailed(Problem(run_dir.run_id, "was never submitted", expected="something to collect"))
     path = get_backend(submission.cluster).collect(submission, run_dir, silence if as_json else note)

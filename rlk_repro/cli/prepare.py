@@ -93,10 +93,10 @@ def _resolve(
     from rlk_repro.prepare.steps import Request
     from rlk_repro.rundir.paths import RunDir, runs_root
     from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
-    from rlk_repro.submit import launch
+    from rlk_repro.submit import planning
 
     run = load_run(name, run_folders(), parse_overrides(settings)).model
-    site = launch.resolve_profile(profile, cluster).model
+    site = planning.resolve_profile(profile, cluster).model
     return Request(
         run=run,
         stack=load_stack(stack or run.stack, stack_folders()).model,

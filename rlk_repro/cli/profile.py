@@ -181,9 +181,9 @@ def _count(number: int) -> str:
 
 
 def _plan(run: str, name: str, profile: Profile) -> Plan:
-    from rlk_repro.submit import launch
+    from rlk_repro.submit import planning
 
-    return launch.prepare(launch.Request(run=run, cluster=profile.cluster, profile=name)).plan
+    return planning.prepare(planning.Request(run=run, cluster=profile.cluster, profile=name)).plan
 
 
 def _check(profile: Profile, plan: Plan | None) -> list[Any]:

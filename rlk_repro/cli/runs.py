@@ -44,10 +44,10 @@ def _list_submitted(*, as_json: bool) -> None:
     """One question per cluster, however many there are."""
     from rlk_repro.agent.progress import read_state, render_progress
     from rlk_repro.clusters.api import JobState
-    from rlk_repro.submit import launch
+    from rlk_repro.submit import sending
 
-    launched = launch.list_launched()
-    answers = launch.poll_all(launched)
+    launched = sending.list_launched()
+    answers = sending.poll_all(launched)
     if as_json:
         rows = zip(launched, answers, strict=True)
         say_json([{"id": item.run_dir.run_id, "cluster": item.submission.cluster, "job_id": item.submission.job_id,

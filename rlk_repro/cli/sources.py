@@ -36,7 +36,7 @@ def use_sources(vime: Path | None, megatron: Path | None, rl_kernel: Path | None
     """
     from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.probes.code import MEGATRON, RL_KERNEL, VIME
-    from rlk_repro.submit.launch import LOCAL
+    from rlk_repro.submit.planning import LOCAL
     from rlk_repro.workloads.checkouts import FLAGS, use_checkouts
 
     given = {VIME: vime, MEGATRON: megatron, RL_KERNEL: rl_kernel}
@@ -67,7 +67,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
         SpecError: the profile's own path hides the checkouts.
     """
     from rlk_repro.base.errors import Problem, SpecError
-    from rlk_repro.submit.launch import LOCAL
+    from rlk_repro.submit.planning import LOCAL
     from rlk_repro.workloads.checkouts import FLAGS, find_given, require_importable
     from rlk_repro.workloads.environment import profile_env
 

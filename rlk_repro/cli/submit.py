@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rlk_repro.clusters.api import Job
     from rlk_repro.plan import Plan
     from rlk_repro.rundir.paths import RunDir
-    from rlk_repro.submit.launch import Launched, Prepared
+    from rlk_repro.submit.planning import Prepared
+    from rlk_repro.submit.sending import Launched
 
 
 _SOURCES: Final = frozenset({"vime_src", "megatron_src", "rl_kernel_src"})
@@ -58,13 +59,13 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Run baseline and enabled variants of a run in one allocation."""
-    from rlk_repro.submit import launch
+    from rlk_repro.submit import planning, sending
 
     if resume is not None:
         _refuse_other_flags(context)
-        prepared = launch.prepare_resume(resume)
+        prepared = sending.prepare_resume(resume)
     else:
-        request = launch.Request(
+        request = planning.Request(
             run=run,
             cluster=cluster,
             hardware=hardware,
@@ -77,14 +78,14 @@ def submit(
             settings=tuple(settings or ()),
             is_exploratory=is_exploratory,
         )
-        prepared = launch.prepare(request)
+        prepared = planning.prepare(request)
     use_sources(vime_src, megatron_src, rl_kernel_src, cluster=prepared.plan.cluster)
     send(prepared, is_dry_run=is_dry_run, is_waiting=is_waiting, as_json=as_json)
 
 
 def send(prepared: Prepared, *, is_dry_run: bool, is_waiting: bool, as_json: bool) -> None:
     """Show what would be sent, or send it, and with ``is_waiting`` stay for its result."""
-    from rlk_repro.submit import launch
+    from rlk_repro.submit import sending
 
     if not as_json:
         note_switches()
@@ -92,13 +93,13 @@ def send(prepared: Prepared, *, is_dry_run: bool, is_waiting: bool, as_json: boo
         show_dry_run(prepared.plan, prepared.job, prepared.run_dir, as_json=as_json)
         return
     require_sources(prepared.plan)
-    launched = launch.submit(prepared)
+    launched = sending.submit(prepared)
     if not is_waiting:
         _show_submitted(prepared.plan, launched, as_json=as_json)
         return
     tell = silence if as_json else note
     tell(f"run directory: {launched.run_dir.root}")
-    launch.wait(launched, tell, is_quiet=as_json)
+    sending.wait(launched, tell, is_quiet=as_json)
     _show_result(launched, as_json=as_json)
 
 
@@ -175,15 +176,15 @@ def _find_bound(plan: Plan) -> str:
 
 
 def _show_result(launched: Launched, *, as_json: bool) -> None:
-    from rlk_repro.submit import launch
+    from rlk_repro.submit import finishing
 
-    result = launch.finish(launched, silence if as_json else note)
+    result = finishing.finish(launched, silence if as_json else note)
     if as_json:
         say_json(result.to_json())
     else:
         from rlk_repro.report.terminal import print_summary
 
-        context = launch.report_context(launched.run_dir, result.bundle)
+        context = finishing.report_context(launched.run_dir, result.bundle)
         show(lambda console: print_summary(result.analysis, console, context))
         say()
         say(f"bundle: {result.bundle}  (id {result.bundle_id[:12]})")

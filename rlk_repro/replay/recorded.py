@@ -21,7 +21,8 @@ from rlk_repro.report import Context
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.submit.authored import find_rewritten
-from rlk_repro.submit.launch import load_plan, report_context
+from rlk_repro.submit.finishing import report_context
+from rlk_repro.submit.sending import load_plan
 
 
 def require_verified(source: Path) -> None:

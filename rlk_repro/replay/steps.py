@@ -27,7 +27,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import Loaded
-from rlk_repro.submit import launch
+from rlk_repro.submit import finishing, planning, sending
 from rlk_repro.submit.stage import Inputs
 from rlk_repro.workloads.checkouts import trainer_path
 from rlk_repro.workloads.parts import list_run_folders
@@ -57,7 +57,7 @@ class Prepared:
     """
 
     recorded: Recorded
-    launch: launch.Prepared
+    launch: planning.Prepared
     drift: tuple[Finding, ...] | None
     parts: tuple[Finding, ...] = ()
     missing: tuple[Finding, ...] = ()
@@ -82,7 +82,7 @@ def reanalyse(bundle: Path) -> Recorded:
     require_verified(bundle)
     with open_bundle(bundle) as run_dir:
         analysis = _require_same_analysis(run_dir)
-        plan = launch.load_plan(run_dir)
+        plan = sending.load_plan(run_dir)
         inputs = _read_inputs(run_dir)
         require_as_authored(plan, run_dir)
         return Recorded(
@@ -103,7 +103,7 @@ def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> L
     Raises:
         SpecError: a real cluster and no profile given, no such profile, or one that belongs to another cluster.
     """
-    return launch.resolve_profile(profile, cluster or (recorded.plan.cluster if profile is None else None))
+    return planning.resolve_profile(profile, cluster or (recorded.plan.cluster if profile is None else None))
 
 
 def prepare(
@@ -119,10 +119,10 @@ def prepare(
     inputs = dataclasses.replace(recorded.inputs, profile=site.data)
     nodes = tuple(manifest.node for manifest in recorded.manifests) if is_on_same_nodes else ()
     drift = None
-    if plan.cluster == launch.LOCAL:
+    if plan.cluster == planning.LOCAL:
         plan, lost = _fit_here(plan)
         drift = (*lost, *_find_drift(recorded, _probe_here(plan)))
-    rendered = launch.render(plan, inputs, nodes=nodes)
+    rendered = planning.render(plan, inputs, nodes=nodes)
     parts, missing = _find_parts_drift(recorded, rendered), tuple(_find_missing(recorded))
     return Prepared(recorded=recorded, launch=rendered, drift=drift, parts=parts, missing=missing)
 
@@ -160,10 +160,10 @@ def run(prepared: Prepared, tell: Callable[[str], None], *, is_quiet: bool = Fal
     Raises:
         CheckFailed: the new run was not sealed.
     """
-    launched = launch.submit(prepared.launch, [("replay_of", prepared.recorded.bundle_id)])
+    launched = sending.submit(prepared.launch, [("replay_of", prepared.recorded.bundle_id)])
     tell(f"run directory: {launched.run_dir.root}")
-    launch.wait(launched, tell, is_quiet=is_quiet)
-    result = launch.finish(launched, tell)
+    sending.wait(launched, tell, is_quiet=is_quiet)
+    result = finishing.finish(launched, tell)
     tell(f"bundle: {result.bundle}  (id {result.bundle_id[:12]})")
     tell(f"report: {result.report}")
     drift = prepared.drift
@@ -175,7 +175,7 @@ def run(prepared: Prepared, tell: Callable[[str], None], *, is_quiet: bool = Fal
     return compare_analyses(_translate(prepared), result.analysis, drift=found, code=code)
 
 
-def _find_parts_drift(recorded: Recorded, here: launch.Prepared) -> tuple[Finding, ...]:
+def _find_parts_drift(recorded: Recorded, here: planning.Prepared) -> tuple[Finding, ...]:
     """Whether what lies here is what was trained on; a remote cluster keeps it on volumes of its own."""
     if here.plan.cluster in REMOTE:
         return ()
@@ -203,7 +203,7 @@ def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
 def _translate(prepared: Prepared) -> Analysis:
     """What was recorded, as a result of the plan that runs here: the drift says in what the two experiments differ."""
     analysis, plan = prepared.recorded.analysis, prepared.launch.plan
-    if plan.cluster != launch.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
+    if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
         return analysis
     return dataclasses.replace(analysis, experiment_hash=plan.experiment_hash)
 

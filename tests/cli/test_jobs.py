@@ -12,8 +12,8 @@ from rlk_repro.agent.progress import Phase, Progress
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.clusters import local
 from rlk_repro.rundir.paths import RunDir, runs_root
-from rlk_repro.submit import launch
-from tests.submit.test_launch import GONE, make_submitted
+from rlk_repro.submit import sending
+from tests.submit.test_sending import GONE, make_submitted
 from tests.support.job_examples import make_staged
 
 Call = Callable[..., tuple[int, str, str]]
@@ -103,7 +103,7 @@ def test_logs_name_their_trial_once_or_on_every_json_line(call: Call) -> None:
 def test_cancelling_says_what_came_of_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = staged()
     assert call("cancel")[1] == f"{run_dir.run_id}: staged, never submitted\n"
-    launch.record_submission(run_dir, GONE)
+    sending.record_submission(run_dir, GONE)
     assert call("cancel")[1] == f"{run_dir.run_id}: has ended already\n"
     monkeypatch.setattr(local, "cancel", lambda *_: True)
     assert call("cancel")[1] == f"{run_dir.run_id}: asked to stop\n"

@@ -17,7 +17,7 @@ from rlk_repro.clusters.slurm import backend as slurm
 from rlk_repro.clusters.slurm import client as slurmctl
 from rlk_repro.clusters.slurm.client import JobId
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.submit import launch
+from rlk_repro.submit import sending
 from tests.support.job_examples import make_staged
 from tests.support.slurm.fake import FakeSlurm
 
@@ -302,7 +302,7 @@ def test_what_was_submitted_is_listed_with_one_question(
     for number in (11, 12):
         run_dir = make_staged(tmp_path / "runs" / "smoke" / f"run-{number}")[1]
         submission = Submission(cluster="slurm", job_id=str(number), submitted_at="", details={})
-        launch.record_submission(run_dir, submission)
+        sending.record_submission(run_dir, submission)
     fake.queue("11|PENDING|Resources||N/A", "12|RUNNING|None|node-1|x")
     assert call("runs", "list", "--submitted") == (
         0,

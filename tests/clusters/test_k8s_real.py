@@ -19,7 +19,7 @@ from rlk_repro.clusters.api import JobState
 from rlk_repro.clusters.k8s.site import SECURITY_LABEL
 from rlk_repro.clusters.k8s.tree import find_templates
 from rlk_repro.clusters.registry import get_backend
-from rlk_repro.submit import launch
+from rlk_repro.submit import sending
 from tests.support.kube import runs as k8s_runs
 from tests.support.kube.client import ROWS, path_of
 from tests.support.kube.examples import render_examples
@@ -175,7 +175,7 @@ def test_a_queue_that_takes_the_nodes_back_is_waited_for(controlled: RealCluster
     assert "interrupted/1/00-p1-baseline/exit.json" in names_of(bundle)
 
 
-def suspend(server: RealCluster, launched: launch.Launched, is_suspended: bool) -> None:
+def suspend(server: RealCluster, launched: sending.Launched, is_suspended: bool) -> None:
     metadata = {"name": launched.submission.details["name"], "namespace": "default"}
     server.store.patch("jobs", {"metadata": metadata}, {"spec": {"suspend": is_suspended}})
 

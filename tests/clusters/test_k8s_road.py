@@ -28,7 +28,7 @@ from rlk_repro.clusters.k8s.pod.notes import UID_VARIABLE, Notes
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.replay import steps as replay
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.submit import launch
+from rlk_repro.submit import finishing, sending
 from rlk_repro.workloads import reference
 from tests.support.job_examples import fill_disk
 from tests.support.kube import runs as k8s_runs
@@ -64,13 +64,13 @@ def test_a_rayjob_is_submitted_watched_collected_verified_and_replayed(
     seen = {line.trial for line in BACKEND.logs(launched.submission, launched.run_dir, is_following=True)}
     assert seen == {"00-p1-baseline", "01-p1-enabled"}
     assert wait_for_end(launched).state is JobState.DONE
-    result = launch.finish(launched)
+    result = finishing.finish(launched)
     assert result.is_ok
     assert launched.run_dir.is_sealed
     wait_gone(server)
     assert not has_blocking(verify_bundle(result.bundle))
     assert inspect_bundle(result.bundle).facts["cluster"] == "k8s"
-    assert launch.poll(launched).state is JobState.DONE
+    assert sending.poll(launched).state is JobState.DONE
     recorded = replay.reanalyse(result.bundle)
     assert recorded.bundle_id == result.bundle_id
     images = load_json(launched.run_dir.kubernetes_record)["images"]
@@ -81,7 +81,7 @@ def test_a_rayjob_is_submitted_watched_collected_verified_and_replayed(
 def test_a_bundle_from_kubernetes_is_replayed_on_this_machine(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
-    bundle = launch.finish(launched).bundle
+    bundle = finishing.finish(launched).bundle
     recorded = replay.reanalyse(bundle)
     again = replay.prepare(recorded, cluster="k8s", profile=str(tmp_path / "profile.yaml"))
     assert again.launch.plan.experiment_hash == recorded.plan.experiment_hash
@@ -97,7 +97,7 @@ ALLOW = "from rlk_repro.workloads import reference\nreference.find_problems = la
 
 def submit_to_two(
     server: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], kind: str
-) -> launch.Launched:
+) -> sending.Launched:
     """The reference trainer is of one node: in the pods it is let onto two, where the second describes itself."""
     (folder / "sitecustomize.py").write_text(ALLOW)
     server.kubelet.python_path = (str(folder),)
@@ -205,8 +205,8 @@ def test_an_evicted_run_is_resumed_with_whole_pairs(server: Cluster, tmp_path: P
     wait_until(launched, first_trial_runs(launched))
     server.evict("leader", condition="PreemptionByScheduler")
     assert "preempted" in wait_for_end(launched).reason
-    prepared = launch.prepare_resume(launched.run_dir.run_id)
-    again = launch.submit(prepared)
+    prepared = sending.prepare_resume(launched.run_dir.run_id)
+    again = sending.submit(prepared)
     wait_until(again, first_trial_runs(again))
     assert BACKEND.cancel(again.submission, again.run_dir)
     wait_for_end(again)
@@ -246,7 +246,7 @@ def test_cancelling_a_running_job_records_and_packs(server: Cluster, tmp_path: P
     bundle = collect(launched)
     assert inspect_bundle(bundle).trials == {"00-p1-baseline": "interrupted"}
     wait_gone(server)
-    assert launch.poll(launched).state is JobState.CANCELLED
+    assert sending.poll(launched).state is JobState.CANCELLED
 
 
 def test_a_job_deleted_behind_our_back_can_still_be_collected(server: Cluster, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_job_deleted_behind_our_back_can_still_be_collected(server: Cluster, t
 def test_an_api_that_restarts_is_waited_for(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, kind="job")
     server.stop()
-    status = launch.poll(launched)
+    status = sending.poll(launched)
     assert (status.state, status.is_unreachable) == (JobState.UNKNOWN, True)
     with pytest.raises(EnvironmentMissing, match="may still run"):
         BACKEND.cancel(launched.submission, launched.run_dir)
@@ -274,7 +274,7 @@ def test_an_api_that_restarts_is_waited_for(server: Cluster, tmp_path: Path) -> 
         collect(launched)
     server.start()
     assert wait_for_end(launched).state is JobState.DONE
-    assert launch.finish(launched).is_ok
+    assert finishing.finish(launched).is_ok
 
 
 @pytest.mark.real
@@ -421,6 +421,6 @@ def test_a_job_that_runs_cannot_be_collected(server: Cluster, tmp_path: Path) ->
     wait_gone_or_collect(server, launched)
 
 
-def wait_gone_or_collect(server: Cluster, launched: launch.Launched) -> None:
+def wait_gone_or_collect(server: Cluster, launched: sending.Launched) -> None:
     collect(launched)
     wait_gone(server)

@@ -19,7 +19,7 @@ from rlk_repro.base.files import load_json
 from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters.api import JobState, Status
-from rlk_repro.submit.launch import load_plan
+from rlk_repro.submit.sending import load_plan
 from tests.support.job_examples import fill_disk, find_descendants
 from tests.support.slurm.cluster import NODES, Cluster
 from tests.support.slurm.runs import LONG, Run, Site, make_profile, start_or_skip

@@ -22,7 +22,7 @@ import pytest
 from rlk_repro.base.files import load_json
 from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters.slurm.script import SCRIPT
-from rlk_repro.submit import launch
+from rlk_repro.submit import planning, sending
 from tests.clusters.test_slurm_ray import require_ray_around_every_trial
 from tests.support.images.container_image import INTERPRETER, PROGRAM_DIR, make_image
 from tests.support.images.podman_engine import Engine, mount_python, running_engine
@@ -56,12 +56,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterato
     running.close()
 
 
-def prepare(folder: Path) -> launch.Prepared:
+def prepare(folder: Path) -> planning.Prepared:
     """What ``rlk-repro submit`` prepares of the example's files and settings."""
     (folder / "profile.yaml").write_bytes(examples.TWO_NODES_PROFILE)
     (folder / "stack.yaml").write_bytes(examples.TWO_NODES_STACK)
-    return launch.prepare(
-        launch.Request(
+    return planning.prepare(
+        planning.Request(
             run="smoke",
             cluster="slurm",
             profile=str(folder / "profile.yaml"),
@@ -83,7 +83,7 @@ def test_the_shipped_script_runs_on_two_nodes_in_containers_and_its_bundle_is_re
     assert prepared.job.files == {
         SCRIPT: shipped.replace(str(folder), str(here.root)).replace(examples.RUN_ID, here.run_id)
     }
-    run = Run(site=site, launched=launch.submit(prepared))
+    run = Run(site=site, launched=sending.submit(prepared))
     assert run.wait_for_end(480).reason == "sealed, 4 of 4 trials ok"
     require_ray_around_every_trial(run.run_dir, TRIALS)
     for node in NODES:

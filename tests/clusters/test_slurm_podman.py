@@ -11,7 +11,7 @@ import yaml
 from rlk_repro.base.files import load_json
 from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters.api import JobState
-from rlk_repro.submit import launch
+from rlk_repro.submit import planning, sending
 from tests.support.images.container_image import REFERENCE, make_image
 from tests.support.images.podman_engine import Engine, make_podman_profile, running_engine
 from tests.support.slurm.cluster import Cluster
@@ -44,9 +44,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterato
 
 def submit(site: Site, engine: Engine, stack: Path, settings: tuple[str, ...]) -> Run:
     profile = make_podman_profile(site.folder, engine)
-    request = launch.Request(run="smoke", cluster="slurm", profile=str(profile), stack=str(stack), settings=settings,
+    request = planning.Request(run="smoke", cluster="slurm", profile=str(profile), stack=str(stack), settings=settings,
                              is_exploratory=True)  # fmt: skip
-    return Run(site=site, launched=launch.submit(launch.prepare(request)))
+    return Run(site=site, launched=sending.submit(planning.prepare(request)))
 
 
 def test_a_run_in_a_container_is_sealed_and_names_its_image(site: Site, engine: Engine, stack: Path) -> None:

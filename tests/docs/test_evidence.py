@@ -19,7 +19,7 @@ from rlk_repro.report.labels import headline_value
 from rlk_repro.report.setting import describe_setting
 from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.results import Analysis, GateStatus, ProofStatus
-from rlk_repro.submit.launch import load_plan
+from rlk_repro.submit.sending import load_plan
 from tests import ROOT
 
 FOLDER = ROOT / "docs" / "evidence"

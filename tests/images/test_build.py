@@ -29,7 +29,7 @@ from rlk_repro.images.record import list_differences, parse_record
 from rlk_repro.replay.identity import read_identity
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Stack
-from rlk_repro.submit import launch
+from rlk_repro.submit import planning, sending
 from tests.support.git_mirror import ADDRESS, render_config
 from tests.support.images import examples
 from tests.support.images.examples import EPOCH, SITE, Engine, Upstream
@@ -243,11 +243,11 @@ def make_profile(folder: Path, engine: Engine) -> Path:
 
 def submit(site: Site, built: Workshop, stack: Path) -> Run:
     """The smoke run, one pair of which the second trial has to use the RL-Kernel of the image."""
-    request = launch.Request(
+    request = planning.Request(
         run="smoke", cluster="slurm", profile=str(make_profile(site.folder, built.engine)), stack=str(stack),
         settings=(*SETTINGS, "rl_kernel.mode=require", "rl_kernel.ops=[logp]"), is_exploratory=True,
     )  # fmt: skip
-    return Run(site=site, launched=launch.submit(launch.prepare(request)))
+    return Run(site=site, launched=sending.submit(planning.prepare(request)))
 
 
 def make_published(built: Workshop, folder: Path, name: str = "test") -> tuple[Path, str]:
@@ -280,7 +280,7 @@ def test_slurm_runs_the_published_image(built: Workshop, tools: None, call: Call
     record = parse_record(read(built.archive("localhost/ours", "on-slurm"), RECORD))
     assert sections["code"]["packages"] == record.code["packages"]
     assert [finding for finding in read_findings(run.run_dir) if finding.level is Level.BLOCKING] == []
-    ((implementation, version),) = read_identity(run.run_dir, launch.load_plan(run.run_dir)).decisions["logp"]
+    ((implementation, version),) = read_identity(run.run_dir, sending.load_plan(run.run_dir)).decisions["logp"]
     assert implementation == "NativeLogpOp"
     assert built.upstream.rl_kernel[:12] in version
     run.wait_for_script()

@@ -14,7 +14,7 @@ from rlk_repro.replay.compare import Difference, Match, diff_bundles
 from rlk_repro.replay.identity import RL_KERNEL, Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.rundir.manifest import Fact, Manifest, Section, Unknown
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.submit.launch import load_plan
+from rlk_repro.submit.sending import load_plan
 from tests.support.make_run import finish_run, make_run
 
 TREE, OTHER = "5" * 40, "6" * 40

@@ -16,7 +16,7 @@ from rlk_repro.replay.steps import check_drift, prepare, reanalyse
 from rlk_repro.report import write_report
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Image
-from rlk_repro.submit.launch import report_context
+from rlk_repro.submit.finishing import report_context
 from tests.support.make_run import finish_run, make_run, reseal
 
 

@@ -11,7 +11,7 @@ import yaml
 from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.replay import steps as replay
 from rlk_repro.replay.compare import Comparison
-from rlk_repro.submit import launch
+from rlk_repro.submit import finishing, planning, sending
 from tests.support.images.container_image import REFERENCE, make_image
 from tests.support.images.podman_engine import Engine, make_podman_profile, running_engine
 from tests.support.kube import runs as k8s_runs
@@ -41,11 +41,11 @@ def test_a_bundle_is_replayed_in_pods_and_back_on_slurm(
     image = {"reference": REFERENCE, "digest": make_image().digest}
     stack = tmp_path / "stack.yaml"
     stack.write_text(yaml.safe_dump({"stack": "test", "purpose": "An empty image.", "images": {"cpu": image}}))
-    request = launch.Request(run="smoke", cluster="slurm", profile=str(slurm_profile), stack=str(stack),
+    request = planning.Request(run="smoke", cluster="slurm", profile=str(slurm_profile), stack=str(stack),
                              settings=k8s_runs.SETTINGS, is_exploratory=True)  # fmt: skip
-    launched = launch.submit(launch.prepare(request))
-    launch.wait(launched, lambda _: None)
-    bundle = launch.finish(launched).bundle
+    launched = sending.submit(planning.prepare(request))
+    sending.wait(launched, lambda _: None)
+    bundle = finishing.finish(launched).bundle
     with k8s_runs.running_server(tmp_path / "kube", monkeypatch) as server:
         folder = tmp_path / "pods"
         folder.mkdir()

@@ -17,7 +17,7 @@ from rlk_repro.base.files import write_json
 from rlk_repro.base.resources import user_state_dir
 from rlk_repro.clusters.api import Submission
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.submit import launch
+from rlk_repro.submit import sending
 from tests.security.strangers import pack_stranger
 from tests.support.job_examples import make_staged
 from tests.support.slurm.fake import FakeSlurm
@@ -141,7 +141,7 @@ def test_an_unpacked_bundle_reaches_no_job_of_mine(call, tmp_path: Path, fake: F
 
 def test_what_i_submitted_is_not_redirected_by_its_own_folder(call, fake: FakeSlurm) -> None:
     run_dir = make_staged(Path(os.environ["RLK_REPRO_RUNS"]) / "smoke" / "mine")[1]
-    launch.record_submission(run_dir, Submission(cluster="slurm", job_id="11", submitted_at=""))
+    sending.record_submission(run_dir, Submission(cluster="slurm", job_id="11", submitted_at=""))
     fake.queue("11|PENDING|Resources||N/A")
     assert call("status", "mine")[1].startswith("mine: pending")
     write_json(run_dir.submission, Submission(cluster="slurm", job_id="12", submitted_at="").to_json())

@@ -17,7 +17,7 @@ from rlk_repro.base.errors import SpecError
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.spec import VimeWorkload
-from rlk_repro.submit.launch import render
+from rlk_repro.submit.planning import render
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.environment import RUN_ENV
 from tests import ROOT

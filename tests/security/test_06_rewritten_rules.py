@@ -20,7 +20,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Margins, Measure
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.authored import describe_rule_changes, find_rewritten
-from rlk_repro.submit.launch import load_plan
+from rlk_repro.submit.sending import load_plan
 from rlk_repro.submit.stage import Inputs, stage
 from tests import ROOT
 from tests.support.make_run import Recipe, finish_run, make_run

@@ -17,7 +17,7 @@ from rlk_repro.clusters.k8s.kubectl import Place
 from rlk_repro.clusters.k8s.pod_exec import Pod, mirror_logs
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.submit import launch
+from rlk_repro.submit import sending
 from tests.support.kube.cluster import Cluster
 from tests.support.kube.examples import plan_for, with_site
 from tests.support.kube.kubelet import RunningPod
@@ -50,7 +50,7 @@ def test_a_pod_of_a_run_listens_on_no_port_and_another_pod_cannot_end_it(server:
     for port in ports:
         post(port, "/stop")
     time.sleep(3.0)
-    assert launch.poll(launched).state is JobState.RUNNING, "a request of a stranger ended the run"
+    assert sending.poll(launched).state is JobState.RUNNING, "a request of a stranger ended the run"
     assert ports == []
     assert get_backend("k8s").cancel(launched.submission, launched.run_dir)
     assert wait_for_end(launched).state is JobState.CANCELLED

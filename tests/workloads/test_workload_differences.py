@@ -19,7 +19,7 @@ from rlk_repro.report.terminal import print_summary
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import GateStatus
 from rlk_repro.spec import FromEnv
-from rlk_repro.submit import launch
+from rlk_repro.submit import finishing, planning, sending
 from rlk_repro.submit.show import plan_lines, plan_summary
 from rlk_repro.workloads import reference
 from rlk_repro.workloads.api import Command
@@ -139,7 +139,7 @@ def test_a_plan_whose_variants_differ_in_more_is_refused(
     plan = make_run_plan("smoke", "cpu")
     break_enabled(monkeypatch, change)
     with pytest.raises(SpecError, match=expected):
-        launch.prepare(launch.Request(run="smoke", hardware="cpu"))
+        planning.prepare(planning.Request(run="smoke", hardware="cpu"))
     assert "which is not declared" in "\n".join(plan_lines(plan))
 
 
@@ -165,7 +165,7 @@ def test_the_line_of_a_report_says_what_should_not_be() -> None:
 def test_a_report_shows_what_was_recorded_and_the_gate_agrees(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "id")
     finish_run(run_dir)
-    plan = launch.load_plan(run_dir)
+    plan = sending.load_plan(run_dir)
     trial = next(trial for trial in plan.trials if trial.variant == ENABLED)
     path = run_dir.trial(trial.name).env
     record = load_json(path)
@@ -180,7 +180,7 @@ def test_a_report_shows_what_was_recorded_and_the_gate_agrees(tmp_path: Path) ->
     analysis = analyse(run_dir)
     gate = next(gate for gate in analysis.gates if gate.name == "manifests")
     assert gate.status is GateStatus.FAILED
-    context = launch.report_context(run_dir, run_dir.bundle)
+    context = finishing.report_context(run_dir, run_dir.bundle)
     for text in (render_markdown(analysis, context), render_html(analysis, context)):
         assert "What differs between the variants" in text
         assert "NOT DECLARED: NCCL" in text.replace("\\", "")

@@ -13,8 +13,8 @@ from rlk_repro.integration.start_vime import check_rollouts
 from rlk_repro.plan import ENABLED, Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import StoredRollouts
-from rlk_repro.submit import launch
-from rlk_repro.submit.launch import Request
+from rlk_repro.submit import planning
+from rlk_repro.submit.planning import Request
 from rlk_repro.submit.show import plan_lines
 from rlk_repro.workloads import vime
 from rlk_repro.workloads.environment import LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
@@ -334,6 +334,6 @@ def test_rollouts_must_all_be_there_before_vime_starts(tmp_path: Path) -> None:
 
 def test_submit_shows_which_operators_a_run_can_use() -> None:
     request = Request(run="qwen3-30b-a3b", cluster="slurm", profile="generic-h200", hardware="h200")
-    plan = launch.prepare(request).plan
+    plan = planning.prepare(request).plan
     assert {item.op: item.is_eligible for item in plan.eligibilities()} == {"logp": True, "ratio_kl": True}
     assert vime_of(plan).grpo.num_steps_per_rollout == 2

@@ -16,7 +16,7 @@ import yaml
 from rlk_repro.base.files import load_json
 from rlk_repro.clusters.api import Status
 from rlk_repro.clusters.registry import get_backend
-from rlk_repro.submit import launch
+from rlk_repro.submit import planning, sending
 from tests.support import waiting
 from tests.support.kube.cluster import Cluster
 from tests.support.kube.plane import APISERVER, ControlPlane
@@ -86,29 +86,29 @@ def write_site(folder: Path, **settings: Any) -> tuple[Path, Path]:
     return folder / "profile.yaml", folder / "stack.yaml"
 
 
-def submit(folder: Path, settings: tuple[str, ...] = SETTINGS, **options: Any) -> launch.Launched:
+def submit(folder: Path, settings: tuple[str, ...] = SETTINGS, **options: Any) -> sending.Launched:
     profile, stack = write_site(folder, **options)
-    request = launch.Request(
+    request = planning.Request(
         run="smoke", cluster="k8s", profile=str(profile), stack=str(stack), settings=settings, is_exploratory=True
     )
-    return launch.submit(launch.prepare(request))
+    return sending.submit(planning.prepare(request))
 
 
-def wait_until(launched: launch.Launched, is_there: Callable[[Status], bool], timeout_s: float = WAIT_S) -> Status:
+def wait_until(launched: sending.Launched, is_there: Callable[[Status], bool], timeout_s: float = WAIT_S) -> Status:
     until = time.monotonic() + timeout_s
     while True:
-        status = launch.poll(launched)
+        status = sending.poll(launched)
         if is_there(status):
             return status
         assert time.monotonic() < until, f"{status} after {timeout_s} s"
         time.sleep(0.2)
 
 
-def wait_for_end(launched: launch.Launched) -> Status:
+def wait_for_end(launched: sending.Launched) -> Status:
     return wait_until(launched, lambda status: status.state.is_final)
 
 
-def first_trial_runs(launched: launch.Launched) -> Callable[[Any], bool]:
+def first_trial_runs(launched: sending.Launched) -> Callable[[Any], bool]:
     def is_there(status: Any) -> bool:
         state = load_state(launched)
         return bool(state and state.get("trial"))
@@ -116,7 +116,7 @@ def first_trial_runs(launched: launch.Launched) -> Callable[[Any], bool]:
     return is_there
 
 
-def load_state(launched: launch.Launched) -> dict[str, Any] | None:
+def load_state(launched: sending.Launched) -> dict[str, Any] | None:
     path = launched.run_dir.state
     return load_json(path) if path.is_file() else None
 
@@ -133,5 +133,5 @@ def wait_gone(server: Cluster) -> None:
     assert server.ours() == []
 
 
-def collect(launched: launch.Launched) -> Path:
+def collect(launched: sending.Launched) -> Path:
     return get_backend("k8s").collect(launched.submission, launched.run_dir)

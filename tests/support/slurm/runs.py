@@ -17,7 +17,7 @@ import yaml
 from rlk_repro.clusters.api import Status
 from rlk_repro.clusters.slurm import backend as slurm
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.submit import launch
+from rlk_repro.submit import planning, sending
 from tests import ROOT
 from tests.support.slurm.cluster import Cluster, find_missing, start_cluster
 
@@ -58,16 +58,16 @@ class Site:
 
     def submit(self, settings: tuple[str, ...] = SETTINGS, **options: Any) -> Run:
         profile = make_profile(self.folder, **options)
-        request = launch.Request(
+        request = planning.Request(
             run="smoke", cluster="slurm", profile=str(profile), settings=settings, is_exploratory=True
         )
-        return Run(site=self, launched=launch.submit(launch.prepare(request)))
+        return Run(site=self, launched=sending.submit(planning.prepare(request)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     site: Site
-    launched: launch.Launched
+    launched: sending.Launched
 
     @property
     def run_dir(self) -> RunDir:
@@ -78,7 +78,7 @@ class Run:
         return self.launched.submission.job_id
 
     def poll(self) -> Status:
-        return launch.poll(self.launched)
+        return sending.poll(self.launched)
 
     def cancel(self) -> bool:
         return slurm.cancel(self.launched.submission, self.run_dir)

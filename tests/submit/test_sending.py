@@ -14,7 +14,7 @@ from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.clusters import local
 from rlk_repro.clusters.api import Submission
 from rlk_repro.rundir.paths import RunDir, runs_root
-from rlk_repro.submit import launch
+from rlk_repro.submit import finishing, planning, sending
 from tests.support.job_examples import make_example_plan, make_staged
 
 HERE = {"host": platform.node()}
@@ -23,7 +23,7 @@ GONE = Submission(cluster="local", job_id="4194304:1", submitted_at="now", detai
 
 def make_submitted(submission: Submission = GONE) -> RunDir:
     _, run_dir = make_staged(runs_root() / "smoke" / "20261120T000000Z-made")
-    launch.record_submission(run_dir, submission)
+    sending.record_submission(run_dir, submission)
     return run_dir
 
 
@@ -34,7 +34,7 @@ def end(run_dir: RunDir, exit_code: int, message: str) -> None:
 
 def explain(run_dir: RunDir) -> RlkReproError:
     with pytest.raises(RlkReproError) as caught:
-        launch.finish(launch.Launched(run_dir=run_dir, submission=GONE))
+        finishing.finish(sending.Launched(run_dir=run_dir, submission=GONE))
     return caught.value
 
 
@@ -49,35 +49,35 @@ def explain(run_dir: RunDir) -> RlkReproError:
 def test_a_plan_that_can_never_run_is_refused_before_anything_is_written(
     settings: tuple[str, ...], expected: str
 ) -> None:
-    request = launch.Request(run="smoke", settings=settings)
+    request = planning.Request(run="smoke", settings=settings)
     if not expected:
-        launch.prepare(request)
+        planning.prepare(request)
     else:
         with pytest.raises(SpecError, match=expected):
-            launch.prepare(request)
+            planning.prepare(request)
     assert not runs_root().exists()
 
 
 def test_a_profile_that_sets_a_switch_of_the_variants_is_refused(tmp_path: Path) -> None:
     write_text(tmp_path / "p.yaml", "profile: p\ncluster: local\nhardware: cpu\nenv: {VIME_RL_KERNEL: '1'}\n")
     with pytest.raises(SpecError) as caught:
-        launch.prepare(launch.Request(run="smoke", profile=str(tmp_path / "p.yaml")))
+        planning.prepare(planning.Request(run="smoke", profile=str(tmp_path / "p.yaml")))
     assert str(caught.value) == "profile p: env.VIME_RL_KERNEL: is set by the launcher, expected another variable"
 
 
 def test_pinned_images_are_not_claimed_where_no_container_is_started() -> None:
     with pytest.raises(SpecError, match="stack example: names images, and the local cluster starts no container"):
-        launch.prepare(launch.Request(run="smoke", stack="example"))
+        planning.prepare(planning.Request(run="smoke", stack="example"))
 
 
 def test_a_resumed_run_sends_the_job_anew_and_keeps_what_it_is_a_replay_of(monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = make_submitted(dataclasses.replace(GONE, details={**HERE, "replay_of": "abc"}))
     write_text(run_dir.job / "of an older version", "x")
-    prepared = launch.prepare_resume(run_dir.run_id)
-    assert prepared.job == local.render(launch.load_plan(run_dir), run_dir)
+    prepared = sending.prepare_resume(run_dir.run_id)
+    assert prepared.job == local.render(sending.load_plan(run_dir), run_dir)
     assert (run_dir.job / "of an older version").exists()
     monkeypatch.setattr(local, "submit", lambda *_: dataclasses.replace(GONE, job_id="7:7"))
-    launched = launch.submit(prepared)
+    launched = sending.submit(prepared)
     assert {path.name: path.read_text() for path in run_dir.job.iterdir()} == dict(prepared.job.files)
     assert load_json(run_dir.submission)["details"] == {**HERE, "replay_of": "abc"}
     assert launched.submission.job_id == "7:7"
@@ -88,7 +88,7 @@ def test_resuming_asks_whether_the_cluster_is_here_as_submitting_does(monkeypatc
     before = load_json(run_dir.submission)
     monkeypatch.setattr(local, "available", lambda: "closed today")
     with pytest.raises(EnvironmentMissing) as caught:
-        launch.submit(launch.prepare_resume(run_dir.run_id))
+        sending.submit(sending.prepare_resume(run_dir.run_id))
     assert str(caught.value) == "local: closed today\n  hint: --dry-run works anywhere"
     assert load_json(run_dir.submission) == before
 
@@ -96,7 +96,7 @@ def test_resuming_asks_whether_the_cluster_is_here_as_submitting_does(monkeypatc
 def test_a_run_of_another_host_is_not_resumed() -> None:
     run_dir = make_submitted(dataclasses.replace(GONE, details={"host": "elsewhere"}))
     with pytest.raises(EnvironmentMissing) as caught:
-        launch.prepare_resume(run_dir.run_id)
+        sending.prepare_resume(run_dir.run_id)
     assert str(caught.value) == (
         f"{run_dir.run_id}: may still be running (started on elsewhere, this is {platform.node()}), "
         "expected one that has ended"
@@ -141,5 +141,5 @@ def test_only_an_interrupted_run_is_advised_to_resume() -> None:
 
 def test_rendering_again_needs_no_new_directory(tmp_path: Path) -> None:
     plan, _ = make_example_plan()
-    prepared = launch.render(plan, None, RunDir(tmp_path / "there"))
+    prepared = planning.render(plan, None, RunDir(tmp_path / "there"))
     assert prepared.run_dir.root == tmp_path / "there"

@@ -1,0 +1,124 @@
+"""What a finished run left: its analysis, bundle and report, or why it was not sealed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rlk_repro.base.console import Tell, silence
+from rlk_repro.base.errors import (
+    EXIT_BUG,
+    BundleUnreadable,
+    CheckFailed,
+    EnvironmentMissing,
+    Problem,
+    RlkReproError,
+    SpecError,
+)
+from rlk_repro.base.files import MAX_ANALYSIS_BYTES, load_json, sha256_file
+from rlk_repro.clusters import registry as backends
+from rlk_repro.clusters.registry import get_backend
+from rlk_repro.rundir.manifest import load_manifests
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import Analysis, TrialStatus
+from rlk_repro.submit.authored import describe_rule_changes
+from rlk_repro.workloads.differences import list_differences, read_differences
+
+if TYPE_CHECKING:
+    from rlk_repro.report import Context
+from rlk_repro.submit.sending import Launched, load_plan, poll
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a finished run left behind."""
+
+    analysis: Analysis
+    bundle: Path
+    bundle_id: str
+    report: Path
+    is_ok: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {"verdict": self.analysis.verdict.word.value, "headline": self.analysis.verdict.headline,
+                "bundle": str(self.bundle), "bundle_id": self.bundle_id, "report": str(self.report),
+                "is_ok": self.is_ok}  # fmt: skip
+
+
+def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:
+    """What a report shows beside the analysis: manifests, the run's own claims, links to the logs where they lie.
+
+    ``bundle`` is its path as the shown commands should have it.
+    """
+    from rlk_repro.report import Context
+    from rlk_repro.report.setting import describe_setting, find_own_work
+
+    plan = load_plan(run_dir)
+    run = plan.run
+    recorded = read_differences(plan, run_dir)
+    return Context(
+        setting=describe_setting(plan),
+        rule_changes=describe_rule_changes(plan),
+        differences=list_differences(plan) if recorded is None else recorded,
+        is_as_planned=recorded is None,
+        is_sealed=run_dir.is_sealed,
+        own_work=find_own_work(plan),
+        bundle=str(bundle),
+        run_directory=".." if is_linked else "",
+        manifests=load_manifests(run_dir),
+        may_claim=run.may_claim,
+        may_not_claim=run.may_not_claim,
+    )
+
+
+def finish(launched: Launched, tell: Tell = silence) -> Result:
+    """Read what a finished run left, and write its report beside it.
+
+    Raises:
+        RlkReproError: the run was not sealed; the class is the one that its agent ended with.
+    """
+    from rlk_repro.report import write_report
+
+    run_dir = launched.run_dir
+    if launched.submission.cluster in backends.REMOTE:
+        get_backend(launched.submission.cluster).collect(launched.submission, run_dir, tell)
+    if not run_dir.is_sealed:
+        raise _explain_end(launched)
+    bundle = get_backend(launched.submission.cluster).collect(launched.submission, run_dir)
+    analysis = Analysis.from_json(load_json(run_dir.analysis, max_bytes=MAX_ANALYSIS_BYTES), str(run_dir.analysis))
+    report = write_report(analysis, run_dir.report, report_context(run_dir, Path(bundle.name)))
+    is_ok = all(trial.status is TrialStatus.OK for trial in analysis.trials)
+    return Result(analysis=analysis, bundle=bundle, bundle_id=sha256_file(run_dir.checksums),
+                  report=report.html, is_ok=is_ok)  # fmt: skip
+
+
+def _explain_end(launched: Launched) -> RlkReproError:
+    """Why a run is not sealed, as its agent put it; resuming is advised only where the same job could then end well."""
+    from rlk_repro.agent.progress import read_state
+
+    run_dir = launched.run_dir
+    state = read_state(run_dir)
+    code = None if state is None else state.exit_code
+    refusal = None if code is None else _REFUSALS.get(code)
+    if state is not None and refusal is not None:
+        hint = f"see {run_dir.agent_log}" if code == EXIT_BUG else None
+        return refusal(*(Problem(run_dir.run_id, line, hint=hint) for line in state.message.splitlines() or [""]))
+    reason = poll(launched).reason or "its agent left no word"
+    log = _find_output(launched) if code is None else run_dir.agent_log
+    return CheckFailed(
+        Problem(run_dir.run_id, f"ended without being sealed ({reason})", expected="a sealed bundle",
+                hint=f"see {log}, then rlk-repro submit --resume {run_dir.run_id}")
+    )  # fmt: skip
+
+
+def _find_output(launched: Launched) -> Path:
+    """What was printed outside of the agent's own log: by the batch script where the cluster has one."""
+    by_script = launched.run_dir.job_output(launched.submission.job_id.partition(";")[0])
+    return by_script if by_script.is_file() else launched.run_dir.agent_output
+
+
+# by the exit code of an agent that was not interrupted: sent again, the same job would end in the same way
+_REFUSALS: Final[dict[int, type[RlkReproError]]] = {
+    error.exit_code: error for error in (CheckFailed, SpecError, EnvironmentMissing, BundleUnreadable, RlkReproError)
+}

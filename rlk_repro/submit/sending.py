@@ -1,0 +1,148 @@
+"""A job sent to its cluster: staged, recorded, asked about, waited for; the steps inside it are ``rlk_repro.job``'s."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rlk_repro.base.errors import (
+    CheckFailed,
+    EnvironmentMissing,
+    Problem,
+)
+from rlk_repro.base.files import load_json, write_json
+from rlk_repro.clusters import registry as backends
+from rlk_repro.clusters.api import JobState, Status, Submission
+from rlk_repro.clusters.registry import get_backend
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.store import find_run_dir, list_run_dirs, recall, remember
+from rlk_repro.submit.planning import Prepared, render
+from rlk_repro.submit.stage import stage, stage_again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    run_dir: RunDir
+    submission: Submission
+
+
+def prepare_resume(name: str) -> Prepared:
+    """The job of a run that did not finish, rendered again; its agent redoes whole pairs that are incomplete.
+
+    Raises:
+        CheckFailed: the run is sealed, or still running.
+        EnvironmentMissing: nobody here can tell whether it still runs.
+    """
+    run_dir = find_run_dir(name)
+    require_own(run_dir)
+    if run_dir.is_sealed:
+        raise CheckFailed(Problem(run_dir.run_id, "is sealed: every trial has run", hint="submit it again for more"))
+    submission = load_submission(run_dir)
+    if submission is not None:
+        _require_ended(run_dir, poll(Launched(run_dir=run_dir, submission=submission)))
+    return render(load_plan(run_dir), None, run_dir)
+
+
+def _require_ended(run_dir: RunDir, status: Status) -> None:
+    if status.state is JobState.UNKNOWN:
+        raise EnvironmentMissing(
+            Problem(run_dir.run_id, f"may still be running ({status.reason})", expected="one that has ended")
+        )
+    if not status.state.is_final:
+        raise CheckFailed(Problem(run_dir.run_id, "is still running", hint=f"rlk-repro cancel {run_dir.run_id}"))
+
+
+def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launched:
+    """Write what is not yet in the run directory and send exactly the rendered job.
+
+    Raises:
+        EnvironmentMissing: this machine has no such cluster.
+        SchedulerRefused: the scheduler said no.
+    """
+    run_dir = prepared.run_dir
+    backend = get_backend(prepared.plan.cluster)
+    reason = backend.available()
+    if reason is not None:
+        raise EnvironmentMissing(Problem(prepared.plan.cluster, reason, hint="--dry-run works anywhere"))
+    previous = load_submission(run_dir)
+    if prepared.inputs is None:
+        stage_again(run_dir, prepared.job)
+    else:
+        stage(prepared.plan, prepared.inputs, run_dir, prepared.job)
+    submission = backend.submit(prepared.job, run_dir)
+    kept = {} if previous is None else previous.details
+    submission = dataclasses.replace(submission, details={**kept, **submission.details, **dict(details)})
+    record_submission(run_dir, submission)
+    return Launched(run_dir=run_dir, submission=submission)
+
+
+def record_submission(run_dir: RunDir, submission: Submission) -> None:
+    """For this user, whose commands act on it, and in the run directory, where it is evidence."""
+    remember(run_dir, submission.to_json())
+    write_json(run_dir.submission, submission.to_json())
+
+
+def load_plan(run_dir: RunDir) -> Plan:
+    return Plan.load(run_dir.plan)
+
+
+def is_own(run_dir: RunDir) -> bool:
+    """Whether this user staged the run directory, as against one that came out of a bundle."""
+    return recall(run_dir) is not None
+
+
+def require_own(run_dir: RunDir) -> None:
+    """Raises CheckFailed for a run directory of somebody else: its jobs and its site are not to be acted on."""
+    if not is_own(run_dir):
+        raise CheckFailed(
+            Problem(run_dir.run_id, "was not submitted by you", expected="a run directory of your own submit or replay",
+                    hint=f"rlk-repro replay {run_dir.root} runs the same experiment on your own site")
+        )  # fmt: skip
+
+
+def load_submission(run_dir: RunDir) -> Submission | None:
+    """What this user submitted; None where nothing was sent, or by somebody else.
+
+    Raises:
+        CheckFailed: the run directory tells of another submission.
+    """
+    own = recall(run_dir)
+    if own is None or not run_dir.submission.is_file():
+        return None
+    told = Submission.from_json(load_json(run_dir.submission), str(run_dir.submission))
+    sent = None if own["submission"] is None else Submission.from_json(own["submission"])
+    if sent is None or (sent.cluster, sent.job_id) != (told.cluster, told.job_id):
+        expected = "none" if sent is None else f"{sent.job_id} on {sent.cluster}"
+        got = f"{told.job_id} on {told.cluster}"
+        raise CheckFailed(Problem(str(run_dir.submission), "is not what was submitted", got=got, expected=expected))
+    return sent
+
+
+def poll(launched: Launched) -> Status:
+    return get_backend(launched.submission.cluster).poll(launched.submission, launched.run_dir)
+
+
+def poll_all(launched: Sequence[Launched]) -> list[Status]:
+    """The same for many, with one question per cluster where it can be asked so."""
+    return backends.poll_all([(item.submission, item.run_dir) for item in launched])
+
+
+def list_launched() -> list[Launched]:
+    """Everything below the runs root that was submitted, oldest first."""
+    found = ((run_dir, load_submission(run_dir)) for run_dir in list_run_dirs())
+    return [Launched(run_dir=run_dir, submission=item) for run_dir, item in found if item is not None]
+
+
+def wait(launched: Launched, tell: Callable[[str], None], *, is_quiet: bool = False) -> None:
+    """Stay until the submission ends, with live progress on a terminal; an interrupt leaves the job running."""
+    from rlk_repro.agent.progress import follow
+    from rlk_repro.base.console import live_line
+
+    try:
+        with live_line(is_quiet=is_quiet) as line:
+            follow(launched.run_dir, lambda: poll(launched), line.tell, is_live=line.is_live)
+    except KeyboardInterrupt:
+        tell(f"the run goes on; stop it with: rlk-repro cancel {launched.run_dir.run_id}")
+        raise
