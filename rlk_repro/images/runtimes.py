@@ -13,8 +13,8 @@ from typing import Final
 from rlk_repro.base import proc
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.clusters.slurm.container import is_imported, plan_import
 from rlk_repro.images.archive_check import judge_record
+from rlk_repro.images.importing import is_imported, plan_import
 from rlk_repro.images.record import parse_record
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.spec import OCI_ARCHITECTURES, Image, Stack

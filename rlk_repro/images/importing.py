@@ -1,0 +1,75 @@
+"""How an image becomes a file, for the runtimes that keep images as files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rlk_repro.spec import OCI_ARCHITECTURES, Image
+
+_DOCKER_HUB: Final = "registry-1.docker.io"
+_HUB_NAMES: Final = frozenset({"docker.io", "index.docker.io", _DOCKER_HUB})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """How an image gets into a file: ``command FILE uri``, checked by ``check FILE``."""
+
+    file: str
+    command: tuple[str, ...]
+    check: tuple[str, ...]
+    uri: str
+
+
+def is_imported(runtime: str) -> bool:
+    """Whether it takes images as files, and somebody has to keep them."""
+    return runtime in _IMPORTS
+
+
+def plan_import(runtime: str, image: Image, machine: str, folder: str) -> Import | None:
+    """The same for any image: its file's name says which it is and for which processor."""
+    make = _IMPORTS.get(runtime)
+    if make is None:
+        return None
+    name = image.digest.removeprefix("sha256:") + ("" if machine == "any" else f"-{machine}")
+    return make(image, machine, f"{folder.rstrip('/')}/{name}")
+
+
+def _enroot_import(image: Image, machine: str, stem: str) -> Import:
+    """The digest where a tag goes: enroot 3 knows no other place for it, and enroot 4 takes it there too."""
+    registry, repository = _split_reference(image.reference)
+    arch = () if machine == "any" else (f"--arch={machine}",)
+    return Import(
+        file=f"{stem}.sqsh",
+        command=("enroot", "import", *arch, "--output"),
+        check=("unsquashfs", "-l"),
+        uri=f"docker://{registry}#{repository}:{image.digest}",
+    )
+
+
+def _apptainer_pull(image: Image, machine: str, stem: str) -> Import:
+    arch = () if machine == "any" else (f"--arch={OCI_ARCHITECTURES[machine]}",)
+    return Import(
+        file=f"{stem}.sif",
+        command=("apptainer", "pull", *arch),
+        check=("apptainer", "inspect"),
+        uri=f"docker://{image.reference}@{image.digest}",
+    )
+
+
+_IMPORTS: Final[Mapping[str, Callable[[Image, str, str], Import]]] = {
+    "pyxis": _enroot_import,
+    "enroot": _enroot_import,
+    "apptainer": _apptainer_pull,
+}
+
+
+def _split_reference(reference: str) -> tuple[str, str]:
+    """Registry and repository, as docker reads a reference: the first part is a registry where it looks like a host."""
+    first, _, rest = reference.partition("/")
+    if not rest or not ("." in first or ":" in first or first == "localhost"):
+        first, rest = _DOCKER_HUB, reference
+    if first in _HUB_NAMES:
+        first, rest = _DOCKER_HUB, rest if "/" in rest else f"library/{rest}"
+    return first, rest
