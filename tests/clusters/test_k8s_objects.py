@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.base.resources import data_dir
 from rlk_repro.clusters.k8s.base import load_base
 from rlk_repro.clusters.k8s.naming import MAX_NAME, make_name
 from rlk_repro.clusters.k8s.objects import dump_objects, make_collector, render_objects
-from rlk_repro.clusters.k8s.rules import find_object_problems
-from rlk_repro.clusters.k8s.tree import find_templates
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from tests.support.example_files import find_changed
@@ -32,6 +32,8 @@ from tests.support.kube.examples import (
     run_dir_of,
     with_site,
 )
+from tests.support.kube.rules import find_object_problems
+from tests.support.kube.templates import find_templates
 from tests.support.kube.validate import check_cel, find_errors, is_custom, load_schema, needs_crds
 
 Object = dict[str, Any]
@@ -182,6 +184,13 @@ def test_secrets_are_references() -> None:
         ({"gpu_resource": "nvidia.com/gpu.shared"}, "a partition or a share of a GPU"),
         ({"max_time_min": 1.0}, "shorter than one pair"),
         ({"shm": "2000Gi"}, "what is written to the memory volume counts"),
+        ({"node_labels": {"nvidia.com/gpu.product": ["NVIDIA-H200-MIG-1g.18gb"]}}, "a partition or a share of a GPU"),
+        ({"node_labels": {"kubernetes.io/arch": ["arm64"]}}, "no node has NVIDIA-H200 with this processor"),
+        ({"gpu_products": ["NVIDIA-GB200"]}, "no node has NVIDIA-GB200 with this processor"),
+        ({"rdma": {"resource": "nvidia.com/gpu"}}, "without an RDMA device nothing needs it"),
+        ({"rdma": {"resource": "hca"}}, "without an RDMA device nothing needs it"),
+        ({"claims": [{"claim": "models", "path": "/results"}]}, "two at one path"),
+        ({"claims": [{"claim": "models", "path": "/dev/shm"}]}, "two at one path"),
     ],
 )
 def test_a_profile_that_cannot_work_is_refused(values: dict[str, Any], words: str) -> None:
@@ -194,6 +203,77 @@ def test_a_stack_without_an_image_is_refused() -> None:
     plan = plan_for(stack="host")
     with pytest.raises(SpecError, match="has no image for h200, and pods need one"):
         render_objects(plan, run_dir_of(plan))
+
+
+def test_an_image_whose_repository_ends_in_a_tag_is_refused() -> None:
+    plan = plan_for()
+    images = {name: image.model_copy(update={"reference": "cuda:12"}) for name, image in plan.stack.images.items()}
+    plan = dataclasses.replace(plan, stack=plan.stack.model_copy(update={"images": images}))
+    with pytest.raises(SpecError, match="names a tag as well"):
+        render_objects(plan, run_dir_of(plan))
+
+
+def test_a_variable_that_every_pod_has_is_none_of_a_secret() -> None:
+    secrets = {"RLK_REPRO_NODE": {"secret": "names", "key": "node"}}
+    plan = with_site(plan_for(), env={"NODE": {"from_env": "RLK_REPRO_NODE"}}, secrets=secrets)
+    with pytest.raises(SpecError, match="the last one of a name wins silently"):
+        render_objects(plan, run_dir_of(plan))
+
+
+PATHS = st.sampled_from(["/results", "/dev/shm", "/etc/rlk-repro", "/models"])
+LABELS = st.sampled_from(["arm64", "amd64", "H200", "NVIDIA-GB200", "NVIDIA-H200-MIG-1g.18gb", "X-SHARED"])
+RESOURCES = st.sampled_from(["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.18gb", "nvidia.com/gpu.shared",
+                             "hca", "rdma/ib", "site.example/gpu"])  # fmt: skip
+SIZES = st.sampled_from(["1", "0.5", "64Gi", "100G", "2Ti"])
+NAMES = st.sampled_from(["RLK_REPRO_NODE", "RLK_REPRO_GROUP", "RLK_REPRO_IMAGE_DIGEST", "HF_TOKEN"])
+SITES = st.fixed_dictionaries(
+    {},
+    optional={
+        "kind": st.sampled_from(["rayjob", "job"]),
+        "queue": st.just("q" * 63),
+        "cpu": SIZES,
+        "memory": SIZES,
+        "shm": SIZES,
+        "gpu_resource": RESOURCES,
+        "gpu_products": st.lists(LABELS, max_size=2),
+        "node_labels": st.dictionaries(
+            st.sampled_from(["nvidia.com/gpu.product", "amd.com/gpu.product-name", "kubernetes.io/arch"]),
+            st.lists(LABELS, min_size=1, max_size=2), max_size=2),
+        "rdma": st.fixed_dictionaries({"resource": RESOURCES, "count": st.integers(1, 64)}),
+        "compute_domain": st.booleans(),
+        "results": st.fixed_dictionaries({"claim": st.just("results"), "path": PATHS}),
+        "claims": st.lists(st.fixed_dictionaries({"claim": st.just("c"), "path": PATHS}), max_size=2),
+        "grace_s": st.sampled_from([60, 3600]),
+        "ttl_s": st.sampled_from([0, 31_536_000]),
+        "run_as": st.just({"user": 1000, "group": 1000}),
+    },
+)  # fmt: skip
+
+
+@cache
+def wide(hardware: str) -> Plan:
+    return plan_for("smoke", hardware, settings=num_nodes(hardware, 2))
+
+
+@given(st.sampled_from(["h200", "gb200", "mi300x"]), SITES, st.lists(NAMES, max_size=2, unique=True))
+def test_no_profile_that_is_taken_makes_an_object_that_a_controller_refuses(
+    hardware: str, site: dict[str, Any], names: list[str]
+) -> None:
+    """The rules stand here and not in the product: whatever a profile alone can get wrong is refused before."""
+    env = {f"V{number}": {"from_env": name} for number, name in enumerate(names)}
+    secrets = {name: {"secret": "s", "key": "k"} for name in names}
+    plan = with_site(wide(hardware), env=env, secrets=secrets, **site)
+    try:
+        objects = render_objects(plan, run_dir_of(plan))
+    except SpecError:
+        return
+    assert find_object_problems(objects) == []
+
+
+def test_every_example_keeps_our_rules() -> None:
+    assert [find_object_problems(render_objects(plan, run_dir_of(plan))) for plan in plans().values()] == [
+        [] for _ in plans()
+    ]
 
 
 def test_a_restricted_pod_keeps_to_the_level_restricted() -> None:

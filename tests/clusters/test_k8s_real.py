@@ -17,7 +17,6 @@ import yaml
 from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.clusters.api import JobState
 from rlk_repro.clusters.k8s.site import SECURITY_LABEL
-from rlk_repro.clusters.k8s.tree import find_templates
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.submit import sending
 from tests.support.kube import runs as k8s_runs
@@ -36,6 +35,7 @@ from tests.support.kube.runs import (
     wait_until,
 )
 from tests.support.kube.store import Gone
+from tests.support.kube.templates import find_templates
 
 pytestmark = [
     k8s_runs.needs_kubectl,

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rlk_repro.clusters.k8s.objects import make_collector, render_objects
-from rlk_repro.clusters.k8s.tree import find_templates
 from rlk_repro.plan import Plan
 from tests.clusters.test_k8s_sites import check, write_profile
 from tests.support.kube.cluster import Cluster
@@ -27,6 +26,7 @@ from tests.support.kube.runs import (
     wait_gone,
     wait_until,
 )
+from tests.support.kube.templates import find_templates
 from tests.support.kube.validate import find_errors
 
 Object = dict[str, Any]

@@ -18,6 +18,8 @@ ARCH: Final = "kubernetes.io/arch"
 HOSTNAME: Final = "kubernetes.io/hostname"
 CLIQUE: Final = "nvidia.com/gpu.clique"
 GPU_RESOURCES: Final = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}
+_PARTIAL: Final = frozenset({"MIG", "SHARED"})
+_ARM_PRODUCTS: Final = ("GB200", "GB300", "GH200")
 
 # By hardware: label and values, any one of which will do.  Drivers before R470 leave out the NVIDIA- prefix, and AMD's
 # labeller sets only those labels that it was started with.
@@ -48,20 +50,45 @@ def list_products(hardware: Hardware, settings: KubernetesSettings) -> Sequence[
 
 def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence[str]) -> Iterator[Problem]:
     where = f"profile {plan.profile.profile}: kubernetes"
-    for product in settings.gpu_products:
-        for part in plan.hardware.refused_name_parts:
-            if part.lower() in product.lower():
-                what = "a partition or a share of a GPU measures something else"
-                yield Problem(f"{where}.gpu_products", what, got=product, expected=f"no {part}")
+    yield from _find_product_problems(plan, settings, where)
     resource = gpu_resource(plan, settings)
-    if plan.num_gpus and ("mig-" in resource or resource.endswith(".shared")):
+    if plan.num_gpus and _is_partial(resource):
         what = "a partition or a share of a GPU measures something else"
         yield Problem(f"{where}.gpu_resource", what, got=resource, expected="whole GPUs")
+    device = None if settings.rdma is None else settings.rdma.resource
+    if device is not None and (
+        "/" not in device or device in {resource, *GPU_RESOURCES.values()} or _is_partial(device)
+    ):
+        what = "IPC_LOCK: only a privileged namespace takes it, and without an RDMA device nothing needs it"
+        yield Problem(f"{where}.rdma.resource", what, got=device, expected="an RDMA device, such as rdma/ib")
     if settings.compute_domain and plan.hardware.platform != "cuda":
         yield Problem(f"{where}.compute_domain", "there is none on this hardware", got=True, expected="false")
     if nodes and len(nodes) != plan.layout.num_nodes:
         expected = f"{plan.layout.num_nodes}"
         yield Problem("--same-nodes", "not as many as the layout has", got=len(nodes), expected=expected)
+
+
+def _is_partial(resource: str) -> bool:
+    return "mig-" in resource or resource.endswith(".shared")
+
+
+def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str) -> Iterator[Problem]:
+    """Labels that contradict each other make a pod wait for ever, without a word about why."""
+    named = {f"node_labels[{key}]": values for key, values in settings.node_labels.items() if "product" in key}
+    for key, products in {"gpu_products": settings.gpu_products, **named}.items():
+        for product in products:
+            for part in sorted(_PARTIAL.union(plan.hardware.refused_name_parts)):
+                if part.lower() in product.lower():
+                    what = "a partition or a share of a GPU measures something else"
+                    yield Problem(f"{where}.{key}", what, got=product, expected=f"no {part}")
+    for term in make_node_terms(plan, settings, ()):
+        values = {item["key"]: item["values"] for item in term["matchExpressions"]}
+        found = [product for key, products in values.items() if "product" in key for product in products]
+        arch = "arm64" if any(part in product for product in found for part in _ARM_PRODUCTS) else "amd64"
+        if found and values.get(ARCH, [arch]) != [arch]:
+            key = f"node_labels[{ARCH}]" if ARCH in settings.node_labels else "gpu_products"
+            what = f"no node has {found[0]} with this processor"
+            yield Problem(f"{where}.{key}", what, got=values[ARCH], expected=arch)
 
 
 def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Sequence[str]) -> Object:

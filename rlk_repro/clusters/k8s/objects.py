@@ -32,7 +32,6 @@ from rlk_repro.clusters.k8s.pods import (
     pod_command,
     pod_run_dir,
 )
-from rlk_repro.clusters.k8s.rules import find_object_problems
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import kubernetes_problems
@@ -51,7 +50,7 @@ def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) ->
     """The job itself first; the same inputs give the same objects.
 
     Raises:
-        SpecError: a plan that this kind of job cannot run, or an object that a controller would refuse.
+        SpecError: a plan that this kind of job cannot run, or a profile of which a controller would refuse the objects.
     """
     problems = [*_find_problems(plan, nodes)]
     if problems:
@@ -62,9 +61,6 @@ def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) ->
         objects.append(_make_compute_domain(plan, run_dir))
     if settings.network_policy:
         objects.append(_make_network_policy(plan, run_dir))
-    problems = find_object_problems(objects)
-    if problems:
-        raise SpecError(*problems)
     return objects
 
 

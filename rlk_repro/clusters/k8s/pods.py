@@ -24,6 +24,7 @@ from rlk_repro.clusters.k8s.nodes import (
     make_tolerations,
     uses_compute_domain,
 )
+from rlk_repro.clusters.k8s.tree import parse_quantity
 from rlk_repro.plan import Plan
 from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir.paths import RunDir
@@ -46,10 +47,15 @@ def kubernetes_settings(plan: Plan) -> KubernetesSettings:
 def find_pod_problems(plan: Plan) -> Iterator[Problem]:
     settings = kubernetes_settings(plan)
     where = f"profile {plan.profile.profile}"
-    if _find_image(plan) is None:
+    image = _find_image(plan)
+    if image is None:
         hint = "--stack names another one"
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}, and pods need one",
                       expected="an image by digest", hint=hint)  # fmt: skip
+    elif ":" in image.reference.rpartition("/")[2]:
+        what = "names a tag as well, which nobody checks"
+        yield Problem(f"stack {plan.stack.stack}: images.{plan.hardware.image_platform}.reference", what,
+                      got=image.reference, expected="a registry and a repository")  # fmt: skip
     for block in ("slurm", "container"):
         if getattr(plan.profile, block) is not None:
             yield Problem(f"{where}: {block}", "has no meaning in a Kubernetes cluster", expected="kubernetes alone")
@@ -61,6 +67,23 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
         what = "missing: the agents of several nodes share a run directory"
         expected = "a claim with access mode ReadWriteMany"
         yield Problem(f"{where}: kubernetes.results.claim", what, expected=expected)
+    yield from _find_clashes(settings, wanted, where)
+
+
+def _find_clashes(settings: KubernetesSettings, wanted: Sequence[str], where: str) -> Iterator[Problem]:
+    """What a profile says twice, or says of something that every pod has already."""
+    own = load_base("pod")["spec"]["containers"][0]
+    doubled = sorted({DIGEST_VARIABLE, GROUP_VARIABLE, *(item["name"] for item in own["env"])}.intersection(wanted))
+    if doubled:
+        yield Problem(f"{where}: env", "the last one of a name wins silently", got=doubled, expected="each once")
+    paths = [settings.results.path, INPUTS_PATH, *(claim.path for claim in settings.claims)]
+    paths += [mount["mountPath"] for mount in own["volumeMounts"] if mount["name"] != "results"]
+    if len(set(paths)) < len(paths):
+        yield Problem(f"{where}: kubernetes.claims", "two at one path", got=paths, expected="each path once")
+    memory, shm = parse_quantity(settings.memory), parse_quantity(settings.shm)
+    if memory is not None and shm is not None and shm >= memory:
+        what = "what is written to the memory volume counts, and it would take all of it"
+        yield Problem(f"{where}: kubernetes.memory", what, got=settings.memory, expected=f"more than {settings.shm}")
 
 
 def pod_run_dir(plan: Plan, run_dir: RunDir) -> str:

@@ -20,7 +20,8 @@ import kubernetes_validate.utils
 import pytest
 import yaml
 
-from rlk_repro.clusters.k8s.tree import as_list, as_map, find_templates
+from rlk_repro.clusters.k8s.tree import as_list, as_map
+from tests.support.kube.templates import find_templates
 
 VERSIONS = ("1.28", "1.31", "1.34", kubernetes_validate.latest_version())
 CLAIMS_FROM = "1.31"

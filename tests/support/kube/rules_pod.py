@@ -10,7 +10,8 @@ from typing import Any, Final
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.secrets import is_secret_name, looks_secret
 from rlk_repro.clusters.k8s.nodes import ARCH, CLIQUE
-from rlk_repro.clusters.k8s.tree import Template, as_list, as_map, parse_quantity, wrong
+from rlk_repro.clusters.k8s.tree import as_list, as_map, parse_quantity
+from tests.support.kube.templates import Template, wrong
 
 MIN_GRACE_S: Final = 30
 _DIGEST: Final = re.compile(r"[^@\s]+@sha256:[0-9a-f]{64}")

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.clusters.k8s.naming import OVERWRITE_COMMAND, QUEUE
-from rlk_repro.clusters.k8s.tree import as_list, as_map, find_templates, place, wrong
+from rlk_repro.clusters.k8s.tree import as_list, as_map
+from tests.support.kube.templates import find_templates, place, wrong
 
 MAX_NAME: Final = 47
 MODES: Final = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")

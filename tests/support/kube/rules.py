@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from rlk_repro.base.errors import Problem
-from rlk_repro.clusters.k8s.pod_rules import find_pod_rule_problems
-from rlk_repro.clusters.k8s.rayjob_rules import find_rayjob_problems
-from rlk_repro.clusters.k8s.tree import LABEL_VALUE, as_list, as_map, find_templates, place, wrong
+from rlk_repro.clusters.k8s.tree import as_list, as_map
+from tests.support.kube.rules_pod import find_pod_rule_problems
+from tests.support.kube.rules_rayjob import find_rayjob_problems
+from tests.support.kube.templates import LABEL_VALUE, find_templates, place, wrong
 
 MAX_JOB_NAME: Final = 63
 # the API server's limit for all annotations of an object; kubectl apply keeps a copy of the object in one of them
