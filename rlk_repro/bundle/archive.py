@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -129,25 +129,17 @@ class ArchiveReader:
     end of the iteration the whole file has been read, and its length and CRC were right.
 
     Attributes:
-        packed_digest: see ``GzipReader``.
+        is_own: its header says that ``ArchiveWriter`` packed it.
         foreign_member: the first member whose header or padding ``ArchiveWriter`` would have written otherwise; headers
-            are judged only where another tool packed, elsewhere ``packed_digest`` speaks for them.
+            are judged only where another tool packed, elsewhere ``is_as_packed`` speaks for them.
     """
 
-    def __init__(
-        self,
-        stream: BinaryIO,
-        archive: str,
-        *,
-        limits: Limits | None = None,
-        see_compressed: Callable[[bytes], None] | None = None,
-    ) -> None:
-        """``see_compressed`` gets every byte after the gzip header, in order."""
+    def __init__(self, stream: BinaryIO, archive: str, *, limits: Limits | None = None) -> None:
         self._place = Place(archive)
-        self._gzip = GzipReader(stream, self._place, limits or Limits(), see_compressed)
+        self._gzip = GzipReader(stream, self._place, limits or Limits())
         self._num_unread_bytes = 0
         self._is_file: dict[str, bool | None] = {}
-        self.packed_digest = self._gzip.packed_digest
+        self.is_own = self._gzip.packed_digest is not None
         self.foreign_member: str | None = None
 
     def __iter__(self) -> Iterator[Member]:
@@ -159,6 +151,11 @@ class ArchiveReader:
             if self._take(-member.size_bytes % _BLOCK_BYTES).strip(b"\0"):
                 self._note_foreign(member.name)
         self._check_end()
+
+    @property
+    def is_as_packed(self) -> bool:
+        """Of an own archive, at the end of the iteration: whether no byte of it changed since."""
+        return self._gzip.is_as_packed
 
     def data(self) -> Iterator[memoryview]:
         """The rest of the current member, piece by piece."""
@@ -236,7 +233,7 @@ class ArchiveReader:
             self._place.refuse("refused, a folder with content")
         self._place.member = name or "."
         self._register(name, is_file=not is_folder)
-        if self.packed_digest is None and self.foreign_member is None and blocks != render_header(name, size_bytes):
+        if not self.is_own and self.foreign_member is None and blocks != render_header(name, size_bytes):
             self._note_foreign(name)
         return Member(name=name, size_bytes=size_bytes, is_folder=is_folder)
 

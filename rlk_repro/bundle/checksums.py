@@ -1,4 +1,4 @@
-"""SHA256SUMS: its lines, what differs from it, and sha256 in a second thread.
+"""SHA256SUMS: its lines, and what differs from it.
 
 The format is that of GNU sha256sum, so that ``sha256sum -c`` reads it, in its one canonical form: sorted, text mode,
 lower case.
@@ -9,12 +9,9 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.findings import MAX_FINDINGS, Finding, Level
@@ -27,16 +24,6 @@ _CODEC: Final = ("utf-8", "surrogateescape")
 _LINE: Final = re.compile(rb"(\\?)([0-9a-f]{64})  (.+)", re.DOTALL)
 _ESCAPES: Final = {b"\\": rb"\\", b"\n": rb"\n", b"\r": rb"\r"}
 _PLAIN: Final = {escape: plain for plain, escape in _ESCAPES.items()}
-_MAX_WAITING: Final = 16
-_SMALL_BYTES: Final = 1 << 16
-
-
-class Digest(Protocol):
-    """What hashlib makes."""
-
-    def update(self, data: Piece, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
 
 
 def render_checksums(digests: Mapping[str, str]) -> bytes:
@@ -82,54 +69,13 @@ def diff_checksums(listed: Mapping[str, str], found: Mapping[str, str]) -> Itera
             yield Finding(Level.BLOCKING, printable(name), f"sha256 {listed[name]}", f"sha256 {found[name]}")
 
 
-class HashThread:
-    """Hashes in a second thread, in order and at most a few pieces behind; leaving the block ends the thread.
-
-    hashlib lets go of the interpreter lock, as inflating and deflating do, so both run at once.  While nothing waits,
-    small pieces are hashed on the spot: handing them over would cost more.
-    """
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1)
-        self._waiting: deque[Future[None]] = deque()
-        self._digests: dict[str, str] = {}
-
-    def __enter__(self) -> HashThread:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def update(self, digest: Digest, piece: Piece) -> None:
-        """``digest.update(piece)``, soon; ``finish`` waits for it."""
-        self._run(len(piece), digest.update, piece)
-
-    def pass_through(self, name: str, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The same pieces; once they are exhausted their digest will be among ``finish``'s."""
-        digest = hashlib.sha256()
-        for piece in pieces:
-            self.update(digest, piece)
-            yield piece
-        self._run(0, self._keep, name, digest)
-
-    def finish(self) -> dict[str, str]:
-        """Wait for what was handed over; sha256 by name."""
-        while self._waiting:
-            self._waiting.popleft().result()
-        return self._digests
-
-    def _run(self, cost_bytes: int, function: Callable[..., None], *args: object) -> None:
-        while self._waiting and (self._waiting[0].done() or len(self._waiting) == _MAX_WAITING):
-            self._waiting.popleft().result()
-        if cost_bytes < _SMALL_BYTES and not self._waiting:
-            function(*args)
-        else:
-            self._waiting.append(self._pool.submit(function, *args))
-
-    def _keep(self, name: str, digest: Digest) -> None:
-        self._digests[name] = digest.hexdigest()
+def hash_through(name: str, pieces: Iterable[Piece], digests: dict[str, str]) -> Iterator[Piece]:
+    """The same pieces; once they are exhausted ``digests`` holds their sha256."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+        yield piece
+    digests[name] = digest.hexdigest()
 
 
 def _render_line(name: str, digest: str) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, NoReturn, cast
 
@@ -90,13 +90,11 @@ class GzipReader:
         packed_digest: sha256 of all bytes after the header, as ``GzipWriter`` recorded it; None in other tools' files.
     """
 
-    def __init__(
-        self, stream: BinaryIO, place: Place, limits: Limits, see_compressed: Callable[[bytes], None] | None
-    ) -> None:
+    def __init__(self, stream: BinaryIO, place: Place, limits: Limits) -> None:
         self._stream = stream
         self._place = place
         self._limits = limits
-        self._see_compressed = see_compressed
+        self._digest = hashlib.sha256()
         self._file_bytes = stream.seek(0, os.SEEK_END)
         stream.seek(0)
         self._num_read_bytes = 0
@@ -121,6 +119,11 @@ class GzipReader:
         if expected_bytes > max(limits.ratio_floor_bytes, limits.ratio * self._file_bytes):
             self._refuse_ratio(expected_bytes, self._file_bytes)
         self._check_most(expected_bytes)
+
+    @property
+    def is_as_packed(self) -> bool:
+        """Whether all that was read after the header is what ``GzipWriter`` wrote there."""
+        return self._digest.digest() == self.packed_digest
 
     @property
     def most_members(self) -> int:
@@ -154,8 +157,7 @@ class GzipReader:
         step_bytes = min(max(self._num_read_bytes >> 6, 256), CHUNK_BYTES >> 3)
         data = self._stream.read(step_bytes)
         self._num_read_bytes += len(data)
-        if self._see_compressed is not None:
-            self._see_compressed(data)
+        self._digest.update(data)
         return data
 
     def _inflate(self) -> Iterator[bytes]:

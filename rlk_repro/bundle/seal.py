@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ from rlk_repro.base.units import format_bytes
 from rlk_repro.bundle.archive import ArchiveReader, ArchiveWriter, Member, find_unsafe, read_own
 from rlk_repro.bundle.checksums import (
     CHECKSUMS,
-    HashThread,
     Piece,
     diff_checksums,
+    hash_through,
     parse_checksums,
     render_checksums,
     sort_key,
@@ -187,12 +187,11 @@ def seal(run_dir: RunDir) -> str:
         CheckFailed: a link or device in the directory, or it was sealed before and differs now.
     """
     reader = FolderReader(run_dir)
-    with HashThread() as hashes:
-        for member in reader:
-            if member.name != CHECKSUMS:
-                for _ in hashes.pass_through(member.name, reader.data()):
-                    pass
-        digests = hashes.finish()
+    digests: dict[str, str] = {}
+    for member in reader:
+        if member.name != CHECKSUMS:
+            for _ in hash_through(member.name, reader.data(), digests):
+                pass
     reader.check()
     if run_dir.is_sealed:
         _check_seal(run_dir, digests)
@@ -209,10 +208,11 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
     """
     target = target or run_dir.bundle
     reader = FolderReader(run_dir)
-    with replacing(target) as stream, HashThread() as hashes:
+    digests: dict[str, str] = {}
+    with replacing(target) as stream:
         writer = ArchiveWriter(stream)
         for member in reader:
-            num_bytes = writer.add(member, hashes.pass_through(member.name, reader.data()))
+            num_bytes = writer.add(member, hash_through(member.name, reader.data(), digests))
             if num_bytes < member.size_bytes:
                 where = f"{run_dir.root}/{printable(member.name)}"
                 raise CheckFailed(
@@ -221,7 +221,7 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
         reader.check()
         writer.close()
         if run_dir.is_sealed:
-            _check_seal(run_dir, hashes.finish())
+            _check_seal(run_dir, digests)
     return target
 
 
@@ -260,7 +260,7 @@ def open_bundle(path: Path) -> Iterator[RunDir]:
 
 
 def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
-    """What a bundle or run directory holds, unchecked.  A bundle is inflated once; nothing is hashed or unpacked.
+    """What a bundle or run directory holds, unchecked.  A bundle is inflated once; nothing is unpacked.
 
     Raises:
         BundleUnreadable: as ``verify_bundle``.
@@ -272,9 +272,7 @@ def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
 
 
 @contextmanager
-def open_archive(
-    path: Path, *, limits: Limits | None = None, see_compressed: Callable[[bytes], None] | None = None
-) -> Iterator[ArchiveReader]:
+def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[ArchiveReader]:
     """The members of a bundle, streamed without unpacking.
 
     Raises:
@@ -287,7 +285,7 @@ def open_archive(
         if not path.is_file():
             raise BundleUnreadable(Problem(str(path), "a device, socket or named pipe", expected="a regular file"))
         with path.open("rb") as stream:
-            yield ArchiveReader(stream, str(path), limits=limits, see_compressed=see_compressed)
+            yield ArchiveReader(stream, str(path), limits=limits)
     except Unwritable:
         raise
     except OSError as error:  # here and in the block, which only reads or handles its own

@@ -5,7 +5,6 @@ Whether its numbers can be had again from its logs is replay's business.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from rlk_repro.base.files import (
 from rlk_repro.base.findings import Finding, Level, limit_findings
 from rlk_repro.base.units import format_bytes
 from rlk_repro.bundle.archive import ArchiveReader, read_own
-from rlk_repro.bundle.checksums import CHECKSUMS, HashThread, diff_checksums, parse_checksums, render_checksums
+from rlk_repro.bundle.checksums import CHECKSUMS, diff_checksums, hash_through, parse_checksums, render_checksums
 from rlk_repro.bundle.gzip_stream import Limits
 from rlk_repro.bundle.seal import FolderReader, is_folder, open_archive
 from rlk_repro.rundir import manifest, results
@@ -66,8 +65,9 @@ class Verification:
 
 @dataclass
 class _Contents:
-    """What one pass over the members gathers besides digests."""
+    """What one pass over the members gathers."""
 
+    digests: dict[str, str] = field(default_factory=dict)
     checksums: bytes | None = None
     folders: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -99,29 +99,22 @@ def verify_bundle(path: Path, *, limits: Limits | None = None) -> list[Finding]:
 def _verify_folder(run_dir: RunDir) -> Verification:
     reader = FolderReader(run_dir)
     contents = _Contents()
-    with HashThread() as hashes:
-        _read(reader, hashes, contents)
-        digests = hashes.finish()
+    _read(reader, contents)
     refused = [Finding(Level.BLOCKING, name, "a regular file", what) for name, what in reader.refused.items()]
-    findings = (*contents.findings, *refused, *_compare(contents, digests))
-    return _identify(findings, digests)
+    findings = (*contents.findings, *refused, *_compare(contents))
+    return _identify(findings, contents.digests)
 
 
 def _verify_archive(path: Path, limits: Limits | None) -> Verification:
     contents = _Contents()
-    packed = hashlib.sha256()
-    with (
-        HashThread() as hashes,
-        open_archive(path, limits=limits, see_compressed=lambda piece: hashes.update(packed, piece)) as reader,
-    ):
+    with open_archive(path, limits=limits) as reader:
         try:
-            _read(reader, hashes, contents)
+            _read(reader, contents)
         except BundleUnreadable as error:
-            raise BundleUnreadable(*error.problems, *_find_damaged(path, contents, hashes.finish())) from None
-        digests = hashes.finish()
-    packing = _check_packing(path, reader, packed.digest())
-    found = (*contents.findings, *_compare(contents, digests), *_find_extra_folders(contents, digests), *packing)
-    return _identify(found, digests)
+            raise BundleUnreadable(*error.problems, *_find_damaged(path, contents)) from None
+    packing = _check_packing(path, reader)
+    found = (*contents.findings, *_compare(contents), *_find_extra_folders(contents), *packing)
+    return _identify(found, contents.digests)
 
 
 def _identify(findings: tuple[Finding, ...], digests: Mapping[str, str]) -> Verification:
@@ -140,13 +133,13 @@ def _check_id(bundle_id: str | None, expected_id: str | None) -> list[Finding]:
     return [Finding(Level.BLOCKING, "id", expected_id, bundle_id or "none: it was never sealed")]
 
 
-def _read(reader: ArchiveReader | FolderReader, hashes: HashThread, contents: _Contents) -> None:
+def _read(reader: ArchiveReader | FolderReader, contents: _Contents) -> None:
     for member in reader:
         name = member.name
         if member.is_folder:
             contents.folders.append(name)
             continue
-        pieces = hashes.pass_through(name, reader.data())
+        pieces = hash_through(name, reader.data(), contents.digests)
         schema = _find_schema(name)
         if name != CHECKSUMS and schema is None:
             for _ in pieces:
@@ -181,29 +174,29 @@ def _check_schema(name: str, data: bytes, schema: int) -> list[Finding]:
     return []
 
 
-def _compare(contents: _Contents, digests: Mapping[str, str]) -> list[Finding]:
+def _compare(contents: _Contents) -> list[Finding]:
     if contents.checksums is None:
         return [Finding(Level.BLOCKING, CHECKSUMS, "a seal", "none: the run was interrupted or is not finished")]
     listed, findings = parse_checksums(contents.checksums)
-    found = {name: digest for name, digest in digests.items() if name != CHECKSUMS}
+    found = {name: digest for name, digest in contents.digests.items() if name != CHECKSUMS}
     return [*findings, *diff_checksums(listed, found)]
 
 
-def _find_damaged(path: Path, contents: _Contents, digests: Mapping[str, str]) -> list[Problem]:
+def _find_damaged(path: Path, contents: _Contents) -> list[Problem]:
     """Members read before the archive broke off whose bytes are not those that were sealed."""
     if contents.checksums is None:
         return []
     listed, _ = parse_checksums(contents.checksums)
     return [
         Problem(f"{path}: {printable(name)}", "damaged", got=digest, expected=listed.get(name, "no such member"))
-        for name, digest in digests.items()
+        for name, digest in contents.digests.items()
         if name != CHECKSUMS and listed.get(name) != digest
     ]
 
 
-def _find_extra_folders(contents: _Contents, digests: Mapping[str, str]) -> list[Finding]:
+def _find_extra_folders(contents: _Contents) -> list[Finding]:
     """Folder members that hold no file; their names are in nobody's checksum."""
-    used = {str(parent) for name in digests for parent in PurePosixPath(name).parents} | {""}
+    used = {str(parent) for name in contents.digests for parent in PurePosixPath(name).parents} | {""}
     return [
         Finding(Level.BLOCKING, f"{printable(name)}/", "nothing", "an extra folder")
         for name in contents.folders
@@ -211,11 +204,11 @@ def _find_extra_folders(contents: _Contents, digests: Mapping[str, str]) -> list
     ]
 
 
-def _check_packing(path: Path, reader: ArchiveReader, digest: bytes) -> list[Finding]:
+def _check_packing(path: Path, reader: ArchiveReader) -> list[Finding]:
     """Our own archives are exactly as packed, or the file was altered; other tools' archives are said to be so."""
-    if reader.packed_digest == digest:
+    if reader.is_as_packed:
         return []
-    if reader.packed_digest is not None:
+    if reader.is_own:
         found = "other bytes that hold the same content"
         return [Finding(Level.BLOCKING, str(path), "the bytes that were packed", found)]
     findings = [
