@@ -52,7 +52,7 @@ def find_files(
 
 def _members(layout: Layout, layer: Descriptor) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
     with layout.open(blob_name(layer.digest, str(layout.where))) as stream:
-        raw = _decompress(layer, cast("IO[bytes]", stream))
+        raw = _decompress(layer, stream)
         try:
             with tarfile.open(fileobj=raw, mode="r|", bufsize=CHUNK_BYTES) as archive:
                 for member in archive:

@@ -10,11 +10,11 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, Final, cast
 
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.findings import Finding, Level
@@ -55,47 +55,33 @@ class OciImage:
         return sum(item.size_bytes for item in self.blobs)
 
 
-@dataclass(frozen=True)
-class _Extent:
-    file: Path
-    offset: int
-    size_bytes: int
-
-
-class Slice:
-    """Some bytes of a file as a stream of their own."""
-
-    def __init__(self, stream: BinaryIO, size_bytes: int) -> None:
-        self._stream = stream
-        self._left = size_bytes
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(self._left if size < 0 else min(size, self._left))
-        self._left -= len(data)
-        return data
-
-
 class Layout:
-    """The files of a layout by name; nothing is unpacked."""
+    """The files of a layout by name, each a file of a folder or a member of a tar; nothing is unpacked."""
 
-    def __init__(self, where: Path, files: Mapping[str, _Extent]) -> None:
+    def __init__(self, where: Path, files: Mapping[str, Path | tarfile.TarInfo]) -> None:
         self.where = where
         self._files = files
 
     def size_bytes(self, name: str) -> int | None:
-        extent = self._files.get(name)
-        return None if extent is None else extent.size_bytes
+        file = self._files.get(name)
+        return file.stat().st_size if isinstance(file, Path) else None if file is None else file.size
 
-    def open(self, name: str) -> _Opened:
+    @contextmanager
+    def open(self, name: str) -> Iterator[BufferedReader]:
         """A stream of one file.
 
         Raises:
             BundleUnreadable: there is none of this name.
         """
-        extent = self._files.get(name)
-        if extent is None:
+        file = self._files.get(name)
+        if file is None:
             raise BundleUnreadable(Problem(str(self.where), f"holds no {name}", expected="a whole image"))
-        return _Opened(extent)
+        with ExitStack() as opened:
+            if isinstance(file, Path):
+                yield opened.enter_context(file.open("rb"))
+            else:
+                archive = opened.enter_context(tarfile.open(self.where, "r:"))
+                yield opened.enter_context(cast("BufferedReader", archive.extractfile(file)))
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A small file.
@@ -116,21 +102,6 @@ class Layout:
         return value
 
 
-class _Opened(AbstractContextManager[Slice]):
-    def __init__(self, extent: _Extent) -> None:
-        self._extent = extent
-        self._stream: BinaryIO = extent.file.open("rb")
-
-    def __enter__(self) -> Slice:
-        self._stream.seek(self._extent.offset)
-        return Slice(self._stream, self._extent.size_bytes)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stream.close()
-
-
 def open_layout(path: Path) -> Layout:
     """A folder or a tar.
 
@@ -147,20 +118,20 @@ def open_layout(path: Path) -> Layout:
     return Layout(path, files)
 
 
-def _list_folder(path: Path) -> Iterator[tuple[str, _Extent]]:
+def _list_folder(path: Path) -> Iterator[tuple[str, Path | tarfile.TarInfo]]:
     for file in path.rglob("*"):
         if file.is_file() and not file.is_symlink():
-            yield file.relative_to(path).as_posix(), _Extent(file, 0, file.stat().st_size)
+            yield file.relative_to(path).as_posix(), file
 
 
-def _list_tar(path: Path) -> Iterator[tuple[str, _Extent]]:
+def _list_tar(path: Path) -> Iterator[tuple[str, Path | tarfile.TarInfo]]:
     """Header by header; the bytes between are skipped."""
     with tarfile.open(path, "r:") as archive:
         for number, member in enumerate(archive):
             if number >= MAX_MEMBERS:
                 raise tarfile.TarError("too many members")
             if member.isreg():
-                yield member.name.removeprefix("./"), _Extent(path, member.offset_data, member.size)
+                yield member.name.removeprefix("./"), member
 
 
 def blob_name(digest: str, where: str) -> str:
@@ -246,8 +217,5 @@ def check_blobs(layout: Layout, image: OciImage) -> Iterator[Finding]:
 
 
 def hash_file(layout: Layout, name: str) -> str:
-    digest = hashlib.sha256()
     with layout.open(name) as stream:
-        while data := stream.read(CHUNK_BYTES):
-            digest.update(data)
-    return f"sha256:{digest.hexdigest()}"
+        return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"

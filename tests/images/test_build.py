@@ -391,6 +391,22 @@ def test_a_record_that_was_edited_with_care_is_found_by_what_it_is_of(built: Wor
     assert "code.rl_kernel.extension_sha256" in out
 
 
+@pytest.mark.long
+def test_an_image_that_answers_falsely_for_itself_is_found_where_it_is_not_run(
+    built: Workshop, tools: None, call: Call
+) -> None:
+    """What runs judges itself by its own code; an archive is judged by ours, file by file."""
+    words = ("import importlib.util as i; from pathlib import Path; "
+             "Path(i.find_spec('rlk_repro.image_check').origin).write_text('print(\\'{\"findings\": []}\\')'); "
+             f"file = next(Path('/{SITE}/rl_engine').glob('_C*.so')); "
+             "file.write_bytes(file.read_bytes() + bytes(1))")  # fmt: skip
+    built.change("localhost/liar", "run", "python3", "-c", words)
+    code, out, _ = call("images", "check", "localhost/liar", "--runtime", "podman")
+    assert (code, out) == (0, "localhost/liar: is what its record says\n")
+    found = check_archive(built.archive("localhost/liar", "liar"), built.stack, "cuda-amd64").findings
+    assert [finding.where for finding in found] == ["rl_engine._C"]
+
+
 def test_an_image_of_another_stack_is_found(built: Workshop) -> None:
     other = Stack.model_validate(built.upstream.stack(f"{built.host}/vime", built.base_digest, name="other"))
     found = check_archive(built.archive("localhost/ours", "stranger"), other, "cuda-arm64").findings
