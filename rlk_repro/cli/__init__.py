@@ -14,7 +14,7 @@ from rlk_repro import __version__
 from rlk_repro.base.disk import OF_FILE_SYSTEMS, Unwritable
 from rlk_repro.base.errors import EXIT_BUG, RlkReproError
 from rlk_repro.base.escapes import escape_json, printable, printable_lines
-from rlk_repro.cli import bench, bundles, claims, doctor, images, jobs, prepare, profile, replay, report, runs, submit
+from rlk_repro.cli import bundles, claims, doctor, images, jobs, prepare, profile, replay, report, runs, submit
 
 app: Final = typer.Typer(
     name="rlk-repro",
@@ -44,7 +44,6 @@ runs.register(app)
 bundles.register(app)
 replay.register(app)
 report.register(app)
-bench.register(app)
 claims.register(app)
 profile.register(app)
 images.register(app)

@@ -80,18 +80,17 @@ def submit(
         )
         prepared = planning.prepare(request)
     use_sources(vime_src, megatron_src, rl_kernel_src, cluster=prepared.plan.cluster)
-    send(prepared, is_dry_run=is_dry_run, is_waiting=is_waiting, as_json=as_json)
-
-
-def send(prepared: Prepared, *, is_dry_run: bool, is_waiting: bool, as_json: bool) -> None:
-    """Show what would be sent, or send it, and with ``is_waiting`` stay for its result."""
-    from rlk_repro.submit import sending
-
     if not as_json:
         note_switches()
     if is_dry_run:
         show_dry_run(prepared.plan, prepared.job, prepared.run_dir, as_json=as_json)
         return
+    _send(prepared, is_waiting=is_waiting, as_json=as_json)
+
+
+def _send(prepared: Prepared, *, is_waiting: bool, as_json: bool) -> None:
+    from rlk_repro.submit import sending
+
     require_sources(prepared.plan)
     launched = sending.submit(prepared)
     if not is_waiting:

@@ -88,11 +88,22 @@ def test_a_device_that_is_not_there_is_named() -> None:
 
 
 def bench_module(folder: Path, *arguments: str) -> RunDir:
-    """``rlk-repro bench module`` on checkouts, in a folder of its own; the run directory of a run that went well."""
+    """``submit --run module-smoke`` on checkouts, in a folder of its own; the run directory of a run that went well."""
     inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *inherited])}
     environment["RLK_REPRO_RUNS"] = str(folder)
-    argv = [sys.executable, "-m", "rlk_repro", "bench", "module", *arguments, "--exploratory", "--json"]
+    argv = [
+        sys.executable,
+        "-m",
+        "rlk_repro",
+        "submit",
+        "--run",
+        "module-smoke",
+        "--wait",
+        *arguments,
+        "--exploratory",
+        "--json",
+    ]
     argv += ["--set", "measure.scored_steps=2", "--set", "workload.batch.num_microbatches=1"]
     done = proc.run(argv, cwd=folder, env=environment, timeout_s=280)
     assert done.is_ok, done.stdout + done.stderr

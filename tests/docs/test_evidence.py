@@ -78,10 +78,10 @@ def test_the_commands_and_numbers_of_a_module_run_are_its_own(title: str, name: 
     analysis = analyse(name)
     with open_bundle(FOLDER / name) as run_dir:
         plan = load_plan(run_dir)
-    (command,) = re.findall(r"^rlk-repro bench module .*$", section, flags=re.MULTILINE)
+    (command,) = re.findall(r"^rlk-repro submit --run module-.*$", section, flags=re.MULTILINE)
     changed = dict(describe_setting(plan))["overrides"]
     assert all(source.split()[0] in command for source in plan.sources.values() if source.startswith("--"))
-    assert len(re.findall(r" --", command)) == 2 + changed.count(" = ")
+    assert len(re.findall(r" --", command)) == 3 + changed.count(" = ")  # run, hardware, wait
     for metric, text in (("actor_train_time_s", "GRPO loss"), ("ref_log_probs_time_s", "reference pass")):
         row = next(line for line in section.splitlines() if line.startswith(f"| {text}"))
         ms = [float(found) for found in re.findall(r"([\d.]+) ms", row)]

@@ -1,4 +1,4 @@
-"""``bench``: the lower tiers from the command line."""
+"""Runs of the lower tiers from the command line, and the options that say where their sources are."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def no_sources(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dry_run_needs_no_checkout_and_shows_the_job(call) -> None:
-    code, out, err = call("bench", "module", "--run", "module-qwen3-4b", "--hardware", "h200", "--dry-run")
+    code, out, err = call("submit", "--run", "module-qwen3-4b", "--hardware", "h200", "--dry-run")
     assert (code, err) == (0, "")
     assert "run              module-qwen3-4b · module · lane train-only" in out
     assert "GPU-hours" in out
-    code, out, _ = call("bench", "operators", "--dry-run", "--json")
+    code, out, _ = call("submit", "--run", "operators-smoke", "--dry-run", "--json")
     assert code == 0
     assert json.loads(out)["plan"]["experiment"]["run"]["run"] == "operators-smoke"
 
 
 def test_pairs_and_settings_reach_the_plan(call) -> None:
     arguments = ["--pairs", "2", "--control-pairs", "3", "--set", "entropy_metric=false", "--dry-run"]
-    code, out, _ = call("bench", "module", *arguments)
+    code, out, _ = call("submit", "--run", "module-smoke", *arguments)
     assert code == 0
     assert "10: 2 pairs, 3 control pairs" in out
     assert "entropy metric   not computed, in both variants" in out
@@ -38,7 +38,7 @@ def test_pairs_and_settings_reach_the_plan(call) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("vime") is not None, reason="vime is installed")
 def test_without_vime_the_flags_are_named_before_anything_is_made(call, tmp_path: Path) -> None:
-    code, out, err = call("bench", "module")
+    code, out, err = call("submit", "--run", "module-smoke", "--wait")
     assert (code, out) == (3, "")
     assert "rlk-repro: python module vime: missing, expected an installed package or a checkout" in err
     assert "  hint: give --vime-src, or set VIME_SRC" in err
@@ -46,7 +46,7 @@ def test_without_vime_the_flags_are_named_before_anything_is_made(call, tmp_path
 
 
 def test_a_folder_that_is_no_checkout_is_named(call, tmp_path: Path) -> None:
-    code, _, err = call("bench", "module", "--vime-src", str(tmp_path), "--dry-run")
+    code, _, err = call("submit", "--run", "module-smoke", "--vime-src", str(tmp_path), "--dry-run")
     assert code == 2
     assert err == (
         f"rlk-repro: --vime-src or VIME_SRC: holds no such package, got '{tmp_path}', expected a folder with vime/\n"
@@ -56,36 +56,23 @@ def test_a_folder_that_is_no_checkout_is_named(call, tmp_path: Path) -> None:
 def test_checkouts_come_from_the_variables_as_well(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rl_engine").mkdir()
     monkeypatch.setenv("RLK_SRC", str(tmp_path))
-    assert call("bench", "operators", "--dry-run")[0] == 0
+    assert call("submit", "--run", "operators-smoke", "--dry-run")[0] == 0
     assert os.environ["PYTHONPATH"] == str(tmp_path)
 
 
 def test_an_exported_switch_is_said_to_have_no_effect(call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIME_RL_KERNEL_OPS", "logpp")
-    code, _, err = call("bench", "operators", "--dry-run")
+    code, _, err = call("submit", "--run", "operators-smoke", "--dry-run")
     assert code == 0
     assert err == ("VIME_RL_KERNEL_OPS=logpp is set here and has no effect: the run decides, --set rl_kernel.ops=[…]\n")
 
 
-@pytest.mark.parametrize(
-    ("tier", "run", "kind"), [("module", "smoke", "reference"), ("operators", "module-smoke", "module")]
-)
-def test_a_run_of_another_tier_is_refused(call, tier: str, run: str, kind: str) -> None:
-    code, _, err = call("bench", tier, "--run", run, "--dry-run")
-    assert code == 2
-    assert err == (
-        f"rlk-repro: --run: is no run of the {tier} tier, got '{run} ({kind})', expected kind {tier}\n"
-        f"  hint: rlk-repro submit --run {run}\n"
-    )
-
-
-@pytest.mark.parametrize("command", [("bench", "module"), ("submit", "--cluster", "local", "--run", "module-smoke")])
-def test_all_commands_take_checkouts_in_the_same_way(call, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_checkouts_come_from_options(call, tmp_path: Path) -> None:
     for name in ("a/vime", "b/megatron", "c/rl_engine"):
         (tmp_path / name).mkdir(parents=True)
     places = [f"--{name}={tmp_path / folder}" for name, folder in
               (("vime-src", "a"), ("megatron-src", "b"), ("rl-kernel-src", "c"))]  # fmt: skip
-    assert call(*command, *places, "--dry-run")[0] == 0
+    assert call("submit", "--run", "module-smoke", *places, "--dry-run")[0] == 0
     assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / name) for name in "abc"]
 
 
