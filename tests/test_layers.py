@@ -36,7 +36,6 @@ ROOMS = (
     "replay",
     "wording",
     "claims",
-    "schemas",
     "cli",
     "job",
     "pod",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rlk_repro.schemas import write_schemas
 from tests import ROOT
 from tests.docs.test_docs import CLAIMS, TABLE, claims_table, command_table
 from tests.logs.test_vime_metrics import metrics_page
@@ -11,6 +10,7 @@ from tests.support.kube import examples as k8s_examples
 from tests.support.run_pages import write_pages
 from tests.support.slurm import examples as sbatch_examples
 from tests.support.vime_examples import runs_page
+from tools.schemas import write_schemas
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rlk_repro import __version__
 from rlk_repro.claims.files import load_claims
 from rlk_repro.claims.results import Word
-from rlk_repro.schemas import make_schema
+from tools.schemas import make_schema
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import pytest
 from rlk_repro.base.files import load_json
 from rlk_repro.base.resources import data_dir
 from rlk_repro.base.yamlfile import parse_yaml
-from rlk_repro.schemas import AUTHORED, make_schema, render_schemas
 from tests.support.make_run import finish_run, make_run
+from tools.schemas import AUTHORED, make_schema, render_schemas
 
 FILES = {
     "run": [*data_dir("jobs").glob("*.yaml")],
