@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 from pydantic import Field
 
 from rlk_repro.operators import OPERATORS, find_conflicts
-from rlk_repro.spec.kubernetes import KubernetesSettings
+from rlk_repro.spec.kubernetes import KubernetesSettings, LabelKey, LabelValue
 from rlk_repro.spec.preflight import Preflight
 from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import AbsolutePath, ContainerSettings, SlurmSettings
@@ -117,7 +117,7 @@ class Run(Model):
 class Hardware(GrowingModel):
     """Facts of one hardware target, ``jobs/hardware/<name>.yaml``."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"links_per_gpu"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"links_per_gpu", "node_labels"})
 
     schema_: Schema = Field(alias="schema", default=1)
     hardware: Name
@@ -130,6 +130,11 @@ class Hardware(GrowingModel):
     refused_name_parts: tuple[Text, ...] = Field((), description="products that look alike and are not this one")
     driver_floor: Annotated[str, Field(max_length=40)] = ""
     links_per_gpu: Annotated[int, Field(ge=0, le=72)] = Field(0, description="NVLink or xGMI links of one healthy GPU")
+    node_labels: dict[LabelKey, Annotated[tuple[LabelValue, ...], Field(min_length=1)]] = Field(
+        {},
+        max_length=20,
+        description="labels that Kubernetes nodes with these GPUs may have, each with its values; any one will do",
+    )
 
     @property
     def image_platform(self) -> ImagePlatform:

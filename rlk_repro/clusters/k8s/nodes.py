@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 from rlk_repro.base.errors import Problem
@@ -19,20 +20,8 @@ HOSTNAME: Final = "kubernetes.io/hostname"
 CLIQUE: Final = "nvidia.com/gpu.clique"
 GPU_RESOURCES: Final = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}
 _PARTIAL: Final = frozenset({"MIG", "SHARED"})
-_ARM_PRODUCTS: Final = ("GB200", "GB300", "GH200")
-
-# By hardware: label and values, any one of which will do.  Drivers before R470 leave out the NVIDIA- prefix, and AMD's
-# labeller sets only those labels that it was started with.
-PRODUCTS: Final[Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
-    "a100": ((NVIDIA_PRODUCT, ("NVIDIA-A100-SXM4-80GB", "A100-SXM4-80GB")),),
-    "h200": ((NVIDIA_PRODUCT, ("NVIDIA-H200", "H200")),),
-    "gb200": ((NVIDIA_PRODUCT, ("NVIDIA-GB200", "GB200")),),
-    "mi300x": (
-        (AMD_PRODUCT, ("AMD_Instinct_MI300X_OAM", "AMD_Instinct_MI300X")),
-        ("amd.com/gpu.device-id", ("74a1",)),
-        ("beta.amd.com/gpu.device-id", ("74a1",)),
-    ),
-}
+# NVIDIA's products with a Grace processor, which is an Arm one: GB200, GB300, GH200
+_GRACE: Final = re.compile(r"G[BH]\d{3}")
 
 
 def gpu_resource(plan: Plan, settings: KubernetesSettings) -> str:
@@ -40,12 +29,12 @@ def gpu_resource(plan: Plan, settings: KubernetesSettings) -> str:
 
 
 def list_products(hardware: Hardware, settings: KubernetesSettings) -> Sequence[tuple[str, tuple[str, ...]]]:
-    """Labels by which the hardware is known; none for hardware without GPUs or of an unknown name."""
+    """Labels by which the hardware is known, any one of which will do; none for hardware without GPUs."""
     if hardware.platform == "cpu":
         return ()
     if settings.gpu_products:
         return ((NVIDIA_PRODUCT if hardware.platform == "cuda" else AMD_PRODUCT, settings.gpu_products),)
-    return PRODUCTS.get(hardware.hardware, ())
+    return sorted(hardware.node_labels.items())
 
 
 def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence[str]) -> Iterator[Problem]:
@@ -84,7 +73,7 @@ def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str)
     for term in make_node_terms(plan, settings, ()):
         values = {item["key"]: item["values"] for item in term["matchExpressions"]}
         found = [product for key, products in values.items() if "product" in key for product in products]
-        arch = "arm64" if any(part in product for product in found for part in _ARM_PRODUCTS) else "amd64"
+        arch = "arm64" if any(_GRACE.search(product) for product in found) else "amd64"
         if found and values.get(ARCH, [arch]) != [arch]:
             key = f"node_labels[{ARCH}]" if ARCH in settings.node_labels else "gpu_products"
             what = f"no node has {found[0]} with this processor"
