@@ -28,6 +28,7 @@ ROOMS = (
     "analysis",
     "images",
     "image_check",
+    "clusters.profiles",
     "clusters.api",
     "agent",
     "clusters",

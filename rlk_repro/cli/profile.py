@@ -13,7 +13,6 @@ from rlk_repro.base.escapes import printable
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, say_text
 
 if TYPE_CHECKING:
-    from rlk_repro.clusters.slurm.propose import Ask, Proposal
     from rlk_repro.plan import Plan
     from rlk_repro.spec import Profile
 
@@ -40,10 +39,11 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Ask the cluster what it is and write a profile for it."""
-    from rlk_repro.clusters.slurm.propose import render_profile, take_likeliest
+    from rlk_repro.clusters.profiles import render_profile, take_likeliest
+    from rlk_repro.clusters.registry import get_backend
 
     ask = take_likeliest if is_taking_likeliest or not sys.stdin.isatty() else _ask
-    proposal, origin = _propose(cluster, ask)
+    proposal, origin = get_backend(cluster).propose_profile(ask)
     if output is None:
         from rlk_repro.base.resources import user_profiles_dir
 
@@ -60,39 +60,6 @@ def init(
     say(f"next: rlk-repro profile check {output}")
 
 
-def _propose(cluster: str, ask: Ask) -> tuple[Proposal, str]:
-    """A proposal, and where it is from."""
-    from rlk_repro.clusters.check import load_all_hardware
-    from rlk_repro.clusters.slurm.propose import find_hardware, propose_local, propose_slurm
-
-    hardware = load_all_hardware()
-    if cluster == "local":
-        from rlk_repro.probes import gpu
-
-        devices = gpu.probe().get("devices")
-        names = [str(device.get("name")) for device in devices] if isinstance(devices, list) else []
-        found = find_hardware(names, hardware) if names else ["cpu"]
-        return propose_local(found[0] if found else None), "this machine"
-    if cluster == "slurm":
-        from rlk_repro.clusters.slurm.site import probe_site
-
-        site = probe_site()
-        origin = f"cluster {site.cluster or 'without a name'}, Slurm {site.version}"
-        return propose_slurm(site, hardware, Path.home() / "rlk-repro-images", ask), origin
-    if cluster == "k8s":
-        from rlk_repro.clusters.k8s.kubectl import find_current_place
-        from rlk_repro.clusters.k8s.propose import propose_kubernetes
-        from rlk_repro.clusters.k8s.site import probe_site as probe_kubernetes
-
-        cluster_site = probe_kubernetes(find_current_place())
-        origin = f"namespace {cluster_site.place.namespace}, Kubernetes {cluster_site.version}"
-        return propose_kubernetes(cluster_site, hardware, ask), origin
-    from rlk_repro.base.errors import Problem, SpecError
-
-    expected = "local, slurm or k8s"
-    raise SpecError(Problem("--cluster", "no profile can be proposed for it", got=cluster, expected=expected))
-
-
 def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
     """By number or by name, until it is one of the choices."""
     for number, choice in enumerate(choices, start=1):
@@ -107,7 +74,7 @@ def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
 
 def _name_of(output: Path, otherwise: str) -> str:
     """A profile is found by its file's name: the two should agree."""
-    from rlk_repro.clusters.slurm.propose import make_name
+    from rlk_repro.clusters.profiles import make_name
 
     return make_name(output.stem) if output.stem else otherwise
 
@@ -151,9 +118,10 @@ def _effective_policies(profile: Profile) -> dict[str, str]:
 
 def _load(name: str) -> Profile:
     from rlk_repro.base.resources import all_profile_folders
+    from rlk_repro.clusters.registry import BACKENDS
     from rlk_repro.spec.load import load_profile
 
-    return load_profile(name, all_profile_folders()).model
+    return load_profile(name, all_profile_folders(), BACKENDS).model
 
 
 def check(
@@ -163,10 +131,11 @@ def check(
 ) -> None:
     """Say what would fail with a profile on this cluster, and why; nothing is queued."""
     from rlk_repro.base.findings import has_blocking
+    from rlk_repro.clusters.registry import get_backend
 
     profile = _load(name)
     plan = None if run is None else _plan(run, name, profile)
-    findings = _check(profile, plan)
+    findings = get_backend(profile.cluster).check_profile(profile, plan)
     if as_json:
         say_json({"profile": profile.profile, "findings": [finding.to_json() for finding in findings]})
     else:
@@ -184,18 +153,3 @@ def _plan(run: str, name: str, profile: Profile) -> Plan:
     from rlk_repro.submit import planning
 
     return planning.prepare(planning.Request(run=run, cluster=profile.cluster, profile=name)).plan
-
-
-def _check(profile: Profile, plan: Plan | None) -> list[Any]:
-    from rlk_repro.base.errors import Problem, SpecError
-    from rlk_repro.clusters.check import check_kubernetes, check_local, check_slurm, load_all_hardware
-
-    if profile.cluster == "slurm":
-        return check_slurm(profile, plan)
-    if profile.cluster == "k8s":
-        return check_kubernetes(profile, plan)
-    hardware = load_all_hardware()
-    name = plan.hardware.hardware if plan is not None else profile.hardware or "cpu"
-    if name not in hardware:
-        raise SpecError(Problem(f"profile {profile.profile}: hardware", "no such hardware", got=name))
-    return check_local(profile, hardware[name])

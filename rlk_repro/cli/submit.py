@@ -149,29 +149,20 @@ def _quote(part: str) -> str:
 
 
 def _show_submitted(plan: Plan, launched: Launched, *, as_json: bool) -> None:
+    from rlk_repro.clusters.registry import get_backend
+    from rlk_repro.submit.show import bound_line
+
     run_dir, submission = launched.run_dir, launched.submission
     if as_json:
         say_json({"id": run_dir.run_id, "run_dir": str(run_dir.root), "submission": submission.to_json()})
         return
     say(f"submitted {run_dir.run_id} to {submission.cluster} as {submission.job_id}")
     say(f"run directory: {run_dir.root}")
-    if submission.cluster != "local":
-        say(_find_bound(plan))
+    bound = get_backend(submission.cluster).find_bound(plan)
+    if bound is not None:
+        say(bound_line(plan, bound.time_min, bound.gpus_per_node))
     say(f"next: rlk-repro status --watch {run_dir.run_id}")
     say(f"      rlk-repro logs -f {run_dir.run_id}   (or cancel, collect)")
-
-
-def _find_bound(plan: Plan) -> str:
-    """Slurm's jobs have their nodes to themselves, pods what they ask for."""
-    from rlk_repro.submit.show import bound_line
-
-    if plan.cluster == "slurm":
-        from rlk_repro.clusters.slurm.options import time_limit_min
-
-        return bound_line(plan, time_limit_min(plan), plan.hardware.gpus_per_node)
-    from rlk_repro.clusters.k8s.objects import time_limit_min
-
-    return bound_line(plan, time_limit_min(plan), plan.layout.gpus_per_node)
 
 
 def _show_result(launched: Launched, *, as_json: bool) -> None:

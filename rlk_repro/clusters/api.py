@@ -11,8 +11,11 @@ from typing import Any, Final, Protocol
 from rlk_repro.base.console import Tell, silence
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema
+from rlk_repro.base.findings import Finding
+from rlk_repro.clusters.profiles import Ask, Proposal
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import Profile
 
 SCHEMA: Final = 1
 
@@ -93,8 +96,24 @@ class LogLine:
     text: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """The most that a job may take: minutes, and GPUs on each of its nodes."""
+
+    time_min: int
+    gpus_per_node: int
+
+
 class Backend(Protocol):
     """The module interface; mypy checks each module at its line of the registry."""
+
+    @property
+    def CLIENT(self) -> str | None:  # noqa: N802
+        """The program that talks to the cluster, for ``doctor``; None where none is needed."""
+
+    @property
+    def IS_REMOTE(self) -> bool:  # noqa: N802
+        """Whether no file system is shared with this machine: a run is here when it has been collected."""
 
     def available(self) -> str | None:
         """None where this machine can use the cluster, else the reason why not."""
@@ -111,6 +130,9 @@ class Backend(Protocol):
     def poll(self, submission: Submission, run_dir: RunDir) -> Status:
         """Ask once; ``unknown`` where this machine cannot tell."""
 
+    def poll_all(self, items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
+        """The state of each, with as few questions as the cluster allows."""
+
     def logs(self, submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
         """Lines of the trials in order, ending when the job ends."""
 
@@ -119,3 +141,12 @@ class Backend(Protocol):
 
     def collect(self, submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
         """Bring the bundle to ``run_dir.bundle``, telling how far it is where that takes long."""
+
+    def find_bound(self, plan: Plan) -> Bound | None:
+        """The most that the plan's job may take; None where only the trials' own limits bound it."""
+
+    def propose_profile(self, ask: Ask) -> tuple[Proposal, str]:
+        """A first profile, and what it was learnt from; EnvironmentMissing where the cluster does not answer."""
+
+    def check_profile(self, profile: Profile, plan: Plan | None) -> list[Finding]:
+        """What would fail with the plan's run, or with any run where there is no plan; nothing is queued."""

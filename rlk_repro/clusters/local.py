@@ -14,22 +14,30 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from rlk_repro.agent.preflight import checking as preflight
+from rlk_repro.agent.preflight.checks import CHECKS, Situation, judge_node
 from rlk_repro.base import proc, procfs
 from rlk_repro.base.clock import utc_now
 from rlk_repro.base.console import Tell, silence
 from rlk_repro.base.disk import open_stream
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import dump_json
+from rlk_repro.base.findings import Finding, sort_findings
 from rlk_repro.bundle.seal import pack
-from rlk_repro.clusters.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.clusters.api import Bound, Job, JobState, LogLine, Status, Submission
 from rlk_repro.clusters.lastword import read_last_word
+from rlk_repro.clusters.profiles import Ask, Proposal, find_hardware, load_all_hardware
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
+from rlk_repro.probes import gpu, probe_node
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import Hardware, Layout, Profile
 
 AGENT: Final = ("-m", "rlk_repro.job")
 COMMAND_FILE: Final = "command.json"
 SCHEMA: Final = 1
+CLIENT: Final = None
+IS_REMOTE: Final = False
 
 
 def available() -> str | None:
@@ -107,6 +115,10 @@ def poll(submission: Submission, run_dir: RunDir) -> Status:
     return _describe_end(run_dir)
 
 
+def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
+    return [poll(submission, run_dir) for submission, run_dir in items]
+
+
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
     """Lines of the trials in order; following ends when the agent does."""
     return read_logs(run_dir, lambda: not is_following or poll(submission, run_dir).state is not JobState.RUNNING)
@@ -144,6 +156,46 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
         )
     tell(f"packing what {run_dir.root} holds")
     return pack(run_dir)
+
+
+def find_bound(plan: Plan) -> Bound | None:  # noqa: ARG001
+    return None
+
+
+def propose_profile(ask: Ask) -> tuple[Proposal, str]:  # noqa: ARG001
+    """This machine, with the hardware that its GPUs are."""
+    devices = gpu.probe().get("devices")
+    names = [str(device.get("name")) for device in devices] if isinstance(devices, list) else []
+    found = find_hardware(names, load_all_hardware()) if names else ["cpu"]
+    values = {"schema": 1, "profile": "here", "cluster": "local", "purpose": "This machine."}
+    if found:
+        return Proposal(values={**values, "hardware": found[0]}), "this machine"
+    remark = "the GPUs here are none of the known hardware: submit with --hardware"
+    return Proposal(values=values, remarks=[remark]), "this machine"
+
+
+def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
+    """What preflight would say of this machine now, but for the run directory and the trainer's modules.
+
+    Raises:
+        SpecError: the profile names hardware that is not known.
+    """
+    hardware = load_all_hardware()
+    name = plan.hardware.hardware if plan is not None else profile.hardware or "cpu"
+    if name not in hardware:
+        raise SpecError(Problem(f"profile {profile.profile}: hardware", "no such hardware", got=name))
+    return _check_machine(profile, hardware[name])
+
+
+def _check_machine(profile: Profile, hardware: Hardware) -> list[Finding]:
+    layout = Layout(gpus_per_node=hardware.gpus_per_node)
+    manifest = probe_node("here")
+    situation = Situation(manifest=manifest, hardware=hardware, layout=layout, limits=profile.preflight)
+    found = [
+        *preflight.check_hardware(hardware, layout.gpus_per_node, manifest),
+        *judge_node(CHECKS, situation),
+    ]
+    return sort_findings(found)
 
 
 def _find_other_host(submission: Submission) -> str | None:

@@ -15,7 +15,7 @@ from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecEr
 from rlk_repro.base.files import sha256_file
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.seal import open_bundle
-from rlk_repro.clusters.registry import REMOTE
+from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import Contents, diff_contents, find_parts, load_parts
 from rlk_repro.probes import PROBES, probe_node
@@ -177,7 +177,7 @@ def run(prepared: Prepared, tell: Callable[[str], None], *, is_quiet: bool = Fal
 
 def _find_parts_drift(recorded: Recorded, here: planning.Prepared) -> tuple[Finding, ...]:
     """Whether what lies here is what was trained on; a remote cluster keeps it on volumes of its own."""
-    if here.plan.cluster in REMOTE:
+    if get_backend(here.plan.cluster).IS_REMOTE:
         return ()
     return tuple(diff_contents(recorded.parts, find_parts(list_run_folders(here.plan, here.run_dir))))
 

@@ -17,7 +17,6 @@ from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import AbsolutePath, ContainerSettings, SlurmSettings
 from rlk_repro.spec.stack import ImagePlatform
 from rlk_repro.spec.values import (
-    Cluster,
     Count,
     EnvName,
     EnvValue,
@@ -157,11 +156,13 @@ class FromEnv(Model):
 class Profile(GrowingModel):
     """What one site needs."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"slurm", "container", "ray", "prepared_dir", "kubernetes"})
+    added_later: ClassVar[frozenset[str]] = frozenset(
+        {"slurm", "container", "ray", "prepared_dir", "kubernetes", "settings"}
+    )
 
     schema_: Schema = Field(alias="schema", default=1)
     profile: Name
-    cluster: Cluster
+    cluster: Name
     purpose: Annotated[str, Field(max_length=2000)] = ""
     hardware: Name | None = Field(None, description="default hardware of this site")
     env: dict[EnvName, EnvValue | FromEnv] = Field({}, description="environment of the trainers")
@@ -171,6 +172,9 @@ class Profile(GrowingModel):
     container: ContainerSettings | None = None
     ray: RaySettings = RaySettings()
     kubernetes: KubernetesSettings | None = None
+    settings: dict[Name, Text | float | bool] = Field(
+        {}, max_length=100, description="of a cluster that has no block of its own here; its backend says which"
+    )
     prepared_dir: AbsolutePath | None = Field(
         None, description="where `rlk-repro prepare` puts models and data, the same path on all nodes"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -98,9 +98,16 @@ def load_hardware(name: str, folders: list[Path]) -> Loaded[Hardware]:
     return load(Hardware, find_yaml("hardware", name, folders))
 
 
-def load_profile(name: str, folders: list[Path]) -> Loaded[Profile]:
-    path = find_yaml("profile", name, folders)
-    return load(Profile, path, check=lambda profile: kubernetes_problems(profile.kubernetes))
+def load_profile(name: str, folders: list[Path], clusters: Collection[str] = ()) -> Loaded[Profile]:
+    """A profile by name or file, for one of ``clusters``; for any where none is given."""
+
+    def check(profile: Profile) -> list[PathProblem]:
+        problems = kubernetes_problems(profile.kubernetes)
+        if clusters and profile.cluster not in clusters:
+            problems.append((("cluster",), "unknown cluster", profile.cluster, f"one of {', '.join(clusters)}"))
+        return problems
+
+    return load(Profile, find_yaml("profile", name, folders), check=check)
 
 
 def load(

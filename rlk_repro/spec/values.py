@@ -38,7 +38,6 @@ Variant: TypeAlias = Literal["baseline", "enabled"]
 OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 """How images call the machines that ``uname -m`` names."""
 
-Cluster: TypeAlias = Literal["local", "slurm", "k8s"]
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm"]
 Mode: TypeAlias = Literal["auto", "require"]
 KlLossType: TypeAlias = Literal["k1", "k2", "k3", "low_var_kl"]

@@ -17,7 +17,6 @@ from rlk_repro.base.errors import (
     SpecError,
 )
 from rlk_repro.base.files import MAX_ANALYSIS_BYTES, load_json, sha256_file
-from rlk_repro.clusters import registry as backends
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.paths import RunDir
@@ -81,11 +80,12 @@ def finish(launched: Launched, tell: Tell = silence) -> Result:
     from rlk_repro.report import write_report
 
     run_dir = launched.run_dir
-    if launched.submission.cluster in backends.REMOTE:
-        get_backend(launched.submission.cluster).collect(launched.submission, run_dir, tell)
+    backend = get_backend(launched.submission.cluster)
+    if backend.IS_REMOTE:
+        backend.collect(launched.submission, run_dir, tell)
     if not run_dir.is_sealed:
         raise _explain_end(launched)
-    bundle = get_backend(launched.submission.cluster).collect(launched.submission, run_dir)
+    bundle = backend.collect(launched.submission, run_dir)
     analysis = Analysis.from_json(load_json(run_dir.analysis, max_bytes=MAX_ANALYSIS_BYTES), str(run_dir.analysis))
     report = write_report(analysis, run_dir.report, report_context(run_dir, Path(bundle.name)))
     is_ok = all(trial.status is TrialStatus.OK for trial in analysis.trials)

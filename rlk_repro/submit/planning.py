@@ -12,7 +12,7 @@ from rlk_repro.base.errors import (
 )
 from rlk_repro.base.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
 from rlk_repro.clusters.api import Job
-from rlk_repro.clusters.registry import get_backend
+from rlk_repro.clusters.registry import BACKENDS, get_backend
 from rlk_repro.plan import BASELINE, ENABLED, Plan, flag_overrides, make_plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import Loaded, load_hardware, load_profile, load_run, load_stack, parse_overrides
@@ -110,7 +110,7 @@ def resolve_profile(name: str | None, cluster: str | None) -> Loaded[Any]:
             known = ", ".join(list_names(folders)) or "(none)"
             raise SpecError(Problem("--profile", f"needed for cluster {wanted}", expected=f"a file, or one of {known}"))
         name = LOCAL
-    profile = load_profile(name, folders)
+    profile = load_profile(name, folders, BACKENDS)
     if cluster is not None and profile.model.cluster != cluster:
         raise SpecError(
             Problem("--profile", "made for another cluster", got=profile.model.cluster, expected=cluster,

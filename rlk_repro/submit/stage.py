@@ -13,7 +13,7 @@ from rlk_repro.base.disk import new_folder
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import dump_json, write_bytes
 from rlk_repro.clusters.api import Job
-from rlk_repro.clusters.registry import REMOTE
+from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan, make_record
 from rlk_repro.prepare.contents import Contents, find_parts, parts_json
 from rlk_repro.rundir.paths import RunDir, runs_root
@@ -72,7 +72,7 @@ def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
         EnvironmentMissing: something is missing that all machines of this cluster would see here.
     """
     folders = list_run_folders(plan, run_dir)
-    if plan.cluster in REMOTE:
+    if get_backend(plan.cluster).IS_REMOTE:
         return {}
     parts = find_parts(folders)
     missing = [kind for kind in folders if kind not in parts]

@@ -21,7 +21,7 @@ Call = Callable[..., tuple[int, str, str]]
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home and a runs folder that are on no file system of this machine's own, as far as anybody can tell."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("rlk_repro.clusters.check.find_filesystem", lambda *_: "lustre")
+    monkeypatch.setattr("rlk_repro.clusters.slurm.check.find_filesystem", lambda *_: "lustre")
     monkeypatch.setattr("rlk_repro.clusters.slurm.judge.NOT_FOR_JOBS", ())
     return tmp_path / "home"
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.clusters.check import can_make, load_all_hardware
+from rlk_repro.clusters.profiles import find_hardware, load_all_hardware, make_name, render_profile, take_likeliest
 from rlk_repro.clusters.slurm import site as slurm
+from rlk_repro.clusters.slurm.check import can_make
 from rlk_repro.clusters.slurm.judge import Here, Needs, judge_profile, list_paths
-from rlk_repro.clusters.slurm.propose import find_hardware, make_name, propose_slurm, render_profile, take_likeliest
+from rlk_repro.clusters.slurm.propose import propose_slurm
 from rlk_repro.clusters.slurm.site import Association, Gpus, Pool, SlurmSite, probe_site
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import load_bytes

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,9 +23,8 @@ from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
 
 GIB: Final = 1 << 30
 MIN_PYTHON: Final = (3, 11)
-SCHEDULERS: Final = ("sbatch", "kubectl")
 ENGINES: Final = ("docker", "podman", "enroot", "apptainer", "singularity")
-TOOLS: Final = ("git", *SCHEDULERS, *ENGINES)
+TOOLS: Final = ("git", *ENGINES)
 MODULES: Final = ("torch",)
 # reading these from user space costs a system call or a slow bus access each time
 SLOW_CLOCKS: Final = ("hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit")
@@ -60,6 +59,7 @@ class Surroundings:
     disk_free_bytes: int
     can_make_runs: bool
     tools: frozenset[str]
+    clients: Mapping[str, bool]
     modules: frozenset[str]
     busy: list[GpuUse] | Unknown
     now_s: float
@@ -70,13 +70,16 @@ Section: TypeAlias = Mapping[str, Fact]
 Judge: TypeAlias = Callable[[Manifest, Surroundings], Check]
 
 
-def look_around(runs_root: Path) -> Surroundings:
-    """Gather what the judgements need: disk, tools on PATH, modules (found, never imported), GPU use, the clock."""
+def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
+    """Gather what the judgements need: disk, tools and the clusters' ``clients`` on PATH, modules (found, never
+    imported), GPU use, the clock.
+    """
     existing = _find_existing(runs_root.absolute())
     return Surroundings(
         disk_free_bytes=shutil.disk_usage(existing).free,
         can_make_runs=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
         tools=frozenset(tool for tool in TOOLS if shutil.which(tool)),
+        clients={name: shutil.which(name) is not None for name in clients},
         modules=frozenset(name for name in MODULES if importlib.util.find_spec(name)),
         busy=busy_gpus(),
         now_s=time.time(),
@@ -300,10 +303,10 @@ def _numa_balancing(manifest: Manifest, _: Surroundings) -> Check:
 
 
 def _scheduler(_: Manifest, around: Surroundings) -> Check:
-    present = [tool for tool in SCHEDULERS if tool in around.tools]
+    present = [name for name, is_there in around.clients.items() if is_there]
     if present:
         return _ok("scheduler", ", ".join(present))
-    return _warn("scheduler", "neither sbatch nor kubectl", "use --cluster local, or log in to the cluster")
+    return _warn("scheduler", f"none of {', '.join(around.clients)}", "use --cluster local, or log in to the cluster")
 
 
 def _engine(_: Manifest, around: Surroundings) -> Check:

@@ -17,25 +17,32 @@ from rlk_repro.base.clock import utc_now
 from rlk_repro.base.console import Tell, silence
 from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.base.files import dump_json, load_json, write_json, write_text
+from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import format_bytes
-from rlk_repro.clusters.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.clusters.api import Bound, Job, JobState, LogLine, Status, Submission
 from rlk_repro.clusters.asking import asked_rarely, join_words, require_ended, require_known
 from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.facts import Facts
 from rlk_repro.clusters.k8s.fetch import fetch_bundle, put_in_place
 from rlk_repro.clusters.k8s.naming import OBJECTS
-from rlk_repro.clusters.k8s.objects import dump_objects, render_objects
+from rlk_repro.clusters.k8s.objects import dump_objects, render_objects, time_limit_min
 from rlk_repro.clusters.k8s.pod_exec import LeaderEnded, Pod, find_holder, find_leader, mirror_logs
 from rlk_repro.clusters.k8s.pods import kubernetes_settings
 from rlk_repro.clusters.k8s.sent import Sent, delete_all, find_objects, read_sent, record_objects
 from rlk_repro.clusters.k8s.states import Judged, judge
 from rlk_repro.clusters.lastword import read_last_word
+from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import Profile
 
 LOG_POLL_S: Final = 2.0
 GONE_TIMEOUT_S: Final = 300.0
+
+
+CLIENT: Final = "kubectl"
+IS_REMOTE: Final = True
 
 
 def available() -> str | None:
@@ -98,6 +105,10 @@ def poll(submission: Submission, run_dir: RunDir) -> Status:
     return _look(submission, run_dir)[0]
 
 
+def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
+    return [poll(submission, run_dir) for submission, run_dir in items]
+
+
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
     """Lines of the trials in order: as they arrive from the leading pod, or as they were collected."""
     if read_sent(submission) is None or _is_collected(run_dir):
@@ -158,6 +169,27 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
         _bring(sent, submission, run_dir, tell)
     delete_all(sent)
     return run_dir.bundle
+
+
+def find_bound(plan: Plan) -> Bound | None:
+    """Pods have the GPUs that they ask for."""
+    return Bound(time_min=time_limit_min(plan), gpus_per_node=plan.layout.gpus_per_node)
+
+
+def propose_profile(ask: Ask) -> tuple[Proposal, str]:
+    """From what the current context's cluster says of nodes, claims, operators and permissions."""
+    from rlk_repro.clusters.k8s.propose import propose_kubernetes
+    from rlk_repro.clusters.k8s.site import probe_site
+
+    site = probe_site(kubectl.find_current_place())
+    origin = f"namespace {site.place.namespace}, Kubernetes {site.version}"
+    return propose_kubernetes(site, load_all_hardware(), ask), origin
+
+
+def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
+    from rlk_repro.clusters.k8s import check
+
+    return check.check_profile(profile, plan)
 
 
 def _is_here(run_dir: RunDir) -> bool:

@@ -10,7 +10,7 @@ from rlk_repro.clusters.k8s.nodes import gpu_resource, list_products
 from rlk_repro.clusters.k8s.pods import kubernetes_settings
 from rlk_repro.clusters.k8s.site import OPERATORS, SECURITY_LABEL, KubernetesSite, Node, Permission, list_permissions
 from rlk_repro.clusters.k8s.tree import parse_quantity
-from rlk_repro.clusters.slurm.propose import Ask, Proposal, make_name
+from rlk_repro.clusters.profiles import Ask, Proposal, make_name
 from rlk_repro.plan import Plan
 from rlk_repro.spec import OCI_ARCHITECTURES, FromEnv, Hardware, KubernetesSettings, Profile
 

@@ -16,23 +16,31 @@ from rlk_repro.base.clock import utc_now
 from rlk_repro.base.console import Tell, silence
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.base.files import write_text
+from rlk_repro.base.findings import Finding
 from rlk_repro.base.places import hide_places
 from rlk_repro.base.secrets import Scrubber
 from rlk_repro.bundle.seal import pack
-from rlk_repro.clusters.api import Job, JobState, LogLine, Status, Submission
+from rlk_repro.clusters.api import Bound, Job, JobState, LogLine, Status, Submission
 from rlk_repro.clusters.asking import asked_rarely, join_words, require_ended, require_known
 from rlk_repro.clusters.lastword import read_last_word
+from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware
 from rlk_repro.clusters.slurm import client as slurmctl
 from rlk_repro.clusters.slurm.client import JobFacts, JobId
+from rlk_repro.clusters.slurm.options import time_limit_min
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec import Profile
 
 LOG_POLL_S: Final = 5.0
 SUBMIT_TIMEOUT_S: Final = 300.0
 CLUSTER_NAME: Final = "cluster_name"
 VERSION: Final = "slurm_version"
 _SCRIPT_FAILED: Final = "Slurm says FAILED"  # the script ended so by itself; Slurm has other words where it ends a job
+
+
+CLIENT: Final = "sbatch"
+IS_REMOTE: Final = False
 
 
 def available() -> str | None:
@@ -143,6 +151,27 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
         _record_end(run_dir, job_id)
     tell(f"packing what {run_dir.root} holds")
     return pack(run_dir)
+
+
+def find_bound(plan: Plan) -> Bound | None:
+    """Slurm's jobs have their nodes to themselves."""
+    return Bound(time_min=time_limit_min(plan), gpus_per_node=plan.hardware.gpus_per_node)
+
+
+def propose_profile(ask: Ask) -> tuple[Proposal, str]:
+    """From what Slurm says of its partitions, nodes and accounts."""
+    from rlk_repro.clusters.slurm.propose import propose_slurm
+    from rlk_repro.clusters.slurm.site import probe_site
+
+    site = probe_site()
+    origin = f"cluster {site.cluster or 'without a name'}, Slurm {site.version}"
+    return propose_slurm(site, load_all_hardware(), Path.home() / "rlk-repro-images", ask), origin
+
+
+def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
+    from rlk_repro.clusters.slurm import check
+
+    return check.check_profile(profile, plan)
 
 
 def _test(job: Job, *argv: str) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.clusters.slurm.propose import IMPORTING, find_hardware
+from rlk_repro.clusters.profiles import find_hardware
+from rlk_repro.clusters.slurm.propose import IMPORTING
 from rlk_repro.clusters.slurm.site import Pool, SlurmSite
 from rlk_repro.spec import ContainerSettings, FromEnv, Hardware, Profile, SlurmSettings
 

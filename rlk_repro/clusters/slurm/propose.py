@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rlk_repro.clusters.profiles import Ask, Proposal, find_hardware, make_name
 from rlk_repro.clusters.slurm.site import Pool, SlurmSite
 from rlk_repro.spec import Hardware
 
 # the first that is there: pyxis starts its container inside srun, docker leaves files of root
 PREFERENCE: Final = ("pyxis", "apptainer", "podman", "docker")
 IMPORTING: Final = ("pyxis", "apptainer")
-# a question, the choices, and the one that is likeliest
-Ask = Callable[[str, Sequence[str], str], str]
-_NAME: Final = re.compile(r"[^a-z0-9._-]+")
-
-
-@dataclass(kw_only=True)
-class Proposal:
-    """The keys of a profile in the order of the file, and remarks for whoever reads it."""
-
-    values: dict[str, Any]
-    remarks: list[str] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return str(self.values["profile"])
-
-
-def take_likeliest(question: str, choices: Sequence[str], likeliest: str) -> str:  # noqa: ARG001  (an Ask)
-    return likeliest
 
 
 def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Path, ask: Ask) -> Proposal:
@@ -60,39 +40,6 @@ def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Pat
         values["container"]["python"] = sys.executable
         remarks.append(f"without a container the nodes run {sys.executable}: it must be there as well")
     return Proposal(values={key: value for key, value in values.items() if value is not None}, remarks=remarks)
-
-
-def propose_local(name: str | None) -> Proposal:
-    """This machine, with the hardware that its GPUs are."""
-    values = {"schema": 1, "profile": "here", "cluster": "local", "purpose": "This machine.", "hardware": name}
-    remarks = [] if name else ["the GPUs here are none of the known hardware: submit with --hardware"]
-    return Proposal(values={key: value for key, value in values.items() if value is not None}, remarks=remarks)
-
-
-def render_profile(proposal: Proposal, origin: str) -> str:
-    """The file, with the remarks as comments above it."""
-    import yaml
-
-    remarks = [f"# - {remark}" for remark in proposal.remarks]
-    head = [f"# Written by rlk-repro profile init from {origin}. Look at:", *remarks] if remarks else [
-        f"# Written by rlk-repro profile init from {origin}."
-    ]  # fmt: skip
-    return "\n".join(head) + "\n" + yaml.safe_dump(proposal.values, sort_keys=False, allow_unicode=True, width=110)
-
-
-def make_name(text: str) -> str:
-    """A profile's name from a cluster's."""
-    return _NAME.sub("-", text.lower()).strip("._-")[:40].strip("._-") or "slurm"
-
-
-def find_hardware(words: Sequence[str], hardware: Mapping[str, Hardware]) -> list[str]:
-    """The hardware whose GPU is named in GRES types or features: ``nvidia_h200`` is, ``gh200`` is not an H200."""
-    return [
-        name
-        for name, model in hardware.items()
-        if model.name_part
-        and any(re.search(rf"(?<![a-z0-9]){model.name_part.lower()}(?![a-z0-9])", word.lower()) for word in words)
-    ]
 
 
 def _choose_partition(site: SlurmSite, ask: Ask) -> str:

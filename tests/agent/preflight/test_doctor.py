@@ -46,7 +46,8 @@ GOOD: dict[str, dict[str, Any]] = {
 AROUND = Surroundings(
     disk_free_bytes=500 << 30,
     can_make_runs=True,
-    tools=frozenset({"git", "sbatch", "enroot"}),
+    tools=frozenset({"git", "enroot"}),
+    clients={"sbatch": True, "kubectl": False},
     modules=frozenset({"torch"}),
     busy=[],
     now_s=2000.0,
@@ -122,7 +123,7 @@ def test_a_fault_of_one_gpu_names_it(name, device, status, found):
         ("disk", {"disk_free_bytes": 10 << 30}, "warn", "10.0 GiB free for runs"),
         ("disk", {"can_make_runs": False}, "fail", "no run directory can be made here"),
         ("git", {"tools": frozenset()}, "warn", "not on PATH"),
-        ("scheduler", {"tools": frozenset()}, "warn", "neither sbatch nor kubectl"),
+        ("scheduler", {"clients": {"sbatch": False, "kubectl": False}}, "warn", "none of sbatch, kubectl"),
         ("containers", {"tools": frozenset()}, "warn", "no container runtime"),
         ("torch", {"modules": frozenset()}, "warn", "not installed"),
         ("clock", {"now_s": 5.0}, "fail", "earlier than the installation of rlk-repro"),
@@ -148,16 +149,16 @@ def test_an_empty_manifest_is_judged_without_an_error():
 
 
 def test_a_place_where_no_folder_can_be_made_is_told_from_one_that_only_does_not_exist_yet(tmp_path, monkeypatch):
-    assert look_around(tmp_path / "not" / "made yet").can_make_runs
+    assert look_around(tmp_path / "not" / "made yet", []).can_make_runs
     (tmp_path / "file").write_text("")
-    assert not look_around(tmp_path / "file").can_make_runs
-    assert not look_around(tmp_path / "file" / "runs").can_make_runs
+    assert not look_around(tmp_path / "file", []).can_make_runs
+    assert not look_around(tmp_path / "file" / "runs", []).can_make_runs
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert not look_around(tmp_path).can_make_runs
+    assert not look_around(tmp_path, []).can_make_runs
 
 
 def test_this_machine_can_be_diagnosed(tmp_path):
-    around = look_around(tmp_path / "not" / "made yet")
+    around = look_around(tmp_path / "not" / "made yet", [])
     checks = diagnose(probe_node("here"), around)
     assert around.disk_free_bytes > 0
     assert all(bool(check.advice) == (check.status is not Status.OK) for check in checks)

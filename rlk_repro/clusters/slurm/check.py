@@ -1,4 +1,4 @@
-"""Checks a profile where it is used: asks the cluster, looks around on this machine, lets ``judge`` say what is wrong.
+"""Checks a profile for Slurm: asks the cluster, looks around on this machine, lets ``judge`` say what is wrong.
 
 At the end the scheduler itself is asked, by ``sbatch --test-only``, which queues nothing.
 """
@@ -6,48 +6,27 @@ At the end the scheduler itself is asked, by ``sbatch --test-only``, which queue
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.agent.preflight import checking as preflight
-from rlk_repro.agent.preflight.checks import CHECKS, Situation, judge_node
 from rlk_repro.base.findings import Finding, Level, sort_findings
-from rlk_repro.base.resources import hardware_folders, list_names
-from rlk_repro.clusters.k8s.kubectl import Place
+from rlk_repro.clusters.profiles import load_all_hardware
 from rlk_repro.clusters.slurm import client as slurmctl
 from rlk_repro.clusters.slurm.judge import Here, Needs, judge_profile, list_paths
 from rlk_repro.clusters.slurm.options import list_options, time_limit_min
 from rlk_repro.clusters.slurm.site import probe_site
 from rlk_repro.plan import Plan
-from rlk_repro.probes import probe_node
 from rlk_repro.probes.folder import find_filesystem
 from rlk_repro.probes.host import NETWORK_FILESYSTEMS
 from rlk_repro.rundir.paths import RunDir, runs_root
-from rlk_repro.spec import Hardware, KubernetesSettings, Layout, Profile, SlurmSettings
-from rlk_repro.spec.load import load_hardware
+from rlk_repro.spec import Hardware, Profile, SlurmSettings
 
 OWN_FILESYSTEMS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "f2fs"})
 SCHEDULER: Final = "sbatch --test-only"
 
 
-def load_all_hardware() -> dict[str, Hardware]:
-    return {name: load_hardware(name, hardware_folders()).model for name in list_names(hardware_folders())}
-
-
-def check_local(profile: Profile, hardware: Hardware) -> list[Finding]:
-    """What preflight would say of this machine now, but for the run directory and the trainer's modules."""
-    layout = Layout(gpus_per_node=hardware.gpus_per_node)
-    manifest = probe_node("here")
-    situation = Situation(manifest=manifest, hardware=hardware, layout=layout, limits=profile.preflight)
-    found = [
-        *preflight.check_hardware(hardware, layout.gpus_per_node, manifest),
-        *judge_node(CHECKS, situation),
-    ]
-    return sort_findings(found)
-
-
-def check_slurm(profile: Profile, plan: Plan | None) -> list[Finding]:
+def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
     """What would fail with the plan's run, or with any run on one node where there is no plan.
 
     Raises:
@@ -56,34 +35,6 @@ def check_slurm(profile: Profile, plan: Plan | None) -> list[Finding]:
     site, hardware = probe_site(), load_all_hardware()
     found = judge_profile(profile, site, look_around(profile), find_needs(profile, plan, hardware), hardware)
     return sort_findings([*found, ask_scheduler(list_probe_options(profile, plan, hardware))])
-
-
-def check_kubernetes(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """What would fail with the plan's run, or with any run where there is no plan; nothing is made.
-
-    Raises:
-        EnvironmentMissing: no cluster answers.
-    """
-    from rlk_repro.clusters.k8s.propose import judge_kubernetes
-    from rlk_repro.clusters.k8s.site import probe_site as probe_kubernetes
-
-    settings = profile.kubernetes or KubernetesSettings()
-    site = probe_kubernetes(Place(namespace=settings.namespace, context=settings.context or ""))
-    found = judge_kubernetes(profile, site, load_all_hardware(), plan)
-    return sort_findings([*found, *(ask_api_server(plan, site.place) if plan is not None else ())])
-
-
-def ask_api_server(plan: Plan, place: Place) -> Iterator[Finding]:
-    """The server's own dry run of the plan's objects: admission, quotas and schemas have their word."""
-    from rlk_repro.clusters.k8s import kubectl
-    from rlk_repro.clusters.k8s.objects import dump_objects, render_objects
-
-    objects = render_objects(plan, RunDir(runs_root() / "check"))
-    done = place.send("apply", dump_objects(objects).encode(), "--dry-run=server")
-    level = Level.INFO if done.is_ok else Level.BLOCKING
-    yield Finding(
-        level, "kubectl apply --dry-run=server", "accepted", "accepted" if done.is_ok else kubectl.quote_words(done)
-    )
 
 
 def find_needs(profile: Profile, plan: Plan | None, hardware: dict[str, Hardware]) -> Needs:

@@ -1,0 +1,38 @@
+"""Checks a profile for Kubernetes: asks the cluster what it is, and its server for a dry run of a plan's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlk_repro.base.findings import Finding, Level, sort_findings
+from rlk_repro.clusters.k8s import kubectl
+from rlk_repro.clusters.k8s.kubectl import Place
+from rlk_repro.clusters.k8s.objects import dump_objects, render_objects
+from rlk_repro.clusters.k8s.propose import judge_kubernetes
+from rlk_repro.clusters.k8s.site import probe_site
+from rlk_repro.clusters.profiles import load_all_hardware
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir, runs_root
+from rlk_repro.spec import KubernetesSettings, Profile
+
+
+def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
+    """What would fail with the plan's run, or with any run where there is no plan; nothing is made.
+
+    Raises:
+        EnvironmentMissing: no cluster answers.
+    """
+    settings = profile.kubernetes or KubernetesSettings()
+    site = probe_site(Place(namespace=settings.namespace, context=settings.context or ""))
+    found = judge_kubernetes(profile, site, load_all_hardware(), plan)
+    return sort_findings([*found, *(ask_api_server(plan, site.place) if plan is not None else ())])
+
+
+def ask_api_server(plan: Plan, place: Place) -> Iterator[Finding]:
+    """The server's own dry run of the plan's objects: admission, quotas and schemas have their word."""
+    objects = render_objects(plan, RunDir(runs_root() / "check"))
+    done = place.send("apply", dump_objects(objects).encode(), "--dry-run=server")
+    level = Level.INFO if done.is_ok else Level.BLOCKING
+    yield Finding(
+        level, "kubectl apply --dry-run=server", "accepted", "accepted" if done.is_ok else kubectl.quote_words(done)
+    )

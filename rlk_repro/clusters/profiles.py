@@ -1,0 +1,62 @@
+"""Profiles as every cluster proposes them: their keys, the questions asked on the way, and the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from rlk_repro.base.resources import hardware_folders, list_names
+from rlk_repro.spec import Hardware
+from rlk_repro.spec.load import load_hardware
+
+Ask: TypeAlias = Callable[[str, Sequence[str], str], str]
+"""A question, the choices, and the likeliest of them, to the answer."""
+_NAME: Final = re.compile(r"[^a-z0-9._-]+")
+
+
+@dataclass(kw_only=True)
+class Proposal:
+    """The keys of a profile in the order of the file, and remarks for whoever reads it."""
+
+    values: dict[str, Any]
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.values["profile"])
+
+
+def take_likeliest(question: str, choices: Sequence[str], likeliest: str) -> str:  # noqa: ARG001  (an Ask)
+    return likeliest
+
+
+def render_profile(proposal: Proposal, origin: str) -> str:
+    """The file, with the remarks as comments above it."""
+    import yaml
+
+    remarks = [f"# - {remark}" for remark in proposal.remarks]
+    head = [f"# Written by rlk-repro profile init from {origin}. Look at:", *remarks] if remarks else [
+        f"# Written by rlk-repro profile init from {origin}."
+    ]  # fmt: skip
+    return "\n".join(head) + "\n" + yaml.safe_dump(proposal.values, sort_keys=False, allow_unicode=True, width=110)
+
+
+def make_name(text: str) -> str:
+    """A profile's name from a cluster's."""
+    return _NAME.sub("-", text.lower()).strip("._-")[:40].strip("._-") or "slurm"
+
+
+def find_hardware(words: Sequence[str], hardware: Mapping[str, Hardware]) -> list[str]:
+    """The hardware whose GPU is named in GRES types or features: ``nvidia_h200`` is, ``gh200`` is not an H200."""
+    return [
+        name
+        for name, model in hardware.items()
+        if model.name_part
+        and any(re.search(rf"(?<![a-z0-9]){model.name_part.lower()}(?![a-z0-9])", word.lower()) for word in words)
+    ]
+
+
+def load_all_hardware() -> dict[str, Hardware]:
+    return {name: load_hardware(name, hardware_folders()).model for name in list_names(hardware_folders())}
