@@ -12,6 +12,7 @@ from rlk_repro.base.files import dump_json, write_bytes
 from rlk_repro.base.resources import data_dir
 from rlk_repro.claims.files import Claim
 from rlk_repro.claims.results import ClaimsCheck
+from rlk_repro.clusters.registry import BACKENDS
 from rlk_repro.plan import PlanRecord
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec import Hardware, Profile, Run, Stack
@@ -36,6 +37,8 @@ KINDS: Final = (*AUTHORED, *WRITTEN)
 def make_schema(name: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of one kind of file."""
     schema = TypeAdapter({**AUTHORED, **WRITTEN}[name]).json_schema(by_alias=True)
+    if name == "profile":  # the model takes any name, for clusters that a user adds
+        schema["properties"]["cluster"]["enum"] = list(BACKENDS)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"rlk-repro {name}", **schema}
 
 

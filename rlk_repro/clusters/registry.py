@@ -15,14 +15,14 @@ from rlk_repro.rundir.paths import RunDir
 BACKENDS: Final[dict[str, Backend]] = {"local": local, "slurm": slurm, "k8s": k8s}
 
 
-def get_backend(cluster: str, where: str = "--cluster") -> Backend:
+def get_backend(cluster: str) -> Backend:
     """The module of a cluster.
 
     Raises:
         SpecError: no such cluster.
     """
     if cluster not in BACKENDS:
-        raise SpecError(Problem(where, "unknown cluster", got=cluster, expected=f"one of {', '.join(BACKENDS)}"))
+        raise SpecError(Problem("--cluster", "unknown", got=cluster, expected=f"one of {', '.join(BACKENDS)}"))
     return BACKENDS[cluster]
 
 

@@ -104,7 +104,7 @@ def load_profile(name: str, folders: list[Path], clusters: Collection[str] = ())
     def check(profile: Profile) -> list[PathProblem]:
         problems = kubernetes_problems(profile.kubernetes)
         if clusters and profile.cluster not in clusters:
-            problems.append((("cluster",), "unknown cluster", profile.cluster, f"one of {', '.join(clusters)}"))
+            problems.append((("cluster",), "unknown", profile.cluster, f"one of {', '.join(clusters)}"))
         return problems
 
     return load(Profile, find_yaml("profile", name, folders), check=check)

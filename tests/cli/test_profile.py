@@ -89,7 +89,7 @@ def test_this_machine_gets_a_profile_as_well(call: Call, tools: Path, tmp_path: 
 def test_no_profile_can_be_proposed_for_other_clusters(call: Call) -> None:
     code, _, err = call("profile", "init", "--cluster", "lsf", "--yes")
     assert code == 2
-    assert err == "rlk-repro: --cluster: no profile can be proposed for it, got 'lsf', expected local, slurm or k8s\n"
+    assert err == "rlk-repro: --cluster: unknown, got 'lsf', expected one of local, slurm, k8s\n"
 
 
 def test_a_profile_is_shown_with_what_every_check_does(call: Call, tmp_path: Path) -> None:
