@@ -6,7 +6,7 @@ from rlk_repro.agent.follower import follow_leader
 from rlk_repro.agent.leader import Leader
 from rlk_repro.agent.lock import locked
 from rlk_repro.agent.node import write_preflight
-from rlk_repro.agent.parts import Parts, Place, Role, real_parts
+from rlk_repro.agent.parts import NodePlace, Parts, Role, real_parts
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan
@@ -14,7 +14,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads import get_workload
 
 
-def run_agent(run_dir: RunDir, place: Place, *, is_resuming: bool, parts: Parts | None = None) -> int:
+def run_agent(run_dir: RunDir, place: NodePlace, *, is_resuming: bool, parts: Parts | None = None) -> int:
     """Run this node's agent to its end; its exit code.
 
     Raises:
@@ -31,7 +31,7 @@ def run_agent(run_dir: RunDir, place: Place, *, is_resuming: bool, parts: Parts 
         return Leader(plan, run_dir, place, parts).run()
 
 
-def _load_plan(run_dir: RunDir, place: Place) -> Plan:
+def _load_plan(run_dir: RunDir, place: NodePlace) -> Plan:
     try:
         return Plan.load(run_dir.plan)
     except BundleUnreadable as error:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from rlk_repro.agent.node import POLL_S, describe_node, has_ended, make_sampler, mark_ended, wait_for, write_preflight
-from rlk_repro.agent.parts import Parts, Place
+from rlk_repro.agent.parts import NodePlace, Parts
 from rlk_repro.agent.progress import read_state
 from rlk_repro.agent.pulse import Listener, Pulse
 from rlk_repro.agent.ray.follower import RayFollower
-from rlk_repro.agent.ray.member import Member
+from rlk_repro.agent.ray.member import RayMember
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current
 from rlk_repro.base.errors import EnvironmentMissing, Problem
@@ -18,14 +18,14 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 
 
-def follow_leader(plan: Plan, run_dir: RunDir, place: Place, parts: Parts) -> int:
+def follow_leader(plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -> int:
     """Exit code: 0, or 128 + n after signal n.  The leader judges this node's findings.
 
     Raises:
         EnvironmentMissing: the leader gives no sign of life.
     """
     stop = Stop()
-    member = Member(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=stop)
+    member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=stop)
     with stop.installed():
         try:
             with Pulse(run_dir.pulse(place.node), parts.deadlines.pulse_s):
@@ -43,7 +43,7 @@ def follow_leader(plan: Plan, run_dir: RunDir, place: Place, parts: Parts) -> in
     return 0 if stop.signal is None else 128 + stop.signal
 
 
-def find_canary(run_dir: RunDir, place: Place, parts: Parts, stop: Stop) -> list[Finding]:
+def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> list[Finding]:
     """Whether the leader's file system is this node's; that the leader sees ours, it finds out by our record."""
     leader, deadline_s = place.nodes[0], parts.deadlines.followers_s
 
@@ -59,7 +59,7 @@ def find_canary(run_dir: RunDir, place: Place, parts: Parts, stop: Stop) -> list
     return [Finding(Level.BLOCKING, "run directory", expected, "nothing of this allocation")]
 
 
-def _follow(member: Member, ray: RayFollower) -> float:
+def _follow(member: RayMember, ray: RayFollower) -> float:
     """Until the leader has ended or this agent is asked to stop: 0; or until there is no sign of life, for so long."""
     run_dir, leader = member.run_dir, member.place.nodes[0]
     pulse = Listener(run_dir.pulse(leader))
@@ -72,7 +72,7 @@ def _follow(member: Member, ray: RayFollower) -> float:
     return 0.0
 
 
-def _give_up(member: Member, findings: list[Finding], silence_s: float) -> None:
+def _give_up(member: RayMember, findings: list[Finding], silence_s: float) -> None:
     where, expected, found = (
         f"nodes.{member.place.nodes[0]}",
         "a living agent",

@@ -24,21 +24,21 @@ from rlk_repro.agent.node import (
     wait_for,
     write_preflight,
 )
-from rlk_repro.agent.parts import Parts, Place
+from rlk_repro.agent.parts import NodePlace, Parts
 from rlk_repro.agent.preflight import checking as preflight
 from rlk_repro.agent.preflight.parts import record_prepared
-from rlk_repro.agent.process import Limits
+from rlk_repro.agent.process import StopTimes
 from rlk_repro.agent.progress import Phase, ProgressWriter
 from rlk_repro.agent.pulse import Pulse
 from rlk_repro.agent.ray.cluster import RayClusters, Service
 from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
 from rlk_repro.agent.ray.marks import Use
-from rlk_repro.agent.ray.member import Member
+from rlk_repro.agent.ray.member import RayMember
 from rlk_repro.agent.resume import find_open_trials, set_aside
 from rlk_repro.agent.rollouts import store_rollouts
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current
-from rlk_repro.agent.trial import Outcome, Watch, make_scrubber, run_command, run_trial
+from rlk_repro.agent.trial import Outcome, TrialWatch, make_scrubber, run_command, run_trial
 from rlk_repro.base.disk import Unwritable
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import write_bytes, write_json, write_text
@@ -57,7 +57,7 @@ MAX_FAILED_FIRST: Final = 4
 class Leader:
     """One leading agent; ``run`` is called once, in the main thread, with the run directory locked."""
 
-    def __init__(self, plan: Plan, run_dir: RunDir, place: Place, parts: Parts) -> None:
+    def __init__(self, plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -> None:
         self._plan = plan
         self._run_dir = run_dir
         self._place = place
@@ -66,10 +66,10 @@ class Leader:
         scrubber = make_scrubber(profile_env(plan)[1], os.environ)
         self._journal = Journal(run_dir, place.allocation, place.node, scrubber.text)
         self._progress = ProgressWriter(run_dir, len(plan.trials), plan.num_steps)
-        self._limits = Limits(time_limit_s=plan.run.time_limit_min * 60, grace_s=parts.deadlines.grace_s)
+        self._limits = StopTimes(time_limit_s=plan.run.time_limit_min * 60, grace_s=parts.deadlines.grace_s)
         self._current = Current()
         self._findings: list[Finding] = []
-        member = Member(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
+        member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
         given = os.environ.get(ADDRESS_VARIABLE)
         self._ray: RayClusters | GivenRay = (
             GivenRay(given, self._journal.record, len(place.nodes), parts.deadlines.ray_up_s)
@@ -174,7 +174,7 @@ class Leader:
 
     def _run_plainly(self, seed: int, command: Command, log: Path) -> Outcome:
         with self._serve(Use(seed=seed), command) as service:
-            watch = Watch(
+            watch = TrialWatch(
                 see_output=lambda _: None,
                 see_pid=lambda _: None,
                 find_trouble=service.find_trouble,
@@ -255,7 +255,7 @@ class Leader:
                     allocation=self._place.allocation,
                     limits=self._limits,
                     stop=self._stop,
-                    watch=Watch(
+                    watch=TrialWatch(
                         see_output=self._progress.see_output,
                         see_pid=see_pid,
                         find_trouble=service.find_trouble,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from rlk_repro.agent.gpu_sensors import open_sensors
-from rlk_repro.agent.parts import Parts, Place
+from rlk_repro.agent.parts import NodePlace, Parts
 from rlk_repro.agent.preflight import checking as preflight
 from rlk_repro.agent.preflight.checks import compare_nodes
 from rlk_repro.agent.resume import set_node_aside
@@ -26,7 +26,7 @@ POLL_S = 0.5
 
 
 def describe_node(
-    plan: Plan, run_dir: RunDir, place: Place, parts: Parts, stop: Stop, known: Iterable[Finding] = ()
+    plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop, known: Iterable[Finding] = ()
 ) -> list[Finding]:
     """Write this node's manifest and preflight record; an earlier agent's are set aside and compared.
 
@@ -64,7 +64,7 @@ def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
     return [item for item in diff_manifests(before, manifest) if item.level is not Level.INFO]
 
 
-def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: Place) -> list[Finding]:
+def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: NodePlace) -> list[Finding]:
     """What the nodes of this job do not share; one that has written no manifest is somebody else's finding."""
     manifests = []
     for node in place.nodes:
@@ -76,7 +76,7 @@ def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: Place) -> list[Finding
     return compare_nodes(manifests, plan.profile.preflight)
 
 
-def write_preflight(run_dir: RunDir, place: Place, findings: Iterable[Finding]) -> None:
+def write_preflight(run_dir: RunDir, place: NodePlace, findings: Iterable[Finding]) -> None:
     record = preflight.preflight_record(place.node, place.allocation, findings)
     write_json(run_dir.node(place.node).preflight, record)
 
@@ -93,12 +93,12 @@ def read_preflight(run_dir: RunDir, node: str, allocation: str) -> list[Finding]
     return [Finding(item.level, f"nodes.{node}.{item.where}", item.expected, item.found) for item in found]
 
 
-def make_sampler(plan: Plan, run_dir: RunDir, place: Place, current: Callable[[], Current]) -> Sampler:
+def make_sampler(plan: Plan, run_dir: RunDir, place: NodePlace, current: Callable[[], Current]) -> Sampler:
     sensors = open_sensors() if plan.num_gpus else None
     return Sampler(run_dir.node(place.node).telemetry, plan.profile.telemetry_interval_s, current, sensors)
 
 
-def mark_ended(run_dir: RunDir, place: Place) -> None:
+def mark_ended(run_dir: RunDir, place: NodePlace) -> None:
     write_text(run_dir.end_marker(place.node), place.allocation)
 
 

@@ -14,7 +14,7 @@ from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.workloads.api import Trainer
+from rlk_repro.workloads.api import TrialCommands
 
 
 class Role(StrEnum):
@@ -25,7 +25,7 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class NodePlace:
     """This agent's node, all nodes (the first leads), and the id that all agents of one allocation share."""
 
     node: str
@@ -41,7 +41,7 @@ class Place:
         return self.nodes[1:]
 
 
-def make_place(node: str, nodes: tuple[str, ...], allocation: str | None) -> Place:
+def make_place(node: str, nodes: tuple[str, ...], allocation: str | None) -> NodePlace:
     """Check the names, which become folders; a single node may leave the allocation to us.
 
     Raises:
@@ -60,7 +60,7 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None) -> Pla
         problems.append(Problem("--allocation", "missing", expected="one id for the agents of all nodes"))
     if problems:
         raise SpecError(*problems)
-    return Place(node=node, nodes=nodes, allocation=allocation or uuid.uuid4().hex)
+    return NodePlace(node=node, nodes=nodes, allocation=allocation or uuid.uuid4().hex)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Deadlines:
 class Parts:
     """The functions an agent calls.  Tests put their own in place."""
 
-    workload: Trainer
+    workload: TrialCommands
     probe_node: Callable[[str], Manifest]
     busy_gpus: Callable[[], list[GpuUse] | Unknown]
     analyse: Callable[[RunDir], dict[str, Any]]
@@ -95,7 +95,7 @@ class Parts:
     deadlines: Deadlines = Deadlines()
 
 
-def real_parts(workload: Trainer) -> Parts:
+def real_parts(workload: TrialCommands) -> Parts:
     from rlk_repro.bundle.seal import pack, seal
     from rlk_repro.probes import probe_node
     from rlk_repro.probes.gpu import busy_gpus

@@ -35,7 +35,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class StopTimes:
     """``grace_s`` passes between SIGTERM and SIGKILL."""
 
     time_limit_s: float
@@ -65,7 +65,7 @@ def run_guarded(
     argv: Sequence[str],
     env: Mapping[str, str],
     *,
-    limits: Limits,
+    limits: StopTimes,
     stop: Stop,
     see_output: Callable[[bytes], object],
     see_pid: Callable[[int], object] = lambda _: None,
@@ -101,7 +101,7 @@ class _Group:
         self,
         guarded: Guarded,
         output: FileIO,
-        limits: Limits,
+        limits: StopTimes,
         stop: Stop,
         see_output: Callable[[bytes], object],
         find_trouble: Callable[[], str],

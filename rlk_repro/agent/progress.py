@@ -17,7 +17,7 @@ from rlk_repro.base.clock import utc_now
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.units import format_duration
-from rlk_repro.clusters.api import JobState, Status
+from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.rundir.paths import RunDir
 
 SCHEMA: Final = 1
@@ -96,12 +96,12 @@ def render_progress(state: Progress) -> str:
 
 def follow(
     run_dir: RunDir,
-    poll: Callable[[], Status],
+    poll: Callable[[], JobStatus],
     tell: Callable[[str], object],
     *,
     is_live: bool = False,
     sleep: Callable[[float], None] = time.sleep,
-) -> Status:
+) -> JobStatus:
     """Tell progress until the submission ends; its last status.
 
     ``poll`` asks the cluster and is called every two seconds at most.  A submission that nobody knows, five times in a
@@ -139,7 +139,7 @@ class _Told:
         self._topic: tuple[object, ...] = ()
         self._moment = -LINE_S
 
-    def see(self, state: Progress | None, status: Status, *, is_last: bool) -> None:
+    def see(self, state: Progress | None, status: JobStatus, *, is_last: bool) -> None:
         if state is None or status.state is JobState.PENDING:  # a requeued run waits with an earlier agent's state
             line = f"{status.state.value} ({status.reason})" if status.reason else status.state.value
             topic: tuple[object, ...] = (status.state, status.reason)

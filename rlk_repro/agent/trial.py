@@ -15,7 +15,7 @@ from typing import Any
 
 from rlk_repro.agent.logwriter import LogWriter
 from rlk_repro.agent.outcome import count_oom_kills, judge
-from rlk_repro.agent.process import Ended, Limits, no_trouble, run_guarded
+from rlk_repro.agent.process import Ended, StopTimes, no_trouble, run_guarded
 from rlk_repro.agent.stop import Stop
 from rlk_repro.base.clock import format_utc, utc_now
 from rlk_repro.base.disk import writing
@@ -57,7 +57,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class TrialWatch:
     """Who else looks at a running command: at whole scrubbed lines of its log and at the pid of its process group.
 
     ``find_trouble`` is a reason to end it, ``settle`` has the last word on what became of it.
@@ -80,9 +80,9 @@ def run_trial(
     folder: TrialDir,
     *,
     allocation: str,
-    limits: Limits,
+    limits: StopTimes,
     stop: Stop,
-    watch: Watch,
+    watch: TrialWatch,
     service_env: Mapping[str, str] = MappingProxyType({}),
 ) -> Outcome:
     """Run one trial in its new folder; the exit record is written last, whole.
@@ -112,9 +112,9 @@ def run_command(
     command: Command,
     log: Path,
     *,
-    limits: Limits,
+    limits: StopTimes,
     stop: Stop,
-    watch: Watch,
+    watch: TrialWatch,
     hide: Callable[[bytes], bytes] | None = None,
 ) -> Outcome:
     """Run a command with its output going to ``log``, without secrets and with this machine's folders by name."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlk_repro.logs.operators import CellKey, Check, OperatorLog, Time, parse_operators
+from rlk_repro.logs.operators import CellKey, OperatorLog, OracleCheck, Time, parse_operators
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import REFERENCE, OperatorKind, OperatorResult, OperatorStatus, OperatorTrial
@@ -60,7 +60,7 @@ def _find_median(records: Sequence[tuple[int, Time]]) -> float | None:
     return statistics.median(samples) if samples else None
 
 
-def _find_status(records: Sequence[Time], check: Check | None) -> tuple[OperatorStatus, str]:
+def _find_status(records: Sequence[Time], check: OracleCheck | None) -> tuple[OperatorStatus, str]:
     """The first thing that went wrong in a scored sweep or in the check; else passed, with the check's remark."""
     if not records:
         return OperatorStatus.FAILED, "the process ended before a scored sweep"

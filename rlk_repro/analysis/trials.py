@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.analysis.proof import prove
-from rlk_repro.logs.metrics import Series as LogSeries
-from rlk_repro.logs.metrics import find_void_rollouts, metric_series
+from rlk_repro.logs.metrics import SampleSeries, find_void_rollouts, metric_series
 from rlk_repro.logs.ops import OpsLog, read_ops
 from rlk_repro.logs.telemetry import TrialTelemetry
 from rlk_repro.logs.vime import parse_log
@@ -78,7 +77,7 @@ def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[st
     return series, {**parsed.reject_counts, IMPOSSIBLE: len(void)}, f"; step {first} is void: {what}, which cannot be"
 
 
-def _series(name: str, found: LogSeries, source: str) -> Series:
+def _series(name: str, found: SampleSeries, source: str) -> Series:
     return Series(
         metric=name,
         source=source,

@@ -30,7 +30,7 @@ _CONSTANTS: Final[dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Source:
+class YamlSource:
     """A parsed file: its plain value, and for each path the line that holds it (1-based)."""
 
     name: str
@@ -56,7 +56,7 @@ def format_path(path: Path_) -> str:
     return text
 
 
-def parse_yaml(name: str, data: bytes) -> Source:
+def parse_yaml(name: str, data: bytes) -> YamlSource:
     """Parse one document.
 
     Raises:
@@ -78,7 +78,7 @@ def parse_yaml(name: str, data: bytes) -> Source:
     value = builder.build(node, ()) if node is not None else None
     if builder.problems:
         raise SpecError(*builder.problems)
-    return Source(name, value, builder.lines)
+    return YamlSource(name, value, builder.lines)
 
 
 def parse_scalar(text: str) -> Any:
@@ -170,5 +170,5 @@ class _Builder:
         return text
 
     def _refuse(self, path: Path_, what: str, expected: str) -> None:
-        place = Source(self.name, None, self.lines).where(path)
+        place = YamlSource(self.name, None, self.lines).where(path)
         self.problems.append(Problem(place, what, expected=expected))

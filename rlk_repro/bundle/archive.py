@@ -1,7 +1,7 @@
 """The tar of a bundle: written in one way, read with suspicion, never held in memory.
 
-tarfile's own reader is not used, since what it takes depends on Python's patch release: 3.11.7 reads beyond the end of a pax
-record, and a broken header after the first member ends the archive in silence.
+tarfile's own reader is not used, since what it takes depends on Python's patch release: 3.11.7 reads beyond the end of
+a pax record, and a broken header after the first member ends the archive in silence.
 Not here: which files a bundle holds (seal.py) and whether they are the right ones (verify.py).
 The format: docs/bundle-format.md.
 """

@@ -10,7 +10,7 @@ import typer
 from rlk_repro.cli.output import AsJson, say, say_json
 
 if TYPE_CHECKING:
-    from rlk_repro.prepare.steps import Done, Request, Step
+    from rlk_repro.prepare.steps import Done, PrepareRequest, PrepareStep
     from rlk_repro.spec import Profile, Run
 
 
@@ -64,7 +64,7 @@ def _keep_quiet(text: str) -> None:
     """Standard error of a script that reads JSON is for errors."""
 
 
-def _show_missing(steps: list[Step], *, as_json: bool) -> None:
+def _show_missing(steps: list[PrepareStep], *, as_json: bool) -> None:
     from rlk_repro.prepare.steps import describe_steps
 
     if as_json:
@@ -87,17 +87,17 @@ def _resolve(
     mirror: Path | None,
     cache: Path | None,
     is_offline: bool,
-) -> Request:
+) -> PrepareRequest:
     from rlk_repro.base.resources import hardware_folders, run_folders, stack_folders
     from rlk_repro.prepare.layout import PreparedDir
-    from rlk_repro.prepare.steps import Request
+    from rlk_repro.prepare.steps import PrepareRequest
     from rlk_repro.rundir.paths import RunDir, runs_root
     from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
     from rlk_repro.submit import planning
 
     run = load_run(name, run_folders(), parse_overrides(settings)).model
     site = planning.resolve_profile(profile, cluster).model
-    return Request(
+    return PrepareRequest(
         run=run,
         stack=load_stack(stack or run.stack, stack_folders()).model,
         hardware=load_hardware(_choose_hardware(run, site, hardware), hardware_folders()).model,
@@ -123,7 +123,7 @@ def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:
     return name
 
 
-def _show(request: Request, done: list[Done], *, as_json: bool) -> None:
+def _show(request: PrepareRequest, done: list[Done], *, as_json: bool) -> None:
     unpinned = [item.unpinned for item in done if item.unpinned]
     if as_json:
         say_json({"run": request.run.run, "prepared_dir": str(request.prepared.root),

@@ -13,7 +13,7 @@ from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
 
 if TYPE_CHECKING:
-    from rlk_repro.replay.steps import Prepared, Recorded
+    from rlk_repro.replay.steps import PreparedReplay, Recorded
 
 
 def register(app: typer.Typer) -> None:
@@ -93,7 +93,7 @@ def _how_exact(recorded: Recorded) -> str:
     return "value for value (its words are another version's)" if recorded.is_reworded else "byte for byte"
 
 
-def _say_drift(prepared: Prepared) -> None:
+def _say_drift(prepared: PreparedReplay) -> None:
     from rlk_repro.base.findings import Level
 
     say(f"analysis reproduced {_how_exact(prepared.recorded)} from the logs")
@@ -111,7 +111,7 @@ def _say_drift(prepared: Prepared) -> None:
     say_findings(shown)
 
 
-def _say_what_runs(prepared: Prepared) -> None:
+def _say_what_runs(prepared: PreparedReplay) -> None:
     from rlk_repro.submit.consent import list_what_runs
 
     say("what would run here:")
@@ -119,7 +119,7 @@ def _say_what_runs(prepared: Prepared) -> None:
         say(f"  {topic:<12} {text}")
 
 
-def _ask(prepared: Prepared) -> bool:
+def _ask(prepared: PreparedReplay) -> bool:
     """One typed answer to both: that it runs at all, and in spite of what differs.
 
     Raises:
@@ -134,7 +134,7 @@ def _ask(prepared: Prepared) -> bool:
     return True
 
 
-def _show_dry_run(prepared: Prepared, *, as_json: bool) -> None:
+def _show_dry_run(prepared: PreparedReplay, *, as_json: bool) -> None:
     from rlk_repro.cli.submit import show_dry_run
     from rlk_repro.submit.consent import list_what_runs
     from rlk_repro.submit.show import dry_run_json

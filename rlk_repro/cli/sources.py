@@ -14,7 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from rlk_repro.plan import Plan
-    from rlk_repro.probes.code import Source
+    from rlk_repro.probes.code import CodeSource
 
 VimeSource: TypeAlias = Annotated[
     Path | None, typer.Option("--vime-src", help="Checkout of vime; else VIME_SRC, else the installed one.")
@@ -54,7 +54,7 @@ def use_sources(vime: Path | None, megatron: Path | None, rl_kernel: Path | None
         raise SpecError(*problems)
 
 
-def _read_variable(source: Source) -> Path | None:
+def _read_variable(source: CodeSource) -> Path | None:
     value = os.environ.get(source.variable)
     return Path(value) if value else None
 

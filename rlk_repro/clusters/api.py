@@ -76,7 +76,7 @@ class Submission:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
+class JobStatus:
     """One answer of ``poll``; ``reason`` quotes the cluster's own words.
 
     ``is_unreachable``: the cluster did not answer, ask again later.  Otherwise ``unknown`` is its answer.
@@ -89,7 +89,7 @@ class Status:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogLine:
+class TrialLine:
     """One line of a trial's log, without its end."""
 
     trial: str
@@ -127,13 +127,13 @@ class Backend(Protocol):
     def submit(self, job: Job, run_dir: RunDir) -> Submission:
         """Send exactly that job."""
 
-    def poll(self, submission: Submission, run_dir: RunDir) -> Status:
+    def poll(self, submission: Submission, run_dir: RunDir) -> JobStatus:
         """Ask once; ``unknown`` where this machine cannot tell."""
 
-    def poll_all(self, items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
+    def poll_all(self, items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
         """The state of each, with as few questions as the cluster allows."""
 
-    def logs(self, submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
+    def logs(self, submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
         """Lines of the trials in order, ending when the job ends."""
 
     def cancel(self, submission: Submission, run_dir: RunDir) -> bool:

@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
-from rlk_repro.clusters.api import JobState, Status
+from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.rundir.paths import RunDir
 
 
-def require_known(status: Status, run_dir: RunDir) -> None:
+def require_known(status: JobStatus, run_dir: RunDir) -> None:
     """Raises EnvironmentMissing where nobody here can tell whether the job runs."""
     if status.state is JobState.UNKNOWN:
         raise EnvironmentMissing(Problem(run_dir.run_id, f"its job may still run ({status.reason})"))
 
 
-def require_ended(status: Status, run_dir: RunDir) -> None:
+def require_ended(status: JobStatus, run_dir: RunDir) -> None:
     """Raises CheckFailed where the job waits or runs, and as ``require_known``."""
     require_known(status, run_dir)
     if not status.state.is_final:

@@ -24,7 +24,7 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, Spec
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Finding, sort_findings
 from rlk_repro.bundle.seal import pack
-from rlk_repro.clusters.api import Bound, Job, JobState, LogLine, Status, Submission
+from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.lastword import read_last_word
 from rlk_repro.clusters.profiles import Ask, Proposal, find_hardware, load_all_hardware
 from rlk_repro.clusters.triallogs import read_logs
@@ -103,23 +103,23 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     )
 
 
-def poll(submission: Submission, run_dir: RunDir) -> Status:
+def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
     """Whether that very process runs, else what it left."""
     elsewhere = _find_other_host(submission)
     if elsewhere is not None:
-        return Status(state=JobState.UNKNOWN, reason=elsewhere)
+        return JobStatus(state=JobState.UNKNOWN, reason=elsewhere)
     if _find_pid(submission, run_dir) is not None:
-        return Status(state=JobState.RUNNING)
+        return JobStatus(state=JobState.RUNNING)
     if not run_dir.plan.is_file():
-        return Status(state=JobState.UNKNOWN, reason=f"no process {submission.job_id} and no run directory")
+        return JobStatus(state=JobState.UNKNOWN, reason=f"no process {submission.job_id} and no run directory")
     return _describe_end(run_dir)
 
 
-def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
+def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
     return [poll(submission, run_dir) for submission, run_dir in items]
 
 
-def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
+def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
     """Lines of the trials in order; following ends when the agent does."""
     return read_logs(run_dir, lambda: not is_following or poll(submission, run_dir).state is not JobState.RUNNING)
 
@@ -232,10 +232,10 @@ def _has_output(pid: int, path: Path) -> bool:
         return False
 
 
-def _describe_end(run_dir: RunDir) -> Status:
+def _describe_end(run_dir: RunDir) -> JobStatus:
     last = read_last_word(run_dir)
     if run_dir.is_sealed:
-        return Status(state=JobState.DONE, reason=last.message)
+        return JobStatus(state=JobState.DONE, reason=last.message)
     if last.exit_code is None:
-        return Status(state=JobState.FAILED, reason="the agent ended without a word")
-    return Status(state=JobState.CANCELLED if last.is_interrupted else JobState.FAILED, reason=last.message)
+        return JobStatus(state=JobState.FAILED, reason="the agent ended without a word")
+    return JobStatus(state=JobState.CANCELLED if last.is_interrupted else JobState.FAILED, reason=last.message)

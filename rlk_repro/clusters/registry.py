@@ -7,7 +7,7 @@ from typing import Final
 
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.clusters import local
-from rlk_repro.clusters.api import Backend, Status, Submission
+from rlk_repro.clusters.api import Backend, JobStatus, Submission
 from rlk_repro.clusters.k8s import backend as k8s
 from rlk_repro.clusters.slurm import backend as slurm
 from rlk_repro.rundir.paths import RunDir
@@ -26,9 +26,9 @@ def get_backend(cluster: str) -> Backend:
     return BACKENDS[cluster]
 
 
-def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
+def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
     """The state of each, with one question per cluster where the cluster can answer for many."""
-    found: dict[int, Status] = {}
+    found: dict[int, JobStatus] = {}
     for cluster in {submission.cluster for submission, _ in items}:
         numbers = [number for number, (submission, _) in enumerate(items) if submission.cluster == cluster]
         answers = get_backend(cluster).poll_all([items[number] for number in numbers])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from rlk_repro.clusters.api import LogLine
+from rlk_repro.clusters.api import TrialLine
 from rlk_repro.rundir.paths import RunDir, TrialDir
 
 POLL_S: Final = 0.5
@@ -15,7 +15,7 @@ READ_BYTES: Final = 1 << 20
 
 def read_logs(
     run_dir: RunDir, is_over: Callable[[], bool], *, sleep: Callable[[float], object] = time.sleep
-) -> Iterator[LogLine]:
+) -> Iterator[TrialLine]:
     """Every line of every trial's log until ``is_over`` and all is read.
 
     ``is_over`` is asked when nothing new is there; ``lambda: True`` reads what there is.
@@ -27,7 +27,7 @@ def read_logs(
         for folder in news:
             seen.add(folder.name)
             for text in _read_log(folder, is_over, sleep):
-                yield LogLine(trial=folder.name, text=text)
+                yield TrialLine(trial=folder.name, text=text)
         if not news:
             if was_over:
                 return

@@ -24,7 +24,7 @@ GIT_TIMEOUT_S: Final = 600.0
 
 
 @dataclass
-class Text:
+class PinnedText:
     """A YAML file as lines, edited by the places of its nodes."""
 
     lines: list[str]
@@ -98,7 +98,7 @@ def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str,
         SpecError: a pin or platform that the stack does not have.
         EnvironmentMissing: registry or repository did not answer.
     """
-    edited = Text(text.splitlines(keepends=True))
+    edited = PinnedText(text.splitlines(keepends=True))
     for platform, base in stack.bases.items():
         if base.tag is not None and not refs and not images:
             digest = resolve_tag(f"{base.reference}:{base.tag}")
@@ -134,7 +134,7 @@ def resolve_ref(repository: str, ref: str) -> tuple[str, str]:
     return commit, tree
 
 
-def _renew_pin(edited: Text, stack: Stack, name: str, ref: str) -> None:
+def _renew_pin(edited: PinnedText, stack: Stack, name: str, ref: str) -> None:
     pins = {str(known): pin for known, pin in stack.pins.items()}
     if name not in pins:
         raise SpecError(Problem(f"--ref {name}", "no such pin", got=name, expected=" or ".join(pins) or "(none)"))
@@ -148,7 +148,7 @@ def _renew_pin(edited: Text, stack: Stack, name: str, ref: str) -> None:
         edited.set(("pins", name, "evidence"), f"{ref.replace(':', ' ')} of its repository, resolved by images pin")
 
 
-def _publish(edited: Text, stack: Stack, platform: str, image: str) -> None:
+def _publish(edited: PinnedText, stack: Stack, platform: str, image: str) -> None:
     """Put a pushed image among the images, and take it off those that are not published."""
     reference, _, digest = image.partition("@")
     known = [str(name) for name in (*stack.images, *stack.unpublished)]

@@ -15,7 +15,7 @@ from rlk_repro.spec.load import load_stack
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class StackRow:
     """One image of one stack.  ``size_bytes`` is None where nobody asked a registry."""
 
     stack: str
@@ -33,20 +33,20 @@ def get_stack(name: str) -> Stack:
     return load_stack(name, stack_folders()).model
 
 
-def list_images(names: list[str], *, asks_registry: bool) -> list[Row]:
+def list_images(names: list[str], *, asks_registry: bool) -> list[StackRow]:
     """Of the named stacks, or of all of them."""
     stacks = [get_stack(name) for name in names or list_names(stack_folders())]
     return [row for stack in stacks for row in _rows(stack, asks_registry=asks_registry)]
 
 
-def _rows(stack: Stack, *, asks_registry: bool) -> Iterator[Row]:
+def _rows(stack: Stack, *, asks_registry: bool) -> Iterator[StackRow]:
     for platform, image in stack.images.items():
         size = ask_size(f"{image.reference}@{image.digest}") if asks_registry else None
         status = f"not to be had: {size.reason}" if isinstance(size, Unknown) else "published"
-        yield Row(stack=stack.stack, platform=platform, reference=image.reference, digest=image.digest,
+        yield StackRow(stack=stack.stack, platform=platform, reference=image.reference, digest=image.digest,
                   size_bytes=size if isinstance(size, int) else None, status=status)  # fmt: skip
     for platform, missing in stack.unpublished.items():
-        yield Row(stack=stack.stack, platform=platform, reference=None, digest=None, size_bytes=None,
+        yield StackRow(stack=stack.stack, platform=platform, reference=None, digest=None, size_bytes=None,
                   status=f"not published ({missing.reason}); {missing.build}")  # fmt: skip
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rlk_repro.logs.vime import ParsedLog, Rows, Sample
+from rlk_repro.logs.vime import LogSample, ParsedLog, Rows
 
 CLOCKED: Final = "perf/"
 """How vime's keys of times and of rates begin."""
 
 
-class Row(StrEnum):
+class LogRow(StrEnum):
     """The kind of line a number is printed in.  STEP is one per optimizer step, the others one per rollout."""
 
     STEP = "step"
@@ -48,7 +48,7 @@ class Metric:
     name: str
     unit: str
     better: Better
-    sources: tuple[tuple[Row, str], ...]
+    sources: tuple[tuple[LogRow, str], ...]
     formula: Callable[..., float | None] | None = None
     offset: int = 0
     lowest: float = -math.inf
@@ -62,11 +62,11 @@ class Metric:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class SampleSeries:
     """One metric by rollout id 0, 1, …; ``None`` where it is not recorded."""
 
     metric: Metric
-    samples: tuple[Sample | None, ...]
+    samples: tuple[LogSample | None, ...]
 
 
 def _end_to_end(train_tokens_per_s: float, actor_train_time_s: float, step_time_s: float) -> float | None:
@@ -75,14 +75,14 @@ def _end_to_end(train_tokens_per_s: float, actor_train_time_s: float, step_time_
 
 
 def _perf(name: str, unit: str, better: Better, key: str, *, offset: int = 0, is_positive: bool = False) -> Metric:
-    sources = ((Row.PERF, key),)
+    sources = ((LogRow.PERF, key),)
     return Metric(
         name=name, unit=unit, better=better, sources=sources, offset=offset, lowest=0, is_positive=is_positive
     )
 
 
 def _step(name: str, key: str, better: Better = Better.NONE, *, lowest: float = -math.inf) -> Metric:
-    return Metric(name=name, unit="", better=better, sources=((Row.STEP, key),), lowest=lowest)
+    return Metric(name=name, unit="", better=better, sources=((LogRow.STEP, key),), lowest=lowest)
 
 
 # perf line N is printed at the end of train N, before the weight sync that follows it.  The update_weights_time in it
@@ -102,26 +102,26 @@ METRICS: Final[tuple[Metric, ...]] = (
         unit="tokens/s",
         better=Better.HIGHER,
         sources=(
-            (Row.PERF, "perf/actor_train_tok_per_s"),
-            (Row.PERF, "perf/actor_train_time"),
-            (Row.PERF, "perf/step_time"),
+            (LogRow.PERF, "perf/actor_train_tok_per_s"),
+            (LogRow.PERF, "perf/actor_train_time"),
+            (LogRow.PERF, "perf/step_time"),
         ),
         formula=_end_to_end,
     ),
     _perf("rollout_tokens_per_gpu_per_s", "tokens/s/GPU", Better.HIGHER, "perf/tokens_per_gpu_per_sec"),
-    Metric(name="raw_reward", unit="", better=Better.HIGHER, sources=((Row.ROLLOUT, "rollout/raw_reward"),)),
+    Metric(name="raw_reward", unit="", better=Better.HIGHER, sources=((LogRow.ROLLOUT, "rollout/raw_reward"),)),
     Metric(
         name="response_length_mean",
         unit="tokens",
         better=Better.NONE,
-        sources=((Row.ROLLOUT, "rollout/response_lengths"), (Row.PERF, "rollout/response_len/mean")),
+        sources=((LogRow.ROLLOUT, "rollout/response_lengths"), (LogRow.PERF, "rollout/response_len/mean")),
         lowest=0,
     ),
     Metric(
         name="truncated_ratio",
         unit="",
         better=Better.NONE,
-        sources=((Row.PERF, "rollout/truncated_ratio"), (Row.ROLLOUT, "rollout/truncated")),
+        sources=((LogRow.PERF, "rollout/truncated_ratio"), (LogRow.ROLLOUT, "rollout/truncated")),
         lowest=0,
     ),
     _step("train_rollout_logprob_abs_diff", "train/train_rollout_logprob_abs_diff", Better.LOWER, lowest=0),
@@ -135,7 +135,7 @@ METRICS: Final[tuple[Metric, ...]] = (
 )
 
 
-def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout: int) -> Mapping[str, Series]:
+def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout: int) -> Mapping[str, SampleSeries]:
     """Every metric of ``METRICS`` by name, for rollouts ``0 … num_rollouts - 1``.
 
     A rollout's step metrics need all its ``num_steps_per_rollout`` steps: the mean of some of them is another quantity.
@@ -143,7 +143,7 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
     """
     void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
 
-    def make_series(metric: Metric) -> Series:
+    def make_series(metric: Metric) -> SampleSeries:
         columns = []
         for row, key in metric.sources:
             found = _find_samples(_rows(parsed, row), key, _num_rows(row, num_steps_per_rollout))
@@ -154,7 +154,7 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
         else:
             formula = metric.formula
             chosen = tuple(_apply(formula, operands) for operands in zip(*columns, strict=True))
-        return Series(metric=metric, samples=chosen)
+        return SampleSeries(metric=metric, samples=chosen)
 
     return {metric.name: make_series(metric) for metric in METRICS}
 
@@ -172,33 +172,33 @@ def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict
     return dict(sorted(found.items()))
 
 
-def _find_samples(rows: Rows, key: str, num_rows: int) -> dict[int, Sample]:
+def _find_samples(rows: Rows, key: str, num_rows: int) -> dict[int, LogSample]:
     """By rollout id, where all ``num_rows`` are printed; its time follows what was printed, not what was planned."""
-    found: defaultdict[int, list[Sample]] = defaultdict(list)
+    found: defaultdict[int, list[LogSample]] = defaultdict(list)
     for index in sorted(rows):
         if key in rows[index]:
             found[index // num_rows].append(rows[index][key])
     return {rollout_id: _mean(samples) for rollout_id, samples in found.items() if len(samples) == num_rows}
 
 
-def _num_rows(row: Row, num_steps_per_rollout: int) -> int:
-    return num_steps_per_rollout if row is Row.STEP else 1
+def _num_rows(row: LogRow, num_steps_per_rollout: int) -> int:
+    return num_steps_per_rollout if row is LogRow.STEP else 1
 
 
-def _rows(parsed: ParsedLog, row: Row) -> Rows:
-    return {Row.STEP: parsed.step_rows, Row.ROLLOUT: parsed.rollout_rows, Row.PERF: parsed.perf_rows}[row]
+def _rows(parsed: ParsedLog, row: LogRow) -> Rows:
+    return {LogRow.STEP: parsed.step_rows, LogRow.ROLLOUT: parsed.rollout_rows, LogRow.PERF: parsed.perf_rows}[row]
 
 
-def _mean(samples: list[Sample]) -> Sample:
+def _mean(samples: list[LogSample]) -> LogSample:
     values = [sample.value for sample in samples]
     is_tame = max(map(abs, values)) < 1e300  # fsum raises on inf - inf and on overflow; sum says nan or inf
     total = math.fsum(values) if is_tame else sum(values)
-    return Sample(total / len(values), samples[-1].line)
+    return LogSample(total / len(values), samples[-1].line)
 
 
-def _apply(formula: Callable[..., float | None], operands: tuple[Sample | None, ...]) -> Sample | None:
+def _apply(formula: Callable[..., float | None], operands: tuple[LogSample | None, ...]) -> LogSample | None:
     present = [sample for sample in operands if sample is not None]
     if len(present) < len(operands):
         return None
     value = formula(*(sample.value for sample in present))
-    return None if value is None else Sample(value, present[-1].line)
+    return None if value is None else LogSample(value, present[-1].line)

@@ -39,7 +39,7 @@ Rate: TypeAlias = Annotated[float, Field(gt=0, le=1e24)]
 Size: TypeAlias = Annotated[float, Field(ge=0, le=1e300)]
 
 
-class Reason(StrEnum):
+class OperatorsReject(StrEnum):
     """Why a line was refused."""
 
     NOT_A_RECORD = "not an operator record"
@@ -97,7 +97,7 @@ class Time(_Cell):
     floor_s: Seconds | None
 
 
-class Check(_Cell):
+class OracleCheck(_Cell):
     """One cell against float64 and against itself, and the kernels that it ran; after the last sweep."""
 
     event: Literal["check"]
@@ -110,7 +110,7 @@ class Check(_Cell):
 
 
 CellKey: TypeAlias = tuple[OperatorCase, str]
-Event: TypeAlias = Device | Time | Check
+Event: TypeAlias = Device | Time | OracleCheck
 _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
@@ -120,7 +120,7 @@ class OperatorLog:
 
     device: Device | None
     times: Mapping[CellKey, Mapping[int, tuple[int, Time]]]
-    checks: Mapping[CellKey, tuple[int, Check]]
+    checks: Mapping[CellKey, tuple[int, OracleCheck]]
     rejects: tuple[Reject, ...]
     num_rejects: Mapping[str, int]
 
@@ -158,7 +158,7 @@ class _Reader:
     def __init__(self) -> None:
         self.device: Device | None = None
         self.times: dict[CellKey, dict[int, tuple[int, Time]]] = {}
-        self.checks: dict[CellKey, tuple[int, Check]] = {}
+        self.checks: dict[CellKey, tuple[int, OracleCheck]] = {}
         self.rejects = RejectLog()
         self._num_times = 0
         self._num_samples = 0
@@ -169,13 +169,13 @@ class _Reader:
             return
         body = line.text[found.end() :]
         if len(body) > MAX_RECORD_BYTES:
-            self.rejects.add(line.number, Reason.TOO_LONG.value, f"{len(body)} bytes")
+            self.rejects.add(line.number, OperatorsReject.TOO_LONG.value, f"{len(body)} bytes")
             return
         try:
             event = _EVENTS.validate_json(body)
             decode_json(body, MAX_RECORD_BYTES)  # pydantic does not see a key that is given twice
         except ValueError as error:
-            reason = Reason.NOT_A_RECORD if body.rstrip().endswith(b"}") else Reason.CUT_OFF
+            reason = OperatorsReject.NOT_A_RECORD if body.rstrip().endswith(b"}") else OperatorsReject.CUT_OFF
             self.rejects.add(line.number, reason.value, _describe(error))
         else:
             self._take(line.number, event)
@@ -193,16 +193,16 @@ class _Reader:
         else:
             self.checks[event.key] = (number, event)
 
-    def _refuse(self, event: Event) -> Reason | None:
+    def _refuse(self, event: Event) -> OperatorsReject | None:
         if isinstance(event, Device):
-            return Reason.REPEATED if self.device is not None else None
-        if isinstance(event, Check):
+            return OperatorsReject.REPEATED if self.device is not None else None
+        if isinstance(event, OracleCheck):
             if event.key not in self.times:
-                return Reason.UNTIMED
-            return Reason.REPEATED if event.key in self.checks else None
+                return OperatorsReject.UNTIMED
+            return OperatorsReject.REPEATED if event.key in self.checks else None
         if event.sweep in self.times.get(event.key, {}):
-            return Reason.REPEATED
-        return Reason.TOO_MANY if self._is_full() else None
+            return OperatorsReject.REPEATED
+        return OperatorsReject.TOO_MANY if self._is_full() else None
 
     def _is_full(self) -> bool:
         is_full = len(self.times) >= MAX_CELLS or self._num_times >= MAX_TIMES

@@ -146,7 +146,7 @@ class RankOps:
     num_rejects: Mapping[str, int]
 
 
-class Sample(NamedTuple):
+class TimerSample(NamedTuple):
     """The value of the rank that had the largest, and where it stands."""
 
     value: float
@@ -165,8 +165,8 @@ class OpsLog:
 
     ranks: tuple[RankOps, ...]
     missing_ranks: tuple[int, ...] = ()
-    timers: Mapping[str, Mapping[int, Sample]] = field(default_factory=dict)
-    memory: Mapping[str, Mapping[int, Sample]] = field(default_factory=dict)
+    timers: Mapping[str, Mapping[int, TimerSample]] = field(default_factory=dict)
+    memory: Mapping[str, Mapping[int, TimerSample]] = field(default_factory=dict)
     calls: Mapping[str, OpCount] = field(default_factory=dict)
 
     @property
@@ -325,15 +325,15 @@ def _describe(error: ValueError) -> str:
     return f"{where}: {first['msg']}" if where else str(first["msg"])
 
 
-def _find_largest(ranks: Sequence[RankOps], kind: Literal["timers", "memory"]) -> dict[str, dict[int, Sample]]:
-    largest: dict[str, dict[int, Sample]] = {}
+def _find_largest(ranks: Sequence[RankOps], kind: Literal["timers", "memory"]) -> dict[str, dict[int, TimerSample]]:
+    largest: dict[str, dict[int, TimerSample]] = {}
     for rank in ranks:
         for number, (line, step) in rank.steps.items():
             values: Mapping[str, float] = step.timers if kind == "timers" else step.memory
             for metric, value in values.items():
                 series = largest.setdefault(metric, {})
                 if number not in series or value > series[number].value:
-                    series[number] = Sample(value=value, rank=rank.rank, source=rank.source, line=line)
+                    series[number] = TimerSample(value=value, rank=rank.rank, source=rank.source, line=line)
     return {metric: dict(sorted(series.items())) for metric, series in sorted(largest.items())}
 
 

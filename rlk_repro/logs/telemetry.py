@@ -27,7 +27,7 @@ MAX_AMOUNT: Final = 2**63
 THROTTLE_MARKS: Final = ("slowdown", "thermal", "thrm", "prochot")
 
 
-class Reason(StrEnum):
+class TelemetryReject(StrEnum):
     """Why a line was refused."""
 
     TORN = "the last line is cut off"
@@ -103,7 +103,7 @@ def _parse_stream(stream: BinaryIO) -> Telemetry:
     while line := stream.readline(MAX_LINE_BYTES):
         num_lines += 1
         if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            rejects.add(num_lines, Reason.TOO_LONG.value, "")
+            rejects.add(num_lines, TelemetryReject.TOO_LONG.value, "")
             _skip_line(stream)
             continue
         try:
@@ -111,9 +111,9 @@ def _parse_stream(stream: BinaryIO) -> Telemetry:
             if trial is not None and trial not in trials and len(trials) >= MAX_TRIALS:
                 raise _NotASampleError("of more trials than a run has")
         except _NotASampleError as error:
-            rejects.add(num_lines, Reason.NOT_A_SAMPLE.value, str(error))
+            rejects.add(num_lines, TelemetryReject.NOT_A_SAMPLE.value, str(error))
         except ValueError as error:
-            reason = Reason.NOT_JSON if line.endswith(b"\n") else Reason.TORN
+            reason = TelemetryReject.NOT_JSON if line.endswith(b"\n") else TelemetryReject.TORN
             rejects.add(num_lines, reason.value, str(error))
         else:
             if trial is not None:

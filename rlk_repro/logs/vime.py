@@ -44,7 +44,7 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
 _STEP_INDEX: Final = "train/step"
 
 
-class Reason(StrEnum):
+class LogReject(StrEnum):
     """Why a message was refused."""
 
     CUT_OFF = "the dict is cut off"
@@ -58,7 +58,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LogSample:
     """One printed number and its 1-based line.  NaN is a value (a skipped step prints it), absence is ``None``."""
 
     value: float
@@ -77,7 +77,7 @@ class MemorySample:
     line: int
 
 
-Rows = Mapping[int, Mapping[str, Sample]]
+Rows = Mapping[int, Mapping[str, LogSample]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class ParsedLog:
     rollout_rows: Rows
     perf_rows: Rows
     eval_rows: Rows
-    timers: Mapping[str, tuple[Sample, ...]]
+    timers: Mapping[str, tuple[LogSample, ...]]
     memory: tuple[MemorySample, ...]
     rejects: tuple[Reject, ...]
     reject_counts: Mapping[str, int]
@@ -141,8 +141,8 @@ class _LogReader:
     """Takes lines in order and collects what they say."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, dict[int, dict[str, Sample]]] = {kind: {} for kind in _FAMILIES}
-        self.timers: defaultdict[str, list[Sample]] = defaultdict(list)
+        self.rows: dict[str, dict[int, dict[str, LogSample]]] = {kind: {} for kind in _FAMILIES}
+        self.timers: defaultdict[str, list[LogSample]] = defaultdict(list)
         self.memory: list[MemorySample] = []
         self.rejects = RejectLog()
         self.num_hidden_by_ray = 0
@@ -175,7 +175,7 @@ class _LogReader:
                 self._read_memory(int(memory[1]), _decode(memory[2]), piece[memory.end() :])
         elif timer := _TIMER.match(piece):
             if timer[2] is not None and self._is_ours(timer[0]):
-                self.timers[timer[1].decode()].append(Sample(float(timer[2]), self._line))
+                self.timers[timer[1].decode()].append(LogSample(float(timer[2]), self._line))
         else:
             return False
         return True
@@ -183,7 +183,7 @@ class _LogReader:
     def _read_other_text(self, piece: bytes, *, is_message: bool) -> None:
         found = [position for keys in _KEYS if (position := piece.find(keys)) >= 0]
         if found:
-            self._reject(Reason.NO_PREFIX, _decode(piece[min(found) + 2 :][:80].strip()))
+            self._reject(LogReject.NO_PREFIX, _decode(piece[min(found) + 2 :][:80].strip()))
         # A message that prints text quotes it (``First rollout sample: ['…``): what the text holds is no message.
         if is_message and any(quote in piece for quote in _QUOTES):
             self._is_quoted = True
@@ -192,9 +192,9 @@ class _LogReader:
         """Trainer and RolloutManager speak the dialect; so does a trainer that runs without Ray and has no actor."""
         name = _decode(message.rstrip(b": "))
         if self._is_quoted:
-            self._reject(Reason.QUOTED, name)
+            self._reject(LogReject.QUOTED, name)
         elif self._actor and b"TrainRayActor" not in self._actor and b"RolloutManager" not in self._actor:
-            self._reject(Reason.OTHER_ACTOR, f"{name} by {_decode(self._actor)}")
+            self._reject(LogReject.OTHER_ACTOR, f"{name} by {_decode(self._actor)}")
         else:
             return True
         return False
@@ -209,9 +209,9 @@ class _LogReader:
             return
         known = {key: value for key, value in numbers.items() if key.startswith(families)}
         if not known:
-            self._reject(Reason.UNKNOWN_KEYS, f"{where} has {', '.join(numbers) or 'no numbers'}")
+            self._reject(LogReject.UNKNOWN_KEYS, f"{where} has {', '.join(numbers) or 'no numbers'}")
         elif known.get(_STEP_INDEX, index) != index:
-            self._reject(Reason.WRONG_INDEX, f"{where} has {_STEP_INDEX} {known[_STEP_INDEX]:g}")
+            self._reject(LogReject.WRONG_INDEX, f"{where} has {_STEP_INDEX} {known[_STEP_INDEX]:g}")
         else:
             self._merge(kind, index, known)
 
@@ -222,11 +222,11 @@ class _LogReader:
             first = row.get(key)
             if first is not None and not _is_same(first.value, value):
                 where = f"{kind} {index}: {key}"
-                self._reject(Reason.CONFLICT, f"{where} was {first.value!r} on line {first.line}, now {value!r}")
+                self._reject(LogReject.CONFLICT, f"{where} was {first.value!r} on line {first.line}, now {value!r}")
                 return
         for key, value in numbers.items():
             if key not in row:
-                row[key] = Sample(value, self._line)
+                row[key] = LogSample(value, self._line)
 
     def _read_memory(self, rank: int, moment: str, body: bytes) -> None:
         numbers = self._read_dict(f"Memory-Usage of rank {rank}", body)
@@ -242,7 +242,7 @@ class _LogReader:
                 line=self._line,
             )
         except KeyError as error:
-            self._reject(Reason.UNKNOWN_KEYS, f"Memory-Usage of rank {rank} lacks {error}")
+            self._reject(LogReject.UNKNOWN_KEYS, f"Memory-Usage of rank {rank} lacks {error}")
         else:
             self.memory.append(sample)
 
@@ -251,14 +251,14 @@ class _LogReader:
         try:
             numbers, end = read_numbers(text)
         except NotADict as error:
-            reason = Reason.CUT_OFF if isinstance(error, CutOff) else Reason.MALFORMED
+            reason = LogReject.CUT_OFF if isinstance(error, CutOff) else LogReject.MALFORMED
             self._reject(reason, f"{where}: {error}")
             return None
         if repeated := _REPEATED.match(text, end):
             self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # one of them is the line that we read
         return numbers
 
-    def _reject(self, reason: Reason, detail: str) -> None:
+    def _reject(self, reason: LogReject, detail: str) -> None:
         self.rejects.add(self._line, reason.value, detail)
 
 

@@ -24,7 +24,7 @@ SPARE_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class PrepareRequest:
     """Whose needs, where they go, and where they may come from."""
 
     run: Run
@@ -36,7 +36,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class PrepareStep:
     """One folder.  ``estimate`` gives the bytes that are still to be written, None where nobody knows before.
 
     ``pin`` is where the run would name the revision, of what it leaves to the hub.
@@ -57,7 +57,7 @@ class Step:
 class Done:
     """A step and what lies in its folder now."""
 
-    step: Step
+    step: PrepareStep
     contents: Contents
 
     def to_json(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Done:
         return {"path": self.step.pin, "revision": str(self.contents.source.get("revision"))}
 
 
-def prepare(request: Request, steps: Sequence[Step], tell: Tell, *, is_live: bool) -> list[Done]:
+def prepare(request: PrepareRequest, steps: Sequence[PrepareStep], tell: Tell, *, is_live: bool) -> list[Done]:
     """Do everything that is not done.
 
     Raises:
@@ -114,7 +114,7 @@ def require_room(root: Path, needed: int) -> None:
         )  # fmt: skip
 
 
-def describe_steps(steps: Sequence[Step]) -> Iterator[str]:
+def describe_steps(steps: Sequence[PrepareStep]) -> Iterator[str]:
     """What ``--dry-run`` shows: what is there, and what would be written; sizes are asked of the origins."""
     for step in steps:
         kind = f"{step.order.kind:<10}"
@@ -127,7 +127,7 @@ def describe_steps(steps: Sequence[Step]) -> Iterator[str]:
             yield f"{'':<10} by       {shlex.join(words)}"
 
 
-def _describe_size(step: Step) -> str:
+def _describe_size(step: PrepareStep) -> str:
     size_bytes = _try(step.estimate, default=None)
     return "size not known here" if size_bytes is None else format_bytes(size_bytes)
 

@@ -29,7 +29,7 @@ SECTION: Final = "code"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class CodeSource:
     """One code base: its name among a stack's pins, its module, its distributions, and what names its checkout."""
 
     pin: str
@@ -38,14 +38,14 @@ class Source:
     variable: str
 
 
-VIME: Final = Source(pin="vime", module="vime", distributions=("vime",), variable="VIME_SRC")
-MEGATRON: Final = Source(
+VIME: Final = CodeSource(pin="vime", module="vime", distributions=("vime",), variable="VIME_SRC")
+MEGATRON: Final = CodeSource(
     pin="megatron_lm", module="megatron", distributions=("megatron-core", "megatron-lm"), variable="MEGATRON_SRC"
 )
-RL_KERNEL: Final = Source(
+RL_KERNEL: Final = CodeSource(
     pin="rl_kernel", module="rl_engine", distributions=("rl-kernel", "rl-engine"), variable="RLK_SRC"
 )
-OURSELVES: Final = Source(pin="rlk_repro", module="rlk_repro", distributions=("rlk-repro",), variable="")
+OURSELVES: Final = CodeSource(pin="rlk_repro", module="rlk_repro", distributions=("rlk-repro",), variable="")
 
 
 def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
@@ -78,7 +78,7 @@ def probe_packages() -> dict[str, Fact]:
     return dict(sorted(found.items()))
 
 
-def probe_source(source: Source, environ: Mapping[str, str], commits: Mapping[str, str]) -> dict[str, Fact]:
+def probe_source(source: CodeSource, environ: Mapping[str, str], commits: Mapping[str, str]) -> dict[str, Fact]:
     """Version, commit and files of one code base: from its checkout, else what was recorded at its installation, else
     the image's record.  The files have a hash however they came here: ``tree`` those of the whole sources,
     ``package_tree`` those that Python imports.
@@ -123,7 +123,7 @@ def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
     }
 
 
-def find_package(source: Source, environ: Mapping[str, str]) -> Path | Unknown:
+def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unknown:
     """The folder of the module: where a child of this process would import it from, else in the checkout that the
     variable names.
     """
@@ -143,7 +143,7 @@ def find_package(source: Source, environ: Mapping[str, str]) -> Path | Unknown:
     return inside if inside.is_dir() else folder if folder.is_dir() else Unknown(f"{source.variable} names no folder")
 
 
-def _origin(source: Source, package: Path, environ: Mapping[str, str]) -> str:
+def _origin(source: CodeSource, package: Path, environ: Mapping[str, str]) -> str:
     """The variable, where it names the checkout that holds the package."""
     named = environ.get(source.variable)
     return source.variable if named and package.resolve().is_relative_to(Path(named).resolve()) else "installed"
@@ -166,7 +166,7 @@ def _recorded_commits(root: Path) -> dict[str, str]:
     return commits if isinstance(commits, dict) else {}
 
 
-def _distribution(source: Source) -> metadata.Distribution | None:
+def _distribution(source: CodeSource) -> metadata.Distribution | None:
     for name in source.distributions:
         try:
             return metadata.distribution(name)

@@ -277,14 +277,14 @@ def _half_width(effect: Effect) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class EffectDifference:
     """How two bundles differ; ``comparison`` only where both hold an analysis."""
 
     findings: tuple[Finding, ...]
     comparison: Comparison | None
 
 
-def diff_bundles(first: Path, second: Path) -> Difference:
+def diff_bundles(first: Path, second: Path) -> EffectDifference:
     """Compare plans, what was prepared, manifests node by node, and what the logs give where both were analysed.
 
     Raises:
@@ -303,7 +303,7 @@ def diff_bundles(first: Path, second: Path) -> Difference:
     recorded, later = analyses
     comparison = None if recorded is None or later is None else compare_analyses(recorded, later, findings, code)
     findings += code
-    return Difference(findings=tuple(limit_findings(findings)), comparison=comparison)
+    return EffectDifference(findings=tuple(limit_findings(findings)), comparison=comparison)
 
 
 def _diff_plans(left: RunDir, right: RunDir) -> list[Finding]:

@@ -49,7 +49,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedReplay:
     """``drift`` is None where the nodes are a scheduler's to choose: it is found by the run itself.
 
     ``parts`` is how model, data and stored rollouts differ, where this machine sees those of the run; ``missing`` which
@@ -108,7 +108,7 @@ def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> L
 
 def prepare(
     recorded: Recorded, *, cluster: str | None = None, profile: str | None = None, is_on_same_nodes: bool = False
-) -> Prepared:
+) -> PreparedReplay:
     """The same experiment, rendered for a site of this user, and how this machine differs from the recorded one.
 
     Raises:
@@ -124,7 +124,7 @@ def prepare(
         drift = (*lost, *_find_drift(recorded, _probe_here(plan)))
     rendered = planning.render(plan, inputs, nodes=nodes)
     parts, missing = _find_parts_drift(recorded, rendered), tuple(_find_missing(recorded))
-    return Prepared(recorded=recorded, launch=rendered, drift=drift, parts=parts, missing=missing)
+    return PreparedReplay(recorded=recorded, launch=rendered, drift=drift, parts=parts, missing=missing)
 
 
 def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None:
@@ -154,7 +154,7 @@ def require_consent(*, is_accepted: bool) -> None:
         )  # fmt: skip
 
 
-def run(prepared: Prepared, tell: Callable[[str], None], *, is_quiet: bool = False) -> Comparison:
+def run(prepared: PreparedReplay, tell: Callable[[str], None], *, is_quiet: bool = False) -> Comparison:
     """Submit, wait, and compare the new result with the recorded one.
 
     Raises:
@@ -200,7 +200,7 @@ def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
     return dataclasses.replace(plan, run=run, stack=stack, sources=sources), tuple(lost)
 
 
-def _translate(prepared: Prepared) -> Analysis:
+def _translate(prepared: PreparedReplay) -> Analysis:
     """What was recorded, as a result of the plan that runs here: the drift says in what the two experiments differ."""
     analysis, plan = prepared.recorded.analysis, prepared.launch.plan
     if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:

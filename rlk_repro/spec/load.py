@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.resources import data_dir, display_name, find_yaml, suggest
 from rlk_repro.base.secrets import looks_secret
-from rlk_repro.base.yamlfile import Path_, Source, format_path, parse_scalar, parse_yaml
+from rlk_repro.base.yamlfile import Path_, YamlSource, format_path, parse_scalar, parse_yaml
 from rlk_repro.spec import Hardware, PathProblem, Profile, Run, Stack, kubernetes_problems, run_problems, stack_problems
 
 M = TypeVar("M", bound=BaseModel)
@@ -163,7 +163,7 @@ def load_bytes(
 class _Locator:
     """Says where a path was written: the flag that set it and what in its value, else the line of the file."""
 
-    def __init__(self, source: Source, flags: Mapping[tuple[str, ...], str]) -> None:
+    def __init__(self, source: YamlSource, flags: Mapping[tuple[str, ...], str]) -> None:
         self.source, self.flags = source, flags
 
     def __call__(self, path: Path_) -> str:
@@ -178,7 +178,7 @@ class _Locator:
         return self.source.where(path)
 
 
-def _apply(source: Source, overrides: Sequence[Override]) -> tuple[Any, dict[str, str]]:
+def _apply(source: YamlSource, overrides: Sequence[Override]) -> tuple[Any, dict[str, str]]:
     value = copy.deepcopy(source.value)
     replaced = {override.path for override in overrides}
     origin = {
@@ -338,7 +338,7 @@ def _members(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _secret_problems(source: Source) -> list[Problem]:
+def _secret_problems(source: YamlSource) -> list[Problem]:
     problems = []
 
     def visit(value: Any, path: Path_) -> None:

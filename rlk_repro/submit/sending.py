@@ -13,7 +13,7 @@ from rlk_repro.base.errors import (
 )
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.clusters import registry as backends
-from rlk_repro.clusters.api import JobState, Status, Submission
+from rlk_repro.clusters.api import JobState, JobStatus, Submission
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
@@ -45,7 +45,7 @@ def prepare_resume(name: str) -> Prepared:
     return render(load_plan(run_dir), None, run_dir)
 
 
-def _require_ended(run_dir: RunDir, status: Status) -> None:
+def _require_ended(run_dir: RunDir, status: JobStatus) -> None:
     if status.state is JobState.UNKNOWN:
         raise EnvironmentMissing(
             Problem(run_dir.run_id, f"may still be running ({status.reason})", expected="one that has ended")
@@ -120,11 +120,11 @@ def load_submission(run_dir: RunDir) -> Submission | None:
     return sent
 
 
-def poll(launched: Launched) -> Status:
+def poll(launched: Launched) -> JobStatus:
     return get_backend(launched.submission.cluster).poll(launched.submission, launched.run_dir)
 
 
-def poll_all(launched: Sequence[Launched]) -> list[Status]:
+def poll_all(launched: Sequence[Launched]) -> list[JobStatus]:
     """The same for many, with one question per cluster where it can be asked so."""
     return backends.poll_all([(item.submission, item.run_dir) for item in launched])
 

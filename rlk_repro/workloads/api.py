@@ -15,7 +15,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Run, Stack
 
 if TYPE_CHECKING:
-    from rlk_repro.prepare.steps import Request, Step
+    from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Brought:
     code: tuple[Code, ...] = ()
 
 
-class Trainer(Protocol):
+class TrialCommands(Protocol):
     """What the node agent asks of a workload.  All four are pure."""
 
     def find_problems(self, plan: Plan) -> list[Problem]:
@@ -70,7 +70,7 @@ class Trainer(Protocol):
         """By seed, what fills ``run_dir.rollouts_of(seed)`` before the trials; none where the lane stores none."""
 
 
-class Workload(Trainer, Protocol):
+class Workload(TrialCommands, Protocol):
     """The module interface; mypy checks each module at its line of the registry."""
 
     def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -82,5 +82,5 @@ class Workload(Trainer, Protocol):
     def list_folders(self, run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
         """By kind, what has to lie on disk before the first trial; none where the workload makes everything itself."""
 
-    def list_steps(self, request: Request) -> list[Step]:
+    def list_steps(self, request: PrepareRequest) -> list[PrepareStep]:
         """How ``rlk-repro prepare`` gets or makes those folders, in order."""

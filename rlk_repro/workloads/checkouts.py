@@ -15,13 +15,13 @@ from typing import Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.plan import Plan
-from rlk_repro.probes.code import MEGATRON, RL_KERNEL, VIME, Source
+from rlk_repro.probes.code import MEGATRON, RL_KERNEL, VIME, CodeSource
 from rlk_repro.workloads.environment import profile_env
 
-FLAGS: Final[Mapping[Source, str]] = {VIME: "--vime-src", MEGATRON: "--megatron-src", RL_KERNEL: "--rl-kernel-src"}
+FLAGS: Final[Mapping[CodeSource, str]] = {VIME: "--vime-src", MEGATRON: "--megatron-src", RL_KERNEL: "--rl-kernel-src"}
 
 
-def use_checkouts(folders: Mapping[Source, Path]) -> None:
+def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
     """Put the checkouts first on the path of this process's children, and name them in their variables.
 
     Raises:
@@ -46,7 +46,7 @@ def use_checkouts(folders: Mapping[Source, Path]) -> None:
     os.environ.update({source.variable: path for source, path in zip(folders, paths, strict=True)})
 
 
-def find_given() -> list[Source]:
+def find_given() -> list[CodeSource]:
     """Those that this process was told to use."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [source for source in FLAGS if os.environ.get(source.variable) in path and os.environ[source.variable]]
@@ -69,7 +69,7 @@ def trainer_path(plan: Plan) -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
-def require_importable(*sources: Source, path: str | None = None) -> None:
+def require_importable(*sources: CodeSource, path: str | None = None) -> None:
     """Raises EnvironmentMissing for packages that a child of this process would not find, each with its flag.
 
     ``path`` is the child's PYTHONPATH where it is another one than this process's.

@@ -22,7 +22,7 @@ from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, t
 from rlk_repro.workloads.environment import FIXED_ENV, THREADS, find_profile_problems, profile_env, trial_env
 
 if TYPE_CHECKING:
-    from rlk_repro.prepare.steps import Request, Step
+    from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
 
 TRAINER: Final = "rlk_repro.refengine"
 INIT_PATH: Final = "rlk_repro.integration.reference.install"
@@ -99,6 +99,6 @@ def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Pat
     return {}
 
 
-def list_steps(request: Request) -> list[Step]:  # noqa: ARG001
+def list_steps(request: PrepareRequest) -> list[PrepareStep]:  # noqa: ARG001
     """None: there is nothing to prepare."""
     return []

@@ -14,7 +14,7 @@ import pytest
 
 from rlk_repro.agent import process
 from rlk_repro.agent.outcome import count_oom_kills, judge
-from rlk_repro.agent.process import Cause, Ended, Limits, run_guarded
+from rlk_repro.agent.process import Cause, Ended, StopTimes, run_guarded
 from rlk_repro.agent.stop import Stop
 from rlk_repro.base import guarded, proc, procfs
 from rlk_repro.base.errors import EnvironmentMissing
@@ -22,7 +22,7 @@ from rlk_repro.rundir.results import TrialStatus
 from tests.support.job_examples import TRAINER, find_alive
 from tests.support.waiting import is_written, let_time_pass, signal_when, wait_until
 
-LIMITS = Limits(time_limit_s=3600, grace_s=20)
+LIMITS = StopTimes(time_limit_s=3600, grace_s=20)
 GUARD = [sys.executable, "-I", "-S", str(Path(guarded.__file__).with_name("guard.py"))]
 
 
@@ -33,7 +33,7 @@ def stop() -> Iterator[Stop]:
         yield stop
 
 
-def run(stop: Stop, *actions: str, limits: Limits = LIMITS, **options: Any) -> tuple[Ended, bytes]:
+def run(stop: Stop, *actions: str, limits: StopTimes = LIMITS, **options: Any) -> tuple[Ended, bytes]:
     output: list[bytes] = []
     argv = [sys.executable, "-I", "-S", str(TRAINER), *actions]
     ended = run_guarded(argv, dict(os.environ), limits=limits, stop=stop, see_output=output.append, **options)
@@ -52,7 +52,7 @@ def run_too_long(
     """A trainer that ignores SIGTERM, whose time is over once its child or daemon has started."""
     let_time_pass(monkeypatch, 3600, once=pids)
     actions = ["ignore-term", f"{starting}:{pids}", "print:ready", "sleep:60"]
-    return run(stop, *actions, limits=Limits(time_limit_s=3600, grace_s=grace_s))
+    return run(stop, *actions, limits=StopTimes(time_limit_s=3600, grace_s=grace_s))
 
 
 def test_output_of_both_streams_and_the_exit_code_come_through(stop: Stop) -> None:

@@ -11,7 +11,7 @@ from rlk_repro.agent import progress
 from rlk_repro.agent.progress import Phase, Progress, ProgressWriter, follow, read_state, render_progress
 from rlk_repro.base.console import live_line
 from rlk_repro.base.files import write_text
-from rlk_repro.clusters.api import JobState, Status
+from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.rundir.paths import RunDir
 
 LINE = b"[2026-11-20 13:45:12] train_metric_utils.py:50 - perf %d: {'perf/train_time': 1.5, 'perf/step_time': %s}\n"
@@ -66,17 +66,17 @@ def test_an_unreadable_state_is_no_state(tmp_path: Path, text: str) -> None:
     assert read_state(RunDir(tmp_path)) is None
 
 
-def script(run_dir: RunDir, writer: ProgressWriter) -> Iterator[Status]:
-    yield Status(state=JobState.PENDING)
-    yield Status(state=JobState.RUNNING)
+def script(run_dir: RunDir, writer: ProgressWriter) -> Iterator[JobStatus]:
+    yield JobStatus(state=JobState.PENDING)
+    yield JobStatus(state=JobState.RUNNING)
     writer.begin_trial("00-p1-baseline", 0, num_left=1)
-    yield Status(state=JobState.RUNNING)
+    yield JobStatus(state=JobState.RUNNING)
     writer.see_output(LINE % (0, b"1.0"))
-    yield Status(state=JobState.RUNNING)
+    yield JobStatus(state=JobState.RUNNING)
     writer.see_output(LINE % (1, b"1.0"))
-    yield Status(state=JobState.RUNNING)
+    yield JobStatus(state=JobState.RUNNING)
     writer.end(0, "sealed")
-    yield Status(state=JobState.DONE)
+    yield JobStatus(state=JobState.DONE)
 
 
 @pytest.mark.parametrize("is_live", [False, True])
@@ -94,7 +94,7 @@ def test_following_tells_each_change_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_submission_that_nobody_knows_is_not_followed_for_ever(tmp_path: Path) -> None:
-    status = follow(RunDir(tmp_path), lambda: Status(state=JobState.UNKNOWN), lambda _: None, sleep=lambda _: None)
+    status = follow(RunDir(tmp_path), lambda: JobStatus(state=JobState.UNKNOWN), lambda _: None, sleep=lambda _: None)
     assert status.state is JobState.UNKNOWN
 
 
@@ -103,9 +103,9 @@ def test_the_cluster_is_asked_every_two_seconds_only(tmp_path: Path, monkeypatch
     monkeypatch.setattr("time.monotonic", lambda: next(moments) * 0.25)
     asked: list[int] = []
 
-    def poll() -> Status:
+    def poll() -> JobStatus:
         asked.append(1)
-        return Status(state=JobState.DONE if len(asked) == 3 else JobState.RUNNING)
+        return JobStatus(state=JobState.DONE if len(asked) == 3 else JobState.RUNNING)
 
     sleeps: list[float] = []
     follow(RunDir(tmp_path), poll, lambda _: None, sleep=sleeps.append)
@@ -133,7 +133,7 @@ def test_why_an_unsealed_run_ended_is_left_to_whoever_waited(tmp_path: Path, is_
     if is_sealed:
         write_text(run_dir.checksums, "")
     told: list[str] = []
-    follow(run_dir, lambda: Status(state=JobState.FAILED), told.append, sleep=lambda _: None)
+    follow(run_dir, lambda: JobStatus(state=JobState.FAILED), told.append, sleep=lambda _: None)
     assert told == [last]
 
 

@@ -18,7 +18,7 @@ from rlk_repro.base.resources import stack_folders
 from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters import local
-from rlk_repro.clusters.api import Job, JobState, Status, Submission
+from rlk_repro.clusters.api import Job, JobState, JobStatus, Submission
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
@@ -146,7 +146,7 @@ def test_another_host_does_not_guess_and_does_not_touch(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run")
     submission = Submission(cluster="local", job_id="1:1", submitted_at="", details={"host": "elsewhere"})
     reason = f"started on elsewhere, this is {platform.node()}"
-    assert local.poll(submission, run_dir) == Status(state=JobState.UNKNOWN, reason=reason)
+    assert local.poll(submission, run_dir) == JobStatus(state=JobState.UNKNOWN, reason=reason)
     for ask in (local.cancel, local.collect):
         with pytest.raises(EnvironmentMissing) as caught:
             ask(submission, run_dir)

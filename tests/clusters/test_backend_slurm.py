@@ -12,7 +12,7 @@ from rlk_repro.agent import progress
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SchedulerRefused
 from rlk_repro.base.files import write_json, write_text
 from rlk_repro.bundle.seal import inspect_bundle
-from rlk_repro.clusters.api import Job, JobState, Status, Submission
+from rlk_repro.clusters.api import Job, JobState, JobStatus, Submission
 from rlk_repro.clusters.slurm import backend as slurm
 from rlk_repro.clusters.slurm import client as slurmctl
 from rlk_repro.clusters.slurm.client import JobId
@@ -171,14 +171,14 @@ def test_slurms_words_become_ours(fake: FakeSlurm, run_dir: RunDir, row: str, st
 def test_what_a_run_left_outranks_what_slurm_thinks_of_its_script(fake: FakeSlurm, run_dir: RunDir) -> None:
     fake.queue("12|FAILED|NonZeroExitCode|node-0|x")
     say_last_word(run_dir, 143, "stopped by SIGTERM")
-    assert slurm.poll(SUBMISSION, run_dir) == Status(
+    assert slurm.poll(SUBMISSION, run_dir) == JobStatus(
         state=JobState.FAILED, reason="Slurm says FAILED, stopped by SIGTERM, which Slurm sends before the time limit"
     )
     run_dir.cancelled.touch()
-    assert slurm.poll(SUBMISSION, run_dir) == Status(state=JobState.CANCELLED, reason="stopped by SIGTERM")
+    assert slurm.poll(SUBMISSION, run_dir) == JobStatus(state=JobState.CANCELLED, reason="stopped by SIGTERM")
     seal(run_dir, "sealed, 3 of 4 trials ok")
     asked = len(fake.calls)
-    assert slurm.poll(SUBMISSION, run_dir) == Status(state=JobState.DONE, reason="sealed, 3 of 4 trials ok")
+    assert slurm.poll(SUBMISSION, run_dir) == JobStatus(state=JobState.DONE, reason="sealed, 3 of 4 trials ok")
     assert [call[0] for call in fake.calls[asked:]] == []
 
 
@@ -229,7 +229,7 @@ def test_a_controller_that_is_away_does_not_end_the_waiting(
     assert answers[0].reason == (
         'slurm: squeue did not answer: "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"'
     )
-    answers.append(Status(state=JobState.DONE))
+    answers.append(JobStatus(state=JobState.DONE))
     told: list[str] = []
     assert progress.follow(run_dir, lambda: answers.pop(0), told.append, sleep=lambda _: None).state is JobState.DONE
 
@@ -289,7 +289,7 @@ def test_waiting_tells_why_it_waits_and_where_it_runs(fake: FakeSlurm, run_dir: 
     answers = [slurm.poll(SUBMISSION, run_dir)]
     fake.queue("12|RUNNING|None|node-[0-1]|x")
     answers.append(slurm.poll(SUBMISSION, run_dir))
-    answers.append(Status(state=JobState.DONE))
+    answers.append(JobStatus(state=JobState.DONE))
     told: list[str] = []
 
     progress.follow(run_dir, lambda: answers[min(len(told), 2)], told.append, sleep=lambda _: None)

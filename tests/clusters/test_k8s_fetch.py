@@ -16,7 +16,7 @@ import pytest
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
 from rlk_repro.clusters.k8s.facts import BLOCK_BYTES, BUNDLE, Facts, unwrap_block, wrap_block
 from rlk_repro.clusters.k8s.fetch import MAX_FAILURES, fetch_bundle
-from rlk_repro.clusters.k8s.kubectl import Place, Unreachable
+from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.k8s.pod.notes import UID_VARIABLE, Notes, is_followed
 from rlk_repro.clusters.k8s.pod_exec import Pod
 from rlk_repro.pod.__main__ import main
@@ -240,7 +240,7 @@ def test_two_gigabytes_over_a_connection_that_is_cut_five_times(
         use_server(server, tmp_path, monkeypatch)
         mounts = [("/results/smoke/here", str(far.root))]
         server.show("far", RunningPod(folder=tmp_path, env=env, mounts=mounts))
-        pod = Pod(place=Place(namespace="default"), name="far", plan=with_site(plan_for()), run_dir=here)
+        pod = Pod(place=Target(namespace="default"), name="far", plan=with_site(plan_for()), run_dir=here)
         facts = pod.read_facts()
         assert facts is not None
         assert (facts.bundle_bytes, facts.bundle_sha256) == (size_bytes, digest.hexdigest())

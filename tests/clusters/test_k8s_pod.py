@@ -13,13 +13,13 @@ from rlk_repro.base.files import write_json
 from rlk_repro.clusters.k8s.pod import roster
 from rlk_repro.clusters.k8s.pod.children import start_ray
 from rlk_repro.clusters.k8s.pod.inputs import bring_in
-from rlk_repro.clusters.k8s.pod.roster import Gathering, Roster, Seat, join, read_roster
+from rlk_repro.clusters.k8s.pod.roster import Gathering, PodSeat, Roster, join, read_roster
 from rlk_repro.clusters.k8s.pod.supervise import find_seat, wait_for_end
 from rlk_repro.pod.__main__ import main
 from rlk_repro.rundir.paths import RunDir
 from tests.support.waiting import wait_until
 
-LEADER = Seat(pod="head", uid="u0", node="n0", group="g")
+LEADER = PodSeat(pod="head", uid="u0", node="n0", group="g")
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return RunDir(tmp_path / "run")
 
 
-def seat(number: int, group: str = "g") -> Seat:
-    return Seat(pod=f"w{number}", uid=f"u{number}", node=f"n{number}", group=group)
+def seat(number: int, group: str = "g") -> PodSeat:
+    return PodSeat(pod=f"w{number}", uid=f"u{number}", node=f"n{number}", group=group)
 
 
 def gather(run_dir: RunDir, num_nodes: int, timeout_s: float = 20.0) -> Roster | None:
@@ -44,11 +44,11 @@ def gather(run_dir: RunDir, num_nodes: int, timeout_s: float = 20.0) -> Roster |
     return None
 
 
-def join_all(run_dir: RunDir, seats: list[Seat]) -> tuple[list[threading.Thread], dict[str, Roster | None]]:
+def join_all(run_dir: RunDir, seats: list[PodSeat]) -> tuple[list[threading.Thread], dict[str, Roster | None]]:
     found: dict[str, Roster | None] = {}
     over = threading.Event()
 
-    def run(one: Seat) -> None:
+    def run(one: PodSeat) -> None:
         found[one.uid] = join(run_dir, one, over.wait)
 
     threads = [threading.Thread(target=run, args=(one,)) for one in seats]

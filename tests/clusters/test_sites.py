@@ -16,7 +16,7 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.clusters.profiles import find_hardware, load_all_hardware, make_name, render_profile, take_likeliest
 from rlk_repro.clusters.slurm import site as slurm
 from rlk_repro.clusters.slurm.check import can_make
-from rlk_repro.clusters.slurm.judge import Here, Needs, judge_profile, list_paths
+from rlk_repro.clusters.slurm.judge import Needs, UserHere, judge_profile, list_paths
 from rlk_repro.clusters.slurm.propose import propose_slurm
 from rlk_repro.clusters.slurm.site import Association, Gpus, Pool, SlurmSite, probe_site
 from rlk_repro.spec import Profile
@@ -34,7 +34,9 @@ from tests.support.site_examples import (
 
 __all__ = ["tools"]
 HARDWARE = load_all_hardware()
-HERE = Here(variables=frozenset({"HF_TOKEN"}), existing={}, runs_root=Path("/shared/runs"), is_runs_root_shared=True)
+HERE = UserHere(
+    variables=frozenset({"HF_TOKEN"}), existing={}, runs_root=Path("/shared/runs"), is_runs_root_shared=True
+)
 
 
 def make_site(pools: str = H200_POOLS, **changes: Any) -> SlurmSite:
@@ -228,7 +230,9 @@ container: {runtime: pyxis, image_dir: /shared/images}
 NEEDS = Needs(num_nodes=2, gpus_per_node=8, time_limit_min=600)
 
 
-def judged(*changes: tuple[str, str], site: SlurmSite | None = None, here: Here = HERE, needs: Needs = NEEDS) -> Any:
+def judged(
+    *changes: tuple[str, str], site: SlurmSite | None = None, here: UserHere = HERE, needs: Needs = NEEDS
+) -> Any:
     """The good profile with some texts replaced."""
     text = GOOD
     for old, new in changes:

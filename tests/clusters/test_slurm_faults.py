@@ -18,7 +18,7 @@ from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.files import load_json
 from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.bundle.verify import verify_bundle
-from rlk_repro.clusters.api import JobState, Status
+from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.submit.sending import load_plan
 from tests.support.job_examples import fill_disk, find_descendants
 from tests.support.slurm.cluster import NODES, Cluster
@@ -132,7 +132,7 @@ FAULTS = (
 )
 
 
-def wait_for_end(run: Run) -> Status:
+def wait_for_end(run: Run) -> JobStatus:
     """A requeued job starts again after some seconds; at once, while old steps are cleaned up, is not Slurm's way."""
     pending_since: float | None = None
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlk_repro.analysis.proof import Proof, prove
 from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.logs.ops import OpCount, OpsLog, Sample, read_ops
+from rlk_repro.logs.ops import OpCount, OpsLog, TimerSample, read_ops
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import DecisionSummary, ProofStatus
 
@@ -82,8 +82,8 @@ def test_series_hold_the_slowest_rank_of_each_step_with_its_line(tmp_path: Path)
     write_rank(trial, 1, [make_install(1, world_size=3), make_step(0, 2.0), make_step(1, 3.0)])
     log = read_ops(trial)
     assert log.timers["step"] == {
-        0: Sample(value=2.0, rank=1, source="ops/1.jsonl", line=2),
-        1: Sample(value=4.0, rank=0, source="ops/0.jsonl", line=3),
+        0: TimerSample(value=2.0, rank=1, source="ops/1.jsonl", line=2),
+        1: TimerSample(value=4.0, rank=0, source="ops/0.jsonl", line=3),
     }
     assert log.timers["optimizer"][0].value == 0.5
     assert log.memory["peak_allocated_bytes"][1].value == 4_000_000_000

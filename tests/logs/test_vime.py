@@ -12,7 +12,7 @@ from rlk_repro.logs.lines import LineScanner
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
 from rlk_repro.logs.metrics import METRICS, metric_series
 from rlk_repro.logs.rejects import DETAIL_CHARACTERS, KEPT
-from rlk_repro.logs.vime import MemorySample, ParsedLog, Reason, Sample, parse_log, parse_stream
+from rlk_repro.logs.vime import LogReject, LogSample, MemorySample, ParsedLog, parse_log, parse_stream
 from tests import ROOT, TESTS
 
 LOGS = TESTS / "assets" / "logs"
@@ -36,7 +36,7 @@ def parse(*lines: bytes) -> ParsedLog:
     return parse_stream(io.BytesIO(b"".join(line + b"\n" for line in lines)))
 
 
-def rows_of(parsed: ParsedLog) -> dict[str, dict[int, dict[str, Sample]]]:
+def rows_of(parsed: ParsedLog) -> dict[str, dict[int, dict[str, LogSample]]]:
     tables = {
         "step": parsed.step_rows,
         "critic-step": parsed.critic_rows,
@@ -60,8 +60,8 @@ def test_a_live_log_is_read_whole():
     parsed = parse_log(LIVE)
     assert sorted(parsed.step_rows) == [0, 1, 2, 3, 4, 5]
     assert sorted(parsed.rollout_rows) == sorted(parsed.perf_rows) == [0, 1, 2]
-    assert parsed.eval_rows[2]["eval/aime-truncated_ratio"] == Sample(0.5, 38)
-    assert parsed.timers["actor_train"] == (Sample(4.2, 16), Sample(4.2, 25), Sample(4.2, 34))
+    assert parsed.eval_rows[2]["eval/aime-truncated_ratio"] == LogSample(0.5, 38)
+    assert parsed.timers["actor_train"] == (LogSample(4.2, 16), LogSample(4.2, 25), LogSample(4.2, 34))
     assert (parsed.num_lines, parsed.num_bytes) == (38, LIVE.stat().st_size)
     assert parsed.num_hidden_by_ray == 2
     assert [str(reject) for reject in parsed.rejects] == ["line 11: quoted inside another message: step 0"]
@@ -69,8 +69,8 @@ def test_a_live_log_is_read_whole():
 
 def test_both_perf_lines_of_a_rollout_are_merged():
     row = parse_log(LIVE).perf_rows[1]
-    assert row["perf/rollout_time"] == Sample(6.125, 21)
-    assert row["perf/step_time"] == Sample(16.125, 26)
+    assert row["perf/rollout_time"] == LogSample(6.125, 21)
+    assert row["perf/step_time"] == LogSample(16.125, 26)
 
 
 def test_every_number_stands_on_the_line_it_names():
@@ -121,32 +121,32 @@ def test_a_line_that_contradicts_an_earlier_one_is_refused_whole():
         PREFIX + b"perf 3: {'perf/train_time': 1.0}",
         PREFIX + b"perf 3: {'perf/step_time': 5.0, 'perf/train_time': 1.5}",
     )
-    assert parsed.perf_rows == {3: {"perf/train_time": Sample(1.0, 1)}}
-    assert parsed.reject_counts == {Reason.CONFLICT: 1}
+    assert parsed.perf_rows == {3: {"perf/train_time": LogSample(1.0, 1)}}
+    assert parsed.reject_counts == {LogReject.CONFLICT: 1}
 
 
 def test_equal_repeats_are_no_conflict_even_for_nan():
     line = PREFIX + b"step 0: {'train/grad_norm': nan, 'train/loss': 1e-3}"
     parsed = parse(line, line)
-    assert parsed.step_rows[0]["train/loss"] == Sample(0.001, 1)
+    assert parsed.step_rows[0]["train/loss"] == LogSample(0.001, 1)
     assert parsed.rejects == ()
 
 
 def test_critic_steps_do_not_mix_with_the_actors():
     parsed = parse(PREFIX + b"critic-step 0: {'train/critic-value_loss': 0.5, 'train/step': 0}")
-    assert parsed.critic_rows == {0: {"train/critic-value_loss": Sample(0.5, 1), "train/step": Sample(0.0, 1)}}
+    assert parsed.critic_rows == {0: {"train/critic-value_loss": LogSample(0.5, 1), "train/step": LogSample(0.0, 1)}}
     assert parsed.step_rows == {}
 
 
 def test_lines_that_ray_swallowed_are_counted_but_not_made_up():
     parsed = parse(PREFIX + b"step 7: {'train/loss': 0.5} [repeated 9x across cluster] (Ray deduplicates logs by ...)")
-    assert parsed.step_rows == {7: {"train/loss": Sample(0.5, 1)}}
+    assert parsed.step_rows == {7: {"train/loss": LogSample(0.5, 1)}}
     assert parsed.num_hidden_by_ray == 8
 
 
 def test_a_message_behind_megabytes_of_progress_bars_is_found():
     parsed = parse(b"chatter", BAR * 300_000 + TRAINER + PREFIX + b"step 7: {'train/loss': 0.5}")
-    assert parsed.step_rows == {7: {"train/loss": Sample(0.5, 2)}}
+    assert parsed.step_rows == {7: {"train/loss": LogSample(0.5, 2)}}
 
 
 def test_text_quoted_by_a_message_holds_no_message_however_long_it_is():
@@ -154,14 +154,14 @@ def test_text_quoted_by_a_message_holds_no_message_however_long_it_is():
     text = b"(RolloutManager pid=1) [2026-11-20 13:45:12] r.py:1 - First rollout sample: ['" + b"a" * (17 << 20) + decoy
     parsed = parse(text + decoy + b"'], label: 3")
     assert parsed.step_rows == {}
-    assert parsed.reject_counts == {Reason.QUOTED: 2}
+    assert parsed.reject_counts == {LogReject.QUOTED: 2}
 
 
 def test_rejects_are_bounded_and_their_totals_are_not():
     parsed = parse(*[PREFIX + b"step %d: {'%s': 1.0}" % (index, b"x" * 1000) for index in range(150)])
     assert len(parsed.rejects) == KEPT
     assert max(len(reject.detail) for reject in parsed.rejects) == DETAIL_CHARACTERS
-    assert parsed.reject_counts == {Reason.UNKNOWN_KEYS: 150}
+    assert parsed.reject_counts == {LogReject.UNKNOWN_KEYS: 150}
 
 
 def test_a_missing_log_is_an_error_of_the_bundle(tmp_path):
@@ -345,20 +345,20 @@ def test_lines_and_their_numbers_do_not_depend_on_blocks(data, block_bytes, max_
 
 def test_series_hold_one_sample_per_rollout():
     series = metric_series(parse_log(LIVE), num_rollouts=3, num_steps_per_rollout=2)
-    assert series["step_time_s"].samples == (Sample(49.0, 17), Sample(16.125, 26), Sample(16.25, 35))
-    assert series["raw_reward"].samples == (Sample(0.25, 13), Sample(0.375, 22), Sample(0.5, 31))
-    assert series["train_rollout_logprob_abs_diff"].samples[0] == Sample(0.0046875, 15)
-    assert series["ppo_kl"].samples[1] == Sample(0.00048828125, 24)
+    assert series["step_time_s"].samples == (LogSample(49.0, 17), LogSample(16.125, 26), LogSample(16.25, 35))
+    assert series["raw_reward"].samples == (LogSample(0.25, 13), LogSample(0.375, 22), LogSample(0.5, 31))
+    assert series["train_rollout_logprob_abs_diff"].samples[0] == LogSample(0.0046875, 15)
+    assert series["ppo_kl"].samples[1] == LogSample(0.00048828125, 24)
 
 
 def test_the_weight_sync_of_a_rollout_is_the_one_that_followed_its_training():
     series = metric_series(parse_log(LIVE), num_rollouts=3, num_steps_per_rollout=2)
-    assert series["weight_sync_time_s"].samples == (Sample(1.625, 26), Sample(1.75, 35), None)
+    assert series["weight_sync_time_s"].samples == (LogSample(1.625, 26), LogSample(1.75, 35), None)
 
 
 def test_end_to_end_throughput_counts_the_whole_step():
     series = metric_series(parse_log(LIVE), num_rollouts=4, num_steps_per_rollout=2)
-    assert series["tokens_per_s"].samples[1] == Sample(6001.0 * 4.125 / 16.125, 26)
+    assert series["tokens_per_s"].samples[1] == LogSample(6001.0 * 4.125 / 16.125, 26)
     assert series["tokens_per_s"].samples[3] is None
 
 
@@ -367,7 +367,7 @@ def test_the_documented_metrics_are_the_ones_that_exist():
     for metric in METRICS:
         assert f"`{metric.name}`" in text
         assert all(f"`{key}`" in text for _, key in metric.sources)
-    assert all(reason.value in text for reason in Reason)
+    assert all(reason.value in text for reason in LogReject)
 
 
 def test_a_metric_that_was_not_printed_is_none_and_never_zero():
@@ -378,7 +378,7 @@ def test_a_metric_that_was_not_printed_is_none_and_never_zero():
 def test_a_rollout_without_all_its_steps_has_no_step_metrics():
     parsed = parse(*[PREFIX + b"step %d: {'train/loss': 1.0}" % index for index in (0, 1, 2, 5)])
     series = metric_series(parsed, num_rollouts=3, num_steps_per_rollout=2)
-    assert series["loss"].samples == (Sample(1.0, 2), None, None)
+    assert series["loss"].samples == (LogSample(1.0, 2), None, None)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_a_rollout_without_all_its_steps_has_no_step_metrics():
 def test_step_means_survive_what_vime_may_print(values, mean):
     lines = [PREFIX + f"step {index}: {{'train/loss': {value}}}".encode() for index, value in enumerate(values.split())]
     (sample,) = metric_series(parse(*lines), num_rollouts=1, num_steps_per_rollout=2)["loss"].samples
-    assert repr(sample) == repr(Sample(mean, 2))
+    assert repr(sample) == repr(LogSample(mean, 2))
 
 
 def test_one_source_serves_a_whole_series():
@@ -398,8 +398,8 @@ def test_one_source_serves_a_whole_series():
         PREFIX + b"rollout 1: {'rollout/response_lengths': 7.0}",
     )
     series = metric_series(parsed, num_rollouts=2, num_steps_per_rollout=1)
-    assert series["response_length_mean"].samples == (None, Sample(7.0, 3))
+    assert series["response_length_mean"].samples == (None, LogSample(7.0, 3))
     fallback = metric_series(
         parse(PREFIX + b"perf 0: {'rollout/response_len/mean': 9.0}"), num_rollouts=1, num_steps_per_rollout=1
     )
-    assert fallback["response_length_mean"].samples == (Sample(9.0, 1),)
+    assert fallback["response_length_mean"].samples == (LogSample(9.0, 1),)

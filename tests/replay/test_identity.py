@@ -10,7 +10,7 @@ import pytest
 
 from rlk_repro.base.files import dump_json_line, load_json, write_json
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.replay.compare import Difference, Match, diff_bundles
+from rlk_repro.replay.compare import EffectDifference, Match, diff_bundles
 from rlk_repro.replay.identity import RL_KERNEL, Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.rundir.manifest import Fact, Manifest, Section, Unknown
 from rlk_repro.rundir.paths import RunDir
@@ -45,7 +45,9 @@ def load_event(line: str) -> dict[str, object]:
     return event
 
 
-def diff(tmp_path: Path, change: Callable[[RunDir], None], first: Callable[[RunDir], None] | None = None) -> Difference:
+def diff(
+    tmp_path: Path, change: Callable[[RunDir], None], first: Callable[[RunDir], None] | None = None
+) -> EffectDifference:
     bundles = [finish_run(make_run(tmp_path / side / "id", change=how)) for side, how in (("a", first), ("b", change))]
     return diff_bundles(*bundles)
 

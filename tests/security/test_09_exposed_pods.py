@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.clusters.api import JobState
-from rlk_repro.clusters.k8s.kubectl import Place
+from rlk_repro.clusters.k8s.kubectl import Target
 from rlk_repro.clusters.k8s.pod_exec import Pod, mirror_logs
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.rundir.paths import RunDir
@@ -79,7 +79,7 @@ def test_what_a_pod_calls_a_log_is_written_nowhere_else(
     with running_server(tmp_path / "kube", monkeypatch, control_plane) as server:
         server.show("far", RunningPod(folder=tmp_path, env={**os.environ}))
         plan = with_site(plan_for(), python=str(liar))
-        pod = Pod(place=Place(namespace="default"), name="far", plan=plan, run_dir=here)
+        pod = Pod(place=Target(namespace="default"), name="far", plan=plan, run_dir=here)
         facts = pod.read_facts()
         assert facts is not None
         assert pod.read_block("trials/x", 0, 4) == b"evil"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.agent.ray.cluster import RayClusters
-from rlk_repro.agent.ray.launch import Seat, render_env, render_start
+from rlk_repro.agent.ray.launch import RaySeat, render_env, render_start
 from rlk_repro.agent.ray.marks import Use
 from rlk_repro.base.errors import EnvironmentMissing, SpecError
 from rlk_repro.clusters.k8s.objects import render_objects
@@ -68,7 +68,7 @@ def test_a_ray_that_ignores_tokens_is_not_started(monkeypatch: pytest.MonkeyPatc
 
 
 def test_our_own_ray_has_no_dashboard_and_its_token_is_a_file() -> None:
-    seat = Seat(index=0, node="n0", address="192.0.2.1", head="192.0.2.1:6379", num_gpus=8, first_port=6379,
+    seat = RaySeat(index=0, node="n0", address="192.0.2.1", head="192.0.2.1:6379", num_gpus=8, first_port=6379,
                 has_client=True)  # fmt: skip
     argv = render_start(seat, "/tmp/x")
     assert argv[argv.index("--include-dashboard") + 1] == "false"

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlk_repro.agent.process import Limits
+from rlk_repro.agent.process import StopTimes
 from rlk_repro.agent.stop import Stop
-from rlk_repro.agent.trial import Watch, run_command
+from rlk_repro.agent.trial import TrialWatch, run_command
 from rlk_repro.base.secrets import Scrubber, is_secret_name, looks_secret, scrub, scrub_argv
 from rlk_repro.workloads.api import Command
 from tests import ROOT
@@ -86,8 +86,8 @@ def test_values_that_stand_alone_in_a_command_line() -> None:
 def run_and_read(folder: Path, program: str) -> str:
     """What a real process leaves in its log, with a secret that the profile passes on by name."""
     command = Command(argv=(sys.executable, "-c", program), env={}, from_env={"TOLD": "OF_NO_TELLING_NAME"})
-    watch = Watch(see_output=lambda _: None, see_pid=lambda _: None)
-    run_command(command, folder / "log", limits=Limits(time_limit_s=60), stop=Stop(), watch=watch)
+    watch = TrialWatch(see_output=lambda _: None, see_pid=lambda _: None)
+    run_command(command, folder / "log", limits=StopTimes(time_limit_s=60), stop=Stop(), watch=watch)
     return (folder / "log").read_text()
 
 

@@ -22,7 +22,7 @@ from rlk_repro.bundle.seal import pack, seal, unpack
 from rlk_repro.bundle.verify import verify
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.prepare.making import fill
-from rlk_repro.prepare.steps import Request
+from rlk_repro.prepare.steps import PrepareRequest
 from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
 from rlk_repro.workloads import vime
 from tests.support.hub_server import serve_hub
@@ -155,7 +155,7 @@ def test_a_download_names_the_disk_and_not_the_hub(disk: Disk, monkeypatch: pyte
     with serve_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         fill_hub(hub, shard_bytes=4 << 20)
-        request = Request(
+        request = PrepareRequest(
             run=run,
             stack=load_stack(run.stack, stack_folders()).model,
             hardware=load_hardware("h200", hardware_folders()).model,

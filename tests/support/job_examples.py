@@ -30,7 +30,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import load_bytes, load_hardware, load_run, load_stack, parse_overrides
 from rlk_repro.submit.stage import Inputs, stage
-from rlk_repro.workloads.api import Command, Trainer
+from rlk_repro.workloads.api import Command, TrialCommands
 from rlk_repro.workloads.environment import profile_env, record_env, switch_env
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
@@ -89,7 +89,7 @@ def _make_command(actions: Sequence[str], env: Mapping[str, str], from_env: Mapp
     return Command(argv=(sys.executable, "-I", "-S", str(TRAINER), *actions), env=env, from_env=from_env)
 
 
-def make_parts(workload: Trainer | None = None, **changes: Any) -> Parts:
+def make_parts(workload: TrialCommands | None = None, **changes: Any) -> Parts:
     values: dict[str, Any] = {
         "workload": workload or FakeWorkload(),
         "probe_node": lambda node: Manifest(node=node, sections={"host": {"machine": os.uname().machine}}),

@@ -21,8 +21,8 @@ from rlk_repro.agent.process import no_trouble
 from rlk_repro.agent.pulse import Listener
 from rlk_repro.agent.ray.census import parse_names
 from rlk_repro.agent.ray.launch import SETTINGS, require_tokens
-from rlk_repro.agent.ray.marks import Condition, Order, Report, Use, Want, read_report, write_mark
-from rlk_repro.agent.ray.member import Member
+from rlk_repro.agent.ray.marks import Condition, RayOrder, Report, Use, Want, read_report, write_mark
+from rlk_repro.agent.ray.member import RayMember
 from rlk_repro.agent.trial import Outcome
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem
@@ -49,7 +49,7 @@ class RayClusters:
     ``lost`` holds the nodes that cannot run anything any more, with the reasons.
     """
 
-    def __init__(self, member: Member, record: Callable[..., object]) -> None:
+    def __init__(self, member: RayMember, record: Callable[..., object]) -> None:
         self.lost: dict[str, str] = {}
         self._findings: list[Finding] = []
         self._member = member
@@ -95,7 +95,7 @@ class RayClusters:
 class _Cluster:
     """One cluster, from its first order to its last."""
 
-    def __init__(self, member: Member, use: Use, command: Command, number: int) -> None:
+    def __init__(self, member: RayMember, use: Use, command: Command, number: int) -> None:
         self.busy: list[Finding] = []
         self.lost: dict[str, str] = {}
         self._member = member
@@ -105,7 +105,7 @@ class _Cluster:
         place, settings = member.place, member.plan.profile.ray
         address = member.parts.find_address(place.node, place.followers, settings.interface)
         head = f"{address}:{settings.first_port}"
-        self._order = Order(allocation=place.allocation, number=number, want=Want.JOIN, use=use, head=head)
+        self._order = RayOrder(allocation=place.allocation, number=number, want=Want.JOIN, use=use, head=head)
         self._seat = member.make_seat(address, head)
         self._own = member.make_node(self._seat, use)
         self._pulses = {node: Listener(member.run_dir.pulse(node)) for node in place.followers}

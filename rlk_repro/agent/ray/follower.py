@@ -5,18 +5,18 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from rlk_repro.agent.ray.marks import Condition, Order, Report, Want, read_order, write_mark
-from rlk_repro.agent.ray.member import Member
+from rlk_repro.agent.ray.marks import Condition, RayOrder, Report, Want, read_order, write_mark
+from rlk_repro.agent.ray.member import RayMember
 from rlk_repro.agent.ray.node import RayNode
 
 
 class RayFollower:
     """``step`` is called again and again; nothing of Ray is left on this node after the block."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: RayMember) -> None:
         self._member = member
         self._node: RayNode | None = None
-        self._order: Order | None = None
+        self._order: RayOrder | None = None
         self._told: Report | None = None
 
     def __enter__(self) -> Self:
@@ -48,7 +48,7 @@ class RayFollower:
         self._node.keep(is_joining=order.want is Want.JOIN)
         self._report(order, Condition.UP if self._node.is_up else Condition.ENDED, self._node.reason)
 
-    def _make_node(self, order: Order) -> RayNode:
+    def _make_node(self, order: RayOrder) -> RayNode:
         member = self._member
         head = order.head.rpartition(":")[0]
         address = member.parts.find_address(member.place.node, (head,), member.plan.profile.ray.interface)
@@ -68,7 +68,7 @@ class RayFollower:
             return
         self._report(self._order, condition, reason, busy)
 
-    def _report(self, order: Order, condition: Condition, reason: str, busy: tuple[str, ...] = ()) -> None:
+    def _report(self, order: RayOrder, condition: Condition, reason: str, busy: tuple[str, ...] = ()) -> None:
         report = Report(allocation=order.allocation, number=order.number, condition=condition, reason=reason, busy=busy)
         if report != self._told:
             write_mark(self._member.run_dir.ray_report(self._member.place.node), report)

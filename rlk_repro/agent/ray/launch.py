@@ -34,7 +34,7 @@ SETTINGS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class RaySeat:
     """One node's place in a cluster: ``index`` 0 is the head's, ``head`` its ``address:port``.
 
     Where Ray's client is installed, the head starts a server for it: told no port it takes one that may be ephemeral.
@@ -85,7 +85,7 @@ def require_tokens() -> None:
                                          expected="2.52 or later, which authenticates by token"))  # fmt: skip
 
 
-def render_start(seat: Seat, temp_dir: str) -> tuple[str, ...]:
+def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
     """``ray start`` in the foreground.  Workers get ports from the kernel: theirs cannot be taken by anybody."""
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style", "record"]
     argv += ["--log-color", "false", "--node-ip-address", seat.address, "--node-name", seat.node]
@@ -98,7 +98,7 @@ def render_start(seat: Seat, temp_dir: str) -> tuple[str, ...]:
     return (*argv, "--address", seat.head)
 
 
-def render_env(seat: Seat, token_path: str) -> dict[str, str]:
+def render_env(seat: RaySeat, token_path: str) -> dict[str, str]:
     """What this allocation alone knows: how its nodes know each other and where they are (vime reads the last two)."""
     return {
         "RAY_AUTH_MODE": "token",

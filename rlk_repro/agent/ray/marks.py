@@ -46,7 +46,7 @@ class Use:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class RayOrder:
     """``number`` tells one Ray cluster of an allocation from the next; ``head`` is its ``address:port``."""
 
     allocation: str
@@ -56,7 +56,7 @@ class Order:
     head: str
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Order:
+    def from_json(cls, value: dict[str, Any]) -> RayOrder:
         return cls(**{**value, "want": Want(value["want"]), "use": Use(**value["use"])})
 
 
@@ -75,14 +75,14 @@ class Report:
         return cls(**{**value, "condition": Condition(value["condition"]), "busy": tuple(value["busy"])})
 
 
-def write_mark(path: Path, mark: Order | Report) -> None:
+def write_mark(path: Path, mark: RayOrder | Report) -> None:
     write_json(path, {"schema": SCHEMA, **dataclasses.asdict(mark)}, is_durable=False)
 
 
-def read_order(path: Path, allocation: str) -> Order | None:
+def read_order(path: Path, allocation: str) -> RayOrder | None:
     """None until the leader of this allocation has written one."""
     value = _read(path, allocation)
-    return None if value is None else Order.from_json(value)
+    return None if value is None else RayOrder.from_json(value)
 
 
 def read_report(path: Path, allocation: str, number: int) -> Report | None:

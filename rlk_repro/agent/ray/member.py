@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from rlk_repro.agent.parts import Parts, Place
+from rlk_repro.agent.parts import NodePlace, Parts
 from rlk_repro.agent.preflight import checking as preflight
-from rlk_repro.agent.ray.launch import SETTINGS, Seat, render_env
-from rlk_repro.agent.ray.marks import Order, Use
+from rlk_repro.agent.ray.launch import SETTINGS, RaySeat, render_env
+from rlk_repro.agent.ray.marks import RayOrder, Use
 from rlk_repro.agent.ray.node import RayNode
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.trial import make_scrubber
@@ -21,12 +21,12 @@ from rlk_repro.workloads.environment import resolve_env
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class RayMember:
     """One agent as a member of Ray clusters."""
 
     plan: Plan
     run_dir: RunDir
-    place: Place
+    place: NodePlace
     parts: Parts
     stop: Stop
 
@@ -39,8 +39,8 @@ class Member:
         trial = next(trial for trial in self.plan.trials if trial.name == use.trial)
         return workload.trainer_command(self.plan, trial, self.run_dir)
 
-    def make_seat(self, address: str, head: str) -> Seat:
-        return Seat(
+    def make_seat(self, address: str, head: str) -> RaySeat:
+        return RaySeat(
             index=self.place.nodes.index(self.place.node),
             node=self.place.node,
             address=address,
@@ -50,16 +50,16 @@ class Member:
             has_client=find_spec("grpc") is not None,
         )
 
-    def make_node(self, seat: Seat, use: Use) -> RayNode:
+    def make_node(self, seat: RaySeat, use: Use) -> RayNode:
         """Not started yet; in the environment of the command, as Ray's workers inherit it."""
         env = resolve_env(self.find_command(use), os.environ) | SETTINGS | self.make_env(seat)
         deadlines = self.parts.deadlines
         return RayNode(seat, env, retry_s=deadlines.ray_retry_s, grace_s=deadlines.grace_s)
 
-    def make_env(self, seat: Seat) -> dict[str, str]:
+    def make_env(self, seat: RaySeat) -> dict[str, str]:
         return render_env(seat, str(self.run_dir.ray_token.absolute()))
 
-    def put_away(self, node: RayNode, order: Order) -> tuple[str, ...]:
+    def put_away(self, node: RayNode, order: RayOrder) -> tuple[str, ...]:
         """End it and collect its logs; the GPUs that are still busy after the time they get."""
         node.end()
         scrubber = make_scrubber(self.find_command(order.use).from_env, os.environ)

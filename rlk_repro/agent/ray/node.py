@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.agent.outcome import quote_end
-from rlk_repro.agent.ray.launch import Seat, render_start
+from rlk_repro.agent.ray.launch import RaySeat, render_start
 from rlk_repro.base.files import write_bytes
 from rlk_repro.base.guarded import Guarded
 
@@ -39,7 +39,7 @@ _LEFT_AFTER_S: Final = 60.0
 class RayNode:
     """``ray start --block`` under the guard, once or, while the cluster forms, as often as it takes."""
 
-    def __init__(self, seat: Seat, env: Mapping[str, str], *, retry_s: float, grace_s: float) -> None:
+    def __init__(self, seat: RaySeat, env: Mapping[str, str], *, retry_s: float, grace_s: float) -> None:
         self.reason = ""
         self._seat = seat
         self._env = dict(env)

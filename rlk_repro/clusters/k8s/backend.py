@@ -19,7 +19,7 @@ from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem,
 from rlk_repro.base.files import dump_json, load_json, write_json, write_text
 from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import format_bytes
-from rlk_repro.clusters.api import Bound, Job, JobState, LogLine, Status, Submission
+from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.asking import asked_rarely, join_words, require_ended, require_known
 from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.facts import Facts
@@ -100,16 +100,16 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     return submission
 
 
-def poll(submission: Submission, run_dir: RunDir) -> Status:
+def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
     """Ask once, and bring what the agent says of its progress."""
     return _look(submission, run_dir)[0]
 
 
-def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
+def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
     return [poll(submission, run_dir) for submission, run_dir in items]
 
 
-def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
+def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
     """Lines of the trials in order: as they arrive from the leading pod, or as they were collected."""
     if read_sent(submission) is None or _is_collected(run_dir):
         return read_logs(run_dir, lambda: True)
@@ -200,17 +200,17 @@ def _is_collected(run_dir: RunDir) -> bool:
     return run_dir.bundle.is_file()
 
 
-def _look(submission: Submission, run_dir: RunDir) -> tuple[Status, tuple[Pod, Facts] | None]:
+def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod, Facts] | None]:
     """Where the job stands; its leading pod and what that said, if it answered."""
     if _is_here(run_dir):
-        return Status(state=JobState.DONE, reason=read_last_word(run_dir).message), None
+        return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).message), None
     sent = read_sent(submission)
     if sent is None:
-        return Status(state=JobState.UNKNOWN, reason=f"{submission.job_id!r} is no job of Kubernetes"), None
+        return JobStatus(state=JobState.UNKNOWN, reason=f"{submission.job_id!r} is no job of Kubernetes"), None
     try:
         found = find_objects(sent)
     except (EnvironmentMissing, SchedulerRefused) as error:
-        return Status(state=JobState.UNKNOWN, reason=str(error), is_unreachable=True), None
+        return JobStatus(state=JobState.UNKNOWN, reason=str(error), is_unreachable=True), None
     if found.job is None:
         return _judge_absent(sent, run_dir), None
     judged = judge(found.job, found.pods, found.events)
@@ -238,36 +238,36 @@ def _recall(run_dir: RunDir) -> Facts | None:
         return None
 
 
-def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> Status:
+def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
     """A sealed run is done whatever the job's own state; an unsealed one is not."""
     last = read_last_word(run_dir)
     message = last.message if last.exit_code is not None else ""  # else it is what the agent did last
     nodes = ", ".join(judged.nodes)
     if facts is not None and facts.bundle_bytes is not None and facts.is_sealed:
-        return Status(state=JobState.DONE, reason=message, nodes=nodes)
+        return JobStatus(state=JobState.DONE, reason=message, nodes=nodes)
     # what waits again, because its queue took the nodes back, begins again
     has_ended = facts is not None and facts.bundle_bytes is not None and judged.state is not JobState.PENDING
     if not judged.state.is_final and not has_ended:
         waits_for = f"waits for {facts.waits_for}" if facts is not None and facts.waits_for else ""
         where = f"on {nodes}" if judged.state is JobState.RUNNING and nodes else ""
-        return Status(state=judged.state, reason=join_words(judged.reason, waits_for, where), nodes=nodes)
+        return JobStatus(state=judged.state, reason=join_words(judged.reason, waits_for, where), nodes=nodes)
     if judged.state is JobState.DONE and not has_ended:
-        return Status(state=JobState.DONE, reason=message)
+        return JobStatus(state=JobState.DONE, reason=message)
     state = JobState.CANCELLED if run_dir.cancelled.exists() else JobState.FAILED
-    return Status(state=state, reason=join_words(judged.reason, message))
+    return JobStatus(state=state, reason=join_words(judged.reason, message))
 
 
-def _judge_absent(sent: Sent, run_dir: RunDir) -> Status:
+def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
     """Deleted by somebody, by its time to live, or by us after it had been collected."""
     if not run_dir.plan.is_file():
-        return Status(state=JobState.UNKNOWN, reason=f"no {sent.kind} {sent.name} and no run directory")
+        return JobStatus(state=JobState.UNKNOWN, reason=f"no {sent.kind} {sent.name} and no run directory")
     facts, last = _recall(run_dir), read_last_word(run_dir)
     if facts is not None and facts.is_sealed:
-        return Status(state=JobState.DONE, reason=last.message)
+        return JobStatus(state=JobState.DONE, reason=last.message)
     gone = "" if _is_collected(run_dir) else f"no {sent.kind} {sent.name} in namespace {sent.place.namespace} any more"
     if run_dir.cancelled.exists():
-        return Status(state=JobState.CANCELLED, reason=join_words(gone, last.message))
-    return Status(state=JobState.FAILED, reason=join_words(gone, last.message or "its agent left no last word"))
+        return JobStatus(state=JobState.CANCELLED, reason=join_words(gone, last.message))
+    return JobStatus(state=JobState.FAILED, reason=join_words(gone, last.message or "its agent left no last word"))
 
 
 def _remove_earlier(sent: Sent) -> None:

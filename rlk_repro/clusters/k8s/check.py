@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlk_repro.base.findings import Finding, Level, sort_findings
 from rlk_repro.clusters.k8s import kubectl
-from rlk_repro.clusters.k8s.kubectl import Place
+from rlk_repro.clusters.k8s.kubectl import Target
 from rlk_repro.clusters.k8s.objects import dump_objects, render_objects
 from rlk_repro.clusters.k8s.propose import judge_kubernetes
 from rlk_repro.clusters.k8s.site import probe_site
@@ -23,12 +23,12 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
         EnvironmentMissing: no cluster answers.
     """
     settings = profile.kubernetes or KubernetesSettings()
-    site = probe_site(Place(namespace=settings.namespace, context=settings.context or ""))
+    site = probe_site(Target(namespace=settings.namespace, context=settings.context or ""))
     found = judge_kubernetes(profile, site, load_all_hardware(), plan)
     return sort_findings([*found, *(ask_api_server(plan, site.place) if plan is not None else ())])
 
 
-def ask_api_server(plan: Plan, place: Place) -> Iterator[Finding]:
+def ask_api_server(plan: Plan, place: Target) -> Iterator[Finding]:
     """The server's own dry run of the plan's objects: admission, quotas and schemas have their word."""
     objects = render_objects(plan, RunDir(runs_root() / "check"))
     done = place.send("apply", dump_objects(objects).encode(), "--dry-run=server")

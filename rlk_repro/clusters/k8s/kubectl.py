@@ -27,7 +27,7 @@ _PREFIX: Final = re.compile(r"^(?:error: |Error from server(?: \([A-Za-z]+\))?: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Target:
     """A namespace of a cluster; without a context the current one."""
 
     namespace: str
@@ -84,7 +84,7 @@ def find_obstacle() -> str | None:
     return None if done.is_ok else f"kubectl is not usable ({quote_words(done)})"
 
 
-def find_current_place() -> Place:
+def find_current_place() -> Target:
     """Where kubectl works by default.
 
     Raises:
@@ -97,10 +97,10 @@ def find_current_place() -> Place:
     value: Any = json.loads(done.stdout)
     contexts = value.get("contexts") or [{}]
     namespace = (contexts[0].get("context") or {}).get("namespace") or "default"
-    return Place(namespace=namespace, context=str(value.get("current-context", "")))
+    return Target(namespace=namespace, context=str(value.get("current-context", "")))
 
 
-def probe_versions(place: Place) -> dict[str, str]:
+def probe_versions(place: Target) -> dict[str, str]:
     """Of client and server; nothing of a server that does not answer."""
     done = place.run("version", "--output=json")
     try:

@@ -16,7 +16,7 @@ from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMiss
 from rlk_repro.base.files import dump_json, write_text
 from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.facts import BUNDLE, Facts, make_log_name, unwrap_block
-from rlk_repro.clusters.k8s.kubectl import Place, Unreachable
+from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.k8s.naming import COLLECTOR
 from rlk_repro.clusters.k8s.objects import make_collector
 from rlk_repro.clusters.k8s.pods import kubernetes_settings, pod_words
@@ -38,7 +38,7 @@ class LeaderEnded(Unreachable):
 class Pod:
     """A pod of ours, which is asked by commands that run in its container."""
 
-    place: Place
+    place: Target
     name: str
     plan: Plan
     run_dir: RunDir

@@ -11,7 +11,7 @@ from rlk_repro.base import proc
 from rlk_repro.base.files import write_json
 from rlk_repro.clusters.api import Submission
 from rlk_repro.clusters.k8s import kubectl
-from rlk_repro.clusters.k8s.kubectl import Place
+from rlk_repro.clusters.k8s.kubectl import Target
 from rlk_repro.clusters.k8s.naming import ID, make_name
 from rlk_repro.clusters.k8s.pods import kubernetes_settings
 from rlk_repro.clusters.k8s.states import list_images
@@ -34,7 +34,7 @@ NETWORK_POLICIES: Final = "networkpolicies.networking.k8s.io"
 class Sent:
     """Where a job lies and what it is called."""
 
-    place: Place
+    place: Target
     kind: str
     name: str
     has_domain: bool = False
@@ -59,7 +59,7 @@ class Sent:
     def of_plan(cls, plan: Plan, run_dir: RunDir) -> Sent:
         settings = kubernetes_settings(plan)
         return cls(
-            place=Place(namespace=settings.namespace, context=settings.context or ""),
+            place=Target(namespace=settings.namespace, context=settings.context or ""),
             kind=settings.kind,
             name=make_name(run_dir),
             has_domain=settings.compute_domain,
@@ -87,7 +87,7 @@ def read_sent(submission: Submission) -> Sent | None:
     found = _JOB_ID.fullmatch(submission.job_id)
     if found is None:
         return None
-    place = Place(namespace=found[1], context=submission.details.get("context", ""))
+    place = Target(namespace=found[1], context=submission.details.get("context", ""))
     return Sent(place=place, kind=found[2], name=found[3])
 
 

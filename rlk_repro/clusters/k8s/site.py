@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.base.files import dump_json
 from rlk_repro.clusters.k8s import kubectl
-from rlk_repro.clusters.k8s.kubectl import Place, Unreachable
+from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.k8s.sent import COMPUTE_DOMAINS, KINDS, NETWORK_POLICIES
 from rlk_repro.clusters.k8s.tree import as_list, as_map
 
@@ -55,7 +55,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class FoundClaim:
     """A PersistentVolumeClaim of the namespace."""
 
     name: str
@@ -78,18 +78,18 @@ class Permission(NamedTuple):
 class KubernetesSite:
     """One cluster and namespace; ``nodes`` is None where this user may not list them."""
 
-    place: Place
+    place: Target
     version: str
     nodes: tuple[Node, ...] | None
     operators: frozenset[str]
-    claims: tuple[Claim, ...]
+    claims: tuple[FoundClaim, ...]
     queues: tuple[str, ...]
     secrets: frozenset[str] | None
     security: str | None
     denied: tuple[Permission, ...]
 
 
-def probe_site(place: Place) -> KubernetesSite:
+def probe_site(place: Target) -> KubernetesSite:
     """Some twenty short questions; nothing is made.
 
     Raises:
@@ -143,16 +143,16 @@ def _read_nodes(items: Sequence[Mapping[str, Any]]) -> Iterator[Node]:
             )
 
 
-def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[Claim]:
+def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[FoundClaim]:
     for item in items:
-        yield Claim(
+        yield FoundClaim(
             name=str(as_map(item.get("metadata")).get("name")),
             modes=frozenset(map(str, as_list(as_map(item.get("spec")).get("accessModes")))),
             is_bound=as_map(item.get("status")).get("phase", "Bound") == "Bound",
         )
 
 
-def _find_denied(place: Place, operators: Collection[str]) -> Iterator[Permission]:
+def _find_denied(place: Target, operators: Collection[str]) -> Iterator[Permission]:
     """Everything asked at once: a client takes longer to start than a server to answer.
 
     The server does not check the fields of a review; kubectl would want to read all CRDs for that, which few users may.
@@ -167,7 +167,7 @@ def _find_denied(place: Place, operators: Collection[str]) -> Iterator[Permissio
             yield permission
 
 
-def _make_review(place: Place, permission: Permission) -> dict[str, Any]:
+def _make_review(place: Target, permission: Permission) -> dict[str, Any]:
     resource, _, part = permission.resource.partition("/")
     attributes = {"namespace": place.namespace, "verb": permission.verb, "resource": resource,
                   "group": permission.group, "subresource": part}  # fmt: skip
@@ -188,7 +188,7 @@ def _read_many(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def _ask(place: Place, kinds: str, *words: str) -> list[dict[str, Any]] | None:
+def _ask(place: Target, kinds: str, *words: str) -> list[dict[str, Any]] | None:
     try:
         return place.get(kinds, *words)
     except Unreachable as error:
@@ -197,7 +197,7 @@ def _ask(place: Place, kinds: str, *words: str) -> list[dict[str, Any]] | None:
         return None
 
 
-def _ask_words(place: Place, *words: str) -> list[str]:
+def _ask_words(place: Target, *words: str) -> list[str]:
     done = place.run(*words)
     return done.stdout.split()
 

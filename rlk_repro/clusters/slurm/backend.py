@@ -20,7 +20,7 @@ from rlk_repro.base.findings import Finding
 from rlk_repro.base.places import hide_places
 from rlk_repro.base.secrets import Scrubber
 from rlk_repro.bundle.seal import pack
-from rlk_repro.clusters.api import Bound, Job, JobState, LogLine, Status, Submission
+from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.asking import asked_rarely, join_words, require_ended, require_known
 from rlk_repro.clusters.lastword import read_last_word
 from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware
@@ -80,12 +80,12 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     return Submission(cluster="slurm", job_id=str(job_id), submitted_at=utc_now(), details=details)
 
 
-def poll(submission: Submission, run_dir: RunDir) -> Status:
+def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
     """Ask once."""
     return poll_all([(submission, run_dir)])[0]
 
 
-def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
+def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
     """Ask once for all of them; a second time for those that Slurm forgot and that left no word either."""
     ids = [slurmctl.parse_job_id(submission.job_id) for submission, _ in items]
     open_ids = {
@@ -108,7 +108,7 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
     ]
 
 
-def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
+def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
     """Lines of the trials in order, as they lie on the shared file system; following ends when the job does."""
     ask = asked_rarely(lambda: poll(submission, run_dir).state.is_final, LOG_POLL_S)
     return read_logs(run_dir, ask if is_following else lambda: True)
@@ -221,10 +221,10 @@ def _is_over(run_dir: RunDir) -> bool:
     return run_dir.is_sealed and read_last_word(run_dir).exit_code is not None
 
 
-def _judge_unasked(run_dir: RunDir, why: str) -> Status:
+def _judge_unasked(run_dir: RunDir, why: str) -> JobStatus:
     if _is_over(run_dir):
-        return Status(state=JobState.DONE, reason=read_last_word(run_dir).message)
-    return Status(state=JobState.UNKNOWN, reason=why, is_unreachable=True)
+        return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).message)
+    return JobStatus(state=JobState.UNKNOWN, reason=why, is_unreachable=True)
 
 
 def _find_elsewhere(submissions: Sequence[Submission]) -> str:
@@ -233,38 +233,38 @@ def _find_elsewhere(submissions: Sequence[Submission]) -> str:
     return here if any(submission.details.get(CLUSTER_NAME, here) != here for submission in submissions) else ""
 
 
-def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, elsewhere: str) -> Status:
+def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, elsewhere: str) -> JobStatus:
     if _is_over(run_dir):
-        return Status(state=JobState.DONE, reason=read_last_word(run_dir).message)
+        return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).message)
     if facts is None:
         home = submission.details.get(CLUSTER_NAME, "")
         if elsewhere and home != elsewhere:
-            return Status(state=JobState.UNKNOWN, reason=f"submitted to cluster {home}, this one is {elsewhere}")
+            return JobStatus(state=JobState.UNKNOWN, reason=f"submitted to cluster {home}, this one is {elsewhere}")
         if not run_dir.plan.is_file():
-            return Status(state=JobState.UNKNOWN, reason=f"no job {submission.job_id} and no run directory")
+            return JobStatus(state=JobState.UNKNOWN, reason=f"no job {submission.job_id} and no run directory")
         return _judge_end(run_dir, JobState.FAILED, f"Slurm no longer knows job {submission.job_id}")
     match facts.state:
         case JobState.PENDING:
             start = f"expected to start {facts.start}" if facts.start else ""
             word = "" if facts.word == "PENDING" else facts.word
-            return Status(state=JobState.PENDING, reason=join_words(facts.reason or word, start))
+            return JobStatus(state=JobState.PENDING, reason=join_words(facts.reason or word, start))
         case JobState.RUNNING:
             word = "" if facts.word == "RUNNING" else facts.word
-            return Status(state=JobState.RUNNING, reason=join_words(word, f"on {facts.nodes}"), nodes=facts.nodes)
+            return JobStatus(state=JobState.RUNNING, reason=join_words(word, f"on {facts.nodes}"), nodes=facts.nodes)
         case JobState.UNKNOWN:
-            return Status(state=JobState.UNKNOWN, reason=f"Slurm says {facts.word}")
+            return JobStatus(state=JobState.UNKNOWN, reason=f"Slurm says {facts.word}")
         case _:
             return _judge_end(run_dir, facts.state, f"Slurm says {facts.word}")
 
 
-def _judge_end(run_dir: RunDir, state: JobState, word: str) -> Status:
+def _judge_end(run_dir: RunDir, state: JobState, word: str) -> JobStatus:
     """A sealed run is done whatever its exit code; an unsealed one is not, whatever Slurm thinks of the script."""
     last = read_last_word(run_dir)
     if run_dir.is_sealed:
-        return Status(state=JobState.DONE, reason=last.message)
+        return JobStatus(state=JobState.DONE, reason=last.message)
     if run_dir.cancelled.exists():  # Slurm's word is then that of a script which was told to end
-        return Status(state=JobState.CANCELLED, reason=last.message or word)
+        return JobStatus(state=JobState.CANCELLED, reason=last.message or word)
     said = last.message or ("" if last.exit_code is not None else "its agent left no last word")
     if word == _SCRIPT_FAILED and last.is_interrupted:
         said += ", which Slurm sends before the time limit"
-    return Status(state=state if state is JobState.CANCELLED else JobState.FAILED, reason=join_words(word, said))
+    return JobStatus(state=state if state is JobState.CANCELLED else JobState.FAILED, reason=join_words(word, said))

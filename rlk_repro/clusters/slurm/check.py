@@ -13,7 +13,7 @@ from typing import Final
 from rlk_repro.base.findings import Finding, Level, sort_findings
 from rlk_repro.clusters.profiles import load_all_hardware
 from rlk_repro.clusters.slurm import client as slurmctl
-from rlk_repro.clusters.slurm.judge import Here, Needs, judge_profile, list_paths
+from rlk_repro.clusters.slurm.judge import Needs, UserHere, judge_profile, list_paths
 from rlk_repro.clusters.slurm.options import list_options, time_limit_min
 from rlk_repro.clusters.slurm.site import probe_site
 from rlk_repro.plan import Plan
@@ -47,12 +47,12 @@ def find_needs(profile: Profile, plan: Plan | None, hardware: dict[str, Hardware
     )  # fmt: skip
 
 
-def look_around(profile: Profile) -> Here:
+def look_around(profile: Profile) -> UserHere:
     root = runs_root().absolute()
     mounts = Path("/proc/mounts")
     kind = find_filesystem(mounts.read_text() if mounts.is_file() else "", root.resolve())
     is_shared = True if kind in NETWORK_FILESYSTEMS else False if kind in OWN_FILESYSTEMS else None
-    return Here(
+    return UserHere(
         variables=frozenset(os.environ),
         existing={path: Path(path).exists() for path in list_paths(profile)},
         runs_root=root,

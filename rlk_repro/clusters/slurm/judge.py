@@ -27,7 +27,7 @@ class Needs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Here:
+class UserHere:
     """What this machine can tell: variables that are set, and for paths the type of their file system."""
 
     variables: frozenset[str]
@@ -38,7 +38,7 @@ class Here:
 
 
 def judge_profile(
-    profile: Profile, site: SlurmSite, here: Here, needs: Needs, hardware: Mapping[str, Hardware]
+    profile: Profile, site: SlurmSite, here: UserHere, needs: Needs, hardware: Mapping[str, Hardware]
 ) -> list[Finding]:
     """Everything that can be told without a job."""
     settings = profile.slurm or SlurmSettings()
@@ -154,7 +154,7 @@ def _judge_topology(settings: SlurmSettings, site: SlurmSite, needs: Needs) -> I
         yield Finding(Level.BLOCKING, "slurm.block_size", f"at most {site.block_size}", str(size))
 
 
-def _judge_container(settings: ContainerSettings, site: SlurmSite, here: Here) -> Iterator[Finding]:
+def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHere) -> Iterator[Finding]:
     """Nodes may have what this machine lacks, but for pyxis: srun itself must know its options."""
     runtime = settings.runtime
     if runtime == "pyxis" and runtime not in site.runtimes:
@@ -179,13 +179,13 @@ def list_paths(profile: Profile) -> list[str]:
     return [*interpreter, *package, *mounts]
 
 
-def _judge_env(profile: Profile, here: Here) -> Iterator[Finding]:
+def _judge_env(profile: Profile, here: UserHere) -> Iterator[Finding]:
     for name, value in profile.env.items():
         if isinstance(value, FromEnv) and value.from_env not in here.variables:
             yield Finding(Level.BLOCKING, f"env.{name}", f"{value.from_env} set in this shell", "not set")
 
 
-def _judge_runs_root(here: Here) -> Iterator[Finding]:
+def _judge_runs_root(here: UserHere) -> Iterator[Finding]:
     """The job writes its records to the run directory from the nodes."""
     expected = "a file system that the nodes share (set RLK_REPRO_RUNS)"
     if str(here.runs_root).startswith(tuple(f"{folder}/" for folder in NOT_FOR_JOBS)):

@@ -22,7 +22,7 @@ from rlk_repro.base.places import hide_places
 from rlk_repro.prepare.contents import load_contents, record_files
 from rlk_repro.prepare.making import Made, Tell, WorkDir
 from rlk_repro.probes import code
-from rlk_repro.probes.code import MEGATRON, VIME, Source, find_package
+from rlk_repro.probes.code import MEGATRON, VIME, CodeSource, find_package
 from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.spec import Hardware, Layout, Stack, VimeModel
 from rlk_repro.workloads.vime.contract import spell_flags
@@ -105,7 +105,7 @@ class Conversion:
         return hide_places(own)
 
 
-def _find_root(source: Source) -> Path:
+def _find_root(source: CodeSource) -> Path:
     package = find_package(source, os.environ)
     root = None if isinstance(package, Unknown) else package.parent
     if root is None or (source is VIME and not (root / TOOL).is_file()):
@@ -116,7 +116,7 @@ def _find_root(source: Source) -> Path:
     return root
 
 
-def _where_to_run(source: Source) -> str:
+def _where_to_run(source: CodeSource) -> str:
     return f"run the same command on a GPU node in the stack's image, or set {source.variable}; what is there is kept"
 
 

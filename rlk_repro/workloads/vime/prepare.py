@@ -14,7 +14,7 @@ from rlk_repro.prepare.fetch import Fetch, bytes_there
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.prepare.making import Made, Order, Tell, WorkDir
 from rlk_repro.prepare.origins import MODEL_FILES, Origin, Repository, list_origins
-from rlk_repro.prepare.steps import Request, Step
+from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
 from rlk_repro.prepare.stored_rollouts import Storage
 from rlk_repro.spec import ArithmeticData, HubData, HubSource, Run, Stack, VimeWorkload
 from rlk_repro.workloads.vime.conversion import TOOL, Conversion
@@ -41,7 +41,7 @@ def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Pat
     return folders
 
 
-def list_steps(request: Request) -> list[Step]:
+def list_steps(request: PrepareRequest) -> list[PrepareStep]:
     """One for each folder that the run needs, in the order in which they can be had.
 
     Raises:
@@ -62,7 +62,7 @@ def list_steps(request: Request) -> list[Step]:
     return steps
 
 
-def _fetch_step(kind: str, folder: Path, fetch: Fetch, pin: str) -> Step:
+def _fetch_step(kind: str, folder: Path, fetch: Fetch, pin: str) -> PrepareStep:
     repository = fetch.repository
 
     def is_wanted(source: Mapping[str, Any]) -> bool:
@@ -73,7 +73,7 @@ def _fetch_step(kind: str, folder: Path, fetch: Fetch, pin: str) -> Step:
         work = WorkDir.of(folder)
         return fetch.find(work)[1].size_bytes - bytes_there(work)
 
-    return Step(
+    return PrepareStep(
         order=Order(kind=kind, folder=folder, is_wanted=is_wanted, make=fetch.run),
         what=str(repository),
         estimate=estimate,
@@ -81,7 +81,7 @@ def _fetch_step(kind: str, folder: Path, fetch: Fetch, pin: str) -> Step:
     )
 
 
-def _model_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) -> Step:
+def _model_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) -> PrepareStep:
     model, source = workload.model, workload.model.source
     if isinstance(source, HubSource):
         wanted = Repository(kind="model", name=source.repository, revision=source.revision, patterns=MODEL_FILES)
@@ -95,7 +95,7 @@ def _model_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin])
     return _recipe_step("model", folder, recipe, make, num_bytes)
 
 
-def _data_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) -> Step:
+def _data_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) -> PrepareStep:
     source = workload.data.source
     if isinstance(source, HubData):
         wanted = Repository(kind="dataset", name=source.repository, revision=source.revision, patterns=(source.file,))
@@ -111,7 +111,7 @@ def _data_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) 
 
 def _recipe_step(
     kind: str, folder: Path, recipe: Mapping[str, Any], write: Callable[[WorkDir], None], num_bytes: int
-) -> Step:
+) -> PrepareStep:
     """Made here, the same bytes everywhere; an attempt that was cut off is begun again."""
 
     def make(work: WorkDir, tell: Tell) -> Made:
@@ -122,10 +122,10 @@ def _recipe_step(
         return Made(source=recipe, files=record_files(work.files))
 
     order = Order(kind=kind, folder=folder, is_wanted=lambda source: dict(source) == dict(recipe), make=make)
-    return Step(order=order, what=folder.name, estimate=lambda: num_bytes)
+    return PrepareStep(order=order, what=folder.name, estimate=lambda: num_bytes)
 
 
-def _checkpoint_step(request: Request, workload: VimeWorkload, folder: Path, model: Step) -> Step:
+def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Path, model: PrepareStep) -> PrepareStep:
     conversion = Conversion(
         model=workload.model,
         folder=model.order.folder,
@@ -144,7 +144,7 @@ def _checkpoint_step(request: Request, workload: VimeWorkload, folder: Path, mod
         contents = load_contents(model.order.folder)
         return model.estimate() if contents is None else contents.size_bytes
 
-    return Step(
+    return PrepareStep(
         order=Order(kind="checkpoint", folder=folder, is_wanted=is_wanted, make=conversion.run),
         what=folder.name,
         estimate=estimate,
@@ -152,10 +152,10 @@ def _checkpoint_step(request: Request, workload: VimeWorkload, folder: Path, mod
     )
 
 
-def _rollouts_step(request: Request, workload: VimeWorkload, folder: Path) -> Step:
+def _rollouts_step(request: PrepareRequest, workload: VimeWorkload, folder: Path) -> PrepareStep:
     assert workload.rollouts is not None
     storage = Storage(stored=workload.rollouts, mirror=request.mirror, is_offline=request.is_offline)
     order = Order(
         kind="rollouts", folder=folder, is_wanted=lambda source: dict(source) == storage.source, make=storage.run
     )
-    return Step(order=order, what=f"rollouts {workload.rollouts.name}", estimate=lambda: None)
+    return PrepareStep(order=order, what=f"rollouts {workload.rollouts.name}", estimate=lambda: None)

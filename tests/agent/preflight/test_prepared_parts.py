@@ -18,7 +18,7 @@ from rlk_repro.plan import Plan, make_plan
 from rlk_repro.prepare.contents import Contents, diff_contents, digest_of, load_contents, load_parts
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.prepare.making import WorkDir
-from rlk_repro.prepare.steps import Request, prepare
+from rlk_repro.prepare.steps import PrepareRequest, prepare
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.stage import Inputs, stage
@@ -45,7 +45,7 @@ def make_vime_plan(*settings: str) -> Plan:
 
 def prepare_for(plan: Plan, run_dir: RunDir, mirror: Path | None = None) -> dict[str, Path]:
     prepared = PreparedDir.of(plan.profile, run_dir)
-    request = Request(
+    request = PrepareRequest(
         run=plan.run, stack=plan.stack, hardware=plan.hardware, prepared=prepared, mirror=mirror, is_offline=True
     )
     prepare(request, list_steps(request), lambda _: None, is_live=False)

@@ -16,7 +16,7 @@ from rlk_repro.base.console import Tell, silence
 from rlk_repro.base.errors import Problem, SchedulerRefused, SpecError
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.seal import pack
-from rlk_repro.clusters.api import Bound, Job, JobState, LogLine, Status, Submission
+from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.asking import require_ended
 from rlk_repro.clusters.lastword import read_last_word
 from rlk_repro.clusters.profiles import Ask, Proposal
@@ -67,19 +67,19 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     return Submission(cluster="lsf", job_id=found[1], submitted_at=utc_now())
 
 
-def poll(submission: Submission, run_dir: RunDir) -> Status:
+def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
     done = proc.run(("bjobs", "-noheader", "-o", "stat", submission.job_id), timeout_s=TIMEOUT_S)
     state = _STATES.get(done.stdout.strip(), JobState.UNKNOWN)
     if run_dir.is_sealed and state.is_final:
         state = JobState.DONE
-    return Status(state=state, reason=read_last_word(run_dir).message)
+    return JobStatus(state=state, reason=read_last_word(run_dir).message)
 
 
-def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[Status]:
+def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
     return [poll(submission, run_dir) for submission, run_dir in items]
 
 
-def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[LogLine]:
+def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
     return read_logs(run_dir, lambda: not is_following or poll(submission, run_dir).state.is_final)
 
 

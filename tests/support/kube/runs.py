@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rlk_repro.base.files import load_json
-from rlk_repro.clusters.api import Status
+from rlk_repro.clusters.api import JobStatus
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.submit import planning, sending
 from tests.support import waiting
@@ -94,7 +94,9 @@ def submit(folder: Path, settings: tuple[str, ...] = SETTINGS, **options: Any) -
     return sending.submit(planning.prepare(request))
 
 
-def wait_until(launched: sending.Launched, is_there: Callable[[Status], bool], timeout_s: float = WAIT_S) -> Status:
+def wait_until(
+    launched: sending.Launched, is_there: Callable[[JobStatus], bool], timeout_s: float = WAIT_S
+) -> JobStatus:
     until = time.monotonic() + timeout_s
     while True:
         status = sending.poll(launched)
@@ -104,7 +106,7 @@ def wait_until(launched: sending.Launched, is_there: Callable[[Status], bool], t
         time.sleep(0.2)
 
 
-def wait_for_end(launched: sending.Launched) -> Status:
+def wait_for_end(launched: sending.Launched) -> JobStatus:
     return wait_until(launched, lambda status: status.state.is_final)
 
 

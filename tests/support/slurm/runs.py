@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlk_repro.clusters.api import Status
+from rlk_repro.clusters.api import JobStatus
 from rlk_repro.clusters.slurm import backend as slurm
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.submit import planning, sending
@@ -77,7 +77,7 @@ class Run:
     def job_id(self) -> str:
         return self.launched.submission.job_id
 
-    def poll(self) -> Status:
+    def poll(self) -> JobStatus:
         return sending.poll(self.launched)
 
     def cancel(self) -> bool:
@@ -108,7 +108,7 @@ class Run:
 
         self.wait_until(has_step, f"a step of {trial}")
 
-    def wait_for_end(self, timeout_s: float = WAIT_S) -> Status:
+    def wait_for_end(self, timeout_s: float = WAIT_S) -> JobStatus:
         self.wait_until(lambda: self.poll().state.is_final, "the end", timeout_s)
         return self.poll()
 

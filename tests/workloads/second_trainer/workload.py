@@ -9,7 +9,7 @@ from rlk_repro.base.errors import Problem
 from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.prepare.layout import PreparedDir
-from rlk_repro.prepare.steps import Request, Step
+from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Run, Stack
 from rlk_repro.workloads.api import Brought, Command
@@ -49,5 +49,5 @@ def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Pat
     return {}
 
 
-def list_steps(request: Request) -> list[Step]:
+def list_steps(request: PrepareRequest) -> list[PrepareStep]:
     return []

@@ -23,7 +23,7 @@ _DIGITS: Final = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class PodSeat:
     """One pod: its unique id, its node, and the group that only pods of the same attempt share."""
 
     pod: str
@@ -41,7 +41,7 @@ class Roster:
     uids: tuple[str, ...]
 
 
-def join(run_dir: RunDir, seat: Seat, wait: Callable[[float], bool]) -> Roster | None:
+def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool]) -> Roster | None:
     """Ask to take part until a roster names this pod; None when asked to stop."""
     beat = 0
     try:
@@ -61,12 +61,12 @@ def join(run_dir: RunDir, seat: Seat, wait: Callable[[float], bool]) -> Roster |
 class Gathering:
     """The leader's side: counts the pods that keep asking."""
 
-    def __init__(self, run_dir: RunDir, leader: Seat, num_nodes: int) -> None:
+    def __init__(self, run_dir: RunDir, leader: PodSeat, num_nodes: int) -> None:
         self._run_dir = run_dir
         self._leader = leader
         self._num_missing = num_nodes - 1
         self._beats: dict[str, int] = {}
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, PodSeat] = {}
 
     @property
     def num_missing(self) -> int:
@@ -93,7 +93,7 @@ class Gathering:
             return
         uid, beat = str(value.get("uid")), value.get("beat")
         if isinstance(beat, int) and self._beats.setdefault(uid, beat) != beat:
-            self._seats[uid] = Seat(pod=str(value.get("pod")), uid=uid, node=str(value.get("node")),
+            self._seats[uid] = PodSeat(pod=str(value.get("pod")), uid=uid, node=str(value.get("node")),
                                     group=self._leader.group)  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def read_roster(run_dir: RunDir) -> Roster | None:
         return None
 
 
-def _write_join(run_dir: RunDir, seat: Seat, beat: int) -> None:
+def _write_join(run_dir: RunDir, seat: PodSeat, beat: int) -> None:
     value = {"schema": SCHEMA, "pod": seat.pod, "uid": seat.uid, "node": seat.node, "group": seat.group, "beat": beat}
     write_json(run_dir.pod_join(seat.pod), value, is_durable=False)
 

@@ -18,7 +18,7 @@ from rlk_repro.bundle.seal import pack
 from rlk_repro.clusters.k8s.pod.children import RAY_GRACE_S, Child, start_agent, start_ray
 from rlk_repro.clusters.k8s.pod.inputs import bring_in
 from rlk_repro.clusters.k8s.pod.notes import UID_VARIABLE, Notes, is_followed
-from rlk_repro.clusters.k8s.pod.roster import Gathering, Roster, Seat, join
+from rlk_repro.clusters.k8s.pod.roster import Gathering, PodSeat, Roster, join
 from rlk_repro.clusters.k8s.pods import GROUP_VARIABLE
 from rlk_repro.rundir.paths import RunDir
 
@@ -110,7 +110,7 @@ def wait_for_end(run_dir: RunDir) -> int:
     return int(load_json(run_dir.pod_end, schema=SCHEMA)["exit_code"])
 
 
-def find_seat(environ: Mapping[str, str]) -> Seat:
+def find_seat(environ: Mapping[str, str]) -> PodSeat:
     """Who this pod is, by the downward API.
 
     Raises:
@@ -121,7 +121,7 @@ def find_seat(environ: Mapping[str, str]) -> Seat:
     if missing:
         raise EnvironmentMissing(*(Problem(name, "not set", expected="a field of the pod") for name in missing))
     pod, uid, node = (environ[name] for name in names)
-    return Seat(pod=pod, uid=uid, node=node, group=environ.get(GROUP_VARIABLE, ""))
+    return PodSeat(pod=pod, uid=uid, node=node, group=environ.get(GROUP_VARIABLE, ""))
 
 
 def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Child | None, notes: Notes) -> int:
@@ -137,7 +137,7 @@ def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Child | 
     return code
 
 
-def _gather(duty: Duty, seat: Seat, stop: Stop, notes: Notes) -> Roster | None:
+def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes) -> Roster | None:
     """Raises EnvironmentMissing where pods stay away."""
     gathering = Gathering(duty.run_dir, seat, duty.num_nodes)
     until = time.monotonic() + GATHER_S
