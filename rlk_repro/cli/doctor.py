@@ -14,12 +14,13 @@ def register(app: typer.Typer) -> None:
 def doctor(as_json: AsJson = False) -> None:
     """Show what this machine has and what would fail here."""
     from rlk_repro.agent.preflight.doctor import diagnose, look_around
+    from rlk_repro.clusters.local import guess_hardware
     from rlk_repro.clusters.registry import list_clients
     from rlk_repro.probes import probe_node
     from rlk_repro.rundir.paths import runs_root
 
     manifest = probe_node("here")
-    checks = diagnose(manifest, look_around(runs_root(), list_clients()))
+    checks = diagnose(manifest, look_around(runs_root(), list_clients()), guess_hardware(manifest))
     if as_json:
         say_json({"checks": [check.to_json() for check in checks], "manifest": manifest.to_json()})
     else:

@@ -10,7 +10,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,7 @@ from rlk_repro.clusters.profiles import Ask, Proposal, find_hardware, load_all_h
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
 from rlk_repro.probes import gpu, probe_node
+from rlk_repro.rundir.manifest import Fact, Manifest
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Hardware, Layout, Profile
 
@@ -164,14 +165,24 @@ def find_bound(plan: Plan) -> Bound | None:  # noqa: ARG001
 
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:  # noqa: ARG001
     """This machine, with the hardware that its GPUs are."""
-    devices = gpu.probe().get("devices")
-    names = [str(device.get("name")) for device in devices] if isinstance(devices, list) else []
-    found = find_hardware(names, load_all_hardware()) if names else ["cpu"]
+    found = _find_hardware(gpu.probe())
     values = {"schema": 1, "profile": "here", "cluster": "local", "purpose": "This machine."}
     if found:
         return Proposal(values={**values, "hardware": found[0]}), "this machine"
     remark = "the GPUs here are none of the known hardware: submit with --hardware"
     return Proposal(values=values, remarks=[remark]), "this machine"
+
+
+def guess_hardware(manifest: Manifest) -> Hardware:
+    """What this machine's GPUs are taken for: the known hardware of their names, else that of a machine without any."""
+    hardware = load_all_hardware()
+    return hardware[next(iter(_find_hardware(manifest.sections.get("gpu", {}))), "cpu")]
+
+
+def _find_hardware(facts: Mapping[str, Fact]) -> list[str]:
+    devices = facts.get("devices")
+    names = [str(device.get("name")) for device in devices] if isinstance(devices, list) else []
+    return find_hardware(names, load_all_hardware()) if names else ["cpu"]
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:

@@ -16,22 +16,38 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import rlk_repro
+from rlk_repro.agent.preflight.base import Check, Situation
+from rlk_repro.agent.preflight.checks import CHECKS
 from rlk_repro.base.units import format_bytes
 from rlk_repro.probes.gpu import NO_VENDOR, busy_gpus
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
+from rlk_repro.spec import Hardware, Layout, Preflight
 
 GIB: Final = 1 << 30
 MIN_PYTHON: Final = (3, 11)
 ENGINES: Final = ("docker", "podman", "enroot", "apptainer", "singularity")
 TOOLS: Final = ("git", *ENGINES)
 MODULES: Final = ("torch",)
-# reading these from user space costs a system call or a slow bus access each time
-SLOW_CLOCKS: Final = ("hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit")
-HARDWARE_SLOWDOWN: Final = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 
 
-class Status(StrEnum):
+ADVICE: Final[Mapping[str, str]] = {
+    "governor": "for steadier step times: sudo cpupower frequency-set -g performance",
+    "numa_balancing": "sudo sysctl kernel.numa_balancing=0",
+    "shared_memory": "start the container with --ipc=host",
+    "open_files": "Ray and vLLM open many sockets: raise the hard limit, ulimit -Hn 65536",
+    "clock_source": "boot with clocksource=tsc: this source makes every timer slow",
+    "gpu_errors": "drain the node and reset the GPU before measuring on it",
+    "gpu_memory_repair": "drain the node, reset the GPU, and have it replaced where repair failed",
+    "gpu_ecc_mode": "switch it on (nvidia-smi -e 1) or keep it off on every node",
+    "gpu_partition": "ask for whole GPUs: MIG off (nvidia-smi -mig 0), SPX and NPS1 mode",
+    "gpu_slowdown": "check cooling and power of the node: its times mean nothing now",
+    "gpu_fabric": "restart nvidia-fabricmanager or nvidia-imex on the node",
+}
+"""The next step by check of preflight."""
+
+
+class Health(StrEnum):
     """``fail`` stops a run on this machine, ``warn`` limits it or makes its numbers worse."""
 
     OK = "ok"
@@ -40,11 +56,11 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Diagnosis:
     """One judgement; ``advice`` is the one next step, empty where all is well."""
 
     name: str
-    status: Status
+    status: Health
     found: str
     advice: str = ""
 
@@ -67,7 +83,7 @@ class Surroundings:
 
 
 Section: TypeAlias = Mapping[str, Fact]
-Judge: TypeAlias = Callable[[Manifest, Surroundings], Check]
+Judge: TypeAlias = Callable[[Manifest, Surroundings], Diagnosis]
 
 
 def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
@@ -92,26 +108,44 @@ def _find_existing(path: Path) -> Path:
     return next((place for place in (path, *path.parents) if os.path.exists(place)), Path("/"))  # noqa: PTH110
 
 
-def diagnose(manifest: Manifest, around: Surroundings) -> list[Check]:
-    """Every judgement, in the order in which they are worth reading."""
-    return [judge(manifest, around) for judge in JUDGES]
+def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> list[Diagnosis]:
+    """Every judgement, in the order in which they are worth reading; of preflight's checks those that complain.
+
+    ``hardware`` is what the GPUs of this machine are taken for.
+    """
+    layout = Layout(gpus_per_node=len(_devices(manifest)))
+    situation = Situation(manifest=manifest, hardware=hardware, layout=layout, limits=Preflight())
+    found = [_complain(check, situation) for check in CHECKS]
+    complaints = [item for item in found if item is not None]
+    summary = _ok("preflight", f"{len(found) - len(complaints)} of {len(found)} checks passed")
+    return [*(judge(manifest, around) for judge in JUDGES), summary, *complaints]
 
 
-def worst(checks: list[Check]) -> Status:
-    order = list(Status)
-    return max((check.status for check in checks), key=order.index, default=Status.OK)
+def _complain(check: Check, situation: Situation) -> Diagnosis | None:
+    """What one of preflight's checks says of this node, with its own threshold; None where it has no complaint."""
+    complaints = list(check.judge(situation))
+    if not complaints:
+        return None
+    found = "; ".join(f"{item.where} {item.found}, expected {item.expected}" for item in complaints)
+    tell = _fail if check.policy == "fail" else _warn
+    return tell(check.name, found, ADVICE.get(check.name, "read why in docs/preflight.md"))
 
 
-def _ok(name: str, found: object) -> Check:
-    return Check(name=name, status=Status.OK, found=_words(found))
+def worst(checks: list[Diagnosis]) -> Health:
+    order = list(Health)
+    return max((check.status for check in checks), key=order.index, default=Health.OK)
 
 
-def _warn(name: str, found: object, advice: str) -> Check:
-    return Check(name=name, status=Status.WARN, found=_words(found), advice=advice)
+def _ok(name: str, found: object) -> Diagnosis:
+    return Diagnosis(name=name, status=Health.OK, found=_words(found))
 
 
-def _fail(name: str, found: object, advice: str) -> Check:
-    return Check(name=name, status=Status.FAIL, found=_words(found), advice=advice)
+def _warn(name: str, found: object, advice: str) -> Diagnosis:
+    return Diagnosis(name=name, status=Health.WARN, found=_words(found), advice=advice)
+
+
+def _fail(name: str, found: object, advice: str) -> Diagnosis:
+    return Diagnosis(name=name, status=Health.FAIL, found=_words(found), advice=advice)
 
 
 def _words(found: object) -> str:
@@ -127,13 +161,7 @@ def _devices(manifest: Manifest) -> list[dict[str, Any]]:
     return devices if isinstance(devices, list) else []
 
 
-def _where(devices: list[dict[str, Any]], is_bad: Callable[[dict[str, Any]], bool]) -> str:
-    """The indices of the GPUs that something is wrong with: ``GPU 0, 3``, or nothing."""
-    numbers = [str(device.get("index")) for device in devices if is_bad(device)]
-    return f"GPU {', '.join(numbers)}" if numbers else ""
-
-
-def _python(manifest: Manifest, _: Surroundings) -> Check:
+def _python(manifest: Manifest, _: Surroundings) -> Diagnosis:
     version = str(_fact(manifest, "code", "python"))
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers >= MIN_PYTHON:
@@ -141,19 +169,19 @@ def _python(manifest: Manifest, _: Surroundings) -> Check:
     return _fail("python", version, "install Python 3.11 or newer")
 
 
-def _torch(manifest: Manifest, around: Surroundings) -> Check:
+def _torch(manifest: Manifest, around: Surroundings) -> Diagnosis:
     if "torch" in around.modules:
         return _ok("torch", _package(manifest, "torch"))
     return _warn("torch", "not installed", "the reference trainer needs it: pip install 'rlk-repro[local]'")
 
 
-def _git(_: Manifest, around: Surroundings) -> Check:
+def _git(_: Manifest, around: Surroundings) -> Diagnosis:
     if "git" in around.tools:
         return _ok("git", "on PATH")
     return _warn("git", "not on PATH", "install git: without it no bundle can say which commit ran")
 
 
-def _rl_kernel(manifest: Manifest, _: Surroundings) -> Check:
+def _rl_kernel(manifest: Manifest, _: Surroundings) -> Diagnosis:
     facts = _fact(manifest, "code", "rl_kernel")
     rl_kernel = facts if isinstance(facts, dict) else {}
     compiled = rl_kernel.get("is_compiled", facts)
@@ -169,7 +197,7 @@ def _rl_kernel(manifest: Manifest, _: Surroundings) -> Check:
     return _ok("rl-kernel", "installed, pure Python")
 
 
-def _disk(_: Manifest, around: Surroundings) -> Check:
+def _disk(_: Manifest, around: Surroundings) -> Diagnosis:
     found = f"{format_bytes(around.disk_free_bytes)} free for runs"
     advice = "free some space, or point RLK_REPRO_RUNS to a larger file system"
     if not around.can_make_runs:
@@ -179,7 +207,7 @@ def _disk(_: Manifest, around: Surroundings) -> Check:
     return _warn("disk", found, advice) if around.disk_free_bytes < 20 * GIB else _ok("disk", found)
 
 
-def _memory(manifest: Manifest, _: Surroundings) -> Check:
+def _memory(manifest: Manifest, _: Surroundings) -> Diagnosis:
     available, limit = _fact(manifest, "host", "memory_available_gib"), _fact(manifest, "host", "cgroup_memory_max_gib")
     sizes = [float(size) for size in (available, limit) if isinstance(size, int | float)]
     if not sizes:
@@ -190,7 +218,7 @@ def _memory(manifest: Manifest, _: Surroundings) -> Check:
     return _ok("memory", found)
 
 
-def _processors(manifest: Manifest, _: Surroundings) -> Check:
+def _processors(manifest: Manifest, _: Surroundings) -> Diagnosis:
     usable, limit = _fact(manifest, "host", "num_cpus_usable"), _fact(manifest, "host", "cgroup_cpu_max")
     counts = [float(count) for count in (usable, limit) if isinstance(count, int | float)]
     found = f"{min(counts, default=0):g} usable of {_fact(manifest, 'host', 'num_cpus')}"
@@ -199,38 +227,13 @@ def _processors(manifest: Manifest, _: Surroundings) -> Check:
     return _ok("processors", found)
 
 
-def _governor(manifest: Manifest, _: Surroundings) -> Check:
-    governor = _fact(manifest, "host", "governor")
-    if isinstance(governor, Unknown) or governor == "performance":
-        return _ok("governor", governor)
-    return _warn("governor", governor, "for steadier step times: sudo cpupower frequency-set -g performance")
-
-
-def _shared_memory(manifest: Manifest, _: Surroundings) -> Check:
-    size = _fact(manifest, "host", "dev_shm_gib")
-    if isinstance(size, int | float) and size < 1:
-        return _warn("shared memory", f"{size:g} GiB", "start the container with --ipc=host")
-    return _ok("shared memory", f"{size} GiB")
-
-
-def _open_files(manifest: Manifest, _: Surroundings) -> Check:
-    limits = _fact(manifest, "host", "limits")
-    soft = limits.get("nofile", {}).get("soft") if isinstance(limits, dict) else limits
-    if isinstance(soft, int) and soft < 8192:
-        return _warn("open files", f"limit {soft}", "Ray and vLLM open many sockets: ulimit -n 65536")
-    return _ok("open files", f"limit {soft}")
-
-
-def _clock(manifest: Manifest, around: Surroundings) -> Check:
-    source = _fact(manifest, "host", "clock_source")
+def _clock(manifest: Manifest, around: Surroundings) -> Diagnosis:
     if around.now_s < around.installed_s:
         return _fail("clock", "earlier than the installation of rlk-repro", "set the clock: timedatectl set-ntp true")
-    if source in SLOW_CLOCKS:
-        return _warn("clock", f"source {source}", "boot with clocksource=tsc: this source makes every timer slow")
-    return _ok("clock", f"source {source}")
+    return _ok("clock", f"source {_fact(manifest, 'host', 'clock_source')}")
 
 
-def _gpus(manifest: Manifest, _: Surroundings) -> Check:
+def _gpus(manifest: Manifest, _: Surroundings) -> Diagnosis:
     vendor, count = _fact(manifest, "gpu", "vendor"), _fact(manifest, "gpu", "count")
     if vendor == NO_VENDOR:
         return _warn("gpus", "none", "only --hardware cpu runs here: rlk-repro submit --cluster local --run smoke")
@@ -240,7 +243,7 @@ def _gpus(manifest: Manifest, _: Surroundings) -> Check:
     return _ok("gpus", f"{count} × {', '.join(names)}, driver {_fact(manifest, 'gpu', 'driver')}")
 
 
-def _gpu_use(_: Manifest, around: Surroundings) -> Check:
+def _gpu_use(_: Manifest, around: Surroundings) -> Diagnosis:
     if isinstance(around.busy, Unknown):
         return _warn("gpu use", around.busy, "check by hand that nobody else uses the GPUs")
     if around.busy:
@@ -248,68 +251,14 @@ def _gpu_use(_: Manifest, around: Surroundings) -> Check:
     return _ok("gpu use", "idle")
 
 
-def _gpu_errors(manifest: Manifest, _: Surroundings) -> Check:
-    devices = _devices(manifest)
-    failed = _where(devices, lambda device: _rows(device).get("is_failed") is True)
-    if failed:
-        return _fail("gpu memory", f"{failed}: row remapping failed", "drain the node and have the GPU replaced")
-    uncorrected = _where(devices, lambda device: _count(device.get("ecc_uncorrected")) > 0)
-    pending = _where(devices, lambda device: _rows(device).get("is_pending") is True)
-    if uncorrected or pending:
-        found = f"{uncorrected}: uncorrected errors" if uncorrected else f"{pending}: row remapping pending"
-        return _fail("gpu memory", found, "drain the node and reset the GPU before measuring on it")
-    off = _where(devices, lambda device: device.get("ecc_mode") == "disabled")
-    if off:
-        return _warn("gpu memory", f"{off}: ECC is off", "switch it on (nvidia-smi -e 1) or keep it off on every node")
-    return _ok("gpu memory", "no errors" if devices else "no GPU")
-
-
-def _gpu_partition(manifest: Manifest, _: Surroundings) -> Check:
-    devices = _devices(manifest)
-    mig = _where(devices, lambda device: device.get("mig_mode") == "enabled")
-    if mig:
-        return _fail("gpu partition", f"{mig}: MIG is on", "ask for whole GPUs, or switch MIG off (nvidia-smi -mig 0)")
-    split = _where(devices, lambda device: _modes(device) - {"SPX", "NPS1"} != set())
-    if split:
-        return _warn("gpu partition", f"{split}: not SPX/NPS1", "ask for nodes in SPX and NPS1 mode")
-    return _ok("gpu partition", "whole GPUs" if devices else "no GPU")
-
-
-def _gpu_slowdown(manifest: Manifest, _: Surroundings) -> Check:
-    def is_slow(device: dict[str, Any]) -> bool:
-        reasons = device.get("throttle_reasons")
-        return isinstance(reasons, list) and any(reason in HARDWARE_SLOWDOWN for reason in reasons)
-
-    slow = _where(_devices(manifest), is_slow)
-    if slow:
-        return _warn("gpu slowdown", slow, "check cooling and power of the node: its times mean nothing now")
-    return _ok("gpu slowdown", "none")
-
-
-def _fabric(manifest: Manifest, _: Surroundings) -> Check:
-    facts = _fact(manifest, "gpu", "fabric")
-    fabric = facts if isinstance(facts, dict) else {}
-    state, status = fabric.get("state", Unknown("no NVLink fabric")), fabric.get("status")
-    if isinstance(state, Unknown) or state == "N/A" or (state == "Completed" and status == "Success"):
-        return _ok("gpu fabric", state)
-    return _fail("gpu fabric", f"{state}, {status}", "restart nvidia-fabricmanager or nvidia-imex on the node")
-
-
-def _numa_balancing(manifest: Manifest, _: Surroundings) -> Check:
-    value = _fact(manifest, "host", "numa_balancing")
-    if value == 1 and _fact(manifest, "gpu", "vendor") == "amd":
-        return _warn("numa balancing", "on", "AMD advises against it: sudo sysctl kernel.numa_balancing=0")
-    return _ok("numa balancing", value)
-
-
-def _scheduler(_: Manifest, around: Surroundings) -> Check:
+def _scheduler(_: Manifest, around: Surroundings) -> Diagnosis:
     present = [name for name, is_there in around.clients.items() if is_there]
     if present:
         return _ok("scheduler", ", ".join(present))
     return _warn("scheduler", f"none of {', '.join(around.clients)}", "use --cluster local, or log in to the cluster")
 
 
-def _engine(_: Manifest, around: Surroundings) -> Check:
+def _engine(_: Manifest, around: Surroundings) -> Diagnosis:
     present = [tool for tool in ENGINES if tool in around.tools]
     if present:
         return _ok("containers", ", ".join(present))
@@ -321,23 +270,8 @@ def _package(manifest: Manifest, name: str) -> object:
     return packages.get(name, "installed") if isinstance(packages, dict) else packages
 
 
-def _rows(device: dict[str, Any]) -> dict[str, Any]:
-    rows = device.get("remapped_rows")
-    return rows if isinstance(rows, dict) else {}
-
-
-def _modes(device: dict[str, Any]) -> set[str]:
-    modes = (device.get("compute_partition"), device.get("memory_partition"))
-    return {mode for mode in modes if isinstance(mode, str)}
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0
-
-
 JUDGES: Final[tuple[Judge, ...]] = (
     *(_python, _torch, _git, _rl_kernel),
-    *(_disk, _memory, _processors, _governor, _shared_memory, _open_files, _clock),
-    *(_gpus, _gpu_use, _gpu_errors, _gpu_partition, _gpu_slowdown, _fabric, _numa_balancing),
-    *(_scheduler, _engine),
+    *(_disk, _memory, _processors, _clock),
+    *(_gpus, _gpu_use, _scheduler, _engine),
 )

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final
 
 from rlk_repro.agent.preflight.base import Check, Complaint, Scope, Situation, name_gpus
-from rlk_repro.agent.preflight.doctor import HARDWARE_SLOWDOWN
 from rlk_repro.probes import gpu_amd, gpu_nvidia, visible
 from rlk_repro.rundir.manifest import Fact, Unknown
 
@@ -17,6 +16,7 @@ DRIVER_FLOORS: Final = {11: 450, 12: 525, 13: 580}
 # distributions of the CUDA runtime that PyTorch's wheels bring
 CUDA_RUNTIME: Final = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
 VISIBILITY: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+HARDWARE_SLOWDOWN: Final = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 REPAIRS: Final = {"remapped_rows": "row remapping", "retired_pages": "page retirement"}
 WHOLE: Final = {"compute_partition": "SPX", "memory_partition": "NPS1"}
 # what GPUs of one node share where nobody has changed one of them

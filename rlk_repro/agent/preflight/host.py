@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from rlk_repro.agent.preflight.base import OTHER_POLICIES, Check, Complaint, Scope, Situation
-from rlk_repro.agent.preflight.doctor import SLOW_CLOCKS
 
+# reading these from user space costs a system call or a slow bus access each time
+SLOW_CLOCKS: Final = ("hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit")
 MAX_LOAD_PER_CPU: Final = 0.5
 # a container's own default of 64 MiB is too little for NCCL and for data loaders
 MIN_SHARED_MEMORY_GIB: Final = 1.0

@@ -3,10 +3,22 @@ from typing import Any
 
 import pytest
 
-from rlk_repro.agent.preflight.doctor import JUDGES, Check, Status, Surroundings, diagnose, look_around, worst
+from rlk_repro.agent.preflight.checks import CHECKS
+from rlk_repro.agent.preflight.doctor import (
+    ADVICE,
+    JUDGES,
+    Diagnosis,
+    Health,
+    Surroundings,
+    diagnose,
+    look_around,
+    worst,
+)
+from rlk_repro.base.resources import hardware_folders
 from rlk_repro.probes import probe_node
 from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
 from rlk_repro.rundir.manifest import Manifest, Unknown
+from rlk_repro.spec.load import load_hardware
 
 DEVICE = {
     "index": 0,
@@ -60,15 +72,20 @@ def manifest(**changes: Any) -> Manifest:
     return Manifest(node="n", sections={name: body | changes.get(name, {}) for name, body in GOOD.items()})
 
 
-def judged(name: str, *, around: Surroundings = AROUND, **changes: Any) -> Check:
-    return next(check for check in diagnose(manifest(**changes), around) if check.name == name)
+H200 = load_hardware("h200", hardware_folders()).model
+
+
+def judged(name: str, *, around: Surroundings = AROUND, **changes: Any) -> Diagnosis:
+    return next(check for check in diagnose(manifest(**changes), around, H200) if check.name == name)
 
 
 def test_a_good_node_has_nothing_to_advise():
-    checks = diagnose(manifest(), AROUND)
-    assert [check for check in checks if check.status is not Status.OK or check.advice] == []
-    assert len({check.name for check in checks}) == len(JUDGES)
-    assert worst(checks) is Status.OK
+    checks = diagnose(manifest(), AROUND, H200)
+    assert [check for check in checks if check.status is not Health.OK or check.advice] == []
+    assert [check.name for check in checks][-1] == "preflight"
+    assert checks[-1].found == f"{len(CHECKS)} of {len(CHECKS)} checks passed"
+    assert len({check.name for check in checks}) == len(JUDGES) + 1
+    assert worst(checks) is Health.OK
 
 
 @pytest.mark.parametrize(
@@ -77,14 +94,20 @@ def test_a_good_node_has_nothing_to_advise():
         ("python", {"code": {"python": "3.10.4"}}, "fail", "3.10.4", "install Python 3.11 or newer"),
         ("memory", {"host": {"cgroup_memory_max_gib": 1.5}}, "fail", "1.5 GiB usable", "raise the memory limit"),
         ("processors", {"host": {"cgroup_cpu_max": 1.0}}, "warn", "1 usable of 224", "at least 2 processors"),
-        ("governor", {"host": {"governor": "powersave"}}, "warn", "powersave", "cpupower"),
-        ("shared memory", {"host": {"dev_shm_gib": 0.06}}, "warn", "0.06 GiB", "--ipc=host"),
-        ("open files", {"host": {"limits": {"nofile": {"soft": 1024}}}}, "warn", "limit 1024", "ulimit -n 65536"),
-        ("clock", {"host": {"clock_source": "hpet"}}, "warn", "source hpet", "clocksource=tsc"),
-        ("numa balancing", {"host": {"numa_balancing": 1}, "gpu": {"vendor": "amd"}}, "warn", "on", "sysctl"),
+        ("governor", {"host": {"governor": "powersave"}}, "warn", "powersave, expected performance", "cpupower"),
+        ("shared_memory", {"host": {"dev_shm_gib": 0.06}}, "warn", "0.06, expected at least 1", "--ipc=host"),
+        (
+            "open_files",
+            {"host": {"limits": {"nofile": {"soft": 1024, "hard": 1024}}}},
+            "warn",
+            "hard 1024",
+            "ulimit -Hn",
+        ),
+        ("clock_source", {"host": {"clock_source": "hpet"}}, "warn", "hpet", "clocksource=tsc"),
+        ("numa_balancing", {"host": {"numa_balancing": 1}}, "warn", "1, expected 0", "sysctl"),
         ("gpus", {"gpu": {"vendor": "none", "count": 0}}, "warn", "none", "--hardware cpu"),
         ("gpus", {"gpu": {"count": Unknown("no driver")}}, "fail", "nvidia: no driver", "install the driver"),
-        ("gpu fabric", {"gpu": {"fabric": {"state": "Not Started", "status": "x"}}}, "fail", "Not Started", "restart"),
+        ("gpu_fabric", {"gpu": {"fabric": {"state": "Not Started", "status": "x"}}}, "fail", "Not Started", "restart"),
         ("rl-kernel", {"code": {"rl_kernel": {"is_compiled": False}}}, "warn", "without its", "GPU is visible"),
         ("rl-kernel", {"code": {"rl_kernel": {"is_compiled": Unknown("no")}}}, "warn", "no", "install RL-Kernel, or"),
     ],
@@ -99,21 +122,31 @@ def test_each_fault_is_named_with_one_next_step(name, changes, status, found, ad
 @pytest.mark.parametrize(
     ("name", "device", "status", "found"),
     [
-        ("gpu memory", {"remapped_rows": {"is_failed": True}}, "fail", "GPU 1: row remapping failed"),
-        ("gpu memory", {"remapped_rows": {"is_pending": True}}, "fail", "GPU 1: row remapping pending"),
-        ("gpu memory", {"ecc_uncorrected": 3}, "fail", "GPU 1: uncorrected errors"),
-        ("gpu memory", {"ecc_mode": "disabled"}, "warn", "GPU 1: ECC is off"),
-        ("gpu partition", {"mig_mode": "enabled"}, "fail", "GPU 1: MIG is on"),
-        ("gpu partition", {"compute_partition": "CPX"}, "warn", "GPU 1: not SPX/NPS1"),
-        ("gpu partition", {"memory_partition": "NPS4"}, "warn", "GPU 1: not SPX/NPS1"),
-        ("gpu partition", {"memory_partition": Unknown("absent")}, "ok", "whole GPUs"),
-        ("gpu slowdown", {"throttle_reasons": ["hw_thermal_slowdown"]}, "warn", "GPU 1"),
-        ("gpu slowdown", {"throttle_reasons": ["sw_power_cap"]}, "ok", "none"),
+        (
+            "gpu_memory_repair",
+            {"remapped_rows": {"is_failed": True}},
+            "fail",
+            "GPU 1, expected no row remapping failed",
+        ),
+        ("gpu_memory_repair", {"remapped_rows": {"is_pending": True}}, "fail", "GPU 1, expected no row remapping p"),
+        ("gpu_errors", {"ecc_uncorrected": 3}, "fail", "GPU 1, expected 0"),
+        ("gpu_ecc_mode", {"ecc_mode": "disabled"}, "warn", "disabled on GPU 1, expected enabled"),
+        ("gpu_partition", {"mig_mode": "enabled"}, "fail", "enabled on GPU 1, expected disabled"),
+        ("gpu_partition", {"compute_partition": "CPX"}, "fail", "CPX, expected SPX"),
+        ("gpu_partition", {"memory_partition": "NPS4"}, "fail", "NPS4, expected NPS1"),
+        ("preflight", {"memory_partition": Unknown("absent")}, "ok", "checks passed"),
+        ("gpu_slowdown", {"throttle_reasons": ["hw_thermal_slowdown"]}, "warn", "hw_thermal_slowdown, expected no"),
+        ("preflight", {"throttle_reasons": ["sw_power_cap"]}, "ok", "checks passed"),
     ],
 )
 def test_a_fault_of_one_gpu_names_it(name, device, status, found):
     check = judged(name, gpu={"devices": [DEVICE, DEVICE | {"index": 1} | device]})
-    assert (check.status, check.found) == (status, found)
+    assert check.status == status
+    assert found in check.found
+
+
+def test_advice_is_for_checks_that_there_are():
+    assert ADVICE.keys() - {check.name for check in CHECKS} == set()
 
 
 @pytest.mark.parametrize(
@@ -143,9 +176,9 @@ def test_a_gpu_in_use_names_the_process():
 
 
 def test_an_empty_manifest_is_judged_without_an_error():
-    checks = diagnose(Manifest(node="n"), AROUND)
-    assert len(checks) == len(JUDGES)
-    assert worst(checks) is Status.FAIL
+    checks = diagnose(Manifest(node="n"), AROUND, H200)
+    assert len(checks) == len(JUDGES) + 1
+    assert worst(checks) is Health.FAIL
 
 
 def test_a_place_where_no_folder_can_be_made_is_told_from_one_that_only_does_not_exist_yet(tmp_path, monkeypatch):
@@ -159,7 +192,7 @@ def test_a_place_where_no_folder_can_be_made_is_told_from_one_that_only_does_not
 
 def test_this_machine_can_be_diagnosed(tmp_path):
     around = look_around(tmp_path / "not" / "made yet", [])
-    checks = diagnose(probe_node("here"), around)
+    checks = diagnose(probe_node("here"), around, H200)
     assert around.disk_free_bytes > 0
-    assert all(bool(check.advice) == (check.status is not Status.OK) for check in checks)
+    assert all(bool(check.advice) == (check.status is not Health.OK) for check in checks)
     assert checks[0].to_json() == {"name": "python", "status": "ok", "found": checks[0].found, "advice": ""}
