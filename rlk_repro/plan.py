@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -20,24 +20,28 @@ from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.files import MAX_PLAN_BYTES, check_schema, dump_json, load_json, sha256_bytes
 from rlk_repro.base.resources import suggest
 from rlk_repro.operators import Case, Eligibility, eligibility, read_loss_options
-from rlk_repro.spec import Hardware, Layout, Profile, Run, Stack, Variant, run_problems
+from rlk_repro.spec import Hardware, Layout, Measure, Profile, Run, Stack, Variant, run_problems
 from rlk_repro.spec.load import Loaded, Override
+from rlk_repro.spec.values import CROSSOVER, dump_model
 
 SCHEMA: Final = 1
 _RUN_ID: Final = "run_id"
-FREE_RULES: Final = frozenset({"pairs", "control_pairs", "expected_pair_sd_pct"})
-"""What of a measurement plan is no rule: how many pairs there are, and what is assumed for the power estimate."""
+FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_pair_sd_pct"})
+"""What of a measurement plan is no rule: how many pairs or sessions there are, and what the power estimate assumes."""
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One variant to be executed once.  ``is_control`` marks trials of a baseline against baseline pair."""
+    """One variant to be executed once.  ``is_control`` marks trials of a baseline against baseline pair.
+
+    A session is a trial of the variant ``crossover``, and alone in its pair.
+    """
 
     index: int
     pair: str
-    variant: Variant
+    variant: Variant | Literal["crossover"]
     is_control: bool
     seed: int
 
@@ -65,8 +69,12 @@ class Plan:
 
     @property
     def has_enabled(self) -> bool:
-        """Whether any trial is of the enabled variant; control pairs alone have none."""
-        return any(trial.variant == ENABLED for trial in self.trials)
+        """Whether RL-Kernel is asked for in any trial; control pairs alone have none."""
+        return any(trial.variant != BASELINE for trial in self.trials)
+
+    @property
+    def is_crossover(self) -> bool:
+        return self.run.measure.design == CROSSOVER
 
     @property
     def layout(self) -> Layout:
@@ -83,8 +91,8 @@ class Plan:
 
     @property
     def num_steps(self) -> int:
-        """Rollouts per trial: warm-up and scored."""
-        return self.run.measure.warmup_steps + self.run.measure.scored_steps
+        """Rollouts per trial, scored or not."""
+        return self.run.measure.num_steps
 
     @property
     def num_gpus(self) -> int:
@@ -110,17 +118,21 @@ class Plan:
     def plan_hash(self) -> str:
         return sha256_bytes(dump_json({"experiment": self.experiment, "profile": dump_model(self.profile)}))
 
-    def pairs(self) -> dict[str, tuple[Trial, Trial]]:
-        """Pair name to its two trials: baseline and enabled, whichever ran first.
-
-        In every second control pair the later trial comes first, so that linear drift cancels there as it does in ABBA.
-        """
+    def groups(self) -> dict[str, list[Trial]]:
+        """Pair name to the trials that count only together: two, or one session."""
         grouped: dict[str, list[Trial]] = {}
         for trial in self.trials:
             grouped.setdefault(trial.pair, []).append(trial)
-        ordered = {}
+        return grouped
+
+    def pairs(self) -> dict[str, tuple[Trial, Trial]]:
+        """Pair name to its two trials: baseline and enabled, whichever ran first.  Sessions are no pairs.
+
+        In every second control pair the later trial comes first, so that linear drift cancels there as it does in ABBA.
+        """
+        ordered: dict[str, tuple[Trial, Trial]] = {}
         num_controls = 0
-        for name, (first, second) in grouped.items():
+        for name, (first, second) in () if self.is_crossover else self.groups().items():
             is_reversed = first.variant == ENABLED
             if first.is_control:
                 is_reversed = num_controls % 2 == 1
@@ -143,7 +155,8 @@ class Plan:
     def expected_minutes(self) -> float | None:
         """Of all trials, by the run's own estimate; None where it gives none for this hardware or its steps changed."""
         minutes = self.run.expected_trial_minutes.get(self.hardware.hardware)
-        steps = (self.sources.get(f"measure.{name}_steps", "") for name in ("warmup", "scored"))
+        names = {"design", "warmup_steps", "scored_steps", *Measure.of_crossover} - FREE_RULES
+        steps = (self.sources.get(f"measure.{name}", "") for name in names)
         if minutes is None or any(source.startswith("--") for source in steps):
             return None
         return minutes * len(self.trials)
@@ -220,7 +233,7 @@ class PlanRecord(BaseModel):
 
 def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
     """Refuse what no author could have planned: code that reads a plan relies on its rules, and on its sizes."""
-    problems = [*_layout_problems(plan.run, plan.hardware), *_variant_problems(plan.variants)]
+    problems = [*_layout_problems(plan.run, plan.hardware), *_variant_problems(plan.run, plan.variants)]
     for path, what, got, expected in run_problems(plan.run):
         problems.append(Problem(f"run.{'.'.join(path)}", what, got=got, expected=expected))
     if problems:
@@ -278,7 +291,7 @@ def make_plan(
         SpecError: the hardware has no layout in this run, the variants make no pair, the measurement rules were
             changed without ``is_exploratory``, or the enabled variant has no eligible operator.
     """
-    problems = [*_layout_problems(run.model, hardware.model), *_variant_problems(variants)]
+    problems = [*_layout_problems(run.model, hardware.model), *_variant_problems(run.model, variants)]
     if not is_exploratory:
         problems += find_rule_problems(overrides)
     if problems:
@@ -290,7 +303,7 @@ def make_plan(
         profile=profile.model,
         variants=tuple(variant for variant in get_args(Variant) if variant in variants),
         is_exploratory=is_exploratory and bool(find_rule_problems(overrides)),
-        sources=_sources(run),
+        sources=run.sources,
     )
     if plan.has_enabled:
         _check_operators(plan)
@@ -298,8 +311,14 @@ def make_plan(
 
 
 def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
-    """ABBA: every second pair of a kind runs in reverse; control pairs are spread evenly among the others."""
+    """Sessions one after another.  Pairs ABBA: every second one of a kind runs in reverse; control pairs are spread
+    evenly among the others."""
     measure = run.measure
+    if measure.design == CROSSOVER:
+        for number in range(measure.sessions):
+            seed = measure.seed + number
+            yield Trial(index=number, pair=f"s{number + 1}", variant=CROSSOVER, is_control=False, seed=seed)
+        return
     slots = [((number + 0.5) / measure.pairs, not has_enabled, f"p{number + 1}") for number in range(measure.pairs)]
     slots += [((number + 0.5) / measure.control_pairs, True, f"c{number + 1}")
               for number in range(measure.control_pairs)]  # fmt: skip
@@ -332,7 +351,7 @@ def _layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
     return []
 
 
-def _variant_problems(variants: Sequence[str]) -> list[Problem]:
+def _variant_problems(run: Run, variants: Sequence[str]) -> list[Problem]:
     known = get_args(Variant)
     unknown = [name for name in variants if name not in known]
     if unknown:
@@ -341,6 +360,8 @@ def _variant_problems(variants: Sequence[str]) -> list[Problem]:
     if BASELINE not in variants or len(set(variants)) != len(variants):
         return [Problem("--variants", "makes no pair", got=",".join(variants),
                         expected="baseline,enabled, or baseline alone for control pairs")]  # fmt: skip
+    if run.measure.design == CROSSOVER and ENABLED not in variants:
+        return [Problem("--variants", "a session runs both", got=",".join(variants), expected="baseline,enabled")]
     return []
 
 
@@ -368,31 +389,6 @@ def _check_operators(plan: Plan) -> None:
                 for item in found
             )
         )
-
-
-def _sources(run: Loaded[Run]) -> dict[str, str]:
-    return {".".join(path): _origin(run.origin, path) for path in list_leaves(dump_model(run.model))}
-
-
-def _origin(origin: Mapping[str, str], path: Sequence[str]) -> str:
-    """The flag that gave the value or what holds it; else file name and line without folders: no path of a machine."""
-    places = [".".join(path[:length]) for length in range(len(path), 0, -1)]
-    flag = next((origin[place] for place in places if origin.get(place, "").startswith("--")), None)
-    return flag or origin.get(places[0], "default").rpartition("/")[2]
-
-
-def list_leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every value in nested mappings; a list is one value."""
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from list_leaves(item, (*path, str(key)))
-    else:
-        yield path
-
-
-def dump_model(model: BaseModel) -> dict[str, Any]:
-    """As a plan file holds it."""
-    return model.model_dump(mode="json", by_alias=True)
 
 
 def _dump_trial(trial: Trial) -> dict[str, Any]:

@@ -21,6 +21,7 @@ ROOMS = (
     "probes",
     "statistics",
     "logs",
+    "schedule",
     "plan",
     "bundle",
     "prepare",
@@ -43,7 +44,7 @@ ROOMS = (
 )
 # What runs inside a trainer, or is one: no room imports these.
 ASIDE = {
-    "integration": {"base", "operators", "refengine", "rundir"},
+    "integration": {"base", "operators", "refengine", "rundir", "schedule"},
     "refengine": {"base"},
     # the processes of the module and operator tiers
     "bench": {"base", "claims", "integration", "operators", "probes", "refengine", "rundir", "spec", "workloads"},

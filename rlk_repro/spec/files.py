@@ -5,7 +5,7 @@ Rules are in ``run_problems``; they return paths, so that errors can name the li
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
@@ -17,6 +17,7 @@ from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import AbsolutePath, ContainerSettings, SlurmSettings
 from rlk_repro.spec.stack import ImagePlatform
 from rlk_repro.spec.values import (
+    CROSSOVER,
     Count,
     EnvName,
     EnvValue,
@@ -55,9 +56,21 @@ class Margins(Model):
     response_length_pct: Positive = Field(2.0, description="difference of mean response length, both ways, percent")
 
 
-class Measure(Model):
+PERIODS_PER_BLOCK: Final = 4
+
+
+class Measure(GrowingModel):
     """The measurement plan, fixed and hashed before the first trial."""
 
+    of_parallel: ClassVar[frozenset[str]] = frozenset({"pairs", "control_pairs", "scored_steps"})
+    of_crossover: ClassVar[frozenset[str]] = frozenset(
+        {"sessions", "blocks", "control_blocks", "period_steps", "shadow_steps"}
+    )
+    added_later: ClassVar[frozenset[str]] = of_crossover | {"design"}
+
+    design: Literal["parallel", "crossover"] = Field(
+        "parallel", description="pairs of trials, or both variants by turns in each session"
+    )
     pairs: Annotated[int, Field(ge=0, le=64)] = Field(6, description="pairs of one baseline and one enabled trial")
     control_pairs: Annotated[int, Field(ge=0, le=64)] = Field(0, description="pairs of two baseline trials")
     warmup_steps: Annotated[int, Field(ge=0, le=10000)] = Field(2, description="first rollouts of a trial, not scored")
@@ -68,6 +81,40 @@ class Measure(Model):
     expected_pair_sd_pct: Positive = Field(2.0, description="assumed spread of pair effects, for the power estimate")
     max_dropped_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
     margins: Margins = Margins()
+    sessions: Annotated[int, Field(ge=1, le=64)] = Field(4, description="sets of training processes of both variants")
+    blocks: Annotated[int, Field(ge=1, le=1000)] = Field(8, description="of a session, four periods each")
+    control_blocks: Annotated[int, Field(ge=0, le=1000)] = Field(2, description="more blocks, of the baseline alone")
+    period_steps: Annotated[int, Field(ge=1, le=100)] = Field(2, description="rollouts of a period; the last is scored")
+    shadow_steps: Annotated[int, Field(ge=0, le=1000)] = Field(
+        2, description="last rollouts of a session, of the baseline and not scored"
+    )
+
+    @property
+    def num_trials(self) -> int:
+        """Or sessions."""
+        return self.sessions if self.design == CROSSOVER else 2 * (self.pairs + self.control_pairs)
+
+    @property
+    def num_steps(self) -> int:
+        """Rollouts of each trial or session."""
+        if self.design == "parallel":
+            return self.warmup_steps + self.scored_steps
+        num_periods = PERIODS_PER_BLOCK * (self.blocks + self.control_blocks)
+        return self.warmup_steps + num_periods * self.period_steps + self.shadow_steps
+
+    @property
+    def num_scored(self) -> int:
+        """Rollouts of each trial or session that are scored."""
+        if self.design == "parallel":
+            return self.scored_steps
+        return PERIODS_PER_BLOCK * (self.blocks + self.control_blocks)
+
+    @property
+    def num_stored(self) -> int:
+        """Rollouts to be stored in lanes that train on such: the two periods of half a block share theirs."""
+        if self.design == "parallel":
+            return self.num_steps
+        return PERIODS_PER_BLOCK // 2 * (self.blocks + self.control_blocks) * self.period_steps
 
 
 Operators: TypeAlias = Annotated[tuple[Name, ...], Field(min_length=1)]
@@ -203,23 +250,34 @@ def _operator_problems(path: tuple[str, ...], ops: tuple[str, ...]) -> list[Path
     return problems
 
 
+def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathProblem]:
+    is_crossover = measure.design == CROSSOVER
+    if is_crossover and not has_variants:
+        yield ("measure", "design"), "this workload has no enabled variant", measure.design, "parallel"
+    elif measure.pairs and not has_variants:
+        yield ("measure", "pairs"), "this workload has no enabled variant", measure.pairs, "0, and control pairs"
+    for name in sorted(Measure.of_parallel if is_crossover else Measure.of_crossover):
+        value, default = getattr(measure, name), Measure.model_fields[name].default
+        if value != default:
+            expected = f"no such key, or measure.design {'parallel' if is_crossover else CROSSOVER}"
+            yield ("measure", name), f"means nothing in design {measure.design}", value, expected
+    if is_crossover and measure.warmup_steps < 2:
+        yield ("measure", "warmup_steps"), "does not warm up both variants", measure.warmup_steps, "2 or more"
+    if measure.num_trials == 0:
+        yield ("measure", "pairs"), "nothing to run", 0, "at least one pair or control pair"
+    if measure.num_trials * measure.num_steps > MAX_STEPS:
+        name, what = ("blocks", "sessions") if is_crossover else ("scored_steps", "trials")
+        expected = f"at most {MAX_STEPS} steps in all {what}, warm-up counted"
+        found = f"{measure.num_trials} {what} of {measure.num_steps} steps"
+        yield ("measure", name), found, getattr(measure, name), expected
+
+
 def _run_problems(run: Run) -> list[PathProblem]:
     problems: list[PathProblem] = []
     workload = run.workload
     if run.lane not in workload.lanes:
         problems.append((("lane",), workload.lane_limit, run.lane, " or ".join(workload.lanes)))
-    if run.measure.pairs and not workload.has_variants:
-        what, expected = "this workload has no enabled variant", "0, and control pairs"
-        problems.append((("measure", "pairs"), what, run.measure.pairs, expected))
-    if run.measure.pairs + run.measure.control_pairs == 0:
-        problems.append((("measure", "pairs"), "nothing to run", 0, "at least one pair or control pair"))
-    measure = run.measure
-    num_trials, num_steps = 2 * (measure.pairs + measure.control_pairs), measure.warmup_steps + measure.scored_steps
-    if num_trials * num_steps > MAX_STEPS:
-        expected = f"at most {MAX_STEPS} steps in all trials, warm-up counted"
-        problems.append(
-            (("measure", "scored_steps"), f"{num_trials} trials of {num_steps} steps", measure.scored_steps, expected)
-        )
+    problems += _measure_problems(run.measure, has_variants=workload.has_variants)
     menu = f"one of {', '.join(run.layouts)}"
     named: dict[tuple[str, ...], Iterable[str]] = {
         ("expected_trial_minutes",): run.expected_trial_minutes,

@@ -18,6 +18,7 @@ from rlk_repro.base.resources import data_dir, display_name, find_yaml, suggest
 from rlk_repro.base.secrets import looks_secret
 from rlk_repro.base.yamlfile import Path_, YamlSource, format_path, parse_scalar, parse_yaml
 from rlk_repro.spec import Hardware, PathProblem, Profile, Run, Stack, kubernetes_problems, run_problems, stack_problems
+from rlk_repro.spec.values import dump_model, list_leaves
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -29,6 +30,19 @@ class Loaded(Generic[M]):
     model: M
     data: bytes
     origin: Mapping[str, str]
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """By dotted path of every value: the flag that gave it or what holds it; else file name and line, or default.
+
+        File names have no folders: no path of a machine.
+        """
+        return {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
+
+    def _find_source(self, path: Sequence[str]) -> str:
+        places = [".".join(path[:length]) for length in range(len(path), 0, -1)]
+        flag = next((self.origin[place] for place in places if self.origin.get(place, "").startswith("--")), None)
+        return flag or self.origin.get(places[0], "default").rpartition("/")[2]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
@@ -35,6 +36,8 @@ Schema: TypeAlias = Literal[1]
 PinName: TypeAlias = Literal["vime", "rl_kernel", "megatron_lm"]
 Lane: TypeAlias = Literal["live", "fixed-rollout", "train-only"]
 Variant: TypeAlias = Literal["baseline", "enabled"]
+CROSSOVER: Final = "crossover"
+"""A design; and in place of a variant, what a session is: both of them."""
 OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 """How images call the machines that ``uname -m`` names."""
 
@@ -67,3 +70,17 @@ class GrowingModel(Model):
             for key, value in dump(self).items()
             if key not in self.added_later or getattr(self, key) != fields[key].get_default(call_default_factory=True)
         }
+
+
+def list_leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every value in nested mappings; a list is one value."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from list_leaves(item, (*path, str(key)))
+    else:
+        yield path
+
+
+def dump_model(model: BaseModel) -> dict[str, Any]:
+    """As a plan file holds it."""
+    return model.model_dump(mode="json", by_alias=True)

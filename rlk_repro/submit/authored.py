@@ -18,10 +18,11 @@ from rlk_repro.base.files import read_start
 from rlk_repro.base.findings import Finding, Level, diff_values
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.yamlfile import MAX_BYTES
-from rlk_repro.plan import FREE_RULES, Plan, dump_model, find_rule_problems, list_leaves
+from rlk_repro.plan import FREE_RULES, Plan, find_rule_problems
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Hardware, Measure, Profile, Run, Stack
 from rlk_repro.spec.load import Override, load_bytes, load_run
+from rlk_repro.spec.values import dump_model, list_leaves
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -29,7 +30,7 @@ MAX_FINDINGS: Final = 20
 MAX_FLAGS: Final = 1000
 SETTING: Final = "--set "
 # How much is measured, as against how it is judged.
-AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed"})
+AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "control_blocks", "shadow_steps"})
 
 
 def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
@@ -49,7 +50,7 @@ def describe_rule_changes(plan: Plan) -> str:
     is_shipped = name in list_names(run_folders())
     usual = dict(_list_rules(load_run(name, run_folders()).model.measure if is_shipped else Measure()))
     changes = [
-        f"{path} {value:g} instead of {usual[path]:g}"
+        f"{path} {_show(value)} instead of {_show(usual[path])}"
         for path, value in _list_rules(plan.run.measure)
         if value != usual[path] and (is_shipped or path not in AMOUNTS)
     ]
@@ -59,8 +60,13 @@ def describe_rule_changes(plan: Plan) -> str:
     return f"Rules differ from {what}: {', '.join(changes)}."
 
 
-def _list_rules(measure: Measure) -> Iterator[tuple[str, float]]:
-    values = dump_model(measure)
+def _show(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _list_rules(measure: Measure) -> Iterator[tuple[str, Any]]:
+    later = {name: getattr(measure, name) for name in Measure.added_later}
+    values = {**dump_model(measure), **dict(sorted(later.items()))}
     for path in list_leaves(values):
         if path[0] not in FREE_RULES:
             yield ".".join(path), _find(values, path)

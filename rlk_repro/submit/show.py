@@ -9,6 +9,7 @@ from rlk_repro.base.escapes import printable
 from rlk_repro.base.units import format_duration
 from rlk_repro.clusters.api import Job
 from rlk_repro.plan import Plan
+from rlk_repro.schedule import make_schedule
 from rlk_repro.statistics.power import smallest_effect
 from rlk_repro.submit.consent import find_foreign
 from rlk_repro.workloads import get_workload
@@ -18,7 +19,8 @@ from rlk_repro.workloads.differences import Kind, list_differences
 def plan_summary(plan: Plan) -> dict[str, Any]:
     """The figures of a plan: trials, GPU-hours, smallest effect, operators."""
     measure = plan.run.measure
-    num_pairs = len({trial.pair for trial in plan.trials if not trial.is_control})
+    controls = [first.is_control for first, _ in plan.pairs().values()]
+    num_pairs = controls.count(False)
     minutes = plan.expected_minutes()
     effect = None
     if num_pairs:
@@ -32,7 +34,8 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     return {
         "num_trials": len(plan.trials),
         "num_pairs": num_pairs,
-        "num_control_pairs": measure.control_pairs if num_pairs else measure.pairs + measure.control_pairs,
+        "num_control_pairs": controls.count(True),
+        **({"num_sessions": len(plan.trials)} if plan.is_crossover else {}),
         "expected_minutes": minutes,
         "gpu_hours": None if minutes is None else minutes / 60 * plan.num_gpus,
         "smallest_visible_effect": effect,
@@ -61,15 +64,13 @@ def bound_line(plan: Plan, minutes: float, gpus_per_node: int) -> str:
 def plan_lines(plan: Plan) -> list[str]:
     """The same for people."""
     summary = plan_summary(plan)
-    measure, layout = plan.run.measure, plan.layout
+    layout = plan.layout
     rows = [
         ("run", f"{plan.run.run} · {plan.run.workload.kind} · lane {plan.run.lane} · stack {plan.stack.stack}"),
         ("where", f"{plan.cluster} · profile {plan.profile.profile} · {plan.hardware.title}"),
         ("layout", f"{layout.num_nodes} node(s) × {layout.gpus_per_node} GPU · TP {layout.tensor_parallel} "
                    f"PP {layout.pipeline_parallel} CP {layout.context_parallel} EP {layout.expert_parallel}"),
-        ("trials", f"{summary['num_trials']}: {summary['num_pairs']} pairs, {summary['num_control_pairs']} control "
-                   f"pairs; {measure.warmup_steps} warm-up + {measure.scored_steps} scored steps each"),
-        ("order", " ".join(f"{trial.pair}:{trial.variant[0]}" for trial in plan.trials)),
+        *(_session_rows(plan) if plan.is_crossover else _trial_rows(plan, summary)),
         ("duration", _duration(summary)),
         ("smallest effect", _effect(summary, plan)),
         *(_operator_rows(plan, summary) if plan.has_enabled else ()),
@@ -92,6 +93,30 @@ def plan_lines(plan: Plan) -> list[str]:
     if changed:
         rows.append(("set by flags", ", ".join(changed)))
     return [f"{name:<16} {text}" for name, text in rows]
+
+
+def _trial_rows(plan: Plan, summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    measure = plan.run.measure
+    yield (
+        "trials",
+        f"{summary['num_trials']}: {summary['num_pairs']} pairs, {summary['num_control_pairs']} control pairs; "
+        f"{measure.warmup_steps} warm-up + {measure.scored_steps} scored steps each",
+    )
+    yield "order", " ".join(f"{trial.pair}:{trial.variant[0]}" for trial in plan.trials)
+
+
+def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Each session with its blocks in order; control blocks in brackets."""
+    measure = plan.run.measure
+    yield (
+        "sessions",
+        f"{measure.sessions}: {plan.num_steps} steps each: {measure.warmup_steps} warm-up, {measure.blocks} blocks and "
+        f"{measure.control_blocks} control blocks of 4 × {measure.period_steps}, {measure.shadow_steps} shadow",
+    )
+    for number, trial in enumerate(plan.trials):
+        blocks = make_schedule(measure, trial.seed).blocks
+        shown = " ".join(f"({block.order})" if block.is_control else block.order for block in blocks)
+        yield "" if number else "order", f"{trial.pair}: {shown}"
 
 
 def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -123,6 +148,8 @@ def _duration(summary: dict[str, Any]) -> str:
 def _effect(summary: dict[str, Any], plan: Plan) -> str:
     measure = plan.run.measure
     effect = summary["smallest_visible_effect"]
+    if plan.is_crossover:
+        return "not estimated for sessions"
     if summary["num_pairs"] < 6:
         return f"none: {summary['num_pairs']} pairs can never carry faster or slower (6 are needed)"
     if effect is None:

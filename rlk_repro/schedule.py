@@ -1,0 +1,114 @@
+"""The variant of each rollout of a session, design ``crossover``: drawn from the seed by arithmetic of our own.  Pure.
+
+A session warms up in both variants, then runs its blocks, then its shadow steps.  A block is four periods of one
+variant each, ABBA or BAAB; only the last rollout of a period is scored, as the first one carries the switch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rlk_repro.spec import Measure, Variant
+
+ORDERS: Final = ("ABBA", "BAAB")
+LETTERS: Final[dict[str, Variant]] = {"b": "baseline", "e": "enabled", "s": "baseline"}
+"""Variant by letter of a schedule's text; ``s`` is a shadow step."""
+_LABELS: Final = {"A": "b", "B": "e"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Four periods, labelled A or B.  In a control block every period is of the baseline, whatever its label."""
+
+    order: str
+    is_control: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One rollout of a session.  ``block`` and ``label`` are where it stands, if in a block.
+
+    ``stored`` numbers the stored rollout that it trains on in lanes that have them; without a number it takes one of
+    the largest.
+    """
+
+    letter: str
+    is_scored: bool = False
+    block: int | None = None
+    label: str = ""
+    stored: int | None = None
+
+    @property
+    def variant(self) -> Variant:
+        return LETTERS[self.letter]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What every rollout of one session is."""
+
+    num_warmup: int
+    blocks: tuple[Block, ...]
+    period_steps: int
+    num_shadow: int
+
+    @cached_property
+    def rollouts(self) -> tuple[Rollout, ...]:
+        warmup = [Rollout(letter="be"[number % 2]) for number in range(self.num_warmup)]
+        return (*warmup, *self._list_scored(), *[Rollout(letter="s")] * self.num_shadow)
+
+    def _list_scored(self) -> Iterator[Rollout]:
+        for number, block in enumerate(self.blocks):
+            for place, label in enumerate(block.order):
+                half = 2 * number + place // 2
+                for step in range(self.period_steps):
+                    yield Rollout(
+                        letter=_LABELS["A" if block.is_control else label],
+                        is_scored=step == self.period_steps - 1,
+                        block=number,
+                        label=label,
+                        stored=half * self.period_steps + step,
+                    )
+
+    def variant_of(self, rollout: int) -> Variant:
+        return self.rollouts[rollout].variant
+
+    def is_scored(self, rollout: int) -> bool:
+        return self.rollouts[rollout].is_scored
+
+    @property
+    def text(self) -> str:
+        """One letter a rollout, for the trainer."""
+        return "".join(rollout.letter for rollout in self.rollouts)
+
+
+def make_schedule(measure: Measure, seed: int) -> Schedule:
+    """The schedule of the session with this seed.  Its control blocks are spread evenly among the others."""
+    slots = [
+        ((number + 0.5) / len(orders), is_control, order)
+        for is_control, count in ((False, measure.blocks), (True, measure.control_blocks))
+        for orders in [_draw_orders(seed, count, "control" if is_control else "block")]
+        for number, order in enumerate(orders)
+    ]
+    blocks = tuple(Block(order=order, is_control=is_control) for _, is_control, order in sorted(slots))
+    return Schedule(
+        num_warmup=measure.warmup_steps,
+        blocks=blocks,
+        period_steps=measure.period_steps,
+        num_shadow=measure.shadow_steps,
+    )
+
+
+def _draw_orders(seed: int, count: int, kind: str) -> list[str]:
+    """As many ABBA as BAAB, each arrangement as likely as any other; of an odd number either may have one more."""
+    digests = [hashlib.sha256(f"{seed} {kind} {number}".encode()).digest() for number in range(count + 1)]
+    first = digests.pop()[0] % 2
+    orders = [""] * count
+    for place, number in enumerate(sorted(range(count), key=digests.__getitem__)):
+        orders[number] = ORDERS[(place + first) % 2]
+    return orders
