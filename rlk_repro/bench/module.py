@@ -105,11 +105,14 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
             # a full collection walks all that importing and compiling left behind, in the middle of some step
             gc.collect()
             gc.freeze()
+            if installation is not None:
+                installation.begin_step(rollout_id)
             bench.train(rollout_id)
             if installation is not None:
                 installation.end_step(rollout_id)
         if installation is not None and device.type != "cpu":
             # after all that is timed: a profiler slows what it looks at
+            installation.turn.is_enabled = True
             names = record_kernels(lambda: bench.run_microbatch(OptimizerStep(), args.num_rollout, 0, 0), MAX_KERNELS)
             installation.ledger.record_kernels(names)
 

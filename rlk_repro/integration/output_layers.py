@@ -10,6 +10,7 @@ import torch
 
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.integration.measure.installation import Installation, check_signatures
+from rlk_repro.integration.route.api import Turn
 from rlk_repro.integration.route.hidden_states import Head, HiddenStates
 from rlk_repro.integration.route.linear_logp import NAME, find_weight_refusal
 from rlk_repro.integration.vime_abi import Abi
@@ -34,7 +35,8 @@ def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: 
             return
         layers += [] if found is None else [found]
     for layer in layers:
-        installation.rebind(layer, "forward", functools.partial(_hand_over, layer), "hands over hidden states")
+        make = functools.partial(_hand_over, layer, installation.turn)
+        installation.rebind(layer, "forward", make, "hands over hidden states")
 
 
 def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
@@ -66,7 +68,7 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
     return find_weight_refusal(weight, implementation) or layer
 
 
-def _hand_over(layer: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Around the layer's ``forward``, whose arguments it takes: its input with the weight, in place of the product."""
 
     @functools.wraps(forward)
@@ -75,7 +77,9 @@ def _hand_over(layer: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
         weight: torch.Tensor | None = None,
         runtime_gather_output: bool | None = None,
         **fused: Any,
-    ) -> tuple[HiddenStates, None]:
+    ) -> Any:
+        if not turn.is_enabled:
+            return forward(input_, weight, runtime_gather_output, **fused)
         if runtime_gather_output or fused.get("output_cross_entropy_loss"):
             asked = "gathered logits" if runtime_gather_output else "a fused loss"
             what = "the output layer was asked for something else"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.integration.measure.installation import Installation
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
+from rlk_repro.integration.route.api import Turn
 from rlk_repro.integration.route.hidden_states import Head, HiddenStates
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.operators import Case, Platform, read_loss_options
@@ -39,18 +40,23 @@ def install(args: argparse.Namespace) -> Installation | None:
         make = functools.partial(installation.profile.run_in_phase, phase)
         installation.rebind(trainer.Trainer, name, make, "peak memory")
     if installation.ledger.find_rl_kernel("linear_logp") is not None:
-        installation.rebind(trainer, "forward", _hand_over, "hands over hidden states")
+        make = functools.partial(_hand_over, installation.turn)
+        installation.rebind(trainer, "forward", make, "hands over hidden states")
+    if settings.schedule:
+        installation.rebind(trainer.Trainer, "train", installation.begin_step_before, "variant of the rollout")
     if installation.end_step not in trainer.step_end_hooks:
         trainer.step_end_hooks.append(installation.end_step)
         installation.on_undo(trainer.step_end_hooks.remove, installation.end_step)
     return installation
 
 
-def _hand_over(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _hand_over(turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Hidden states [1, T, D] with the weight of the output layer, in place of logits."""
 
     @functools.wraps(forward)
-    def hand_over(model: Transformer, microbatch: Microbatch) -> HiddenStates:
+    def hand_over(model: Transformer, microbatch: Microbatch) -> Any:
+        if not turn.is_enabled:
+            return forward(model, microbatch)
         layout = microbatch.layout
         hidden = model.find_hidden_states(microbatch.tokens, layout.positions, layout.attend)
         return HiddenStates.of(hidden.unsqueeze(0), Head(model.output_weight.to(hidden.dtype)))

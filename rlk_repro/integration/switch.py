@@ -31,10 +31,12 @@ from rlk_repro.integration.route.watch import Watch
 from rlk_repro.integration.vime_abi import APPROX_KL, CLIP, LOG_PROBS, LOSS, find_abi
 from rlk_repro.operators import DEFAULT_OPS, OPERATORS, Case, Platform, Refusal, find_conflicts
 from rlk_repro.rundir.paths import libraries_beside, libraries_file
+from rlk_repro.schedule import LETTERS
 
 SWITCH_VARIABLE: Final = "VIME_RL_KERNEL"
 MODE_VARIABLE: Final = "VIME_RL_KERNEL_MODE"
 OPS_VARIABLE: Final = "VIME_RL_KERNEL_OPS"
+SCHEDULE_VARIABLE: Final = "VIME_RL_KERNEL_SCHEDULE"
 ENTROPY_VARIABLE: Final = "RLK_REPRO_ENTROPY_METRIC"
 OPS_DIR_VARIABLE: Final = "RLK_REPRO_OPS_DIR"
 LIBRARIES_DIR_VARIABLE: Final = "RLK_REPRO_LIBRARIES_DIR"
@@ -48,10 +50,14 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the environment asks for.  Unless ``VIME_RL_KERNEL`` is 1 the mode is off and there are no operators."""
+    """What the environment asks for.  Unless ``VIME_RL_KERNEL`` is 1 the mode is off and there are no operators.
+
+    ``schedule`` has a letter for the variant of each rollout; without one all of them are enabled.
+    """
 
     mode: Mode = Mode.OFF
     ops: tuple[str, ...] = ()
+    schedule: str = ""
     ops_dir: Path | None = None
     libraries_dir: Path | None = None
     has_entropy_metric: bool = True
@@ -77,6 +83,10 @@ class Settings:
         mode = _read_choice(environ, MODE_VARIABLE, tuple(Mode), Mode.REQUIRE, problems)
         entropy = _read_choice(environ, ENTROPY_VARIABLE, ("1", "0"), "1", problems)
         ops = _read_ops(environ.get(OPS_VARIABLE) or ",".join(DEFAULT_OPS), problems)
+        schedule = environ.get(SCHEDULE_VARIABLE, "")
+        if not set(schedule) <= LETTERS.keys():
+            expected = f"letters {', '.join(LETTERS)}, one a rollout"
+            problems.append(Problem(SCHEDULE_VARIABLE, "is no schedule", got=schedule, expected=expected))
         if problems:
             raise SpecError(*problems)
         is_requested = switch == "1" and mode != Mode.OFF
@@ -84,6 +94,7 @@ class Settings:
         return cls(
             mode=Mode(mode) if is_requested else Mode.OFF,
             ops=ops if is_requested else (),
+            schedule=schedule if is_requested else "",
             ops_dir=ops_dir,
             libraries_dir=_read_folder(environ, LIBRARIES_DIR_VARIABLE) or (ops_dir and libraries_beside(ops_dir)),
             has_entropy_metric=entropy == "1",
@@ -165,7 +176,7 @@ def install_into(
         is_fallback_allowed=settings.mode is not Mode.REQUIRE,
     )
     libraries = libraries_file(settings.libraries_dir, rank) if settings.libraries_dir else None
-    installation = Installation(profile, ledger, watch, libraries)
+    installation = Installation(profile, ledger, watch, libraries, settings.schedule)
     ledger.open(
         mode=settings.mode.value,
         is_requested=settings.is_requested,
@@ -188,7 +199,8 @@ def _describe_choice(settings: Settings, found: Mapping[str, Route | Refusal]) -
     chosen = {op: f"{item.implementation} {item.version}" if isinstance(item, Route) else str(item)
               for op, item in found.items()}  # fmt: skip
     ops = "; ".join(f"{op}: {what}" for op, what in chosen.items())
-    return f"mode {settings.mode}, entropy metric {settings.has_entropy_metric}, {ops or 'no operators'}"
+    schedule = f", schedule {settings.schedule}" if settings.schedule else ""
+    return f"mode {settings.mode}, entropy metric {settings.has_entropy_metric}, {ops or 'no operators'}{schedule}"
 
 
 def _forbid_fallbacks(found: Mapping[str, Route | Refusal]) -> None:
@@ -223,7 +235,8 @@ def _rebind_targets(
         own = [claim for claim in claims if claim.operator.function == name]
         wrappers: list[Wrapper] = []
         if own:
-            wrappers.append(functools.partial(dispatch_calls, claims=own, recorder=installation.ledger))
+            kept = {"recorder": installation.ledger, "turn": installation.turn}
+            wrappers.append(functools.partial(dispatch_calls, claims=own, **kept))
         reasons = ["timers", *(claim.operator.name for claim in own if claim.route is not None)]
         if name == LOG_PROBS and not has_entropy_metric:
             wrappers.append(without_entropy_metric)

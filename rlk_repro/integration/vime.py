@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlk_repro.integration.measure.installation import Installation
+from rlk_repro.integration.measure.installation import Installation, check_signatures
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
@@ -35,6 +35,12 @@ def install(args: argparse.Namespace) -> Installation | None:
     for name, phase in PHASES.items():
         installation.rebind(actor, name, functools.partial(installation.profile.run_in_phase, phase), "peak memory")
     installation.rebind(actor, "log_perf_data", functools.partial(_end_step_after, installation), "end of step")
+    if settings.schedule:
+        # not ``train``, which calls it: Ray has taken hold of that function before this process got here
+        check_signatures(actor.MegatronTrainRayActor, abi.actor_methods)
+        for name in abi.actor_methods:
+            make = installation.begin_step_before
+            installation.rebind(actor.MegatronTrainRayActor, name, make, "variant of the rollout")
     return installation
 
 

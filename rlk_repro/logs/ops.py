@@ -104,7 +104,10 @@ class Decided:
 
 @record(**_RECORD)
 class Step:
-    """One rollout's training on a rank: seconds, bytes, counts, and what was odd about an operator's answers."""
+    """One rollout's training on a rank: seconds, bytes, counts, and what was odd about an operator's answers.
+
+    Only a session says ``variant``, None where the step did not begin as one, and ``counts``, torch's own.
+    """
 
     event: Literal["step"]
     step: Count
@@ -112,6 +115,8 @@ class Step:
     memory: Memory
     calls: Annotated[dict[Timer, OpCount], Field(max_length=16)]
     odd: Annotated[dict[Timer, str], Field(max_length=16)] = Field(default_factory=dict)
+    variant: Literal["baseline", "enabled"] | None = None
+    counts: Annotated[dict[Timer, Count], Field(max_length=16)] = Field(default_factory=dict)
 
 
 @record(**_RECORD)
@@ -183,6 +188,19 @@ class OpsLog:
         """Counts of one operator in one step, over ranks."""
         found = (rank.steps[step][1].calls.get(op, OpCount()) for rank in self.ranks if step in rank.steps)
         return sum(found, OpCount())
+
+    def variant_of(self, step: int) -> str | None:
+        """The variant of a session's step; None where the ranks that wrote it do not say the same one."""
+        found = {rank.steps[step][1].variant for rank in self.ranks if step in rank.steps}
+        return found.pop() if len(found) == 1 else None
+
+    def counts_in(self, step: int) -> dict[str, int]:
+        """What torch counted during a session's step: the largest of any rank."""
+        found: dict[str, int] = {}
+        for rank in self.ranks:
+            for name, count in rank.steps[step][1].counts.items() if step in rank.steps else ():
+                found[name] = max(found.get(name, 0), count)
+        return found
 
     def decisions(self) -> tuple[DecisionSummary, ...]:
         """Every distinct decision with totals over ranks: calls to what RL-Kernel served, fallbacks to the rest."""

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import hashlib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
-from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.files import write_json
 from rlk_repro.integration.measure.ledger import Ledger
 from rlk_repro.integration.measure.libraries import loaded_libraries
-from rlk_repro.integration.measure.profile import Profile
+from rlk_repro.integration.measure.profile import Profile, read_counts
+from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
+from rlk_repro.integration.route.api import Turn
 from rlk_repro.integration.route.watch import Watch
+from rlk_repro.schedule import LETTERS
 
 logger = logging.getLogger(__name__)
 
 _HANDLE: Final = "rlk_repro_installation"
+R = TypeVar("R")
 
 
 class Installation:
@@ -29,9 +35,14 @@ class Installation:
     ``undo`` restores everything and ends the ops file; leaving ``with`` and the end of the process do the same.
     """
 
-    def __init__(self, profile: Profile, ledger: Ledger, watch: Watch, libraries: Path | None) -> None:
+    def __init__(
+        self, profile: Profile, ledger: Ledger, watch: Watch, libraries: Path | None, schedule: str = ""
+    ) -> None:
         self.profile, self.ledger, self._watch = profile, ledger, watch
-        self._libraries = libraries
+        self._libraries, self._schedule = libraries, schedule
+        self.turn = Turn(is_enabled=not schedule)
+        self._begun: int | None = None
+        self._counts = read_counts()
         self._undo = ExitStack()
         self._undo.callback(ledger.close)
         atexit.register(self.undo)
@@ -63,6 +74,32 @@ class Installation:
         self._undo.callback(*undo)
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
 
+    def begin_step(self, rollout_id: int) -> None:
+        """Switch to the variant that the schedule gives a rollout, once all ranks agree on both.
+
+        Raises:
+            CheckFailed: another rank is at another rollout or has another schedule, or the schedule has ended.
+        """
+        if not self._schedule:
+            return
+        if not 0 <= rollout_id < len(self._schedule):
+            expected = f"one of the schedule's {len(self._schedule)}, from 0"
+            raise CheckFailed(Problem("rollout", "is in no schedule", got=rollout_id, expected=expected))
+        variant = LETTERS[self._schedule[rollout_id]]
+        digest = hashlib.sha256(self._schedule.encode()).hexdigest()[:12]
+        check_ranks_agree(*find_rank(), f"rollout {rollout_id}, {variant}, schedule {digest}")
+        self.turn.is_enabled, self._begun = variant == "enabled", rollout_id
+
+    def begin_step_before(self, train: Callable[..., R]) -> Callable[..., R]:
+        """Wrap the trainer's method whose first argument is the number of the rollout that it trains on."""
+
+        @functools.wraps(train)
+        def begin_and_train(trainer: Any, rollout_id: int, *args: Any, **kwargs: Any) -> R:
+            self.begin_step(rollout_id)
+            return train(trainer, rollout_id, *args, **kwargs)
+
+        return begin_and_train
+
     def end_step(self, rollout_id: int) -> None:
         """Write what one rollout's training took, and with the first one which libraries did it.
 
@@ -74,7 +111,16 @@ class Installation:
         if self._libraries is not None:
             write_json(self._libraries, loaded_libraries())
             self._libraries = None
-        self.ledger.end_step(rollout_id, timers, memory, odd)
+        self.ledger.end_step(rollout_id, timers, memory, odd, self._end_turn(rollout_id))
+
+    def _end_turn(self, rollout_id: int) -> dict[str, Any]:
+        """The variant of the step that ends, None where it did not begin, and what torch counted during it."""
+        if not self._schedule:
+            return {}
+        before, self._counts = self._counts, read_counts()
+        variant = "enabled" if self.turn.is_enabled else "baseline"
+        counts = {name: max(0, count - before.get(name, 0)) for name, count in self._counts.items()}
+        return {"variant": variant if self._begun == rollout_id else None, "counts": counts}
 
 
 def find_installation(owner: Any, names: Iterable[str]) -> Installation | None:

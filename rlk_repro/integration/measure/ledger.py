@@ -125,14 +125,19 @@ class Ledger:
         self._total[op].add(count)
 
     def end_step(
-        self, step: int, timers: Mapping[str, float], memory: Mapping[str, int], odd: Mapping[str, str]
+        self,
+        step: int,
+        timers: Mapping[str, float],
+        memory: Mapping[str, int],
+        odd: Mapping[str, str],
+        turn: Mapping[str, Any],
     ) -> None:
-        """Record a step; ``odd`` is what was wrong with RL-Kernel's answers, by operator.
+        """Record a step; ``odd`` is what was wrong with RL-Kernel's answers, by operator, ``turn`` what a session adds.
 
         Raises:
             CheckFailed: something was, and the mode forbids going on.
         """
-        self._write("step", step=step, timers=timers, memory=memory, calls=_as_json(self._step), odd=odd)
+        self._write("step", step=step, timers=timers, memory=memory, calls=_as_json(self._step), odd=odd, **turn)
         self._step = {op: Count() for op in self._step}
         self._num_steps += 1
         for op, what in odd.items():

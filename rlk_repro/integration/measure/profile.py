@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -247,6 +248,24 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _find_tensors(item)
     elif isinstance(value, Mapping):
         yield from _find_tensors(list(value.values()))
+
+
+def read_counts() -> dict[str, int]:
+    """What torch has counted so far in this process that makes a step slow; nothing is imported to count it."""
+    counts: dict[str, int] = {}
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:
+        found = dynamo.counters
+        counts["compilations"] = found["frames"]["total"]
+        counts["recompile_limit_hits"] = sum(
+            count
+            for reasons in list(found.values())
+            for reason, count in reasons.items()
+            if "recompile limit exceeded" in str(reason)
+        )
+    if torch.cuda.is_initialized():
+        counts["allocator_retries"] = torch.cuda.memory_stats()["num_alloc_retries"]
+    return counts
 
 
 class DeviceMemory:

@@ -98,7 +98,16 @@ class Recorder(Protocol):
         """Note why a call falls back; raise where no call may."""
 
 
-def dispatch_calls(native: Callable[..., Any], claims: Sequence[Claim], recorder: Recorder) -> Callable[..., Any]:
+@dataclass
+class Turn:
+    """Whether it is RL-Kernel's turn; while it is not, every call goes to the trainer's own function, uncounted."""
+
+    is_enabled: bool = True
+
+
+def dispatch_calls(
+    native: Callable[..., Any], claims: Sequence[Claim], recorder: Recorder, turn: Turn
+) -> Callable[..., Any]:
     """Wrap the trainer's function: a call goes to the first claim that serves it and does not refuse, else to it.
 
     The function must have a parameter ``logits`` [..., T, V]; T is what counts as tokens.
@@ -106,6 +115,8 @@ def dispatch_calls(native: Callable[..., Any], claims: Sequence[Claim], recorder
     signature = inspect.signature(native)
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
+        if not turn.is_enabled:
+            return native(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         logits: torch.Tensor = bound.arguments["logits"]
