@@ -35,7 +35,7 @@ from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
 from rlk_repro.agent.ray.marks import Use
 from rlk_repro.agent.ray.member import RayMember
 from rlk_repro.agent.resume import find_open_trials, set_aside
-from rlk_repro.agent.rollouts import store_rollouts
+from rlk_repro.agent.rollouts import link_rollouts, store_rollouts
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current
 from rlk_repro.agent.trial import Outcome, TrialWatch, make_scrubber, run_command, run_trial
@@ -246,6 +246,9 @@ class Leader:
             self._current = Current(trial=trial.name, session=pid)
 
         command = self._make_command(trial)
+        if command.stored is not None:
+            files = link_rollouts(self._plan, trial, command.stored, self._run_dir.session_rollouts(trial.name))
+            self._journal.record("rollouts", trial=trial.name, files=files)
         with self._serve(Use(trial=trial.name), command) as service:
             try:
                 outcome = run_trial(

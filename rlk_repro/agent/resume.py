@@ -1,7 +1,7 @@
 """What an earlier agent left: which pairs are whole, and setting the rest aside.
 
 A pair counts when both trials ended by themselves in one allocation.  Half a pair is never kept: its trials are moved
-to ``interrupted/<n>/`` as evidence and run again.
+to ``interrupted/<n>/`` as evidence and run again.  So is a session that did not end by itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ RESULTS: Final = frozenset({TrialStatus.OK, TrialStatus.FAILED, TrialStatus.OUT_
 
 
 def find_whole_pairs(plan: Plan, run_dir: RunDir) -> set[str]:
-    """Names of the pairs that need not be run again."""
-    return {name for name, trials in plan.pairs().items() if _is_whole([run_dir.trial(item.name) for item in trials])}
+    """Names of the pairs and sessions that need not be run again."""
+    return {name for name, trials in plan.groups().items() if _is_whole([run_dir.trial(item.name) for item in trials])}
 
 
 def find_open_trials(plan: Plan, run_dir: RunDir) -> list[Trial]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -9,9 +10,10 @@ from typing import Any, Final
 from rlk_repro.agent.trial import Outcome, record_command
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem
 from rlk_repro.base.files import load_json, sha256_file, write_json
-from rlk_repro.plan import Plan
+from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RolloutDir, RunDir
 from rlk_repro.rundir.results import TrialStatus
+from rlk_repro.schedule import make_schedule
 from rlk_repro.workloads.api import Command
 
 SCHEMA: Final = 1
@@ -45,12 +47,42 @@ def store_rollouts(
     write_json(run_dir.prepared, {**prepared, "schema": SCHEMA, ROLLOUTS: {**stored, str(seed): record}})
 
 
-def _hash_files(plan: Plan, folder: RolloutDir) -> dict[str, str]:
-    paths = [folder.file(number) for number in range(plan.num_steps)]
+def link_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: RolloutDir) -> list[str]:
+    """Make ``folder`` anew, in which each rollout of a session is a link to the stored one that it trains on.
+
+    The two periods of half a block train on the same ones.  A rollout of no block has one of the largest files: the
+    warm-up has to see the largest shapes to come, each in both variants.  Returns the names in the session's order.
+
+    Raises:
+        CheckFailed: a stored rollout is missing.
+    """
+    files = _list_files(plan, stored)
+    largest = sorted(files, key=lambda path: -path.stat().st_size)
+    shutil.rmtree(folder.path, ignore_errors=True)
+    folder.path.mkdir()
+    chosen: list[Path] = []
+    num_others = 0
+    for rollout in make_schedule(plan.run.measure, trial.seed).rollouts:
+        if rollout.stored is None:
+            chosen.append(largest[num_others // 2 % len(largest)])
+            num_others += 1
+        else:
+            chosen.append(files[rollout.stored])
+    for number, path in enumerate(chosen):
+        folder.file(number).symlink_to(path.absolute())
+    return [path.name for path in chosen]
+
+
+def _list_files(plan: Plan, folder: RolloutDir) -> list[Path]:
+    paths = [folder.file(number) for number in range(plan.run.measure.num_stored)]
     absent = [path.name for path in paths if not path.is_file()]
     if absent:
         raise CheckFailed(Problem(str(folder.path), f"{len(absent)} of {len(paths)} missing", got=absent[0]))
-    return {path.name: sha256_file(path) for path in paths}
+    return paths
+
+
+def _hash_files(plan: Plan, folder: RolloutDir) -> dict[str, str]:
+    return {path.name: sha256_file(path) for path in _list_files(plan, folder)}
 
 
 def _require_same(folder: RolloutDir, recorded: dict[str, str]) -> None:

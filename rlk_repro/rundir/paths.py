@@ -197,6 +197,10 @@ class RunDir:
     def rollouts_of(self, seed: int) -> RolloutDir:
         return RolloutDir(self.rollouts / str(seed))
 
+    def session_rollouts(self, trial: str) -> RolloutDir:
+        """By number of a session's rollout, links to the stored ones; follows from the plan, so never packed."""
+        return RolloutDir(self.root / f".rollouts-{trial}")
+
     @property
     def nodes(self) -> Path:
         return self.root / NODES

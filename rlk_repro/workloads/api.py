@@ -11,7 +11,7 @@ from rlk_repro.base.errors import Problem
 from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.prepare.layout import PreparedDir
-from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.paths import RolloutDir, RunDir
 from rlk_repro.spec import Run, Stack
 
 if TYPE_CHECKING:
@@ -24,13 +24,15 @@ class Command:
 
     ``from_env`` maps a variable of the trainer to the variable of the node agent that holds its value; the value itself
     is in no plan and in no file.  Where it ``needs_ray`` the agents start Ray on all nodes before, with the same
-    environment, which Ray's workers inherit; the process finds it by ``RAY_ADDRESS``.
+    environment, which Ray's workers inherit; the process finds it by ``RAY_ADDRESS``.  ``stored`` are the rollouts that
+    a session trains on, of which the node agent makes the session's own folder.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     from_env: Mapping[str, str] = field(default_factory=dict)
     needs_ray: bool = False
+    stored: RolloutDir | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

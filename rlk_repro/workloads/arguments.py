@@ -10,10 +10,10 @@ from rlk_repro.base.errors import Problem
 from rlk_repro.plan import Plan
 
 
-def trial_flags(plan: Plan, seed: int) -> list[str]:
-    """What every trainer is told: seed, number of rollouts, device."""
+def trial_flags(plan: Plan, seed: int, num_rollouts: int | None = None) -> list[str]:
+    """What every trainer is told: seed, number of rollouts (that of a trial unless told), device."""
     device = "cpu" if plan.hardware.platform == "cpu" else "cuda"
-    return ["--seed", str(seed), "--num-rollout", str(plan.num_steps), "--device", device]
+    return ["--seed", str(seed), "--num-rollout", str(num_rollouts or plan.num_steps), "--device", device]
 
 
 def setting_flags(settings: BaseModel) -> Iterator[str]:

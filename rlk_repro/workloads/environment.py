@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from rlk_repro.base.errors import Problem, SpecError
-from rlk_repro.plan import ENABLED, Plan, Trial
+from rlk_repro.plan import BASELINE, Plan, Trial
 from rlk_repro.rundir.paths import RunDir, TrialDir
+from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import FromEnv
 from rlk_repro.workloads.api import Command
 
 SWITCH: Final = "VIME_RL_KERNEL"
 SWITCH_MODE: Final = "VIME_RL_KERNEL_MODE"
 SWITCH_OPS: Final = "VIME_RL_KERNEL_OPS"
+SWITCH_SCHEDULE: Final = "VIME_RL_KERNEL_SCHEDULE"
 OPS_DIR: Final = "RLK_REPRO_OPS_DIR"
 LIBRARIES_DIR: Final = "RLK_REPRO_LIBRARIES_DIR"
 ENTROPY_METRIC: Final = "RLK_REPRO_ENTROPY_METRIC"
@@ -27,7 +29,7 @@ THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
 """Of every trainer; a workload that has a setting for the threads replaces that one."""
 
-VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS})
+VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE})
 """The declared switches: what makes a trial an enabled one, and all that may differ beside where trials write."""
 
 MAY_DIFFER: Final = VARIANT_SWITCHES | {OPS_DIR, LIBRARIES_DIR}
@@ -41,6 +43,7 @@ SWITCHES: Final = {
     SWITCH: "the variants decide, --variants",
     SWITCH_MODE: "the run decides, --set rl_kernel.mode=…",
     SWITCH_OPS: "the run decides, --set rl_kernel.ops=[…]",
+    SWITCH_SCHEDULE: "the run decides, --set measure.design=…",
     ENTROPY_METRIC: "the run decides, --set entropy_metric=…",
 }
 
@@ -91,10 +94,13 @@ def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
-    """The declared switches: empty for baseline."""
-    if trial.variant != ENABLED:
+    """The declared switches: empty for baseline; in a session RL-Kernel has some rollouts only, by its schedule."""
+    if trial.variant == BASELINE:
         return {}
-    return {SWITCH: "1", SWITCH_MODE: plan.run.rl_kernel.mode, SWITCH_OPS: ",".join(plan.ops)}
+    switches = {SWITCH: "1", SWITCH_MODE: plan.run.rl_kernel.mode, SWITCH_OPS: ",".join(plan.ops)}
+    if plan.is_crossover:
+        switches[SWITCH_SCHEDULE] = make_schedule(plan.run.measure, trial.seed).text
+    return switches
 
 
 def metric_env(plan: Plan) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,11 +41,13 @@ def find_warnings(plan: Plan) -> list[Finding]:  # noqa: ARG001
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
     """One trial; the two trials of a pair differ in ``switch_env`` and ``record_env`` only."""
-    lane = []
+    flags, stored = ["--custom-megatron-init-path", INIT_PATH], None
     if plan.run.lane == "train-only":
-        lane = ["--debug-train-only", "--load-debug-rollout-data", run_dir.rollouts_of(trial.seed).template]
-    own = trial_env(plan, trial, run_dir)
-    return _make_command(plan, trial.seed, ["--custom-megatron-init-path", INIT_PATH, *lane], own)
+        stored = run_dir.rollouts_of(trial.seed)
+        folder = run_dir.session_rollouts(trial.name) if plan.is_crossover else stored
+        flags += ["--debug-train-only", "--load-debug-rollout-data", folder.template]
+    command = _make_command(plan, trial_flags(plan, trial.seed), flags, trial_env(plan, trial, run_dir))
+    return replace(command, stored=stored if plan.is_crossover else None)
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
@@ -57,16 +60,21 @@ def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
         return {}
     seeds = dict.fromkeys(trial.seed for trial in plan.trials)
     return {
-        seed: _make_command(plan, seed, ["--save-debug-rollout-data", run_dir.rollouts_of(seed).template], {})
+        seed: _make_command(
+            plan,
+            trial_flags(plan, seed, plan.run.measure.num_stored),
+            ["--save-debug-rollout-data", run_dir.rollouts_of(seed).template],
+            {},
+        )
         for seed in seeds
     }
 
 
-def _make_command(plan: Plan, seed: int, flags: list[str], own: dict[str, str]) -> Command:
+def _make_command(plan: Plan, first: list[str], flags: list[str], own: dict[str, str]) -> Command:
     workload = plan.run.workload
     assert isinstance(workload, ReferenceWorkload)
     plain, from_env = profile_env(plan)
-    argv = [sys.executable, "-m", TRAINER, *trial_flags(plan, seed), "--num-threads", str(workload.num_threads)]
+    argv = [sys.executable, "-m", TRAINER, *first, "--num-threads", str(workload.num_threads)]
     argv += setting_flags(workload.model)
     argv += setting_flags(workload.task)
     argv += setting_flags(workload.grpo)

@@ -46,10 +46,10 @@ def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding
     stored = found.get(ROLLOUTS)
     if stored is None:
         return
-    wanted = [RolloutDir(Path()).file(number).name for number in range(plan.num_steps)]
+    wanted = [RolloutDir(Path()).file(number).name for number in range(plan.run.measure.num_stored)]
     absent = [name for name in wanted if name not in stored.files]
     if absent:
-        expected = f"{plan.num_steps} files, one per rollout of a trial"
+        expected = f"{len(wanted)} files, one per rollout of a trial"
         yield Finding(Level.BLOCKING, f"prepared.{ROLLOUTS}", expected, f"{len(absent)} missing, first {absent[0]}")
 
 

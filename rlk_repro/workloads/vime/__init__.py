@@ -7,6 +7,7 @@ launch scripts are not used: they end every Python process of the host.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -66,8 +67,12 @@ def find_warnings(plan: Plan) -> list[Finding]:
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
     """One trial; the two trials of a pair differ in ``switch_env`` and ``record_env`` only."""
-    argv = render_arguments(plan, find_files(plan, run_dir), seed=trial.seed, traces=run_dir.trial(trial.name).traces)
-    return _make_command(plan, argv, trial_env(plan, trial, run_dir))
+    files, stored = find_files(plan, run_dir), None
+    if plan.is_crossover and plan.run.lane != "live":
+        stored = _find_stored(plan, run_dir)
+        files = replace(files, rollouts=run_dir.session_rollouts(trial.name).template)
+    argv = render_arguments(plan, files, seed=trial.seed, traces=run_dir.trial(trial.name).traces)
+    return replace(_make_command(plan, argv, trial_env(plan, trial, run_dir)), stored=stored)
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
@@ -86,14 +91,19 @@ def find_files(plan: Plan, run_dir: RunDir) -> Files:
     """Where this plan's model, data and rollouts lie."""
     workload = vime_of(plan)
     prepared = PreparedDir.of(plan.profile, run_dir)
-    stored = workload.rollouts
-    rollouts: RolloutDir = run_dir.rollouts_of(plan.run.measure.seed) if stored is None else prepared.rollouts(stored)
     return Files(
         model=prepared.model(workload.model),
         checkpoint=prepared.checkpoint(workload.model, plan.stack.pins["vime"].commit),
         prompts=prepared.data_file(workload.data.source),
-        rollouts=rollouts.template,
+        rollouts=_find_stored(plan, run_dir).template,
     )
+
+
+def _find_stored(plan: Plan, run_dir: RunDir) -> RolloutDir:
+    stored = vime_of(plan).rollouts
+    if stored is None:
+        return run_dir.rollouts_of(plan.run.measure.seed)
+    return PreparedDir.of(plan.profile, run_dir).rollouts(stored)
 
 
 def _all_arguments(plan: Plan) -> list[list[str]]:

@@ -203,9 +203,9 @@ def _check_rollouts(plan: Plan, division: Division) -> Iterator[Problem]:  # noq
     where = _where(plan, "workload.rollouts")
     if plan.run.lane == "live":
         yield Problem(where, "the live lane generates its own", got=stored.name, expected="none, or another lane")
-    elif stored.num_files < plan.num_steps:
+    elif stored.num_files < plan.run.measure.num_stored:
         yield Problem(f"{where}.num_files", "vime would train on file 0 again", got=stored.num_files,
-                      expected=f"{plan.num_steps} or more, one per step")  # fmt: skip
+                      expected=f"{plan.run.measure.num_stored} or more, one per step")  # fmt: skip
 
 
 def _check_arguments(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
