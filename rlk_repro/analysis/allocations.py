@@ -50,7 +50,7 @@ def find_misfits(plan: Plan, run_dir: RunDir) -> dict[str, str]:
     started = [trial for trial in plan.trials if exits[trial.name].status is not TrialStatus.MISSING]
     wrong = dict(_find_wrong_windows(started, exits, agents))
     misfits: dict[str, str] = {}
-    for name, trials in plan.pairs().items():
+    for name, trials in plan.groups().items():
         allocations = sorted({exits[trial.name].allocation for trial in trials})
         if found := next((wrong[trial.name] for trial in trials if trial.name in wrong), ""):
             misfits[name] = found
@@ -61,7 +61,7 @@ def find_misfits(plan: Plan, run_dir: RunDir) -> dict[str, str]:
 
 def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
     """The allocations that these pairs ran in and not all of whose nodes left a manifest."""
-    by_pair = plan.pairs()
+    by_pair = plan.groups()
     allocations = {read_exit(run_dir.trial(trial.name)).allocation for name in pairs for trial in by_pair[name]}
     described = [_find_allocation(node) for node in _list_agents(run_dir)]
     wanted = plan.layout.num_nodes

@@ -82,10 +82,10 @@ def analyse(run_dir: RunDir) -> Analysis:
         cluster=plan.cluster,
         experiment_hash=plan.experiment_hash,
         plan_hash=plan.plan_hash,
-        num_pairs_planned=len({trial.pair for trial in plan.trials if not trial.is_control}),
-        num_control_pairs_planned=len({trial.pair for trial in plan.trials if trial.is_control}),
+        num_pairs_planned=sum(not first.is_control for first, _ in plan.pairs().values()),
+        num_control_pairs_planned=sum(first.is_control for first, _ in plan.pairs().values()),
         num_warmup_steps=plan.run.measure.warmup_steps,
-        num_scored_steps=plan.run.measure.scored_steps,
+        num_scored_steps=plan.run.measure.num_scored,
         facts=_facts(run_dir, manifests, trials) | ({} if table is None else dict(table.facts)),
         trials=trials if table is None else tuple(_add_rejects(trials, table)),
         pairs=pairs,
@@ -109,7 +109,7 @@ def _judge(
     missing: Sequence[str],
 ) -> Judgement:
     measure = plan.run.measure
-    if not plan.run.workload.has_variants:
+    if plan.is_crossover or not plan.run.workload.has_variants:
         return decline(measure, pairs=pairs, trials=trials, is_exploratory=plan.is_exploratory)
     return judge(
         measure,

@@ -37,8 +37,23 @@ class Proof:
 _SEVERITY: Final = (ProofStatus.MISSING, ProofStatus.FALLBACK, ProofStatus.NATIVE, ProofStatus.PROVED)
 
 
-def prove(ops_log: OpsLog, *, variant: str, requested_ops: Sequence[str], platform: str) -> Proof:
-    """Judge a trial by its ops files.
+def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> str:
+    """Why a step does not show that it was enabled, by calls of an operator, or baseline, by none; empty if it does.
+
+    ``planned`` is the variant that the schedule of a session gives the step; None in a trial of one variant.
+    """
+    count = ops_log.calls_in(op, step)
+    if planned is not None and (found := ops_log.variant_of(step)) != planned:
+        return f"step {step} is planned as {planned} and recorded as {found or 'neither variant'}"
+    if planned == BASELINE:
+        return "" if count == OpCount() else f"called in step {step}, which is baseline"
+    return "" if count.tokens else f"never called in step {step}"
+
+
+def prove(
+    ops_log: OpsLog, *, variant: str, requested_ops: Sequence[str], platform: str, planned: Sequence[str] = ()
+) -> Proof:
+    """Judge a trial by its ops files; ``planned`` are the variants of a session's steps.
 
     A baseline is ``not requested`` as long as nothing of RL-Kernel is in its files; if there is, it is judged like an
     enabled trial, and any other status says that the baseline is none.
@@ -50,7 +65,7 @@ def prove(ops_log: OpsLog, *, variant: str, requested_ops: Sequence[str], platfo
     gap = _find_gap(ops_log)
     if gap:
         return Proof(status=ProofStatus.MISSING, reason=gap)
-    by_op = {op: _prove_op(ops_log, op, platform) for op in requested_ops}
+    by_op = {op: _prove_op(ops_log, op, platform, dict(enumerate(planned))) for op in requested_ops}
     status = min((item.status for item in by_op.values()), key=_SEVERITY.index, default=ProofStatus.MISSING)
     reasons = [f"{op}: {item.reason}" for op, item in by_op.items() if item.status is status and item.reason]
     num_calls = sum(count.calls for count in ops_log.calls.values())
@@ -78,7 +93,7 @@ def _find_gap(ops_log: OpsLog) -> str:
     return "" if steps else "no step was recorded"
 
 
-def _prove_op(ops_log: OpsLog, op: str, platform: str) -> OpProof:
+def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str]) -> OpProof:
     decisions = [item for rank in ops_log.ranks for _, item in rank.decisions if item.op == op]
     undecided = [rank.rank for rank in ops_log.ranks if all(item.op != op for _, item in rank.decisions)]
     if undecided:
@@ -98,9 +113,9 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str) -> OpProof:
                 for line, step in rank.steps.values() if op in step.odd), None)  # fmt: skip
     if odd is not None:
         return OpProof(status=ProofStatus.MISSING, reason=odd)
-    idle = next((step for step in ops_log.steps() if not ops_log.calls_in(op, step).tokens), None)
-    if idle is not None:
-        return OpProof(status=ProofStatus.MISSING, reason=f"never called in step {idle}")
+    steps = (find_unproved(ops_log, op, step, planned.get(step)) for step in ops_log.steps())
+    if unproved := next(filter(None, steps), ""):
+        return OpProof(status=ProofStatus.MISSING, reason=unproved)
     unseen = _find_unseen_kernel(ops_log, found.values())
     if unseen:
         return OpProof(status=ProofStatus.MISSING, reason=unseen)

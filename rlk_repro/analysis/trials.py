@@ -15,10 +15,11 @@ from rlk_repro.logs.metrics import SampleSeries, find_void_rollouts, metric_seri
 from rlk_repro.logs.ops import OpsLog, read_ops
 from rlk_repro.logs.telemetry import TrialTelemetry
 from rlk_repro.logs.vime import parse_log
-from rlk_repro.plan import ENABLED, Plan, Trial
+from rlk_repro.plan import BASELINE, Plan, Trial
 from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import Series, Summary, TrialResult, TrialStatus
+from rlk_repro.schedule import make_schedule
 from rlk_repro.statistics.stats import summarise
 
 STEP_TIME: Final = "step_time_s"
@@ -34,8 +35,15 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelem
     ops = read_ops(folder)
     log_series, rejects, void = _read_log(plan, folder)
     series = (*log_series, *_ops_series(plan, ops, folder))
-    requested = plan.ops if trial.variant == ENABLED else ()
-    proof = prove(ops, variant=trial.variant, requested_ops=requested, platform=plan.hardware.platform)
+    proof = prove(
+        ops,
+        variant=trial.variant,
+        requested_ops=() if trial.variant == BASELINE else plan.ops,
+        platform=plan.hardware.platform,
+        planned=[rollout.variant for rollout in make_schedule(plan.run.measure, trial.seed).rollouts]
+        if plan.is_crossover
+        else (),
+    )
     num_found = _num_steps(series)
     if status is TrialStatus.OK and num_found < plan.num_steps:
         status = TrialStatus.FAILED
@@ -55,7 +63,7 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelem
         proof_reason=proof.reason,
         decisions=ops.decisions(),
         series=series,
-        summaries=_summaries(plan, series),
+        summaries=() if plan.is_crossover else _summaries(plan, series),
         rejects={**rejects, **{f"ops: {name}": number for name, number in ops.num_rejects.items()}},
         throttled_fraction=None if telemetry is None else telemetry.throttled_fraction,
     )

@@ -25,6 +25,7 @@ from rlk_repro.rundir.results import (
     VerdictWord,
 )
 from rlk_repro.spec import Lane, Measure
+from rlk_repro.spec.values import CROSSOVER
 from rlk_repro.statistics.power import MIN_PAIRS
 from rlk_repro.statistics.stats import MEAN_STEP_TIME, STEP_TIME, holm, is_cost, noise_floor, paired_effect
 
@@ -32,6 +33,7 @@ PRIMARY: Final = "primary"
 SECONDARY: Final = "secondary"
 MAX_THROTTLED_FRACTION: Final = 0.01
 SHOWN: Final = (VerdictWord.FASTER, VerdictWord.SLOWER)
+NOT_COMPUTED: Final = "inconclusive: this version computes no verdict for the design crossover"
 NOTHING_COMPARED: Final = (
     "operators are measured one by one: no variants are compared, and nothing is said about a trainer's speed"
 )
@@ -144,7 +146,11 @@ def judge(
 def decline(
     measure: Measure, *, pairs: Sequence[PairResult], trials: Sequence[TrialResult], is_exploratory: bool = False
 ) -> Judgement:
-    """The verdict of a run that has no variants: that there is none.  Its control pairs still show noise."""
+    """The verdict of a run that has no variants: that there is none.  Its control pairs still show noise.
+
+    Of sessions this version computes none.
+    """
+    is_crossover = measure.design == CROSSOVER
     controls = [pair for pair in pairs if pair.status is PairStatus.SCORED]
     lost = [pair for pair in pairs if pair.status is not PairStatus.SCORED]
     reasons = [
@@ -153,8 +159,8 @@ def decline(
     reasons += [f"pair {pair.pair} {pair.status}: {pair.reason}" for pair in lost]
     smallest = measure.smallest_effect_pct / 100
     verdict = Verdict(
-        word=VerdictWord.NO_COMPARISON,
-        headline=("exploratory: " if is_exploratory else "") + NOTHING_COMPARED,
+        word=VerdictWord.INCONCLUSIVE if is_crossover else VerdictWord.NO_COMPARISON,
+        headline=("exploratory: " if is_exploratory else "") + (NOT_COMPUTED if is_crossover else NOTHING_COMPARED),
         reasons=tuple(reasons),
         threshold=smallest,
         smallest_effect=smallest,

@@ -115,7 +115,7 @@ def _describe_gates(gates: tuple[Gate, ...]) -> str:
 
 
 def _describe_proof(analysis: Analysis) -> str:
-    found = [trial for trial in analysis.trials if trial.variant == "enabled"]
+    found = [trial for trial in analysis.trials if trial.variant != "baseline"]
     counts = Counter(trial.proof for trial in found)
     parts = [f"{status} in {counts[status]} of {len(found)}" for status in ProofStatus if counts[status]]
     if not parts:
