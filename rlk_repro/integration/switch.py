@@ -235,8 +235,9 @@ def _rebind_targets(
         own = [claim for claim in claims if claim.operator.function == name]
         wrappers: list[Wrapper] = []
         if own:
-            kept = {"recorder": installation.ledger, "turn": installation.turn}
-            wrappers.append(functools.partial(dispatch_calls, claims=own, **kept))
+            wrappers.append(
+                functools.partial(dispatch_calls, claims=own, recorder=installation.ledger, turn=installation.turn)
+            )
         reasons = ["timers", *(claim.operator.name for claim in own if claim.route is not None)]
         if name == LOG_PROBS and not has_entropy_metric:
             wrappers.append(without_entropy_metric)

@@ -263,7 +263,7 @@ def read_counts() -> dict[str, int]:
             for reason, count in reasons.items()
             if "recompile limit exceeded" in str(reason)
         )
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         counts["allocator_retries"] = torch.cuda.memory_stats()["num_alloc_retries"]
     return counts
 

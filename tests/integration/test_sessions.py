@@ -1,0 +1,296 @@
+"""Both variants in one process: who switches, what a step shows, and that a baseline step is the trainer's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from rlk_repro.analysis.proof import prove
+from rlk_repro.base import proc
+from rlk_repro.base.errors import CheckFailed, SpecError
+from rlk_repro.integration.route.api import Route, RouteContext
+from rlk_repro.integration.switch import Mode, Settings, install_into
+from rlk_repro.logs.ops import OpsLog, read_ops
+from rlk_repro.operators import Case
+from rlk_repro.rundir.paths import TrialDir
+from rlk_repro.rundir.results import ProofStatus
+from rlk_repro.schedule import LETTERS
+from tests import ROOT, SUPPORT
+from tests.support.loss_examples import load_loss_module, make_args, train_once
+
+SCHEDULE = "bebeebs"
+PLANNED = [LETTERS[letter] for letter in SCHEDULE]
+OPS = ("logp", "ratio_kl")
+SMALL = (
+    "--rollout-batch-size 4 --n-samples-per-prompt 4 --micro-batch-size 8 --use-kl-loss --kl-loss-coef 0.1 "
+    "--num-steps-per-rollout 2 --entropy-coef 0 --num-threads 1 --device cpu --seed 3"
+)
+STILL = f"{SMALL} --lr 1e-30"
+"""The weights stay what they are."""
+
+LOUD = """
+from dataclasses import replace
+from rlk_repro.integration import reference
+from rlk_repro.integration.route.table import ROUTES
+def loud(make):
+    def make_loud(context):
+        route = make(context)
+        def run(call):
+            log_probs, entropy = route.run(call)
+            return log_probs * 1.01, entropy
+        return replace(route, run=run)
+    return make_loud
+def install(args):
+    ROUTES.update({op: loud(make) for op, make in ROUTES.items()})
+    return reference.install(args)
+"""
+"""RL-Kernel's answers are one percent off, so that no call of it goes unnoticed."""
+
+SABOTAGE = {
+    "nothing switches": (
+        "from rlk_repro.integration import reference\n"
+        "from rlk_repro.refengine.trainer import Trainer\n"
+        "def install(args):\n"
+        "    train = Trainer.train\n"
+        "    reference.install(args)\n"
+        "    Trainer.train = train\n"
+    ),
+    "the switch is stuck": (
+        "from rlk_repro.integration import reference\n"
+        "from rlk_repro.integration.route.api import Turn\n"
+        "def install(args):\n"
+        "    reference.install(args)\n"
+        "    Turn.is_enabled = property(lambda self: True, lambda self, value: None)\n"
+    ),
+    "calls go by another switch": (
+        "from rlk_repro.integration import reference, switch\n"
+        "from rlk_repro.integration.route.api import Turn, dispatch_calls\n"
+        "def install(args):\n"
+        "    switch.dispatch_calls = lambda native, claims, recorder, turn: dispatch_calls(\n"
+        "        native, claims, recorder, Turn()\n"
+        "    )\n"
+        "    reference.install(args)\n"
+    ),
+    "RL-Kernel never has its turn": (
+        "from rlk_repro.integration import reference, switch\n"
+        "from rlk_repro.integration.route.api import Turn, dispatch_calls\n"
+        "def install(args):\n"
+        "    switch.dispatch_calls = lambda native, claims, recorder, turn: dispatch_calls(\n"
+        "        native, claims, recorder, Turn(is_enabled=False)\n"
+        "    )\n"
+        "    reference.install(args)\n"
+    ),
+}  # fmt: skip
+
+
+def run_trainer(
+    folder: Path, flags: str, *, init: str = "rlk_repro.integration.reference.install", **switches: str
+) -> proc.Completed:
+    """The reference trainer in a process of its own, with the double of RL-Kernel at hand."""
+    sources = [str(folder), str(ROOT), str(SUPPORT / "fake_rl_engine")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("VIME_", "RLK_"))}
+    environment |= {"PYTHONPATH": os.pathsep.join(sources), "RLK_REPRO_OPS_DIR": str(folder / "ops"), **switches}
+    command = [sys.executable, "-m", "rlk_repro.refengine", *flags.split(), "--custom-megatron-init-path", init]
+    return proc.run(command, cwd=folder, env=environment, timeout_s=180)
+
+
+def run_session(folder: Path, flags: str = SMALL, **options: str) -> OpsLog:
+    switches = {"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_OPS": ",".join(OPS), "VIME_RL_KERNEL_SCHEDULE": SCHEDULE}
+    completed = run_trainer(folder, f"{flags} --num-rollout {len(SCHEDULE)}", **switches | options)
+    assert completed.is_ok, completed.stderr
+    (folder / "stdout.log").write_text(completed.stdout)
+    return read_ops(TrialDir(folder))
+
+
+def judge(log: OpsLog) -> tuple[ProofStatus, str]:
+    proof = prove(log, variant="crossover", requested_ops=OPS, platform="cpu", planned=PLANNED)
+    return proof.status, proof.reason
+
+
+def read_losses(text: str) -> dict[int, list[str]]:
+    """By rollout, the lines of its two optimizer steps as they were printed."""
+    found: dict[int, list[str]] = {}
+    for number, line in re.findall(r"step (\d+): (\{.*\})", text):
+        found.setdefault(int(number) // 2, []).append(line)
+    return found
+
+
+def test_each_step_says_its_variant_and_shows_it(tmp_path: Path) -> None:
+    log = run_session(tmp_path)
+    assert [log.variant_of(step) for step in log.steps()] == PLANNED
+    for op in OPS:
+        calls = [log.calls_in(op, step).calls for step in log.steps()]
+        assert [bool(number) for number in calls] == [variant == "enabled" for variant in PLANNED]
+    assert judge(log)[0] is ProofStatus.NATIVE
+
+
+@pytest.mark.parametrize("ops", ["logp,ratio_kl", "linear_logp"])
+def test_baseline_steps_are_bitwise_an_unswitched_run_s(tmp_path: Path, ops: str) -> None:
+    """Losses, gradient norms and metrics of both optimizer steps, with weights that stay the same."""
+    without = {"RLK_REPRO_ENTROPY_METRIC": "0"}
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "loud.py").write_text(LOUD)
+    plain = run_trainer(tmp_path / "plain", f"{STILL} --num-rollout {len(SCHEDULE)}", **without)
+    assert plain.is_ok, plain.stderr
+    log = run_session(tmp_path, STILL, init="loud.install", VIME_RL_KERNEL_OPS=ops, **without)
+    expected, found = read_losses(plain.stdout), read_losses((tmp_path / "stdout.log").read_text())
+    baseline = [step for step, variant in enumerate(PLANNED) if variant == "baseline"]
+    assert len(baseline) == 4
+    assert [found[step] for step in baseline] == [expected[step] for step in baseline]
+    enabled = [step for step in log.steps() if step not in baseline]
+    assert all(log.calls_in(op, step).calls for op in ops.split(",") for step in enabled)
+    assert all(found[step] != expected[step] for step in enabled)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("nothing switches", "step 0 is planned as baseline and recorded as neither variant"),
+        ("the switch is stuck", "step 0 is planned as baseline and recorded as enabled"),
+        ("calls go by another switch", "called in step 0, which is baseline"),
+        ("RL-Kernel never has its turn", "never called in step 1"),
+    ],
+)
+def test_a_switch_that_did_not_happen_shows(tmp_path: Path, kind: str, reason: str) -> None:
+    (tmp_path / "sabotage.py").write_text(SABOTAGE[kind])
+    log = run_session(tmp_path, init="sabotage.install")
+    assert judge(log) == (ProofStatus.MISSING, f"logp: {reason}; ratio_kl: {reason}")
+
+
+def test_a_file_without_variants_reads_as_before(tmp_path: Path) -> None:
+    completed = run_trainer(tmp_path, f"{SMALL} --num-rollout 2", VIME_RL_KERNEL="1")
+    assert completed.is_ok, completed.stderr
+    assert '"variant"' not in (tmp_path / "ops" / "0.jsonl").read_text()
+    log = read_ops(TrialDir(tmp_path))
+    assert log.variant_of(0) is None
+    assert prove(log, variant="enabled", requested_ops=OPS, platform="cpu").status is ProofStatus.NATIVE
+
+
+def test_a_rollout_beyond_the_schedule_stops(tmp_path: Path) -> None:
+    switches = {"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_SCHEDULE": "be"}
+    completed = run_trainer(tmp_path, f"{SMALL} --num-rollout 3", **switches)
+    assert not completed.is_ok
+    assert "rollout: is in no schedule, got 2, expected one of the schedule's 2, from 0" in completed.stderr
+
+
+def test_a_text_that_is_no_schedule_is_refused() -> None:
+    with pytest.raises(SpecError) as caught:
+        Settings.from_env({"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_SCHEDULE": "bxe"})
+    message = "VIME_RL_KERNEL_SCHEDULE: is no schedule, got 'bxe', expected letters b, e, s, one a rollout"
+    assert str(caught.value) == message
+    assert Settings.from_env({"VIME_RL_KERNEL_SCHEDULE": "be"}) == Settings()
+
+
+def make_route(context: RouteContext) -> Route:
+    """RL-Kernel's stand-in: twice what the trainer's own function says, so that no call of it goes unnoticed."""
+
+    def run(call: Any) -> Any:
+        log_probs, entropy = context.native(**call)
+        return log_probs * 2, entropy
+
+    return Route(implementation="NativeLogpOp", version="0.1.0", refuse=lambda _: None, run=run)
+
+
+def make_session(folder: Path, schedule: str = "beb") -> tuple[ModuleType, Any]:
+    module = load_loss_module()
+    settings = Settings(mode=Mode.REQUIRE, ops=("logp",), schedule=schedule, ops_dir=folder / "ops")
+    case = Case(platform="cpu")
+    return module, install_into(module, settings, trainer="example", case=case, routes={"logp": make_route})
+
+
+def test_losses_and_gradients_of_a_baseline_step_are_bitwise_the_trainer_s_own(tmp_path: Path) -> None:
+    expected = train_once(load_loss_module(), make_args())
+    module, installation = make_session(tmp_path)
+    with installation:
+        for step, is_same in enumerate((True, False, True)):
+            installation.begin_step(step)
+            found = train_once(module, make_args())
+            installation.end_step(step)
+            assert all(map(torch.equal, found, expected)) is is_same
+
+
+def test_what_torch_counts_is_written_with_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    counters.clear()
+    compiled = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
+    _, installation = make_session(tmp_path, "bebe")
+    with installation:
+        for step, sizes in enumerate(((3, 4), (3,), (5,), (6,))):
+            installation.begin_step(step)
+            for size in sizes:
+                compiled(torch.ones(size))
+            installation.end_step(step)
+    log = read_ops(TrialDir(tmp_path))
+    assert [log.counts_in(step)["compilations"] for step in range(4)] == [2, 0, 1, 0]
+    assert [log.counts_in(step)["recompile_limit_hits"] for step in range(4)] == [0, 0, 1, 0]
+
+
+RANK = """
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from rlk_repro.base.errors import CheckFailed
+from tests.integration.test_sessions import make_session
+
+rank, folder, schedule, steps = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
+dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+trained = []
+try:
+    _, installation = make_session(folder / str(rank), schedule)
+    for step in map(int, steps):
+        installation.begin_step(step)
+        trained.append(step)
+except CheckFailed as error:
+    print(trained, str(error).splitlines()[0])
+else:
+    print(trained, "agreed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("schedules", "steps", "expected"),
+    [
+        (("beb", "beb"), ("012", "012"), ["[0, 1, 2] agreed"] * 2),
+        (("beb", "bee"), ("012", "012"),
+         [f"[] rank {1 - rank}: was switched otherwise, got" for rank in range(2)]),
+        (("beb", "beb"), ("012", "021"),
+         ["[0] rank 1: was switched otherwise, got 'rollout 2, baseline, ",
+          "[0] rank 0: was switched otherwise, got 'rollout 1, enabled, "]),
+    ],
+)  # fmt: skip
+def test_ranks_that_disagree_are_refused_before_the_step(
+    tmp_path: Path, schedules: tuple[str, str], steps: tuple[str, str], expected: list[str]
+) -> None:
+    def run(rank: int) -> proc.Completed:
+        command = [sys.executable, "-c", RANK, str(rank), str(tmp_path), schedules[rank], steps[rank]]
+        return proc.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout_s=120)
+
+    with ThreadPoolExecutor(2) as pool:
+        completed = list(pool.map(run, range(2)))
+    for item, beginning in zip(completed, expected, strict=True):
+        assert item.stdout.startswith(beginning), item.stdout + item.stderr
+
+
+def test_a_session_s_step_must_have_begun(tmp_path: Path) -> None:
+    _, installation = make_session(tmp_path)
+    with installation:
+        installation.begin_step(0)
+        installation.end_step(1)
+        with pytest.raises(CheckFailed, match="is in no schedule"):
+            installation.begin_step(3)
+    (step,) = [json.loads(line) for line in (tmp_path / "ops" / "0.jsonl").read_text().splitlines()[2:-1]]
+    assert step["variant"] is None
