@@ -12,6 +12,7 @@ from rlk_repro.base.errors import BundleUnreadable, SpecError
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
 from rlk_repro.plan import Plan, flag_overrides, make_plan, order_trials
+from rlk_repro.spec import Measure
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.show import plan_lines, plan_summary
 from rlk_repro.workloads import get_workload
@@ -230,3 +231,57 @@ def test_every_shipped_run_plans_on_every_hardware_that_it_names(name: str) -> N
         )
         assert get_workload(run.model.workload.kind).find_problems(plan) == []
         assert Plan.from_json(json.loads(dump_json(plan.to_json()))).plan_hash == plan.plan_hash
+
+
+SESSIONS = ("measure.design=crossover", "measure.sessions=3")
+
+
+def test_a_session_is_a_trial_alone_in_its_pair() -> None:
+    plan = plan_smoke(*SESSIONS, is_exploratory=True)
+    assert [trial.name for trial in plan.trials] == ["00-s1-crossover", "01-s2-crossover", "02-s3-crossover"]
+    assert [trial.seed for trial in plan.trials] == [1234, 1235, 1236]
+    assert plan.has_enabled
+    assert plan.pairs() == {}
+    assert {name: len(trials) for name, trials in plan.groups().items()} == {"s1": 1, "s2": 1, "s3": 1}
+    assert (plan.num_steps, plan.run.measure.num_stored) == (2 + 10 * 8 + 2, 40)
+    assert Plan.from_json(json.loads(dump_json(plan.to_json()))) == plan
+    assert plan.expected_minutes() is None
+    text = "\n".join(plan_lines(plan))
+    assert "3: 84 steps each: 2 warm-up, 8 blocks and 2 control blocks of 4 × 2, 2 shadow" in text
+    assert "s3: BAAB BAAB (BAAB)" in text
+
+
+def test_a_parallel_plan_has_no_key_of_sessions_in_it() -> None:
+    assert Measure.of_crossover.isdisjoint(plan_smoke("measure.sessions=4").to_json()["experiment"]["run"]["measure"])
+    assert plan_smoke("measure.sessions=4").plan_hash == plan_smoke().plan_hash
+
+
+def test_the_number_of_sessions_is_no_rule_and_the_design_is_one() -> None:
+    with pytest.raises(SpecError, match=r"--set measure\.design: changes a measurement rule"):
+        plan_smoke(*SESSIONS)
+    with pytest.raises(SpecError) as caught:
+        plan_smoke(*SESSIONS, variants=("baseline",), is_exploratory=True)
+    assert str(caught.value) == "--variants: a session runs both, got 'baseline', expected baseline,enabled"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["measure.pairs=4"], "--set measure.pairs: means nothing in design crossover, got 4, "
+         "expected no such key, or measure.design parallel"),
+        (["measure.control_pairs=1"], "--set measure.control_pairs: means nothing in design crossover, got 1, "
+         "expected no such key, or measure.design parallel"),
+        (["measure.scored_steps=20"], "--set measure.scored_steps: means nothing in design crossover, got 20, "
+         "expected no such key, or measure.design parallel"),
+        (["measure.design=parallel", "measure.blocks=3"], "--set measure.blocks: means nothing in design parallel, "
+         "got 3, expected no such key, or measure.design crossover"),
+        (["measure.warmup_steps=1"], "--set measure.warmup_steps: does not warm up both variants, got 1, "
+         "expected 2 or more"),
+        (["measure.blocks=1000", "measure.sessions=4"], "--set measure.blocks: 4 sessions of 8020 steps, got 1000, "
+         "expected at most 20000 steps in all sessions, warm-up counted"),
+    ],
+)  # fmt: skip
+def test_keys_of_the_other_design_are_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_smoke("measure.design=crossover", *settings, is_exploratory=True)
+    assert str(caught.value) == message

@@ -29,18 +29,17 @@ def install(args: argparse.Namespace) -> Installation | None:
     from vime.backends.megatron_utils import actor, loss
 
     abi = find_abi(loss, actor)
+    if settings.schedule:
+        check_signatures(actor.MegatronTrainRayActor, abi.actor_methods)
     installation = _install_loss(args, settings, has_output_layer=True)
     make_initialize = functools.partial(_prepare_model, installation, abi)
     installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer, output layers")
     for name, phase in PHASES.items():
         installation.rebind(actor, name, functools.partial(installation.profile.run_in_phase, phase), "peak memory")
     installation.rebind(actor, "log_perf_data", functools.partial(_end_step_after, installation), "end of step")
-    if settings.schedule:
-        # not ``train``, which calls it: Ray has taken hold of that function before this process got here
-        check_signatures(actor.MegatronTrainRayActor, abi.actor_methods)
-        for name in abi.actor_methods:
-            make = installation.begin_step_before
-            installation.rebind(actor.MegatronTrainRayActor, name, make, "variant of the rollout")
+    for name in abi.actor_methods if settings.schedule else ():
+        make_begin = installation.begin_step_before
+        installation.rebind(actor.MegatronTrainRayActor, name, make_begin, "variant of the rollout")
     return installation
 
 

@@ -50,6 +50,7 @@ ABIS: Final[Mapping[str, Abi]] = {
             "initialize_model_and_optimizer": "(args, role)",
             "log_perf_data": "(rollout_id, args, extra_metrics)",
         },
+        # not ``train``, which calls it: Ray holds that function from before anything could replace it
         actor_methods={"train_actor": "(self, rollout_id, rollout_data, external_data)"},
         output_layers={
             "ColumnParallelLinear": "(self, input_, weight, runtime_gather_output)",

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing
@@ -52,6 +53,15 @@ class FakeVime:
                   num_microbatches: Any, global_batch_sizes: Any) -> str:  # fmt: skip
             return "trained"
 
+        loss = self.loss
+
+        class MegatronTrainRayActor:
+            """Its method that trains one rollout by vime's functions."""
+
+            def train_actor(self, rollout_id: int, rollout_data: Any, external_data: Any = None) -> Any:  # noqa: ARG002
+                return train_once(loss, rollout_data)
+
+        self.actor.MegatronTrainRayActor = MegatronTrainRayActor  # type: ignore[attr-defined]
         self.actor.forward_only, self.actor.train = forward_only, train  # type: ignore[attr-defined]
         self.actor.initialize_model_and_optimizer = initialize_model_and_optimizer  # type: ignore[attr-defined]
         self.actor.log_perf_data = log_perf_data  # type: ignore[attr-defined]
@@ -74,7 +84,8 @@ def without_rl_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 def fake_vime(monkeypatch: pytest.MonkeyPatch) -> FakeVime:
     fake = FakeVime()
     fake.place(monkeypatch)
-    for name in ("VIME_RL_KERNEL", "VIME_RL_KERNEL_MODE", "VIME_RL_KERNEL_OPS", "RLK_REPRO_OPS_DIR"):
+    for name in ("VIME_RL_KERNEL", "VIME_RL_KERNEL_MODE", "VIME_RL_KERNEL_OPS", "VIME_RL_KERNEL_SCHEDULE",
+                 "RLK_REPRO_OPS_DIR"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     return fake
 
@@ -121,6 +132,44 @@ def test_a_step_ends_when_vime_has_logged_it_and_holds_the_optimizer(
     phases = {f"peak_rss_bytes{phase}" for phase in ("", "_in_forward_only", "_in_update")}
     assert all(set(step["memory"]) == phases for step in steps)
     assert (tmp_path / "libraries" / "0.json").is_file()
+
+
+def test_a_schedule_switches_before_the_actor_trains_a_rollout(
+    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args, actor = make_vime_args(), fake_vime.actor.MegatronTrainRayActor()
+    before, expected = dict(vars(type(actor))), actor.train_actor(0, args)
+    for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_MODE", "auto"), ("VIME_RL_KERNEL_OPS", "logp"),
+                        ("VIME_RL_KERNEL_SCHEDULE", "beb"), ("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    installation = vime.install(args)
+    assert installation is not None
+    for rollout_id in range(3):
+        found = actor.train_actor(rollout_id, args, external_data=None)
+        assert all(map(torch.equal, found, expected))
+        fake_vime.actor.log_perf_data(rollout_id, args)
+    installation.undo()
+    assert before == dict(vars(type(actor)))
+    steps = [event for event in read_events(tmp_path / "ops") if event["event"] == "step"]
+    assert [step["variant"] for step in steps] == ["baseline", "enabled", "baseline"]
+    assert [step["calls"]["logp"]["fallbacks"] > 0 for step in steps] == [False, True, False]
+
+
+def test_an_actor_that_trains_otherwise_is_refused_where_there_is_a_schedule(
+    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))
+    del fake_vime.actor.MegatronTrainRayActor.train_actor
+    installation = vime.install(make_vime_args())
+    assert installation is not None
+    installation.undo()
+    for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_MODE", "auto"), ("VIME_RL_KERNEL_SCHEDULE", "be"),
+                        ("RLK_REPRO_OPS_DIR", str(tmp_path / "again"))):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    before = dict(vars(fake_vime.loss))
+    with pytest.raises(EnvironmentMissing, match=r"MegatronTrainRayActor\.train_actor: no such function"):
+        vime.install(make_vime_args())
+    assert before == dict(vars(fake_vime.loss))
 
 
 def test_the_layout_decides_what_may_be_routed(
@@ -195,6 +244,7 @@ def test_vime_s_own_loss_is_bitwise_the_same_under_the_timers() -> None:
     assert completed.is_ok, completed.stderr
     result = json.loads(completed.stdout.splitlines()[-1])
     assert result["is_same"]
+    assert result["is_same_by_turn"] == [True, False, True]
     assert set(result["timers"]) == {
         "step",
         "log_probs_forward",

@@ -51,6 +51,34 @@ def train_once(loss_module: Any, args: argparse.Namespace) -> list[torch.Tensor]
     return [*passed["log_probs"], loss.detach(), *metrics.values(), gradient]
 
 
+def train_by_turns(loss_module: Any, args: argparse.Namespace, expected: list[torch.Tensor]) -> list[bool]:
+    """By step of a session, whether loss, metrics, log-probs and gradient are bitwise vime's own.
+
+    RL-Kernel's stand-in answers a little less than vime's function, so that no call of it goes unnoticed.
+    """
+    from rlk_repro.integration.route.api import Route, RouteContext
+    from rlk_repro.integration.switch import Mode, Settings, install_into
+    from rlk_repro.operators import Case, read_loss_options
+
+    def make_route(context: RouteContext) -> Route:
+        def run(call: Any) -> Any:
+            log_probs, entropy = context.native(**call)
+            return log_probs * 1.01, entropy
+
+        return Route(implementation="NativeLogpOp", version="0.1.0", refuse=lambda _: None, run=run)
+
+    settings = Settings(mode=Mode.REQUIRE, ops=("logp",), schedule="beb")
+    case = Case(platform="cpu", loss=read_loss_options(vars(args)))
+    routes = {"logp": make_route}
+    found = []
+    with install_into(loss_module, settings, trainer="vime", case=case, args=args, routes=routes) as installation:
+        for step in range(3):
+            installation.begin_step(step)
+            found.append(all(map(torch.equal, train_once(loss_module, args), expected)))
+            installation.end_step(step)
+    return found
+
+
 def main() -> None:
     from megatron.core import mpu
     from vime.backends.megatron_utils import loss as loss_module
@@ -67,9 +95,10 @@ def main() -> None:
         with install_into(loss_module, Settings(), trainer="vime", case=case) as installation:
             found = train_once(loss_module, args)
             timers, _ = installation.profile.end_step()
+        is_same_by_turn = train_by_turns(loss_module, args, expected)
         torch.distributed.destroy_process_group()
     is_same = all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    sys.stdout.write(json.dumps({"is_same": is_same, "timers": timers}) + "\n")
+    sys.stdout.write(json.dumps({"is_same": is_same, "is_same_by_turn": is_same_by_turn, "timers": timers}) + "\n")
 
 
 if __name__ == "__main__":

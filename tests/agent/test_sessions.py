@@ -1,0 +1,111 @@
+"""Sessions under the node agent, with the reference trainer: stored rollouts by links, and what a stop leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.files import load_json
+from rlk_repro.bundle.seal import inspect_bundle
+from rlk_repro.bundle.verify import verify_bundle
+from rlk_repro.logs.ops import read_ops
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import ProofStatus
+from rlk_repro.schedule import make_schedule
+from rlk_repro.workloads import reference
+from tests import ROOT, SUPPORT
+from tests.support.job_examples import FakeWorkload, find_alive, make_staged, run_example, statuses
+from tests.support.waiting import is_written, signal_when
+
+SESSIONS = ("measure.design=crossover", "measure.sessions=2", "measure.blocks=1", "measure.control_blocks=1")
+TINY = ("workload.grpo.rollout_batch_size=4", "workload.grpo.n_samples_per_prompt=4")
+NAMES = ["00-s1-crossover", "01-s2-crossover"]
+
+
+@pytest.fixture(autouse=True)
+def rl_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The double of RL-Kernel, on the trainers' path."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(SUPPORT / "fake_rl_engine")]))
+
+
+def run_sessions(run_dir: RunDir) -> int:
+    return run_example(run_dir, reference, analyse=lambda folder: analyse(folder).to_json())  # type: ignore[arg-type]
+
+
+def list_tokens(run_dir: RunDir, name: str) -> list[int]:
+    """By step, how many rows of logits RL-Kernel served on rank 0."""
+    log = read_ops(run_dir.trial(name))
+    return [log.calls_in("logp", step).tokens for step in log.steps()]
+
+
+def list_lengths(run_dir: RunDir, name: str) -> list[float]:
+    lines = run_dir.trial(name).stdout.read_text().splitlines()
+    found = [line.partition("'rollout/total_lengths': ")[2].partition(",")[0] for line in lines]
+    return [float(text) for text in found if text]
+
+
+def check_work(plan: Plan, run_dir: RunDir, name: str, seed: int) -> None:
+    """Each rollout trained on the file that its place in the schedule gives it."""
+    files = [event["files"] for event in events(run_dir, "rollouts") if event.get("trial") == name]
+    rollouts = make_schedule(plan.run.measure, seed).rollouts
+    assert [len(item) for item in files] == [len(rollouts)]
+    for rollout, file in zip(rollouts, files[0], strict=True):
+        assert rollout.stored is None or file == f"{rollout.stored}.pt"
+    sizes = {path.name: path.stat().st_size for path in run_dir.rollouts_of(seed).path.glob("*.pt")}
+    assert len(sizes) == plan.run.measure.num_stored == 8
+    assert files[0][0] == files[0][1]
+    assert sizes[files[0][0]] == max(sizes.values())
+    by_file: dict[str, set[float]] = {}
+    for file, length in zip(files[0], list_lengths(run_dir, name), strict=True):
+        by_file.setdefault(file, set()).add(length)
+    assert all(len(lengths) == 1 for lengths in by_file.values())
+
+
+def events(run_dir: RunDir, name: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in run_dir.agent_log.read_text().splitlines()]
+    return [event for event in found if event["event"] == name]
+
+
+def test_sessions_on_stored_rollouts_are_run_sealed_and_read(tmp_path: Path) -> None:
+    plan, run_dir = make_staged(tmp_path / "run", (*SESSIONS, *TINY, "lane=train-only"))
+    assert run_sessions(run_dir) == 0
+    assert statuses(run_dir) == dict.fromkeys(NAMES, "ok")
+    for trial in plan.trials:
+        check_work(plan, run_dir, trial.name, trial.seed)
+        planned = [rollout.variant for rollout in make_schedule(plan.run.measure, trial.seed).rollouts]
+        assert [tokens > 0 for tokens in list_tokens(run_dir, trial.name)] == [name == "enabled" for name in planned]
+    found = analyse(run_dir)
+    assert [trial.proof for trial in found.trials] == [ProofStatus.NATIVE] * 2
+    assert found.verdict.headline.endswith("this version computes no verdict for the design crossover")
+    assert (found.pairs, found.num_pairs_planned, found.num_scored_steps) == ((), 0, 8)
+    assert all(not trial.summaries for trial in found.trials)
+    assert verify_bundle(run_dir.bundle) == []
+    environment = load_json(run_dir.trial(NAMES[0]).env)["env"]
+    assert environment["VIME_RL_KERNEL_SCHEDULE"] == make_schedule(plan.run.measure, plan.trials[0].seed).text
+    command = load_json(run_dir.trial(NAMES[0]).command)["argv"]
+    assert command[-1] == "{run_dir}/.rollouts-00-s1-crossover/{rollout_id}.pt"
+
+
+def test_a_session_that_is_stopped_inside_is_done_again_as_a_whole(tmp_path: Path) -> None:
+    plan, run_dir = make_staged(tmp_path / "run", SESSIONS)
+    pids = tmp_path / "pids"
+    signal_when(lambda: is_written(pids), signal.SIGTERM)
+    slow = FakeWorkload(by_trial={NAMES[1]: ["begin", "steps:4:0.001", f"child:{pids}", "sleep:60"]})
+    assert run_example(run_dir, slow) == 143
+    assert statuses(run_dir) == {NAMES[0]: "ok", NAMES[1]: "interrupted"}
+    assert not inspect_bundle(run_dir.bundle).is_sealed
+    assert find_alive([int(pid) for pid in pids.read_text().split()]) == []
+    first = load_json(run_dir.trial(NAMES[0]).exit)
+    assert run_example(run_dir, is_resuming=True) == 0
+    assert statuses(run_dir) == dict.fromkeys(NAMES, "ok")
+    assert load_json(run_dir.trial(NAMES[0]).exit) == first
+    assert [path.name for path in run_dir.interrupted.glob("1/*")] == [NAMES[1]]
+    assert plan == Plan.load(run_dir.plan)
+    assert verify_bundle(run_dir.bundle) == []
