@@ -33,6 +33,7 @@ from rlk_repro.spec.values import (
     Positive,
     Schema,
     Text,
+    Word,
 )
 from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.spec.workloads import ModuleWorkload, OperatorsWorkload, ReferenceWorkload
@@ -219,7 +220,7 @@ class Profile(GrowingModel):
     container: ContainerSettings | None = None
     ray: RaySettings = RaySettings()
     kubernetes: KubernetesSettings | None = None
-    settings: dict[Name, Text | float | bool] = Field(
+    settings: dict[Name, Word | float | bool] = Field(
         {}, max_length=100, description="of a cluster that has no block of its own here; its backend says which"
     )
     prepared_dir: AbsolutePath | None = Field(

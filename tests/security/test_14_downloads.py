@@ -130,7 +130,7 @@ def test_a_list_of_files_has_an_end(call: Call, tmp_path: Path, monkeypatch: pyt
     with serve(stranger) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         code, _, error = call(*words("--cache", str(tmp_path / "prepared"), *from_hub()))
-    assert stranger.num_sent < 80 * MIB
+    assert stranger.num_sent < 128 * MIB  # what the kernel's buffers took counts as sent
     assert code == 5
     assert "the list of acme/sums: is larger than it may be" in error
 
