@@ -35,7 +35,7 @@ from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
 from rlk_repro.agent.ray.marks import Use
 from rlk_repro.agent.ray.member import RayMember
 from rlk_repro.agent.resume import find_open_trials, set_aside
-from rlk_repro.agent.rollouts import link_rollouts, store_rollouts
+from rlk_repro.agent.rollouts import lay_out_rollouts, store_rollouts
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current
 from rlk_repro.agent.trial import Outcome, TrialWatch, make_scrubber, run_command, run_trial
@@ -246,10 +246,7 @@ class Leader:
             self._current = Current(trial=trial.name, session=pid)
 
         command = self._make_command(trial)
-        if command.stored is not None:
-            files = link_rollouts(self._plan, trial, command.stored, self._run_dir.session_rollouts(trial.name))
-            self._journal.record("rollouts", trial=trial.name, files=files)
-        with self._serve(Use(trial=trial.name), command) as service:
+        with self._lay_out_rollouts(trial, command), self._serve(Use(trial=trial.name), command) as service:
             try:
                 outcome = run_trial(
                     command,
@@ -276,6 +273,16 @@ class Leader:
                 reason=outcome.reason,
                 num_leftovers=outcome.ended.num_leftovers,
             )
+
+    @contextmanager
+    def _lay_out_rollouts(self, trial: Trial, command: Command) -> Iterator[None]:
+        if command.stored is None:
+            yield
+            return
+        folder = self._run_dir.session_rollouts(trial.name)
+        with lay_out_rollouts(self._plan, trial, command.stored, folder) as files:
+            self._journal.record("rollouts", trial=trial.name, files=files)
+            yield
 
     def _make_command(self, trial: Trial) -> Command:
         return self._parts.workload.trainer_command(self._plan, trial, self._run_dir)

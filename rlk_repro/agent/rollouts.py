@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,19 +49,18 @@ def store_rollouts(
     write_json(run_dir.prepared, {**prepared, "schema": SCHEMA, ROLLOUTS: {**stored, str(seed): record}})
 
 
-def link_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: RolloutDir) -> list[str]:
-    """Make ``folder`` anew, in which each rollout of a session is a link to the stored one that it trains on.
+@contextmanager
+def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: RolloutDir) -> Iterator[list[str]]:
+    """A folder in which every rollout of a session has the stored one that it trains on; their names, in order.
 
     The two periods of half a block train on the same ones.  A rollout of no block has one of the largest files: the
-    warm-up has to see the largest shapes to come, each in both variants.  Returns the names in the session's order.
+    warm-up has to see the largest shapes to come, each in both variants.
 
     Raises:
         CheckFailed: a stored rollout is missing.
     """
     files = _list_files(plan, stored)
     largest = sorted(files, key=lambda path: -path.stat().st_size)
-    shutil.rmtree(folder.path, ignore_errors=True)
-    folder.path.mkdir()
     chosen: list[Path] = []
     num_others = 0
     for rollout in make_schedule(plan.run.measure, trial.seed).rollouts:
@@ -68,9 +69,24 @@ def link_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: RolloutD
             num_others += 1
         else:
             chosen.append(files[rollout.stored])
+    shutil.rmtree(folder.path, ignore_errors=True)
+    folder.path.mkdir()
+    placed: dict[Path, Path] = {}
     for number, path in enumerate(chosen):
-        folder.file(number).symlink_to(path.absolute())
-    return [path.name for path in chosen]
+        _place(placed.get(path, path), folder.file(number))
+        placed.setdefault(path, folder.file(number))
+    try:
+        yield [path.name for path in chosen]
+    finally:
+        shutil.rmtree(folder.path)
+
+
+def _place(source: Path, target: Path) -> None:
+    """By a hard link: a run directory holds no symbolic ones."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or a file of somebody else's
+        shutil.copyfile(source, target)
 
 
 def _list_files(plan: Plan, folder: RolloutDir) -> list[Path]:

@@ -198,7 +198,7 @@ class RunDir:
         return RolloutDir(self.rollouts / str(seed))
 
     def session_rollouts(self, trial: str) -> RolloutDir:
-        """By number of a session's rollout, links to the stored ones; follows from the plan, so never packed."""
+        """The stored rollouts again, by number of a session's rollout; never packed, as it follows from the plan."""
         return RolloutDir(self.root / f".rollouts-{trial}")
 
     @property

@@ -25,7 +25,7 @@ class Command:
     ``from_env`` maps a variable of the trainer to the variable of the node agent that holds its value; the value itself
     is in no plan and in no file.  Where it ``needs_ray`` the agents start Ray on all nodes before, with the same
     environment, which Ray's workers inherit; the process finds it by ``RAY_ADDRESS``.  ``stored`` are the rollouts that
-    a session trains on, of which the node agent makes the session's own folder.
+    a session trains on, which the node agent lays out for it in a folder of its own.
     """
 
     argv: tuple[str, ...]

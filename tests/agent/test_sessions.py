@@ -1,22 +1,25 @@
-"""Sessions under the node agent, with the reference trainer: stored rollouts by links, and what a stop leaves."""
+"""Sessions under the node agent, with the reference trainer: stored rollouts laid out, and what a stop leaves."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlk_repro.agent.rollouts import lay_out_rollouts
 from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.errors import CheckFailed
 from rlk_repro.base.files import load_json
 from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.logs.ops import read_ops
 from rlk_repro.plan import Plan
-from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.paths import RolloutDir, RunDir
 from rlk_repro.rundir.results import ProofStatus
 from rlk_repro.schedule import make_schedule
 from rlk_repro.workloads import reference
@@ -87,6 +90,7 @@ def test_sessions_on_stored_rollouts_are_run_sealed_and_read(tmp_path: Path) -> 
     assert (found.pairs, found.num_pairs_planned, found.num_scored_steps) == ((), 0, 8)
     assert all(not trial.summaries for trial in found.trials)
     assert verify_bundle(run_dir.bundle) == []
+    assert not list(run_dir.root.glob(".rollouts*"))
     environment = load_json(run_dir.trial(NAMES[0]).env)["env"]
     assert environment["VIME_RL_KERNEL_SCHEDULE"] == make_schedule(plan.run.measure, plan.trials[0].seed).text
     command = load_json(run_dir.trial(NAMES[0]).command)["argv"]
@@ -109,3 +113,25 @@ def test_a_session_that_is_stopped_inside_is_done_again_as_a_whole(tmp_path: Pat
     assert [path.name for path in run_dir.interrupted.glob("1/*")] == [NAMES[1]]
     assert plan == Plan.load(run_dir.plan)
     assert verify_bundle(run_dir.bundle) == []
+
+
+def test_rollouts_are_laid_out_from_another_file_system_too(tmp_path: Path) -> None:
+    plan, run_dir = make_staged(tmp_path / "run", (*SESSIONS, "lane=train-only"))
+    trial, folder = plan.trials[0], run_dir.session_rollouts(plan.trials[0].name)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        stored = RolloutDir(Path(place))
+        for number in range(8):
+            stored.file(number).write_text(f"{number}" * (20 if number == 5 else 1))
+        with lay_out_rollouts(plan, trial, stored, folder) as files:
+            texts = [folder.file(number).read_text() for number in range(plan.num_steps)]
+            assert not any(path.is_symlink() for path in folder.path.iterdir())
+        assert texts == [stored.path.joinpath(name).read_text() for name in files]
+        assert files[:2] == ["5.pt", "5.pt"]
+        assert files[-2] == files[-1]
+        assert not folder.path.exists()
+        stored.file(3).unlink()
+        with (
+            pytest.raises(CheckFailed, match=r"1 of 8 missing, got '3\.pt'"),
+            lay_out_rollouts(plan, trial, stored, folder),
+        ):
+            pass

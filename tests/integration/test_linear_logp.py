@@ -314,6 +314,8 @@ def test_an_output_layer_hands_over_what_it_is_given_until_it_is_undone(is_tied:
         assert (found.head.bias, bias) == (None, None)
         with pytest.raises(CheckFailed, match="the output layer was asked for something else, got 'gathered logits'"):
             layer(hidden, weight, runtime_gather_output=True)
+        installation.turn.is_enabled = False
+        assert torch.equal(layer(hidden, weight)[0], expected)
     assert "forward" not in vars(layer)
     assert torch.equal(layer(hidden, weight)[0], expected)
 

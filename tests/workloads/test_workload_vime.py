@@ -12,12 +12,13 @@ from rlk_repro.base.errors import CheckFailed, SpecError
 from rlk_repro.integration.start_vime import check_rollouts
 from rlk_repro.plan import ENABLED, Plan
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import StoredRollouts
+from rlk_repro.schedule import make_schedule
+from rlk_repro.spec import Measure, StoredRollouts
 from rlk_repro.submit import planning
 from rlk_repro.submit.planning import Request
 from rlk_repro.submit.show import plan_lines
 from rlk_repro.workloads import vime
-from rlk_repro.workloads.environment import LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
+from rlk_repro.workloads.environment import LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE
 from rlk_repro.workloads.vime.arguments import SOMETIMES
 from rlk_repro.workloads.vime.contract import load_contract, split_arguments
 from rlk_repro.workloads.vime.layout import divide, vime_of
@@ -38,6 +39,12 @@ def flags_of(plan: Plan, number: int = 0) -> Mapping[str, tuple[str, ...]]:
 
 def plan_lane(lane: str, run: str = "qwen3-4b", hardware: str = "h200", *more: str) -> Plan:
     return plan_for(run, hardware, settings=(f"lane={lane}", *more))
+
+
+def plan_sessions(lane: str) -> Plan:
+    plan = plan_lane(lane)
+    measure = Measure(design="crossover")
+    return dataclasses.replace(plan, run=plan.run.model_copy(update={"measure": measure}))
 
 
 @pytest.mark.parametrize(("name", "plan"), list_plans(), ids=lambda item: item if isinstance(item, str) else "")
@@ -124,6 +131,41 @@ def test_rollouts_that_were_stored_before_are_named_by_the_run() -> None:
     assert vime.find_problems(plan) == []
     (template,) = flags_of(plan)["--load-debug-rollout-data"]
     assert template == "/shared/runs/prepared/rollouts/eight/{rollout_id}.pt"
+
+
+@pytest.mark.parametrize("lane", ["live", "fixed-rollout", "train-only"])
+def test_a_session_has_one_command_with_its_schedule_and_rollouts_of_its_own(lane: str) -> None:
+    plan = plan_sessions(lane)
+    assert vime.find_problems(plan) == []
+    command = vime.trainer_command(plan, plan.trials[1], RUN_DIR)
+    schedule = make_schedule(plan.run.measure, plan.trials[1].seed)
+    assert (command.env[SWITCH], command.env[SWITCH_SCHEDULE]) == ("1", schedule.text)
+    argv = dict(split_arguments(command.argv[3:]))
+    assert argv["--num-rollout"] == (str(len(schedule.text)),)
+    if lane == "live":
+        assert command.stored is None
+        return
+    flag = "--load-forge-rollout-data" if lane == "fixed-rollout" else "--load-debug-rollout-data"
+    assert argv[flag] == (f"{RUN_DIR.root}/.rollouts-01-s2-crossover/{{rollout_id}}.pt",)
+    assert command.stored == RUN_DIR.rollouts_of(plan.run.measure.seed)
+    (store,) = vime.rollout_commands(plan, RUN_DIR).values()
+    assert dict(split_arguments(store.argv[3:]))["--num-rollout"] == ("40",)
+
+
+def test_sessions_on_rollouts_that_were_stored_before_need_one_for_each_step_of_half_a_block() -> None:
+    plan = with_workload(plan_sessions("train-only"), rollouts=STORED)
+    (problem,) = vime.find_problems(plan)
+    assert "got 20, expected 40 or more" in str(problem)
+    plan = with_workload(plan, rollouts=STORED.model_copy(update={"num_files": 40}))
+    assert vime.find_problems(plan) == []
+    stored = vime.trainer_command(plan, plan.trials[0], RUN_DIR).stored
+    assert stored is not None
+    assert stored.path == Path("/shared/runs/prepared/rollouts/eight")
+
+
+def test_sessions_of_a_run_that_times_nothing_are_refused() -> None:
+    (problem,) = vime.find_problems(with_workload(plan_sessions("live"), what_for="profiler"))
+    assert "measure.design: a profiler run times nothing, got 'crossover', expected parallel" in str(problem)
 
 
 def test_prepared_things_lie_where_the_profile_says() -> None:

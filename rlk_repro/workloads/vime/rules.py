@@ -236,7 +236,10 @@ def _check_env(plan: Plan, division: Division) -> Iterator[Problem]:
 def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
     """Runs that do not time carry no verdict on speed: they have too few pairs for one."""
     what_for, measure = vime_of(plan).what_for, plan.run.measure
-    if what_for != "timing" and measure.pairs > MOST_PAIRS_WITHOUT_VERDICT:
+    if what_for != "timing" and plan.is_crossover:
+        yield Problem(_where(plan, "measure.design"), f"a {what_for} run times nothing", got=measure.design,
+                      expected="parallel")  # fmt: skip
+    elif what_for != "timing" and measure.pairs > MOST_PAIRS_WITHOUT_VERDICT:
         yield Problem(_where(plan, "measure.pairs"), f"a {what_for} run times nothing", got=measure.pairs,
                       expected=f"at most {MOST_PAIRS_WITHOUT_VERDICT}, which carry no verdict on speed")  # fmt: skip
     if what_for == "deterministic" and plan.hardware.platform == "rocm" and plan.run.lane != "train-only":
