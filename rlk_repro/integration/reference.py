@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.integration.measure.installation import Installation
@@ -15,8 +15,9 @@ from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.operators import Case, Platform, read_loss_options
 
 if TYPE_CHECKING:
-    from rlk_repro.refengine.data import Microbatch
+    from rlk_repro.refengine.data import Microbatch, Sample
     from rlk_repro.refengine.model import Transformer
+    from rlk_repro.refengine.trainer import Trainer
 
 TRAINER: Final = "reference"
 PHASES: Final = {"compute_log_probs": FORWARD_ONLY, "_train_step": UPDATE}
@@ -43,11 +44,21 @@ def install(args: argparse.Namespace) -> Installation | None:
         make = functools.partial(_hand_over, installation.turn)
         installation.rebind(trainer, "forward", make, "hands over hidden states")
     if settings.schedule:
-        installation.rebind(trainer.Trainer, "train", installation.begin_step_before, "variant of the rollout")
+        make_begin = functools.partial(_begin_step_before, installation)
+        installation.rebind(trainer.Trainer, "train", make_begin, "variant of the rollout")
     if installation.end_step not in trainer.step_end_hooks:
         trainer.step_end_hooks.append(installation.end_step)
         installation.on_undo(trainer.step_end_hooks.remove, installation.end_step)
     return installation
+
+
+def _begin_step_before(installation: Installation, train: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(train)
+    def begin_and_train(self: Trainer, rollout_id: int, samples: Sequence[Sample]) -> None:
+        installation.begin_step(rollout_id)
+        train(self, rollout_id, samples)
+
+    return begin_and_train
 
 
 def _hand_over(turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -30,16 +31,15 @@ def install(args: argparse.Namespace) -> Installation | None:
 
     abi = find_abi(loss, actor)
     if settings.schedule:
-        check_signatures(actor.MegatronTrainRayActor, abi.actor_methods)
+        check_signatures(actor, abi.begin)
     installation = _install_loss(args, settings, has_output_layer=True)
     make_initialize = functools.partial(_prepare_model, installation, abi)
     installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer, output layers")
     for name, phase in PHASES.items():
         installation.rebind(actor, name, functools.partial(installation.profile.run_in_phase, phase), "peak memory")
     installation.rebind(actor, "log_perf_data", functools.partial(_end_step_after, installation), "end of step")
-    for name in abi.actor_methods if settings.schedule else ():
-        make_begin = installation.begin_step_before
-        installation.rebind(actor.MegatronTrainRayActor, name, make_begin, "variant of the rollout")
+    for name in abi.begin if settings.schedule else ():
+        installation.rebind(actor, name, functools.partial(_begin_step_before, installation), "variant of the rollout")
     return installation
 
 
@@ -77,6 +77,19 @@ def _prepare_model(installation: Installation, abi: Abi, initialize: Callable[..
         return result
 
     return initialize_and_prepare
+
+
+def _begin_step_before(installation: Installation, begin: Callable[..., Any]) -> Callable[..., Any]:
+    """vime says a rollout's number only after its passes without gradient: it is counted here, and held against vime's
+    own when the step ends."""
+    numbers = itertools.count()
+
+    @functools.wraps(begin)
+    def begin_step(*args: Any, **kwargs: Any) -> Any:
+        installation.begin_step(next(numbers))
+        return begin(*args, **kwargs)
+
+    return begin_step
 
 
 def _end_step_after(installation: Installation, log_perf_data: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,14 +21,14 @@ LOSS: Final = "policy_loss_function"
 
 @dataclass(frozen=True, kw_only=True)
 class Abi:
-    """``loss`` and ``actor``: functions of the two modules with their parameters.  ``actor_methods``: those of the
-    actor's class that train one rollout.  ``output_layers``: classes of Megatron-LM with those of ``forward``;
-    ``wrappers`` are the classes that may stand around a model.
+    """``loss`` and ``actor``: functions of the two modules with their parameters.  ``begin``: what the actor calls
+    through its module, once, when it begins to train a rollout.  ``output_layers``: classes of Megatron-LM with those
+    of ``forward``; ``wrappers`` are the classes that may stand around a model.
     """
 
     loss: Mapping[str, str]
     actor: Mapping[str, str]
-    actor_methods: Mapping[str, str]
+    begin: Mapping[str, str]
     output_layers: Mapping[str, str]
     wrappers: frozenset[str]
     rows: RowLayout = field(default_factory=RowLayout)
@@ -50,8 +50,8 @@ ABIS: Final[Mapping[str, Abi]] = {
             "initialize_model_and_optimizer": "(args, role)",
             "log_perf_data": "(rollout_id, args, extra_metrics)",
         },
-        # not ``train``, which calls it: Ray holds that function from before anything could replace it
-        actor_methods={"train_actor": "(self, rollout_id, rollout_data, external_data)"},
+        # not a method: Ray runs copies of all methods, made before anything can be replaced
+        begin={"get_data_iterator": "(rollout_data)"},
         output_layers={
             "ColumnParallelLinear": "(self, input_, weight, runtime_gather_output)",
             "LinearCrossEntropyModule": "(self, input_, weight, runtime_gather_output, output_cross_entropy_loss, "

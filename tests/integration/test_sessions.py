@@ -289,7 +289,8 @@ def test_a_session_s_step_must_have_begun(tmp_path: Path) -> None:
     _, installation = make_session(tmp_path)
     with installation:
         installation.begin_step(0)
-        installation.end_step(1)
+        with pytest.raises(CheckFailed, match="rollout: is not the one that began, got 1, expected 0"):
+            installation.end_step(1)
         with pytest.raises(CheckFailed, match="is in no schedule"):
             installation.begin_step(3)
     (step,) = [json.loads(line) for line in (tmp_path / "ops" / "0.jsonl").read_text().splitlines()[2:-1]]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlk_repro.base import proc
-from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
 from rlk_repro.integration import vime
 from tests import ROOT
 from tests.support.loss_examples import load_loss_module, make_args, train_once
@@ -53,15 +53,10 @@ class FakeVime:
                   num_microbatches: Any, global_batch_sizes: Any) -> str:  # fmt: skip
             return "trained"
 
-        loss = self.loss
+        def get_data_iterator(rollout_data: Any) -> list[Any]:
+            return [rollout_data]
 
-        class MegatronTrainRayActor:
-            """Its method that trains one rollout by vime's functions."""
-
-            def train_actor(self, rollout_id: int, rollout_data: Any, external_data: Any = None) -> Any:  # noqa: ARG002
-                return train_once(loss, rollout_data)
-
-        self.actor.MegatronTrainRayActor = MegatronTrainRayActor  # type: ignore[attr-defined]
+        self.actor.get_data_iterator = get_data_iterator  # type: ignore[attr-defined]
         self.actor.forward_only, self.actor.train = forward_only, train  # type: ignore[attr-defined]
         self.actor.initialize_model_and_optimizer = initialize_model_and_optimizer  # type: ignore[attr-defined]
         self.actor.log_perf_data = log_perf_data  # type: ignore[attr-defined]
@@ -137,29 +132,42 @@ def test_a_step_ends_when_vime_has_logged_it_and_holds_the_optimizer(
 def test_a_schedule_switches_before_the_actor_trains_a_rollout(
     fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args, actor = make_vime_args(), fake_vime.actor.MegatronTrainRayActor()
-    before, expected = dict(vars(type(actor))), actor.train_actor(0, args)
+    args, actor = make_vime_args(), fake_vime.actor
+    before, expected = dict(vars(actor)), train_once(fake_vime.loss, args)
     for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_MODE", "auto"), ("VIME_RL_KERNEL_OPS", "logp"),
                         ("VIME_RL_KERNEL_SCHEDULE", "beb"), ("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))):  # fmt: skip
         monkeypatch.setenv(name, value)
     installation = vime.install(args)
     assert installation is not None
     for rollout_id in range(3):
-        found = actor.train_actor(rollout_id, args, external_data=None)
-        assert all(map(torch.equal, found, expected))
-        fake_vime.actor.log_perf_data(rollout_id, args)
+        assert actor.get_data_iterator("data") == ["data"]
+        assert all(map(torch.equal, train_once(fake_vime.loss, args), expected))
+        actor.log_perf_data(rollout_id, args)
     installation.undo()
-    assert before == dict(vars(type(actor)))
+    assert before == dict(vars(actor))
     steps = [event for event in read_events(tmp_path / "ops") if event["event"] == "step"]
     assert [step["variant"] for step in steps] == ["baseline", "enabled", "baseline"]
     assert [step["calls"]["logp"]["fallbacks"] > 0 for step in steps] == [False, True, False]
+
+
+def test_a_session_that_vime_does_not_begin_at_rollout_0_stops(
+    fake_vime: FakeVime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_MODE", "auto"), ("VIME_RL_KERNEL_SCHEDULE", "beb")):
+        monkeypatch.setenv(name, value)
+    installation = vime.install(make_vime_args())
+    assert installation is not None
+    with installation:
+        fake_vime.actor.get_data_iterator("data")
+        with pytest.raises(CheckFailed, match="rollout: is not the one that began, got 1, expected 0"):
+            fake_vime.actor.log_perf_data(1, make_vime_args())
 
 
 def test_an_actor_that_trains_otherwise_is_refused_where_there_is_a_schedule(
     fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))
-    del fake_vime.actor.MegatronTrainRayActor.train_actor
+    del fake_vime.actor.get_data_iterator
     installation = vime.install(make_vime_args())
     assert installation is not None
     installation.undo()
@@ -167,7 +175,7 @@ def test_an_actor_that_trains_otherwise_is_refused_where_there_is_a_schedule(
                         ("RLK_REPRO_OPS_DIR", str(tmp_path / "again"))):  # fmt: skip
         monkeypatch.setenv(name, value)
     before = dict(vars(fake_vime.loss))
-    with pytest.raises(EnvironmentMissing, match=r"MegatronTrainRayActor\.train_actor: no such function"):
+    with pytest.raises(EnvironmentMissing, match=r"actor\.get_data_iterator: no such function"):
         vime.install(make_vime_args())
     assert before == dict(vars(fake_vime.loss))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import hashlib
 import inspect
 import logging
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.files import write_json
@@ -26,7 +25,6 @@ from rlk_repro.schedule import LETTERS
 logger = logging.getLogger(__name__)
 
 _HANDLE: Final = "rlk_repro_installation"
-R = TypeVar("R")
 
 
 class Installation:
@@ -90,21 +88,11 @@ class Installation:
         check_ranks_agree(*find_rank(), f"rollout {rollout_id}, {variant}, schedule {digest}")
         self.turn.is_enabled, self._begun = variant == "enabled", rollout_id
 
-    def begin_step_before(self, train: Callable[..., R]) -> Callable[..., R]:
-        """Wrap the trainer's method whose first argument is the number of the rollout that it trains on."""
-
-        @functools.wraps(train)
-        def begin_and_train(trainer: Any, rollout_id: int, *args: Any, **kwargs: Any) -> R:
-            self.begin_step(rollout_id)
-            return train(trainer, rollout_id, *args, **kwargs)
-
-        return begin_and_train
-
     def end_step(self, rollout_id: int) -> None:
         """Write what one rollout's training took, and with the first one which libraries did it.
 
         Raises:
-            CheckFailed: RL-Kernel's answers were odd, and the mode forbids going on.
+            CheckFailed: RL-Kernel's answers were odd, and the mode forbids going on; or another rollout had begun.
         """
         timers, memory = self.profile.end_step()
         odd = self._watch.settle()
@@ -112,6 +100,10 @@ class Installation:
             write_json(self._libraries, loaded_libraries())
             self._libraries = None
         self.ledger.end_step(rollout_id, timers, memory, odd, self._end_turn(rollout_id))
+        if self._begun not in {None, rollout_id}:
+            raise CheckFailed(
+                Problem("rollout", "is not the one that began", got=rollout_id, expected=str(self._begun))
+            )
 
     def _end_turn(self, rollout_id: int) -> dict[str, Any]:
         """The variant of the step that ends, None where it did not begin, and what torch counted during it."""
