@@ -22,7 +22,7 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import record_env, switch_env
 from tests.support.job_examples import make_parts
 
-TRAINER = Path(__file__).with_name("ray_trainer.py")
+TRAINER = Path(__file__).with_name("trainer.py")
 NODES = ("a", "b")
 ADDRESSES = {"a": "127.0.0.2", "b": "127.0.0.3"}
 ALLOCATION = "job-7"

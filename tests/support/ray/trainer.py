@@ -1,4 +1,4 @@
-"""A trainer that is a Ray driver: ``python ray_trainer.py NUM_NODES SECONDS [FOLDER]``.
+"""A trainer that is a Ray driver: ``python trainer.py NUM_NODES SECONDS [FOLDER]``.
 
 It runs a task on every node, says where each ran and what it inherited, then idles.  With a folder, each task leaves a
 process in a session of its own behind and its pid there, as inference servers do.
