@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.verdict import Judgement, judge
 from rlk_repro.base.files import write_json, write_text
 from rlk_repro.plan import Trial, order_trials
@@ -184,7 +185,8 @@ def judge_one(scenario: Scenario, source: random.Random) -> Judgement:
     planned = list(order_trials(cast("Run", SimpleNamespace(measure=measure)), has_enabled=True))
     trials = list(_run_trials(scenario, planned, source))
     pairs = [_make_pair(name, planned, trials) for name in dict.fromkeys(trial.pair for trial in planned)]
-    return judge(measure, lane=scenario.lane, pairs=pairs, trials=trials, differences=())
+    named = {trial.name: trial for trial in trials}
+    return judge(Evidence(measure=measure, lane=scenario.lane, pairs=pairs, trials=named, differences=()))
 
 
 def _make_pair(name: str, planned: Sequence[Trial], trials: Sequence[TrialResult]) -> PairResult:

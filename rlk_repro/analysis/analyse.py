@@ -6,12 +6,14 @@ Nothing here knows when or where it runs: no clock, no environment, no folder na
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from rlk_repro.analysis.allocations import find_misfits, find_unknown_nodes
+from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.operators import OperatorTable, read_operators
+from rlk_repro.analysis.sessions import Session, compare_sessions, list_blocks, read_session
 from rlk_repro.analysis.trials import read_trial
 from rlk_repro.analysis.verdict import Judgement, decline, judge
 from rlk_repro.base.errors import BundleUnreadable
@@ -22,7 +24,15 @@ from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_tele
 from rlk_repro.plan import BASELINE, ENABLED, Plan, Trial, find_run_id
 from rlk_repro.rundir.manifest import Manifest, Unknown, diff_nodes
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus
+from rlk_repro.rundir.results import (
+    Analysis,
+    BlockResult,
+    PairResult,
+    PairStatus,
+    ProofStatus,
+    TrialResult,
+    TrialStatus,
+)
 from rlk_repro.statistics.stats import pair_metrics
 from rlk_repro.workloads.differences import Kind, PairRecord, read_pair
 
@@ -60,10 +70,14 @@ def analyse(run_dir: RunDir) -> Analysis:
     record = load_json(run_dir.plan, max_bytes=MAX_PLAN_BYTES)
     plan = Plan.from_json(record, "plan.json")
     telemetry = _read_telemetry(run_dir)
-    trials = tuple(
-        read_trial(plan, trial, run_dir.trial(trial.name), telemetry.get(trial.name)) for trial in plan.trials
-    )
-    pairs = tuple(_make_pairs(plan, {trial.name: trial for trial in trials}, find_misfits(plan, run_dir)))
+    sessions = _read_sessions(plan, run_dir, telemetry) if plan.is_crossover else ()
+    trials = tuple(_read_trials(plan, run_dir, telemetry, sessions))
+    misfits = find_misfits(plan, run_dir)
+    if plan.is_crossover:
+        pairs = tuple(_drop_misfits(compare_sessions(sessions), misfits))
+    else:
+        pairs = tuple(_make_pairs(plan, {trial.name: trial for trial in trials}, misfits))
+    blocks = tuple(list_blocks(sessions))
     manifests, findings = _read_manifests(run_dir)
     records = {name: read_pair(run_dir, *trials) for name, trials in plan.pairs().items()}
     differences = list(_find_differences(records))
@@ -71,7 +85,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     missing = [*_find_missing_records(scored, records), *find_unknown_nodes(plan, run_dir, scored)]
     unplanned = list(_find_unplanned(plan, run_dir))
     table = None if plan.run.workload.has_variants else read_operators(plan, run_dir)
-    judgement = _judge(plan, pairs, trials, differences, [item.where for item in missing])
+    judgement = _judge(plan, pairs, trials, differences, [item.where for item in missing], blocks)
     analysis = Analysis(
         run=plan.run.run,
         run_id=find_run_id(record, run_dir.run_id),
@@ -82,7 +96,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         cluster=plan.cluster,
         experiment_hash=plan.experiment_hash,
         plan_hash=plan.plan_hash,
-        num_pairs_planned=sum(not first.is_control for first, _ in plan.pairs().values()),
+        num_pairs_planned=len(sessions) or sum(not first.is_control for first, _ in plan.pairs().values()),
         num_control_pairs_planned=sum(first.is_control for first, _ in plan.pairs().values()),
         num_warmup_steps=plan.run.measure.warmup_steps,
         num_scored_steps=plan.run.measure.num_scored,
@@ -96,6 +110,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         notes=tuple(_notes(run_dir)),
         findings=tuple(limit_findings([*findings, *differences, *_limit(missing), *_limit(unplanned)])),
         operators=() if table is None else table.results,
+        blocks=blocks,
     )
     # as it will be read back: with the digits that are kept
     return Analysis.from_json(json.loads(dump_json(analysis.to_json())))
@@ -107,20 +122,45 @@ def _judge(
     trials: Sequence[TrialResult],
     differences: Sequence[Finding],
     missing: Sequence[str],
+    blocks: Sequence[BlockResult],
 ) -> Judgement:
     measure = plan.run.measure
-    if plan.is_crossover or not plan.run.workload.has_variants:
+    if not plan.run.workload.has_variants:
         return decline(measure, pairs=pairs, trials=trials, is_exploratory=plan.is_exploratory)
-    return judge(
-        measure,
+    evidence = Evidence(
+        measure=measure,
         lane=plan.run.lane,
+        workload=plan.run.workload.kind,
         pairs=pairs,
-        trials=trials,
+        trials={trial.name: trial for trial in trials},
         differences=differences,
         missing=missing,
-        is_exploratory=plan.is_exploratory,
-        workload=plan.run.workload.kind,
+        blocks=blocks,
     )
+    return judge(evidence, is_exploratory=plan.is_exploratory)
+
+
+def _read_sessions(plan: Plan, run_dir: RunDir, telemetry: Mapping[str, TrialTelemetry]) -> tuple[Session, ...]:
+    return tuple(
+        read_session(plan, trial, run_dir.trial(trial.name), telemetry.get(trial.name)) for trial in plan.trials
+    )
+
+
+def _read_trials(
+    plan: Plan, run_dir: RunDir, telemetry: Mapping[str, TrialTelemetry], sessions: Sequence[Session]
+) -> Iterator[TrialResult]:
+    """Every trial, or both arms of every session."""
+    for session in sessions:
+        yield from session.arms
+    for trial in () if sessions else plan.trials:
+        yield read_trial(plan, trial, run_dir.trial(trial.name), telemetry.get(trial.name))
+
+
+def _drop_misfits(pairs: Iterable[PairResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:
+    """Sessions that are not what an agent ran in its allocation are void."""
+    for pair in pairs:
+        misfit = misfits.get(pair.pair, "") if pair.status is PairStatus.SCORED else ""
+        yield replace(pair, status=PairStatus.VOID, reason=misfit) if misfit else pair
 
 
 def _add_rejects(trials: Sequence[TrialResult], table: OperatorTable) -> Iterator[TrialResult]:
@@ -210,7 +250,7 @@ def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
 
 def _find_missing_records(pairs: Sequence[str], records: Mapping[str, PairRecord]) -> Iterator[Finding]:
     """The records without which nobody can say that the trials of these pairs were started alike."""
-    for pair in pairs:
+    for pair in (name for name in pairs if name in records):
         for where, found in records[pair].missing.items():
             yield Finding(Level.WARNING, where, "a record to compare", found)
 
@@ -250,7 +290,7 @@ def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[Tria
         if value is not None and not isinstance(value, Unknown):
             facts[label] = str(value)
     first = next((trial for trial in trials if trial.variant == BASELINE and trial.status is TrialStatus.OK), None)
-    libraries = None if first is None else _load(run_dir.trial(first.name).libraries_file(0))
+    libraries = None if first is None else _load(run_dir.trial(first.folder).libraries_file(0))
     for name in LIBRARIES:
         value = libraries.get(name) if isinstance(libraries, dict) else None
         if isinstance(value, str | int | float):

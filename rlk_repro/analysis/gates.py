@@ -8,14 +8,26 @@ but one that fails by chance would already condemn a run.  What the speed does i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import format_number
-from rlk_repro.rundir.results import Gate, GateStatus, PairMetric, PairResult, PairStatus, ProofStatus, TrialResult
+from rlk_repro.rundir.results import (
+    BlockResult,
+    Gate,
+    GateStatus,
+    PairMetric,
+    PairResult,
+    PairStatus,
+    ProofStatus,
+    TrialResult,
+)
 from rlk_repro.spec import Lane, Measure
+from rlk_repro.spec.values import CROSSOVER
+from rlk_repro.statistics.crossover import MIN_BLOCKS
 from rlk_repro.statistics.power import pairs_to_decide
 from rlk_repro.statistics.stats import STEP_TIME, Interval, mean, t_interval, to_ratio
 
@@ -27,12 +39,16 @@ MANIFESTS: Final = "manifests"
 STEPS: Final = "steps"
 ACTIVE: Final = "rl_kernel_active"
 PAIRS: Final = "pairs"
+SESSIONS: Final = "sessions"
+BLOCKS: Final = "blocks"
+CONTROL_BLOCKS: Final = "control_blocks"
 
 NUM_MEASURED_GATES: Final = 4
 ENABLED: Final = "enabled"
 RATIO: Final = "mean ratio enabled / baseline"
 DIFFERENCE: Final = "mean difference enabled - baseline"
 GIVEN_TO_BOTH: Final = {"module": "both variants compute on the same random batches"}
+ONE_POLICY: Final = "both variants train one policy; measure.design: parallel measures it"
 LENIENT_FIRST: Final = (GateStatus.PASSED, GateStatus.UNDECIDED, GateStatus.FAILED)
 
 Reading = Callable[[PairMetric], float | None]
@@ -42,8 +58,10 @@ Reading = Callable[[PairMetric], float | None]
 class Evidence:
     """What the gates look at: all pairs, the trials by name, and what the manifests of both variants differ in.
 
-    ``differences`` is None where the manifests were not compared; ``missing`` names records that could not be.
-    ``workload`` is the kind of what was run.
+    ``pairs`` are all that were planned, the void, dropped and fallen-back ones too, or the sessions; their trials are
+    among ``trials``.  ``differences`` are those between the manifests of the two variants outside the declared
+    switches, None where the manifests were not compared; ``missing`` names records of scored pairs that could not be.
+    ``workload`` is the kind of what was run.  ``blocks`` are those of the design ``crossover``.
     """
 
     measure: Measure
@@ -53,6 +71,15 @@ class Evidence:
     trials: Mapping[str, TrialResult]
     differences: Sequence[Finding] | None
     missing: Sequence[str] = ()
+    blocks: Sequence[BlockResult] = ()
+
+    @property
+    def is_crossover(self) -> bool:
+        return self.measure.design == CROSSOVER
+
+    @property
+    def unit(self) -> str:
+        return "session" if self.is_crossover else "pair"
 
     @property
     def scored(self) -> list[PairResult]:
@@ -69,7 +96,8 @@ class Evidence:
 
     @property
     def num_planned(self) -> int:
-        return max(self.measure.pairs, len(self.comparisons)) if self.comparisons else 0
+        planned = self.measure.sessions if self.is_crossover else self.measure.pairs
+        return max(planned, len(self.comparisons)) if self.comparisons else 0
 
     def has_enabled(self, pair: PairResult) -> bool:
         return pair.second in self.trials and self.trials[pair.second].variant == ENABLED
@@ -77,23 +105,29 @@ class Evidence:
     def proof(self, pair: PairResult) -> ProofStatus:
         return self.trials[pair.second].proof if pair.second in self.trials else ProofStatus.MISSING
 
+    def blocks_of(self, *, is_control: bool) -> list[BlockResult]:
+        """Of the scored sessions."""
+        names = {pair.pair for pair in self.scored}
+        return [block for block in self.blocks if block.session in names and block.is_control is is_control]
+
 
 def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
-    """All gates, always the same eight in the same order."""
-    return (
+    """All gates of the design, always in the same order."""
+    measured = (
         _reward_gate(evidence),
         _abs_diff_gate(evidence),
         _memory_gate(evidence),
         _length_gate(evidence),
         _manifests_gate(evidence),
-        _steps_gate(evidence),
-        _active_gate(evidence),
-        _pairs_gate(evidence),
     )
+    last = (_active_gate(evidence), _units_gate(evidence))
+    if evidence.is_crossover:
+        return (*measured, _blocks_gate(evidence), _control_blocks_gate(evidence), *last)
+    return (*measured, _steps_gate(evidence), *last)
 
 
 def _reward_gate(evidence: Evidence) -> Gate:
-    if evidence.lane != "live":
+    if evidence.lane != "live" or evidence.is_crossover:
         return _stored_gate(evidence, RAW_REWARD)
     margin = evidence.measure.margins.raw_reward
     drops = _readings(evidence, RAW_REWARD, lambda item: _difference(item.second, item.first))
@@ -135,7 +169,7 @@ def _memory_gate(evidence: Evidence) -> Gate:
 
 def _length_gate(evidence: Evidence) -> Gate:
     """Two-sided: longer or shorter responses would change the step time by themselves."""
-    if evidence.lane != "live":
+    if evidence.lane != "live" or evidence.is_crossover:
         return _stored_gate(evidence, RESPONSE_LENGTH)
     margin = math.log1p(evidence.measure.margins.response_length_pct / 100)
     ratios = _readings(evidence, RESPONSE_LENGTH, lambda item: item.log_ratio)
@@ -160,7 +194,7 @@ def _non_inferior(evidence: Evidence, name: str, losses: Sequence[float], margin
     passing = t_interval(losses, 1 - 2 * alpha)
     failing = t_interval(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
     if passing is None or failing is None:
-        detail = "has 1 pair, which gives no bound" if n else "has no scored pair"
+        detail = f"has 1 {evidence.unit}, which gives no bound" if n else f"has no scored {evidence.unit}"
         if evidence.scored and not n:
             detail = "is not recorded"
         gate = _plain_gate(name, GateStatus.UNDECIDED, detail, n)
@@ -169,9 +203,15 @@ def _non_inferior(evidence: Evidence, name: str, losses: Sequence[float], margin
     if failing.low > margin:
         status, detail = GateStatus.FAILED, "is shown to be beyond the margin"
     elif passing.high > margin:
-        status, detail = GateStatus.UNDECIDED, f"may be beyond the margin{_advice(passing, margin, alpha)}"
+        status, detail = (
+            GateStatus.UNDECIDED,
+            f"may be beyond the margin{_advice(passing, margin, alpha, evidence.unit)}",
+        )
     elif n < len(evidence.scored):
-        status, detail = GateStatus.UNDECIDED, f"is comparable in only {n} of {len(evidence.scored)} scored pairs"
+        status, detail = (
+            GateStatus.UNDECIDED,
+            f"is comparable in only {n} of {len(evidence.scored)} scored {evidence.unit}s",
+        )
     return Gate(
         name=name,
         status=status,
@@ -184,13 +224,13 @@ def _non_inferior(evidence: Evidence, name: str, losses: Sequence[float], margin
     )
 
 
-def _advice(interval: Interval, margin: float, alpha: float) -> str:
+def _advice(interval: Interval, margin: float, alpha: float, unit: str) -> str:
     if margin <= 0:
         return ""
     needed = pairs_to_decide(interval.stdev, margin, alpha)
     if needed is None:
-        return "; more than 200 pairs would be needed at this spread"
-    return f"; about {needed} pairs would decide at this spread" if needed > interval.n else ""
+        return f"; more than 200 {unit}s would be needed at this spread"
+    return f"; about {needed} {unit}s would decide at this spread" if needed > interval.n else ""
 
 
 def _present(gate: Gate, convert: Callable[[float], float], what: str) -> Gate:
@@ -212,7 +252,9 @@ def _plain_gate(name: str, status: GateStatus, detail: str, n: int) -> Gate:
 
 
 def _stored_gate(evidence: Evidence, name: str) -> Gate:
-    """Nothing was generated, so that this cannot differ."""
+    """Nothing was generated, or one policy generated for both, so that this cannot differ by variant."""
+    if evidence.lane == "live":
+        return _plain_gate(name, GateStatus.NOT_APPLICABLE, ONE_POLICY, 0)
     detail = GIVEN_TO_BOTH.get(evidence.workload, "both variants train on the same stored rollouts")
     return _plain_gate(name, GateStatus.NOT_APPLICABLE, detail, 0)
 
@@ -226,7 +268,8 @@ def _manifests_gate(evidence: Evidence) -> Gate:
     if evidence.missing:
         detail = f"not compared, for want of {name_some(evidence.missing)}"
         return _plain_gate(MANIFESTS, GateStatus.UNDECIDED, detail, len(evidence.scored))
-    return _plain_gate(MANIFESTS, GateStatus.PASSED, "equal outside the declared switches", len(evidence.scored))
+    detail = "the same processes ran both variants" if evidence.is_crossover else "equal outside the declared switches"
+    return _plain_gate(MANIFESTS, GateStatus.PASSED, detail, len(evidence.scored))
 
 
 def _steps_gate(evidence: Evidence) -> Gate:
@@ -262,18 +305,56 @@ def _active_gate(evidence: Evidence) -> Gate:
         detail = "RL-Kernel's operators ran as plain PyTorch, which proves the route and never a speed"
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, detail, n)
     if not n:
-        return _plain_gate(ACTIVE, GateStatus.UNDECIDED, "no scored pair", 0)
-    return _plain_gate(ACTIVE, GateStatus.PASSED, "proved in every scored pair", n)
+        return _plain_gate(ACTIVE, GateStatus.UNDECIDED, f"no scored {evidence.unit}", 0)
+    return _plain_gate(ACTIVE, GateStatus.PASSED, f"proved in every scored {evidence.unit}", n)
 
 
-def _pairs_gate(evidence: Evidence) -> Gate:
+def _blocks_gate(evidence: Evidence) -> Gate:
+    """Enough blocks in each session, and not too many lost."""
+    found = evidence.blocks_of(is_control=False)
+    lost = [block for block in found if block.reason]
+    n = len(found) - len(lost)
+    counted = Counter(block.session for block in found if not block.reason)
+    few = [f"{pair.pair} ({counted[pair.pair]})" for pair in evidence.scored if counted[pair.pair] < MIN_BLOCKS]
+    detail = f"{n} of {count(len(found), 'block')} count"
+    if few:
+        detail += f"; a session needs {MIN_BLOCKS}, fewer are in {name_some(few)}"
+    if lost:
+        shown = name_some(f"{block.session} block {block.number}: {block.reason}" for block in lost)
+        detail += f"; lost: {shown}"
+    too_many = len(lost) > evidence.measure.max_dropped_fraction * len(found)
+    return _plain_gate(BLOCKS, GateStatus.UNDECIDED if few or too_many or not n else GateStatus.PASSED, detail, n)
+
+
+def _control_blocks_gate(evidence: Evidence) -> Gate:
+    """Baseline against baseline must show no effect: it would be one of the places in a block, not of RL-Kernel."""
+    margin, alpha = math.log1p(evidence.measure.smallest_effect_pct / 100), evidence.measure.alpha
+    if not evidence.measure.control_blocks:
+        return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)
+    found = evidence.blocks_of(is_control=True)
+    values = [block.log_ratio for block in found if block.log_ratio is not None and not block.reason]
+    interval = t_interval(values, 1 - alpha)
+    if interval is None:
+        return _plain_gate(CONTROL_BLOCKS, GateStatus.UNDECIDED, "fewer than 2 control blocks count", len(values))
+    status, detail = GateStatus.PASSED, "is within the smallest effect of interest"
+    if interval.low > margin or interval.high < -margin:
+        status, detail = GateStatus.FAILED, "is not 1, though the same variant ran in all periods"
+    elif max(-interval.low, interval.high) > margin:
+        advice = _advice(interval, margin, alpha / 2, "control block")
+        status, detail = GateStatus.UNDECIDED, f"may be beyond the smallest effect of interest{advice}"
+    gate = Gate(name=CONTROL_BLOCKS, status=status, detail=detail, estimate=interval.estimate, low=interval.low,
+                high=interval.high, margin=margin, n=len(values))  # fmt: skip
+    return _present(gate, to_ratio, "mean ratio B / A, both baseline,")
+
+
+def _units_gate(evidence: Evidence) -> Gate:
     planned, n = evidence.num_planned, len(evidence.scored)
-    detail = f"{n} of {count(planned, 'planned pair')} scored"
+    detail = f"{n} of {count(planned, f'planned {evidence.unit}')} scored"
     too_many = planned - n > evidence.measure.max_dropped_fraction * planned
     status = GateStatus.UNDECIDED if too_many or not n else GateStatus.PASSED
     if too_many:
         detail += f", at most {100 * evidence.measure.max_dropped_fraction:g} % may be lost"
-    return _plain_gate(PAIRS, status, detail, n)
+    return _plain_gate(SESSIONS if evidence.is_crossover else PAIRS, status, detail, n)
 
 
 def name_some(items: Iterable[str], limit: int = 3) -> str:

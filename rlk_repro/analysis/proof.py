@@ -51,9 +51,14 @@ def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> s
 
 
 def prove(
-    ops_log: OpsLog, *, variant: str, requested_ops: Sequence[str], platform: str, planned: Sequence[str] = ()
+    ops_log: OpsLog,
+    *,
+    variant: str,
+    requested_ops: Sequence[str],
+    platform: str,
+    planned: Mapping[int, str] | None = None,
 ) -> Proof:
-    """Judge a trial by its ops files; ``planned`` are the variants of a session's steps.
+    """Judge a trial by its ops files; ``planned`` are a session's steps that count, each with its variant.
 
     A baseline is ``not requested`` as long as nothing of RL-Kernel is in its files; if there is, it is judged like an
     enabled trial, and any other status says that the baseline is none.
@@ -65,7 +70,7 @@ def prove(
     gap = _find_gap(ops_log)
     if gap:
         return Proof(status=ProofStatus.MISSING, reason=gap)
-    by_op = {op: _prove_op(ops_log, op, platform, dict(enumerate(planned))) for op in requested_ops}
+    by_op = {op: _prove_op(ops_log, op, platform, planned) for op in requested_ops}
     status = min((item.status for item in by_op.values()), key=_SEVERITY.index, default=ProofStatus.MISSING)
     reasons = [f"{op}: {item.reason}" for op, item in by_op.items() if item.status is status and item.reason]
     num_calls = sum(count.calls for count in ops_log.calls.values())
@@ -93,7 +98,7 @@ def _find_gap(ops_log: OpsLog) -> str:
     return "" if steps else "no step was recorded"
 
 
-def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str]) -> OpProof:
+def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str] | None) -> OpProof:
     decisions = [item for rank in ops_log.ranks for _, item in rank.decisions if item.op == op]
     undecided = [rank.rank for rank in ops_log.ranks if all(item.op != op for _, item in rank.decisions)]
     if undecided:
@@ -113,7 +118,8 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str
                 for line, step in rank.steps.values() if op in step.odd), None)  # fmt: skip
     if odd is not None:
         return OpProof(status=ProofStatus.MISSING, reason=odd)
-    steps = (find_unproved(ops_log, op, step, planned.get(step)) for step in ops_log.steps())
+    variants = dict.fromkeys(ops_log.steps()) if planned is None else planned
+    steps = (find_unproved(ops_log, op, step, variant) for step, variant in variants.items())
     if unproved := next(filter(None, steps), ""):
         return OpProof(status=ProofStatus.MISSING, reason=unproved)
     unseen = _find_unseen_kernel(ops_log, found.values())

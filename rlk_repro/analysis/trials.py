@@ -1,16 +1,17 @@
 """From one trial's folder to its result: how it ended, its series with log lines, its summaries, its proof.
 
-Pairs, effects and the verdict are made of these in ``analysis``.
+Pairs, effects and the verdict are made of these in ``analyse``, sessions in ``sessions``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.analysis.proof import prove
+from rlk_repro.analysis.proof import Proof, prove
 from rlk_repro.logs.metrics import SampleSeries, find_void_rollouts, metric_series
 from rlk_repro.logs.ops import OpsLog, read_ops
 from rlk_repro.logs.telemetry import TrialTelemetry
@@ -19,7 +20,6 @@ from rlk_repro.plan import BASELINE, Plan, Trial
 from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import Series, Summary, TrialResult, TrialStatus
-from rlk_repro.schedule import make_schedule
 from rlk_repro.statistics.stats import summarise
 
 STEP_TIME: Final = "step_time_s"
@@ -28,45 +28,68 @@ IMPOSSIBLE: Final = "steps with a time or another number that cannot be"
 PEAK_MEMORY: Final = ("peak_allocated_bytes", "peak_rss_bytes")
 
 
-def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> TrialResult:
-    """Everything one planned trial left behind; a trial that never started is ``missing``."""
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord:
+    """What one trial's folder holds, before anything is concluded from it."""
+
+    status: TrialStatus
+    reason: str
+    duration_s: float | None
+    ops: OpsLog
+    series: tuple[Series, ...]
+    rejects: dict[str, int]
+
+    def to_result(self, plan: Plan, trial: Trial, proof: Proof, telemetry: TrialTelemetry | None) -> TrialResult:
+        """Without summaries."""
+        return TrialResult(
+            index=trial.index,
+            name=trial.name,
+            pair=trial.pair,
+            variant=trial.variant,
+            seed=trial.seed,
+            status=self.status,
+            reason=self.reason,
+            duration_s=self.duration_s,
+            num_steps_found=_num_steps(self.series),
+            num_steps_expected=plan.num_steps,
+            proof=proof.status,
+            proof_reason=proof.reason,
+            decisions=self.ops.decisions(),
+            series=self.series,
+            summaries=(),
+            rejects=self.rejects,
+            throttled_fraction=None if telemetry is None else telemetry.throttled_fraction,
+        )
+
+
+def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
+    """Exit record, log and ops files of a trial or session; one that never started is ``missing``."""
     ended = read_exit(folder)
     status, reason = ended.status, ended.reason
     ops = read_ops(folder)
     log_series, rejects, void = _read_log(plan, folder)
     series = (*log_series, *_ops_series(plan, ops, folder))
-    proof = prove(
-        ops,
-        variant=trial.variant,
-        requested_ops=() if trial.variant == BASELINE else plan.ops,
-        platform=plan.hardware.platform,
-        planned=[rollout.variant for rollout in make_schedule(plan.run.measure, trial.seed).rollouts]
-        if plan.is_crossover
-        else (),
-    )
     num_found = _num_steps(series)
     if status is TrialStatus.OK and num_found < plan.num_steps:
         status = TrialStatus.FAILED
         reason = f"ended well, but only {num_found} of {plan.num_steps} steps are in its log{void}"
-    return TrialResult(
-        index=trial.index,
-        name=trial.name,
-        pair=trial.pair,
-        variant=trial.variant,
-        seed=trial.seed,
-        status=status,
-        reason=reason,
-        duration_s=ended.duration_s,
-        num_steps_found=num_found,
-        num_steps_expected=plan.num_steps,
-        proof=proof.status,
-        proof_reason=proof.reason,
-        decisions=ops.decisions(),
-        series=series,
-        summaries=() if plan.is_crossover else _summaries(plan, series),
-        rejects={**rejects, **{f"ops: {name}": number for name, number in ops.num_rejects.items()}},
-        throttled_fraction=None if telemetry is None else telemetry.throttled_fraction,
+    rejects |= {f"ops: {name}": number for name, number in ops.num_rejects.items()}
+    return TrialRecord(
+        status=status, reason=reason, duration_s=ended.duration_s, ops=ops, series=series, rejects=rejects
     )
+
+
+def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> TrialResult:
+    """Everything that one planned trial left behind, summarised over its scored steps."""
+    record = read_record(plan, folder)
+    proof = prove(
+        record.ops,
+        variant=trial.variant,
+        requested_ops=() if trial.variant == BASELINE else plan.ops,
+        platform=plan.hardware.platform,
+    )
+    scored = range(plan.run.measure.warmup_steps, plan.num_steps)
+    return replace(record.to_result(plan, trial, proof, telemetry), summaries=summarise_all(record.series, scored))
 
 
 def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[str, int], str]:
@@ -123,11 +146,12 @@ def _place(folder: TrialDir, path: Path) -> str:
     return path.relative_to(folder.path.parent.parent).as_posix()
 
 
-def _summaries(plan: Plan, series: Iterable[Series]) -> tuple[Summary, ...]:
-    """Over the scored steps only: the warm-up counts for nothing."""
-    first = plan.run.measure.warmup_steps
-    summaries = (summarise(item.metric, item.values[first:]) for item in series)
-    return tuple(summary for summary in summaries if summary is not None)
+def summarise_all(series: Iterable[Series], steps: Collection[int]) -> tuple[Summary, ...]:
+    """Over these steps only: the warm-up counts for nothing."""
+    found = (
+        summarise(item.metric, [item.values[step] for step in steps if step < len(item.values)]) for item in series
+    )
+    return tuple(summary for summary in found if summary is not None)
 
 
 def _num_steps(series: Iterable[Series]) -> int:

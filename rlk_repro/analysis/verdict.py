@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rlk_repro.analysis.gates import ACTIVE, Evidence, count, make_gates, name_some
-from rlk_repro.base.findings import Finding
+from rlk_repro.analysis.gates import CONTROL_BLOCKS as CONTROL_BLOCKS_GATE
 from rlk_repro.base.units import format_number
 from rlk_repro.rundir.results import (
     Effect,
@@ -24,16 +24,25 @@ from rlk_repro.rundir.results import (
     Verdict,
     VerdictWord,
 )
-from rlk_repro.spec import Lane, Measure
-from rlk_repro.spec.values import CROSSOVER
+from rlk_repro.spec import Measure
+from rlk_repro.statistics.crossover import MIN_SESSIONS, randomisation_p
 from rlk_repro.statistics.power import MIN_PAIRS
-from rlk_repro.statistics.stats import MEAN_STEP_TIME, STEP_TIME, holm, is_cost, noise_floor, paired_effect
+from rlk_repro.statistics.stats import (
+    CONTROL_BLOCKS,
+    DIAGNOSTICS,
+    MEAN_STEP_TIME,
+    STEP_TIME,
+    holm,
+    is_cost,
+    noise_floor,
+    paired_effect,
+)
 
 PRIMARY: Final = "primary"
 SECONDARY: Final = "secondary"
+DIAGNOSTIC: Final = "diagnostic"
 MAX_THROTTLED_FRACTION: Final = 0.01
 SHOWN: Final = (VerdictWord.FASTER, VerdictWord.SLOWER)
-NOT_COMPUTED: Final = "inconclusive: this version computes no verdict for the design crossover"
 NOTHING_COMPARED: Final = (
     "operators are measured one by one: no variants are compared, and nothing is said about a trainer's speed"
 )
@@ -77,6 +86,19 @@ class _Case:
         return [pair for pair in self.evidence.comparisons if pair.status is status]
 
     @property
+    def unit(self) -> str:
+        return self.evidence.unit
+
+    @property
+    def num_planned(self) -> str:
+        return count(self.evidence.num_planned, f"planned {self.unit}")
+
+    @property
+    def least(self) -> int:
+        """Of pairs or sessions, for any word on speed."""
+        return MIN_SESSIONS if self.evidence.is_crossover else MIN_PAIRS
+
+    @property
     def by_mean(self) -> Effect | None:
         return next((effect for effect in self.effects if effect.metric == MEAN_STEP_TIME), None)
 
@@ -90,39 +112,9 @@ class _Case:
         return bool(self.fallen_back) and not self.evidence.scored and not self.comparisons_that_are(PairStatus.VOID)
 
 
-def judge(
-    measure: Measure,
-    *,
-    lane: Lane,
-    pairs: Sequence[PairResult],
-    trials: Sequence[TrialResult],
-    differences: Sequence[Finding] | None,
-    missing: Sequence[str] = (),
-    is_exploratory: bool = False,
-    workload: str = "",
-) -> Judgement:
-    """Judge one run.
-
-    Args:
-        measure: the measurement plan as it was hashed.
-        lane: gates on rewards and response lengths apply to ``live`` only.
-        pairs: every planned pair, also the void, dropped and fallen-back ones, with ``stats.pair_metrics``.
-        trials: every planned trial; the names in ``pairs`` must be among them.
-        differences: findings between the manifests of the two variants outside the declared switches (a blocking one
-            fails the gate); None where they were not compared.
-        missing: records of scored pairs that could not be compared, by name; the gate is undecided for them.
-        is_exploratory: the plan was changed after it was hashed; said in headline and reasons.
-        workload: its kind, which decides how gates that do not apply are worded.
-    """
-    evidence = Evidence(
-        measure=measure,
-        lane=lane,
-        pairs=pairs,
-        trials={trial.name: trial for trial in trials},
-        differences=differences,
-        missing=missing,
-        workload=workload,
-    )
+def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
+    """Judge one run; ``is_exploratory``: its plan was changed after it was hashed, said in headline and reasons."""
+    measure = evidence.measure
     case = _Case(
         evidence=evidence,
         effects=_make_effects(evidence),
@@ -146,11 +138,7 @@ def judge(
 def decline(
     measure: Measure, *, pairs: Sequence[PairResult], trials: Sequence[TrialResult], is_exploratory: bool = False
 ) -> Judgement:
-    """The verdict of a run that has no variants: that there is none.  Its control pairs still show noise.
-
-    Of sessions this version computes none.
-    """
-    is_crossover = measure.design == CROSSOVER
+    """The verdict of a run that has no variants: that there is none.  Its control pairs still show noise."""
     controls = [pair for pair in pairs if pair.status is PairStatus.SCORED]
     lost = [pair for pair in pairs if pair.status is not PairStatus.SCORED]
     reasons = [
@@ -159,8 +147,8 @@ def decline(
     reasons += [f"pair {pair.pair} {pair.status}: {pair.reason}" for pair in lost]
     smallest = measure.smallest_effect_pct / 100
     verdict = Verdict(
-        word=VerdictWord.INCONCLUSIVE if is_crossover else VerdictWord.NO_COMPARISON,
-        headline=("exploratory: " if is_exploratory else "") + (NOT_COMPUTED if is_crossover else NOTHING_COMPARED),
+        word=VerdictWord.NO_COMPARISON,
+        headline=("exploratory: " if is_exploratory else "") + NOTHING_COMPARED,
         reasons=tuple(reasons),
         threshold=smallest,
         smallest_effect=smallest,
@@ -173,18 +161,38 @@ def decline(
 
 def _make_effects(evidence: Evidence) -> tuple[Effect, ...]:
     """The step time first, then every other time, rate and memory by name, Holm-corrected among themselves."""
-    scored = evidence.scored
-    names = {item.metric for pair in scored for item in pair.metrics if is_cost(item.metric)} - {STEP_TIME}
-    secondary = [_make_effect(evidence, name, SECONDARY) for name in sorted(names)]
+    names = {item.metric for pair in evidence.scored for item in pair.metrics if is_cost(item.metric)} - {STEP_TIME}
+    secondary = [_make_effect(evidence, name, SECONDARY) for name in sorted(names - set(DIAGNOSTICS))]
     corrected = holm([effect.p_t for effect in secondary])
     found = [replace(effect, p_holm=p) for effect, p in zip(secondary, corrected, strict=True)]
-    return (_make_effect(evidence, STEP_TIME, PRIMARY), *found)
+    diagnostic = [_make_effect(evidence, name, DIAGNOSTIC) for name in DIAGNOSTICS if name in names]
+    primary = _make_effect(evidence, STEP_TIME, PRIMARY)
+    if evidence.is_crossover:
+        p_value, p_floor = _randomise(evidence)
+        primary = replace(primary, p_value=p_value, p_floor=p_floor)
+    return (primary, *found, *diagnostic)
+
+
+def _randomise(evidence: Evidence) -> tuple[float | None, float | None]:
+    """The exact p of the orders that the blocks were drawn in."""
+    by_session: dict[str, list[tuple[str, float | None]]] = {}
+    for block in evidence.blocks_of(is_control=False):
+        effect = None if block.reason else block.log_ratio
+        by_session.setdefault(block.session, []).append((block.order, effect))
+    return randomisation_p(list(by_session.values())) or (None, None)
 
 
 def _make_effect(evidence: Evidence, metric: str, role: str) -> Effect:
+    """Over pairs or sessions; that of the control blocks over blocks, as no variant can differ between sessions."""
     log_ratios, n = _log_ratios(evidence.scored, metric), len(evidence.scored)
-    note = "" if len(log_ratios) == n else f"comparable in {len(log_ratios)} of {count(n, 'scored pair')}"
-    return paired_effect(metric, log_ratios, role=role, alpha=evidence.measure.alpha, note=note)
+    note = "" if len(log_ratios) == n else f"comparable in {len(log_ratios)} of {count(n, f'scored {evidence.unit}')}"
+    if metric == CONTROL_BLOCKS:
+        blocks = evidence.blocks_of(is_control=True)
+        log_ratios = [block.log_ratio for block in blocks if block.log_ratio is not None]
+        note = "n counts blocks"
+    effect = paired_effect(metric, log_ratios, role=role, alpha=evidence.measure.alpha, note=note)
+    # signs of sessions cannot be exchanged: what was drawn is the order of blocks
+    return replace(effect, p_value=None, p_floor=None) if evidence.is_crossover else effect
 
 
 def _log_ratios(pairs: Sequence[PairResult], metric: str) -> list[float]:
@@ -195,7 +203,7 @@ def _log_ratios(pairs: Sequence[PairResult], metric: str) -> list[float]:
 def _choose_word(case: _Case) -> VerdictWord:
     if case.gates_that(GateStatus.FAILED):
         return VerdictWord.NOT_COMPARABLE
-    if case.gates_that(GateStatus.UNDECIDED) or case.primary.n < MIN_PAIRS or _mean_disagrees(case):
+    if case.gates_that(GateStatus.UNDECIDED) or case.primary.n < case.least or _mean_disagrees(case):
         return VerdictWord.INCONCLUSIVE
     return _speed_word(case.primary, case)
 
@@ -223,25 +231,44 @@ def _mean_disagrees(case: _Case) -> bool:
 
 def _headline(case: _Case, word: VerdictWord) -> str:
     if not case.evidence.comparisons:
-        return f"no pair was meant to compare: {_show_noise(case)}"
+        return f"no {case.unit} was meant to compare: {_show_noise(case)}"
     if case.never_ran:
-        fallen = f"it fell back in {len(case.fallen_back)} of {count(case.evidence.num_planned, 'planned pair')}"
+        fallen = (
+            f"it fell back in {len(case.fallen_back)} of {count(case.evidence.num_planned, f'planned {case.unit}')}"
+        )
         return f"enabled never ran RL-Kernel: {fallen}; {_show_noise(case)}"
     if word is VerdictWord.NOT_COMPARABLE:
-        return f"not comparable: {name_some(map(_show_gate, case.gates_that(GateStatus.FAILED)))}"
+        return (
+            f"not comparable: {name_some(_show_gate(gate, case.unit) for gate in case.gates_that(GateStatus.FAILED))}"
+        )
     if word is VerdictWord.INCONCLUSIVE:
-        return f"inconclusive: {_why_inconclusive(case)}; {_show_effect(case.primary)}"
+        return f"inconclusive: {_why_inconclusive(case)}; {_show_effect(case.primary, case.unit)}"
     if word is VerdictWord.EQUIVALENT:
-        return f"enabled and baseline are equivalent within {_show_size(case.smallest)}: {_show_effect(case.primary)}"
-    return f"enabled is {word} than baseline: {_show_effect(case.primary)}, wholly beyond {_show_threshold(case)}"
+        alike = f"enabled and baseline are equivalent within {_show_size(case.smallest)}"
+        return f"{alike}{_show_small_change(case)}: {_show_effect(case.primary, case.unit)}"
+    effect = _show_effect(case.primary, case.unit)
+    return f"enabled is {word} than baseline: {effect}, wholly beyond {_show_threshold(case)}"
+
+
+def _show_small_change(case: _Case) -> str:
+    """An equivalence whose interval leaves out 1 is small and not zero; sessions can tell the two apart."""
+    effect = case.primary
+    if not case.evidence.is_crossover or None in (effect.low, effect.high, effect.ratio):
+        return ""
+    assert effect.low is not None
+    assert effect.high is not None
+    assert effect.ratio is not None
+    if effect.low <= 1 <= effect.high:
+        return ""
+    return f", enabled {format_number(100 * abs(effect.ratio - 1), 2)} % {'faster' if effect.ratio < 1 else 'slower'}"
 
 
 def _why_inconclusive(case: _Case) -> str:
     undecided = case.gates_that(GateStatus.UNDECIDED)
     if any(gate.name == ACTIVE for gate in undecided):
         return next(gate.detail for gate in undecided if gate.name == ACTIVE)
-    if case.primary.n < MIN_PAIRS:
-        return f"{count(case.primary.n, 'scored pair')}, at least {MIN_PAIRS} are needed"
+    if case.primary.n < case.least:
+        return f"{count(case.primary.n, f'scored {case.unit}')}, at least {case.least} are needed"
     if undecided:
         return f"undecided on {name_some(gate.name for gate in undecided)}"
     if _mean_disagrees(case):
@@ -256,29 +283,30 @@ def _why_inconclusive(case: _Case) -> str:
 def _show_noise(case: _Case) -> str:
     floor = case.floor
     if floor.fraction is None:
-        return f"noise not measured, {count(floor.n, 'control pair')}"
+        return f"noise not measured, {count(floor.n, f'control {case.unit}')}"
     size = f"{_show_size(floor.fraction)} ({format_number(100 * case.primary.confidence)} % interval)"
-    return f"{count(floor.n, 'control pair')} show noise in step time of up to {size}"
+    return f"{count(floor.n, f'control {case.unit}')} show noise in step time of up to {size}"
 
 
-def _show_effect(effect: Effect) -> str:
+def _show_effect(effect: Effect, unit: str) -> str:
     if effect.ratio is None:
-        return "no step time ratio, 0 pairs"
-    return f"step time ratio enabled / baseline {_show_ratio(effect)}"
+        return f"no step time ratio, 0 {unit}s"
+    return f"step time ratio enabled / baseline {_show_ratio(effect, unit)}"
 
 
-def _show_ratio(effect: Effect) -> str:
+def _show_ratio(effect: Effect, unit: str) -> str:
     interval = "no interval"
     if effect.low is not None and effect.high is not None:
         interval = f"{format_number(100 * effect.confidence)} % interval {effect.low:.4f} to {effect.high:.4f}"
-    return f"{effect.ratio:.4f} ({interval}, {count(effect.n, 'pair')})"
+    return f"{effect.ratio:.4f} ({interval}, {count(effect.n, unit)})"
 
 
-def _show_gate(gate: Gate) -> str:
+def _show_gate(gate: Gate, unit: str) -> str:
     if gate.estimate is None or gate.low is None or gate.high is None or gate.margin is None:
         return f"{gate.name}: {gate.detail}"
     numbers = f"{gate.estimate:.4g}, bounds {gate.low:.4g} and {gate.high:.4g}, margin {gate.margin:.4g}"
-    return f"{gate.name}: {gate.detail} ({numbers}, {count(gate.n, 'pair')})"
+    unit = "control block" if gate.name == CONTROL_BLOCKS_GATE else unit
+    return f"{gate.name}: {gate.detail} ({numbers}, {count(gate.n, unit)})"
 
 
 def _show_size(fraction: float) -> str:
@@ -297,7 +325,7 @@ def _name_slow_steps(case: _Case, word: VerdictWord) -> str:
         return ""
     if (median < 1) is (by_mean.ratio < 1):
         return ""
-    return f"; with rare slow steps counted, by means, {_show_ratio(by_mean)}"
+    return f"; with rare slow steps counted, by means, {_show_ratio(by_mean, case.unit)}"
 
 
 def _name_lost(case: _Case) -> str:
@@ -306,7 +334,7 @@ def _name_lost(case: _Case) -> str:
         "void": case.comparisons_that_are(PairStatus.VOID),
         "dropped": case.comparisons_that_are(PairStatus.DROPPED),
     }
-    planned = count(case.evidence.num_planned, "planned pair")
+    planned = case.num_planned
     text = "".join(
         f"; {len(pairs)} of {planned} {how}: {name_some(f'{pair.pair} ({pair.reason})' for pair in pairs)}"
         for how, pairs in lost.items()
@@ -320,24 +348,25 @@ def _reasons(case: _Case, *, is_exploratory: bool) -> Iterator[str]:
     if is_exploratory:
         yield "exploratory: the measurement plan was changed after it was fixed"
     yield from _reasons_from_gates(case)
-    if case.evidence.scored and case.primary.n < MIN_PAIRS:
-        yield f"a verdict on speed needs {MIN_PAIRS} pairs with a step time, found {case.primary.n}"
+    if case.evidence.scored and case.primary.n < case.least:
+        yield f"a verdict on speed needs {case.least} {case.unit}s with a step time, found {case.primary.n}"
     yield _reason_for_floor(case)
     if case.by_mean is not None and _mean_disagrees(case):
-        yield f"with rare slow steps counted, by means, not medians: {_show_effect(case.by_mean)}"
+        yield f"with rare slow steps counted, by means, not medians: {_show_effect(case.by_mean, case.unit)}"
     yield from _reasons_from_trials(case)
     p = case.primary.p_value
     if _speed_word(case.primary, case) in SHOWN and p is not None and p > case.evidence.measure.alpha:
-        yield f"the exact sign-flip p is {format_number(p, 3)}: the interval alone carries the difference"
+        what = "randomisation" if case.evidence.is_crossover else "sign-flip"
+        yield f"the exact {what} p is {format_number(p, 3)}: the interval alone carries the difference"
 
 
 def _reasons_from_gates(case: _Case) -> Iterator[str]:
     failed, undecided = case.gates_that(GateStatus.FAILED), case.gates_that(GateStatus.UNDECIDED)
-    yield from (f"failed: {_show_gate(gate)}" for gate in failed)
+    yield from (f"failed: {_show_gate(gate, case.unit)}" for gate in failed)
     if not case.evidence.scored:
-        yield "no pair was scored, so nothing else could be measured"
+        yield f"no {case.unit} was scored, so nothing else could be measured"
         return
-    yield from (f"undecided: {_show_gate(gate)}" for gate in undecided)
+    yield from (f"undecided: {_show_gate(gate, case.unit)}" for gate in undecided)
     if not failed and not undecided:
         yield "every gate that applies passed"
     yield from (f"{gate.name} does not apply: {gate.detail}" for gate in case.gates_that(GateStatus.NOT_APPLICABLE))
@@ -351,12 +380,12 @@ def _reason_for_floor(case: _Case) -> str:
 
 def _reasons_from_trials(case: _Case) -> Iterator[str]:
     for pair in case.comparisons_that_are(PairStatus.DROPPED):
-        yield f"pair {pair.pair} dropped: {pair.reason}"
+        yield f"{case.unit} {pair.pair} dropped: {pair.reason}"
     for pair in case.comparisons_that_are(PairStatus.VOID):
-        yield f"pair {pair.pair} void: {pair.reason}"
+        yield f"{case.unit} {pair.pair} void: {pair.reason}"
     for reason in dict.fromkeys(pair.control_reason for pair in case.fallen_back):
         names = name_some((pair.pair for pair in case.fallen_back if pair.control_reason == reason), limit=12)
-        yield f"used as control pairs: {names}: {reason}"
+        yield f"used as control {case.unit}s: {names}: {reason}"
     for pair in case.evidence.scored:
         for name in (pair.first, pair.second):
             share = case.evidence.trials[name].throttled_fraction or 0.0

@@ -155,6 +155,11 @@ class TrialResult:
     rejects: dict[str, int]
     throttled_fraction: float | None
 
+    @property
+    def folder(self) -> str:
+        """The name of its folder among the trials: both arms of a session have one."""
+        return self.name.partition(":")[0]
+
     def summary(self, metric: str) -> Summary | None:
         return next((item for item in self.summaries if item.metric == metric), None)
 
@@ -174,7 +179,10 @@ class PairMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class PairResult:
-    """``first`` is the baseline trial; in a control pair ``second`` is a baseline too, or enabled but fallen back."""
+    """One comparison: a pair of trials, or a session, whose two arms ``first`` and ``second`` are.
+
+    ``first`` is the baseline; in a control pair ``second`` is a baseline too, or enabled but fallen back.
+    """
 
     pair: str
     is_control: bool
@@ -191,8 +199,25 @@ class PairResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockResult:
+    """One block of a session; ``reason`` says why it does not count, empty where it does.
+
+    ``log_ratio`` is ln(B / A) of the step time over its scored steps, ``first_log_ratio`` over the first step of each
+    period.  In a control block A and B are both the baseline.
+    """
+
+    session: str
+    number: int
+    order: str
+    is_control: bool
+    reason: str
+    log_ratio: float | None
+    first_log_ratio: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Effect:
-    """A paired effect over scored comparison pairs, as the ratio enabled / baseline.
+    """A paired effect over scored comparisons, pairs or sessions, as the ratio enabled / baseline.
 
     ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios); None below two pairs.  ``p_value``
     is the exact two-sided sign-flip p, ``p_floor`` the smallest it could be (2 / 2^n).  ``p_t`` is the paired t test's;
@@ -347,6 +372,16 @@ class Analysis:
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
     operators: tuple[OperatorResult, ...] = ()
+    blocks: tuple[BlockResult, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """What is counted: a session holds blocks, a pair does not."""
+        return "session" if self.is_crossover else "pair"
+
+    @property
+    def is_crossover(self) -> bool:
+        return any(trial.name != trial.folder for trial in self.trials)
 
     def effect(self, metric: str) -> Effect | None:
         return next((item for item in self.effects if item.metric == metric), None)
@@ -354,8 +389,9 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         """Plain values.  What only some runs have is absent from the others."""
         fields = dataclasses.asdict(self)
-        if not self.operators:
-            del fields["operators"]
+        for name in ("operators", "blocks"):
+            if not fields[name]:
+                del fields[name]
         return {"schema": SCHEMA, **fields}
 
     @classmethod

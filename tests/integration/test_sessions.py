@@ -112,7 +112,7 @@ def run_session(folder: Path, flags: str = SMALL, **options: str) -> OpsLog:
 
 
 def judge(log: OpsLog) -> tuple[ProofStatus, str]:
-    proof = prove(log, variant="crossover", requested_ops=OPS, platform="cpu", planned=PLANNED)
+    proof = prove(log, variant="crossover", requested_ops=OPS, platform="cpu", planned=dict(enumerate(PLANNED)))
     return proof.status, proof.reason
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.verdict import Judgement, judge
 from rlk_repro.rundir.results import PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus
 from rlk_repro.spec import Lane, Measure
@@ -109,10 +110,12 @@ def around(ratio: float, spread: float = 1.0) -> list[float]:
 def judge_pairs(
     pairs: Sequence[MadePair], *, measure: Measure = MEASURE, lane: Lane = "live", **options: Any
 ) -> Judgement:
-    return judge(
-        measure,
+    is_exploratory = options.pop("is_exploratory", False)
+    evidence = Evidence(
+        measure=measure,
         lane=lane,
         pairs=[pair.result for pair in pairs],
-        trials=[trial for pair in pairs for trial in pair.trials],
+        trials={trial.name: trial for pair in pairs for trial in pair.trials},
         **{"differences": (), **options},
     )
+    return judge(evidence, is_exploratory=is_exploratory)

@@ -1,0 +1,265 @@
+"""From one session of the design ``crossover`` to its two arms, its blocks, and one effect per metric.
+
+An *arm* is what a session shows of one variant: the steps of that variant, with a trial's status and proof, so that a
+report reads a session as it reads a pair of trials.  Arithmetic is ``statistics.crossover``'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rlk_repro.analysis.proof import find_unproved, prove
+from rlk_repro.analysis.trials import STEP_TIME, read_record, summarise_all
+from rlk_repro.logs.ops import OpsLog
+from rlk_repro.logs.telemetry import TrialTelemetry
+from rlk_repro.plan import BASELINE, ENABLED, Plan, Trial
+from rlk_repro.rundir.paths import TrialDir
+from rlk_repro.rundir.results import (
+    BlockResult,
+    PairMetric,
+    PairResult,
+    PairStatus,
+    ProofStatus,
+    Series,
+    TrialResult,
+    TrialStatus,
+)
+from rlk_repro.schedule import Schedule, make_schedule
+from rlk_repro.statistics.crossover import block_effect, common_slope, hodges_lehmann
+from rlk_repro.statistics.stats import CARRY_OVER, CONTROL_BLOCKS, MEAN_STEP_TIME, UNADJUSTED, mean, pair_metrics
+
+ADJUSTED: Final = (STEP_TIME, "train_time_s", "actor_train_time_s")
+"""Times that are adjusted for the number of tokens where rollouts differ."""
+_RATE, _RATE_TIME = "train_tokens_per_s", "actor_train_time_s"
+_COUNTS: Final = {
+    "compilations": "compilations",
+    "recompile_limit_hits": "hits of the recompile limit",
+    "allocator_retries": "retries of the memory allocator",
+}
+
+Values = Mapping[str, Sequence[float | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """``faults`` say per block why it does not count, by its place among all blocks, control blocks included."""
+
+    trial: Trial
+    schedule: Schedule
+    values: Values
+    faults: Mapping[int, str]
+    arms: tuple[TrialResult, TrialResult]
+
+    @property
+    def is_complete(self) -> bool:
+        return self.arms[0].status is TrialStatus.OK
+
+    def list_steps(self, block: int, *, is_scored: bool = True) -> list[int]:
+        """The scored rollout of each period, or its first one."""
+        found = [step for step, rollout in enumerate(self.schedule.rollouts) if rollout.block == block]
+        period = self.schedule.period_steps
+        return found[period - 1 :: period] if is_scored else found[::period]
+
+    def effect(self, metric: str, block: int, *, is_scored: bool = True) -> float | None:
+        """ln(B / A) of one block; None where the block does not count or a value is missing."""
+        if block in self.faults or metric not in self.values:
+            return None
+        values = [self.values[metric][step] for step in self.list_steps(block, is_scored=is_scored)]
+        return block_effect(self.schedule.blocks[block].order, values)
+
+    def effects(self, metric: str, *, is_control: bool = False, is_scored: bool = True) -> list[float] | None:
+        """Of every block that counts; None where any of them lacks a value."""
+        found = [
+            self.effect(metric, block, is_scored=is_scored)
+            for block, item in enumerate(self.schedule.blocks)
+            if item.is_control is is_control and block not in self.faults
+        ]
+        return [value for value in found if value is not None] if found and None not in found else None
+
+
+def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> Session:
+    """Everything that one planned session left behind."""
+    record = read_record(plan, folder)
+    schedule = make_schedule(plan.run.measure, trial.seed)
+    values: dict[str, Sequence[float | None]] = {item.metric: item.values for item in record.series}
+    faults = dict(_find_faults(plan, record.ops, schedule, values.get(STEP_TIME, ())))
+    counted = {
+        step: rollout.variant
+        for step, rollout in enumerate(schedule.rollouts)
+        if rollout.block is not None and rollout.block not in faults
+    }
+    proof = prove(
+        record.ops,
+        variant=trial.variant,
+        requested_ops=plan.ops,
+        platform=plan.hardware.platform,
+        planned=counted,
+    )
+    whole = record.to_result(plan, trial, proof, telemetry)
+    arms = tuple(_make_arm(whole, variant, schedule, faults) for variant in (BASELINE, ENABLED))
+    if (tokens := _count_tokens(values)) and plan.run.lane == "live":
+        values[_TOKENS] = tokens
+    return Session(trial=trial, schedule=schedule, values=values, faults=faults, arms=(arms[0], arms[1]))
+
+
+_TOKENS: Final = "tokens"
+
+
+def _count_tokens(values: Values) -> list[float | None]:
+    """Tokens of each rollout: vime prints their number divided by the time of the actor's training."""
+    pairs = zip(values.get(_RATE, ()), values.get(_RATE_TIME, ()), strict=False)
+    return [None if rate is None or time_s is None else rate * time_s for rate, time_s in pairs]
+
+
+def _find_faults(
+    plan: Plan, ops: OpsLog, schedule: Schedule, step_times: Sequence[float | None]
+) -> Iterator[tuple[int, str]]:
+    """Blocks that do not count: a step without its variant's proof, or a scored one without a time or disturbed."""
+    decisions = ops.decisions()
+    served = [op for op in plan.ops if any(item.op == op and item.is_rl_kernel for item in decisions)]
+    for block in range(len(schedule.blocks)):
+        steps = [step for step, rollout in enumerate(schedule.rollouts) if rollout.block == block]
+        found = (_find_fault(ops, served, schedule, step_times, step) for step in steps)
+        if fault := next(filter(None, found), ""):
+            yield block, fault
+
+
+def _find_fault(
+    ops: OpsLog, served: Sequence[str], schedule: Schedule, step_times: Sequence[float | None], step: int
+) -> str:
+    unproved = (find_unproved(ops, op, step, schedule.variant_of(step)) for op in served)
+    if found := next(filter(None, unproved), ""):
+        return found
+    if not schedule.is_scored(step):
+        return ""
+    if step >= len(step_times) or step_times[step] is None:
+        return f"step {step} has no step time"
+    counts = ops.counts_in(step)
+    return next((f"{counts[name]} {what} in step {step}, which is scored"
+                 for name, what in _COUNTS.items() if counts.get(name)), "")  # fmt: skip
+
+
+def _make_arm(whole: TrialResult, variant: str, schedule: Schedule, faults: Mapping[int, str]) -> TrialResult:
+    """Summaries are over the scored steps of blocks that compare; of control blocks nothing is in them."""
+    rollouts = list(enumerate(schedule.rollouts))
+    own = {step for step, rollout in rollouts if rollout.variant == variant}
+    scored = [
+        step
+        for step, rollout in rollouts
+        if step in own and rollout.is_scored and rollout.block is not None and rollout.block not in faults
+        if not schedule.blocks[rollout.block].is_control
+    ]
+    series = tuple(_keep_steps(item, own) for item in whole.series)
+    is_enabled = variant == ENABLED
+    step_time = next((item for item in series if item.metric == STEP_TIME), None)
+    return replace(
+        whole,
+        name=f"{whole.name}:{variant}",
+        variant=variant,
+        num_steps_found=0 if step_time is None else sum(value is not None for value in step_time.values),
+        num_steps_expected=len(own),
+        proof=whole.proof if is_enabled else ProofStatus.NOT_REQUESTED,
+        proof_reason=whole.proof_reason if is_enabled else "",
+        decisions=whole.decisions if is_enabled else (),
+        series=series,
+        summaries=summarise_all(series, scored),
+        rejects={} if is_enabled else whole.rejects,
+    )
+
+
+def _keep_steps(series: Series, steps: Iterable[int]) -> Series:
+    kept = set(steps)
+    return replace(
+        series,
+        values=tuple(value if step in kept else None for step, value in enumerate(series.values)),
+        lines=tuple(line if step in kept else None for step, line in enumerate(series.lines)),
+    )
+
+
+def compare_sessions(sessions: Sequence[Session]) -> list[PairResult]:
+    """One comparison per session: its own two arms, by the Hodges-Lehmann mean of its block effects."""
+    counting = [session for session in sessions if session.is_complete]
+    slopes = {metric: slope for metric in ADJUSTED if (slope := _find_slope(counting, metric)) is not None}
+    return [_compare(session, slopes) for session in sessions]
+
+
+def _find_slope(sessions: Sequence[Session], metric: str) -> float | None:
+    """How the effect of a block goes with its difference in tokens; none in lanes where both train on the same."""
+    found = ((session.effects(_TOKENS), session.effects(metric)) for session in sessions)
+    return common_slope([list(zip(tokens, effects, strict=True)) for tokens, effects in found if tokens and effects])
+
+
+def _compare(session: Session, slopes: Mapping[str, float]) -> PairResult:
+    first, second = session.arms
+    status, reason = _find_status(session)
+    is_control = status is PairStatus.SCORED and second.proof is ProofStatus.FALLBACK
+    return PairResult(
+        pair=session.trial.pair,
+        is_control=is_control,
+        control_reason=f"enabled fell back everywhere: {second.proof_reason}" if is_control else "",
+        status=status,
+        reason=reason,
+        first=first.name,
+        second=second.name,
+        order=" ".join(block.order for block in session.schedule.blocks if not block.is_control),
+        metrics=tuple(_compare_metrics(session, slopes)),
+    )
+
+
+def _find_status(session: Session) -> tuple[PairStatus, str]:
+    enabled = session.arms[1]
+    if not session.is_complete:
+        return PairStatus.DROPPED, f"{session.trial.name}: {enabled.status}"
+    if session.effects(STEP_TIME) is None:
+        return PairStatus.VOID, f"{session.trial.name}: no block counts ({next(iter(session.faults.values()), '')})"
+    fell_back = enabled.proof is ProofStatus.FALLBACK and not any(
+        decision.is_rl_kernel and decision.calls for decision in enabled.decisions
+    )
+    if fell_back or enabled.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
+        return PairStatus.SCORED, ""
+    return PairStatus.VOID, f"{session.trial.name}: {enabled.proof} ({enabled.proof_reason})"
+
+
+def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[PairMetric]:
+    """Every metric of both arms with the session's effect; then what only blocks can tell."""
+    for item in pair_metrics(*session.arms):
+        effects = session.effects(item.metric)
+        if item.metric == MEAN_STEP_TIME:
+            yield item
+        elif effects is None:
+            yield replace(item, log_ratio=None)
+        elif item.metric in slopes:
+            tokens = session.effects(_TOKENS) or [0.0] * len(effects)
+            adjusted = [effect - slopes[item.metric] * more for effect, more in zip(effects, tokens, strict=True)]
+            yield replace(item, log_ratio=hodges_lehmann(adjusted))
+        else:
+            yield replace(item, log_ratio=hodges_lehmann(effects))
+    effects, firsts = session.effects(STEP_TIME), session.effects(STEP_TIME, is_scored=False)
+    if STEP_TIME in slopes and effects:
+        yield _make_metric(UNADJUSTED, hodges_lehmann(effects))
+    if effects and firsts and session.schedule.period_steps > 1:
+        yield _make_metric(CARRY_OVER, hodges_lehmann([a - b for a, b in zip(firsts, effects, strict=True)]))
+    if controls := session.effects(STEP_TIME, is_control=True):
+        yield _make_metric(CONTROL_BLOCKS, mean(controls))
+
+
+def _make_metric(name: str, log_ratio: float) -> PairMetric:
+    return PairMetric(metric=name, first=None, second=None, log_ratio=log_ratio if math.isfinite(log_ratio) else None)
+
+
+def list_blocks(sessions: Sequence[Session]) -> Iterator[BlockResult]:
+    """Every planned block of the sessions that ended well, in the order run."""
+    for session in sessions:
+        for number, block in enumerate(session.schedule.blocks if session.is_complete else ()):
+            yield BlockResult(
+                session=session.trial.pair,
+                number=number,
+                order=block.order,
+                is_control=block.is_control,
+                reason=session.faults.get(number, ""),
+                log_ratio=session.effect(STEP_TIME, number),
+                first_log_ratio=session.effect(STEP_TIME, number, is_scored=False),
+            )
