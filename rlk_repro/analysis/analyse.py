@@ -13,7 +13,7 @@ from typing import Any, Final
 from rlk_repro.analysis.allocations import find_misfits, find_unknown_nodes
 from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.operators import OperatorTable, read_operators
-from rlk_repro.analysis.sessions import Session, compare_sessions, list_blocks, read_session
+from rlk_repro.analysis.sessions import Session, compare_sessions, list_blocks, pool_step_times, read_session
 from rlk_repro.analysis.trials import read_trial
 from rlk_repro.analysis.verdict import Judgement, decline, judge
 from rlk_repro.base.errors import BundleUnreadable
@@ -111,6 +111,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         findings=tuple(limit_findings([*findings, *differences, *_limit(missing), *_limit(unplanned)])),
         operators=() if table is None else table.results,
         blocks=blocks,
+        pooled=pool_step_times(sessions),
     )
     # as it will be read back: with the digits that are kept
     return Analysis.from_json(json.loads(dump_json(analysis.to_json())))

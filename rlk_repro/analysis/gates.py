@@ -136,7 +136,10 @@ def _reward_gate(evidence: Evidence) -> Gate:
 
 
 def _abs_diff_gate(evidence: Evidence) -> Gate:
-    """Worse only where both the ratio and the difference are; never above vime's own cap."""
+    """Worse only where both the ratio and the difference are; never above vime's own cap.
+
+    In a session one policy trains on, which may lead both variants beyond the cap: that tells nothing of enabled.
+    """
     margins = evidence.measure.margins
     ratios = _readings(evidence, ABS_DIFF, lambda item: item.log_ratio)
     differences = _readings(evidence, ABS_DIFF, lambda item: _difference(item.first, item.second))
@@ -152,13 +155,17 @@ def _abs_diff_gate(evidence: Evidence) -> Gate:
 def _above_cap(evidence: Evidence) -> str:
     cap = evidence.measure.margins.logprob_abs_diff_cap
     found = [
-        (pair.pair, item) for pair in evidence.scored if (item := pair.metric(ABS_DIFF)) and (item.second or 0) > cap
+        (pair.pair, item)
+        for pair in evidence.scored
+        if (item := pair.metric(ABS_DIFF)) and (item.second or 0) > cap
+        if not (evidence.is_crossover and (item.first or 0) > cap)
     ]
     if not found:
         return ""
     name, worst = max(found, key=lambda entry: entry[1].second or 0)
     also = ", as baseline's is" if (worst.first or 0) > cap else ""
-    return f"the mean of enabled is {format_number(worst.second or 0)} in pair {name}, above the cap {cap:g}{also}"
+    size = format_number(worst.second or 0)
+    return f"the mean of enabled is {size} in {evidence.unit} {name}, above the cap {cap:g}{also}"
 
 
 def _memory_gate(evidence: Evidence) -> Gate:

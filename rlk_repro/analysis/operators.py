@@ -12,8 +12,8 @@ from typing import Final
 
 from rlk_repro.logs.operators import CellKey, OperatorLog, OracleCheck, Time, parse_operators
 from rlk_repro.plan import Plan
+from rlk_repro.rundir.operator_results import REFERENCE, OperatorKind, OperatorResult, OperatorStatus, OperatorTrial
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import REFERENCE, OperatorKind, OperatorResult, OperatorStatus, OperatorTrial
 
 BANDWIDTH: Final = "memory bandwidth, measured"
 

@@ -24,12 +24,21 @@ from rlk_repro.rundir.results import (
     PairStatus,
     ProofStatus,
     Series,
+    Summary,
     TrialResult,
     TrialStatus,
 )
 from rlk_repro.schedule import Schedule, make_schedule
 from rlk_repro.statistics.crossover import block_effect, common_slope, hodges_lehmann
-from rlk_repro.statistics.stats import CARRY_OVER, CONTROL_BLOCKS, MEAN_STEP_TIME, UNADJUSTED, mean, pair_metrics
+from rlk_repro.statistics.stats import (
+    CARRY_OVER,
+    CONTROL_BLOCKS,
+    MEAN_STEP_TIME,
+    UNADJUSTED,
+    mean,
+    pair_metrics,
+    summarise,
+)
 
 ADJUSTED: Final = (STEP_TIME, "train_time_s", "actor_train_time_s")
 """Times that are adjusted for the number of tokens where rollouts differ."""
@@ -56,6 +65,14 @@ class Session:
     @property
     def is_complete(self) -> bool:
         return self.arms[0].status is TrialStatus.OK
+
+    def is_compared(self, step: int) -> bool:
+        """Whether the step is scored in a comparison block that counts."""
+        rollout = self.schedule.rollouts[step]
+        return rollout.is_scored and rollout.block is not None and self._compares(rollout.block)
+
+    def _compares(self, block: int) -> bool:
+        return block not in self.faults and not self.schedule.blocks[block].is_control
 
     def list_steps(self, block: int, *, is_scored: bool = True) -> list[int]:
         """The scored rollout of each period, or its first one."""
@@ -263,3 +280,16 @@ def list_blocks(sessions: Sequence[Session]) -> Iterator[BlockResult]:
                 log_ratio=session.effect(STEP_TIME, number),
                 first_log_ratio=session.effect(STEP_TIME, number, is_scored=False),
             )
+
+
+def pool_step_times(sessions: Sequence[Session]) -> dict[str, Summary]:
+    """By variant, all scored steps of the blocks that count, of all sessions together: descriptive, no sample."""
+    pooled: dict[str, list[float | None]] = {}
+    for session in sessions:
+        times = session.values.get(STEP_TIME, ()) if session.is_complete else ()
+        for step, value in enumerate(times):
+            rollout = session.schedule.rollouts[step]
+            if session.is_compared(step):
+                pooled.setdefault(rollout.variant, []).append(value)
+    found = {variant: summarise(STEP_TIME, values) for variant, values in sorted(pooled.items())}
+    return {variant: summary for variant, summary in found.items() if summary is not None}

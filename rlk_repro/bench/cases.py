@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from rlk_repro.bench.measure import Rates
-from rlk_repro.rundir.results import OperatorCase
+from rlk_repro.rundir.operator_results import OperatorCase
 from rlk_repro.spec import Grid
 
 FORWARD_BACKWARD: Final = "forward_backward"

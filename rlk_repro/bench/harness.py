@@ -24,7 +24,7 @@ from rlk_repro.bench.cases import Inputs, estimate_bytes, find_floor_s, make_inp
 from rlk_repro.bench.implementation import Blocked, Call, Implementation, Ready, make_call
 from rlk_repro.bench.measure import Rates, Timing, measure_calls, record_kernels
 from rlk_repro.bench.references import Check, Truth, check_call, compute_truth
-from rlk_repro.rundir.results import OperatorCase, OperatorStatus
+from rlk_repro.rundir.operator_results import OperatorCase, OperatorStatus
 from rlk_repro.spec import OperatorsWorkload
 
 logger = logging.getLogger(__name__)

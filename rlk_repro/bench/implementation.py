@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, Inputs, clip_high, needs_grad
-from rlk_repro.rundir.results import OperatorKind
+from rlk_repro.rundir.operator_results import OperatorKind
 
 IMPORT_ERRORS: Final = (ImportError, AttributeError, OSError, RuntimeError)
 

@@ -23,7 +23,7 @@ from rlk_repro.bench.implementation import (
     find_version,
     reduce_losses,
 )
-from rlk_repro.rundir.results import OperatorKind
+from rlk_repro.rundir.operator_results import OperatorKind
 
 MAX_RECOMPILES: Final = 1024
 

@@ -18,7 +18,7 @@ from rlk_repro.bench.implementation import (
     find_version,
     reduce_losses,
 )
-from rlk_repro.rundir.results import REFERENCE, OperatorKind
+from rlk_repro.rundir.operator_results import REFERENCE, OperatorKind
 
 VIME_MODULE: Final = "vime.utils.ppo_utils"
 _ROWS_PER_CHUNK: Final = 64

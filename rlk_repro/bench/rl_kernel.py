@@ -17,7 +17,7 @@ from rlk_repro.bench.implementation import Blocked, Implementation, Ready, clip_
 from rlk_repro.integration.route.rl_kernel import find_absent_symbols, find_version, load_operator
 from rlk_repro.integration.switch import probe_platform
 from rlk_repro.operators import OPERATORS, Calls, Platform, Reason, Refusal
-from rlk_repro.rundir.results import OperatorKind
+from rlk_repro.rundir.operator_results import OperatorKind
 
 Use: TypeAlias = Callable[[Any, Inputs], torch.Tensor]
 

@@ -19,7 +19,7 @@ from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import decode_json
 from rlk_repro.logs.lines import LineScanner, LogLine
 from rlk_repro.logs.rejects import Reject, RejectLog
-from rlk_repro.rundir.results import OperatorCase, OperatorKind, OperatorStatus
+from rlk_repro.rundir.operator_results import OperatorCase, OperatorKind, OperatorStatus
 
 MAX_RECORD_BYTES: Final = 1 << 20
 MAX_CELLS: Final = 20_000

@@ -17,8 +17,9 @@ from rlk_repro.plan import BASELINE, Plan
 from rlk_repro.prepare.contents import diff_contents, load_parts
 from rlk_repro.replay.identity import compare_identities, read_identity
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
+from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, Effect, OperatorResult, TrialResult, TrialStatus
+from rlk_repro.rundir.results import Analysis, Effect, TrialResult, TrialStatus
 from rlk_repro.statistics.stats import STEP_TIME, mean, t_interval
 
 # What a seed decides.  Where all of these are equal to the last printed digit, the replay was bitwise.

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from rlk_repro.analysis.memory import judge_memory
 from rlk_repro.base.units import format_percent
 from rlk_repro.report.labels import NOT_RECORDED, start_sentence
 from rlk_repro.report.operators import make_operator_basis
 from rlk_repro.report.view import View
 from rlk_repro.rundir.results import Analysis, Effect, Gate, GateStatus, PairStatus, ProofStatus
+from rlk_repro.statistics.crossover import MIN_SESSIONS
 from rlk_repro.statistics.power import MIN_PAIRS, smallest_effect
 from rlk_repro.workloads.differences import describe_differences
 
@@ -45,21 +47,22 @@ def make_basis(view: View) -> tuple[tuple[str, str], ...]:
     return (
         *view.context.setting,
         *((("variants differ in", f"{as_planned}{describe_differences(differences)}"),) if differences else ()),
-        (view.label(view.primary).label, describe_effect(effect)),
+        (view.label(view.primary).label, describe_effect(effect, analysis.unit)),
         ("threshold", describe_threshold(analysis)),
         *((("sensitivity", seen),) if (seen := describe_sensitivity(analysis, effect)) else ()),
-        ("pairs", describe_pairs(analysis)),
+        ("memory", judge_memory(analysis).sentence),
+        (f"{analysis.unit}s", describe_pairs(analysis)),
         ("gates", _describe_gates(analysis.gates)),
         ("RL-Kernel", _describe_proof(analysis)),
     )
 
 
-def describe_effect(effect: Effect | None) -> str:
+def describe_effect(effect: Effect | None, unit: str) -> str:
     """``-4.90 % (95 % interval -5.93 % to -3.85 %, n = 6 pairs)``."""
     if effect is None or effect.ratio is None:
-        return NOT_RECORDED if effect is None else f"no comparison (n = {effect.n} pairs)"
+        return NOT_RECORDED if effect is None else f"no comparison (n = {effect.n} {unit}s)"
     interval = f"{describe_confidence(effect)} interval {describe_interval(effect)}"
-    return f"{format_percent(effect.ratio)} ({interval}, n = {effect.n} pairs)"
+    return f"{format_percent(effect.ratio)} ({interval}, n = {effect.n} {unit}s)"
 
 
 def describe_interval(effect: Effect) -> str:
@@ -75,6 +78,8 @@ def describe_confidence(effect: Effect) -> str:
 def describe_threshold(analysis: Analysis) -> str:
     verdict, floor = analysis.verdict, analysis.noise_floor
     size = f"{verdict.threshold * 100:.2f} %"
+    if analysis.is_crossover:
+        return f"{size}, the smallest effect of interest"
     if floor.fraction is None:
         return f"{size}, the smallest effect of interest; the noise floor was not measured"
     if verdict.threshold > verdict.smallest_effect:
@@ -84,14 +89,16 @@ def describe_threshold(analysis: Analysis) -> str:
 
 def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
     """What so many pairs with this spread can show, whatever they did show; empty where they are too few to."""
-    if effect is None or not effect.sd_log or effect.n < MIN_PAIRS:
+    least = MIN_SESSIONS if analysis.is_crossover else MIN_PAIRS
+    if effect is None or not effect.sd_log or effect.n < least:
         return ""
     spread_pct, threshold_pct = effect.sd_log * 100, analysis.verdict.threshold * 100
-    seen = smallest_effect(effect.n, spread_pct, threshold_pct, 1 - effect.confidence)
+    seen = smallest_effect(effect.n, spread_pct, threshold_pct, 1 - effect.confidence, least=least)
     if seen is None:
-        return f"none: pair effects spread by {spread_pct:.3g} %"
+        return f"none: {analysis.unit} effects spread by {spread_pct:.3g} %"
+    found = f"{effect.n} {analysis.unit}s"
     return (
-        f"a speed-up of {seen * 100:.3g} % or more is seen 9 times in 10 by {effect.n} pairs whose effects spread by "
+        f"a speed-up of {seen * 100:.3g} % or more is seen 9 times in 10 by {found} whose effects spread by "
         f"{spread_pct:.3g} %, as these"
     )
 
@@ -99,6 +106,9 @@ def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
 def describe_pairs(analysis: Analysis) -> str:
     compared = Counter(pair.status for pair in analysis.pairs if not pair.is_control)
     counts = [f"{compared[status]} {status}" for status in PairStatus]
+    if analysis.is_crossover:
+        num_blocks = sum(not block.reason and not block.is_control for block in analysis.blocks)
+        return f"{', '.join(counts)} (planned {analysis.num_pairs_planned}); {num_blocks} blocks count"
     num_control = sum(pair.is_control for pair in analysis.pairs)
     planned = f"planned {analysis.num_pairs_planned} and {analysis.num_control_pairs_planned} control"
     return f"{', '.join(counts)}, {num_control} control ({planned})"
@@ -122,4 +132,5 @@ def _describe_proof(analysis: Analysis) -> str:
         return "no enabled trial"
     decisions = (decision for trial in found for decision in trial.decisions)
     ran = dict.fromkeys(f"{item.op} by {item.implementation}" for item in decisions if item.is_rl_kernel and item.calls)
-    return f"{', '.join(parts)} enabled trials{': ' if ran else ''}{', '.join(ran)}"
+    what = "sessions" if analysis.is_crossover else "enabled trials"
+    return f"{', '.join(parts)} {what}{': ' if ran else ''}{', '.join(ran)}"

@@ -8,7 +8,7 @@ from typing import Final
 
 from rlk_repro.base.units import format_percent
 from rlk_repro.report.blocks import Cell, Column, Table, Tone, make_columns, make_row
-from rlk_repro.report.labels import NOT_RECORDED
+from rlk_repro.report.labels import NOT_RECORDED, start_sentence
 from rlk_repro.report.sections import pair_ratio
 from rlk_repro.report.view import View, describe_lines, describe_source
 from rlk_repro.rundir.results import Series, Summary, TrialResult
@@ -74,7 +74,8 @@ def _or_na(view: View, metric: str, value: float | None, n: int) -> str:
 
 
 def _pair_table(view: View, metric: str) -> Table:
-    columns = make_columns("pair", "kind", "status", "first", "second", "change", numbers=("first", "second", "change"))
+    numbers = ("first", "second", "change")
+    columns = make_columns(view.analysis.unit, "kind", "status", *numbers, numbers=numbers)
     rows = []
     for pair in view.analysis.pairs:
         found, ratio = pair.metric(metric), pair_ratio(pair, metric)
@@ -88,7 +89,7 @@ def _pair_table(view: View, metric: str) -> Table:
                 NOT_RECORDED if ratio is None else format_percent(ratio),
             )
         )
-    return Table(title="Pairs", columns=columns, rows=tuple(rows))
+    return Table(title=f"{start_sentence(view.analysis.unit)}s", columns=columns, rows=tuple(rows))
 
 
 def count_listed_steps(view: View) -> int:

@@ -10,7 +10,7 @@ from rlk_repro.report.figure import LEGEND_Y, Figure, is_drawable, make_figure
 from rlk_repro.report.operators import describe_case, describe_speedup, group_by_case
 from rlk_repro.report.svg import WIDTH, Scale, line, marker, text
 from rlk_repro.report.view import View
-from rlk_repro.rundir.results import REFERENCE, OperatorCase, OperatorKind, OperatorResult
+from rlk_repro.rundir.operator_results import REFERENCE, OperatorCase, OperatorKind, OperatorResult
 
 LEFT: Final = 200
 RIGHT: Final = WIDTH - 14

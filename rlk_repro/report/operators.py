@@ -14,7 +14,7 @@ from rlk_repro.base.units import format_bytes, format_count, format_number
 from rlk_repro.report.blocks import Block, Cell, Section, Table, Text, Tone, drop_empty_columns, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, format_fixed
 from rlk_repro.report.view import View, log_path
-from rlk_repro.rundir.results import (
+from rlk_repro.rundir.operator_results import (
     REFERENCE,
     OperatorCase,
     OperatorKind,

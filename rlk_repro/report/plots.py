@@ -113,7 +113,7 @@ def _pair_axis(view: View, x: Scale) -> Iterator[str]:
             yield rect(left, TOP, right - left, BOTTOM - TOP, "band")
         if number % stride == 0:
             yield text((x(found[0]) + x(found[-1])) / 2, BOTTOM + 17, pair[:12], "tick", "middle")
-    yield text((LEFT + RIGHT) / 2, BOTTOM + 36, "pairs, in the order they ran", "axis", "middle")
+    yield text((LEFT + RIGHT) / 2, BOTTOM + 36, f"{view.analysis.unit}s, in the order they ran", "axis", "middle")
 
 
 def plot_steps(view: View, metric: str) -> Figure:

@@ -28,21 +28,23 @@ def plot_pairs(view: View) -> Figure:
     """The change of the primary metric in every pair, the interval of the effect below, the limits behind."""
     metric = view.primary
     label = view.label(metric).label
-    key, title = "plot-pairs", f"Change of {label}, pair by pair"
+    key, title = "plot-pairs", f"Change of {label}, {view.analysis.unit} by {view.analysis.unit}"
     pairs = sorted(view.analysis.pairs, key=lambda pair: pair.is_control)
     ratios = {pair.pair: ratio for pair in pairs if is_drawable(ratio := pair_ratio(pair, metric))}
     if not ratios:
-        return Figure(key=key, title=title, svg="", caption=f"{view.title(metric)} of pairs: {NOT_RECORDED}.")
+        return Figure(
+            key=key, title=title, svg="", caption=f"{view.title(metric)} of {view.analysis.unit}s: {NOT_RECORDED}."
+        )
     effect = view.analysis.effect(metric)
     x = _change_scale(view, list(ratios.values()), effect)
     bottom = TOP + PAIR_ROW * (len(pairs) + (effect is not None and effect.ratio is not None)) + 8
-    body = [*_limits(view, x, bottom), *_change_axis(x, bottom, label)]
+    body = [*_limits(view, x, bottom), *_change_axis(x, bottom, label, view.analysis.unit)]
     y = TOP + PAIR_ROW / 2 + 4.0
     for pair in pairs:
         body += _pair_row(pair, ratios.get(pair.pair), x, y)
         y += PAIR_ROW
     if effect is not None and effect.ratio is not None:
-        body += _effect_row(effect, x, y)
+        body += _effect_row(effect, x, y, view.analysis.unit)
     caption = _pairs_caption(view, effect)
     return make_figure(key, title, caption, bottom + 44, body)
 
@@ -76,7 +78,7 @@ def _describe_limits(fraction: float) -> str:
     return f"{low:+.2f} % to {high:+.2f} %"
 
 
-def _change_axis(x: Scale, bottom: float, label: str) -> Iterator[str]:
+def _change_axis(x: Scale, bottom: float, label: str, unit: str) -> Iterator[str]:
     ticks = x.ticks(6)
     for tick, shown in zip(ticks, format_ticks(ticks), strict=True):
         yield line(x(tick), TOP, x(tick), bottom, "zero" if abs(tick) < 1e-9 else "grid")
@@ -85,9 +87,9 @@ def _change_axis(x: Scale, bottom: float, label: str) -> Iterator[str]:
         (PAIR_LEFT + PAIR_RIGHT) / 2, bottom + 36, f"change of {label}, enabled / baseline (%)", "axis", "middle"
     )
     yield marker("circle", 5, LEGEND_Y - 4, 4.5, "dot neutral")
-    yield text(16, LEGEND_Y, "comparison pair", "legend")
+    yield text(16, LEGEND_Y, f"comparison {unit}", "legend")
     yield marker("circle", 170, LEGEND_Y - 4, 4.5, "dot hollow")
-    yield text(181, LEGEND_Y, "control pair", "legend")
+    yield text(181, LEGEND_Y, f"control {unit}", "legend")
 
 
 def _pair_row(pair: PairResult, ratio: float | None, x: Scale, y: float) -> Iterator[str]:
@@ -103,12 +105,12 @@ def _pair_row(pair: PairResult, ratio: float | None, x: Scale, y: float) -> Iter
     yield text(WIDTH, y + 4, format_percent(ratio), "tick", "end")
 
 
-def _effect_row(effect: Effect, x: Scale, y: float) -> Iterator[str]:
+def _effect_row(effect: Effect, x: Scale, y: float, unit: str) -> Iterator[str]:
     assert effect.ratio is not None
     yield text(PAIR_LEFT - 10, y + 4, "effect", "strong", "end")
     if effect.low is not None and effect.high is not None:
         yield line(x(100 * (effect.low - 1)), y, x(100 * (effect.high - 1)), y, "interval")
-    yield marker("diamond", x(100 * (effect.ratio - 1)), y, 5, "dot neutral", describe_effect(effect))
+    yield marker("diamond", x(100 * (effect.ratio - 1)), y, 5, "dot neutral", describe_effect(effect, unit))
     yield text(WIDTH, y + 4, format_percent(effect.ratio), "strong", "end")
 
 
@@ -118,13 +120,14 @@ def _pairs_caption(view: View, effect: Effect | None) -> str:
     if floor.fraction is not None:
         limits = _describe_limits(floor.fraction)
         parts.append(f"Dashed: the noise floor, {limits}, from {floor.n} control pairs.")
-    else:
+    elif not view.analysis.is_crossover:
         parts.append("The noise floor was not measured.")
     if effect is not None and effect.low is not None:
-        bar = f"the bar its {describe_confidence(effect)} interval (paired t on log ratios)"
-        parts.append(f"The diamond is the effect over n = {effect.n} scored pairs, {bar}.")
+        kind = "t" if view.analysis.is_crossover else "paired t"
+        bar = f"the bar its {describe_confidence(effect)} interval ({kind} on log ratios)"
+        parts.append(f"The diamond is the effect over n = {effect.n} scored {view.analysis.unit}s, {bar}.")
     if any(pair.status is not PairStatus.SCORED for pair in view.analysis.pairs):
-        parts.append("A cross or a word marks a pair that does not count.")
+        parts.append(f"A cross or a word marks a {view.analysis.unit} that does not count.")
     return " ".join(parts)
 
 

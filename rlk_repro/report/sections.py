@@ -39,6 +39,7 @@ from rlk_repro.rundir.results import (
     TrialStatus,
     VerdictWord,
 )
+from rlk_repro.statistics.stats import to_ratio
 
 VERDICT_TONES: Final = {
     VerdictWord.FASTER: Tone.GOOD,
@@ -72,17 +73,19 @@ PAIR_TONES: Final = {PairStatus.SCORED: Tone.PLAIN, PairStatus.VOID: Tone.BAD, P
 def make_effects(view: View) -> Section:
     effects = sorted(view.effects, key=lambda effect: view.metric_rank(effect.metric))
     interval = f"{' or '.join(dict.fromkeys(map(describe_confidence, effects)))} interval".strip()
-    numbers = ("change", interval, "pairs", "sign-flip p", "t p", "Holm p")
+    unit = view.analysis.unit
+    exact = "randomisation p" if view.analysis.is_crossover else "sign-flip p"
+    numbers = ("change", interval, "n", exact, "t p", "Holm p")
     columns = make_columns("metric", *numbers, "better", "note", numbers=numbers, prose=("note",))
     rows = tuple(_effect_row(view, effect) for effect in effects)
     note = (
-        "Interval and t p: paired t on log ratios. Sign-flip p: exact and two-sided; in brackets, what so few pairs "
-        "can reach at best. Holm p: t p corrected over the secondary metrics."
+        f"Interval and t p: t on the log ratios of n {unit}s. {start_sentence(exact)}: exact and two-sided; "
+        "in brackets, what so few can reach at best. Holm p: t p corrected over the secondary metrics."
     )
     if not all(view.is_comparable(effect.metric) for effect in effects):
         note += f" {INSIDE_NOTE}"
     table = drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
-    text = Text(text="The ratio enabled / baseline over the scored pairs, as a change of the baseline.")
+    text = Text(text=f"The ratio enabled / baseline over the scored {unit}s, as a change of the baseline.")
     return Section(key="effects", title="Effects", blocks=(text, table))
 
 
@@ -139,21 +142,71 @@ def _number(value: float | None) -> str:
 
 def make_pairs(view: View) -> Section:
     pairs = [pair for pair in view.analysis.pairs if not pair.is_control]
+    unit = view.analysis.unit
+    title = f"{start_sentence(unit)} by {unit}"
     if not pairs:
-        return Section(key="pairs", title="Pair by pair", blocks=(Text(text="No comparison pair."),))
-    table = _make_pair_table(view, pairs, "baseline", "enabled")
-    return Section(key="pairs", title="Pair by pair", blocks=(table,))
+        return Section(key="pairs", title=title, blocks=(Text(text=f"No comparison {unit}."),))
+    tables = [_make_pair_table(view, pairs, "baseline", "enabled"), *_make_block_tables(view)]
+    return Section(key="pairs", title=title, blocks=tuple(tables))
+
+
+def _make_block_tables(view: View) -> Iterable[Table]:
+    """Of sessions: each block in the order run; then what all scored steps of a variant show together."""
+    if not view.analysis.is_crossover:
+        return
+    numbers = ("change", "by first steps")
+    columns = make_columns("session", "block", "order", "kind", *numbers, "lost because", numbers=numbers,
+                           prose=("lost because",))  # fmt: skip
+    rows = tuple(
+        make_row(
+            block.session,
+            str(block.number),
+            block.order,
+            "control" if block.is_control else "comparison",
+            *(
+                "" if ratio is None else format_percent(to_ratio(ratio))
+                for ratio in (block.log_ratio, block.first_log_ratio)
+            ),
+            block.reason,
+        )
+        for block in view.analysis.blocks
+    )
+    note = (
+        "Change of the step time from A to B over the scored steps of a block; a control block is the baseline in all "
+        "periods. By first steps: over the steps that carry the switch, which are not scored."
+    )
+    yield drop_empty_columns(Table(title="Block by block", columns=columns, rows=rows, note=note))
+    metric, shown = view.primary, ("n", "p50", "p90", "p99")
+    columns = make_columns("variant", *shown, numbers=shown)
+    rows = tuple(
+        make_row(variant, str(item.n), *(
+            f"n/a (n={item.n})" if value is None else view.numbers.format(metric, value)
+            for value in (item.p50, item.p90, item.p99)
+        ))
+        for variant, item in view.analysis.pooled.items()
+    )  # fmt: skip
+    note = "All scored steps of all sessions together: descriptive, since steps of a session are correlated."
+    yield Table(title=f"Percentiles of {view.name_with_unit(metric)}", columns=columns, rows=rows, note=note)
+
+
+def _change_cell(log_ratio: float | None) -> str:
+    return "" if log_ratio is None else format_percent(to_ratio(log_ratio))
 
 
 def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second: str) -> Table:
     unit = view.label(view.primary).unit
     first, second = (f"{name} ({unit})" if unit else name for name in (first, second))
     numbers = (first, second, "change")
-    columns = make_columns("pair", "order", "status", *numbers, "why", numbers=numbers, prose=("why",))
+    columns = make_columns(view.analysis.unit, "order", "status", *numbers, "why", numbers=numbers, prose=("why",))
     note = (
         f"{view.title(view.primary)}. A trial stands for itself by the median of its scored "
         "steps (times and rates), their maximum (memory) or mean (all else). Order: which of the two trials ran first."
     )
+    if view.analysis.is_crossover:
+        note = (
+            f"{view.title(view.primary)}. Baseline and enabled: the median of the scored steps. Change: the "
+            "Hodges-Lehmann mean of the changes of the blocks. Order: of the variants in each block, A baseline."
+        )
     rows = tuple(_pair_row(view, pair, view.primary) for pair in pairs)
     return drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
 
@@ -175,9 +228,9 @@ def _pair_row(view: View, pair: PairResult, metric: str) -> tuple[Cell, ...]:
 def pair_ratio(pair: PairResult, metric: str) -> float | None:
     """The ratio whose logarithm the analysis holds; None where it holds none."""
     found = pair.metric(metric)
-    if found is None or found.log_ratio is None or not found.first or found.second is None:
+    if found is None or found.log_ratio is None:
         return None
-    return found.second / found.first
+    return to_ratio(found.log_ratio)
 
 
 def make_trials(view: View) -> Section:
@@ -212,7 +265,7 @@ def _trial_row(view: View, trial: TrialResult) -> tuple[Cell, ...]:
         view.value_cell(view.primary, trial, median),
         make_proof_cell(view, trial),
         throttled,
-        view.file_cell(log_path(trial.name), "log" if view.context.run_directory else ""),
+        view.file_cell(log_path(trial.folder), "log" if view.context.run_directory else ""),
         "; ".join(part for part in (trial.reason, trial.proof_reason) if part),
     )
 
@@ -286,7 +339,7 @@ def make_noise(view: View) -> Section:
     blocks: list[Block] = [Text(text=describe_floor(analysis.noise_floor))]
     if controls := [pair for pair in analysis.pairs if pair.is_control]:
         blocks.append(_make_pair_table(view, controls, "first", "second"))
-    return Section(key="noise", title="Noise floor and control pairs", blocks=tuple(blocks))
+    return Section(key="noise", title=f"Noise floor and control {analysis.unit}s", blocks=tuple(blocks))
 
 
 def describe_floor(floor: NoiseFloor) -> str:

@@ -244,7 +244,7 @@ def make_sections(view: View) -> tuple[Section, ...]:
         make_effects(view),
         make_gates(view),
         make_pairs(view),
-        make_noise(view),
+        *(() if view.analysis.is_crossover else (make_noise(view),)),
         make_trials(view),
         make_operators(view),
         make_modules(view),

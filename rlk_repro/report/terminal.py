@@ -31,7 +31,8 @@ from rlk_repro.report.operators import (
 from rlk_repro.report.sections import GATE_TONES, VERDICT_TONES, describe_floor, make_proof_cell
 from rlk_repro.report.surroundings import describe_range, list_unrecorded, make_cautions, make_commands
 from rlk_repro.report.view import Context, View, make_view
-from rlk_repro.rundir.results import Analysis, OperatorResult, TrialResult, TrialStatus
+from rlk_repro.rundir.operator_results import OperatorResult
+from rlk_repro.rundir.results import Analysis, TrialResult, TrialStatus
 
 STYLES: Final = {
     Tone.PLAIN: "",
@@ -77,7 +78,11 @@ def _print_verdict(view: View, console: Console) -> None:
         console.print(_text(caution, "bold"))
     console.print()
     grid = _make_table()
-    noise = [("noise floor", describe_floor(analysis.noise_floor))] if view.is_comparison else []
+    noise = (
+        [("noise floor", describe_floor(analysis.noise_floor))]
+        if view.is_comparison and not analysis.is_crossover
+        else []
+    )
     for name, value in (*make_basis(view), *noise):
         grid.add_row(_text(name, "dim"), _text(value))
     console.print(grid)
@@ -89,11 +94,13 @@ def _print_verdict(view: View, console: Console) -> None:
 
 def _print_metrics(view: View, console: Console) -> None:
     is_wide = console.width >= WIDE
-    _print_heading(console, "Metrics", "lowest .. highest trial; change: enabled / baseline over scored pairs")
+    _print_heading(
+        console, "Metrics", f"lowest .. highest trial; change: enabled / baseline over scored {view.analysis.unit}s"
+    )
     table = _make_table("metric", "baseline", "enabled", "change", numbers=("baseline", "enabled", "change"))
     if is_wide:
         table.add_column("interval", justify="right", no_wrap=True)
-        table.add_column("pairs", justify="right", no_wrap=True)
+        table.add_column(f"{view.analysis.unit}s", justify="right", no_wrap=True)
     for metric in view.metrics:
         if metric in view.recorded and metric in SHOWN_METRICS:
             table.add_row(*(_cell(cell) for cell in _metric_cells(view, metric, is_wide=is_wide)))

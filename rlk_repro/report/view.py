@@ -173,7 +173,7 @@ def log_path(trial: str) -> str:
 
 def describe_source(trial: TrialResult, series: Series) -> str:
     """The file of a series for any trial: ``trials/<trial>/stdout.log``."""
-    return series.source.replace(trial.name, "<trial>", 1)
+    return series.source.replace(trial.folder, "<trial>", 1)
 
 
 def describe_lines(series: Series | None) -> str:

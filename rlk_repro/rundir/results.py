@@ -14,10 +14,9 @@ from typing import Any, Final
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema
 from rlk_repro.base.findings import Finding
+from rlk_repro.rundir.operator_results import OperatorResult
 
 SCHEMA: Final = 1
-REFERENCE: Final = "vime"
-"""The implementation of an operator that speedups are relative to: vime's own function without the entropy metric."""
 
 
 class TrialStatus(StrEnum):
@@ -71,28 +70,6 @@ class ProofStatus(StrEnum):
     FALLBACK = "fallback"
     MISSING = "missing"
     NOT_REQUESTED = "not requested"
-
-
-class OperatorStatus(StrEnum):
-    """What became of one implementation in one case.  ``oom`` is a result; blocked and failed come with a reason."""
-
-    PASSED = "pass"
-    OOM = "oom"
-    BLOCKED = "blocked"
-    FAILED = "failed"
-
-
-class OperatorKind(StrEnum):
-    """``vime`` is vime's own functions, ``fused`` and ``native`` RL-Kernel's, by class; ``peer`` anybody else's.
-
-    ``unresolved``: RL-Kernel's, but nobody got as far as a class.
-    """
-
-    VIME = "vime"
-    FUSED = "fused"
-    NATIVE = "native"
-    PEER = "peer"
-    UNRESOLVED = "unresolved"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,77 +254,6 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperatorCase:
-    """What an operator was measured on.  ``density`` is the fraction of rows whose value is wanted.
-
-    ``work`` is forward or forward_backward.  Policy losses build their graph in either, log-probs only in the latter.
-    """
-
-    operator: str
-    num_tokens: int
-    vocab_size: int
-    hidden_size: int | None
-    dtype: str
-    density: float
-    work: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperatorTrial:
-    """One implementation in one case in one process, over the calls of its scored sweeps; all None unless it passed.
-
-    ``speedup`` is the median of vime's own function in the same case and process over this median.  ``floor_fraction``
-    is the least time this device could take over this median.  ``line`` is the first log line that tells of it.
-    """
-
-    trial: str
-    status: OperatorStatus
-    reason: str
-    num_calls: int
-    median_s: float | None
-    minimum_s: float | None
-    maximum_s: float | None
-    mad_s: float | None
-    peak_extra_bytes: int | None
-    speedup: float | None
-    floor_fraction: float | None
-    line: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperatorResult:
-    """One implementation in one case.
-
-    ``error`` is the largest difference from float64 over the checked rows; ``gradient_error`` likewise, as a fraction
-    of the largest gradient element there; both are the worst of all processes.  ``process_spread`` is how far apart the
-    medians of the processes lie, as a fraction of the smallest.
-    """
-
-    case: OperatorCase
-    implementation: str
-    kind: OperatorKind
-    class_name: str
-    version: str
-    kernels: tuple[str, ...]
-    error: float | None
-    gradient_error: float | None
-    is_repeatable: bool | None
-    process_spread: float | None
-    trials: tuple[OperatorTrial, ...]
-
-    @property
-    def status(self) -> OperatorStatus:
-        """The worst of all processes."""
-        order = (OperatorStatus.FAILED, OperatorStatus.OOM, OperatorStatus.BLOCKED)
-        found = {trial.status for trial in self.trials}
-        return next((status for status in order if status in found), OperatorStatus.PASSED)
-
-    @property
-    def reason(self) -> str:
-        return "; ".join(dict.fromkeys(trial.reason for trial in self.trials if trial.reason))
-
-
-@dataclass(frozen=True, kw_only=True)
 class Analysis:
     run: str
     run_id: str
@@ -373,6 +279,7 @@ class Analysis:
     findings: tuple[Finding, ...]
     operators: tuple[OperatorResult, ...] = ()
     blocks: tuple[BlockResult, ...] = ()
+    pooled: dict[str, Summary] = dataclasses.field(default_factory=dict)
 
     @property
     def unit(self) -> str:
@@ -389,7 +296,7 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         """Plain values.  What only some runs have is absent from the others."""
         fields = dataclasses.asdict(self)
-        for name in ("operators", "blocks"):
+        for name in ("operators", "blocks", "pooled"):
             if not fields[name]:
                 del fields[name]
         return {"schema": SCHEMA, **fields}

@@ -26,14 +26,15 @@ def smallest_effect(
     alpha: float,
     power: float = 0.9,
     num_control_pairs: int = 0,
+    least: int = MIN_PAIRS,
 ) -> float | None:
     """The smallest true speed-up, as a fraction (0.04: baseline takes 4 % longer), called ``faster`` with ``power``.
 
     ``pair_sd_pct`` is the standard deviation of the log ratio of one pair, in percent.  Control pairs measure a noise
     floor that replaces the smallest effect of interest where it is larger; few of them measure a high one.  None below
-    six pairs, which never yield ``faster``, and where not even a 50-fold speed-up would do.
+    ``least`` pairs (or sessions), which never yield ``faster``, and where not even a 50-fold speed-up would do.
     """
-    if num_pairs < MIN_PAIRS:
+    if num_pairs < least:
         return None
     plan = _Plan(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
     low, high = 0.0, LARGEST_LOG_EFFECT

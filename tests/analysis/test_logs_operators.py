@@ -15,7 +15,7 @@ from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import dump_json_line
 from rlk_repro.logs import operators
 from rlk_repro.logs.operators import OperatorLog, OperatorsReject, parse_operator_stream, parse_operators
-from rlk_repro.rundir.results import OperatorKind, OperatorStatus
+from rlk_repro.rundir.operator_results import OperatorKind, OperatorStatus
 
 PREFIX = "[2026-11-20 16:00:00] harness.py:60 - operator "
 STAMP = "2026-11-20T16:00:00.123Z "

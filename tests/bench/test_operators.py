@@ -25,7 +25,7 @@ from rlk_repro.bench.peers import list_peers
 from rlk_repro.bench.references import Truth, check_call, compute_truth
 from rlk_repro.logs.operators import parse_operators
 from rlk_repro.operators import Reason, Refusal
-from rlk_repro.rundir.results import OperatorCase, OperatorKind, OperatorStatus
+from rlk_repro.rundir.operator_results import OperatorCase, OperatorKind, OperatorStatus
 from rlk_repro.spec import Grid, OperatorsWorkload
 from tests import ROOT
 

@@ -11,8 +11,9 @@ from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.prepare.contents import Contents, FileRecord, write_parts
 from rlk_repro.replay.compare import Match, compare_analyses, diff_bundles
+from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, OperatorResult, TrialStatus
+from rlk_repro.rundir.results import Analysis, TrialStatus
 from tests.support.make_run import Recipe, finish_run, make_run
 from tests.support.operator_examples import operators
 

@@ -18,8 +18,9 @@ from rlk_repro.report.operators import describe_case, describe_memory, describe_
 from rlk_repro.report.plots import make_figures
 from rlk_repro.report.terminal import print_summary
 from rlk_repro.report.view import make_view
+from rlk_repro.rundir.operator_results import OperatorCase, OperatorKind, OperatorResult, OperatorStatus
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, OperatorCase, OperatorKind, OperatorResult, OperatorStatus, VerdictWord
+from rlk_repro.rundir.results import Analysis, VerdictWord
 from tests.support.analysis_examples import small
 from tests.support.operator_examples import CELLS, LOGP, MadeCell, hostile_operators, make_operator_run, operators
 

@@ -17,8 +17,9 @@ from rlk_repro.base.files import dump_json_line, write_json, write_text
 from rlk_repro.base.resources import data_dir, hardware_folders, profile_folders, run_folders, stack_folders
 from rlk_repro.plan import make_plan, make_record
 from rlk_repro.rundir.manifest import Manifest, Section
+from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, OperatorResult
+from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack
 from tests.support.analysis_examples import HOSTILE
 from tests.support.make_run import make_exit, write_records

@@ -1,0 +1,72 @@
+"""The second verdict, on memory: whether enabled needs less of it, by the peak that the allocator gave out per step.
+
+Derived from an analysis and never stored in it, so that bundles sealed before it existed get it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from rlk_repro.analysis.gates import ACTIVE, PEAK_MEMORY
+from rlk_repro.base.units import format_number, format_percent
+from rlk_repro.rundir.results import Analysis, Effect, GateStatus, VerdictWord
+
+
+class MemoryWord(StrEnum):
+    SMALLER = "smaller"
+    LARGER = "larger"
+    SAME = "same memory"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryVerdict:
+    word: MemoryWord
+    sentence: str
+
+
+NOT_RESERVED: Final = "; reserved memory is shared by both variants in a session, measure.design: parallel measures it"
+
+
+def judge_memory(analysis: Analysis) -> MemoryVerdict:
+    """By where the interval of the peak allocated memory lies, against the smallest effect of interest."""
+    effect = analysis.effect(PEAK_MEMORY)
+    if effect is None or effect.ratio is None or effect.low is None or effect.high is None:
+        return MemoryVerdict(word=MemoryWord.INCONCLUSIVE, sentence="inconclusive: no interval of peak memory")
+    size = f"peak memory {format_percent(effect.ratio)} ({format_percent(effect.low)} to {format_percent(effect.high)})"
+    if reason := _find_obstacle(analysis):
+        return MemoryVerdict(word=MemoryWord.INCONCLUSIVE, sentence=f"inconclusive: {reason}; {size}")
+    word = _choose_word(effect, analysis.verdict.smallest_effect)
+    share = f"{format_number(100 * analysis.verdict.smallest_effect, 3)} %"
+    meaning = {
+        MemoryWord.SMALLER: f"enabled needs less by more than {share}",
+        MemoryWord.LARGER: f"enabled needs more by more than {share}",
+        MemoryWord.SAME: f"both variants are within {share}",
+        MemoryWord.INCONCLUSIVE: f"the interval is neither wholly beyond nor wholly within {share}",
+    }[word]
+    return MemoryVerdict(
+        word=word, sentence=f"{word}: {meaning}; {size}{NOT_RESERVED if analysis.is_crossover else ''}"
+    )
+
+
+def _find_obstacle(analysis: Analysis) -> str:
+    if analysis.verdict.word is VerdictWord.NOT_COMPARABLE:
+        return "the variants are not comparable"
+    active = next((gate for gate in analysis.gates if gate.name == ACTIVE), None)
+    if active is None or active.status is not GateStatus.PASSED:
+        return "RL-Kernel is not proved to have run"
+    return ""
+
+
+def _choose_word(effect: Effect, smallest: float) -> MemoryWord:
+    assert effect.low is not None
+    assert effect.high is not None
+    if effect.high < 1 / (1 + smallest):
+        return MemoryWord.SMALLER
+    if effect.low > 1 + smallest:
+        return MemoryWord.LARGER
+    if 1 / (1 + smallest) <= effect.low and effect.high <= 1 + smallest:
+        return MemoryWord.SAME
+    return MemoryWord.INCONCLUSIVE
