@@ -13,7 +13,7 @@ from typing import Any, Final
 from rlk_repro.analysis.allocations import find_misfits, find_unknown_nodes
 from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.operators import OperatorTable, read_operators
-from rlk_repro.analysis.sessions import Session, compare_sessions, list_blocks, pool_step_times, read_session
+from rlk_repro.analysis.sessions import Session, compare_sessions, pool_step_times, read_session
 from rlk_repro.analysis.trials import read_trial
 from rlk_repro.analysis.verdict import Judgement, decline, judge
 from rlk_repro.base.errors import BundleUnreadable
@@ -73,11 +73,9 @@ def analyse(run_dir: RunDir) -> Analysis:
     sessions = _read_sessions(plan, run_dir, telemetry) if plan.is_crossover else ()
     trials = tuple(_read_trials(plan, run_dir, telemetry, sessions))
     misfits = find_misfits(plan, run_dir)
-    if plan.is_crossover:
-        pairs = tuple(_drop_misfits(compare_sessions(sessions), misfits))
-    else:
-        pairs = tuple(_make_pairs(plan, {trial.name: trial for trial in trials}, misfits))
-    blocks = tuple(list_blocks(sessions))
+    compared, blocks = compare_sessions(sessions)
+    made = _drop_misfits(compared, misfits) if sessions else _make_pairs(plan, trials, misfits)
+    pairs = tuple(made)
     manifests, findings = _read_manifests(run_dir)
     records = {name: read_pair(run_dir, *trials) for name, trials in plan.pairs().items()}
     differences = list(_find_differences(records))
@@ -110,7 +108,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         notes=tuple(_notes(run_dir)),
         findings=tuple(limit_findings([*findings, *differences, *_limit(missing), *_limit(unplanned)])),
         operators=() if table is None else table.results,
-        blocks=blocks,
+        blocks=tuple(blocks),
         pooled=pool_step_times(sessions),
     )
     # as it will be read back: with the digits that are kept
@@ -175,7 +173,8 @@ def _read_telemetry(run_dir: RunDir) -> Mapping[str, TrialTelemetry]:
     return merge_telemetry(parse_telemetry(path) for path in files)
 
 
-def _make_pairs(plan: Plan, trials: Mapping[str, TrialResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:
+def _make_pairs(plan: Plan, found: Sequence[TrialResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:
+    trials = {trial.name: trial for trial in found}
     for name, (first, second) in plan.pairs().items():
         left, right = trials[first.name], trials[second.name]
         status, reason = _pair_status(plan, left, right, misfits.get(name, ""))

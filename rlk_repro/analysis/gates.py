@@ -27,7 +27,7 @@ from rlk_repro.rundir.results import (
 )
 from rlk_repro.spec import Lane, Measure
 from rlk_repro.spec.values import CROSSOVER
-from rlk_repro.statistics.crossover import MIN_BLOCKS
+from rlk_repro.statistics.crossover import MIN_BLOCKS, trimmed_interval
 from rlk_repro.statistics.power import pairs_to_decide
 from rlk_repro.statistics.stats import STEP_TIME, Interval, mean, t_interval, to_ratio
 
@@ -195,11 +195,19 @@ def _difference(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else after - before
 
 
-def _non_inferior(evidence: Evidence, name: str, losses: Sequence[float], margin: float, *, num_sides: int = 1) -> Gate:
+def _non_inferior(
+    evidence: Evidence,
+    name: str,
+    losses: Sequence[float],
+    margin: float,
+    *,
+    num_sides: int = 1,
+    bound: Callable[[Sequence[float], float], Interval | None] = t_interval,
+) -> Gate:
     """Decide whether the mean loss (larger is worse) keeps the margin; ``low`` decides a failure, ``high`` a pass."""
     alpha, n = evidence.measure.alpha, len(losses)
-    passing = t_interval(losses, 1 - 2 * alpha)
-    failing = t_interval(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
+    passing = bound(losses, 1 - 2 * alpha)
+    failing = bound(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
     if passing is None or failing is None:
         detail = f"has 1 {evidence.unit}, which gives no bound" if n else f"has no scored {evidence.unit}"
         if evidence.scored and not n:
@@ -334,24 +342,29 @@ def _blocks_gate(evidence: Evidence) -> Gate:
 
 
 def _control_blocks_gate(evidence: Evidence) -> Gate:
-    """Baseline against baseline must show no effect: it would be one of the places in a block, not of RL-Kernel."""
-    margin, alpha = math.log1p(evidence.measure.smallest_effect_pct / 100), evidence.measure.alpha
+    """Baseline against baseline must show nothing as large as what enabled shows, or as the smallest effect.
+
+    It would come from the places in a block, not from RL-Kernel.
+    """
     if not evidence.measure.control_blocks:
         return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)
     found = evidence.blocks_of(is_control=True)
     values = [block.log_ratio for block in found if block.log_ratio is not None and not block.reason]
-    interval = t_interval(values, 1 - alpha)
-    if interval is None:
-        return _plain_gate(CONTROL_BLOCKS, GateStatus.UNDECIDED, "fewer than 2 control blocks count", len(values))
-    status, detail = GateStatus.PASSED, "is within the smallest effect of interest"
-    if interval.low > margin or interval.high < -margin:
-        status, detail = GateStatus.FAILED, "is not 1, though the same variant ran in all periods"
-    elif max(-interval.low, interval.high) > margin:
-        advice = _advice(interval, margin, alpha / 2, "control block")
-        status, detail = GateStatus.UNDECIDED, f"may be beyond the smallest effect of interest{advice}"
-    gate = Gate(name=CONTROL_BLOCKS, status=status, detail=detail, estimate=interval.estimate, low=interval.low,
-                high=interval.high, margin=margin, n=len(values))  # fmt: skip
-    return _present(gate, to_ratio, "mean ratio B / A, both baseline,")
+    margin = max(math.log1p(evidence.measure.smallest_effect_pct / 100), _nearest_end(evidence))
+    is_longer = bool(values) and mean(values) >= 0
+    losses = values if is_longer else [-value for value in values]
+    gate = _non_inferior(evidence, CONTROL_BLOCKS, losses, margin, num_sides=2, bound=trimmed_interval)
+    return _present(
+        gate, lambda loss: to_ratio(loss if is_longer else -loss), "trimmed mean ratio B / A, both baseline,"
+    )
+
+
+def _nearest_end(evidence: Evidence) -> float:
+    """How far the interval of the step time keeps from no effect; 0 where it does not."""
+    items = (pair.metric(STEP_TIME) for pair in evidence.scored)
+    log_ratios = [item.log_ratio for item in items if item is not None and item.log_ratio is not None]
+    interval = t_interval(log_ratios, 1 - evidence.measure.alpha)
+    return 0.0 if interval is None else max(0.0, interval.low, -interval.high)
 
 
 def _units_gate(evidence: Evidence) -> Gate:

@@ -29,19 +29,19 @@ from rlk_repro.rundir.results import (
     TrialStatus,
 )
 from rlk_repro.schedule import Schedule, make_schedule
+from rlk_repro.spec import Lane
 from rlk_repro.statistics.crossover import block_effect, common_slope, hodges_lehmann
 from rlk_repro.statistics.stats import (
     CARRY_OVER,
-    CONTROL_BLOCKS,
     MEAN_STEP_TIME,
     UNADJUSTED,
-    mean,
     pair_metrics,
     summarise,
 )
 
 ADJUSTED: Final = (STEP_TIME, "train_time_s", "actor_train_time_s")
 """Times that are adjusted for the number of tokens where rollouts differ."""
+_TOKENS: Final = "tokens"
 _RATE, _RATE_TIME = "train_tokens_per_s", "actor_train_time_s"
 _COUNTS: Final = {
     "compilations": "compilations",
@@ -101,8 +101,8 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTel
     """Everything that one planned session left behind."""
     record = read_record(plan, folder)
     schedule = make_schedule(plan.run.measure, trial.seed)
-    values: dict[str, Sequence[float | None]] = {item.metric: item.values for item in record.series}
-    faults = dict(_find_faults(plan, record.ops, schedule, values.get(STEP_TIME, ())))
+    step_times = next((item.values for item in record.series if item.metric == STEP_TIME), ())
+    faults = dict(_find_faults(plan, record.ops, schedule, step_times))
     counted = {
         step: rollout.variant
         for step, rollout in enumerate(schedule.rollouts)
@@ -116,13 +116,18 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTel
         planned=counted,
     )
     whole = record.to_result(plan, trial, proof, telemetry)
-    arms = tuple(_make_arm(whole, variant, schedule, faults) for variant in (BASELINE, ENABLED))
-    if (tokens := _count_tokens(values)) and plan.run.lane == "live":
+    return make_session(trial, whole, schedule, faults, lane=plan.run.lane)
+
+
+def make_session(
+    trial: Trial, whole: TrialResult, schedule: Schedule, faults: Mapping[int, str], *, lane: Lane
+) -> Session:
+    """Split what was read of a session into its arms; ``faults`` say by block why it does not count."""
+    values: dict[str, Sequence[float | None]] = {item.metric: item.values for item in whole.series}
+    if lane == "live" and (tokens := _count_tokens(values)):
         values[_TOKENS] = tokens
-    return Session(trial=trial, schedule=schedule, values=values, faults=faults, arms=(arms[0], arms[1]))
-
-
-_TOKENS: Final = "tokens"
+    first, second = (_make_arm(whole, variant, schedule, faults) for variant in (BASELINE, ENABLED))
+    return Session(trial=trial, schedule=schedule, values=values, faults=faults, arms=(first, second))
 
 
 def _count_tokens(values: Values) -> list[float | None]:
@@ -196,11 +201,12 @@ def _keep_steps(series: Series, steps: Iterable[int]) -> Series:
     )
 
 
-def compare_sessions(sessions: Sequence[Session]) -> list[PairResult]:
-    """One comparison per session: its own two arms, by the Hodges-Lehmann mean of its block effects."""
+def compare_sessions(sessions: Sequence[Session]) -> tuple[list[PairResult], list[BlockResult]]:
+    """One comparison per session, its own two arms by the Hodges-Lehmann mean of its block effects; and every block."""
     counting = [session for session in sessions if session.is_complete]
     slopes = {metric: slope for metric in ADJUSTED if (slope := _find_slope(counting, metric)) is not None}
-    return [_compare(session, slopes) for session in sessions]
+    blocks = [block for session in counting for block in _list_blocks(session, slopes.get(STEP_TIME, 0.0))]
+    return [_compare(session, slopes) for session in sessions], blocks
 
 
 def _find_slope(sessions: Sequence[Session], metric: str) -> float | None:
@@ -259,27 +265,25 @@ def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[
         yield _make_metric(UNADJUSTED, hodges_lehmann(effects))
     if effects and firsts and session.schedule.period_steps > 1:
         yield _make_metric(CARRY_OVER, hodges_lehmann([a - b for a, b in zip(firsts, effects, strict=True)]))
-    if controls := session.effects(STEP_TIME, is_control=True):
-        yield _make_metric(CONTROL_BLOCKS, mean(controls))
 
 
 def _make_metric(name: str, log_ratio: float) -> PairMetric:
     return PairMetric(metric=name, first=None, second=None, log_ratio=log_ratio if math.isfinite(log_ratio) else None)
 
 
-def list_blocks(sessions: Sequence[Session]) -> Iterator[BlockResult]:
-    """Every planned block of the sessions that ended well, in the order run."""
-    for session in sessions:
-        for number, block in enumerate(session.schedule.blocks if session.is_complete else ()):
-            yield BlockResult(
-                session=session.trial.pair,
-                number=number,
-                order=block.order,
-                is_control=block.is_control,
-                reason=session.faults.get(number, ""),
-                log_ratio=session.effect(STEP_TIME, number),
-                first_log_ratio=session.effect(STEP_TIME, number, is_scored=False),
-            )
+def _list_blocks(session: Session, slope: float) -> Iterator[BlockResult]:
+    """In the order run, each adjusted for its tokens."""
+    for number, block in enumerate(session.schedule.blocks):
+        log_ratio, tokens = session.effect(STEP_TIME, number), session.effect(_TOKENS, number)
+        yield BlockResult(
+            session=session.trial.pair,
+            number=number,
+            order=block.order,
+            is_control=block.is_control,
+            reason=session.faults.get(number, ""),
+            log_ratio=None if log_ratio is None else log_ratio - slope * (tokens or 0.0),
+            first_log_ratio=session.effect(STEP_TIME, number, is_scored=False),
+        )
 
 
 def pool_step_times(sessions: Sequence[Session]) -> dict[str, Summary]:

@@ -28,7 +28,6 @@ from rlk_repro.spec import Measure
 from rlk_repro.statistics.crossover import MIN_SESSIONS, randomisation_p
 from rlk_repro.statistics.power import MIN_PAIRS
 from rlk_repro.statistics.stats import (
-    CONTROL_BLOCKS,
     DIAGNOSTICS,
     MEAN_STEP_TIME,
     STEP_TIME,
@@ -183,13 +182,8 @@ def _randomise(evidence: Evidence) -> tuple[float | None, float | None]:
 
 
 def _make_effect(evidence: Evidence, metric: str, role: str) -> Effect:
-    """Over pairs or sessions; that of the control blocks over blocks, as no variant can differ between sessions."""
     log_ratios, n = _log_ratios(evidence.scored, metric), len(evidence.scored)
     note = "" if len(log_ratios) == n else f"comparable in {len(log_ratios)} of {count(n, f'scored {evidence.unit}')}"
-    if metric == CONTROL_BLOCKS:
-        blocks = evidence.blocks_of(is_control=True)
-        log_ratios = [block.log_ratio for block in blocks if block.log_ratio is not None]
-        note = "n counts blocks"
     effect = paired_effect(metric, log_ratios, role=role, alpha=evidence.measure.alpha, note=note)
     # signs of sessions cannot be exchanged: what was drawn is the order of blocks
     return replace(effect, p_value=None, p_floor=None) if evidence.is_crossover else effect

@@ -73,7 +73,6 @@ _OF_PAIRS: Final[dict[str, tuple[str, str]]] = {
     "mean_step_time_s": ("step_time_s", "mean step time"),
     "unadjusted_step_time_s": ("step_time_s", "step time, not adjusted for tokens"),
     "carry_over_step_time_s": ("step_time_s", "carry-over: first steps after a switch against scored ones"),
-    "control_blocks_step_time_s": ("step_time_s", "control blocks: baseline against baseline"),
 }
 _PRINTED: Final = {metric.name: metric for metric in METRICS}
 

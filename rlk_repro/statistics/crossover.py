@@ -1,7 +1,7 @@
 """Arithmetic of the crossover design: block effects, a session's effect, its exact randomisation p, a common slope.
 
-Plain Python and exact sums, as in ``stats``: sealed numbers must not depend on the version of a library.  Sources:
-Jones and Kenward, Design and Analysis of Cross-Over Trials; Hodges and Lehmann (1963); Theil (1950), Sen (1968).
+Plain Python and exact sums, as in ``stats``: sealed numbers must not depend on the version of a library.  The design
+is that of Jones and Kenward, Design and Analysis of Cross-Over Trials; each function names its own source.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
-from rlk_repro.statistics.stats import mean
+from rlk_repro.statistics.stats import Interval, mean, stdev, t_interval, t_quantile
 
 MIN_SESSIONS: Final = 3
 MIN_BLOCKS: Final = 6
@@ -44,6 +44,23 @@ def hodges_lehmann(values: Sequence[float]) -> float:
     ordered = sorted((values[i] + values[j]) / 2 for i in range(len(values)) for j in range(i, len(values)))
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | None:
+    """Two-sided t interval of the mean without the lowest and highest fifth (Yuen 1974); None below two values.
+
+    The spread is that of the values with the trimmed ones put back at the nearest that stayed.
+    """
+    n = len(values)
+    cut = n // 5
+    if not cut:
+        return t_interval(values, confidence)
+    ordered = sorted(values)
+    kept = ordered[cut : n - cut]
+    center = mean(kept)
+    spread = stdev([kept[0]] * cut + kept + [kept[-1]] * cut) * n / len(kept)
+    half = t_quantile(confidence, len(kept) - 1) * spread / math.sqrt(n)
+    return Interval(estimate=center, low=center - half, high=center + half, stdev=spread, n=n)
 
 
 def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | None:

@@ -19,10 +19,9 @@ STEP_TIME: Final = "step_time_s"
 MEAN_STEP_TIME: Final = "mean_step_time_s"
 UNADJUSTED: Final = "unadjusted_step_time_s"
 CARRY_OVER: Final = "carry_over_step_time_s"
-CONTROL_BLOCKS: Final = "control_blocks_step_time_s"
-DIAGNOSTICS: Final = (UNADJUSTED, CARRY_OVER, CONTROL_BLOCKS)
-"""What sessions tell of the step time beside their effect: without the covariate, first steps after a switch against
-scored ones, and baseline against baseline."""
+DIAGNOSTICS: Final = (UNADJUSTED, CARRY_OVER)
+"""What sessions tell of the step time beside their effect: without the covariate, and first steps after a switch
+against scored ones."""
 PERCENTILE_MIN_N: Final = {50: 1, 90: 20, 99: 200}
 MAX_SIGN_FLIP_PAIRS: Final = 16
 OUTLIER_MIN_N: Final = 4
