@@ -44,7 +44,7 @@ class Scenario:
 
     ``drift`` is the size of each wave; with a ``gain`` of 0.05 baseline takes 5 % longer.  ``carry_over``
     slows each first step of an enabled period.
-    ``stall`` makes one scored step of one session five times as long, ``stalls`` that share of all steps.
+    ``runs`` is how many more runs than others it gets.  ``stall`` makes one scored step of one session five times as long, ``stalls`` that share of all steps.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Scenario:
     sessions: int = 4
     blocks: int = 8
     control_blocks: int = 2
+    runs: float = 1.0
     bars: tuple[tuple[str, float, float], ...] = ()
 
     @property
@@ -84,7 +85,7 @@ SCENARIOS: Final = (
     Scenario(name="A/A, stalls in 1 % of steps", stalls=0.01, bars=FALSE),
     Scenario(name="A/A, live, tokens 5 %", lane="live", token_sd=0.05, bars=FALSE),
     *(
-        Scenario(name=f"gain of exactly 1 %, sessions spread {n} ×", gain=0.01, between=n, bars=EDGE)
+        Scenario(name=f"gain of exactly 1 %, sessions spread {n} ×", gain=0.01, between=n, runs=10, bars=EDGE)
         for n in (0, 1, 3)
     ),
     *(Scenario(name=f"gain of exactly 1 %, steps {pct} %", gain=0.01, step_sd=pct / 100, bars=EDGE) for pct in (4, 12)),
@@ -94,7 +95,7 @@ SCENARIOS: Final = (
     Scenario(name="gain 2 %, live, tokens 5 %", gain=0.02, lane="live", token_sd=0.05, bars=SEEN),
     Scenario(
         name="gain 2 %, steps 4 %, 8 sessions of 40 blocks",
-        gain=0.02, step_sd=0.04, sessions=8, blocks=40, control_blocks=32, bars=SEEN,
+        gain=0.02, step_sd=0.04, sessions=8, blocks=40, control_blocks=32, runs=0.2, bars=SEEN,
     ),
     Scenario(name="gain 5 %, steps 4 %, 6 sessions of 12 blocks", gain=0.05, step_sd=0.04, sessions=6, blocks=12,
              control_blocks=12),
@@ -282,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the outcomes as JSON")
     options = parser.parse_args(argv)
     begin_s = time.monotonic()
-    outcomes = [simulate(item, options.runs // (10 if item.sessions * item.blocks > 100 else 1), options.seed)
+    outcomes = [simulate(item, round(options.runs * item.runs), options.seed)
                 for item in SCENARIOS]  # fmt: skip
     if options.out:
         write_json(options.out, to_json(outcomes, options.seed))

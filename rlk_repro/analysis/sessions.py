@@ -13,6 +13,7 @@ from typing import Final
 
 from rlk_repro.analysis.proof import find_unproved, prove
 from rlk_repro.analysis.trials import STEP_TIME, read_record, summarise_all
+from rlk_repro.base.units import count
 from rlk_repro.logs.ops import OpsLog
 from rlk_repro.logs.telemetry import TrialTelemetry
 from rlk_repro.plan import BASELINE, ENABLED, Plan, Trial
@@ -44,9 +45,9 @@ ADJUSTED: Final = (STEP_TIME, "train_time_s", "actor_train_time_s")
 _TOKENS: Final = "tokens"
 _RATE, _RATE_TIME = "train_tokens_per_s", "actor_train_time_s"
 _COUNTS: Final = {
-    "compilations": "compilations",
-    "recompile_limit_hits": "hits of the recompile limit",
-    "allocator_retries": "retries of the memory allocator",
+    "compilations": "compilation",
+    "recompile_limit_hits": "recompile-limit hit",
+    "allocator_retries": "repeated allocation",
 }
 
 Values = Mapping[str, Sequence[float | None]]
@@ -160,7 +161,7 @@ def _find_fault(
     if step >= len(step_times) or step_times[step] is None:
         return f"step {step} has no step time"
     counts = ops.counts_in(step)
-    return next((f"{counts[name]} {what} in step {step}, which is scored"
+    return next((f"{count(counts[name], what)} in step {step}, which is scored"
                  for name, what in _COUNTS.items() if counts.get(name)), "")  # fmt: skip
 
 

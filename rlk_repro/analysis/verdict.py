@@ -344,7 +344,8 @@ def _reasons(case: _Case, *, is_exploratory: bool) -> Iterator[str]:
     yield from _reasons_from_gates(case)
     if case.evidence.scored and case.primary.n < case.least:
         yield f"a verdict on speed needs {case.least} {case.unit}s with a step time, found {case.primary.n}"
-    yield _reason_for_floor(case)
+    if case.floor.is_measured or not case.evidence.is_crossover:
+        yield _reason_for_floor(case)
     if case.by_mean is not None and _mean_disagrees(case):
         yield f"with rare slow steps counted, by means, not medians: {_show_effect(case.by_mean, case.unit)}"
     yield from _reasons_from_trials(case)

@@ -85,10 +85,10 @@ def test_sessions_on_stored_rollouts_are_run_sealed_and_read(tmp_path: Path) -> 
         planned = [rollout.variant for rollout in make_schedule(plan.run.measure, trial.seed).rollouts]
         assert [tokens > 0 for tokens in list_tokens(run_dir, trial.name)] == [name == "enabled" for name in planned]
     found = analyse(run_dir)
-    assert [trial.proof for trial in found.trials] == [ProofStatus.NATIVE] * 2
-    assert found.verdict.headline.endswith("this version computes no verdict for the design crossover")
-    assert (found.pairs, found.num_pairs_planned, found.num_scored_steps) == ((), 0, 8)
-    assert all(not trial.summaries for trial in found.trials)
+    assert [trial.proof for trial in found.trials] == [ProofStatus.NOT_REQUESTED, ProofStatus.NATIVE] * 2
+    assert "RL-Kernel's operators ran as plain PyTorch" in found.verdict.headline
+    assert (len(found.pairs), found.num_pairs_planned, found.num_scored_steps) == (2, 2, 8)
+    assert [block.is_control for block in found.blocks] == [False, True] * 2
     assert verify_bundle(run_dir.bundle) == []
     assert not list(run_dir.root.glob(".rollouts*"))
     environment = load_json(run_dir.trial(NAMES[0]).env)["env"]
