@@ -44,7 +44,8 @@ class Scenario:
 
     ``drift`` is the size of each wave; with a ``gain`` of 0.05 baseline takes 5 % longer.  ``carry_over``
     slows each first step of an enabled period.
-    ``runs`` is how many more runs than others it gets.  ``stall`` makes one scored step of one session five times as long, ``stalls`` that share of all steps.
+    ``runs`` is how many times as many runs it gets.  ``stall`` makes one scored step of one session five times as long,
+    ``stalls`` that share of all steps.
     """
 
     name: str

@@ -26,7 +26,7 @@ from rlk_repro.spec.values import CROSSOVER, dump_model
 
 SCHEMA: Final = 1
 _RUN_ID: Final = "run_id"
-FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_pair_sd_pct"})
+FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_pair_sd_pct", "expected_block_sd_pct"})
 """What of a measurement plan is no rule: how many pairs or sessions there are, and what the power estimate assumes."""
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"

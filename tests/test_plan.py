@@ -277,7 +277,7 @@ def test_the_number_of_sessions_is_no_rule_and_the_design_is_one() -> None:
          "got 3, expected no such key, or measure.design crossover"),
         (["measure.warmup_steps=1"], "--set measure.warmup_steps: does not warm up both variants, got 1, "
          "expected 2 or more"),
-        (["measure.blocks=1000", "measure.sessions=4"], "--set measure.blocks: 4 sessions of 8020 steps, got 1000, "
+        (["measure.blocks=200", "measure.sessions=16"], "--set measure.blocks: 16 sessions of 1620 steps, got 200, "
          "expected at most 20000 steps in all sessions, warm-up counted"),
     ],
 )  # fmt: skip

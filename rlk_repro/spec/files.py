@@ -58,6 +58,8 @@ class Margins(Model):
 
 
 PERIODS_PER_BLOCK: Final = 4
+MAX_BLOCKS: Final = 200
+"""Of a session: its effect is a median over all pairs of blocks."""
 
 
 class Measure(GrowingModel):
@@ -65,7 +67,7 @@ class Measure(GrowingModel):
 
     of_parallel: ClassVar[frozenset[str]] = frozenset({"pairs", "control_pairs", "scored_steps"})
     of_crossover: ClassVar[frozenset[str]] = frozenset(
-        {"sessions", "blocks", "control_blocks", "period_steps", "shadow_steps"}
+        {"sessions", "blocks", "control_blocks", "period_steps", "shadow_steps", "expected_block_sd_pct"}
     )
     added_later: ClassVar[frozenset[str]] = of_crossover | {"design"}
 
@@ -83,9 +85,12 @@ class Measure(GrowingModel):
     max_dropped_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
     margins: Margins = Margins()
     sessions: Annotated[int, Field(ge=1, le=64)] = Field(4, description="sets of training processes of both variants")
-    blocks: Annotated[int, Field(ge=1, le=1000)] = Field(8, description="of a session, four periods each")
-    control_blocks: Annotated[int, Field(ge=0, le=1000)] = Field(2, description="more blocks, of the baseline alone")
+    blocks: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = Field(8, description="of a session, four periods each")
+    control_blocks: Annotated[int, Field(ge=0, le=MAX_BLOCKS)] = Field(
+        2, description="more blocks, of the baseline alone"
+    )
     period_steps: Annotated[int, Field(ge=1, le=100)] = Field(2, description="rollouts of a period; the last is scored")
+    expected_block_sd_pct: Positive = Field(0.5, description="assumed spread of block effects, for the power estimate")
     shadow_steps: Annotated[int, Field(ge=0, le=1000)] = Field(
         2, description="last rollouts of a session, of the baseline and not scored"
     )

@@ -6,13 +6,18 @@ Plain Python, so that a dry run imports nothing heavy.  The tests hold it agains
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
 
+from rlk_repro.statistics.crossover import MIN_BLOCKS, MIN_SESSIONS
 from rlk_repro.statistics.stats import t_quantile
 
 MIN_PAIRS: Final = 6
+HODGES_LEHMANN_EFFICIENCY: Final = 3 / math.pi
+TRIMMED_EFFICIENCY: Final = 0.9
+"""Of the 20 % trimmed mean, as that of the Hodges-Lehmann mean where noise is normal."""
 MAX_PAIRS_SUGGESTED: Final = 200
 LARGEST_LOG_EFFECT: Final = 4.0
 _NODES: Final = 200
@@ -37,13 +42,54 @@ def smallest_effect(
     if num_pairs < least:
         return None
     plan = _Plan(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
+    return _search(plan.power, power)
+
+
+def _search(find_power: Callable[[float], float], power: float) -> float | None:
+    """The smallest effect, as a fraction, whose log has that power."""
     low, high = 0.0, LARGEST_LOG_EFFECT
-    if plan.power(high) < power:
+    if find_power(high) < power:
         return None
     while high - low > 1e-7 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if plan.power(middle) < power else (low, middle)
+        low, high = (middle, high) if find_power(middle) < power else (low, middle)
     return math.expm1(high)
+
+
+def smallest_session_effect(
+    *,
+    sessions: int,
+    blocks: int,
+    control_blocks: int,
+    block_sd_pct: float,
+    smallest_effect_pct: float,
+    alpha: float,
+    power: float = 0.9,
+) -> float | None:
+    """The smallest true speed-up that sessions call ``faster`` with ``power``, their gate on control blocks included.
+
+    ``block_sd_pct`` is the standard deviation of the log ratio of one block, in percent; sessions are taken to differ
+    by nothing more.  None below three sessions of six blocks, and where not even a 50-fold speed-up would do.
+    """
+    if sessions < MIN_SESSIONS or blocks < MIN_BLOCKS:
+        return None
+    block_sd, smallest = block_sd_pct / 100, smallest_effect_pct / 100
+    plan = _Plan(sessions, block_sd / math.sqrt(HODGES_LEHMANN_EFFICIENCY * blocks), smallest, alpha, 0)
+    number = sessions * control_blocks
+
+    def find_power(log_effect: float) -> float:
+        margin = max(math.log1p(smallest), log_effect - plan.half_width)
+        chance = _chance_within(number, block_sd / math.sqrt(TRIMMED_EFFICIENCY), margin, alpha) if number > 1 else 1.0
+        return plan.power(log_effect) * chance
+
+    return _search(find_power, power)
+
+
+def _chance_within(number: int, sd: float, margin: float, alpha: float) -> float:
+    """That a mean of so many values without a true effect is bounded within ``margin``, one-sided at ``alpha``."""
+    error, critical = sd / math.sqrt(number), t_quantile(1 - 2 * alpha, number - 1)
+    reaches = ((weight, (margin - critical * spread * error) / error) for spread, weight in _spread_weights(number - 1))
+    return math.fsum(weight * math.erf(reach / math.sqrt(2)) for weight, reach in reaches if reach > 0)
 
 
 def power_of(
@@ -71,6 +117,11 @@ class _Plan:
         self._critical = t_quantile(1 - alpha, self._df)
         floors = _likely_floors(num_control_pairs, sd, alpha) if num_control_pairs > 1 else [0.0]
         self._thresholds = [max(math.log1p(smallest), floor) for floor in floors]
+
+    @property
+    def half_width(self) -> float:
+        """Of the interval, at the spread planned for."""
+        return self._critical * self._error
 
     def power(self, log_effect: float) -> float:
         chances = (

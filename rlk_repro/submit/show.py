@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.units import format_duration
 from rlk_repro.clusters.api import Job
 from rlk_repro.plan import Plan
 from rlk_repro.schedule import make_schedule
-from rlk_repro.statistics.power import smallest_effect
+from rlk_repro.spec import Measure
+from rlk_repro.spec.values import CROSSOVER
+from rlk_repro.statistics.power import smallest_effect, smallest_session_effect
 from rlk_repro.submit.consent import find_foreign
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.differences import Kind, list_differences
@@ -22,15 +24,6 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     controls = [first.is_control for first, _ in plan.pairs().values()]
     num_pairs = controls.count(False)
     minutes = plan.expected_minutes()
-    effect = None
-    if num_pairs:
-        effect = smallest_effect(
-            num_pairs,
-            measure.expected_pair_sd_pct,
-            measure.smallest_effect_pct,
-            measure.alpha,
-            num_control_pairs=measure.control_pairs,
-        )
     return {
         "num_trials": len(plan.trials),
         "num_pairs": num_pairs,
@@ -38,13 +31,66 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         **({"num_sessions": len(plan.trials)} if plan.is_crossover else {}),
         "expected_minutes": minutes,
         "gpu_hours": None if minutes is None else minutes / 60 * plan.num_gpus,
-        "smallest_visible_effect": effect,
+        "smallest_visible_effect": find_visible_effect(measure) if num_pairs or plan.is_crossover else None,
+        **({"other_design": _find_other_design(plan)} if plan.has_enabled else {}),
         "operators": [
             {"op": item.op, "is_eligible": item.is_eligible, "reason": item.reason} for item in plan.eligibilities()
         ],
         "differences": [item.to_json() for item in list_differences(plan)],
         "warnings": [finding.to_json() for finding in get_workload(plan.run.workload.kind).find_warnings(plan)],
     }
+
+
+def find_visible_effect(measure: Measure) -> float | None:
+    """The smallest speed-up, as a fraction, that the design calls ``faster`` 9 times in 10.
+
+    For sessions with their gate on control blocks; other gates are taken to pass.
+    """
+    if measure.design == CROSSOVER:
+        return smallest_session_effect(
+            sessions=measure.sessions,
+            blocks=measure.blocks,
+            control_blocks=measure.control_blocks,
+            block_sd_pct=measure.expected_block_sd_pct,
+            smallest_effect_pct=measure.smallest_effect_pct,
+            alpha=measure.alpha,
+        )
+    return smallest_effect(
+        measure.pairs,
+        measure.expected_pair_sd_pct,
+        measure.smallest_effect_pct,
+        measure.alpha,
+        num_control_pairs=measure.control_pairs,
+    )
+
+
+def _find_other_design(plan: Plan) -> dict[str, Any]:
+    """What the design that was not chosen would cost and see with its defaults; minutes by the number of steps."""
+    measure = plan.run.measure
+    design: Literal["parallel", "crossover"] = "parallel" if plan.is_crossover else "crossover"
+    other = Measure(design=design, alpha=measure.alpha, smallest_effect_pct=measure.smallest_effect_pct)
+    minutes = plan.expected_minutes()
+    if minutes is not None:
+        minutes *= other.num_trials * other.num_steps / (measure.num_trials * measure.num_steps)
+    return {
+        "design": design,
+        "expected_minutes": minutes,
+        "gpu_hours": None if minutes is None else minutes / 60 * plan.num_gpus,
+        "smallest_visible_effect": find_visible_effect(other),
+    }
+
+
+def _describe_other_design(summary: dict[str, Any], plan: Plan) -> str:
+    other = summary["other_design"]
+    seen, here = other["smallest_visible_effect"], summary["smallest_visible_effect"]
+    text = f"design {other['design']}: {_duration(other)}, sees {_percent(seen)}"
+    sees_more = here is None or (seen is not None and seen < here)
+    better = other["design"] if sees_more else plan.run.measure.design
+    return f"{text}. For speed and memory take {better}; reward over training only parallel can measure"
+
+
+def _percent(effect: float | None) -> str:
+    return "no gain" if effect is None else f"a gain of {effect * 100:.1f} %"
 
 
 def dry_run_json(plan: Plan, job: Job) -> dict[str, Any]:
@@ -73,6 +119,7 @@ def plan_lines(plan: Plan) -> list[str]:
         *(_session_rows(plan) if plan.is_crossover else _trial_rows(plan, summary)),
         ("duration", _duration(summary)),
         ("smallest effect", _effect(summary, plan)),
+        *((("other design", _describe_other_design(summary, plan)),) if plan.has_enabled else ()),
         *(_operator_rows(plan, summary) if plan.has_enabled else ()),
         *_difference_rows(summary),
         ("experiment", plan.experiment_hash),
@@ -149,7 +196,12 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
     measure = plan.run.measure
     effect = summary["smallest_visible_effect"]
     if plan.is_crossover:
-        return "not estimated for sessions"
+        if effect is None:
+            return "none: faster or slower needs 3 sessions of 6 blocks"
+        return (
+            f"{effect * 100:.1f} % of step time is seen 9 times in 10 by {measure.sessions} sessions, if block effects "
+            f"spread by {measure.expected_block_sd_pct:g} % (verdict beyond {measure.smallest_effect_pct:g} %)"
+        )
     if summary["num_pairs"] < 6:
         return f"none: {summary['num_pairs']} pairs can never carry faster or slower (6 are needed)"
     if effect is None:
