@@ -11,15 +11,18 @@ from typing import Any, Final
 
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.findings import Finding, Level, diff_values, limit_findings
-from rlk_repro.base.units import format_number, format_percent
+from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import BASELINE, Plan
 from rlk_repro.prepare.contents import diff_contents, load_parts
+from rlk_repro.replay.difference import CONFIDENCE, find_difference
 from rlk_repro.replay.identity import compare_identities, read_identity
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
 from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, Effect, TrialResult, TrialStatus
+from rlk_repro.rundir.results import Analysis, TrialResult, TrialStatus
+from rlk_repro.spec.values import CROSSOVER
+from rlk_repro.statistics.power import MAX_PAIRS_SUGGESTED
 from rlk_repro.statistics.stats import STEP_TIME, mean, t_interval
 
 # What a seed decides.  Where all of these are equal to the last printed digit, the replay was bitwise.
@@ -27,24 +30,25 @@ SEEDED_METRICS: Final = ("loss", "raw_reward", "grad_norm", "kl_loss", "train_ro
 COMPARED_EFFECTS: Final = ("step_time_s", "actor_train_time_s", "rollout_time_s", "peak_memory_bytes")
 # What training itself yields; times are the machine's and are compared as effects only.
 COMPARED_LEVELS: Final = ("raw_reward", "response_length_mean", "train_rollout_logprob_abs_diff")
-CONFIDENCE: Final = 0.95
 OPERATOR_TOLERANCE: Final = 0.1
 MAX_DETAILS: Final = 5
+GPU: Final = "GPU"
 
 
 class Match(StrEnum):
-    """The strongest level at which a replay agrees with what was recorded."""
+    """How far a replay agrees with what was recorded (docs/replay.md)."""
 
     BITWISE = "bitwise"
-    STATISTICAL = "statistical"
+    REPRODUCED = "reproduced"
+    IMPRECISE = "consistent but imprecise"
     DIFFERENT = "different"
+    UNDECIDED = "undecided"
     NOT_COMPARABLE = "not comparable"
 
 
 MEANINGS: Final = {
     Match.BITWISE: "losses and rewards are identical, step by step",
-    Match.STATISTICAL: "not identical, but nothing differs beyond its uncertainty",
-    Match.DIFFERENT: "something differs beyond its uncertainty",
+    Match.UNDECIDED: "a bundle lacks what shows that the same code ran",
     Match.NOT_COMPARABLE: "the two results cannot be held against each other",
 }
 
@@ -52,44 +56,51 @@ MEANINGS: Final = {
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """``obstacles`` say why two results cannot be compared at all; ``unidentified`` is the code that made them and
-    that one of them does not name.  With any of it equal bits are no bitwise replay.
+    that one of them does not name, which leaves the level undecided.  ``cautions`` are of what the format of that time
+    could not name: the level stands.  ``margin`` is a fraction, and bounds what is called reproduced.
     """
 
     level: Match
+    meaning: str
+    margin: float
     recorded_verdict: str
     new_verdict: str
     obstacles: tuple[str, ...]
     details: tuple[str, ...]
     num_blocking_drift: int
     unidentified: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
 
     @property
-    def meaning(self) -> str:
-        """Of the level, here."""
-        if self.unidentified and self.level is Match.STATISTICAL:
-            return "nothing differs beyond its uncertainty, but nobody knows whether the same code ran"
-        return MEANINGS[self.level]
+    def headline(self) -> str:
+        within = f" within {_percent(self.margin)}" if self.level is Match.REPRODUCED else ""
+        cautions = f", with {count(len(self.cautions), 'caution')}" if self.cautions else ""
+        return f"{self.level}{within}{cautions} ({self.meaning})"
 
     @property
     def is_ok(self) -> bool:
-        return self.level in {Match.BITWISE, Match.STATISTICAL}
+        return self.level in {Match.BITWISE, Match.REPRODUCED}
 
     def to_json(self) -> dict[str, Any]:
         return {
             "level": self.level.value,
             "is_ok": self.is_ok,
+            "headline": self.headline,
+            "margin_pct": 100 * self.margin,
             "recorded_verdict": self.recorded_verdict,
             "new_verdict": self.new_verdict,
             "obstacles": list(self.obstacles),
             "details": list(self.details),
             "num_blocking_drift": self.num_blocking_drift,
             "unidentified": list(self.unidentified),
+            "cautions": list(self.cautions),
         }
 
     def lines(self) -> list[str]:
         """For people: the level first, then what it rests on."""
-        lines = [f"replay level: {self.level} ({self.meaning})"]
+        lines = [f"replay level: {self.headline}"]
         lines += [f"  {text}" for text in (*self.obstacles, *self.unidentified)]
+        lines += [f"  caution: {text}" for text in self.cautions]
         if self.num_blocking_drift:
             lines.append(f"  blocking differences between the machines: {self.num_blocking_drift}")
         lines += [f"  recorded verdict: {self.recorded_verdict}", f"  new verdict:      {self.new_verdict}"]
@@ -98,53 +109,103 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparand:
-    """One quantity held against itself; ``is_compatible`` is None where there is no interval to judge by."""
+    """One quantity held against itself; ``is_compatible`` is None where it decides nothing."""
 
     is_compatible: bool | None
     text: str
 
 
 def compare_analyses(
-    recorded: Analysis, new: Analysis, drift: Sequence[Finding] = (), code: Sequence[Finding] = ()
+    recorded: Analysis,
+    new: Analysis,
+    drift: Sequence[Finding] = (),
+    code: Sequence[Finding] = (),
+    margin: float | None = None,
 ) -> Comparison:
-    """Bitwise where every seeded metric of every trial is equal, else by effects and levels and their intervals.
+    """Bitwise where every seeded metric of every trial is equal, else by the step time ratio and the training's levels.
 
     Operators are compared cell by cell, and never bitwise: what is recorded of them are times.  ``code`` says how the
-    code that ran differs: other code makes two results not comparable, unknown code none of them bitwise.
+    code that ran differs.  ``margin``, a fraction, is the one that the run declared for replays, else the smallest
+    effect that it gives a word.
 
     Trials that did not end well, or whose proof differs, on either side make the results not comparable: agreement of
     what is missing is no agreement.
     """
-    obstacles = [*_find_obstacles(recorded, new), *_describe_code(code, Level.BLOCKING)]
-    unidentified = tuple(_describe_code(code, Level.WARNING))
+    margin = recorded.verdict.smallest_effect if margin is None else margin
+    margin = OPERATOR_TOLERANCE if recorded.operators else margin
+    unidentified, cautions = (tuple(_describe_code(code, level)) for level in (Level.WARNING, Level.INFO))
     differing = list(_seeded_differences(recorded.trials, new.trials))
-    found = [_match_effects(name, recorded, new) for name in COMPARED_EFFECTS]
-    found += [_match_levels(name, recorded, new) for name in COMPARED_LEVELS]
-    matches = [*(match for match in found if match is not None), *_match_operators(recorded, new)]
-    judged = [match.is_compatible for match in matches if match.is_compatible is not None]
-    if not obstacles and differing and not judged:
-        obstacles.append("not identical, and nothing has an interval on both sides")
-    if obstacles:
-        level = Match.NOT_COMPARABLE
-    elif not differing and not recorded.operators and not unidentified:
-        level = Match.BITWISE
-    else:
-        level = Match.STATISTICAL if all(judged) else Match.DIFFERENT
+    matches = [*_match_operators(recorded, new), *_match_levels(recorded, new)]
+    is_bitwise = not differing and not recorded.operators
+    obstacles = [*_find_obstacles(recorded, new), *_describe_code(code, Level.BLOCKING)]
+    obstacles += [] if is_bitwise else _find_other_hardware(recorded, new)
+    judged = (Match.BITWISE, "") if is_bitwise else _judge(recorded, new, matches, margin)
+    if judged is None:
+        obstacles.append("not identical, and the step time ratio has no interval on both sides")
+    level, meaning = judged or (Match.NOT_COMPARABLE, "")
+    if obstacles or unidentified:
+        level = Match.NOT_COMPARABLE if obstacles else Match.UNDECIDED
     return Comparison(
         level=level,
+        meaning=MEANINGS.get(level, meaning),
+        margin=margin,
         recorded_verdict=recorded.verdict.word.value,
         new_verdict=new.verdict.word.value,
         obstacles=tuple(obstacles),
-        details=(*_describe_speed(recorded, new), *(match.text for match in matches), *differing[:MAX_DETAILS]),
+        details=(
+            *_describe_speed(recorded, new),
+            *_describe_effects(recorded, new),
+            *(match.text for match in matches),
+            *differing[:MAX_DETAILS],
+        ),
         num_blocking_drift=sum(item.level is Level.BLOCKING for item in drift),
         unidentified=unidentified,
+        cautions=cautions,
     )
 
 
+def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], margin: float) -> tuple[Match, str] | None:
+    """The level of two results that are not identical, and why; None where nothing has an interval on both sides."""
+    apart = next((match.text for match in matches if match.is_compatible is False), None)
+    if recorded.operators:
+        return (Match.REPRODUCED if apart is None else Match.DIFFERENT), matches[0].text
+    old, now = recorded.effect(STEP_TIME), new.effect(STEP_TIME)
+    difference = None if old is None or now is None else find_difference(old, now)
+    if old is None or now is None or difference is None:
+        return None
+    was, is_now = (format_number(effect.ratio or 0.0) for effect in (old, now))
+    text = f"step time ratio {was} recorded, {is_now} now; {difference}"
+    if apart is not None:
+        return Match.DIFFERENT, f"{apart}; {text}"
+    if difference.is_within(margin):
+        return Match.REPRODUCED, text
+    if not difference.holds_zero and abs(difference.estimate) > math.log1p(margin):
+        return Match.DIFFERENT, text
+    unit = "sessions" if any(trial.variant == CROSSOVER for trial in recorded.trials) else "pairs"
+    needed = difference.find_needed(margin)
+    number = f"more than {MAX_PAIRS_SUGGESTED}" if needed is None else f"about {needed}"
+    return Match.IMPRECISE, f"{text}; {number} {unit} on each side would show whether it is within {_percent(margin)}"
+
+
+def _percent(fraction: float) -> str:
+    return f"{format_number(100 * fraction)} %"
+
+
 def _describe_code(findings: Sequence[Finding], level: Level) -> Iterator[str]:
+    """What differs by both values; what a side lacks by the side."""
+    form = "recorded {}, now {}" if level is Level.BLOCKING else "{} in the old bundle, {} in the new one"
     for item in findings:
         if item.level is level:
-            yield f"{item.where}: recorded {item.expected}, now {item.found}"
+            yield f"{item.where}: {form.format(item.expected, item.found)}"
+
+
+def _find_other_hardware(recorded: Analysis, new: Analysis) -> Iterator[str]:
+    """Times are compared on one kind of hardware only."""
+    sides = [{"hardware": analysis.hardware, **analysis.facts} for analysis in (recorded, new)]
+    for name in ("hardware", GPU):
+        was, now = (side.get(name) for side in sides)
+        if was is not None and now is not None and was != now:
+            yield f"{name}: recorded {was}, now {now}"
 
 
 def _describe_speed(recorded: Analysis, new: Analysis) -> Iterator[str]:
@@ -196,39 +257,30 @@ def _values(trial: TrialResult | None, metric: str) -> tuple[float | None, ...]:
     return () if series is None else series.values
 
 
-def _match_effects(name: str, recorded: Analysis, new: Analysis) -> _Comparand | None:
-    """Compatible where the distance of the log ratios is within both half widths taken together (root sum of squares).
-
-    That is the interval of a difference of two independent estimates.  None where neither side has the effect.
-    """
-    old, now = recorded.effect(name), new.effect(name)
-    was_ratio, now_ratio = (None if effect is None else effect.ratio for effect in (old, now))
-    if was_ratio is None or now_ratio is None:
-        return None if was_ratio is now_ratio else _Comparand(is_compatible=None, text=f"{name}: on one side only")
-    assert old is not None
-    assert now is not None
-    text = f"{name}: recorded {format_percent(was_ratio)} (n={old.n}), now {format_percent(now_ratio)} (n={now.n})"
-    half_widths = [_half_width(effect) for effect in (old, now)]
-    if None in half_widths:
-        return _Comparand(is_compatible=None, text=f"{text}, no interval")
-    distance = abs(math.log(now_ratio) - math.log(was_ratio))
-    allowed = math.hypot(*(width for width in half_widths if width is not None))
-    text += f"; apart {format_number(distance * 100, 3)} %, allowed {format_number(allowed * 100, 3)} %"
-    return _Comparand(is_compatible=distance <= allowed + 1e-12, text=text)
+def _describe_effects(recorded: Analysis, new: Analysis) -> Iterator[str]:
+    for name in COMPARED_EFFECTS:
+        old, now = recorded.effect(name), new.effect(name)
+        was, is_now = (None if effect is None else effect.ratio for effect in (old, now))
+        if old is not None and now is not None and was is not None and is_now is not None:
+            text = f"{name}: recorded {format_percent(was)} (n={old.n}), now {format_percent(is_now)} (n={now.n})"
+            yield f"{text}; {find_difference(old, now) or 'no interval'}"
+        elif was is not is_now:
+            yield f"{name}: on one side only"
 
 
-def _match_levels(name: str, recorded: Analysis, new: Analysis) -> _Comparand | None:
+def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
     """Compatible where the t interval of the differences between trials of one name (one seed) holds 0."""
     by_name = {trial.name: trial for trial in new.trials}
-    pairs = [(old.summary(name), by_name[old.name].summary(name)) for old in recorded.trials if old.name in by_name]
-    interval = t_interval(
-        [now.mean - was.mean for was, now in pairs if was is not None and now is not None], CONFIDENCE
-    )
-    if interval is None:
-        return None
-    bounds = f"{format_number(interval.low)} to {format_number(interval.high)}"
-    text = f"{name}: mean change {format_number(interval.estimate)} ({bounds}, n = {interval.n} trials of equal seed)"
-    return _Comparand(is_compatible=interval.low <= 0 <= interval.high, text=text)
+    for name in COMPARED_LEVELS:
+        pairs = [(old.summary(name), by_name[old.name].summary(name)) for old in recorded.trials if old.name in by_name]
+        changes = [now.mean - was.mean for was, now in pairs if was is not None and now is not None]
+        interval = t_interval(changes, CONFIDENCE)
+        if interval is not None:
+            change = (
+                f"{format_number(interval.estimate)} ({format_number(interval.low)} to {format_number(interval.high)}"
+            )
+            text = f"{name}: mean change {change}, n = {interval.n} trials of equal seed)"
+            yield _Comparand(is_compatible=interval.low <= 0 <= interval.high, text=text)
 
 
 def _match_operators(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
@@ -271,12 +323,6 @@ def _mean_speedup(cell: OperatorResult) -> float | None:
     return mean(speedups) if speedups else None
 
 
-def _half_width(effect: Effect) -> float | None:
-    if effect.low is None or effect.high is None or effect.low <= 0:
-        return None
-    return (math.log(effect.high) - math.log(effect.low)) / 2
-
-
 @dataclass(frozen=True, kw_only=True)
 class EffectDifference:
     """How two bundles differ; ``comparison`` only where both hold an analysis."""
@@ -292,23 +338,25 @@ def diff_bundles(first: Path, second: Path) -> EffectDifference:
         BundleUnreadable: either is broken or unsafe.
     """
     with open_bundle(first) as left, open_bundle(second) as right:
-        findings = _diff_plans(left, right)
+        plans = [Plan.load(run_dir.plan) for run_dir in (left, right)]
+        findings = _diff_plans(*plans)
         findings += diff_contents(load_parts(left.prepared), load_parts(right.prepared))
         old, new = load_manifests(left), load_manifests(right)
         analyses = [analyse(run_dir) if run_dir.analysis.is_file() else None for run_dir in (left, right)]
-        code = compare_identities(*(read_identity(run_dir, Plan.load(run_dir.plan)) for run_dir in (left, right)))
+        code = compare_identities(*map(read_identity, (left, right), plans))
     if len(old) != len(new):
         findings.append(Finding(Level.BLOCKING, "nodes", str(len(old)), str(len(new))))
     for was, now in zip(old, new, strict=False):
         findings += diff_manifests(was, now)
     recorded, later = analyses
-    comparison = None if recorded is None or later is None else compare_analyses(recorded, later, findings, code)
+    comparison = None
+    if recorded is not None and later is not None:
+        comparison = compare_analyses(recorded, later, findings, code, plans[0].run.measure.replay_margin)
     findings += code
     return EffectDifference(findings=tuple(limit_findings(findings)), comparison=comparison)
 
 
-def _diff_plans(left: RunDir, right: RunDir) -> list[Finding]:
-    old, new = (Plan.load(run_dir.plan) for run_dir in (left, right))
+def _diff_plans(old: Plan, new: Plan) -> list[Finding]:
     findings = []
     if old.experiment_hash != new.experiment_hash:
         findings += list(diff_values("plan", old.experiment, new.experiment, Level.BLOCKING))

@@ -1,13 +1,15 @@
 """What ran in a bundle's trials: which sources of vime, Megatron-LM and RL-Kernel, and what each operator resolved to.
 
-Two results of the same bits prove nothing of each other where other code made them, or where nobody knows which did.
+Two results of the same bits prove nothing of each other where other code made them, or where a bundle does not say
+which code did.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json
@@ -23,28 +25,46 @@ RL_KERNEL: Final = "rl_engine"
 PACKAGE_TREE: Final = "package_tree"
 SOURCES: Final = "sources"
 DECISIONS: Final = "decisions"
+IMPLEMENTATION: Final = "implementation"
+MISSING: Final = "not recorded"
+NOT_YET: Final = "not recorded by the format of that time"
+# what ``integration`` writes as an operator's version: ``0.1.0 at 202f0e30e567 (registry), held against another``
+_VERSION: Final = re.compile(
+    r"(?P<version>.*?)(?: at (?P<commit>[0-9a-f]{7,40}))?(?: \((?P<registry>[^()]*)\))?"
+    r"(?:, held against (?P<reference>.*))?",
+    re.DOTALL,
+)
+_UNKNOWN: Final = frozenset({None, "unversioned"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """``sources`` are the hashes of each module's Python files; a module that ran and has none is known to nobody.
+    """``sources`` are the hashes of each module's Python files; the set of a module that ran without one is empty.
 
-    ``decisions`` are implementation and version by operator, of the operators that RL-Kernel served.
+    ``decisions`` are implementation and version by operator, of the operators that RL-Kernel served.  Bundles of the
+    first weeks hold no hash of any module and name no commit: ``is_early`` says that this is one of them.
     """
 
     sources: Mapping[str, frozenset[str]]
     decisions: Mapping[str, frozenset[tuple[str, str]]]
+    is_early: bool = False
 
 
 def read_identity(run_dir: RunDir, plan: Plan) -> Identity:
     """From what the ranks loaded; what they do not say is taken from the manifests of their nodes."""
     folders = [run_dir.trial(trial.name) for trial in plan.trials]
     decisions = _read_decisions(folders)
-    loaded = [sources for folder in folders for sources in _read_loaded(folder)]
+    records = [record for folder in folders for record in _read_libraries(folder)]
+    loaded = [_read_sources(record) for record in records]
+    manifests = load_manifests(run_dir)
     needed = set(plan.run.workload.modules) & set(SECTIONS) | ({RL_KERNEL} if decisions else set())
     needed |= {module for sources in loaded for module in sources}
     return Identity(
-        sources={module: _collect(module, loaded, run_dir) for module in sorted(needed)}, decisions=decisions
+        sources={module: _collect(module, loaded, manifests) for module in sorted(needed)},
+        decisions=decisions,
+        is_early=bool(records)
+        and not any(SOURCES in record for record in records)
+        and not any(path.endswith(f".{PACKAGE_TREE}") for manifest in manifests for path, _ in manifest.facts()),
     )
 
 
@@ -57,21 +77,26 @@ def _read_decisions(folders: Sequence[TrialDir]) -> dict[str, frozenset[tuple[st
     return {op: frozenset(resolved) for op, resolved in sorted(found.items())}
 
 
-def _read_loaded(folder: TrialDir) -> Iterator[Mapping[str, str]]:
-    """By rank, of the modules that it had loaded."""
+def _read_libraries(folder: TrialDir) -> Iterator[Mapping[str, Any]]:
+    """What each rank says of what it had loaded."""
     for path in sorted(folder.libraries.glob("*.json")):
         try:
             value = load_json(path)
         except BundleUnreadable:
             continue
-        sources = value.get(SOURCES) if isinstance(value, dict) else None
-        if isinstance(sources, dict):
-            yield {module: tree for module, tree in sources.items() if module in SECTIONS and isinstance(tree, str)}
+        if isinstance(value, dict):
+            yield value
 
 
-def _collect(module: str, loaded: Sequence[Mapping[str, str]], run_dir: RunDir) -> frozenset[str]:
+def _read_sources(record: Mapping[str, Any]) -> Mapping[str, str]:
+    sources = record.get(SOURCES)
+    found = sources.items() if isinstance(sources, dict) else ()
+    return {module: tree for module, tree in found if module in SECTIONS and isinstance(tree, str)}
+
+
+def _collect(module: str, loaded: Sequence[Mapping[str, str]], manifests: Sequence[Manifest]) -> frozenset[str]:
     trees = {sources[module] for sources in loaded if module in sources}
-    described = (_read_package_tree(module, manifest) for manifest in load_manifests(run_dir))
+    described = (_read_package_tree(module, manifest) for manifest in manifests)
     return frozenset(trees or {tree for tree in described if tree is not None})
 
 
@@ -82,7 +107,9 @@ def _read_package_tree(module: str, manifest: Manifest) -> str | None:
 
 
 def compare_identities(old: Identity, new: Identity) -> list[Finding]:
-    """Blocking where other code ran; a warning where one side does not know which did."""
+    """Field by field: blocking where the values differ, a warning where one is missing, and for information where the
+    format of that time did not have the field.
+    """
     return [*_compare_sources(old, new), *_compare_decisions(old, new)]
 
 
@@ -96,32 +123,43 @@ def find_source_drift(recorded: Identity, here: Manifest, known: Iterable[Findin
     for module, trees in recorded.sources.items():
         where, now = f"code.{SECTIONS[module]}.{PACKAGE_TREE}", _read_package_tree(module, here)
         if where not in places and trees and now is not None and trees != {now}:
-            findings.append(Finding(Level.BLOCKING, where, _name_trees(trees), now))
+            findings.append(Finding(Level.BLOCKING, where, ", ".join(sorted(trees)), now))
     return findings
 
 
 def _compare_sources(old: Identity, new: Identity) -> Iterator[Finding]:
     for module in sorted(old.sources.keys() | new.sources.keys()):
         was, now = (side.sources.get(module, frozenset()) for side in (old, new))
-        where = f"{SOURCES}.{module}"
-        if not was or not now:
-            yield Finding(Level.WARNING, where, _name_trees(was), _name_trees(now))
-        elif was != now:
-            yield Finding(Level.BLOCKING, where, _name_trees(was), _name_trees(now))
-
-
-def _name_trees(trees: frozenset[str]) -> str:
-    return ", ".join(sorted(trees)) or "not recorded"
+        if not was or was != now:
+            yield _describe(f"{SOURCES}.{module}", (old, was), (new, now))
 
 
 def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
-    """Classes always; versions only where the files do not already say that they are the same."""
+    """Classes always; the rest only where the files do not already say that it is the same."""
     has_same_files = bool(files := old.sources.get(RL_KERNEL)) and files == new.sources.get(RL_KERNEL)
     for op in sorted(old.decisions.keys() | new.decisions.keys()):
-        sides = [side.decisions.get(op, frozenset()) for side in (old, new)]
-        if has_same_files:
-            names = [", ".join(sorted({implementation for implementation, _ in side})) for side in sides]
-        else:
-            names = [", ".join(sorted(f"{name} of {version}" for name, version in side)) for side in sides]
-        if names[0] != names[1]:
-            yield Finding(Level.BLOCKING, f"{DECISIONS}.{op}", names[0] or "none", names[1] or "none")
+        where = f"{DECISIONS}.{op}"
+        if op not in old.decisions or op not in new.decisions:
+            names = (", ".join(sorted(name for name, _ in side.decisions.get(op, ()))) or "none" for side in (old, new))
+            yield Finding(Level.BLOCKING, where, *names)
+            continue
+        for field in (IMPLEMENTATION,) if has_same_files else (IMPLEMENTATION, *_VERSION.groupindex):
+            was, now = (_read_field(field, side.decisions[op]) for side in (old, new))
+            if was != now:
+                yield _describe(f"{where}.{field}", (old, was), (new, now))
+
+
+def _read_field(field: str, resolved: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Its values; none where no version names it."""
+    if field == IMPLEMENTATION:
+        return frozenset(name for name, _ in resolved)
+    found = (match[field] for _, version in resolved if (match := _VERSION.fullmatch(version)))
+    return frozenset(value for value in found if value not in _UNKNOWN)
+
+
+def _describe(where: str, *sides: tuple[Identity, frozenset[str]]) -> Finding:
+    """Two values that differ or of which at least one is missing."""
+    lacking = [side for side, values in sides if not values]
+    level = Level.INFO if all(side.is_early for side in lacking) else Level.WARNING
+    texts = (", ".join(sorted(values)) or (NOT_YET if side.is_early else MISSING) for side, values in sides)
+    return Finding(level if lacking else Level.BLOCKING, where, *texts)

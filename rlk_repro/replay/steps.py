@@ -1,6 +1,6 @@
 """Replay in named steps: re-analyse, prepare (drift and job), check the drift, run and compare.
 
-Three levels, always named: re-analysis (exact, from the logs alone), statistical, bitwise.
+Levels, always named: re-analysis (exact, from the logs alone), and those of ``compare``.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ def run(prepared: PreparedReplay, tell: Callable[[str], None], *, is_quiet: bool
         drift = _find_drift(prepared.recorded, here[0]) if here else ()
     code = compare_identities(prepared.recorded.identity, read_identity(launched.run_dir, prepared.launch.plan))
     found = (*prepared.missing, *prepared.parts, *drift)
-    return compare_analyses(_translate(prepared), result.analysis, drift=found, code=code)
+    margin = prepared.recorded.plan.run.measure.replay_margin
+    return compare_analyses(_translate(prepared), result.analysis, drift=found, code=code, margin=margin)
 
 
 def _find_parts_drift(recorded: Recorded, here: planning.Prepared) -> tuple[Finding, ...]:

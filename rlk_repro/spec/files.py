@@ -69,7 +69,7 @@ class Measure(GrowingModel):
     of_crossover: ClassVar[frozenset[str]] = frozenset(
         {"sessions", "blocks", "control_blocks", "period_steps", "shadow_steps", "expected_block_sd_pct"}
     )
-    added_later: ClassVar[frozenset[str]] = of_crossover | {"design"}
+    added_later: ClassVar[frozenset[str]] = of_crossover | {"design", "replay_margin_pct"}
 
     design: Literal["parallel", "crossover"] = Field(
         "parallel", description="pairs of trials, or both variants by turns in each session"
@@ -81,6 +81,9 @@ class Measure(GrowingModel):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(1234, description="pair i uses seed + i")
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     smallest_effect_pct: Positive = Field(1.0, description="smallest change of step time worth a word")
+    replay_margin_pct: Positive | None = Field(
+        None, description="a replay whose step time ratio is this close is called reproduced; else smallest_effect_pct"
+    )
     expected_pair_sd_pct: Positive = Field(2.0, description="assumed spread of pair effects, for the power estimate")
     max_dropped_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
     margins: Margins = Margins()
@@ -94,6 +97,11 @@ class Measure(GrowingModel):
     shadow_steps: Annotated[int, Field(ge=0, le=1000)] = Field(
         2, description="last rollouts of a session, of the baseline and not scored"
     )
+
+    @property
+    def replay_margin(self) -> float:
+        """As a fraction."""
+        return (self.replay_margin_pct or self.smallest_effect_pct) / 100
 
     @property
     def num_trials(self) -> int:
@@ -262,6 +270,13 @@ def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathP
         yield ("measure", "design"), "this workload has no enabled variant", measure.design, "parallel"
     elif measure.pairs and not has_variants:
         yield ("measure", "pairs"), "this workload has no enabled variant", measure.pairs, "0, and control pairs"
+    if measure.replay_margin_pct is not None and not has_variants:
+        yield (
+            ("measure", "replay_margin_pct"),
+            "this workload has no step time ratio",
+            measure.replay_margin_pct,
+            "none",
+        )
     for name in sorted(Measure.of_parallel if is_crossover else Measure.of_crossover):
         value, default = getattr(measure, name), Measure.model_fields[name].default
         if value != default:

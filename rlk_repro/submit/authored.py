@@ -60,8 +60,8 @@ def describe_rule_changes(plan: Plan) -> str:
     return f"Rules differ from {what}: {', '.join(changes)}."
 
 
-def _show(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+def _show(value: float | str | None) -> str:
+    return f"{value:g}" if isinstance(value, float | int) else value or "none"
 
 
 def _list_rules(measure: Measure) -> Iterator[tuple[str, Any]]:

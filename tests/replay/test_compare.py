@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.prepare.contents import Contents, FileRecord, write_parts
 from rlk_repro.replay.compare import Match, compare_analyses, diff_bundles
+from rlk_repro.replay.difference import find_difference
 from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialStatus
+from rlk_repro.statistics.stats import STEP_TIME, paired_effect
 from tests.support.make_run import Recipe, finish_run, make_run
 from tests.support.operator_examples import operators
 
@@ -30,15 +33,116 @@ def test_identical_losses_and_rewards_are_bitwise(analysis: Analysis) -> None:
     assert comparison.lines()[0] == "replay level: bitwise (losses and rewards are identical, step by step)"
 
 
-def test_other_rewards_with_the_same_effect_are_statistical(analysis: Analysis, tmp_path: Path) -> None:
-    def change(run_dir: RunDir) -> None:
-        log = run_dir.trial("00-p1-baseline").stdout
-        log.write_text(log.read_text().replace("'train/loss': 0.1", "'train/loss': 0.1000001"))
+def change_loss(run_dir: RunDir) -> None:
+    log = run_dir.trial("00-p1-baseline").stdout
+    log.write_text(log.read_text().replace("'train/loss': 0.1", "'train/loss': 0.1000001"))
 
-    new = analyse(make_run(tmp_path / "id", Recipe(speedup=1.1), change))
-    comparison = compare_analyses(analysis, new)
-    assert comparison.level is Match.STATISTICAL
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    """Of the same experiment with another loss, so that it is not bitwise."""
+    return analyse(make_run(tmp_path_factory.mktemp("o") / "id", Recipe(speedup=1.1), change_loss))
+
+
+def measure(analysis: Analysis, ratio: float, sd: float, *, n: int = 6, has_sd: bool = True) -> Analysis:
+    """With a step time ratio whose pairs spread by ``sd``."""
+    far = sd * math.sqrt((n - 1) / n)
+    effect = paired_effect(
+        STEP_TIME, [math.log(ratio) + far * (-1) ** index for index in range(n)], role="primary", alpha=0.05
+    )
+    return replace(analysis, effects=(effect if has_sd else replace(effect, sd_log=None),))
+
+
+@pytest.mark.parametrize("has_sd", [True, False])
+@pytest.mark.parametrize(
+    ("ratio", "sd", "margin", "level", "words"),
+    [
+        (0.99, 0.002, 0.01, Match.REPRODUCED, "difference +0.00 %, 95 % interval -0.26 to +0.26 %"),
+        (0.985, 0.002, 0.01, Match.REPRODUCED, "0.985 now; difference -0.51 %, 95 % interval -0.76 to -0.25 %"),
+        # beyond its uncertainty, and inside the margin as far as these pairs show
+        (0.983, 0.004, 0.01, Match.IMPRECISE, "; about 17 pairs on each side would show whether it is within 1 %"),
+        (0.99, 0.02, 0.01, Match.IMPRECISE, "; about 33 pairs on each side would show whether it is within 1 %"),
+        (1.00, 0.02, 0.01, Match.IMPRECISE, "; about 33 pairs on each side would show whether it is within 1 %"),
+        (0.99, 0.5, 0.01, Match.IMPRECISE, "; more than 200 pairs on each side would show whether it is within 1 %"),
+        (0.97, 0.002, 0.01, Match.DIFFERENT, "difference -2.02 %, 95 % interval -2.27 to -1.77 %"),
+        (0.97, 0.002, 0.03, Match.REPRODUCED, "difference -2.02 %, 95 % interval -2.27 to -1.77 %"),
+    ],
+)
+def test_the_step_time_ratio_decides_the_level(
+    analysis: Analysis,
+    other: Analysis,
+    ratio: float,
+    sd: float,
+    margin: float,
+    level: Match,
+    words: str,
+    *,
+    has_sd: bool,
+) -> None:
+    recorded, new = (measure(side, at, sd, has_sd=has_sd) for side, at in ((analysis, 0.99), (other, ratio)))
+    comparison = compare_analyses(recorded, new, margin=margin)
+    assert (comparison.level, comparison.is_ok) == (level, level is Match.REPRODUCED)
+    assert f"step time ratio 0.99 recorded, {ratio:.4g} now; " in comparison.headline
+    assert words in comparison.headline
     assert "00-p1-baseline: loss first differs at step 0: was 0.1, now 0.1000001" in comparison.details
+    assert comparison.to_json()["margin_pct"] == pytest.approx(100 * margin)
+
+
+def test_a_headline_names_margin_both_ratios_and_the_interval(analysis: Analysis, other: Analysis) -> None:
+    comparison = compare_analyses(measure(analysis, 0.2267, 0.0015), measure(other, 0.2251, 0.0015))
+    assert comparison.lines()[0] == (
+        "replay level: reproduced within 1 % (step time ratio 0.2267 recorded, 0.2251 now; "
+        "difference -0.71 %, 95 % interval -0.90 to -0.51 %)"
+    )
+
+
+def test_the_interval_is_that_of_welch() -> None:
+    from scipy.stats import t, ttest_ind
+
+    first, second = [0.01, -0.02, 0.015, 0.0, -0.01, 0.02], [0.05, -0.06, 0.04, 0.03, -0.02, 0.07, 0.01, -0.04, 0.0]
+    old, new = (paired_effect(STEP_TIME, logs, role="primary", alpha=0.05) for logs in (first, second))
+    found = find_difference(old, new)
+    assert found is not None
+    welch = ttest_ind(second, first, equal_var=False)
+    assert found.estimate / found.error == pytest.approx(welch.statistic)
+    assert 2 * t.sf(welch.statistic, 10.726942791807) == pytest.approx(welch.pvalue)
+    assert found.df == 10
+    assert found.half_width == pytest.approx(t.ppf(0.975, 10) * found.error)
+
+
+def test_sessions_are_called_so(analysis: Analysis, other: Analysis) -> None:
+    recorded, new = (
+        replace(
+            measure(side, 0.99, 0.02, n=4), trials=tuple(replace(trial, variant="crossover") for trial in side.trials)
+        )
+        for side in (analysis, other)
+    )
+    assert "sessions on each side" in compare_analyses(recorded, new).headline
+
+
+def test_without_an_interval_nothing_is_comparable(analysis: Analysis, other: Analysis) -> None:
+    comparison = compare_analyses(measure(analysis, 0.99, 0.0, n=1), measure(other, 0.99, 0.0, n=1))
+    assert comparison.level is Match.NOT_COMPARABLE
+    assert comparison.obstacles == ("not identical, and the step time ratio has no interval on both sides",)
+
+
+def test_times_of_another_gpu_are_not_compared(analysis: Analysis, other: Analysis) -> None:
+    def name(side: Analysis, gpu: str) -> Analysis:
+        return replace(side, facts={**side.facts, "GPU": gpu})
+
+    h200 = name(analysis, "NVIDIA H200")
+    comparison = compare_analyses(h200, name(other, "NVIDIA H100"))
+    assert comparison.level is Match.NOT_COMPARABLE
+    assert comparison.obstacles == ("GPU: recorded NVIDIA H200, now NVIDIA H100",)
+    assert compare_analyses(h200, name(analysis, "NVIDIA H100")).level is Match.BITWISE
+    assert compare_analyses(h200, other).level is Match.IMPRECISE
+
+
+def test_other_rewards_are_different_whatever_the_step_time(analysis: Analysis, tmp_path: Path) -> None:
+    new = analyse(make_run(tmp_path / "id", Recipe(speedup=1.1, reward_drop=0.01)))
+    comparison = compare_analyses(measure(analysis, 0.99, 0.002), measure(new, 0.99, 0.002))
+    assert comparison.level is Match.DIFFERENT
+    assert comparison.meaning.startswith("raw_reward: mean change -0.005")
 
 
 def test_another_effect_is_different(analysis: Analysis, tmp_path: Path) -> None:
@@ -52,7 +156,8 @@ def test_another_effect_is_different(analysis: Analysis, tmp_path: Path) -> None
 def test_operators_agree_cell_by_cell_and_never_bitwise() -> None:
     recorded = operators()
     comparison = compare_analyses(recorded, recorded)
-    assert comparison.level is Match.STATISTICAL
+    assert comparison.level is Match.REPRODUCED
+    assert comparison.headline == "reproduced within 10 % (operators: 10 of 10 agree)"
     assert "operators: 10 of 10 agree" in comparison.details
 
     def slow_down(cell: OperatorResult) -> OperatorResult:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from rlk_repro.base.files import dump_json_line, load_json, write_json
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.cli import app
 from rlk_repro.replay.compare import EffectDifference, Match, diff_bundles
 from rlk_repro.replay.identity import RL_KERNEL, Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.rundir.manifest import Fact, Manifest, Section, Unknown
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.submit.sending import load_plan
-from tests.support.make_run import finish_run, make_run
+from tests.support.make_run import Recipe, finish_run, make_run
 
 TREE, OTHER = "5" * 40, "6" * 40
 
@@ -78,16 +81,16 @@ def test_other_sources_are_blocking_and_never_a_match(tmp_path: Path) -> None:
     assert difference.comparison.obstacles == (f"sources.rl_engine: recorded {TREE}, now {OTHER}",)
 
 
-def test_nobody_knowing_the_sources_is_no_agreement(tmp_path: Path) -> None:
+def test_sources_that_are_missing_leave_the_level_undecided(tmp_path: Path) -> None:
     unknown = change_libraries({"rl_engine": {"unknown": "Permission denied"}})
     difference = diff(tmp_path, unknown, unknown)
     assert difference.findings == (Finding(Level.WARNING, "sources.rl_engine", "not recorded", "not recorded"),)
     assert difference.comparison is not None
-    assert difference.comparison.is_ok
-    meaning = "nothing differs beyond its uncertainty, but nobody knows whether the same code ran"
+    assert difference.comparison.level is Match.UNDECIDED
+    assert not difference.comparison.is_ok
     assert difference.comparison.lines()[:2] == [
-        f"replay level: statistical ({meaning})",
-        "  sources.rl_engine: recorded not recorded, now not recorded",
+        "replay level: undecided (a bundle lacks what shows that the same code ran)",
+        "  sources.rl_engine: not recorded in the old bundle, not recorded in the new one",
     ]
     assert difference.comparison.to_json()["unidentified"]
 
@@ -104,7 +107,7 @@ def test_another_implementation_or_version_is_another_experiment(tmp_path: Path,
 
     difference = diff(tmp_path, change, unknown)
     places = {item.where for item in difference.findings if item.level is Level.BLOCKING}
-    assert places == {"decisions.logp", "decisions.ratio_kl"}
+    assert places == {f"decisions.logp.{key}", f"decisions.ratio_kl.{key}"}
     assert difference.comparison is not None
     assert difference.comparison.level is Match.NOT_COMPARABLE
 
@@ -115,7 +118,100 @@ def test_the_same_files_are_one_version_however_they_were_installed() -> None:
         return Identity(sources={RL_KERNEL: frozenset({TREE})}, decisions=resolved)
 
     assert compare_identities(make("unversioned"), make("0.1.0 at 202f0e30e567")) == []
-    assert compare_identities(make("1"), make("1", "B")) == [Finding(Level.BLOCKING, "decisions.logp", "A", "B")]
+    other = Finding(Level.BLOCKING, "decisions.logp.implementation", "A", "B")
+    assert compare_identities(make("1"), make("1", "B")) == [other]
+
+
+def record_early(version: str) -> Callable[[RunDir], None]:
+    """As the first weeks' bundles are: no rank hashes what it loaded."""
+
+    def change(run_dir: RunDir) -> None:
+        change_decisions("version", version)(run_dir)
+        for trial in load_plan(run_dir).trials:
+            path = run_dir.trial(trial.name).libraries_file(0)
+            record = load_json(path)
+            del record["sources"]
+            write_json(path, record)
+
+    return change
+
+
+def record_now(run_dir: RunDir) -> None:
+    change_decisions("version", "0.1.0 at 202f0e30e567 (rl_engine.kernels.registry)")(run_dir)
+    log = run_dir.trial("00-p1-baseline").stdout
+    log.write_text(log.read_text().replace("'train/loss': 0.1", "'train/loss': 0.1000001"))
+
+
+def finish(root: Path, ratio: float, change: Callable[[RunDir], None]) -> Path:
+    return finish_run(make_run(root / "id", Recipe(speedup=1 / ratio, noise=0.0006), change))
+
+
+def test_a_bundle_of_an_earlier_format_is_reproduced_with_a_caution(tmp_path: Path) -> None:
+    """Two H200 gave almost the same; meanwhile versions name a commit and ranks hash what they load."""
+    recorded = finish(tmp_path / "a", 0.2267, record_early("0.1.0 (rl_engine.kernels.registry)"))
+    new = finish(tmp_path / "b", 0.2251, record_now)
+    comparison = diff_bundles(recorded, new).comparison
+    assert comparison is not None
+    assert (comparison.level, comparison.is_ok) == (Match.REPRODUCED, True)
+    lines = comparison.lines()
+    assert re.fullmatch(
+        r"replay level: reproduced within 1 %, with 3 cautions \(step time ratio 0\.2266 recorded, 0\.225 now; "
+        r"difference -0\.\d\d %, 95 % interval -0\.\d\d to -0\.\d\d %\)",
+        lines[0],
+    )
+    not_yet = "not recorded by the format of that time in the old bundle"
+    assert lines[1:4] == [
+        f"  caution: sources.rl_engine: {not_yet}, {TREE} in the new one",
+        f"  caution: decisions.logp.commit: {not_yet}, 202f0e30e567 in the new one",
+        f"  caution: decisions.ratio_kl.commit: {not_yet}, 202f0e30e567 in the new one",
+    ]
+    assert comparison.to_json()["cautions"] == [line.removeprefix("  caution: ") for line in lines[1:4]]
+    result = CliRunner().invoke(app, ["diff", str(recorded), str(new)])
+    assert (result.exit_code, lines[0] in result.stdout) == (0, True)
+
+
+def test_another_version_number_is_other_code_in_whichever_format(tmp_path: Path) -> None:
+    recorded = finish(tmp_path / "a", 0.2267, record_early("0.1.1 (rl_engine.kernels.registry)"))
+    comparison = diff_bundles(recorded, finish(tmp_path / "b", 0.2251, record_now)).comparison
+    assert comparison is not None
+    assert comparison.level is Match.NOT_COMPARABLE
+    assert comparison.obstacles[0] == "decisions.logp.version: recorded 0.1.1, now 0.1.0"
+
+
+def test_what_the_format_has_and_one_bundle_lacks_leaves_the_level_undecided(tmp_path: Path) -> None:
+    """Ranks that hash nothing, beside a manifest that does, are no earlier format; nor is a run without any record."""
+
+    def hash_in_manifest(run_dir: RunDir) -> None:
+        record_early("0.1.0 (rl_engine.kernels.registry)")(run_dir)
+        manifest = Manifest(node="node0", sections={"code": {"vime": {"package_tree": OTHER}}})
+        write_json(run_dir.node("node0").manifest, manifest.to_json())
+
+    def remove_libraries(run_dir: RunDir) -> None:
+        change_decisions("version", "0.1.0 (rl_engine.kernels.registry)")(run_dir)
+        for trial in load_plan(run_dir).trials:
+            run_dir.trial(trial.name).libraries_file(0).unlink()
+
+    new = finish(tmp_path / "new", 0.2251, record_now)
+    for index, change in enumerate((hash_in_manifest, remove_libraries)):
+        comparison = diff_bundles(finish(tmp_path / str(index), 0.2267, change), new).comparison
+        assert comparison is not None
+        assert (comparison.level, comparison.is_ok) == (Match.UNDECIDED, False)
+        assert comparison.unidentified[0] == f"sources.rl_engine: not recorded in the old bundle, {TREE} in the new one"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where"),
+    [
+        ("0.1.0 at 202f0e30e567 (a.b)", "0.1.0 at 302f0e30e567 (a.b)", "commit"),
+        ("0.1.0 (a.b)", "0.1.0 (c.d)", "registry"),
+        ("0.1.0 (a.b), held against x", "0.1.0 (a.b), held against y", "reference"),
+        ("any (thing) at all", "any (thing) other", "version"),
+    ],
+)
+def test_versions_are_compared_field_by_field(old: str, new: str, where: str) -> None:
+    first, second = (Identity(sources={}, decisions={"logp": frozenset({("A", text)})}) for text in (old, new))
+    found = compare_identities(first, second)
+    assert [(item.level, item.where) for item in found] == [(Level.BLOCKING, f"decisions.logp.{where}")]
 
 
 def test_drift_of_sources_is_told_once() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.plan import Plan
-from rlk_repro.spec import Hardware, Image, Pin, Preflight, Profile, Stack
+from rlk_repro.spec import Hardware, Image, Measure, Pin, Preflight, Profile, Stack
 from rlk_repro.spec.values import GrowingModel
 from tests import ROOT
 
@@ -22,7 +22,7 @@ def test_a_key_that_came_later_is_left_out_while_it_has_its_default() -> None:
     assert Preflight(policy={"load": "fail"}).model_dump(mode="json") == {**old, "policy": {"load": "fail"}}
 
 
-@pytest.mark.parametrize("model", [Preflight, Hardware, Profile, Stack, Pin, Image])
+@pytest.mark.parametrize("model", [Preflight, Measure, Hardware, Profile, Stack, Pin, Image])
 def test_only_keys_that_there_are_came_later(model: type[GrowingModel]) -> None:
     assert model.added_later <= model.model_fields.keys()
 

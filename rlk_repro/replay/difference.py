@@ -1,0 +1,84 @@
+"""How far apart two independent estimates of one ratio lie, and how much of that their own spread explains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from rlk_repro.base.units import format_percent
+from rlk_repro.rundir.results import Effect
+from rlk_repro.statistics.power import MAX_PAIRS_SUGGESTED
+from rlk_repro.statistics.stats import t_quantile, to_ratio
+
+CONFIDENCE: Final = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Of two log ratios, later minus earlier, with its standard error; ``n`` is the larger number of pairs."""
+
+    estimate: float
+    error: float
+    df: int
+    n: int
+
+    @property
+    def half_width(self) -> float:
+        return t_quantile(CONFIDENCE, self.df) * self.error
+
+    @property
+    def holds_zero(self) -> bool:
+        """Whether the interval holds 0.  A recorded ratio is rounded in its twelfth digit."""
+        return abs(self.estimate) <= self.half_width + 1e-12
+
+    def is_within(self, margin: float) -> bool:
+        """Whether the whole interval lies inside plus and minus log(1 + ``margin``)."""
+        return abs(self.estimate) + self.half_width <= math.log1p(margin)
+
+    def find_needed(self, margin: float) -> int | None:
+        """How many pairs on each side would put the interval inside the margin, if they spread as these do.
+
+        The difference is taken as it is seen where it lies inside the margin, and as 0 where it does not.  None beyond
+        the largest number that is ever suggested.
+        """
+        limit, seen = math.log1p(margin), abs(self.estimate)
+        room = limit - seen if seen < limit else limit
+        for n in range(self.n + 1, MAX_PAIRS_SUGGESTED + 1):
+            if t_quantile(CONFIDENCE, 2 * (n - 1)) * self.error * math.sqrt(self.n / n) <= room:
+                return n
+        return None
+
+    def __str__(self) -> str:
+        center, low, high = (
+            format_percent(to_ratio(self.estimate + sign * self.half_width)).removesuffix(" %") for sign in (0, -1, 1)
+        )
+        return f"difference {center} %, {100 * CONFIDENCE:g} % interval {low} to {high} %"
+
+
+def find_difference(old: Effect, new: Effect) -> Difference | None:
+    """Welch's t with the degrees of freedom of Welch and Satterthwaite; None where a side has no interval."""
+    sides = [(effect.n, error) for effect in (old, new) if (error := _standard_error(effect)) is not None]
+    if old.ratio is None or new.ratio is None or len(sides) < 2:
+        return None
+    variances = [error * error for _, error in sides]
+    total = math.fsum(variances)
+    rest = math.fsum(variance * variance / (n - 1) for variance, (n, _) in zip(variances, sides, strict=True))
+    return Difference(
+        estimate=math.log(new.ratio) - math.log(old.ratio),
+        error=math.sqrt(total),
+        # a little more, so that ten degrees of freedom that were computed as 9.999 are ten
+        df=max(1, math.floor(total * total / rest + 1e-9)) if rest else 1,
+        n=max(old.n, new.n),
+    )
+
+
+def _standard_error(effect: Effect) -> float | None:
+    """Of its log ratio: from the spread of its pairs, else from its interval."""
+    if effect.n < 2:
+        return None
+    if effect.sd_log is not None:
+        return effect.sd_log / math.sqrt(effect.n)
+    if effect.low is None or effect.high is None or effect.low <= 0:
+        return None
+    return math.log(effect.high / effect.low) / 2 / t_quantile(effect.confidence, effect.n - 1)
