@@ -47,32 +47,20 @@ def replay(
     from rlk_repro.submit.consent import require_trust
 
     recorded = steps.reanalyse(bundle)
+    if is_analyze_only or not as_json:
+        _say_analysis(bundle, recorded, as_json=as_json)
     if is_analyze_only:
-        if as_json:
-            say_json(
-                {
-                    "level": "re-analysis",
-                    "is_ok": True,
-                    "is_reworded": recorded.is_reworded,
-                    "bundle_id": recorded.bundle_id,
-                }
-            )
-        else:
-            say(
-                f"{bundle}: the analysis is reproduced {_how_exact(recorded)} from its logs (level: re-analysis, exact)"
-            )
-            say(recorded.analysis.verdict.headline)
         return
     site = steps.find_site(recorded, cluster, profile).model
     use_sources(vime_src, megatron_src, rl_kernel_src, cluster=site.cluster)
     prepared = steps.prepare(recorded, cluster=cluster, profile=profile, is_on_same_nodes=is_on_same_nodes)
+    if not as_json:
+        _say_drift(prepared)
+        _say_what_runs(prepared)
     if is_dry_run:
         _show_dry_run(prepared, as_json=as_json)
         return
     require_sources(prepared.launch.plan, recorded.identity.sources)
-    if not as_json:
-        _say_drift(prepared)
-        _say_what_runs(prepared)
     if not is_trusted:
         require_trust(prepared.launch.plan)
     if not is_accepted and not as_json and sys.stdin.isatty():
@@ -89,14 +77,19 @@ def replay(
         raise typer.Exit(1)
 
 
-def _how_exact(recorded: Recorded) -> str:
-    return "value for value (its words are another version's)" if recorded.is_reworded else "byte for byte"
+def _say_analysis(bundle: Path, recorded: Recorded, *, as_json: bool) -> None:
+    is_reworded, bundle_id = recorded.is_reworded, recorded.bundle_id
+    if as_json:
+        say_json({"level": "re-analysis", "is_ok": True, "is_reworded": is_reworded, "bundle_id": bundle_id})
+        return
+    how = "value for value (its words are another version's)" if is_reworded else "byte for byte"
+    say(f"{bundle}: the analysis is reproduced {how} from its logs (level: re-analysis, exact)")
+    say(recorded.analysis.verdict.headline)
 
 
 def _say_drift(prepared: PreparedReplay) -> None:
     from rlk_repro.base.findings import Level
 
-    say(f"analysis reproduced {_how_exact(prepared.recorded)} from the logs")
     found = prepared.known_drift
     if prepared.drift is None:
         say("how the nodes differ from the recorded ones is found by the run")
@@ -135,6 +128,7 @@ def _ask(prepared: PreparedReplay) -> bool:
 
 
 def _show_dry_run(prepared: PreparedReplay, *, as_json: bool) -> None:
+    from rlk_repro.base.errors import RlkReproError
     from rlk_repro.cli.submit import show_dry_run
     from rlk_repro.submit.consent import list_what_runs
     from rlk_repro.submit.show import dry_run_json
@@ -151,6 +145,9 @@ def _show_dry_run(prepared: PreparedReplay, *, as_json: bool) -> None:
         }
         say_json({**dry_run_json(plan, job), **more})
         return
-    _say_drift(prepared)
-    _say_what_runs(prepared)
+    try:
+        require_sources(plan, prepared.recorded.identity.sources)
+    except RlkReproError as error:
+        for problem in error.problems:
+            say(f"missing on this machine: {problem.where} ({problem.hint})")
     show_dry_run(plan, job, run_dir, as_json=False)
