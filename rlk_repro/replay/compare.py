@@ -109,9 +109,9 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparand:
-    """One quantity held against itself; ``is_compatible`` is None where it decides nothing."""
+    """One quantity held against itself."""
 
-    is_compatible: bool | None
+    is_compatible: bool
     text: str
 
 
@@ -166,7 +166,7 @@ def compare_analyses(
 
 def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], margin: float) -> tuple[Match, str] | None:
     """The level of two results that are not identical, and why; None where nothing has an interval on both sides."""
-    apart = next((match.text for match in matches if match.is_compatible is False), None)
+    apart = next((match.text for match in matches if not match.is_compatible), None)
     if recorded.operators:
         return (Match.REPRODUCED if apart is None else Match.DIFFERENT), matches[0].text
     old, now = recorded.effect(STEP_TIME), new.effect(STEP_TIME)

@@ -41,8 +41,8 @@ _UNKNOWN: Final = frozenset({None, "unversioned"})
 class Identity:
     """``sources`` are the hashes of each module's Python files; the set of a module that ran without one is empty.
 
-    ``decisions`` are implementation and version by operator, of the operators that RL-Kernel served.  Bundles of the
-    first weeks hold no hash of any module and name no commit: ``is_early`` says that this is one of them.
+    ``decisions`` are implementation and version by operator, of the operators that RL-Kernel served.  ``is_early`` says
+    that the recording format did not hash modules yet; it may not have named commits either.
     """
 
     sources: Mapping[str, frozenset[str]]
