@@ -19,9 +19,7 @@ from rlk_repro.replay.difference import CONFIDENCE, find_difference
 from rlk_repro.replay.identity import compare_identities, read_identity
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
 from rlk_repro.rundir.operator_results import OperatorResult
-from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialResult, TrialStatus
-from rlk_repro.spec.values import CROSSOVER
 from rlk_repro.statistics.power import MAX_PAIRS_SUGGESTED
 from rlk_repro.statistics.stats import STEP_TIME, mean, t_interval
 
@@ -181,7 +179,7 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
         return Match.REPRODUCED, text
     if not difference.holds_zero and abs(difference.estimate) > math.log1p(margin):
         return Match.DIFFERENT, text
-    unit = "sessions" if any(trial.variant == CROSSOVER for trial in recorded.trials) else "pairs"
+    unit = f"{recorded.unit}s"
     needed = difference.find_needed(margin)
     number = f"more than {MAX_PAIRS_SUGGESTED}" if needed is None else f"about {needed}"
     return Match.IMPRECISE, f"{text}; {number} {unit} on each side would show whether it is within {_percent(margin)}"

@@ -8,16 +8,20 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.errors import SpecError
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.resources import run_folders
 from rlk_repro.prepare.contents import Contents, FileRecord, write_parts
 from rlk_repro.replay.compare import Match, compare_analyses, diff_bundles
 from rlk_repro.replay.difference import find_difference
 from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialStatus
+from rlk_repro.spec.load import load_run, parse_overrides
 from rlk_repro.statistics.stats import STEP_TIME, paired_effect
-from tests.support.make_run import Recipe, finish_run, make_run
+from rlk_repro.submit.authored import describe_rule_changes
+from tests.support.make_run import Recipe, finish_run, make_plan_for, make_run
 from tests.support.operator_examples import operators
 
 
@@ -244,3 +248,24 @@ def test_diff_names_what_was_trained_on(tmp_path: Path) -> None:
 
     difference = diff_bundles(make("a", "1"), make("b", "2"))
     assert [(item.level, item.where) for item in difference.findings] == [(Level.BLOCKING, "prepared.model")]
+
+
+def test_the_margin_is_the_one_that_the_run_declared(tmp_path: Path) -> None:
+    levels = []
+    for index, settings in enumerate(((), ("measure.replay_margin_pct=3",))):
+        recipe = Recipe(speedup=1.1, noise=0.001, settings=(*Recipe().settings, *settings))
+        recorded = finish_run(make_run(tmp_path / f"{index}a" / "id", recipe))
+        new = finish_run(make_run(tmp_path / f"{index}b" / "id", replace(recipe, speedup=1.125), change_loss))
+        comparison = diff_bundles(recorded, new).comparison
+        assert comparison is not None
+        levels.append((comparison.level, comparison.margin))
+    assert levels == [(Match.DIFFERENT, 0.01), (Match.REPRODUCED, 0.03)]
+
+
+def test_a_declared_margin_is_told_as_a_rule_and_needs_a_step_time_ratio() -> None:
+    plan = make_plan_for(Recipe(settings=("measure.replay_margin_pct=3",)))
+    assert describe_rule_changes(plan) == (
+        "Rules differ from the shipped run smoke: replay_margin_pct 3 instead of none."
+    )
+    with pytest.raises(SpecError, match=r"measure\.replay_margin_pct: this workload has no step time ratio"):
+        load_run("operators", run_folders(), parse_overrides(("measure.replay_margin_pct=3",)))
