@@ -117,7 +117,8 @@ def test_the_interval_is_that_of_welch() -> None:
 def test_sessions_are_called_so(analysis: Analysis, other: Analysis) -> None:
     recorded, new = (
         replace(
-            measure(side, 0.99, 0.02, n=4), trials=tuple(replace(trial, variant="crossover") for trial in side.trials)
+            measure(side, 0.99, 0.02, n=4),
+            trials=tuple(replace(trial, name=f"{trial.name}:enabled") for trial in side.trials),
         )
         for side in (analysis, other)
     )
