@@ -117,7 +117,7 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
     case = _Case(
         evidence=evidence,
         effects=_make_effects(evidence),
-        floor=noise_floor(_log_ratios(evidence.controls, STEP_TIME), alpha=measure.alpha),
+        floor=noise_floor(_log_ratios(evidence.controls, STEP_TIME), alpha=measure.alpha, unit=evidence.unit),
         gates=make_gates(evidence),
     )
     word = _choose_word(case)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, Unsealed, say, say_json, show
+from rlk_repro.cli.output import AsJson, Unsealed, say_json, show
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +28,7 @@ def report(
     from rlk_repro.bundle.seal import is_folder
     from rlk_repro.replay.recorded import load_result
     from rlk_repro.report import list_cautions, write_report
-    from rlk_repro.report.terminal import print_summary
+    from rlk_repro.report.terminal import print_answer, print_summary
 
     unwanted = _verdict_words(fail_on)
     results, is_doubtful = [], False
@@ -41,9 +41,7 @@ def report(
         is_doubtful = is_doubtful or has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
         if not as_json:
             show(partial(print_summary, analysis, context=context))
-            say()
-            say(f"report: {files.html}")
-            say()
+            show(partial(print_answer, analysis, context=context, bundle=str(source), report=str(files.html)))
     if as_json:
         say_json(
             [

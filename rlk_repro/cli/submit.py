@@ -172,12 +172,11 @@ def _show_result(launched: Launched, *, as_json: bool) -> None:
     if as_json:
         say_json(result.to_json())
     else:
-        from rlk_repro.report.terminal import print_summary
+        from rlk_repro.report.terminal import print_answer, print_summary
 
         context = finishing.report_context(launched.run_dir, result.bundle)
         show(lambda console: print_summary(result.analysis, console, context))
-        say()
-        say(f"bundle: {result.bundle}  (id {result.bundle_id[:12]})")
-        say(f"report: {result.report}")
+        bundle = f"{result.bundle}  (id {result.bundle_id[:12]})"
+        show(lambda console: print_answer(result.analysis, console, context, bundle=bundle, report=str(result.report)))
     if not result.is_ok:
         raise typer.Exit(1)

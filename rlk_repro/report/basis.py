@@ -78,12 +78,12 @@ def describe_confidence(effect: Effect) -> str:
 def describe_threshold(analysis: Analysis) -> str:
     verdict, floor = analysis.verdict, analysis.noise_floor
     size = f"{verdict.threshold * 100:.2f} %"
-    if analysis.is_crossover:
+    if analysis.is_crossover and floor.fraction is None:
         return f"{size}, the smallest effect of interest"
     if floor.fraction is None:
         return f"{size}, the smallest effect of interest; the noise floor was not measured"
     if verdict.threshold > verdict.smallest_effect:
-        return f"{size}, the noise floor that {floor.n} control pairs measured"
+        return f"{size}, the noise floor that {floor.n} control {analysis.unit}s measured"
     return f"{size}, the smallest effect of interest; {floor.n} control pairs measured less noise"
 
 

@@ -230,6 +230,7 @@ def make_reproduce(view: View) -> Section:
 
 def make_sections(view: View) -> tuple[Section, ...]:
     """Every section of a report after the verdict, in reading order."""
+    has_noise = view.analysis.noise_floor.is_measured or not view.analysis.is_crossover
     if not view.is_comparison:
         return (
             make_cells(view),
@@ -244,7 +245,7 @@ def make_sections(view: View) -> tuple[Section, ...]:
         make_effects(view),
         make_gates(view),
         make_pairs(view),
-        *(() if view.analysis.is_crossover else (make_noise(view),)),
+        *((make_noise(view),) if has_noise else ()),
         make_trials(view),
         make_operators(view),
         make_modules(view),

@@ -6,6 +6,7 @@ about the machine are in the other formats.
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from rlk_repro.base.findings import Level, sort_findings
 from rlk_repro.base.units import format_percent
+from rlk_repro.report.answer import describe_answer, describe_ground, suggest_next
 from rlk_repro.report.basis import describe_headline, describe_interval, make_basis, make_identity
 from rlk_repro.report.blocks import Cell, Tone
 from rlk_repro.report.labels import NOT_RECORDED, clean
@@ -51,6 +53,27 @@ SHOWN_METRICS: Final = frozenset(
         *("train_rollout_logprob_abs_diff", "peak_memory_in_forward_only_bytes"),
     }
 )
+
+
+def print_answer(
+    analysis: Analysis, console: Console, context: Context | None = None, *, bundle: str = "", report: str = ""
+) -> None:
+    """Print the few lines that everything ends with: the answer, what it rests on, where it lies, one next command."""
+    view = make_view(analysis, context)
+    word = analysis.verdict.word
+    console.print()
+    console.print(_text(word.value.upper(), f"bold {STYLES[VERDICT_TONES[word]]}".strip()))
+    place = bundle or view.context.bundle
+    rows = (
+        ("rests on", describe_ground(analysis)),
+        ("bundle", bundle),
+        ("report", report),
+        ("next", suggest_next(view, shlex.quote(place.partition("  (")[0]))),
+    )
+    for name, value in rows:
+        if value:
+            console.print(Text.assemble((f"{name:<9}", "dim"), clean(value)), soft_wrap=True)
+    console.print(_text(describe_answer(view)))
 
 
 def print_summary(analysis: Analysis, console: Console, context: Context | None = None) -> None:

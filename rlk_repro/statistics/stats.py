@@ -239,13 +239,13 @@ def paired_effect(metric: str, log_ratios: Sequence[float], *, role: str, alpha:
     )
 
 
-def noise_floor(log_ratios: Sequence[float], *, alpha: float) -> NoiseFloor:
+def noise_floor(log_ratios: Sequence[float], *, alpha: float, unit: str = "pair") -> NoiseFloor:
     """What equal variants differ by: the farther end of the t interval over control pairs, as a fraction."""
     n = len(log_ratios)
     interval = t_interval(log_ratios, 1 - alpha)
     if interval is None:
-        what = "no control pairs" if n == 0 else "1 control pair gives no interval"
+        what = f"no control {unit}s" if n == 0 else f"1 control {unit} gives no interval"
         return NoiseFloor(is_measured=False, fraction=None, n=n, note=f"{what}: the noise floor was not measured")
     reach = max(abs(interval.low), abs(interval.high))
-    note = f"farther end of the {format_number(100 * (1 - alpha))} % interval of {n} control pairs"
+    note = f"farther end of the {format_number(100 * (1 - alpha))} % interval of {n} control {unit}s"
     return NoiseFloor(is_measured=True, fraction=math.expm1(min(reach, LARGEST_LOG_RATIO)), n=n, note=note)

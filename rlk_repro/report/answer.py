@@ -1,0 +1,101 @@
+"""The answer in one line of plain words: what was found, by how much, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from rlk_repro.analysis.memory import MemoryWord, judge_memory
+from rlk_repro.base.units import count, format_number
+from rlk_repro.plan import BASELINE
+from rlk_repro.report.view import View
+from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
+from rlk_repro.statistics.stats import STEP_TIME, t_quantile
+
+OF_WHAT: Final = {
+    "module": "vime's loss functions alone take",
+    "reference": "a step of the reference trainer, which is not vime, takes",
+}
+TRAINING: Final = "a step takes"
+MEMORY: Final = {
+    MemoryWord.SMALLER: ", and less memory",
+    MemoryWord.LARGER: ", and more memory",
+    MemoryWord.SAME: ", and as much memory",
+    MemoryWord.INCONCLUSIVE: "",
+}
+TWICE: Final = 2.0
+MAX_PAIRS: Final = 64
+"""As many pairs or sessions as a run may have."""
+
+
+def describe_answer(view: View) -> str:
+    """``Result: with RL-Kernel a step takes 4.37 % less time (95 % interval 4.24 to 4.50 %), and as much memory.``"""
+    analysis = view.analysis
+    word, effect = analysis.verdict.word, analysis.effect(view.primary)
+    if word is VerdictWord.NO_COMPARISON:
+        return "Result: operators were measured one by one; no variants were compared."
+    if effect is None or effect.ratio is None:
+        return f"Result: nothing was compared. {_first(analysis)}"
+    if word is VerdictWord.NOT_COMPARABLE:
+        return f"Result: the variants are not comparable. {_first(analysis)}"
+    if word is VerdictWord.INCONCLUSIVE:
+        return f"Result: no answer yet. {_first(analysis)}"
+    what = OF_WHAT.get(analysis.workload, TRAINING)
+    memory = MEMORY[judge_memory(analysis).word]
+    if word is VerdictWord.EQUIVALENT:
+        share = format_number(100 * analysis.verdict.smallest_effect, 3)
+        return f"Result: with RL-Kernel {what} the same time within {share} %: {_size(effect)}{memory}."
+    return f"Result: with RL-Kernel {what} {_size(effect)}{memory}."
+
+
+def _first(analysis: Analysis) -> str:
+    """The reason, without the word that stands before it and the figures that stand behind."""
+    text = analysis.verdict.headline.removeprefix("exploratory: ").removeprefix(f"{analysis.verdict.word}: ")
+    reason = text.split("; ")[0]
+    return f"{reason[:1].upper()}{reason[1:]}."
+
+
+def _size(effect: Effect) -> str:
+    """Percent, and how many times as fast from twice on."""
+    assert effect.ratio is not None
+    low, high = (effect.ratio if end is None else end for end in (effect.low, effect.high))
+    is_less = effect.ratio < 1
+    word, sign = ("less", -1) if is_less else ("more", 1)
+    shown = " to ".join(f"{end:.2f}" for end in sorted((100 * sign * (low - 1), 100 * sign * (high - 1))))
+    interval = f"{format_number(100 * effect.confidence, 3)} % interval {shown} %"
+    times = f", {1 / effect.ratio:.2f} times as fast" if effect.ratio < 1 / TWICE else ""
+    return f"{100 * abs(effect.ratio - 1):.2f} % {word} time{times} ({interval})"
+
+
+def describe_ground(analysis: Analysis) -> str:
+    """What the answer rests on: how many pairs or sessions, on what."""
+    facts = (analysis.facts.get(name) for name in ("GPU", "driver"))
+    place = ", ".join(("driver " if number else "") + fact for number, fact in enumerate(facts) if fact)
+    return f"{count(analysis.verdict.num_pairs, analysis.unit)} on {place or analysis.hardware}"
+
+
+def suggest_next(view: View, bundle: str) -> str:
+    """One command, by what was found: a larger run where that would decide, RL-Kernel where it did not run."""
+    analysis = view.analysis
+    if analysis.verdict.word in {VerdictWord.INCONCLUSIVE, VerdictWord.NOT_COMPARABLE}:
+        enabled = [trial for trial in analysis.trials if trial.variant != BASELINE]
+        if any(trial.proof in {ProofStatus.FALLBACK, ProofStatus.NATIVE} for trial in enabled):
+            return "make demo-rl-kernel   (builds RL-Kernel for this machine's GPU and runs with it)"
+        if (number := _count_deciding(analysis)) is not None:
+            size = f"--set measure.sessions={number}" if analysis.is_crossover else f"--pairs {number}"
+            where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
+            return f"rlk-repro submit --run {analysis.run} {where} {size}   (a new run; this one is not extended)"
+    return f"rlk-repro replay {bundle} --analyze-only"
+
+
+def _count_deciding(analysis: Analysis) -> int | None:
+    """The number of pairs or sessions whose interval, at this effect and spread, would carry a word."""
+    effect = analysis.effect(STEP_TIME)
+    if effect is None or effect.ratio is None or not effect.sd_log:
+        return None
+    size, margin = abs(math.log(effect.ratio)), math.log1p(analysis.verdict.threshold)
+    room = abs(size - margin)
+    for number in range(max(effect.n, 2) + 1, MAX_PAIRS + 1):
+        if t_quantile(effect.confidence, number - 1) * effect.sd_log / math.sqrt(number) < room:
+            return number
+    return None

@@ -1,0 +1,39 @@
+"""A small run of the simulation of the crossover design; the full one is ``python -m benchmarks.crossover``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.crossover import SCENARIOS, Outcome, compare_costs, find_misses, render_table, simulate
+from tests import ROOT
+
+NAMED = {scenario.name: scenario for scenario in SCENARIOS}
+SEALED = json.loads((ROOT / "benchmarks" / "crossover.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["A/A, sessions spread 0 ×", "gain 2 %", "gain 2 %, one stall of 5 ×"])
+def test_simulated_sessions_keep_the_bars(name: str) -> None:
+    outcome = simulate(NAMED[name], 60)
+    assert find_misses([replace(outcome, coverage=0.95)]) == []  # 60 runs cannot tell a coverage
+
+
+def test_a_missed_bar_is_told() -> None:
+    outcome = replace(Outcome(**SEALED["outcomes"][0]), words={"slower": 0.2}, coverage=0.8)
+    assert find_misses([outcome]) == [
+        f"{outcome.name}: false is 0.2000, expected 0.0 to 0.01",
+        f"{outcome.name}: coverage is 0.8000, expected 0.93 to 1.0",
+    ]
+
+
+def test_the_page_holds_the_sealed_figures() -> None:
+    outcomes = [Outcome(**item) for item in SEALED["outcomes"]]
+    assert [outcome.name for outcome in outcomes] == [scenario.name for scenario in SCENARIOS]
+    assert SEALED["misses"] == []
+    assert render_table(outcomes) in (ROOT / "docs" / "statistics.md").read_text()
+
+
+def test_an_answer_costs_less_than_a_tenth() -> None:
+    assert all(ours < theirs / 10 for _, ours, theirs in compare_costs())
