@@ -1,23 +1,32 @@
-"""A small Qwen3 with random weights in the hub's format: configuration, tokenizer of bytes, one safetensors file.
+"""A Qwen3 with random weights in the hub's format: configuration, tokenizer of bytes, one safetensors file.
 
 The bytes follow from the arguments, the seed and nothing else: SHAKE-256 chooses, per weight, one of 256 quantiles of a
-normal distribution, so that no generator, library or processor can change them.  https://huggingface.co/docs/safetensors
+normal distribution, so that no generator, library or processor can change them.  Each piece of a tensor is drawn from
+seed, name and number alone, so that several processes write one file.  https://huggingface.co/docs/safetensors
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import math
+import os
+import signal
 import struct
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
-from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import dump_json, write_bytes
+from rlk_repro.base.guard import PR_SET_PDEATHSIG
 from rlk_repro.prepare.byte_tokenizer import END_OF_TURN, PADDING, VOCABULARY, tokenizer_files
 from rlk_repro.spec import RandomWeights, VimeModel
 
@@ -27,6 +36,9 @@ WEIGHTS: Final = "model.safetensors"
 CONFIGURATION: Final = "config.json"
 _BLOCK: Final = 4 << 20
 _BYTES_PER_WEIGHT: Final = 2
+# of a model per process: starting one takes as long as drawing this much
+_WORTH_A_PROCESS: Final = 64 << 20
+_MOST_PROCESSES: Final = 32
 _MODEL_TYPES: Final = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
 
 
@@ -151,8 +163,7 @@ def write_model(model: VimeModel, folder: Path) -> None:
     write_bytes(folder / CONFIGURATION, dump_json(make_config(source, sizes)))
     generation = {"do_sample": True, "eos_token_id": END_OF_TURN, "pad_token_id": PADDING}
     write_bytes(folder / "generation_config.json", dump_json(generation))
-    with (folder / WEIGHTS).open("wb") as stream:
-        write_weights(stream, sizes, seed=source.seed, std=source.initializer_range)
+    write_weights(folder / WEIGHTS, sizes, seed=source.seed, std=source.initializer_range)
 
 
 def make_config(source: RandomWeights, sizes: Sizes) -> dict[str, Any]:
@@ -197,8 +208,22 @@ def make_config(source: RandomWeights, sizes: Sizes) -> dict[str, Any]:
     return config
 
 
-def write_weights(stream: BinaryIO, sizes: Sizes, *, seed: int, std: float) -> None:
-    """A whole safetensors file: length of the header, header, the tensors one after another."""
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tensor that one process draws, and where in the file it begins."""
+
+    tensor: Tensor
+    number: int
+    size: int
+    offset: int
+
+
+def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_processes: int | None = None) -> None:
+    """A whole safetensors file: length of the header, header, the tensors one after another.
+
+    Raises:
+        EnvironmentMissing: a process that drew was killed.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in list_tensors(sizes):
@@ -207,24 +232,56 @@ def write_weights(stream: BinaryIO, sizes: Sizes, *, seed: int, std: float) -> N
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    stream.write(struct.pack("<Q", len(text)) + text)
-    tables = _quantile_tables(std)
-    for tensor in list_tensors(sizes):
-        for piece in _draw(tensor, seed, tables):
-            stream.write(piece)
-
-
-def _draw(tensor: Tensor, seed: int, tables: tuple[bytes, bytes]) -> Iterator[bytes]:
-    num_weights = math.prod(tensor.shape)
-    if tensor.is_norm:
-        yield _bfloat16(1.0) * num_weights
+    start = struct.pack("<Q", len(text)) + text
+    path.write_bytes(start)
+    write = partial(_write_piece, path, seed, _quantile_tables(std))
+    pieces = list(_list_pieces(sizes, len(start)))
+    most = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES, offset // _WORTH_A_PROCESS)
+    if (num_processes or most) < 2:
+        for piece in pieces:
+            write(piece)
         return
-    for number, start in enumerate(range(0, num_weights, _BLOCK)):
-        size = min(_BLOCK, num_weights - start)
-        levels = hashlib.shake_256(f"{seed}/{tensor.name}/{number}".encode()).digest(size)
-        piece = bytearray(_BYTES_PER_WEIGHT * size)
-        piece[0::2], piece[1::2] = (levels.translate(table) for table in tables)
-        yield bytes(piece)
+    try:
+        with ProcessPoolExecutor(num_processes or most, get_context("spawn"), _end_with, (os.getpid(),)) as pool:
+            for _ in pool.map(write, pieces, chunksize=8):
+                pass
+    except BrokenProcessPool:
+        raise EnvironmentMissing(
+            Problem(str(path), "a process that draws the weights was killed", expected="40 MiB of memory for each CPU",
+                    hint="prepare it on a machine with more memory")
+        ) from None  # fmt: skip
+
+
+def _end_with(parent: int) -> None:
+    """A process that draws ends with the one that asked, and leaves interrupts to that one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before
+        os._exit(1)
+
+
+def _list_pieces(sizes: Sizes, offset: int) -> Iterator[Piece]:
+    for tensor in list_tensors(sizes):
+        num_weights = math.prod(tensor.shape)
+        for number, first in enumerate(range(0, num_weights, _BLOCK)):
+            piece = Piece(tensor, number, min(_BLOCK, num_weights - first), offset)
+            yield piece
+            offset += _BYTES_PER_WEIGHT * piece.size
+
+
+def _write_piece(path: Path, seed: int, tables: tuple[bytes, bytes], piece: Piece) -> None:
+    with path.open("r+b") as stream:
+        stream.seek(piece.offset)
+        stream.write(_draw(piece, seed, tables))
+
+
+def _draw(piece: Piece, seed: int, tables: tuple[bytes, bytes]) -> bytes:
+    if piece.tensor.is_norm:
+        return _bfloat16(1.0) * piece.size
+    levels = hashlib.shake_256(f"{seed}/{piece.tensor.name}/{piece.number}".encode()).digest(piece.size)
+    drawn = bytearray(_BYTES_PER_WEIGHT * piece.size)
+    drawn[0::2], drawn[1::2] = (levels.translate(table) for table in tables)
+    return bytes(drawn)
 
 
 def _quantile_tables(std: float) -> tuple[bytes, bytes]:

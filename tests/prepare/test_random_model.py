@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from rlk_repro.base.files import sha256_file
 from rlk_repro.prepare.arithmetic import BYTES_PER_PROMPT, write_prompts
 from rlk_repro.prepare.byte_tokenizer import END_OF_TURN, VOCABULARY, tokenizer_files
-from rlk_repro.prepare.random_model import Sizes, list_tensors, weights_bytes, write_model
+from rlk_repro.prepare.random_model import Sizes, list_tensors, weights_bytes, write_model, write_weights
 from rlk_repro.spec import ArithmeticData, VimeModel
 
 DENSE: dict[str, Any] = {
@@ -58,6 +59,28 @@ def test_the_bytes_are_these_on_every_machine(tmp_path: Path) -> None:
         "generation_config.json": "4677db3aea04a0b8",
         "model.safetensors": "cde9ae605e8ab7b6",
     }
+
+
+def test_the_bytes_are_those_of_any_number_of_processes(tmp_path: Path) -> None:
+    """Larger than one piece, so that both processes write parts of one tensor."""
+    sizes = Sizes.of(make({**DENSE, "vocab-size": 70_000}))
+    for number in (1, 2, 3):
+        write_weights(tmp_path / f"{number}", sizes, seed=7, std=0.02, num_processes=number)
+    assert (tmp_path / "1").stat().st_size > 2 * (4 << 20)
+    assert len({sha256_file(tmp_path / name) for name in "123"}) == 1
+
+
+def test_a_file_that_cannot_be_written_is_said_by_whichever_process_meets_it(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        write_weights(tmp_path, Sizes.of(make(DENSE)), seed=7, std=0.02, num_processes=2)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_weights(tmp_path / "x", Sizes.of(make({**DENSE, "vocab-size": 70_000})), seed=7, std=0.02,
+                          num_processes=2)  # fmt: skip
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 def test_another_seed_gives_other_weights_and_the_same_rest(tmp_path: Path) -> None:
