@@ -30,6 +30,9 @@ FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_p
 """What of a measurement plan is no rule: how many pairs or sessions there are, and what the power estimate assumes."""
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
+LIMIT_PER_ESTIMATE: Final = 1.5
+SHORTEST_LIMIT_MIN: Final = 10.0  # a first trial compiles, and another lane's run stores rollouts before it
+LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +163,14 @@ class Plan:
         if minutes is None or any(source.startswith("--") for source in steps):
             return None
         return minutes * len(self.trials)
+
+    @property
+    def time_limit_min(self) -> float:
+        """Of one trial or session: the run's own limit, or one that follows from its estimate."""
+        estimate = self.run.expected_trial_minutes.get(self.hardware.hardware)
+        if self.run.time_limit_min is not None:
+            return self.run.time_limit_min
+        return LIMIT_WITHOUT_ESTIMATE_MIN if estimate is None else max(LIMIT_PER_ESTIMATE * estimate, SHORTEST_LIMIT_MIN)
 
     def to_json(self) -> dict[str, Any]:
         return {

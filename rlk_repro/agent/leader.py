@@ -66,7 +66,7 @@ class Leader:
         scrubber = make_scrubber(profile_env(plan)[1], os.environ)
         self._journal = Journal(run_dir, place.allocation, place.node, scrubber.text)
         self._progress = ProgressWriter(run_dir, len(plan.trials), plan.num_steps)
-        self._limits = StopTimes(time_limit_s=plan.run.time_limit_min * 60, grace_s=parts.deadlines.grace_s)
+        self._limits = StopTimes(time_limit_s=plan.time_limit_min * 60, grace_s=parts.deadlines.grace_s)
         self._current = Current()
         self._findings: list[Finding] = []
         member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)

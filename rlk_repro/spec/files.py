@@ -165,8 +165,14 @@ class Run(Model):
     may_not_claim: tuple[Text, ...] = ()
     stack: Name
     lane: Lane
-    expected_trial_minutes: dict[Name, Minutes] = Field({}, description="of one trial with these steps, by hardware")
-    time_limit_min: Minutes = Field(30.0, description="of one trial")
+    expected_trial_minutes: dict[Name, Minutes] = Field(
+        {}, description="of one trial or session with these steps, by hardware"
+    )
+    time_limit_min: Minutes | None = Field(
+        None,
+        description="of one trial, or of one session in design crossover; not given: 1.5 times the estimate for the "
+        "hardware, 10 minutes at least, and 30 without an estimate",
+    )
     layouts: Annotated[dict[Name, Layout], Field(min_length=1, max_length=100)]
     measure: Measure = Measure()
     rl_kernel: RlKernel = RlKernel()

@@ -82,7 +82,7 @@ def time_limit_min(plan: Plan) -> int:
     num_commands = len(plan.trials)
     if plan.run.lane != "live":  # one more command per seed stores its rollouts
         num_commands += len({trial.seed for trial in plan.trials})
-    needed_min = num_commands * plan.run.time_limit_min + SURROUNDINGS_MIN
+    needed_min = num_commands * plan.time_limit_min + SURROUNDINGS_MIN
     limit = kubernetes_settings(plan).max_time_min
     return math.ceil(needed_min if limit is None else min(needed_min, limit))
 
@@ -97,7 +97,7 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     if settings.kind == "rayjob" and settings.ray_version is not None and not knows_tokens(settings.ray_version):
         yield Problem(f"{where}.ray_version", "has no authentication by token: whoever reaches Ray runs what they like",
                       got=settings.ray_version, expected="2.52.0 or later")  # fmt: skip
-    pair_min = 2 * plan.run.time_limit_min
+    pair_min = 2 * plan.time_limit_min
     if settings.max_time_min is not None and settings.max_time_min < pair_min:
         yield Problem(f"{where}.max_time_min", "shorter than one pair of trials may take",
                       got=settings.max_time_min, expected=f"at least {pair_min:g}")  # fmt: skip

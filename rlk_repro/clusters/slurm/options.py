@@ -29,13 +29,13 @@ def time_limit_min(plan: Plan) -> int:
     if plan.run.lane != "live":  # one more command per seed stores its rollouts
         num_commands += len({trial.seed for trial in plan.trials})
     settings = slurm_settings(plan)
-    needed_min = num_commands * plan.run.time_limit_min + SURROUNDINGS_MIN + settings.stop_before_s / 60
+    needed_min = num_commands * plan.time_limit_min + SURROUNDINGS_MIN + settings.stop_before_s / 60
     return math.ceil(needed_min if settings.max_time_min is None else min(needed_min, settings.max_time_min))
 
 
 def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     settings = slurm_settings(plan)
-    pair_min = 2 * plan.run.time_limit_min + settings.stop_before_s / 60
+    pair_min = 2 * plan.time_limit_min + settings.stop_before_s / 60
     if settings.max_time_min is not None and settings.max_time_min < pair_min:
         yield Problem(
             f"profile {plan.profile.profile}: slurm.max_time_min",

@@ -56,7 +56,7 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
 
 
 def _time_limit_min(plan: Plan) -> int:
-    return round(len(plan.trials) * plan.run.time_limit_min) + 30
+    return round(len(plan.trials) * plan.time_limit_min) + 30
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:
