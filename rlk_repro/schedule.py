@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from rlk_repro.spec import Measure, Variant
 
 ORDERS: Final = ("ABBA", "BAAB")
-LETTERS: Final[dict[str, Variant]] = {"b": "baseline", "e": "enabled", "s": "baseline"}
-"""Variant by letter of a schedule's text; ``s`` is a shadow step."""
+SHADOW: Final = "s"
+LETTERS: Final[dict[str, Variant]] = {"b": "baseline", "e": "enabled", SHADOW: "baseline"}
+"""Variant by letter of a schedule's text."""
 _LABELS: Final = {"A": "b", "B": "e"}
 
 
@@ -60,7 +61,7 @@ class Schedule:
     @cached_property
     def rollouts(self) -> tuple[Rollout, ...]:
         warmup = [Rollout(letter="be"[number % 2]) for number in range(self.num_warmup)]
-        return (*warmup, *self._list_scored(), *[Rollout(letter="s")] * self.num_shadow)
+        return (*warmup, *self._list_scored(), *[Rollout(letter=SHADOW)] * self.num_shadow)
 
     def _list_scored(self) -> Iterator[Rollout]:
         for number, block in enumerate(self.blocks):

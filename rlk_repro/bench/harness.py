@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from subprocess import SubprocessError
 from typing import Any, Final, TypeVar
 
 import torch
@@ -24,6 +23,7 @@ from rlk_repro.bench.cases import Inputs, estimate_bytes, find_floor_s, make_inp
 from rlk_repro.bench.implementation import Blocked, Call, Implementation, Ready, make_call
 from rlk_repro.bench.measure import Rates, Timing, measure_calls, record_kernels
 from rlk_repro.bench.references import Check, Truth, check_call, compute_truth
+from rlk_repro.integration.route.errors import find_failures
 from rlk_repro.rundir.operator_results import OperatorCase, OperatorStatus
 from rlk_repro.spec import OperatorsWorkload
 
@@ -31,11 +31,6 @@ logger = logging.getLogger(__name__)
 
 MAX_REASON: Final = 300
 OOM_WORDS: Final = ("out of memory", "can't allocate memory")
-# What foreign code is known to raise.  Triton's own errors are added where it is installed.
-FAILURES: Final[tuple[type[Exception], ...]] = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, OSError, RuntimeError,
-    SubprocessError, TypeError, ValueError,
-)  # fmt: skip
 R = TypeVar("R")
 
 
@@ -173,15 +168,6 @@ class Harness:
             torch.cuda.empty_cache()
         except RuntimeError as error:
             raise CheckFailed(Problem("device", "unusable after this cell", got=_shorten(str(error)))) from error
-
-
-def find_failures() -> tuple[type[Exception], ...]:
-    """``FAILURES`` and the base of Triton's own errors, where it is installed."""
-    try:
-        from triton.errors import TritonError
-    except ImportError:
-        return FAILURES
-    return (*FAILURES, TritonError)
 
 
 def _describe_cell(implementation: Implementation, cell: Cell | Failure) -> dict[str, Any]:

@@ -24,14 +24,16 @@ from rlk_repro.integration.measure.installation import Installation, find_instal
 from rlk_repro.integration.measure.ledger import Ledger, OpsWriter
 from rlk_repro.integration.measure.profile import Profile, Timers
 from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
+from rlk_repro.integration.measure.shadow import Shadow
 from rlk_repro.integration.route.api import Claim, Route, RouteContext, RouteFactory, dispatch_calls, resolve
 from rlk_repro.integration.route.batch import CurrentBatch
+from rlk_repro.integration.route.linear_logp import NAME as LINEAR_LOGP
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.route.watch import Watch
 from rlk_repro.integration.vime_abi import APPROX_KL, CLIP, LOG_PROBS, LOSS, find_abi
 from rlk_repro.operators import DEFAULT_OPS, OPERATORS, Case, Platform, Refusal, find_conflicts
 from rlk_repro.rundir.paths import libraries_beside, libraries_file
-from rlk_repro.schedule import LETTERS
+from rlk_repro.schedule import LETTERS, SHADOW
 
 SWITCH_VARIABLE: Final = "VIME_RL_KERNEL"
 MODE_VARIABLE: Final = "VIME_RL_KERNEL_MODE"
@@ -191,8 +193,25 @@ def install_into(
     )
     for op, result in found.items():
         ledger.decide(op, result)
+    if SHADOW in settings.schedule and settings.ops_dir:
+        installation.shadow = Shadow(
+            profile,
+            ledger,
+            watch,
+            installation.turn,
+            batch,
+            is_loss_routed=any(OPERATORS[op].function == LOSS for op in settings.ops),
+            refusal=_find_shadow_refusal(settings.ops, case),
+        )
     _rebind_targets(installation, target, found, batch=batch, has_entropy_metric=settings.has_entropy_metric)
     return installation
+
+
+def _find_shadow_refusal(ops: Sequence[str], case: Case) -> str:
+    """Why both routes cannot compute the same microbatch side by side; empty where they can."""
+    if case.context_parallel > 1:
+        return f"context parallel size {case.context_parallel}: a rank that stops would leave others waiting"
+    return f"{LINEAR_LOGP} takes hidden states, and a baseline step has logits" if LINEAR_LOGP in ops else ""
 
 
 def _describe_choice(settings: Settings, found: Mapping[str, Route | Refusal]) -> str:
@@ -231,7 +250,7 @@ def _rebind_targets(
     has_entropy_metric: bool,
 ) -> None:
     claims = [Claim(OPERATORS[op], result if isinstance(result, Route) else None) for op, result in found.items()]
-    for name, timers in TIMERS.items():
+    for name in TIMERS:
         own = [claim for claim in claims if claim.operator.function == name]
         wrappers: list[Wrapper] = []
         if own:
@@ -244,16 +263,19 @@ def _rebind_targets(
             reasons.append("no entropy metric")
         if name == LOSS and claims:
             wrappers.append(functools.partial(_hold_batch, batch))
-        make = functools.partial(_wrap, installation, wrappers, timers)
+        make = functools.partial(_wrap, installation, wrappers, name)
         installation.rebind(target, name, make, ", ".join(reasons))
 
 
 def _wrap(
-    installation: Installation, wrappers: Sequence[Wrapper], timers: Timers, function: Callable[..., Any]
+    installation: Installation, wrappers: Sequence[Wrapper], name: str, function: Callable[..., Any]
 ) -> Callable[..., Any]:
     for wrapper in wrappers:
         function = wrapper(function)
-    return installation.profile.time_function(function, timers)
+    function = installation.profile.time_function(function, TIMERS[name])
+    shadow = installation.shadow
+    follow = {} if shadow is None else {LOG_PROBS: shadow.follow_log_probs, LOSS: shadow.follow_loss}
+    return follow[name](function) if name in follow else function
 
 
 def without_entropy_metric(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Reads the ops files of a trial: module timers, peak memory, decisions, call counts.
+"""Reads the ops files of a trial: module timers, peak memory, energy, decisions, call counts, shadow steps.
 
 Damaged lines are rejected with their number and never stop the reading.  No torch here: the files are written by
 ``integration.decisions``.
@@ -6,145 +6,49 @@ Damaged lines are rejected with their number and never stop the reading.  No tor
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple
 
-from pydantic import ConfigDict, FailFast, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass as record
+from pydantic import ValidationError
 
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema, decode_json
+from rlk_repro.logs.ops_lines import EVENTS, Decided, End, Event, Install, Kernels, OpCount, Shadow, Step
 from rlk_repro.logs.rejects import Reject, RejectLog
 from rlk_repro.operators import OPS_SCHEMA
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import DecisionSummary
 
-BASELINE: Final = "baseline"
+__all__ = ["OpCount", "OpsLog", "RankOps", "ShadowSample", "TimerSample", "read_decisions", "read_ops"]
+
 MAX_LINE_BYTES: Final = 64 << 10
 MAX_KERNELS_BYTES: Final = 1 << 20
 """Of the one line that is long: compilers give kernels long names."""
 MAX_DECISIONS: Final = 100
 MAX_METRICS: Final = 40
 """Names of timers and of memory in a trial.  Each becomes a series over all of its steps."""
-MAX_SHOWN_RANKS: Final = 100
-
-Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
-Rank: TypeAlias = Annotated[int, Field(ge=0, le=10**6)]
-Seconds: TypeAlias = Annotated[float, Field(ge=0)]
-Timer: TypeAlias = Annotated[str, Field(max_length=100)]
-Timers: TypeAlias = Annotated[dict[Timer, Seconds], Field(max_length=64)]
-Memory: TypeAlias = Annotated[dict[Timer, Count], Field(max_length=64)]
+MAX_SHADOWS: Final = 64
+"""Of a rank; the first ones are kept."""
 
 _DECISION: Final = b'"decision"'
 _KERNELS: Final = b'{"event":"kernels",'
-# Thousands of steps of many ranks are held at once: slots take a third of a model's memory.
-_CONFIG: Final = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-_RECORD: Final[Any] = {"config": _CONFIG, "frozen": True, "slots": True, "kw_only": True}
-
-
-@record(**_RECORD)
-class OpCount:
-    """Calls that RL-Kernel served and rows of logits in them; calls it should have served and did not."""
-
-    calls: Count = 0
-    tokens: Count = 0
-    fallbacks: Count = 0
-
-    def __add__(self, other: OpCount) -> OpCount:
-        return OpCount(
-            calls=self.calls + other.calls,
-            tokens=self.tokens + other.tokens,
-            fallbacks=self.fallbacks + other.fallbacks,
-        )
-
-
-@record(**_RECORD)
-class Install:
-    """How a rank was set up."""
-
-    event: Literal["install"]
-    schema_: Count = Field(alias="schema")
-    mode: str
-    is_requested: bool
-    ops: tuple[str, ...]
-    rank: Rank
-    world_size: Rank
-    trainer: str
-    platform: str
-
-
-@record(**_RECORD)
-class Dispatch:
-    """What RL-Kernel said of a dispatch of its own."""
-
-    requested_backend: str
-    actual_backend: str
-    backend_enum: str
-    platform: str
-    fallback: bool
-    prior_rejections: tuple[str, ...]
-
-
-@record(**_RECORD)
-class Decided:
-    """What an operator resolved to on a rank."""
-
-    event: Literal["decision"]
-    op: str
-    implementation: str
-    version: str
-    reason: str
-    is_rl_kernel: bool
-    provenance: Dispatch | None = None
-
-
-@record(**_RECORD)
-class Step:
-    """One rollout's training on a rank: seconds, bytes, counts, and what was odd about an operator's answers.
-
-    Only a session says ``variant``, None where the step did not begin as one, and ``counts``, torch's own.
-    """
-
-    event: Literal["step"]
-    step: Count
-    timers: Timers
-    memory: Memory
-    calls: Annotated[dict[Timer, OpCount], Field(max_length=16)]
-    odd: Annotated[dict[Timer, str], Field(max_length=16)] = Field(default_factory=dict)
-    variant: Literal["baseline", "enabled"] | None = None
-    counts: Annotated[dict[Timer, Count], Field(max_length=16)] = Field(default_factory=dict)
-
-
-@record(**_RECORD)
-class Kernels:
-    """Names of the kernels that a profiler saw, after the last step."""
-
-    event: Literal["kernels"]
-    names: Annotated[tuple[str, ...], FailFast()]
-
-
-@record(**_RECORD)
-class End:
-    event: Literal["end"]
-
-
-Event: TypeAlias = Install | Decided | Step | Kernels | End
-_EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankOps:
-    """One rank's file.  Each entry of ``decisions`` and ``steps`` comes with its 1-based line."""
+    """One rank's file.  Each entry of ``decisions``, ``steps`` and ``shadows`` comes with its 1-based line."""
 
     rank: int
     source: str
     install: Install | None
     decisions: tuple[tuple[int, Decided], ...]
     steps: Mapping[int, tuple[int, Step]]
+    shadows: tuple[tuple[int, Shadow], ...]
     kernels: Kernels | None
     is_ended: bool
     rejects: tuple[Reject, ...]
@@ -160,12 +64,24 @@ class TimerSample(NamedTuple):
     line: int
 
 
+class ShadowSample(NamedTuple):
+    """A shadow of one rank, and where it stands."""
+
+    rank: int
+    step: int
+    case: str
+    record: Shadow
+    source: str
+    line: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpsLog:
     """All ranks of a trial.
 
     ``timers`` and ``memory`` are metric -> step -> the largest value over ranks: a step is as slow as its slowest rank
-    and fails where memory is scarcest.  A step that no rank wrote is absent.
+    and fails where memory is scarcest.  A step that no rank wrote is absent.  ``energy`` is step -> joules of all ranks
+    together, with the place of the first one's; a step of which any rank does not say it is absent.
     """
 
     ranks: tuple[RankOps, ...]
@@ -173,6 +89,16 @@ class OpsLog:
     timers: Mapping[str, Mapping[int, TimerSample]] = field(default_factory=dict)
     memory: Mapping[str, Mapping[int, TimerSample]] = field(default_factory=dict)
     calls: Mapping[str, OpCount] = field(default_factory=dict)
+    energy: Mapping[int, TimerSample] = field(default_factory=dict)
+
+    @property
+    def shadows(self) -> tuple[ShadowSample, ...]:
+        """Rank by rank, in the order of the files."""
+        return tuple(
+            ShadowSample(rank.rank, item.step, item.case, item, rank.source, line)
+            for rank in self.ranks
+            for line, item in rank.shadows
+        )
 
     @property
     def num_rejects(self) -> dict[str, int]:
@@ -237,12 +163,14 @@ def read_ops(trial_dir: TrialDir) -> OpsLog:
     ranks = tuple(_read_rank(rank, path, metrics) for rank, path in trial_dir.ops_files().items())
     world_size = max((rank.install.world_size for rank in ranks if rank.install), default=0)
     present = {rank.rank for rank in ranks}
+    missing = tuple(rank for rank in range(world_size) if rank not in present)
     return OpsLog(
         ranks=ranks,
-        missing_ranks=tuple(rank for rank in range(world_size) if rank not in present),
+        missing_ranks=missing,
         timers=_find_largest(ranks, "timers"),
         memory=_find_largest(ranks, "memory"),
         calls=_add_calls(ranks),
+        energy={} if missing else _add_energy(ranks),
     )
 
 
@@ -264,8 +192,8 @@ def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
     install: Install | None = None
     decisions: list[tuple[int, Decided]] = []
     steps: dict[int, tuple[int, Step]] = {}
-    kernels: Kernels | None = None
-    is_ended = False
+    shadows: list[tuple[int, Shadow]] = []
+    last: dict[type, Any] = {}
     for line, event in _read_events(path, source, rejects):
         match event:
             case Install() if install is None and event.rank == rank:
@@ -281,18 +209,19 @@ def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
             case Step():
                 metrics.update(event.timers, event.memory)
                 steps[event.step] = (line, event)
-            case Kernels():
-                kernels = event
-            case End():
-                is_ended = True
+            case Shadow():
+                shadows = [*shadows, (line, event)][:MAX_SHADOWS]
+            case Kernels() | End():
+                last[type(event)] = event
     return RankOps(
         rank=rank,
         source=source,
         install=install,
         decisions=tuple(decisions),
         steps=steps,
-        kernels=kernels,
-        is_ended=is_ended,
+        shadows=tuple(shadows),
+        kernels=last.get(Kernels),
+        is_ended=End in last,
         rejects=rejects.kept,
         num_rejects=rejects.totals,
     )
@@ -311,7 +240,7 @@ def _read_events(path: Path, source: str, rejects: RejectLog, needle: bytes = b"
             continue
         try:
             limit = MAX_KERNELS_BYTES if text.startswith(_KERNELS) else MAX_LINE_BYTES
-            event = _EVENTS.validate_json(text[:limit])
+            event = EVENTS.validate_json(text[:limit])
             decode_json(text, limit)  # pydantic does not see a key that is given twice
         except ValueError as error:
             rejects.add(number, "not an event" if text.endswith(b"\n") else "torn line", _describe(error))
@@ -362,3 +291,13 @@ def _add_calls(ranks: Sequence[RankOps]) -> dict[str, OpCount]:
             for op, count in step.calls.items():
                 total[op] = total.get(op, OpCount()) + count
     return dict(sorted(total.items()))
+
+
+def _add_energy(ranks: Sequence[RankOps]) -> dict[int, TimerSample]:
+    total: dict[int, TimerSample] = {}
+    for number, (line, _) in sorted(ranks[0].steps.items()) if ranks else ():
+        parts = [rank.steps[number][1].energy_j for rank in ranks if number in rank.steps]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(ranks):
+            total[number] = TimerSample(math.fsum(known), ranks[0].rank, ranks[0].source, line)
+    return total

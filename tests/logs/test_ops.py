@@ -113,7 +113,7 @@ def test_no_file_is_an_empty_log(tmp_path: Path) -> None:
         ("not json\n", "not an event", "Invalid JSON: expected ident at line 1 column 2"),
         ('{"event":"lunch"}\n', "not an event",
          "Input tag 'lunch' found using 'event' does not match any of the expected tags: "
-         "'install', 'decision', 'step', 'kernels', 'end'"),
+         "'install', 'decision', 'step', 'shadow', 'kernels', 'end'"),
         ('{"event":"step","step":9,"timers":{"step":-1},"memory":{},"calls":{}}\n', "not an event",
          "step.timers.step: Input should be greater than or equal to 0"),
         (json.dumps(make_install(3)) + "\n", "another process's line", "rank 3"),

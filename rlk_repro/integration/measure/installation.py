@@ -18,9 +18,10 @@ from rlk_repro.integration.measure.ledger import Ledger
 from rlk_repro.integration.measure.libraries import loaded_libraries
 from rlk_repro.integration.measure.profile import Profile, read_counts
 from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
+from rlk_repro.integration.measure.shadow import Shadow
 from rlk_repro.integration.route.api import Turn
 from rlk_repro.integration.route.watch import Watch
-from rlk_repro.schedule import LETTERS
+from rlk_repro.schedule import LETTERS, SHADOW
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Installation:
         self.profile, self.ledger, self._watch = profile, ledger, watch
         self._libraries, self._schedule = libraries, schedule
         self.turn = Turn(is_enabled=not schedule)
+        self.shadow: Shadow | None = None
         self._begun: int | None = None
         self._counts = read_counts()
         self._undo = ExitStack()
@@ -87,6 +89,8 @@ class Installation:
         digest = hashlib.sha256(self._schedule.encode()).hexdigest()[:12]
         check_ranks_agree(*find_rank(), f"rollout {rollout_id}, {variant}, schedule {digest}")
         self.turn.is_enabled, self._begun = variant == "enabled", rollout_id
+        if self.shadow is not None:
+            self.shadow.begin_step(rollout_id if self._schedule[rollout_id] == SHADOW else None)
 
     def end_step(self, rollout_id: int) -> None:
         """Write what one rollout's training took, and with the first one which libraries did it.
@@ -94,6 +98,8 @@ class Installation:
         Raises:
             CheckFailed: RL-Kernel's answers were odd, and the mode forbids going on; or another rollout had begun.
         """
+        if self.shadow is not None:
+            self.shadow.begin_step(None)
         timers, memory = self.profile.end_step()
         odd = self._watch.settle()
         if self._libraries is not None:

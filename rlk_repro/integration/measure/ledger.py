@@ -146,6 +146,10 @@ class Ledger:
             raise CheckFailed(*(Problem(f"{op}, step {step}", what, hint="run the baseline to see whether the logits "
                                         "were at fault") for op, what in odd.items()))  # fmt: skip
 
+    def record_shadow(self, step: int, case: str, **fields: Any) -> None:
+        """What differs between the routes in one microbatch of a step, or the ``error`` of the comparison."""
+        self._write("shadow", step=step, case=case, **fields)
+
     def record_kernels(self, names: Sequence[str]) -> None:
         """The kernels that a profiler saw on the device, in one pass over everything that was measured."""
         self._write("kernels", names=list(names))

@@ -108,6 +108,8 @@ class Profile:
         self._spans: list[_BackwardSpan] = []
         self._step_began = time.perf_counter()
         self._peaks: dict[str, int] = {}
+        self._phase: str | None = None
+        self._is_paused = False
         self._memory.reset()
 
     @property
@@ -123,6 +125,8 @@ class Profile:
         """
 
         def timed(*args: Any, **kwargs: Any) -> R:
+            if self._is_paused:
+                return function(*args, **kwargs)
             span = None
             if timers.backward is not None and torch.is_grad_enabled():
                 span = _BackwardSpan(timers.backward, self._clock, self._intervals)
@@ -145,10 +149,23 @@ class Profile:
     def phase(self, name: str) -> Iterator[None]:
         """Note the peaks of a part of the step by themselves, as ``<peak>_in_<name>``; phases do not nest."""
         self._keep_peaks()
+        self._phase = f"_in_{name}"
         try:
             yield
         finally:
-            self._keep_peaks(f"_in_{name}")
+            self._keep_peaks(self._phase)
+            self._phase = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time nothing meanwhile, and forget the memory that it takes."""
+        self._keep_peaks(self._phase)
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+            self._memory.reset()
 
     def run_in_phase(self, name: str, function: Callable[..., R]) -> Callable[..., R]:
         """Wrap a function that is a phase as a whole."""

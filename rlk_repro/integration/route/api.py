@@ -100,9 +100,13 @@ class Recorder(Protocol):
 
 @dataclass
 class Turn:
-    """Whether it is RL-Kernel's turn; while it is not, every call goes to the trainer's own function, uncounted."""
+    """Whether it is RL-Kernel's turn; while it is not, every call goes to the trainer's own function, uncounted.
+
+    ``aside`` takes the record of calls that are no calls of the step.
+    """
 
     is_enabled: bool = True
+    aside: Recorder | None = None
 
 
 def dispatch_calls(
@@ -117,6 +121,7 @@ def dispatch_calls(
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         if not turn.is_enabled:
             return native(*args, **kwargs)
+        record = turn.aside or recorder
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         logits: torch.Tensor = bound.arguments["logits"]
@@ -126,13 +131,13 @@ def dispatch_calls(
             if not claim.operator.serves(needs_grad=needs_grad):
                 continue
             if claim.route is None:
-                recorder.count(name, Count(fallbacks=1))
+                record.count(name, Count(fallbacks=1))
             elif (refusal := claim.route.refuse(bound.arguments)) is not None:
-                recorder.refuse_call(name, refusal)
-                recorder.count(name, Count(fallbacks=1))
+                record.refuse_call(name, refusal)
+                record.count(name, Count(fallbacks=1))
             else:
                 result = claim.route.run(bound.arguments)
-                recorder.count(name, Count(calls=1, tokens=logits.shape[-2]))
+                record.count(name, Count(calls=1, tokens=logits.shape[-2]))
                 return result
         return native(*args, **kwargs)
 

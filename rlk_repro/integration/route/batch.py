@@ -59,20 +59,22 @@ class RowLayout:
 
 @dataclass
 class CurrentBatch:
-    """What the trainer's loss was called with, while it runs."""
+    """What the trainer's loss was called with, while it runs; ``num_rows`` if not all of its rows are asked for."""
 
     layout: RowLayout = field(default_factory=RowLayout)
     args: Any = None
     batch: Mapping[str, Any] | None = None
+    num_rows: int | None = None
 
     @contextmanager
-    def hold(self, args: Any, batch: Mapping[str, Any]) -> Iterator[None]:
-        self.args, self.batch = args, batch
+    def hold(self, args: Any, batch: Mapping[str, Any], num_rows: int | None = None) -> Iterator[None]:
+        self.args, self.batch, self.num_rows = args, batch, num_rows
         try:
             yield
         finally:
-            self.args = self.batch = None
+            self.args = self.batch = self.num_rows = None
 
     def find_old_log_probs(self, num_rows: int) -> torch.Tensor | None:
         """[num_rows] float32, 0 where no response token is predicted; None where there are none or they do not fit."""
-        return None if self.batch is None else self.layout.pack_old(self.args, self.batch, num_rows)
+        found = None if self.batch is None else self.layout.pack_old(self.args, self.batch, self.num_rows or num_rows)
+        return None if found is None else found[:num_rows]

@@ -6,6 +6,8 @@ vocabulary holds.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,6 +37,15 @@ class Watch:
         tensors."""
         lowest, highest = torch.aminmax(tokens)
         self._seen.append(_Seen(op, num_columns, lowest, highest, log_probs.detach().amax()))
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Forget the calls that are made meanwhile."""
+        kept, self._seen = self._seen, []
+        try:
+            yield
+        finally:
+            self._seen = kept
 
     def settle(self) -> dict[str, str]:
         """What was odd since the last time, by operator; waits for the device."""

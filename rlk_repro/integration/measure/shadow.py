@@ -1,0 +1,262 @@
+"""Shadow steps: one microbatch computed by both routes, the trainer's own and RL-Kernel's, and how far they differ.
+
+It is done beside the training, on detached logits: a second backward pass through the model would add to its gradients.
+The first rows of the logits go through both routes; the other rows keep the log-probs that the trainer has just found,
+so that the loss is the whole loss of the microbatch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from rlk_repro.integration.measure.ledger import Ledger
+from rlk_repro.integration.measure.profile import Profile
+from rlk_repro.integration.route.api import Count, Turn
+from rlk_repro.integration.route.batch import CurrentBatch
+from rlk_repro.integration.route.errors import RouteFailed, find_failures
+from rlk_repro.integration.route.log_probs import Shard
+from rlk_repro.integration.route.watch import Watch
+from rlk_repro.operators import Refusal
+
+AS_TRAINED: Final = "as trained"
+PEAKED: Final = "peaked"
+SCALES: Final = {AS_TRAINED: 1.0, PEAKED: 50.0}
+"""What logits are multiplied by: those of random weights are nearly uniform, and hide what is wrong far from that."""
+MAX_ROWS: Final = 2048
+"""Real logits take gigabytes, and a comparison several tensors of their size."""
+MAX_WHOLE_BYTES: Final = 2 << 30
+"""Of logits that cannot be cut: an operator that serves the whole loss takes all of their rows."""
+NUM_BUFFERS: Final = 6
+"""Tensors of the size of the compared logits that must fit into memory at once."""
+MAX_ERROR: Final = 300
+
+
+@dataclass(frozen=True)
+class _Microbatch:
+    """The trainer's call of its loss, and within it that of its log-probs with what it answered."""
+
+    args: Any
+    batch: Mapping[str, Any]
+    logits: torch.Tensor
+    reducer: Any
+    call: Mapping[str, Any]
+    log_probs: torch.Tensor
+    entropy: torch.Tensor | None
+
+    @property
+    def num_rows(self) -> int:
+        return min(MAX_ROWS, len(self.log_probs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    log_probs: torch.Tensor
+    log_probs_no_grad: torch.Tensor
+    loss: torch.Tensor
+    logits_grad: torch.Tensor
+
+
+@dataclass
+class _Calls:
+    """What the calls of a shadow came to: they are no calls of the step."""
+
+    counts: dict[str, Count] = field(default_factory=dict)
+
+    def count(self, op: str, count: Count) -> None:
+        self.counts.setdefault(op, Count()).add(count)
+
+    def refuse_call(self, op: str, refusal: Refusal) -> None:
+        raise RouteFailed(f"{op}: a call cannot be served: {refusal}")
+
+
+class Shadow:
+    """Compares the routes in the first microbatch with gradient of each step that it is told of.
+
+    ``refusal`` is why it cannot in this run.  With ``is_loss_routed`` an operator serves the whole loss.
+    """
+
+    def __init__(
+        self, profile: Profile, ledger: Ledger, watch: Watch, turn: Turn, batch: CurrentBatch, *,
+        is_loss_routed: bool, refusal: str,
+    ) -> None:  # fmt: skip
+        self._profile, self._ledger, self._watch, self._turn, self._batch = profile, ledger, watch, turn, batch
+        self._is_loss_routed, self._refusal = is_loss_routed, refusal
+        self._step: int | None = None
+        self._seen: tuple[Mapping[str, Any], torch.Tensor, torch.Tensor | None] | None = None
+        self._answer: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._find_log_probs: Callable[..., Any] = lambda: None
+        self._find_loss: Callable[..., Any] = lambda: None
+
+    def begin_step(self, step: int | None) -> None:
+        """``step`` is a shadow step; with None there is none."""
+        self._step, self._seen = step, None
+
+    def follow_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the trainer's log-probs, to know the call and to answer it."""
+        self._find_log_probs, signature = function, inspect.signature(function)
+
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            if self._answer is not None:
+                return self._answer
+            result = function(*args, **kwargs)
+            if self._step is not None and torch.is_grad_enabled():
+                bound = signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                log_probs, entropy = result
+                self._seen = bound.arguments, log_probs.detach(), None if entropy is None else entropy.detach()
+            return result
+
+        return functools.update_wrapper(compute, function, updated=())
+
+    def follow_loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the trainer's loss of a microbatch: after it the routes are compared, if the step is a shadow step."""
+        self._find_loss = function
+
+        def compute(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
+            result = function(args, batch, logits, sum_of_sample_mean)
+            if self._step is not None and self._seen is not None and len(self._seen[1]):
+                step, (call, *own) = self._step, self._seen
+                self.begin_step(None)
+                with self._apart():
+                    self._compare(step, _Microbatch(args, batch, logits.detach(), sum_of_sample_mean, call, *own))
+            return result
+
+        return functools.update_wrapper(compute, function, updated=())
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Leave no trace in timers, memory, watched answers, nor in what a loss that is recomputed saves."""
+        # a loss that is recomputed counts the tensors that are saved, unless other hooks take them
+        keep = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+        is_enabled = self._turn.is_enabled
+        with self._profile.paused(), self._watch.aside(), torch.enable_grad(), keep:
+            try:
+                yield
+            finally:
+                self._turn.is_enabled, self._turn.aside, self._answer = is_enabled, None, None
+
+    def _compare(self, step: int, microbatch: _Microbatch) -> None:
+        """Write one record for each case; all ranks of a group take part in a case, or none does."""
+        problem = self._refusal
+        for case in SCALES:
+            if not self._refusal:
+                problem = _hear_ranks(problem or self._find_obstacle(microbatch), microbatch.call["tp_group"])
+            record: dict[str, Any] = {}
+            if not problem:
+                try:
+                    record = self._compare_case(case, microbatch)
+                except find_failures() as error:
+                    problem = describe_error(error)
+            self._ledger.record_shadow(step, case, **({"error": problem} if problem else record))
+
+    def _find_obstacle(self, microbatch: _Microbatch) -> str:
+        """Why this rank cannot compare; the memory that it takes is asked for at once, and given back."""
+        logits = microbatch.call["logits"]
+        size = logits[: microbatch.num_rows].nbytes
+        if self._is_loss_routed:
+            size = microbatch.logits.nbytes
+            if size > MAX_WHOLE_BYTES:
+                return f"logits that cannot be cut take {size} bytes, more than {MAX_WHOLE_BYTES}"
+        try:
+            torch.empty(NUM_BUFFERS * size, dtype=torch.uint8, device=logits.device)
+        except (RuntimeError, MemoryError) as error:
+            return describe_error(error)
+        return ""
+
+    def _compare_case(self, case: str, microbatch: _Microbatch) -> dict[str, Any]:
+        calls = _Calls()
+        answers = []
+        for is_enabled in (False, True):
+            self._turn.is_enabled, self._turn.aside = is_enabled, calls
+            answers.append(self._compute(case, microbatch))
+        baseline, enabled = answers
+        name = "policy loss" if case == AS_TRAINED or self._is_loss_routed else "log-probs with alternating signs"
+        losses = {"baseline": _finite(baseline.loss), "enabled": _finite(enabled.loss)}
+        return {
+            "calls": {op: asdict(count) for op, count in calls.counts.items()},
+            "log_probs": _find_gap(baseline.log_probs, enabled.log_probs),
+            "log_probs_no_grad": _find_gap(baseline.log_probs_no_grad, enabled.log_probs_no_grad),
+            "loss": {"name": name, **losses},
+            "logits_grad": _find_gap(baseline.logits_grad, enabled.logits_grad),
+        }
+
+    def _compute(self, case: str, microbatch: _Microbatch) -> _Answer:
+        """What the route whose turn it is makes of the microbatch."""
+        rows = slice(microbatch.num_rows)
+        mask = microbatch.call["log_prob_keep_mask"]
+        leaf = _scale(microbatch.call["logits"].detach()[rows], case)
+        call = {
+            **microbatch.call,
+            "logits": leaf,
+            "tokens": microbatch.call["tokens"][rows],
+            "log_prob_keep_mask": None if mask is None else mask[rows],
+        }
+        with self._batch.hold(microbatch.args, microbatch.batch, len(microbatch.log_probs)):
+            with torch.no_grad():
+                passed, _ = self._find_log_probs(**call | {"with_entropy": False})
+            log_probs, entropy = self._find_log_probs(**call)
+        find_loss = functools.partial(self._find_loss, microbatch.args, microbatch.batch)
+        if self._is_loss_routed:
+            leaf = _scale(microbatch.logits, case)
+            loss, _ = find_loss(leaf, microbatch.reducer)
+        elif case == AS_TRAINED:
+            self._answer = (_complete(log_probs, microbatch.log_probs), _complete(entropy, microbatch.entropy))
+            loss, _ = find_loss(microbatch.logits, microbatch.reducer)
+            self._answer = None
+        else:
+            # far from the old policy's log-probs the loss is cut off: it would hide the gradient
+            loss = log_probs[::2].sum() - log_probs[1::2].sum()
+        (gradient,) = torch.autograd.grad(loss + 0 * leaf.sum(), leaf)
+        return _Answer(log_probs=log_probs.detach(), log_probs_no_grad=passed, loss=loss.detach(), logits_grad=gradient)
+
+
+def _scale(logits: torch.Tensor, case: str) -> torch.Tensor:
+    """Another tensor, that needs a gradient; the numbers of an unscaled one are shared."""
+    scaled = logits if case == AS_TRAINED else (logits.float() * SCALES[case]).to(logits.dtype)
+    return scaled.detach().requires_grad_()
+
+
+def _complete(rows: Any, whole: torch.Tensor | None) -> Any:
+    """The first rows by a route, the others as the trainer found them."""
+    return None if whole is None else torch.cat([rows, whole[len(rows) :]])
+
+
+def _hear_ranks(problem: str, group: Any) -> str:
+    """This rank's problem, or that another one of the group has one: then none begins what needs them all."""
+    if Shard.of(group).size == 1:
+        return problem
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else None
+    is_fine = torch.tensor([not problem], dtype=torch.int32, device=device)
+    dist.all_reduce(is_fine, dist.ReduceOp.MIN, group=group)
+    return problem or ("" if is_fine.item() else "another rank of the tensor-parallel group cannot")
+
+
+def _find_gap(baseline: torch.Tensor, enabled: torch.Tensor) -> dict[str, Any]:
+    gap = (enabled.float() - baseline.float()).abs_()
+    low, high = baseline.aminmax()
+    return {
+        "max_abs": _finite(gap.max()),
+        "mean_abs": _finite(gap.mean()),
+        "max_abs_baseline": _finite(torch.maximum(-low, high)),
+        "n": gap.numel(),
+    }
+
+
+def _finite(value: torch.Tensor) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def describe_error(error: BaseException) -> str:
+    """Its class and its first line."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}"[:MAX_ERROR]

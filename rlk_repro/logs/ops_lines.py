@@ -1,0 +1,149 @@
+"""The lines of an ops file: strict in type, bounded in count, tolerant of fields that a newer version adds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import ConfigDict, FailFast, Field, TypeAdapter
+from pydantic.dataclasses import dataclass as record
+
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+Rank: TypeAlias = Annotated[int, Field(ge=0, le=10**6)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0)]
+Timer: TypeAlias = Annotated[str, Field(max_length=100)]
+Timers: TypeAlias = Annotated[dict[Timer, Seconds], Field(max_length=64)]
+Memory: TypeAlias = Annotated[dict[Timer, Count], Field(max_length=64)]
+
+
+# Thousands of steps of many ranks are held at once: slots take a third of a model's memory.
+_CONFIG: Final = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+_RECORD: Final[Any] = {"config": _CONFIG, "frozen": True, "slots": True, "kw_only": True}
+
+
+@record(**_RECORD)
+class OpCount:
+    """Calls that RL-Kernel served and rows of logits in them; calls it should have served and did not."""
+
+    calls: Count = 0
+    tokens: Count = 0
+    fallbacks: Count = 0
+
+    def __add__(self, other: OpCount) -> OpCount:
+        return OpCount(
+            calls=self.calls + other.calls,
+            tokens=self.tokens + other.tokens,
+            fallbacks=self.fallbacks + other.fallbacks,
+        )
+
+
+@record(**_RECORD)
+class Install:
+    """How a rank was set up."""
+
+    event: Literal["install"]
+    schema_: Count = Field(alias="schema")
+    mode: str
+    is_requested: bool
+    ops: tuple[str, ...]
+    rank: Rank
+    world_size: Rank
+    trainer: str
+    platform: str
+
+
+@record(**_RECORD)
+class Dispatch:
+    """What RL-Kernel said of a dispatch of its own."""
+
+    requested_backend: str
+    actual_backend: str
+    backend_enum: str
+    platform: str
+    fallback: bool
+    prior_rejections: tuple[str, ...]
+
+
+@record(**_RECORD)
+class Decided:
+    """What an operator resolved to on a rank."""
+
+    event: Literal["decision"]
+    op: str
+    implementation: str
+    version: str
+    reason: str
+    is_rl_kernel: bool
+    provenance: Dispatch | None = None
+
+
+@record(**_RECORD)
+class Step:
+    """One rollout's training on a rank: seconds, bytes, counts, and what was odd about an operator's answers.
+
+    Only a session says ``variant``, None where the step did not begin as one, and ``counts``, torch's own.
+    ``energy_j`` is what the rank's device used, None where that is not known.
+    """
+
+    event: Literal["step"]
+    step: Count
+    timers: Timers
+    memory: Memory
+    calls: Annotated[dict[Timer, OpCount], Field(max_length=16)]
+    odd: Annotated[dict[Timer, str], Field(max_length=16)] = Field(default_factory=dict)
+    variant: Literal["baseline", "enabled"] | None = None
+    counts: Annotated[dict[Timer, Count], Field(max_length=16)] = Field(default_factory=dict)
+    energy_j: Seconds | None = None
+
+
+@record(**_RECORD)
+class Gap:
+    """How far RL-Kernel's numbers lie from the trainer's own, over ``n`` of them; None for what is not finite."""
+
+    max_abs: Seconds | None
+    mean_abs: Seconds | None
+    max_abs_baseline: Seconds | None
+    n: Count
+
+
+@record(**_RECORD)
+class Losses:
+    """One loss by both routes; ``name`` says which."""
+
+    name: Timer
+    baseline: float | None
+    enabled: float | None
+
+
+@record(**_RECORD)
+class Shadow:
+    """One microbatch by both routes on a rank, or the ``error`` of the comparison.
+
+    ``calls`` are those of the comparison: where an operator has none, both routes are the trainer's own.
+    """
+
+    event: Literal["shadow"]
+    step: Count
+    case: Timer
+    error: Annotated[str, Field(max_length=1000)] = ""
+    calls: Annotated[dict[Timer, OpCount], Field(max_length=16)] = Field(default_factory=dict)
+    log_probs: Gap | None = None
+    log_probs_no_grad: Gap | None = None
+    loss: Losses | None = None
+    logits_grad: Gap | None = None
+
+
+@record(**_RECORD)
+class Kernels:
+    """Names of the kernels that a profiler saw, after the last step."""
+
+    event: Literal["kernels"]
+    names: Annotated[tuple[str, ...], FailFast()]
+
+
+@record(**_RECORD)
+class End:
+    event: Literal["end"]
+
+
+Event: TypeAlias = Install | Decided | Step | Shadow | Kernels | End
+EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
