@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.integration.measure.energy import open_energy
 from rlk_repro.integration.measure.installation import Installation, find_installation
 from rlk_repro.integration.measure.ledger import Ledger, OpsWriter
 from rlk_repro.integration.measure.profile import Profile, Timers
@@ -178,7 +179,8 @@ def install_into(
         is_fallback_allowed=settings.mode is not Mode.REQUIRE,
     )
     libraries = libraries_file(settings.libraries_dir, rank) if settings.libraries_dir else None
-    installation = Installation(profile, ledger, watch, libraries, settings.schedule)
+    energy = open_energy(case.platform) if settings.ops_dir else None
+    installation = Installation(profile, ledger, watch, libraries, settings.schedule, energy)
     ledger.open(
         mode=settings.mode.value,
         is_requested=settings.is_requested,

@@ -252,7 +252,13 @@ def test_vime_s_own_loss_is_bitwise_the_same_under_the_timers() -> None:
     assert completed.is_ok, completed.stderr
     result = json.loads(completed.stdout.splitlines()[-1])
     assert result["is_same"]
-    assert result["is_same_by_turn"] == [True, False, True]
+    assert result["is_same_by_turn"] == [True, False, True, True]
+    assert [(shadow["step"], shadow["case"]) for shadow in result["shadows"]] == [(3, "as trained"), (3, "peaked")]
+    for shadow in result["shadows"]:
+        assert (shadow["log_probs"]["max_abs"], shadow["logits_grad"]["max_abs"]) == (0.0, 0.0)
+        off_by = 0.01 * shadow["log_probs_no_grad"]["max_abs_baseline"]
+        assert shadow["log_probs_no_grad"]["max_abs"] == pytest.approx(off_by, rel=1e-3)
+        assert shadow["loss"]["baseline"] == shadow["loss"]["enabled"] != 0
     assert set(result["timers"]) == {
         "step",
         "log_probs_forward",

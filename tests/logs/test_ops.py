@@ -94,6 +94,73 @@ def test_series_hold_the_slowest_rank_of_each_step_with_its_line(tmp_path: Path)
     assert log.num_rejects == {}
 
 
+def test_energy_is_the_sum_of_all_ranks_or_nothing(tmp_path: Path) -> None:
+    trial = TrialDir(tmp_path)
+    used = [[100.5, 200.0, None, 3.0], [50.25, None, 7.0, 4.0]]
+    for rank, joules in enumerate(used):
+        steps = [make_step(step) | ({} if value is None else {"energy_j": value}) for step, value in enumerate(joules)]
+        write_rank(trial, rank, [make_install(rank, world_size=2), *steps[: 4 - rank]])
+    assert read_ops(trial).energy == {0: TimerSample(value=150.75, rank=0, source="ops/0.jsonl", line=2)}
+    for rank in range(2):
+        write_rank(trial, rank, [make_install(rank, world_size=3), make_step(0) | {"energy_j": 1.0}])
+    log = read_ops(trial)
+    assert (log.missing_ranks, log.energy) == ((2,), {})
+
+
+GAP = {"max_abs": 1e-7, "mean_abs": 2e-8, "max_abs_baseline": 11.5, "n": 64}
+SHADOW = {
+    "event": "shadow", "step": 3, "case": "peaked", "calls": {"logp": {"calls": 1, "tokens": 64, "fallbacks": 0}},
+    "log_probs": GAP, "log_probs_no_grad": GAP | {"max_abs": None},
+    "loss": {"name": "policy loss", "baseline": -0.5, "enabled": None}, "logits_grad": GAP, "of_a_newer_version": 1,
+}  # fmt: skip
+
+
+def test_shadows_come_with_rank_step_case_and_line(tmp_path: Path) -> None:
+    trial = TrialDir(tmp_path)
+    write_rank(trial, 0, [make_install(0, world_size=2), SHADOW])
+    write_rank(
+        trial, 1, [make_install(1, world_size=2), {"event": "shadow", "step": 3, "case": "peaked", "error": "no"}]
+    )
+    log = read_ops(trial)
+    assert [sample[:3] + sample[4:] for sample in log.shadows] == [
+        (0, 3, "peaked", "ops/0.jsonl", 2), (1, 3, "peaked", "ops/1.jsonl", 2)]  # fmt: skip
+    first, second = (sample.record for sample in log.shadows)
+    assert first.log_probs is not None
+    assert first.log_probs_no_grad is not None
+    assert first.loss is not None
+    assert (first.log_probs.max_abs, first.log_probs_no_grad.max_abs, first.loss.enabled) == (1e-7, None, None)
+    assert first.calls == {"logp": OpCount(calls=1, tokens=64)}
+    assert (second.error, second.log_probs) == ("no", None)
+    assert log.calls == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"log_probs": GAP | {"max_abs": -1.0}},
+        {"log_probs": GAP | {"n": -1}},
+        {"log_probs": GAP | {"mean_abs": "0"}},
+        {"case": "p" * 101},
+        {"error": "e" * 1001},
+        {"calls": {f"op{number}": {} for number in range(17)}},
+        {"loss": {"name": "policy loss"}},
+    ],
+)
+def test_a_shadow_beyond_the_bounds_is_rejected(tmp_path: Path, change: dict[str, Any]) -> None:
+    trial = TrialDir(tmp_path)
+    write_rank(trial, 0, [make_install(), SHADOW | change, make_step(0)])
+    log = read_ops(trial)
+    assert (log.shadows, log.num_rejects, log.steps()) == ((), {"not an event": 1}, [0])
+
+
+def test_of_many_shadows_the_first_are_kept_and_none_is_rejected(tmp_path: Path) -> None:
+    trial = TrialDir(tmp_path)
+    write_rank(trial, 0, [make_install(), *(SHADOW | {"step": step} for step in range(70))])
+    log = read_ops(trial)
+    assert [sample.step for sample in log.shadows] == list(range(64))
+    assert log.num_rejects == {}
+
+
 def test_ranks_are_read_in_their_order_and_other_files_are_not(tmp_path: Path) -> None:
     trial = TrialDir(tmp_path)
     for rank in (10, 2, 0):

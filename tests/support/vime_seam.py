@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,8 +52,10 @@ def train_once(loss_module: Any, args: argparse.Namespace) -> list[torch.Tensor]
     return [*passed["log_probs"], loss.detach(), *metrics.values(), gradient]
 
 
-def train_by_turns(loss_module: Any, args: argparse.Namespace, expected: list[torch.Tensor]) -> list[bool]:
-    """By step of a session, whether loss, metrics, log-probs and gradient are bitwise vime's own.
+def train_by_turns(
+    loss_module: Any, args: argparse.Namespace, expected: list[torch.Tensor], folder: Path
+) -> tuple[list[bool], list[dict[str, Any]]]:
+    """By step of a session, whether loss, metrics, log-probs and gradient are bitwise vime's own; and the shadows.
 
     RL-Kernel's stand-in answers a little less than vime's function, so that no call of it goes unnoticed.
     """
@@ -67,16 +70,17 @@ def train_by_turns(loss_module: Any, args: argparse.Namespace, expected: list[to
 
         return Route(implementation="NativeLogpOp", version="0.1.0", refuse=lambda _: None, run=run)
 
-    settings = Settings(mode=Mode.REQUIRE, ops=("logp",), schedule="beb")
+    settings = Settings(mode=Mode.REQUIRE, ops=("logp",), schedule="bebs", ops_dir=folder / "ops")
     case = Case(platform="cpu", loss=read_loss_options(vars(args)))
     routes = {"logp": make_route}
     found = []
     with install_into(loss_module, settings, trainer="vime", case=case, args=args, routes=routes) as installation:
-        for step in range(3):
+        for step in range(4):
             installation.begin_step(step)
             found.append(all(map(torch.equal, train_once(loss_module, args), expected)))
             installation.end_step(step)
-    return found
+    lines = [json.loads(line) for line in (folder / "ops" / "0.jsonl").read_text().splitlines()]
+    return found, [line for line in lines if line["event"] == "shadow"]
 
 
 def main() -> None:
@@ -95,10 +99,11 @@ def main() -> None:
         with install_into(loss_module, Settings(), trainer="vime", case=case) as installation:
             found = train_once(loss_module, args)
             timers, _ = installation.profile.end_step()
-        is_same_by_turn = train_by_turns(loss_module, args, expected)
+        is_same_by_turn, shadows = train_by_turns(loss_module, args, expected, Path(folder))
         torch.distributed.destroy_process_group()
     is_same = all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    sys.stdout.write(json.dumps({"is_same": is_same, "is_same_by_turn": is_same_by_turn, "timers": timers}) + "\n")
+    result = {"is_same": is_same, "is_same_by_turn": is_same_by_turn, "shadows": shadows, "timers": timers}
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

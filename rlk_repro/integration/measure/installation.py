@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.files import write_json
+from rlk_repro.integration.measure.energy import EnergyCounter
 from rlk_repro.integration.measure.ledger import Ledger
 from rlk_repro.integration.measure.libraries import loaded_libraries
 from rlk_repro.integration.measure.profile import Profile, read_counts
@@ -35,16 +36,19 @@ class Installation:
     """
 
     def __init__(
-        self, profile: Profile, ledger: Ledger, watch: Watch, libraries: Path | None, schedule: str = ""
-    ) -> None:
+        self, profile: Profile, ledger: Ledger, watch: Watch, libraries: Path | None, schedule: str = "",
+        energy: EnergyCounter | None = None,
+    ) -> None:  # fmt: skip
         self.profile, self.ledger, self._watch = profile, ledger, watch
-        self._libraries, self._schedule = libraries, schedule
+        self._libraries, self._schedule, self._energy = libraries, schedule, energy
         self.turn = Turn(is_enabled=not schedule)
         self.shadow: Shadow | None = None
         self._begun: int | None = None
         self._counts = read_counts()
         self._undo = ExitStack()
         self._undo.callback(ledger.close)
+        if energy is not None:
+            self._undo.callback(energy.close)
         atexit.register(self.undo)
         self._undo.callback(atexit.unregister, self.undo)
 
@@ -101,11 +105,13 @@ class Installation:
         if self.shadow is not None:
             self.shadow.begin_step(None)
         timers, memory = self.profile.end_step()
+        energy_j = None if self._energy is None else self._energy.read_j()
         odd = self._watch.settle()
         if self._libraries is not None:
             write_json(self._libraries, loaded_libraries())
             self._libraries = None
-        self.ledger.end_step(rollout_id, timers, memory, odd, self._end_turn(rollout_id))
+        energy = {} if energy_j is None else {"energy_j": energy_j}
+        self.ledger.end_step(rollout_id, timers, memory, odd, energy | self._end_turn(rollout_id))
         if self._begun not in {None, rollout_id}:
             raise CheckFailed(
                 Problem("rollout", "is not the one that began", got=rollout_id, expected=str(self._begun))

@@ -130,14 +130,14 @@ class Ledger:
         timers: Mapping[str, float],
         memory: Mapping[str, int],
         odd: Mapping[str, str],
-        turn: Mapping[str, Any],
+        more: Mapping[str, Any],
     ) -> None:
-        """Record a step; ``odd`` is what was wrong with RL-Kernel's answers, by operator, ``turn`` what a session adds.
+        """Record a step; ``odd`` is what was wrong with RL-Kernel's answers, by operator, ``more`` are other fields.
 
         Raises:
             CheckFailed: something was, and the mode forbids going on.
         """
-        self._write("step", step=step, timers=timers, memory=memory, calls=_as_json(self._step), odd=odd, **turn)
+        self._write("step", step=step, timers=timers, memory=memory, calls=_as_json(self._step), odd=odd, **more)
         self._step = {op: Count() for op in self._step}
         self._num_steps += 1
         for op, what in odd.items():

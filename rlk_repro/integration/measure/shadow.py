@@ -167,7 +167,7 @@ class Shadow:
             if size > MAX_WHOLE_BYTES:
                 return f"logits that cannot be cut take {size} bytes, more than {MAX_WHOLE_BYTES}"
         try:
-            torch.empty(NUM_BUFFERS * size, dtype=torch.uint8, device=logits.device)
+            _ = [torch.empty(size, dtype=torch.uint8, device=logits.device) for _ in range(NUM_BUFFERS)]
         except (RuntimeError, MemoryError) as error:
             return describe_error(error)
         return ""

@@ -1,0 +1,335 @@
+"""Shadow steps: what they record, what they find, and that the training does not know of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from rlk_repro.integration.measure import shadow
+from rlk_repro.integration.route.api import Route, RouteContext, RouteFactory
+from rlk_repro.integration.route.table import ROUTES
+from rlk_repro.integration.switch import Mode, Settings, install_into
+from rlk_repro.logs.ops import OpsLog, read_ops
+from rlk_repro.operators import Case
+from rlk_repro.rundir.paths import TrialDir
+from rlk_repro.rundir.results import ProofStatus
+from tests import SUPPORT
+from tests.integration.test_sessions import SCHEDULE, SMALL, judge, read_losses, run_session, run_trainer
+from tests.support.later_rl_kernel import importing_from
+from tests.support.loss_examples import (
+    VOCABULARY,
+    load_loss_module,
+    make_args,
+    make_batch,
+    make_logits,
+    train_once,
+)
+
+CASES = ["as trained", "peaked"]
+NUM_ROWS = make_logits().shape[1]
+CPU = Case(platform="cpu")
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    with importing_from(SUPPORT / "fake_rl_engine"):
+        yield
+
+
+def change(op: str, answer: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, RouteFactory]:
+    """The routes, one of them with other log-probs."""
+
+    def make(context: RouteContext) -> Any:
+        route = ROUTES[op](context)
+        assert isinstance(route, Route)
+        run = route.run
+
+        def run_changed(call: Any) -> Any:
+            log_probs, entropy = run(call)
+            return answer(log_probs), entropy
+
+        return replace(route, run=run_changed)
+
+    return {**ROUTES, op: make}
+
+
+def run_steps(
+    folder: Path,
+    schedule: str,
+    *,
+    ops: tuple[str, ...] = ("logp", "ratio_kl"),
+    routes: Mapping[str, RouteFactory] = ROUTES,
+    args: argparse.Namespace | None = None,
+    case: Case = CPU,
+    train: Callable[..., list[torch.Tensor]] = train_once,
+    module: ModuleType | None = None,
+) -> tuple[list[list[torch.Tensor]], OpsLog]:
+    """The numbers of each step, and the ops files."""
+    settings = Settings(mode=Mode.REQUIRE, ops=ops, schedule=schedule, ops_dir=folder / "ops")
+    module, found = module or load_loss_module(), []
+    args = args or make_args()
+    with install_into(module, settings, trainer="example", case=case, args=args, routes=routes) as installation:
+        for step in range(len(schedule)):
+            installation.begin_step(step)
+            found.append(train(module, args))
+            installation.end_step(step)
+    return found, read_ops(TrialDir(folder))
+
+
+def read_shadows(log: OpsLog) -> dict[str, Any]:
+    """By case, of one rank and one step."""
+    return {sample.case: sample.record for sample in log.shadows}
+
+
+def test_a_session_leaves_what_its_shadow_step_found(tmp_path: Path) -> None:
+    log = run_session(tmp_path)
+    last = len(SCHEDULE) - 1
+    assert [(sample.rank, sample.step, sample.case) for sample in log.shadows] == [(0, last, case) for case in CASES]
+    assert [sample.source for sample in log.shadows] == ["ops/0.jsonl"] * 2
+    lines = (tmp_path / "ops" / "0.jsonl").read_text().splitlines()
+    for sample in log.shadows:
+        assert f'"case":"{sample.case}"' in lines[sample.line - 1]
+        record = sample.record
+        assert record.error == ""
+        assert {op: (count.calls, count.fallbacks) for op, count in record.calls.items()} == {
+            "logp": (1, 0), "ratio_kl": (1, 0)}  # fmt: skip
+        assert record.log_probs is not None
+        assert record.log_probs.n == record.calls["logp"].tokens > 0
+        for gap in (record.log_probs, record.log_probs_no_grad, record.logits_grad):
+            assert gap is not None
+            assert gap.max_abs is not None
+            assert gap.max_abs_baseline is not None
+            assert gap.max_abs <= 1e-5 < gap.max_abs_baseline
+        assert record.loss is not None
+        assert record.loss.baseline == pytest.approx(record.loss.enabled, abs=1e-5, rel=1e-5)
+    assert not any(log.calls_in(op, last).calls for op in ("logp", "ratio_kl"))
+    assert judge(log)[0] is ProofStatus.NATIVE
+
+
+def test_a_session_trains_to_the_same_bits_without_its_shadow_steps(tmp_path: Path) -> None:
+    """Losses, gradient norms and metrics of every optimizer step, those after a shadow step included."""
+    printed = []
+    for schedule in ("sbebseb", "bbebbeb"):
+        (tmp_path / schedule).mkdir()
+        switches = {"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_SCHEDULE": schedule}
+        completed = run_trainer(tmp_path / schedule, f"{SMALL} --num-rollout {len(schedule)}", **switches)
+        assert completed.is_ok, completed.stderr
+        printed.append(read_losses(completed.stdout))
+    assert len(printed[0]) == 7
+    assert printed[0] == printed[1]
+    assert [sample.step for sample in read_ops(TrialDir(tmp_path / "sbebseb")).shadows] == [0, 0, 4, 4]
+    assert read_ops(TrialDir(tmp_path / "bbebbeb")).shadows == ()
+
+
+def train_recomputing(module: ModuleType, args: argparse.Namespace) -> list[torch.Tensor]:
+    """As vime with ``--recompute-loss-function``: nothing but the loss's arguments is kept for the backward pass."""
+    batch, leaf = make_batch(), make_logits().requires_grad_()
+    reducer = module.make_sum_of_sample_mean(batch["loss_masks"], batch["rollout_mask_sums"])
+    loss, _ = checkpoint(module.policy_loss_function, args, batch, leaf * 1.5, reducer, use_reentrant=False)
+    loss.backward()
+    assert leaf.grad is not None
+    return [loss.detach(), leaf.grad]
+
+
+@pytest.mark.parametrize("train", [train_once, train_recomputing])
+def test_gradients_and_the_generator_are_untouched(tmp_path: Path, train: Callable[..., list[torch.Tensor]]) -> None:
+    expected = train(load_loss_module(), make_args())
+    state = torch.get_rng_state()
+    (found, after), log = run_steps(tmp_path, "sb", train=train)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, after, expected))
+    assert [sample.case for sample in log.shadows] == CASES
+    assert all(sample.record.error == "" for sample in log.shadows)
+
+
+def test_an_error_of_an_operator_shows_in_its_numbers(tmp_path: Path) -> None:
+    _, log = run_steps(tmp_path / "ratio_kl", "s", routes=change("ratio_kl", lambda answer: answer + 0.01))
+    for record in read_shadows(log).values():
+        assert record.log_probs.max_abs == pytest.approx(0.01, rel=0.05)
+        assert record.log_probs.mean_abs == pytest.approx(0.01, rel=0.05)
+        assert record.log_probs_no_grad.max_abs < 1e-5
+    trained = read_shadows(log)["as trained"]
+    assert trained.loss.baseline != pytest.approx(trained.loss.enabled, rel=1e-3)
+    _, log = run_steps(tmp_path / "logp", "s", routes=change("logp", lambda answer: answer + 0.01))
+    for record in read_shadows(log).values():
+        assert record.log_probs.max_abs < 1e-5
+        assert record.log_probs_no_grad.max_abs == pytest.approx(0.01, rel=0.05)
+        assert record.loss.baseline == pytest.approx(record.loss.enabled, rel=1e-5)
+
+
+def test_a_wrong_gradient_shows_where_the_log_probs_are_right(tmp_path: Path) -> None:
+    routes = change("ratio_kl", lambda answer: answer.detach() + (answer - answer.detach()) * 1.01)
+    for record in read_shadows(run_steps(tmp_path, "s", routes=routes)[1]).values():
+        assert record.log_probs.max_abs < 1e-5
+        assert record.logits_grad.max_abs == pytest.approx(0.01 * record.logits_grad.max_abs_baseline, rel=0.05)
+
+
+def test_the_peaked_case_finds_what_near_uniform_logits_hide(tmp_path: Path) -> None:
+    records = read_shadows(run_steps(tmp_path, "s", routes=change("ratio_kl", lambda answer: answer.clamp_min(-20)))[1])
+    trained, peaked = (records[case] for case in CASES)
+    assert trained.log_probs.max_abs < 1e-5
+    assert trained.logits_grad.max_abs < 1e-5
+    assert peaked.log_probs.max_abs > 1
+    assert peaked.logits_grad.max_abs > 0.1
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    records = read_shadows(run_steps(tmp_path, "s", routes=change("ratio_kl", lambda answer: answer * torch.nan))[1])
+    for record in records.values():
+        assert record.log_probs.max_abs is record.log_probs.mean_abs is record.loss.enabled is None
+        assert record.log_probs.max_abs_baseline > 0
+        assert record.loss.baseline is not None
+
+
+def test_some_rows_stand_for_all_and_the_loss_is_still_the_microbatch_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shadow, "MAX_ROWS", 7)
+    (numbers,), log = run_steps(tmp_path, "s")
+    assert any(torch.equal(number, torch.tensor(read_shadows(log)["as trained"].loss.baseline)) for number in numbers)
+    for record in read_shadows(log).values():
+        assert record.log_probs.n == record.calls["ratio_kl"].tokens == 7 < NUM_ROWS
+        assert record.logits_grad.n == 7 * VOCABULARY
+        assert record.logits_grad.max_abs < 1e-5 < record.logits_grad.max_abs_baseline
+
+
+def test_an_operator_of_the_whole_loss_takes_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = make_args(use_kl_loss=False, eps_clip_high=0.2, use_rollout_logprobs=False)
+    _, log = run_steps(tmp_path / "small", "s", ops=("logp", "grpo_loss"), args=args)
+    for record in read_shadows(log).values():
+        assert {op: count.calls for op, count in record.calls.items()} == {"logp": 2, "grpo_loss": 1}
+        assert record.logits_grad.n == NUM_ROWS * VOCABULARY
+        assert record.logits_grad.max_abs < 1e-5
+        assert record.loss.name == "policy loss"
+    monkeypatch.setattr(shadow, "MAX_WHOLE_BYTES", 100)
+    _, log = run_steps(tmp_path / "large", "s", ops=("logp", "grpo_loss"), args=args)
+    size = 4 * NUM_ROWS * VOCABULARY
+    expected = [f"logits that cannot be cut take {size} bytes, more than 100"] * 2
+    assert [sample.record.error for sample in log.shadows] == expected
+
+
+def test_a_comparison_that_fails_is_recorded_and_the_training_goes_on(tmp_path: Path) -> None:
+    def fail(answer: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate much.")
+
+    expected = train_once(load_loss_module(), make_args())
+    found, log = run_steps(tmp_path, "sb", routes=change("ratio_kl", fail))
+    assert all(all(map(torch.equal, numbers, expected)) for numbers in found)
+    assert [sample.record.error for sample in log.shadows] == ["OutOfMemoryError: CUDA out of memory."] * 2
+    assert [sample.record.log_probs for sample in log.shadows] == [None, None]
+
+
+def test_where_no_comparison_can_be_made_the_reason_is_recorded(tmp_path: Path) -> None:
+    _, log = run_steps(tmp_path, "s", case=Case(platform="cpu", context_parallel=2))
+    expected = ["context parallel size 2: a rank that stops would leave others waiting"] * 2
+    assert [sample.record.error for sample in log.shadows] == expected
+    session = tmp_path / "session"
+    session.mkdir()
+    log = run_session(session, VIME_RL_KERNEL_OPS="linear_logp", RLK_REPRO_ENTROPY_METRIC="0")
+    expected = ["linear_logp takes hidden states, and a baseline step has logits"] * 2
+    assert [sample.record.error for sample in log.shadows] == expected
+
+
+def test_timers_and_what_is_odd_know_nothing_of_it(tmp_path: Path) -> None:
+    def answer_late(answer: torch.Tensor) -> torch.Tensor:
+        torch.linalg.inv(torch.eye(2000) * 2)
+        return answer * 0 + 1  # no log-prob is above 0
+
+    _, log = run_steps(tmp_path, "bs", routes=change("ratio_kl", answer_late))
+    steps = [log.ranks[0].steps[step][1] for step in range(2)]
+    assert steps[1].odd == {}
+    assert steps[1].timers.keys() == steps[0].timers.keys()
+    assert steps[1].memory.keys() == steps[0].memory.keys()
+    spent = sum(seconds for name, seconds in steps[1].timers.items() if name != "step")
+    assert spent < steps[1].timers["step"] / 2
+
+
+def split_vocabulary(module: ModuleType, rank: int) -> None:
+    """Give the loss module a vocabulary that two ranks share, as vime's is: the reference trainer's is never split."""
+    whole = module.calculate_log_probs_and_entropy
+
+    def calculate_log_probs_and_entropy(
+        logits: Any, tokens: Any, tp_group: Any, with_entropy: bool = False, chunk_size: int = -1,
+        log_prob_keep_mask: Any = None, with_entropy_grad: bool = True,
+    ) -> Any:  # fmt: skip
+        parts = [torch.empty_like(logits) for _ in range(2)]
+        dist.all_gather(parts, logits.detach().contiguous(), group=tp_group)
+        parts[rank] = logits
+        return whole(torch.cat(parts, dim=1), tokens, None, with_entropy, chunk_size, None, with_entropy_grad)
+
+    def find_response_log_probs(args: Any, batch: Any, logits: Any, *, with_entropy: bool = False) -> Any:
+        log_probs, entropy = module.calculate_log_probs_and_entropy(
+            logits.squeeze(0), module._shift_tokens(batch["unconcat_tokens"]), dist.group.WORLD, with_entropy,
+            with_entropy_grad=False,
+        )  # fmt: skip
+        return module._cut_responses(log_probs.squeeze(-1), batch), (
+            [] if entropy is None else module._cut_responses(entropy, batch)
+        )
+
+    names = {"calculate_log_probs_and_entropy": calculate_log_probs_and_entropy,
+             "find_response_log_probs": find_response_log_probs}  # fmt: skip
+    vars(module).update(names)
+
+
+def run_rank(rank: int, folder: str, is_short: bool) -> None:
+    """One of two ranks; with ``is_short`` the second one has no memory for a comparison."""
+    sys.path.insert(0, str(SUPPORT / "fake_rl_engine"))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+
+    def train(module: ModuleType, args: argparse.Namespace) -> list[torch.Tensor]:
+        batch, leaf = make_batch(), make_logits(rank).requires_grad_()
+        reducer = module.make_sum_of_sample_mean(batch["loss_masks"], batch["rollout_mask_sums"])
+        loss, _ = module.policy_loss_function(args, batch, leaf, reducer)
+        loss.backward()
+        assert leaf.grad is not None
+        return [loss.detach(), leaf.grad]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    module = load_loss_module()
+    split_vocabulary(module, rank)
+    expected = train(module, make_args())
+    if is_short and rank == 1:
+        torch.empty = refuse
+    case = Case(platform="cpu", tensor_parallel=2)
+    (found,), _ = run_steps(Path(folder), "s", case=case, train=train, module=module)
+    assert all(map(torch.equal, found, expected))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_ranks_that_share_a_vocabulary_compare_together_or_not_at_all(tmp_path: Path, is_short: bool) -> None:
+    context = get_context("spawn")
+    processes = [context.Process(target=run_rank, args=(rank, str(tmp_path), is_short)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    log = read_ops(TrialDir(tmp_path))
+    assert [(sample.rank, sample.case) for sample in log.shadows] == [
+        (rank, case) for rank in range(2) for case in CASES
+    ]
+    if is_short:
+        other, own = "another rank of the tensor-parallel group cannot", "OutOfMemoryError: CUDA out of memory."
+        assert [sample.record.error for sample in log.shadows] == [other] * 2 + [own] * 2
+        return
+    for sample in log.shadows:
+        assert sample.record.error == ""
+        for gap in (sample.record.log_probs, sample.record.log_probs_no_grad, sample.record.logits_grad):
+            assert gap is not None
+            assert gap.max_abs is not None
+            assert gap.max_abs < 1e-4
