@@ -1,7 +1,7 @@
 """Reads the ops files of a trial: module timers, peak memory, energy, decisions, call counts, shadow steps.
 
 Damaged lines are rejected with their number and never stop the reading.  No torch here: the files are written by
-``integration.decisions``.
+``integration.measure.ledger``.
 """
 
 from __future__ import annotations

@@ -124,10 +124,12 @@ class Shadow:
         def compute(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
             result = function(args, batch, logits, sum_of_sample_mean)
             if self._step is not None and self._seen is not None and len(self._seen[1]):
-                step, (call, *own) = self._step, self._seen
+                step, (call, own, entropy) = self._step, self._seen
                 self.begin_step(None)
                 with self._apart():
-                    self._compare(step, _Microbatch(args, batch, logits.detach(), sum_of_sample_mean, call, *own))
+                    self._compare(
+                        step, _Microbatch(args, batch, logits.detach(), sum_of_sample_mean, call, own, entropy)
+                    )
             return result
 
         return functools.update_wrapper(compute, function, updated=())
