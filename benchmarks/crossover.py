@@ -22,10 +22,11 @@ from typing import Any, Final
 
 from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.sessions import Session, compare_sessions, make_session
+from rlk_repro.analysis.shadows import CASES
 from rlk_repro.analysis.verdict import Judgement, judge
 from rlk_repro.base.files import write_json
 from rlk_repro.plan import Trial
-from rlk_repro.rundir.results import ProofStatus, Series, TrialResult, TrialStatus, VerdictWord
+from rlk_repro.rundir.results import ProofStatus, Series, ShadowResult, TrialResult, TrialStatus, VerdictWord
 from rlk_repro.schedule import Schedule, make_schedule
 from rlk_repro.spec import Lane, Measure
 from rlk_repro.statistics.power import smallest_effect
@@ -158,6 +159,19 @@ def judge_one(scenario: Scenario, source: random.Random) -> Judgement:
         trials={arm.name: arm for session in sessions for arm in session.arms},
         differences=(),
         blocks=blocks,
+        shadows=[
+            ShadowResult(
+                session=pair.pair,
+                case=case,
+                num_ranks=1,
+                error="",
+                log_prob_max=0.0,
+                log_prob_mean=0.0,
+                gradient_share=0.0,
+            )
+            for pair in pairs
+            for case in CASES
+        ],
     )
     return judge(evidence)
 

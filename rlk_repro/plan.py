@@ -30,9 +30,6 @@ FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_p
 """What of a measurement plan is no rule: how many pairs or sessions there are, and what the power estimate assumes."""
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
-LIMIT_PER_ESTIMATE: Final = 1.5
-SHORTEST_LIMIT_MIN: Final = 10.0  # a first trial compiles, and another lane's run stores rollouts before it
-LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +163,8 @@ class Plan:
 
     @property
     def time_limit_min(self) -> float:
-        """Of one trial or session: the run's own limit, or one that follows from its estimate."""
-        estimate = self.run.expected_trial_minutes.get(self.hardware.hardware)
-        if self.run.time_limit_min is not None:
-            return self.run.time_limit_min
-        return LIMIT_WITHOUT_ESTIMATE_MIN if estimate is None else max(LIMIT_PER_ESTIMATE * estimate, SHORTEST_LIMIT_MIN)
+        """Of one trial or session."""
+        return self.run.find_time_limit_min(self.hardware.hardware)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -278,11 +272,8 @@ def find_run_id(record: Any, folder_name: str) -> str:
 
 def flag_overrides(*, lane: str | None, pairs: int | None, control_pairs: int | None) -> list[Override]:
     """The flags that mean a ``--set``."""
-    flags: list[tuple[tuple[str, ...], object, str]] = [
-        (("lane",), lane, "--lane"),
-        (("measure", "pairs"), pairs, "--pairs"),
-        (("measure", "control_pairs"), control_pairs, "--control-pairs"),
-    ]
+    flags = ((("lane",), lane, "--lane"), (("measure", "pairs"), pairs, "--pairs"),
+             (("measure", "control_pairs"), control_pairs, "--control-pairs"))  # fmt: skip
     return [Override(path, value, flag) for path, value, flag in flags if value is not None]
 
 

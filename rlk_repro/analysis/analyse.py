@@ -26,7 +26,6 @@ from rlk_repro.rundir.manifest import Manifest, Unknown, diff_nodes
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import (
     Analysis,
-    BlockResult,
     PairResult,
     PairStatus,
     ProofStatus,
@@ -83,7 +82,19 @@ def analyse(run_dir: RunDir) -> Analysis:
     missing = [*_find_missing_records(scored, records), *find_unknown_nodes(plan, run_dir, scored)]
     unplanned = list(_find_unplanned(plan, run_dir))
     table = None if plan.run.workload.has_variants else read_operators(plan, run_dir)
-    judgement = _judge(plan, pairs, trials, differences, [item.where for item in missing], blocks)
+    shadows = tuple(item for session in sessions for item in session.shadows)
+    evidence = Evidence(
+        measure=plan.run.measure,
+        lane=plan.run.lane,
+        workload=plan.run.workload.kind,
+        pairs=pairs,
+        trials={trial.name: trial for trial in trials},
+        differences=differences,
+        missing=[item.where for item in missing],
+        blocks=blocks,
+        shadows=shadows,
+    )
+    judgement = _judge(plan, evidence)
     analysis = Analysis(
         run=plan.run.run,
         run_id=find_run_id(record, run_dir.run_id),
@@ -109,34 +120,18 @@ def analyse(run_dir: RunDir) -> Analysis:
         findings=tuple(limit_findings([*findings, *differences, *_limit(missing), *_limit(unplanned)])),
         operators=() if table is None else table.results,
         blocks=tuple(blocks),
+        shadows=shadows,
         pooled=pool_step_times(sessions),
     )
     # as it will be read back: with the digits that are kept
     return Analysis.from_json(json.loads(dump_json(analysis.to_json())))
 
 
-def _judge(
-    plan: Plan,
-    pairs: Sequence[PairResult],
-    trials: Sequence[TrialResult],
-    differences: Sequence[Finding],
-    missing: Sequence[str],
-    blocks: Sequence[BlockResult],
-) -> Judgement:
-    measure = plan.run.measure
-    if not plan.run.workload.has_variants:
-        return decline(measure, pairs=pairs, trials=trials, is_exploratory=plan.is_exploratory)
-    evidence = Evidence(
-        measure=measure,
-        lane=plan.run.lane,
-        workload=plan.run.workload.kind,
-        pairs=pairs,
-        trials={trial.name: trial for trial in trials},
-        differences=differences,
-        missing=missing,
-        blocks=blocks,
-    )
-    return judge(evidence, is_exploratory=plan.is_exploratory)
+def _judge(plan: Plan, evidence: Evidence) -> Judgement:
+    if plan.run.workload.has_variants:
+        return judge(evidence, is_exploratory=plan.is_exploratory)
+    trials = list(evidence.trials.values())
+    return decline(evidence.measure, pairs=evidence.pairs, trials=trials, is_exploratory=plan.is_exploratory)
 
 
 def _read_sessions(plan: Plan, run_dir: RunDir, telemetry: Mapping[str, TrialTelemetry]) -> tuple[Session, ...]:

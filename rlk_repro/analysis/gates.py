@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rlk_repro.analysis.shadows import make_shadow_gate
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import format_number
 from rlk_repro.rundir.results import (
@@ -23,6 +24,7 @@ from rlk_repro.rundir.results import (
     PairResult,
     PairStatus,
     ProofStatus,
+    ShadowResult,
     TrialResult,
 )
 from rlk_repro.spec import Lane, Measure
@@ -61,7 +63,7 @@ class Evidence:
     ``pairs`` are all that were planned, the void, dropped and fallen-back ones too, or the sessions; their trials are
     among ``trials``.  ``differences`` are those between the manifests of the two variants outside the declared
     switches, None where the manifests were not compared; ``missing`` names records of scored pairs that could not be.
-    ``workload`` is the kind of what was run.  ``blocks`` are those of the design ``crossover``.
+    ``workload`` is the kind of what was run.  ``blocks`` and ``shadows`` are of the design ``crossover``.
     """
 
     measure: Measure
@@ -72,6 +74,7 @@ class Evidence:
     differences: Sequence[Finding] | None
     missing: Sequence[str] = ()
     blocks: Sequence[BlockResult] = ()
+    shadows: Sequence[ShadowResult] = ()
 
     @property
     def is_crossover(self) -> bool:
@@ -122,7 +125,13 @@ def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
     )
     last = (_active_gate(evidence), _units_gate(evidence))
     if evidence.is_crossover:
-        return (*measured, _blocks_gate(evidence), _control_blocks_gate(evidence), *last)
+        shadows = make_shadow_gate(
+            evidence.shadows,
+            sessions=[pair.pair for pair in evidence.scored],
+            is_planned=evidence.measure.shadow_steps > 0,
+            margins=evidence.measure.margins,
+        )
+        return (*measured, _blocks_gate(evidence), _control_blocks_gate(evidence), shadows, *last)
     return (*measured, _steps_gate(evidence), *last)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rlk_repro.analysis.proof import find_unproved, prove
+from rlk_repro.analysis.shadows import summarise_shadows
 from rlk_repro.analysis.trials import STEP_TIME, read_record, summarise_all
 from rlk_repro.base.units import count
 from rlk_repro.logs.ops import OpsLog
@@ -25,6 +26,7 @@ from rlk_repro.rundir.results import (
     PairStatus,
     ProofStatus,
     Series,
+    ShadowResult,
     Summary,
     TrialResult,
     TrialStatus,
@@ -62,6 +64,7 @@ class Session:
     values: Values
     faults: Mapping[int, str]
     arms: tuple[TrialResult, TrialResult]
+    shadows: tuple[ShadowResult, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -117,7 +120,8 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTel
         planned=counted,
     )
     whole = record.to_result(plan, trial, proof, telemetry)
-    return make_session(trial, whole, schedule, faults, lane=plan.run.lane)
+    session = make_session(trial, whole, schedule, faults, lane=plan.run.lane)
+    return replace(session, shadows=tuple(summarise_shadows(trial.pair, record.ops)))
 
 
 def make_session(

@@ -124,6 +124,8 @@ def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
     if peak is not None:
         columns |= {_name_peak(name.removeprefix(peak)): samples for name, samples in ops.memory.items()
                     if name.startswith(peak)}  # fmt: skip
+    if ops.energy:
+        columns["energy_j"] = ops.energy
     for name, by_step in columns.items():
         samples = [by_step.get(step) for step in range(plan.num_steps)]
         sources = {sample.source for sample in samples if sample is not None}

@@ -39,6 +39,7 @@ _LABELS: Final[dict[str, str]] = {
     "peak_memory_bytes": "peak memory",
     "peak_memory_in_forward_only_bytes": "peak memory, passes without gradient",
     "peak_memory_in_update_bytes": "peak memory, update",
+    "energy_j": "energy of a step",
     "module_log_probs_forward_s": "log-prob, forward",
     "module_log_probs_backward_s": "log-prob, backward",
     "module_log_probs_no_grad_s": "log-prob, no grad",
@@ -103,7 +104,7 @@ def find_label(metric: str, workload: str = "") -> MetricLabel:
     label = _LABELS_OF.get(workload, {}).get(metric, label)
     if printed is None:
         unit = _unit_of(metric)
-        return MetricLabel(label=label, unit=unit, better="lower" if unit in {"s", "GiB"} else "", sources="")
+        return MetricLabel(label=label, unit=unit, better="lower" if unit in {"s", "GiB", "J"} else "", sources="")
     keys = (" and " if printed.formula else " or ").join(key for _, key in printed.sources)
     better = "" if printed.better is Better.NONE else printed.better.value
     return MetricLabel(label=label, unit=printed.unit, better=better, sources=keys)
@@ -176,6 +177,8 @@ def headline_value(metric: str, summary: Summary) -> float:
 def _unit_of(metric: str) -> str:
     if metric.endswith("_bytes"):
         return "GiB"
+    if metric.endswith("_j"):
+        return "J"
     return "s" if metric.endswith("_s") and not metric.endswith("_per_s") else ""
 
 

@@ -194,6 +194,23 @@ class BlockResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShadowResult:
+    """One case of a session's shadow steps, the worst over ranks; ``error`` says why a comparison is missing.
+
+    ``log_prob_max`` and ``log_prob_mean`` are of the absolute difference of log-probs, ``gradient_share`` the largest
+    difference of gradients at the logits as a share of the largest such gradient.
+    """
+
+    session: str
+    case: str
+    num_ranks: int
+    error: str
+    log_prob_max: float | None
+    log_prob_mean: float | None
+    gradient_share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Effect:
     """A paired effect over scored comparisons, pairs or sessions, as the ratio enabled / baseline.
 
@@ -280,6 +297,7 @@ class Analysis:
     findings: tuple[Finding, ...]
     operators: tuple[OperatorResult, ...] = ()
     blocks: tuple[BlockResult, ...] = ()
+    shadows: tuple[ShadowResult, ...] = ()
     pooled: dict[str, Summary] = dataclasses.field(default_factory=dict)
 
     @property
@@ -297,7 +315,7 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         """Plain values.  What only some runs have is absent from the others."""
         fields = dataclasses.asdict(self)
-        for name in ("operators", "blocks", "pooled"):
+        for name in ("operators", "blocks", "shadows", "pooled"):
             if not fields[name]:
                 del fields[name]
         return {"schema": SCHEMA, **fields}

@@ -38,6 +38,9 @@ from rlk_repro.spec.values import (
 from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.spec.workloads import ModuleWorkload, OperatorsWorkload, ReferenceWorkload
 
+LIMIT_PER_ESTIMATE: Final = 1.5
+SHORTEST_LIMIT_MIN: Final = 10.0  # a first trial compiles, and another lane's run stores rollouts before it
+LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
 MAX_STEPS: Final = 20_000
 """Of all trials of a run: an analysis holds some forty numbers of each."""
 
@@ -46,8 +49,10 @@ Workload: TypeAlias = Annotated[
 ]
 
 
-class Margins(Model):
+class Margins(GrowingModel):
     """How much worse the enabled variant may be shown to be before its speed does not count (docs/statistics.md)."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"shadow_log_prob", "shadow_gradient_share"})
 
     raw_reward: NonNegative = Field(0.01, description="absolute drop of the mean raw_reward")
     logprob_abs_diff_ratio: Positive = Field(1.05, description="ratio enabled / baseline of the mean abs diff")
@@ -55,6 +60,8 @@ class Margins(Model):
     logprob_abs_diff_cap: Positive = Field(0.1, description="absolute cap, as in vime's own tests")
     peak_memory_ratio: Positive = Field(1.02, description="ratio enabled / baseline of peak device memory")
     response_length_pct: Positive = Field(2.0, description="difference of mean response length, both ways, percent")
+    shadow_log_prob: Positive = Field(0.05, description="largest difference of a log-prob between the two routes")
+    shadow_gradient_share: Positive = Field(0.05, description="of a gradient at the logits, as share of the largest")
 
 
 PERIODS_PER_BLOCK: Final = 4
@@ -178,6 +185,15 @@ class Run(Model):
     rl_kernel: RlKernel = RlKernel()
     entropy_metric: bool = Field(True, description="both variants compute the entropy that vime reports")
     workload: Workload
+
+    def find_time_limit_min(self, hardware: str) -> float:
+        """Of one trial or session: the run's own limit, or one that follows from its estimate."""
+        if self.time_limit_min is not None:
+            return self.time_limit_min
+        estimate = self.expected_trial_minutes.get(hardware)
+        if estimate is None:
+            return LIMIT_WITHOUT_ESTIMATE_MIN
+        return max(LIMIT_PER_ESTIMATE * estimate, SHORTEST_LIMIT_MIN)
 
 
 class Hardware(GrowingModel):

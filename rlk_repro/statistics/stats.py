@@ -101,8 +101,8 @@ def _count_outliers(ordered: Sequence[float]) -> int:
 
 
 def is_cost(metric: str) -> bool:
-    """Times, rates and memory, known by their unit: compared as ratios.  All else describes the training itself."""
-    return metric.endswith(("_s", "_bytes"))
+    """Times, rates, memory and energy, known by their unit: compared as ratios.  All else is of the training."""
+    return metric.endswith(("_s", "_bytes", "_j"))
 
 
 def pair_metrics(first: TrialResult, second: TrialResult) -> tuple[PairMetric, ...]:

@@ -1,0 +1,98 @@
+"""What shadow steps found: one microbatch by both routes, on every rank, held against a declared margin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from rlk_repro.base.units import format_number
+from rlk_repro.logs.ops import OpsLog, ShadowSample
+from rlk_repro.rundir.results import Gate, GateStatus, ShadowResult
+from rlk_repro.spec import Margins
+
+SHADOWS: Final = "same_numbers"
+CASES: Final = ("as trained", "peaked")
+
+
+def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
+    """One result a case: the worst over ranks and shadow steps."""
+    by_case: dict[str, list[ShadowSample]] = {}
+    for sample in ops.shadows:
+        by_case.setdefault(sample.case, []).append(sample)
+    for case, samples in by_case.items():
+        records = [sample.record for sample in samples]
+        gaps = [gap for record in records for gap in (record.log_probs, record.log_probs_no_grad) if gap is not None]
+        shares = [
+            None if not gap.max_abs_baseline or gap.max_abs is None else gap.max_abs / gap.max_abs_baseline
+            for record in records
+            if (gap := record.logits_grad) is not None
+        ]
+        errors = [f"rank {sample.rank}: {sample.record.error}" for sample in samples if sample.record.error]
+        if not errors and not all(record.calls for record in records):
+            errors = ["RL-Kernel was not called in the comparison"]
+        yield ShadowResult(
+            session=session,
+            case=case,
+            num_ranks=len({sample.rank for sample in samples}),
+            error=errors[0] if errors else "",
+            log_prob_max=_worst(gap.max_abs for gap in gaps),
+            log_prob_mean=_worst(gap.mean_abs for gap in gaps),
+            gradient_share=_worst(shares),
+        )
+
+
+def _worst(values: Iterable[float | None]) -> float | None:
+    """The largest; None where there is none, or any is not a finite number."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return max(known) if known and len(known) == len(found) else None
+
+
+def make_shadow_gate(
+    shadows: Sequence[ShadowResult], *, sessions: Sequence[str], is_planned: bool, margins: Margins
+) -> Gate:
+    """Passed where both routes give the same log-probs and gradients, in both cases of every scored session."""
+    found = [item for item in shadows if item.session in sessions]
+    if not is_planned:
+        return _make(GateStatus.NOT_APPLICABLE, "no shadow step was planned", found)
+    beyond = [item for item in found if _is_beyond(item, margins)]
+    if beyond:
+        return _make(GateStatus.FAILED, f"the routes differ in {_name(beyond[0], margins)}", found)
+    missing = [
+        f"{session} {case}"
+        for session in sessions
+        for case in CASES
+        if not any((item.session, item.case) == (session, case) for item in found)
+    ]
+    if missing:
+        return _make(GateStatus.UNDECIDED, f"no comparison of both routes in {missing[0]}", found)
+    unknown = [item for item in found if item.error or item.log_prob_max is None or item.gradient_share is None]
+    if unknown:
+        reason = unknown[0].error or "a number of it is not finite"
+        return _make(GateStatus.UNDECIDED, f"{unknown[0].session}, {unknown[0].case}: {reason}", found)
+    if not found:
+        return _make(GateStatus.UNDECIDED, "no scored session", found)
+    worst = max(found, key=lambda item: item.log_prob_max or 0.0)
+    detail = f"both routes agree on one microbatch of every rank, at worst {_name(worst, margins)}"
+    return _make(GateStatus.PASSED, detail, found)
+
+
+def _is_beyond(item: ShadowResult, margins: Margins) -> bool:
+    limits = ((item.log_prob_max, margins.shadow_log_prob), (item.gradient_share, margins.shadow_gradient_share))
+    return any(value is not None and value > limit for value, limit in limits)
+
+
+def _name(item: ShadowResult, margins: Margins) -> str:
+    log_prob, gradient = (
+        "unknown" if value is None else format_number(value, 2) for value in (item.log_prob_max, item.gradient_share)
+    )
+    return (
+        f"{item.session}, {item.case}: log-probs by up to {log_prob} (margin {margins.shadow_log_prob:g}), gradients "
+        f"at the logits by up to {gradient} of the largest (margin {margins.shadow_gradient_share:g})"
+    )
+
+
+def _make(status: GateStatus, detail: str, found: Sequence[ShadowResult]) -> Gate:
+    worst = _worst(item.log_prob_max for item in found)
+    return Gate(name=SHADOWS, status=status, detail=detail, estimate=worst, low=None, high=None, margin=None,
+                n=len({item.session for item in found}))  # fmt: skip
