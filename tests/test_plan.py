@@ -16,6 +16,7 @@ from rlk_repro.spec import Measure
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.show import plan_lines, plan_summary
 from rlk_repro.workloads import get_workload
+from tests.support.run_plans import make_run_plan
 
 
 def plan_smoke(*settings: str, hardware: str = "cpu", **options: Any) -> Plan:
@@ -213,6 +214,23 @@ def test_the_expected_duration_follows_the_number_of_trials() -> None:
     )
     assert plan_smoke("measure.scored_steps=99", is_exploratory=True).expected_minutes() is None
     assert plan_summary(plan_smoke(hardware="h200"))["gpu_hours"] == pytest.approx(12 * 0.1 / 60)
+
+
+@pytest.mark.parametrize(
+    ("run", "hardware", "settings", "limit_min"),
+    [
+        ("qwen3-30b-a3b", "h200", (), 90),
+        ("qwen3-30b-a3b", "h200", ("time_limit_min=7",), 7),
+        ("qwen3-4b-random", "h200", (), 15),  # of a session
+        ("module-qwen3-30b-a3b", "h200", (), 10),
+        ("module-qwen3-30b-a3b", "cpu", (), 30),
+        ("smoke", "cpu", (), 5),
+    ],
+)
+def test_a_time_limit_is_the_run_s_own_or_half_as_much_again_as_its_estimate(
+    run: str, hardware: str, settings: tuple[str, ...], limit_min: float
+) -> None:
+    assert make_run_plan(run, hardware, *settings).time_limit_min == limit_min
 
 
 def test_exploratory_without_a_changed_rule_is_not_exploratory() -> None:

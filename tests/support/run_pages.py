@@ -119,7 +119,7 @@ def _hardware_row(name: str, plan: Plan) -> Row:
     layout, minutes = plan.layout, plan.expected_minutes()
     sizes = (layout.tensor_parallel, layout.pipeline_parallel, layout.context_parallel, layout.expert_parallel)
     hours = ("–", "–") if minutes is None else (f"{minutes / 60:.2f}", f"{minutes / 60 * plan.num_gpus:.2f}")
-    trials = f"{len(plan.trials)} x {plan.num_steps}"
+    trials = f"{len(plan.trials)}{' sessions' if plan.is_crossover else ''} x {plan.num_steps}"
     return (name, f"{layout.num_nodes} x {layout.gpus_per_node}", " ".join(map(str, sizes)), trials, *hours)
 
 
@@ -193,8 +193,11 @@ def _inputs(plans: Plans) -> Iterator[str]:
     yield f"Model: {workload.model.title}" + (
         f", arguments of `{workload.model.recipe}`." if workload.model.recipe else "."
     )
-    if workload.rollouts is None and plans and _first(plans).run.lane != "live":
-        yield "Rollouts: none are shipped; the run stores its own before its first trial, and all trials train on them."
+    plan = _first(plans)
+    if workload.rollouts is None and plan.run.lane != "live":
+        unit = "session" if plan.is_crossover else "trial"
+        own = f"the run stores its own before its first {unit}, and all {unit}s train on them"
+        yield f"Rollouts: none are shipped; {own}."
 
 
 def _describe_source(source: Any) -> tuple[str, str]:
@@ -274,10 +277,15 @@ def _hide(text: str) -> str:
 def _expected(plans: Plans) -> Iterator[str]:
     plan = _first(plans)
     measure, summary = plan.run.measure, plan_summary(plan)
-    lines = [
-        f"Pairs: {summary['num_pairs']}; control pairs: {summary['num_control_pairs']}; in ABBA order, seeds from "
+    amount = (
+        f"Sessions: {measure.sessions}, of {measure.blocks} blocks and {measure.control_blocks} control blocks, ABBA "
+        f"or BAAB; seeds from {measure.seed}; {measure.warmup_steps} warm-up and {measure.num_scored} scored steps a "
+        "session."
+        if plan.is_crossover
+        else f"Pairs: {summary['num_pairs']}; control pairs: {summary['num_control_pairs']}; in ABBA order, seeds from "
         f"{measure.seed}; {measure.warmup_steps} warm-up and {measure.scored_steps} scored steps a trial."
-    ]
+    )
+    lines = [amount]
     if summary["num_pairs"]:
         lines.append(_describe_power(plan, summary["smallest_visible_effect"]))
         margins = ", ".join(f"`{name}` {value:g}" for name, value in measure.margins.model_dump().items())

@@ -53,8 +53,12 @@ def runs_table() -> str:
         if lane == lanes[run] and minutes is not None:
             size = f"{layout.num_nodes} x {layout.gpus_per_node}"
             cost = [f"{minutes / 60:.1f}", f"{minutes / 60 * plan.num_gpus:.1f}"]
-            rows.append([f"`{run}`", hardware, size, f"{len(plan.trials)} x {plan.num_steps}", *cost])
+            rows.append([f"`{run}`", hardware, size, f"{_count(plan)} x {plan.num_steps}", *cost])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _count(plan: Plan) -> str:
+    return f"{len(plan.trials)}{' sessions' if plan.is_crossover else ''}"
 
 
 def list_lanes() -> dict[str, str]:

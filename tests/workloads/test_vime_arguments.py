@@ -21,9 +21,11 @@ import pytest
 
 from rlk_repro.base import proc
 from rlk_repro.base.resources import data_dir
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.vime.contract import Flag, load_contract, split_arguments
 from tests import ROOT
-from tests.support.vime_examples import COMMIT, all_lists, list_runs
+from tests.support.slurm.examples import plan_for
+from tests.support.vime_examples import COMMIT, all_lists, list_runs, trial_argv
 
 REPOSITORY = ROOT
 PATCH = "docker/patch/latest/megatron.patch"
@@ -148,6 +150,51 @@ def test_a_model_is_built_as_upstream_s_script_says(run: str) -> None:
     upstream = {flag: tuple(map(_normal, values)) for flag, values in split_arguments(printed.stdout.split("\0")[:-1])}
     own = {f"--{flag}": tuple(map(_normal, _words(value))) for flag, value in model.arguments.items()}
     assert own == upstream
+
+
+ELSEWHERE = {
+    "hf-checkpoint", "ref-load", "prompt-data",  # places
+    "load", "save", "save-interval", "eval-interval", "eval-prompt-data", "n-samples-per-eval-prompt",
+    "eval-max-response-len", "eval-top-p",  # no checkpoints, no evaluation
+    "num-rollout", "rollout-max-response-len", "global-batch-size",  # the amount, and two optimizer steps
+}  # fmt: skip
+OFFLOADED = {"optimizer-cpu-offload", "overlap-cpu-optimizer-d2h-h2d", "use-precision-aware-optimizer"}
+"""On A100 only: the others hold the optimizer."""
+ADDED = {
+    "clip-grad", "log-probs-chunk-size", "num-steps-per-rollout", "rollout-max-prompt-len", "rollout-top-p",
+    "seed", "rollout-seed", "rollout-num-gpus", "num-gpus-per-node", "custom-megatron-init-path",
+    "actor-num-nodes", "actor-num-gpus-per-node", "colocate",
+}  # fmt: skip
+"""What vime and Megatron-LM take for these anyway, what follows from the node, and what the run's first lines name."""
+
+
+@needs_sources
+@pytest.mark.parametrize(
+    ("run", "hardware", "added"),
+    [
+        ("qwen3-30b-a3b", "a100", set()),
+        ("qwen3-30b-a3b", "h200", set()),
+        ("qwen3-30b-a3b-r3", "h200", {"use-rollout-routing-replay", "vllm-moe-backend"}),
+    ],
+)
+def test_a_run_is_upstream_s_script_but_for_what_its_first_lines_name(run: str, hardware: str, added: set[str]) -> None:
+    script = (Path(os.environ["VIME_SRC"]) / "scripts" / "run-qwen3-30B-A3B.sh").read_text()
+    arrays = re.findall(r"^\w+_ARGS=\(\n.*?^\)", script, re.DOTALL | re.MULTILINE)
+    names = " ".join(f'"${{{array.partition("=")[0]}[@]}}"' for array in arrays)
+    printed = proc.run(["bash", "-c", "\n".join([*arrays, f'printf "%s\\0" {names}'])])
+    upstream = {
+        flag[2:]: tuple(map(_normal, values)) for flag, values in split_arguments(printed.stdout.split("\0")[:-1])
+    }
+    plan = plan_for(run, hardware)
+    own = {
+        flag[2:]: tuple(map(_normal, values)) for flag, values in split_arguments(trial_argv(plan, RunDir(Path("/r"))))
+    }
+    own = {flag: values for flag, values in own.items() if flag not in list_runs()[run].model.arguments}
+    if hardware != "a100":
+        upstream = {flag: values for flag, values in upstream.items() if flag not in OFFLOADED}
+    assert len(upstream) > 30
+    differ = {flag for flag in {*own, *upstream} if own.get(flag) != upstream.get(flag)}
+    assert differ - ELSEWHERE == ADDED | added
 
 
 def _words(value: Any) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ SURVIVORS = {
             *(f"layouts.HARDWARE.{name}_parallel" for name in ("tensor", "pipeline", "expert")),
             "layouts.HARDWARE.num_nodes",
             *("measure.pairs", "measure.control_pairs", "measure.warmup_steps", "measure.scored_steps"),
+            *("measure.design", "entropy_metric"),
             *("rl_kernel.mode", "rl_kernel.ops", "rl_kernel.ops_on.HARDWARE"),
             *("workload.model.recipe", "workload.model.source.revision", "workload.data.source.revision"),
             *("workload.data.input_key", "workload.data.label_key", "workload.grpo.rollout_max_prompt_len"),
@@ -172,13 +173,13 @@ def test_of_one_run_just_these_pass() -> None:
 
 
 DEFAULTED = {
-    *("schema", "may_claim", "may_not_claim", "expected_trial_minutes.HARDWARE", "time_limit_min"),
+    *("schema", "may_claim", "may_not_claim", "expected_trial_minutes.HARDWARE"),
     *("layouts.HARDWARE.num_nodes", "layouts.HARDWARE.tensor_parallel", "layouts.HARDWARE.expert_parallel"),
     *("measure.pairs", "measure.control_pairs", "measure.warmup_steps", "measure.scored_steps"),
     *("rl_kernel.mode", "rl_kernel.ops"),
     *("workload.model.recipe", "workload.model.source.revision"),
     *("workload.data.source.revision", "workload.data.input_key", "workload.data.label_key"),
-    "workload.arguments.vllm-moe-backend",  # needed on other hardware, and for routing replay
+    *("workload.arguments.vllm-cudagraph-capture-sizes", "workload.grpo.rollout_max_prompt_len"),
     *("workload.placements.HARDWARE.rollout_num_gpus_per_engine", "workload.placements.HARDWARE.max_tokens_per_gpu"),
 }
 
