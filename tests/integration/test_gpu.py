@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from rlk_repro.integration.route.log_probs import Shard, select_with_grad
 from rlk_repro.integration.route.rl_kernel import load_operator
 from rlk_repro.integration.route.table import _find_operators
 from rlk_repro.integration.switch import Mode, Settings, install_into, probe_platform
+from rlk_repro.logs.ops import read_ops
 from rlk_repro.operators import OPERATORS, Case, Refusal
+from rlk_repro.rundir.paths import TrialDir
 from tests.support.loss_examples import load_loss_module, make_args, make_batch, make_logits
 
 pytestmark = [
@@ -90,24 +93,43 @@ def test_old_log_probs_serve_where_they_are_near_and_are_mended_where_not() -> N
     assert (found.double() - wanted).abs().max().item() <= 1e-5 * wanted.abs().max().item()
 
 
+def train_on_device(module: object) -> tuple[torch.Tensor, torch.Tensor]:
+    args = make_args(use_kl_loss=False, eps_clip_high=0.2, use_rollout_logprobs=False)
+    batch = {key: [item.cuda() if isinstance(item, torch.Tensor) else item for item in value]
+             if isinstance(value, list) else value.cuda() for key, value in make_batch().items()}  # fmt: skip
+    leaf = make_logits().cuda().requires_grad_()
+    reducer = module.make_sum_of_sample_mean(batch["loss_masks"], batch["rollout_mask_sums"])  # type: ignore[attr-defined]
+    loss, _ = module.policy_loss_function(args, batch, leaf, reducer)  # type: ignore[attr-defined]
+    return loss.detach(), torch.autograd.grad(loss, leaf)[0]
+
+
+def test_a_shadow_finds_both_routes_alike_and_a_step_says_its_energy(tmp_path: Path) -> None:
+    module, settings = load_loss_module(), Settings(mode=Mode.REQUIRE, ops=("logp", "ratio_kl"), schedule="ebs",
+                                                    ops_dir=tmp_path / "ops")  # fmt: skip
+    with install_into(module, settings, trainer="example", case=Case(platform=probe_platform())) as installation:
+        for step in range(3):
+            installation.begin_step(step)
+            train_on_device(module)
+            installation.end_step(step)
+    log = read_ops(TrialDir(tmp_path))
+    assert [sample.case for sample in log.shadows] == ["as trained", "peaked"]
+    for sample in log.shadows:
+        assert sample.record.error == ""
+        assert sample.record.calls["ratio_kl"].calls == 1
+        for gap in (sample.record.log_probs, sample.record.log_probs_no_grad, sample.record.logits_grad):
+            assert gap is not None
+            assert gap.max_abs is not None
+            assert gap.max_abs < 1e-4
+    assert (len(log.energy) == 3) is (probe_platform() == "cuda" and find_spec("pynvml") is not None)
+
+
 @pytest.mark.parametrize("ops", [("logp", "ratio_kl"), ("logp", "grpo_loss")])
 def test_the_loss_agrees_and_the_profiler_sees_the_kernels(tmp_path: Path, ops: tuple[str, ...]) -> None:
-    args = make_args(use_kl_loss=False, eps_clip_high=0.2, use_rollout_logprobs=False)
-    batch = make_batch()
-    batch = {key: [item.cuda() if isinstance(item, torch.Tensor) else item for item in value]
-             if isinstance(value, list) else value.cuda() for key, value in batch.items()}  # fmt: skip
-
-    def train(module: object) -> tuple[torch.Tensor, torch.Tensor]:
-        leaf = make_logits().cuda().requires_grad_()
-        reducer = module.make_sum_of_sample_mean(batch["loss_masks"], batch["rollout_mask_sums"])  # type: ignore[attr-defined]
-        loss, _ = module.policy_loss_function(args, batch, leaf, reducer)  # type: ignore[attr-defined]
-        return loss.detach(), torch.autograd.grad(loss, leaf)[0]
-
-    expected = train(load_loss_module())
+    expected = train_on_device(load_loss_module())
     module, installation = install(tmp_path, *ops)
     with installation:
-        found = train(module)
-        kernels = record_kernels(lambda: train(module), limit=1000)
+        found = train_on_device(module)
+        kernels = record_kernels(lambda: train_on_device(module), limit=1000)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-5)
     implementation = OPERATORS[ops[1]].find_implementation(

@@ -91,6 +91,7 @@ class Shadow:
         self._profile, self._ledger, self._watch, self._turn, self._batch = profile, ledger, watch, turn, batch
         self._is_loss_routed, self._refusal = is_loss_routed, refusal
         self._step: int | None = None
+        self._is_listening = False
         self._seen: tuple[Mapping[str, Any], torch.Tensor, torch.Tensor | None] | None = None
         self._answer: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._find_log_probs: Callable[..., Any] = lambda: None
@@ -108,7 +109,7 @@ class Shadow:
             if self._answer is not None:
                 return self._answer
             result = function(*args, **kwargs)
-            if self._step is not None and torch.is_grad_enabled():
+            if self._is_listening and torch.is_grad_enabled():
                 bound = signature.bind(*args, **kwargs)
                 bound.apply_defaults()
                 log_probs, entropy = result
@@ -122,7 +123,11 @@ class Shadow:
         self._find_loss = function
 
         def compute(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
-            result = function(args, batch, logits, sum_of_sample_mean)
+            self._is_listening = self._step is not None
+            try:
+                result = function(args, batch, logits, sum_of_sample_mean)
+            finally:
+                self._is_listening = False
             if self._step is not None and self._seen is not None and len(self._seen[1]):
                 step, (call, own, entropy) = self._step, self._seen
                 self.begin_step(None)
@@ -151,7 +156,7 @@ class Shadow:
         problem = self._refusal
         for case in SCALES:
             if not self._refusal:
-                problem = _hear_ranks(problem or self._find_obstacle(microbatch), microbatch.call["tp_group"])
+                problem = _hear_ranks(problem or self._find_obstacle(microbatch), microbatch.call)
             record: dict[str, Any] = {}
             if not problem:
                 try:
@@ -232,13 +237,13 @@ def _complete(rows: Any, whole: torch.Tensor | None) -> Any:
     return None if whole is None else torch.cat([rows, whole[len(rows) :]])
 
 
-def _hear_ranks(problem: str, group: Any) -> str:
+def _hear_ranks(problem: str, call: Mapping[str, Any]) -> str:
     """This rank's problem, or that another one of the group has one: then none begins what needs them all."""
-    if Shard.of(group).size == 1:
+    shard = Shard.of(call["tp_group"])
+    if shard.size == 1:
         return problem
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else None
-    is_fine = torch.tensor([not problem], dtype=torch.int32, device=device)
-    dist.all_reduce(is_fine, dist.ReduceOp.MIN, group=group)
+    is_fine = torch.tensor([not problem], dtype=torch.int32, device=call["logits"].device)
+    dist.all_reduce(is_fine, dist.ReduceOp.MIN, group=shard.group)
     return problem or ("" if is_fine.item() else "another rank of the tensor-parallel group cannot")
 
 
