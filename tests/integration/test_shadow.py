@@ -243,11 +243,20 @@ def test_where_no_comparison_can_be_made_the_reason_is_recorded(tmp_path: Path) 
 
 
 def test_timers_and_what_is_odd_know_nothing_of_it(tmp_path: Path) -> None:
-    def answer_late(answer: torch.Tensor) -> torch.Tensor:
-        torch.linalg.inv(torch.eye(2000) * 2)
-        return answer * 0 + 1  # no log-prob is above 0
+    def make(context: RouteContext) -> Any:
+        route = ROUTES["ratio_kl"](context)
+        assert isinstance(route, Route)
+        run = route.run
 
-    _, log = run_steps(tmp_path, "bs", routes=change("ratio_kl", answer_late))
+        def run_late(call: Any) -> Any:
+            torch.linalg.inv(torch.eye(2000) * 2)
+            context.watch.add("ratio_kl", call["tokens"], VOCABULARY, torch.ones(1))  # no log-prob is above 0
+            return run(call)
+
+        return replace(route, run=run_late)
+
+    _, log = run_steps(tmp_path, "bs", routes={**ROUTES, "ratio_kl": make})
+    assert [sample.record.error for sample in log.shadows] == ["", ""]
     steps = [log.ranks[0].steps[step][1] for step in range(2)]
     assert steps[1].odd == {}
     assert steps[1].timers.keys() == steps[0].timers.keys()
