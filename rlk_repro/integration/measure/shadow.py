@@ -57,14 +57,6 @@ class _Microbatch:
         return min(MAX_ROWS, len(self.log_probs))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    log_probs: torch.Tensor
-    log_probs_no_grad: torch.Tensor
-    loss: torch.Tensor
-    logits_grad: torch.Tensor
-
-
 @dataclass
 class _Calls:
     """What the calls of a shadow came to: they are no calls of the step."""
@@ -180,24 +172,20 @@ class Shadow:
         return ""
 
     def _compare_case(self, case: str, microbatch: _Microbatch) -> dict[str, Any]:
-        calls = _Calls()
-        answers = []
-        for is_enabled in (False, True):
-            self._turn.is_enabled, self._turn.aside = is_enabled, calls
-            answers.append(self._compute(case, microbatch))
-        baseline, enabled = answers
+        self._turn.aside = calls = _Calls()
+        baseline, one = self._compute(case, microbatch)
+        self._turn.is_enabled = True
+        enabled, other = self._compute(case, microbatch)
+        self._turn.is_enabled = False
         name = "policy loss" if case == AS_TRAINED or self._is_loss_routed else "log-probs with alternating signs"
-        losses = {"baseline": _finite(baseline.loss), "enabled": _finite(enabled.loss)}
         return {
             "calls": {op: asdict(count) for op, count in calls.counts.items()},
-            "log_probs": _find_gap(baseline.log_probs, enabled.log_probs),
-            "log_probs_no_grad": _find_gap(baseline.log_probs_no_grad, enabled.log_probs_no_grad),
-            "loss": {"name": name, **losses},
-            "logits_grad": _find_gap(baseline.logits_grad, enabled.logits_grad),
+            "loss": {"name": name, "baseline": _finite(one), "enabled": _finite(other)},
+            **{what: _find_gap(baseline[what], enabled[what]) for what in baseline},
         }
 
-    def _compute(self, case: str, microbatch: _Microbatch) -> _Answer:
-        """What the route whose turn it is makes of the microbatch."""
+    def _compute(self, case: str, microbatch: _Microbatch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """What the route whose turn it is makes of the microbatch, and the loss."""
         rows = slice(microbatch.num_rows)
         mask = microbatch.call["log_prob_keep_mask"]
         leaf = _scale(microbatch.call["logits"].detach()[rows], case)
@@ -222,8 +210,9 @@ class Shadow:
         else:
             # far from the old policy's log-probs the loss is cut off: it would hide the gradient
             loss = log_probs[::2].sum() - log_probs[1::2].sum()
-        (gradient,) = torch.autograd.grad(loss + 0 * leaf.sum(), leaf)
-        return _Answer(log_probs=log_probs.detach(), log_probs_no_grad=passed, loss=loss.detach(), logits_grad=gradient)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        found = {"log_probs": log_probs.detach(), "log_probs_no_grad": passed, "logits_grad": gradient}
+        return found, loss.detach()
 
 
 def _scale(logits: torch.Tensor, case: str) -> torch.Tensor:
