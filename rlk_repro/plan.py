@@ -164,7 +164,7 @@ class Plan:
     @property
     def time_limit_min(self) -> float:
         """Of one trial or session."""
-        return self.run.find_time_limit_min(self.hardware.hardware)
+        return self.run.find_limit_min(self.hardware.hardware)
 
     def to_json(self) -> dict[str, Any]:
         return {

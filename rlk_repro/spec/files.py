@@ -38,9 +38,6 @@ from rlk_repro.spec.values import (
 from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.spec.workloads import ModuleWorkload, OperatorsWorkload, ReferenceWorkload
 
-LIMIT_PER_ESTIMATE: Final = 1.5
-SHORTEST_LIMIT_MIN: Final = 10.0  # a first trial compiles, and another lane's run stores rollouts before it
-LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
 MAX_STEPS: Final = 20_000
 """Of all trials of a run: an analysis holds some forty numbers of each."""
 
@@ -67,6 +64,9 @@ class Margins(GrowingModel):
 PERIODS_PER_BLOCK: Final = 4
 MAX_BLOCKS: Final = 200
 """Of a session: its effect is a median over all pairs of blocks."""
+LIMIT_PER_ESTIMATE: Final = 1.5
+SHORTEST_LIMIT_MIN: Final = 10.0  # a first trial compiles, and a live run may store rollouts before it
+LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
 
 
 class Measure(GrowingModel):
@@ -186,14 +186,13 @@ class Run(Model):
     entropy_metric: bool = Field(True, description="both variants compute the entropy that vime reports")
     workload: Workload
 
-    def find_time_limit_min(self, hardware: str) -> float:
+    def find_limit_min(self, hardware: str) -> float:
         """Of one trial or session: the run's own limit, or one that follows from its estimate."""
         if self.time_limit_min is not None:
             return self.time_limit_min
-        estimate = self.expected_trial_minutes.get(hardware)
-        if estimate is None:
+        if hardware not in self.expected_trial_minutes:
             return LIMIT_WITHOUT_ESTIMATE_MIN
-        return max(LIMIT_PER_ESTIMATE * estimate, SHORTEST_LIMIT_MIN)
+        return max(LIMIT_PER_ESTIMATE * self.expected_trial_minutes[hardware], SHORTEST_LIMIT_MIN)
 
 
 class Hardware(GrowingModel):
