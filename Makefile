@@ -32,13 +32,13 @@ HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.torch ## Install, run the smoke run, print verdict and report
-	$(BIN)/rlk-repro submit --cluster local --run smoke --wait
+demo: $(VENV)/.torch ## Install, run three short sessions, print the answer and the report's path
+	$(BIN)/rlk-repro submit --cluster local --run demo --wait
 
 # RLK_SRC says what to install; what the run then finds is what is installed.
 demo-rl-kernel: $(VENV)/.torch ## The same with RL-Kernel, installed at its pinned commit
 	$(BIN)/python -m tools.rl_kernel --stack "$(RLK_STACK)" $(if $(RLK_SRC),--source "$(RLK_SRC)") $(RLK_OPTIONS)
-	hardware="$(HARDWARE)" && env -u RLK_SRC $(BIN)/rlk-repro submit --cluster local --run smoke --wait \
+	hardware="$(HARDWARE)" && env -u RLK_SRC $(BIN)/rlk-repro submit --cluster local --run demo --wait \
 	  --stack "$(RLK_STACK)" --hardware "$$hardware" --set rl_kernel.mode=require
 
 test: $(VENV)/.dev $(VENV)/.torch ## Run the tests (a few minutes)

@@ -57,8 +57,8 @@ class Margins(GrowingModel):
     logprob_abs_diff_cap: Positive = Field(0.1, description="absolute cap, as in vime's own tests")
     peak_memory_ratio: Positive = Field(1.02, description="ratio enabled / baseline of peak device memory")
     response_length_pct: Positive = Field(2.0, description="difference of mean response length, both ways, percent")
-    shadow_log_prob: Positive = Field(0.05, description="largest difference of a log-prob between the two routes")
-    shadow_gradient_share: Positive = Field(0.05, description="of a gradient at the logits, as share of the largest")
+    shadow_log_prob: Positive = Field(0.01, description="largest difference of a log-prob between the two routes")
+    shadow_gradient_share: Positive = Field(0.01, description="of a gradient at the logits, as share of the largest")
 
 
 PERIODS_PER_BLOCK: Final = 4

@@ -44,7 +44,10 @@ ROWS = {
     "peak memory of the passes without gradient": ("peak_memory_in_forward_only_bytes", 2**-30, "GiB"),
     "peak memory of the step": ("peak_memory_bytes", 2**-30, "GiB"),
 }
-MODULE = {"With the entropy": "module-qwen3-4b-h200.tgz", "RL-Kernel alone": "module-qwen3-4b-no-entropy-h200.tgz"}
+MODULE = {
+    "With the entropy": "module-qwen3-4b-sessions-entropy-h200.tgz",
+    "RL-Kernel alone": "module-qwen3-4b-sessions-h200.tgz",
+}
 
 
 @functools.cache
@@ -63,7 +66,7 @@ def test_every_bundle_is_named_with_its_id_its_gpu_and_the_commits_that_it_recor
     assert f"`{gpu['devices'][0]['uuid'][:13]}…`" in PAGE
     assert f"`{code['rlk_repro']['commit'][:12]}`" in PAGE
     assert f"`{code['rl_kernel']['commit'][:12]}`" in PAGE
-    assert code["rl_kernel"]["repairs"] == ["cccl3-functionals"]
+    assert code["rl_kernel"]["repairs"] == ([] if "sessions" in bundle.name else ["cccl3-functionals"])
     assert not isinstance(code["vime"]["commit"], str)
 
 
@@ -89,6 +92,29 @@ def test_the_commands_and_numbers_of_a_module_run_are_its_own(title: str, name: 
             [1000 * find_mean(analysis, metric, kind) for kind in ("baseline", "enabled")], rel=0.005
         )
         assert float(row.split("|")[4]) == pytest.approx(ms[0] / ms[1], abs=0.06)
+    joules = [float(found) for found in re.findall(r"([\d.]+) J ", section)]
+    assert joules == pytest.approx(
+        [find_mean(analysis, "energy_j", variant) for variant in ("baseline", "enabled")], rel=0.005
+    )
+
+
+@pytest.mark.parametrize("title", [*MODULE, "In pairs of processes"])
+def test_the_verdict_of_a_module_run_is_its_own(title: str) -> None:
+    section = " ".join(find_section(title).split())
+    name = MODULE.get(title, "module-qwen3-4b-h200.tgz")
+    effect = analyse(name).effects[0]
+    assert f"*{analyse(name).verdict.word.value}*" in section
+    assert f"{effect.ratio:.4f}, 95 % interval {effect.low:.4f} to {effect.high:.4f}" in section
+
+
+def test_shadow_steps_of_the_module_run_found_what_the_page_says() -> None:
+    shadows = analyse(MODULE["RL-Kernel alone"]).shadows
+    section = find_section("RL-Kernel alone")
+    assert not any(item.error for item in shadows)
+    assert f"at most {max(item.log_prob_max or 1 for item in shadows):.1e}".replace("e-0", "e-") in section
+    for case in ("as trained", "peaked"):
+        share = max(item.gradient_share or 1 for item in shadows if item.case == case)
+        assert f"{share:.1e}".replace("e-0", "e-") in section
 
 
 @pytest.mark.parametrize(("title", "name"), VIME.items())
@@ -153,12 +179,12 @@ def find_mean(analysis: Analysis, metric: str, variant: str) -> float:
     return sum(values) / len(values)
 
 
-def test_six_gates_passed_and_two_do_not_apply() -> None:
+def test_eight_gates_passed_and_two_do_not_apply() -> None:
     for name in MODULE.values():
         gates = analyse(name).gates
         assert [
             sum(gate.status is word for gate in gates) for word in (GateStatus.PASSED, GateStatus.NOT_APPLICABLE)
-        ] == [6, 2]
+        ] == [8, 2]
 
 
 def test_the_rows_of_the_claims_are_counted() -> None:
