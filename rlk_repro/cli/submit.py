@@ -35,7 +35,11 @@ def register(app: typer.Typer) -> None:
 
 def submit(
     context: typer.Context,
-    run: Annotated[str, typer.Option("--run", help="Run definition: a name from `runs list`, or a file.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(metavar="[RUN]", help="Run definition: a name from `runs list`, or a file.", show_default=False),
+    ] = "",
+    run: Annotated[str, typer.Option("--run", help="The same as RUN.")] = "",
     cluster: Annotated[str | None, typer.Option(help="local, slurm or k8s.", show_default="local")] = None,
     hardware: Annotated[str | None, typer.Option(help="Hardware; default from the profile.")] = None,
     profile: Annotated[str | None, typer.Option(help="Site profile: a name or a file.")] = None,
@@ -66,7 +70,7 @@ def submit(
         prepared = sending.prepare_resume(resume)
     else:
         request = planning.Request(
-            run=run,
+            run=_choose(name, run),
             cluster=cluster,
             hardware=hardware,
             profile=profile,
@@ -77,15 +81,26 @@ def submit(
             variants=tuple(name.strip() for name in variants.split(",")),
             settings=tuple(settings or ()),
             is_exploratory=is_exploratory,
+            is_dry_run=is_dry_run,
         )
         prepared = planning.prepare(request)
     use_sources(vime_src, megatron_src, rl_kernel_src, cluster=prepared.plan.cluster)
     if not as_json:
+        for remark in prepared.remarks:
+            note(remark)
         note_switches()
     if is_dry_run:
         show_dry_run(prepared.plan, prepared.job, prepared.run_dir, as_json=as_json)
         return
     _send(prepared, is_waiting=is_waiting, as_json=as_json)
+
+
+def _choose(name: str, run: str) -> str:
+    from rlk_repro.base.errors import Problem, SpecError
+
+    if name and run and name != run:
+        raise SpecError(Problem("--run", "names another run than the argument", got=run, expected=name))
+    return name or run
 
 
 def _send(prepared: Prepared, *, is_waiting: bool, as_json: bool) -> None:

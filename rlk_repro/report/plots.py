@@ -7,7 +7,7 @@ sentence.  The plots over pairs and modules are in ``row_plots``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rlk_repro.report.figure import (
@@ -137,12 +137,17 @@ def plot_steps(view: View, metric: str) -> Figure:
     if any(trial.status is not TrialStatus.OK for trial, _ in found):
         caption += " A cross is where a trial ended early."
     if not y.low <= min(values) <= max(values) <= y.high:
-        caption += " Warm-up steps beyond the axis are cut off."
+        what = "Unscored" if view.analysis.is_crossover else "Warm-up"
+        caption += f" {what} steps beyond the axis are cut off."
     return make_figure(key, title, caption, HEIGHT, body)
 
 
-def _scored_values(view: View, metric: str, found: Iterable[tuple[TrialResult, Series]]) -> list[float]:
+def _scored_values(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
+    """Of a session its extremes: between its scored steps lie others, and shadow steps come after the last."""
     first = view.analysis.num_warmup_steps
+    if view.analysis.is_crossover:
+        summaries = (trial.summary(metric) for trial, _ in found)
+        return [scaled(metric, end) for item in summaries if item for end in (item.minimum, item.maximum)]
     return [scaled(metric, value) for _, series in found for value in series.values[first:] if is_drawable(value)]
 
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rlk_repro.base.errors import (
-    Problem,
-    SpecError,
-)
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
 from rlk_repro.clusters.api import Job
+from rlk_repro.clusters.profiles import render_profile, take_likeliest
 from rlk_repro.clusters.registry import BACKENDS, get_backend
 from rlk_repro.plan import BASELINE, ENABLED, Plan, flag_overrides, make_plan
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec.load import Loaded, load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.spec import Profile, Run
+from rlk_repro.spec.load import Loaded, load_bytes, load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.stage import Inputs, new_run_dir
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.differences import find_undeclared
 
 LOCAL: Final = "local"
+HEADLINE: Final = ("h200", "gb200", "a100", "mi300x")
+"""The hardware that a dry run away from any cluster shows, the first that the run has a layout for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +40,21 @@ class Request:
     variants: tuple[str, ...] = (BASELINE, ENABLED)
     settings: tuple[str, ...] = ()
     is_exploratory: bool = False
+    is_dry_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Planned and rendered; nothing has been written or sent.  ``inputs`` is None where they are staged already."""
+    """Planned and rendered; nothing has been written or sent.  ``inputs`` is None where they are staged already.
+
+    ``remarks`` say what was taken that no flag named.
+    """
 
     plan: Plan
     inputs: Inputs | None
     run_dir: RunDir
     job: Job
+    remarks: tuple[str, ...] = ()
 
 
 def prepare(request: Request) -> Prepared:
@@ -58,11 +65,11 @@ def prepare(request: Request) -> Prepared:
     """
     if not request.run:
         known = ", ".join(list_names(run_folders()))
-        raise SpecError(Problem("--run", "missing", expected=f"a file, or one of {known}"))
+        raise SpecError(Problem("RUN", "missing", expected=f"a file, or one of {known}"))
     overrides = parse_overrides(request.settings)
     overrides += flag_overrides(lane=request.lane, pairs=request.pairs, control_pairs=request.control_pairs)
     run = load_run(request.run, run_folders(), overrides)
-    profile = resolve_profile(request.profile, request.cluster)
+    profile, remarks = _find_profile(request, run.model)
     hardware_name = request.hardware or profile.model.hardware
     if hardware_name is None:
         known = ", ".join(sorted(run.model.layouts))
@@ -79,7 +86,51 @@ def prepare(request: Request) -> Prepared:
         is_exploratory=request.is_exploratory,
     )
     inputs = Inputs(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
-    return render(plan, inputs)
+    return replace(render(plan, inputs), remarks=remarks)
+
+
+def _find_profile(request: Request, run: Run) -> tuple[Loaded[Any], tuple[str, ...]]:
+    """The profile that was named; else what the cluster itself proposes, or in a dry run away from it a generic one."""
+    cluster = request.cluster or LOCAL
+    if request.profile is not None or cluster == LOCAL:
+        return resolve_profile(request.profile, request.cluster), ()
+    client = get_backend(cluster).CLIENT
+    reason = f"no {client} on this machine to ask"
+    if client is not None and shutil.which(client) is not None:
+        try:
+            return _propose(cluster)
+        except EnvironmentMissing as error:
+            if not request.is_dry_run:
+                raise
+            reason = (
+                f"{client} on this machine has no cluster to ask ({error.problems[0].what.partition('(')[0].strip()})"
+            )
+    if not request.is_dry_run:
+        hint = f"{reason}: submit where it is, or write a profile there with rlk-repro profile init"
+        raise SpecError(*(replace(problem, hint=hint) for problem in _missing_profile(cluster).problems))
+    hardware = request.hardware or next((name for name in HEADLINE if name in run.layouts), next(iter(run.layouts)))
+    name = f"generic-{hardware}"
+    return resolve_profile(name, cluster), (f"{reason}: shown with profile {name}, whose paths are not yours",)
+
+
+def _propose(cluster: str) -> tuple[Loaded[Any], tuple[str, ...]]:
+    """What ``profile init`` would write, taken without being written."""
+    proposal, origin = get_backend(cluster).propose_profile(take_likeliest)
+    loaded = load_bytes(Profile, f"profile proposed by {origin}", render_profile(proposal, origin).encode())
+    values = proposal.values
+    words = [f"hardware {values.get('hardware', 'that no file here describes')}"]
+    words += [f"{key} {value}" for key, value in values.get(cluster, {}).items() if isinstance(value, str)]
+    remarks = (
+        f"no --profile given: asked {origin} and found {', '.join(words)}",
+        *(f"look at: {remark}" for remark in proposal.remarks),
+        f"rlk-repro profile init --cluster {cluster} writes this profile to a file",
+    )
+    return loaded, remarks
+
+
+def _missing_profile(cluster: str) -> SpecError:
+    known = ", ".join(list_names(profile_folders(cluster))) or "(none)"
+    return SpecError(Problem("--profile", f"needed for cluster {cluster}", expected=f"a file, or one of {known}"))
 
 
 def render(plan: Plan, inputs: Inputs | None, run_dir: RunDir | None = None, *, nodes: Sequence[str] = ()) -> Prepared:
@@ -107,8 +158,7 @@ def resolve_profile(name: str | None, cluster: str | None) -> Loaded[Any]:
     folders = profile_folders(wanted)
     if name is None:
         if wanted != LOCAL:
-            known = ", ".join(list_names(folders)) or "(none)"
-            raise SpecError(Problem("--profile", f"needed for cluster {wanted}", expected=f"a file, or one of {known}"))
+            raise _missing_profile(wanted)
         name = LOCAL
     profile = load_profile(name, folders, BACKENDS)
     if cluster is not None and profile.model.cluster != cluster:

@@ -40,7 +40,7 @@ def test_with_json_an_error_is_one_object(call) -> None:
 def test_a_missing_run_lists_the_menu(call) -> None:
     code, _, err = call("submit", "--dry-run")
     assert code == 2
-    assert err.startswith(f"rlk-repro: --run: missing, expected a file, or one of {MENU}")
+    assert err.startswith(f"rlk-repro: RUN: missing, expected a file, or one of {MENU}")
 
 
 def test_a_bug_is_one_line_and_a_crash_file(call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,16 @@ def test_what_slurm_would_refuse_is_found_before(call: Call, profile: Path, old:
     assert f"  blocking: {finding}" in out
 
 
+@pytest.mark.usefixtures("profile")
+def test_without_a_profile_the_cluster_is_asked_and_what_it_said_is_shown(call: Call) -> None:
+    code, out, err = call("submit", "smoke", "--cluster", "slurm", "--stack", "example", "--dry-run")
+    assert code == 0, err
+    assert "no --profile given: asked cluster " in err
+    assert "found hardware a100, partition gpu, gres gpu:a100" in err
+    assert "rlk-repro profile init --cluster slurm writes this profile to a file" in err
+    assert "#SBATCH --partition=gpu" in out
+
+
 def test_nothing_is_left_in_the_queue(call: Call, profile: Path, cluster: Cluster) -> None:
     call("profile", "check", str(profile), "--run", "smoke")
     assert cluster.ask("squeue", "--noheader") == ""
