@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from tests.support.vime_examples import list_plans
 
 PLANS = dict([*list_all_plans(), *list_plans()])
 EVIDENCE = ROOT / "docs" / "evidence"
-PAIRED = sorted(path for path in EVIDENCE.glob("*.tgz") if not path.name.startswith("operators"))
+PAIRED = sorted(path for path in EVIDENCE.glob("*.tgz") if not re.search("operators|sessions", path.name))
 SWITCHES = {SWITCH, SWITCH_MODE, SWITCH_OPS}
 Change = Callable[[Command], Command]
 

@@ -46,7 +46,7 @@ def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence
         yield Problem(f"{where}.gpu_resource", what, got=resource, expected="whole GPUs")
     device = None if settings.rdma is None else settings.rdma.resource
     if device is not None and (
-        "/" not in device or device in {resource, *GPU_RESOURCES.values()} or _is_partial(device)
+        "/" not in device or device == resource or device.endswith("/gpu") or _is_partial(device)
     ):
         what = "IPC_LOCK: only a privileged namespace takes it, and without an RDMA device nothing needs it"
         yield Problem(f"{where}.rdma.resource", what, got=device, expected="an RDMA device, such as rdma/ib")
