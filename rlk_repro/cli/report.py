@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -23,12 +24,15 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the HTML and Markdown report and print its summary."""
+    from rlk_repro.analysis.memory import judge_memory
     from rlk_repro.base.disk import writing
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle.seal import is_folder
     from rlk_repro.replay.recorded import load_result
     from rlk_repro.report import list_cautions, write_report
+    from rlk_repro.report.answer import describe_answer
     from rlk_repro.report.terminal import print_answer, print_summary
+    from rlk_repro.report.view import make_view
 
     unwanted = _verdict_words(fail_on)
     results, is_doubtful = [], False
@@ -49,6 +53,11 @@ def report(
                     "source": str(source),
                     "verdict": analysis.verdict.word.value,
                     "headline": analysis.verdict.headline,
+                    "answer": describe_answer(make_view(analysis)),
+                    "memory": judge_memory(analysis).word.value,
+                    "unit": analysis.unit,
+                    "effects": [dataclasses.asdict(effect) for effect in analysis.effects],
+                    "gates": [dataclasses.asdict(gate) for gate in analysis.gates],
                     "report": str(html),
                     "cautions": cautions,
                 }

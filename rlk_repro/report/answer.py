@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
-from rlk_repro.base.units import count, format_number
+from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.plan import BASELINE
 from rlk_repro.report.view import View
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
@@ -39,7 +39,7 @@ def describe_answer(view: View) -> str:
     if word is VerdictWord.NOT_COMPARABLE:
         return f"Result: the variants are not comparable. {_first(analysis)}"
     if word is VerdictWord.INCONCLUSIVE:
-        return f"Result: no answer yet. {_first(analysis)}"
+        return f"Result: no answer yet. {_first(analysis)}{_range(effect)}"
     what = OF_WHAT.get(analysis.workload, TRAINING)
     memory = MEMORY[judge_memory(analysis).word]
     if word is VerdictWord.EQUIVALENT:
@@ -53,6 +53,12 @@ def _first(analysis: Analysis) -> str:
     text = analysis.verdict.headline.removeprefix("exploratory: ").removeprefix(f"{analysis.verdict.word}: ")
     reason = text.split("; ")[0]
     return f"{reason[:1].upper()}{reason[1:]}."
+
+
+def _range(effect: Effect) -> str:
+    if effect.low is None or effect.high is None:
+        return ""
+    return f" The change lies between {format_percent(effect.low)} and {format_percent(effect.high)}."
 
 
 def _size(effect: Effect) -> str:
@@ -84,7 +90,9 @@ def suggest_next(view: View, bundle: str) -> str:
         if (number := _count_deciding(analysis)) is not None:
             size = f"--set measure.sessions={number}" if analysis.is_crossover else f"--pairs {number}"
             where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
-            return f"rlk-repro submit --run {analysis.run} {where} {size}   (a new run; this one is not extended)"
+            settings = dict(view.context.setting).get("overrides", "none")
+            rest = "" if settings.startswith("none") else ", with this one's --set"
+            return f"rlk-repro submit --run {analysis.run} {where} {size}   (a new run{rest}; this one is not extended)"
     return f"rlk-repro replay {bundle} --analyze-only"
 
 

@@ -10,6 +10,7 @@ from html import escape
 from importlib import resources
 from typing import Final
 
+from rlk_repro.report.answer import describe_answer, suggest_next
 from rlk_repro.report.basis import describe_headline, make_basis, make_identity
 from rlk_repro.report.blocks import Block, Bullets, Cell, Column, Commands, Section, Table, Text, Tone
 from rlk_repro.report.evidence import MetricEvidence, make_evidence, make_step_table
@@ -76,11 +77,12 @@ def _render_verdict(view: View) -> Iterator[str]:
     tone = VERDICT_TONES[verdict.word]
     yield f'<section id="verdict" class="verdict {tone}" aria-labelledby="verdict-word">'
     yield f'<h2 id="verdict-word">{_escape(verdict.word)}</h2>'
+    yield f'<p class="answer">{_escape(describe_answer(view))}</p>'
     yield f'<p class="headline">{_escape(describe_headline(view.analysis))}</p>'
     yield from (f'<p class="caution">{_escape(caution)}</p>' for caution in make_cautions(view))
     yield from _render_reasons(verdict.reasons)
     yield '<dl class="basis">'
-    for name, value in make_basis(view):
+    for name, value in (*make_basis(view), ("what now", suggest_next(view, view.context.bundle))):
         yield f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"
     yield "</dl></section>"
 

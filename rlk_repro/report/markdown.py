@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from rlk_repro.report.answer import describe_answer, suggest_next
 from rlk_repro.report.basis import describe_headline, make_basis
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text
 from rlk_repro.report.evidence import make_evidence
@@ -27,10 +28,15 @@ def render_markdown(analysis: Analysis, context: Context | None = None) -> str:
 def _render_lines(view: View) -> Iterator[str]:
     verdict = view.analysis.verdict
     yield from (f"# {escape_markdown(view.analysis.run)}: {verdict.word}", "")
-    yield from (f"**{escape_markdown(describe_headline(view.analysis))}**", "")
+    yield from (
+        f"**{escape_markdown(describe_answer(view))}**",
+        "",
+        escape_markdown(describe_headline(view.analysis)),
+        "",
+    )
     yield from (f"{escape_markdown(caution)}\n" for caution in make_cautions(view))
     yield from (f"- {name}: {escape_markdown(value)}" for name, value in make_basis(view))
-    yield ""
+    yield from (f"- what now: {escape_markdown(suggest_next(view, view.context.bundle))}", "")
     if verdict.reasons:
         yield from ("Why:", "", *(f"- {escape_markdown(reason)}" for reason in verdict.reasons), "")
     for section in make_sections(view):

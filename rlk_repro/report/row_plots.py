@@ -14,6 +14,7 @@ from rlk_repro.report.surroundings import MODULE_PREFIX, NESTING, WHOLE_STEP
 from rlk_repro.report.svg import WIDTH, Scale, format_ticks, line, marker, rect, text
 from rlk_repro.report.view import View
 from rlk_repro.rundir.results import Effect, PairResult, PairStatus, TrialResult
+from rlk_repro.statistics.stats import to_ratio
 
 PAIR_LEFT: Final = 92
 PAIR_RIGHT: Final = WIDTH - 84
@@ -36,11 +37,13 @@ def plot_pairs(view: View) -> Figure:
             key=key, title=title, svg="", caption=f"{view.title(metric)} of {view.analysis.unit}s: {NOT_RECORDED}."
         )
     effect = view.analysis.effect(metric)
-    x = _change_scale(view, list(ratios.values()), effect)
+    blocks = _block_changes(view)
+    x = _change_scale(view, list(ratios.values()), effect, [change for found in blocks.values() for change in found])
     bottom = TOP + PAIR_ROW * (len(pairs) + (effect is not None and effect.ratio is not None)) + 8
     body = [*_limits(view, x, bottom), *_change_axis(x, bottom, label, view.analysis.unit)]
     y = TOP + PAIR_ROW / 2 + 4.0
     for pair in pairs:
+        body += [marker("circle", x(change), y, 2, "dot other") for change in blocks.get(pair.pair, ())]
         body += _pair_row(pair, ratios.get(pair.pair), x, y)
         y += PAIR_ROW
     if effect is not None and effect.ratio is not None:
@@ -49,11 +52,20 @@ def plot_pairs(view: View) -> Figure:
     return make_figure(key, title, caption, bottom + 44, body)
 
 
-def _change_scale(view: View, ratios: Sequence[float], effect: Effect | None) -> Scale:
+def _block_changes(view: View) -> dict[str, list[float]]:
+    """By session, the change in percent of each comparison block that counts."""
+    found: dict[str, list[float]] = {}
+    for block in view.analysis.blocks:
+        if not block.is_control and not block.reason and block.log_ratio is not None:
+            found.setdefault(block.session, []).append(100 * (to_ratio(block.log_ratio) - 1))
+    return found
+
+
+def _change_scale(view: View, ratios: Sequence[float], effect: Effect | None, blocks: Sequence[float]) -> Scale:
     floor = view.analysis.noise_floor.fraction or 0.0
     reach = _limit_changes(max(view.analysis.verdict.smallest_effect, floor))
     ends = [value for value in (effect.low, effect.high) if is_drawable(value)] if effect else []
-    changes = [*reach, *(100 * (value - 1) for value in (*ratios, *ends))]
+    changes = [*reach, *(100 * (value - 1) for value in (*ratios, *ends)), *filter(is_drawable, blocks)]
     air = 0.06 * (max(changes) - min(changes)) or 1.0
     return Scale(min(changes) - air, max(changes) + air, PAIR_LEFT, PAIR_RIGHT)
 
@@ -126,6 +138,8 @@ def _pairs_caption(view: View, effect: Effect | None) -> str:
         kind = "t" if view.analysis.is_crossover else "paired t"
         bar = f"the bar its {describe_confidence(effect)} interval ({kind} on log ratios)"
         parts.append(f"The diamond is the effect over n = {effect.n} scored {view.analysis.unit}s, {bar}.")
+    if view.analysis.blocks:
+        parts.append("Small dots are the blocks of a session.")
     if any(pair.status is not PairStatus.SCORED for pair in view.analysis.pairs):
         parts.append(f"A cross or a word marks a {view.analysis.unit} that does not count.")
     return " ".join(parts)

@@ -62,6 +62,7 @@ PROOF_TONES: Final = {
     ProofStatus.MISSING: Tone.BAD,
     ProofStatus.NOT_REQUESTED: Tone.FAINT,
 }
+SMALLEST_SHOWN_P: Final = 0.001
 OTHER_WORK: Final = "other work †"
 INSIDE_NOTE: Final = (
     "† Not comparable: RL-Kernel's grpo_loss runs the trainer's own functions once more inside it, without gradient, "
@@ -109,7 +110,9 @@ def _effect_row(view: View, effect: Effect) -> tuple[Cell, ...]:
 
 
 def _describe_p(value: float | None) -> str:
-    return "n/a" if value is None else format_number(value, 2)
+    if value is None:
+        return "n/a"
+    return "< 0.001" if value < SMALLEST_SHOWN_P else format_number(value, 2)
 
 
 def make_gates(view: View) -> Section:
