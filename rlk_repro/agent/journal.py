@@ -83,7 +83,7 @@ class PhaseRecord:
 
     @property
     def exit_code(self) -> int:
-        """What the error means for the agent's exit code, 0 where there is none."""
+        """What the error means for the agent's exit code, 0 without an error."""
         if self.error is None:
             return 0
         return self.error.exit_code if isinstance(self.error, RlkReproError) else EXIT_BUG

@@ -45,7 +45,7 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None) -> Nod
     """Check the names, which become folders; a single node may leave the allocation to us.
 
     Raises:
-        SpecError: a name that is none, a node that is not among the nodes, or several nodes without an allocation.
+        SpecError: a name no node can have, a node that is not among the nodes, or several nodes without an allocation.
     """
     problems = [
         Problem("--nodes", "not a node name", got=name, expected="a name without a slash")

@@ -1,4 +1,4 @@
-"""Asks to stop: SIGTERM and SIGINT to the agent become a flag and wake whoever waits.  Nothing is stopped here."""
+"""Asks to stop: SIGTERM and SIGINT to the agent become a flag and wake the waiting thread.  Nothing is stopped here."""
 
 from __future__ import annotations
 

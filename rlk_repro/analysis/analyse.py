@@ -244,14 +244,14 @@ def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
 
 
 def _find_missing_records(pairs: Sequence[str], records: Mapping[str, PairRecord]) -> Iterator[Finding]:
-    """The records without which nobody can say that the trials of these pairs were started alike."""
+    """The missing records that would say whether the trials of these pairs were started alike."""
     for pair in (name for name in pairs if name in records):
         for where, found in records[pair].missing.items():
             yield Finding(Level.WARNING, where, "a record to compare", found)
 
 
 def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
-    """What lies among the trials and is none of the plan's."""
+    """What lies among the trials and is not in the plan."""
     names = {trial.name for trial in plan.trials}
     found = sorted(path.name for path in run_dir.trials.iterdir()) if run_dir.trials.is_dir() else []
     for name in found:

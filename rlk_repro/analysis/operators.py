@@ -130,10 +130,6 @@ def _make_result(
     )
 
 
-def _find_worst(errors: Iterable[float | None]) -> float | None:
-    return max((error for error in errors if error is not None), default=None)
-
-
 def _find_kind(times: Iterable[Time]) -> OperatorKind:
     """Fused only where every process says so: one that went native makes the cell native."""
     kinds = {time.kind for time in times}

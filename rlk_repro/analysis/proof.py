@@ -61,7 +61,7 @@ def prove(
     """Judge a trial by its ops files; ``planned`` are a session's steps that count, each with its variant.
 
     A baseline is ``not requested`` as long as nothing of RL-Kernel is in its files; if there is, it is judged like an
-    enabled trial, and any other status says that the baseline is none.
+    enabled trial, and any other status says that it did not run without RL-Kernel.
     """
     is_touched = any(rank.install is not None and rank.install.is_requested for rank in ops_log.ranks)
     if variant == BASELINE and not is_touched and not ops_log.decisions():

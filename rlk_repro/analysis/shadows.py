@@ -42,7 +42,7 @@ def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
 
 
 def _worst(values: Iterable[float | None]) -> float | None:
-    """The largest; None where there is none, or any is not a finite number."""
+    """The largest; None without values, or where any is not a finite number."""
     found = list(values)
     known = [value for value in found if value is not None]
     return max(known) if known and len(known) == len(found) else None

@@ -137,7 +137,7 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
 def decline(
     measure: Measure, *, pairs: Sequence[PairResult], trials: Sequence[TrialResult], is_exploratory: bool = False
 ) -> Judgement:
-    """The verdict of a run that has no variants: that there is none.  Its control pairs still show noise."""
+    """The word of a run without variants: no comparison.  Its control pairs still show noise."""
     controls = [pair for pair in pairs if pair.status is PairStatus.SCORED]
     lost = [pair for pair in pairs if pair.status is not PairStatus.SCORED]
     reasons = [
@@ -216,7 +216,7 @@ def _speed_word(effect: Effect, case: _Case) -> VerdictWord:
 
 
 def _mean_disagrees(case: _Case) -> bool:
-    """Rare slow steps that a median does not see, but that whoever waits for the run does."""
+    """Rare slow steps that a median does not see, but that the run's user waits for."""
     if case.by_mean is None or case.by_mean.n < case.primary.n:
         return False
     word = _speed_word(case.by_mean, case)

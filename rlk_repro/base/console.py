@@ -14,7 +14,7 @@ Tell: TypeAlias = Callable[[str], object]
 
 
 def silence(text: str) -> None:
-    """Where nobody listens, and beside JSON: who reads that wants an error alone on standard error."""
+    """Drop progress: no one reads it, or JSON is printed, whose reader wants only errors on standard error."""
     del text
 
 

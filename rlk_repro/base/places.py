@@ -31,7 +31,7 @@ def hide_places(text: str, run_dir: Path | None = None) -> str:
 
 
 def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
-    """The same for a log: the places of this moment, looked up once."""
+    """A function that hides the same folders in the bytes of a log; they are looked up once, now."""
     names = {
         os.fsencode(path): name.encode()
         for path, name in _list_places(run_dir)
@@ -46,7 +46,7 @@ def _list_places(run_dir: Path | None) -> Iterator[tuple[str, str]]:
     """Later ones count where two are the same folder."""
     yield sys.executable, PYTHON
     places = [
-        (os.path.expanduser("~"), HOME),  # noqa: PTH111  (Path.home raises where nobody knows one)
+        (os.path.expanduser("~"), HOME),  # noqa: PTH111  (Path.home raises without a home)
         (sys.base_prefix, PREFIX),
         (sys.prefix, PREFIX),
         (str(_PACKAGES), PACKAGES),

@@ -154,7 +154,7 @@ def signal_process(pid: int, number: signal.Signals) -> bool:
 
 
 def _drain(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """What a killed command had written; its pipes are closed, whoever else still holds them."""
+    """What a killed command had written; its pipes are closed, also where a child still holds them."""
     try:
         return process.communicate(timeout=DRAIN_S)
     except subprocess.TimeoutExpired as error:

@@ -183,7 +183,7 @@ _SECRET_NAME: Final = re.compile(
 _ADDRESS_NAME: Final = re.compile(
     r"(?:^|_)(?:DATABASE|DB|REDIS|MONGO(?:DB)?|POSTGRES(?:QL)?|PG|MYSQL|AMQP|BROKER)_UR[IL]$"
 )
-# ``AWS_SHARED_CREDENTIALS_FILE`` and ``image_pull_secret`` say where a secret is; they are none.
+# ``AWS_SHARED_CREDENTIALS_FILE`` and ``image_pull_secret`` say where a secret is; they hold no secret.
 _REFERENCE_NAME: Final = re.compile(r"_(?:FILE|PATH|DIR|NAME|REF|ENV|URL|TTL|LENGTH)$|PULL_SECRETS?$|^FROM_ENV$")
 _USER_INFO: Final = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 

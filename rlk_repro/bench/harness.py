@@ -186,7 +186,7 @@ def _describe_timing(timing: Timing | Failure) -> dict[str, Any]:
 
 
 def _describe_check(check: Check | Failure | None, kernels: tuple[str, ...]) -> dict[str, Any]:
-    """What was found, if anything could be; numbers that are none make the cell a failed one."""
+    """What was found, if anything could be; numbers that are not finite make the cell a failed one."""
     status, reason = OperatorStatus.PASSED, ""
     error = gradient_error = is_repeatable = None
     if isinstance(check, Failure):

@@ -1,4 +1,4 @@
-"""What an implementation of an operator is to the harness: a call bound to the tensors of a case, or why there is none.
+"""What an implementation of an operator is to the harness: a call bound to a case's tensors, or why there is no call.
 
 The implementations themselves are in ``references``, ``rl_kernel`` and ``peers``.
 """

@@ -69,7 +69,7 @@ class BundleInfo:
         return self.bundle_id is not None
 
     def lines(self) -> list[str]:
-        """The same for reading."""
+        """What the bundle holds, a line each, for people."""
         facts = {name: value or "not recorded" for name, value in self.facts.items()}
         if self.facts["plan_hash"]:
             facts["plan_hash"] = facts["plan_hash"][:_SHORT_HASH]

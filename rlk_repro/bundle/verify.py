@@ -195,7 +195,7 @@ def _find_damaged(path: Path, contents: _Contents) -> list[Problem]:
 
 
 def _find_extra_folders(contents: _Contents) -> list[Finding]:
-    """Folder members that hold no file; their names are in nobody's checksum."""
+    """Folder members that hold no file; no checksum covers their names."""
     used = {str(parent) for name in contents.digests for parent in PurePosixPath(name).parents} | {""}
     return [
         Finding(Level.BLOCKING, f"{printable(name)}/", "nothing", "an extra folder")

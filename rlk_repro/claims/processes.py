@@ -105,7 +105,7 @@ def _make_task(claim: Claim, cells: Sequence[Cell], bench: Bench) -> dict[str, A
 
 
 def _read_answers(stdout: str) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
-    """The process's word about itself, and its answers in order; a last line that was cut off is none."""
+    """The process's word about itself, and its answers in order; a last line that was cut off is left out."""
     values = []
     for line in stdout.splitlines():
         if line.startswith(ANSWER):

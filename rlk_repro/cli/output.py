@@ -57,7 +57,7 @@ def show(print_on: Callable[[Console], None]) -> None:
 
 
 def _write(text: str) -> None:
-    """Raises EnvironmentMissing where standard output cannot be written; that nobody reads it is the shell's way."""
+    """Raises EnvironmentMissing where standard output cannot be written; a closed pipe is no error."""
     try:
         typer.echo(text, nl=False, color=True)  # nothing is taken away for a pipe
     except OSError as error:

@@ -11,7 +11,7 @@ from rlk_repro.rundir.paths import RunDir
 
 
 def require_known(status: JobStatus, run_dir: RunDir) -> None:
-    """Raises EnvironmentMissing where nobody here can tell whether the job runs."""
+    """Raises EnvironmentMissing where this machine cannot tell whether the job runs."""
     if status.state is JobState.UNKNOWN:
         raise EnvironmentMissing(Problem(run_dir.run_id, f"its job may still run ({status.reason})"))
 

@@ -18,7 +18,7 @@ _NAME: Final = re.compile(r"[^a-z0-9._-]+")
 
 @dataclass(kw_only=True)
 class Proposal:
-    """The keys of a profile in the order of the file, and remarks for whoever reads it."""
+    """The keys of a profile in the order of the file, and remarks for its reader."""
 
     values: dict[str, Any]
     remarks: list[str] = field(default_factory=list)

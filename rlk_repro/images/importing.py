@@ -28,7 +28,7 @@ def is_imported(runtime: str) -> bool:
 
 
 def plan_import(runtime: str, image: Image, machine: str, folder: str) -> Import | None:
-    """The same for any image: its file's name says which it is and for which processor."""
+    """How the runtime imports an image: the file's name says which image it is, and for which processor."""
     make = _IMPORTS.get(runtime)
     if make is None:
         return None

@@ -71,7 +71,7 @@ class Layout:
         """A stream of one file.
 
         Raises:
-            BundleUnreadable: there is none of this name.
+            BundleUnreadable: no member has this name.
         """
         file = self._files.get(name)
         if file is None:

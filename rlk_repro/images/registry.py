@@ -66,7 +66,7 @@ def copy_image(source: str, target: str) -> None:
 
 
 def _check_digest(value: Any) -> str:
-    """Raises ValueError for what a registry calls a digest and is none."""
+    """Raises ValueError for a registry's answer that is not a digest."""
     if not isinstance(value, str) or DIGEST.fullmatch(value) is None:
         raise ValueError(f"no digest: {value!r}")
     return value

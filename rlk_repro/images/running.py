@@ -26,7 +26,7 @@ ROOT: Final = Path("/")
 
 
 def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
-    """The record of the image around us; unknown where there is none.
+    """The record of the image around us; unknown outside of an image.
 
     Raises:
         BundleUnreadable: there is one, and it cannot be believed.

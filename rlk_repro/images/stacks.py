@@ -16,7 +16,7 @@ from rlk_repro.spec.load import load_stack
 
 @dataclass(frozen=True, kw_only=True)
 class StackRow:
-    """One image of one stack.  ``size_bytes`` is None where nobody asked a registry."""
+    """One image of one stack.  ``size_bytes`` is None where no registry was asked."""
 
     stack: str
     platform: str

@@ -130,10 +130,6 @@ def load_contents(folder: Path) -> Contents | None:
     return Contents.from_json(_load_records(path), str(path))
 
 
-def write_contents(folder: Path, contents: Contents) -> None:
-    write_json(record_path(folder), contents.to_json())
-
-
 def record_files(folder: Path) -> dict[str, FileRecord]:
     """Every file below a folder, by relative path; reads all of them."""
     return {name: FileRecord.of(folder / name) for name in list_files(folder)}
@@ -144,7 +140,7 @@ def list_files(folder: Path) -> list[str]:
 
 
 def check_contents(folder: Path, contents: Contents, *, is_full: bool = False) -> Iterator[Finding]:
-    """Blocking findings for each file that is absent, of another size, or of other content; extra files are none."""
+    """A blocking finding for each file that is absent, of another size, or of other content; extra files are fine."""
     for name, expected in contents.files.items():
         path = folder / name
         where = f"prepared.{contents.kind}.{name}"

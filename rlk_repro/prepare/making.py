@@ -1,6 +1,6 @@
 """Makes one prepared folder, once: under a lock, in a work folder beside it, recorded when it is whole.
 
-What is killed in between is continued or begun again; nobody sees a folder with a record that is not whole.
+What is killed in between is continued or begun again; a folder with a record is always whole.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where repositories come from: a mirror directory, then the hub.  Each lists what it has and hands over whole files.
 
-Nobody is believed: what a file must hash to comes with the list, and is checked by ``rlk_repro.prepare.fetch``.
+No server is believed: what a file must hash to comes with the list, and is checked by ``rlk_repro.prepare.fetch``.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _from_cache(path: Path, name: str) -> RemoteFile:
 
 
 def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path | None = None) -> Listing:
-    """Refuses names that would leave the folder: whoever serves them is a stranger."""
+    """Refuses names that would leave the folder: they come from a stranger."""
     found = tuple(files)
     for file in found:
         reason = find_unsafe(file.name)

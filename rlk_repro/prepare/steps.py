@@ -37,7 +37,7 @@ class PrepareRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareStep:
-    """One folder.  ``estimate`` gives the bytes that are still to be written, None where nobody knows before.
+    """One folder.  ``estimate`` gives the bytes that are still to be written, None where it is not known before.
 
     ``pin`` is where the run would name the revision, of what it leaves to the hub.
     """

@@ -119,7 +119,7 @@ def _unpack(stream: IO[bytes], folder: Path, num_files: int, bounds: Bounds) -> 
     """Only the numbered files, under their own names alone, whatever path an archive gives them.
 
     Raises:
-        SpecError: a number twice: nobody could say which is meant.
+        SpecError: a number twice: which is meant cannot be told.
         BundleUnreadable: more than the bounds allow, packed or unpacked.
     """
     unpacked_bytes = 0

@@ -1,6 +1,6 @@
 """What git knows of a folder: its commit, and whether the files are those of the commit.
 
-A checkout may be anybody's, and its configuration, attributes and hooks name programs. So git never works in it: it
+A checkout may be a stranger's, and its configuration, attributes and hooks name programs. So git never works in it: it
 gets an empty repository of ours that borrows the checkout's objects, lists the commit's files and those that are not
 ignored, and nothing else. The files are hashed here. Nothing of a checkout's own configuration is read.
 

@@ -1,7 +1,7 @@
 """Which container this process runs in, and which image, as far as a process can tell from inside.
 
-No image can hold its own digest: it comes from whoever started the container, or from the record that our launcher
-mounts.  Without either it is unknown.
+No image can hold its own digest: it comes from the process that started the container, or from the record that our
+launcher mounts.  Without either it is unknown.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def _find_run(argv: list[str]) -> str | None:
 
 
 def comparable_cmdline(text: str) -> str:
-    """The parameters that matter for speed, in their order; nothing else of the line is anybody's business."""
+    """The parameters that matter for speed, in their order; the rest of the line stays private."""
     kernel_part = f" {text} ".split(" -- ", 1)[0]
     return scrub(" ".join(token for token in kernel_part.split() if TUNING.fullmatch(token.split("=", 1)[0])))
 

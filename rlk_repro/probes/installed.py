@@ -65,7 +65,7 @@ def load_build_record(distribution: metadata.Distribution | None) -> BuildRecord
 
 
 def probe_installed(distribution: metadata.Distribution, module: str) -> dict[str, Fact]:
-    """``commit``, ``is_dirty``, ``diff_sha256`` and ``tree``, as ``probe_checkout`` has them, or why nobody knows."""
+    """``commit``, ``is_dirty``, ``diff_sha256`` and ``tree``, as ``probe_checkout`` has them, or why not."""
     record = load_build_record(distribution)
     commit = record.commit if record else _find_commit(distribution)
     facts: dict[str, Fact] = {

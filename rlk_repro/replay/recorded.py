@@ -71,9 +71,9 @@ def _refuse(findings: Iterable[Finding], what: str = "not what was sealed") -> N
 def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
     """The analysis that the logs give, and what surrounds it.
 
-    Computed here and now, never taken from the bundle: whoever can redo checksums can also write a verdict.  A sealed
-    analysis that says something else, and a plan that the author's files do not give, become blocking findings of the
-    context.
+    Computed here and now, never taken from the bundle: anyone who can redo checksums can also write a verdict.  A
+    sealed analysis that says something else, and a plan that the author's files do not give, become blocking findings
+    of the context.
 
     Raises:
         CheckFailed: it was sealed and has been changed.

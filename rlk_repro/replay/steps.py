@@ -98,7 +98,7 @@ def reanalyse(bundle: Path) -> Recorded:
 
 
 def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> Loaded[Profile]:
-    """The profile of whoever replays: of the bundle's only the name of its cluster counts, as a default.
+    """The profile of this machine's user: of the bundle's only the name of its cluster counts, as a default.
 
     Raises:
         SpecError: a real cluster and no profile given, no such profile, or one that belongs to another cluster.
@@ -145,7 +145,7 @@ def require_consent(*, is_accepted: bool) -> None:
     """Stop before anything of a bundle runs, unless the user agreed to what was shown.
 
     Raises:
-        SpecError: nobody was asked, and no option says yes.
+        SpecError: no user was asked, and no option says yes.
     """
     if not is_accepted:
         raise SpecError(

@@ -192,10 +192,6 @@ def _make_block_tables(view: View) -> Iterable[Table]:
     yield Table(title=f"Percentiles of {view.name_with_unit(metric)}", columns=columns, rows=rows, note=note)
 
 
-def _change_cell(log_ratio: float | None) -> str:
-    return "" if log_ratio is None else format_percent(to_ratio(log_ratio))
-
-
 def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second: str) -> Table:
     unit = view.label(view.primary).unit
     first, second = (f"{name} ({unit})" if unit else name for name in (first, second))

@@ -132,7 +132,7 @@ def make_setup(view: View) -> Section:
 
 
 def make_differences(view: View) -> Iterator[Section]:
-    """What the two variants were started with that is not the same; nothing where nobody knows."""
+    """What the two variants were started with that is not the same; nothing where it is not known."""
     differences = view.context.differences
     if not differences:
         return

@@ -152,7 +152,7 @@ def load_manifests(run_dir: RunDir) -> tuple[Manifest, ...]:
     """Those that the nodes of a run wrote, in the order of their names.
 
     Raises:
-        BundleUnreadable: one of them is none.
+        BundleUnreadable: one of the files is not a manifest.
     """
     files = (node.manifest for node in run_dir.node_dirs())
     return tuple(Manifest.from_json(load_json(path), str(path)) for path in files if path.is_file())

@@ -20,9 +20,9 @@ class OperatorStatus(StrEnum):
 
 
 class OperatorKind(StrEnum):
-    """``vime`` is vime's own functions, ``fused`` and ``native`` RL-Kernel's, by class; ``peer`` anybody else's.
+    """``vime`` is vime's own functions, ``fused`` and ``native`` RL-Kernel's, by class; ``peer`` another project's.
 
-    ``unresolved``: RL-Kernel's, but nobody got as far as a class.
+    ``unresolved``: RL-Kernel's, but no class was resolved.
     """
 
     VIME = "vime"

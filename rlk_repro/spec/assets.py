@@ -1,7 +1,7 @@
 """What a run needs on disk before its first trial, by name: a model, a data set, stored rollouts.
 
 Names only, no paths: where they lie below a site's ``prepared_dir`` is for ``rlk_repro.prepare.layout`` to say, and
-``rlk-repro prepare`` puts them there.  A revision or digest that nobody resolved is left out, never made up: prepare
+``rlk-repro prepare`` puts them there.  An unresolved revision or digest is left out, never made up: prepare
 then takes what the hub serves, and what it took is in the bundle.
 """
 

@@ -1,6 +1,6 @@
 """A stack: what is pinned, how sure that is, which images exist, and what goes into them.
 
-Nothing here is made up: an image that nobody built is named as not published, an input that nobody pinned as moving.
+Nothing here is made up: an image that has not been built is named as not published, an unpinned input as moving.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlk_repro.spec.values import (
 
 ImagePlatform: TypeAlias = Literal["cuda-amd64", "cuda-arm64", "rocm-amd64", "cpu"]
 Confidence: TypeAlias = Literal["certain", "likely", "unverified"]
-"""``certain``: read at its source; ``likely``: one other party says so; ``unverified``: nobody here has checked."""
+"""``certain``: read at its source; ``likely``: one other party says so; ``unverified``: not checked here."""
 Tag: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
 Reference: TypeAlias = Annotated[
     str,
@@ -74,7 +74,7 @@ class Pin(GrowingModel):
     evidence: Text | None = Field(None, description="where this is known from")
 
     def holds_tree(self, tree: object) -> bool:
-        """Whether files with this hash are the pinned ones, whoever brought them."""
+        """Whether files with this hash are the pinned ones, wherever they came from."""
         return tree is not None and tree in {self.tree, self.patched_tree}
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from rlk_repro.spec.assets import Checkpoint, DataSource, HubSource, ModelSource, StoredRollouts
+from rlk_repro.spec.assets import Checkpoint, DataSource, ModelSource, StoredRollouts
 from rlk_repro.spec.layers import is_layer_pattern
 from rlk_repro.spec.values import (
     UNSEEN,
@@ -194,10 +194,6 @@ class VimeWorkload(AnyWorkload):
     def arguments_on(self, hardware: str) -> Arguments:
         """The flags written out beside the model's; those of the hardware's placement win."""
         return {**self.arguments, **self.placements[hardware].arguments}
-
-    @property
-    def is_from_hub(self) -> bool:
-        return isinstance(self.model.source, HubSource)
 
 
 def _find_batch_problems(grpo: VimeGrpo) -> Iterator[PathProblem]:

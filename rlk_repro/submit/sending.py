@@ -33,7 +33,7 @@ def prepare_resume(name: str) -> Prepared:
 
     Raises:
         CheckFailed: the run is sealed, or still running.
-        EnvironmentMissing: nobody here can tell whether it still runs.
+        EnvironmentMissing: this machine cannot tell whether it still runs.
     """
     run_dir = find_run_dir(name)
     require_own(run_dir)
@@ -125,7 +125,7 @@ def poll(launched: Launched) -> JobStatus:
 
 
 def poll_all(launched: Sequence[Launched]) -> list[JobStatus]:
-    """The same for many, with one question per cluster where it can be asked so."""
+    """Ask for many submissions, with one question per cluster where it can be asked so."""
     return backends.poll_all([(item.submission, item.run_dir) for item in launched])
 
 

@@ -108,7 +108,7 @@ def bound_line(plan: Plan, minutes: float, gpus_per_node: int) -> str:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """The same for people."""
+    """The figures of a plan as lines for people."""
     summary = plan_summary(plan)
     layout = plan.layout
     rows = [

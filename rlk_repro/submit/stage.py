@@ -32,7 +32,7 @@ class Inputs:
 
 
 def new_run_dir(plan: Plan) -> RunDir:
-    """A name nobody has: UTC time, plan, random.  Nothing is created."""
+    """A new name: UTC time, plan, random.  Nothing is created."""
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return RunDir(runs_root() / plan.run.run / f"{moment}-{plan.plan_hash[:8]}-{secrets.token_hex(2)}")
 

@@ -17,7 +17,7 @@ def trial_flags(plan: Plan, seed: int, num_rollouts: int | None = None) -> list[
 
 
 def setting_flags(settings: BaseModel) -> Iterator[str]:
-    """Field names are the trainer's flag names; True is a bare flag, False is none."""
+    """Field names are the trainer's flag names; True is a bare flag, False leaves it out."""
     for name, value in settings.model_dump(exclude={"kind"}).items():
         if value is False:
             continue

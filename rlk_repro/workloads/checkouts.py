@@ -1,4 +1,4 @@
-"""Checkouts of vime, Megatron-LM and RL-Kernel that nobody installed: found by the processes started from here.
+"""Checkouts of vime, Megatron-LM and RL-Kernel that are not installed: found by the processes started from here.
 
 They travel by ``PYTHONPATH`` alone, which no record holds; the manifest takes their commits from the variables.
 """

@@ -72,7 +72,7 @@ RUN_ENV: Final[Mapping[str, str]] = {
 
 
 def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
-    """Variables of a run that only a profile may set, which belongs to whoever uses it, and values that are none."""
+    """Variables of a run that only a profile may set, which is its user's own, and values that no variable can have."""
     problems = []
     for name, value in sorted(env.items()):
         pattern = RUN_ENV.get(name)

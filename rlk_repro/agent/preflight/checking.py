@@ -170,7 +170,7 @@ def _is_found(module: str, trainer_path: str) -> bool:
 
 
 def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Iterator[Finding]:
-    """The machine and its GPUs are those of the plan.  A GPU that nobody could describe is none of them."""
+    """The machine and its GPUs are those of the plan.  A GPU that could not be described counts as another one."""
     machine = manifest.sections.get("host", {}).get("machine")
     if hardware.machine != "any" and isinstance(machine, str) and machine != hardware.machine:
         yield Finding(Level.BLOCKING, "host.machine", hardware.machine, machine)
@@ -207,11 +207,11 @@ def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Ite
 def check_pins(
     stack: Stack, manifest: Manifest, image: ImageRecord | None = None, patched: Collection[PinName] = ()
 ) -> Iterator[Finding]:
-    """The sources that the stack pins are those of this node; a pin that nobody can confirm must not be claimed.
+    """The sources that the stack pins are those of this node; a pin that cannot be confirmed must not be claimed.
 
     Of the ``patched`` ones only files with the patch will do, where the stack knows their hash.
 
-    Files that have the pinned tree are those of the commit, whoever brought them.  The image around this node may have
+    Files that have the pinned tree are those of the commit, from wherever.  The image around this node may have
     been built with a patch: with the very changes that its record names the sources are as pinned.
     """
     code = manifest.sections.get("code", {})

@@ -19,7 +19,7 @@ VISIBILITY: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBL
 HARDWARE_SLOWDOWN: Final = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 REPAIRS: Final = {"remapped_rows": "row remapping", "retired_pages": "page retirement"}
 WHOLE: Final = {"compute_partition": "SPX", "memory_partition": "NPS1"}
-# what GPUs of one node share where nobody has changed one of them
+# what GPUs of one node share where no setting of one of them was changed
 SHARED: Final = ("name", "memory_total_mib", "vbios", "ecc_mode", "power_limit_w", "clocks_max_sm_mhz", "pcie_width")
 
 

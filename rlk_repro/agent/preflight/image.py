@@ -13,7 +13,7 @@ from rlk_repro.rundir.manifest import Manifest
 
 
 def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
-    """Nothing outside of containers, where the pins alone are held; without GPUs the image may be anybody's."""
+    """Nothing outside of containers, where the pins alone are held; without GPUs any image may be used."""
     platform = plan.hardware.image_platform
     is_container = manifest.sections.get("container", {}).get("is_container") is True
     is_required = is_container and platform != "cpu" and platform in plan.stack.images

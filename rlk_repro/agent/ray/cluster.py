@@ -61,7 +61,7 @@ class RayClusters:
         """Have Ray up inside the block, where the command needs it.
 
         Raises:
-            EnvironmentMissing: it did not come up on every node, or keeps nobody out.
+            EnvironmentMissing: it did not come up on every node, or takes commands without a token.
         """
         if not command.needs_ray:
             yield Service()
@@ -159,7 +159,7 @@ class _Cluster:
         return dataclasses.replace(outcome, status=status, reason=reason)
 
     def take_down(self) -> None:
-        """Followers first: without a head they would wait for it.  Asked to stop, nobody is waited for."""
+        """Followers first: without a head they would wait for it.  When asked to stop, it does not wait for them."""
         if self.down_s is not None:
             return
         started = time.monotonic()

@@ -25,7 +25,7 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
 
 ADDRESS_VARIABLE: Final = "RLK_REPRO_RAY_ADDRESS"
-"""Set by whoever started the agent; its presence means that Ray is there and stays."""
+"""Set by the process that started the agent; its presence means that Ray is there and stays."""
 CENSUS_S: Final = 5.0
 PAUSE_S: Final = 1.0
 _JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -85,7 +85,7 @@ class GivenRay:
         outside = dict(os.environ)
         own = {name: value for name, value in resolve_env(command, outside).items() if outside.get(name) != value}
         config = {"runtime_env": {"env_vars": own}, "metadata": {}}
-        # a trial inherits no token from whoever started the agent, except that of this very Ray
+        # a trial inherits no token from the process that started the agent, except that of this very Ray
         token = {name: outside[name] for name in TOKEN_NAMES if name in outside}
         return {
             **SETTINGS,

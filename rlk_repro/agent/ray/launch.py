@@ -71,7 +71,7 @@ class RaySeat:
 
 
 def require_tokens() -> None:
-    """Refuse a Ray that ignores the wish for a token: whoever reaches its ports runs what they like.
+    """Refuse a Ray that ignores the wish for a token: anyone who reaches its ports could run any code.
 
     Raises:
         EnvironmentMissing: the installed Ray is such a one.
@@ -86,7 +86,7 @@ def require_tokens() -> None:
 
 
 def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
-    """``ray start`` in the foreground.  Workers get ports from the kernel: theirs cannot be taken by anybody."""
+    """``ray start`` in the foreground.  Workers get ports from the kernel: no other process can take theirs."""
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style", "record"]
     argv += ["--log-color", "false", "--node-ip-address", seat.address, "--node-name", seat.node]
     argv += ["--num-gpus", str(seat.num_gpus), "--temp-dir", temp_dir]
@@ -94,7 +94,12 @@ def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
     for name, port in seat.ports().items():
         argv += [f"--{name}", str(port)]
     if seat.is_head:
-        return (*argv, "--head", "--include-dashboard", "false")  # nobody looks at it, and trials would pay for it
+        return (
+            *argv,
+            "--head",
+            "--include-dashboard",
+            "false",
+        )  # unused here, and trials would pay for it
     return (*argv, "--address", seat.head)
 
 

@@ -50,7 +50,7 @@ class RayNode:
         remove_left_folders()
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_TEMP_ROOT))
         self._lock: int | None = None
-        with suppress(OSError):  # no locks there: then nobody removes what is left either
+        with suppress(OSError):  # without locks there, what is left is not removed either
             self._lock = _lock_folder(self._folder)
         self._log = self._folder / START_LOG
 
@@ -124,7 +124,7 @@ class RayNode:
 
 
 def remove_left_folders(root: Path = Path(_TEMP_ROOT)) -> None:
-    """Of agents that were killed: nobody holds their lock any more."""
+    """Folders of agents that were killed: their lock is free."""
     for folder in root.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # somebody else's, gone meanwhile, or held
             found = folder.lstat()

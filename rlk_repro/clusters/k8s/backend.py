@@ -130,7 +130,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     """A running job is asked to record, pack and end; one that waits, and one that is asked again, is deleted.
 
     Raises:
-        EnvironmentMissing: nobody here can tell whether it runs.
+        EnvironmentMissing: this machine cannot tell whether it runs.
         SchedulerRefused: with the server's own words.
     """
     sent = read_sent(submission)
@@ -158,7 +158,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
     Raises:
         CheckFailed: the job waits or runs, or its results are gone with its pod.
-        EnvironmentMissing: nobody here can tell whether it runs.
+        EnvironmentMissing: this machine cannot tell whether it runs.
         SchedulerRefused: the cluster refused, or the connection was lost; calling again goes on.
     """
     sent = read_sent(submission)
@@ -225,7 +225,7 @@ def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod
 
 
 def _find_pod(sent: Sent, name: str, run_dir: RunDir) -> Pod | None:
-    """None where there is no such pod, or where nobody knows what runs in it."""
+    """None where there is no such pod, or where what runs in it is not known."""
     if not name or not run_dir.plan.is_file():
         return None
     return Pod(place=sent.place, name=name, plan=Plan.load(run_dir.plan), run_dir=run_dir)
@@ -315,7 +315,7 @@ def _send_inputs(sent: Sent, run_dir: RunDir, job: Mapping[str, Any], submission
 
 
 def _own(sent: Sent, made: Sequence[Mapping[str, Any]]) -> None:
-    """What is deleted with the job, whoever deletes it."""
+    """What Kubernetes deletes together with the job."""
     patch = json.dumps({"metadata": {"ownerReferences": [kubectl.make_owner(made[0])]}})
     for item in made[1:]:
         kind = str(item["kind"]).lower()

@@ -44,7 +44,7 @@ class Target:
         )  # fmt: skip
 
     def get(self, kinds: str, *words: str) -> list[dict[str, Any]]:
-        """Objects; none where there are none.
+        """Objects, an empty list without any.
 
         Raises:
             Unreachable, SchedulerRefused: with kubectl's own words.
@@ -67,12 +67,12 @@ class Target:
         return self.run(*words, timeout_s=SEND_TIMEOUT_S, stdin=objects)
 
     def delete(self, kinds: str, selector: str) -> proc.Completed:
-        """By label; what is gone already is fine, and nobody is waited for."""
+        """By label; what is gone already is fine, and the end is not waited for."""
         return self.run("delete", kinds, f"--selector={selector}", "--ignore-not-found", "--wait=false")
 
 
 class Unreachable(SchedulerRefused):
-    """Nobody answered; the same question may be answered later."""
+    """The API server did not answer; the same question may be answered later."""
 
 
 def find_obstacle() -> str | None:

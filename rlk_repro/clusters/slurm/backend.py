@@ -118,7 +118,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     """A running job is asked to record, pack and end; asked again, it is ended by Slurm's own way.
 
     Raises:
-        EnvironmentMissing: nobody here can tell whether it runs.
+        EnvironmentMissing: this machine cannot tell whether it runs.
         SchedulerRefused: with scancel's own words.
     """
     status = poll(submission, run_dir)
@@ -141,7 +141,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
     Raises:
         CheckFailed: the job waits or runs.
-        EnvironmentMissing: nobody here can tell whether it runs.
+        EnvironmentMissing: this machine cannot tell whether it runs.
     """
     if _is_over(run_dir) and run_dir.bundle.is_file():
         return run_dir.bundle

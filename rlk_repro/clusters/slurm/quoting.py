@@ -29,7 +29,7 @@ def quote(value: Any) -> str:
     """One value as the template's text: text and lists of texts as shell words, the rest by its type.
 
     Raises:
-        TypeError: a value that nobody thought of.
+        TypeError: a value of an unexpected type.
     """
     match value:
         case Directive(text):

@@ -191,7 +191,7 @@ def find_runtimes(srun_help: str) -> frozenset[str]:
 def _ask_associations() -> Iterator[Association]:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user id that nobody named
+    except (KeyError, OSError):  # a user id without a name
         return
     fields = "format=account,partition,qos"
     yield from parse_associations(

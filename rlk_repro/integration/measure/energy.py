@@ -10,7 +10,7 @@ from rlk_repro.operators import Platform
 
 
 class EnergyCounter:
-    """Holds NVML open.  The counter is the whole device's, whoever uses it."""
+    """Holds NVML open.  The counter is the whole device's, of all processes on it."""
 
     def __init__(self, nvml: Any, device: Any) -> None:
         self._nvml, self._device = nvml, device

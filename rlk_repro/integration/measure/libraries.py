@@ -23,7 +23,7 @@ PACKAGES: Final = (
     "vime", "vllm",
 )  # fmt: skip
 SOURCES: Final = ("megatron", "rl_engine", "vime")
-"""Whose files decide what is measured: a version says too little of what nobody released."""
+"""Whose files decide what is measured: a version says too little of unreleased code."""
 COLLECTIVES: Final = re.compile(r"/lib(nccl|rccl)\.so[^/]*$")
 CUDNN: Final = re.compile(r"/libcudnn\.so[^/]*$")
 RL_KERNEL_EXTENSION: Final = "rl_engine._C"

@@ -90,7 +90,7 @@ class Shadow:
         self._find_loss: Callable[..., Any] = lambda: None
 
     def begin_step(self, step: int | None) -> None:
-        """``step`` is a shadow step; with None there is none."""
+        """``step`` is a shadow step, None in any other step."""
         self._step, self._seen = step, None
 
     def follow_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Hidden states in the place of logits: a tensor that may be moved and looked at, and that nobody computes with.
+"""Hidden states in the place of logits: a tensor that may be moved and looked at, and that no code may compute with.
 
 A trainer carries it from the output layer to its log-probs as it would carry logits.  Whatever would take it for logits
 on the way, or at the end of it, raises.

@@ -78,7 +78,7 @@ def render_arguments(plan: Plan, files: Files, *, seed: int, traces: Path) -> li
 
 
 def render_store_arguments(plan: Plan, files: Files, *, seed: int) -> list[str]:
-    """The same for the live run that stores the rollouts of another lane."""
+    """The arguments of the live run that stores the rollouts of another lane."""
     common = {**_common(plan, files, seed, lane="live"), "num-rollout": plan.run.measure.num_stored}
     return _to_words({**common, **_live(plan, files), "save-debug-rollout-data": files.rollouts})
 

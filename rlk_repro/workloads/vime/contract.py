@@ -178,7 +178,7 @@ def load_contract(vime_commit: str) -> Contract:
     """The contract of one vime.
 
     Raises:
-        SpecError: there is none, or it is not of this commit.
+        SpecError: no contract is shipped for it, or it is not of this commit.
     """
     folder = data_dir("manifests") / "contracts"
     path = folder / contract_file(vime_commit)

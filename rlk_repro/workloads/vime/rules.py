@@ -148,7 +148,7 @@ def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
                       got=division.placement.max_tokens_per_gpu,
                       expected=f"{-(-longest // division.layout.context_parallel)} or more")  # fmt: skip
     model_len = _written(plan, "vllm-max-model-len")
-    # vLLM also reads words as "8k": whether those are enough nobody could say here
+    # vLLM also reads words as "8k": whether those are enough cannot be checked here
     if model_len is not None and not (isinstance(model_len, int) and longest <= model_len <= MOST_TOKENS):
         yield Problem(_where(plan, "workload.arguments.vllm-max-model-len"), f"the longest sample has {longest} tokens",
                       got=model_len, expected=f"a number from {longest} to {MOST_TOKENS}")  # fmt: skip
