@@ -1,0 +1,105 @@
+"""The answer in plain words, the second verdict on memory, and the one command that comes next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlk_repro.analysis.memory import MemoryWord, judge_memory
+from rlk_repro.report.answer import describe_answer, describe_ground, suggest_next
+from rlk_repro.report.view import Context, make_view
+from rlk_repro.rundir.results import Analysis, GateStatus, ProofStatus, VerdictWord
+from tests.support.analysis_examples import small
+
+
+def change(
+    word: VerdictWord, *, low: float, high: float, memory: tuple[float, float] = (1.0, 1.0), workload: str = "vime"
+) -> Analysis:
+    """The small example with another word and intervals."""
+    analysis = small()
+    ends = {"step_time_s": (low, high), "peak_memory_bytes": memory}
+    effects = tuple(
+        replace(item, low=ends[item.metric][0], high=ends[item.metric][1], ratio=sum(ends[item.metric]) / 2, n=6)
+        if item.metric in ends
+        else item
+        for item in analysis.effects
+    )
+    verdict = replace(analysis.verdict, word=word, headline=f"{word}: because; more", num_pairs=6)
+    return replace(analysis, effects=effects, verdict=verdict, workload=workload)
+
+
+@pytest.mark.parametrize(
+    ("word", "ends", "memory", "expected"),
+    [
+        (VerdictWord.FASTER, (0.95, 0.96), (0.9, 0.9),
+         "Result: with RL-Kernel a step takes 4.50 % less time (95 % interval 4.00 to 5.00 %), and less memory."),
+        (VerdictWord.FASTER, (0.20, 0.30), (1.0, 1.0),
+         "Result: with RL-Kernel a step takes 75.00 % less time, 4.00 times as fast (95 % interval 70.00 to 80.00 %), "
+         "and as much memory."),
+        (VerdictWord.SLOWER, (1.04, 1.06), (1.1, 1.2),
+         "Result: with RL-Kernel a step takes 5.00 % more time (95 % interval 4.00 to 6.00 %), and more memory."),
+        (VerdictWord.EQUIVALENT, (0.995, 0.997), (0.9, 1.1),
+         "Result: with RL-Kernel a step takes the same time within 1 %: 0.40 % less time "
+         "(95 % interval 0.30 to 0.50 %)."),
+        (VerdictWord.INCONCLUSIVE, (0.9, 1.1), (1.0, 1.0),
+         "Result: no answer yet. Because. The change lies between -10.00 % and +10.00 %."),
+        (VerdictWord.NOT_COMPARABLE, (0.9, 1.1), (1.0, 1.0), "Result: the variants are not comparable. Because."),
+    ],
+)  # fmt: skip
+def test_the_answer_is_one_plain_sentence(
+    word: VerdictWord, ends: tuple[float, float], memory: tuple[float, float], expected: str
+) -> None:
+    analysis = change(word, low=ends[0], high=ends[1], memory=memory)
+    assert describe_answer(make_view(analysis)) == expected
+
+
+def test_the_answer_names_what_was_timed() -> None:
+    analysis = change(VerdictWord.FASTER, low=0.2, high=0.3, workload="module")
+    assert "vime's loss functions alone take 75.00 % less time" in describe_answer(make_view(analysis))
+    assert describe_ground(analysis).startswith("6 pairs on ")
+
+
+@pytest.mark.parametrize(
+    ("ends", "word"),
+    [
+        ((0.5, 0.98), MemoryWord.SMALLER),
+        ((1.02, 1.03), MemoryWord.LARGER),
+        ((0.995, 1.005), MemoryWord.SAME),
+        ((0.98, 1.0), MemoryWord.INCONCLUSIVE),
+    ],
+)
+def test_memory_has_a_word_of_its_own(ends: tuple[float, float], word: MemoryWord) -> None:
+    assert judge_memory(change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1, memory=ends)).word is word
+
+
+def test_memory_of_what_did_not_run_is_no_answer() -> None:
+    analysis = change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1)
+    gates = tuple(
+        replace(gate, status=GateStatus.UNDECIDED) if gate.name == "rl_kernel_active" else gate
+        for gate in analysis.gates
+    )
+    found = judge_memory(replace(analysis, gates=gates))
+    assert (found.word, "RL-Kernel is not proved to have run" in found.sentence) == (MemoryWord.INCONCLUSIVE, True)
+    failed = judge_memory(change(VerdictWord.NOT_COMPARABLE, low=0.9, high=1.1))
+    assert "the variants are not comparable" in failed.sentence
+
+
+def test_an_open_question_gets_the_size_of_a_run_that_would_decide_it() -> None:
+    analysis = change(VerdictWord.INCONCLUSIVE, low=0.90, high=1.02)
+    effects = tuple(replace(item, sd_log=0.04) if item.metric == "step_time_s" else item for item in analysis.effects)
+    view = make_view(replace(analysis, effects=effects), Context(setting=(("overrides", "x = 1 (--set)"),)))
+    assert suggest_next(view, "b.tgz") == (
+        "rlk-repro submit --run qwen3-30b-a3b --cluster slurm --hardware h200 --stack example --pairs 9   "
+        "(a new run, with this one's --set; this one is not extended)"
+    )
+
+
+def test_where_rl_kernel_did_not_run_the_next_step_builds_it() -> None:
+    analysis = change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1)
+    trials = tuple(
+        replace(trial, proof=ProofStatus.FALLBACK) if trial.variant == "enabled" else trial for trial in analysis.trials
+    )
+    assert suggest_next(make_view(replace(analysis, trials=trials)), "b.tgz").startswith("make demo-rl-kernel ")
+    faster = make_view(change(VerdictWord.FASTER, low=0.2, high=0.3))
+    assert suggest_next(faster, "b.tgz") == "rlk-repro replay b.tgz --analyze-only"
