@@ -7,7 +7,7 @@ variant each, ABBA or BAAB; only the last rollout of a period is scored, as the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -62,6 +62,25 @@ class Schedule:
     def rollouts(self) -> tuple[Rollout, ...]:
         warmup = [Rollout(letter="be"[number % 2]) for number in range(self.num_warmup)]
         return (*warmup, *self._list_scored(), *[Rollout(letter=SHADOW)] * self.num_shadow)
+
+    @cached_property
+    def steps_of_blocks(self) -> tuple[tuple[int, ...], ...]:
+        """By block, its rollouts in the order run."""
+        steps: list[list[int]] = [[] for _ in self.blocks]
+        for step, rollout in enumerate(self.rollouts):
+            if rollout.block is not None:
+                steps[rollout.block].append(step)
+        return tuple(map(tuple, steps))
+
+    def list_compared(self, faults: Collection[int]) -> list[int]:
+        """The scored rollouts of comparison blocks, without the blocks in ``faults``."""
+        return [
+            step
+            for block, steps in enumerate(self.steps_of_blocks)
+            if block not in faults and not self.blocks[block].is_control
+            for step in steps
+            if self.is_scored(step)
+        ]
 
     def _list_scored(self) -> Iterator[Rollout]:
         for number, block in enumerate(self.blocks):

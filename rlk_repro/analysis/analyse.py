@@ -14,7 +14,7 @@ from rlk_repro.analysis.allocations import find_misfits, find_unknown_nodes
 from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.operators import OperatorTable, read_operators
 from rlk_repro.analysis.sessions import Session, compare_sessions, pool_step_times, read_session
-from rlk_repro.analysis.trials import read_trial
+from rlk_repro.analysis.trials import fell_back_everywhere, read_trial
 from rlk_repro.analysis.verdict import Judgement, decline, judge
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.escapes import printable
@@ -198,19 +198,15 @@ def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: st
         return PairStatus.VOID, misfit
     if second.variant != ENABLED or second.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return PairStatus.SCORED, ""
-    if second.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto" and _fell_back_everywhere(second):
+    if second.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto" and fell_back_everywhere(second):
         return PairStatus.SCORED, ""
     return PairStatus.VOID, f"{second.name}: {second.proof} ({second.proof_reason})"
-
-
-def _fell_back_everywhere(trial: TrialResult) -> bool:
-    return not any(decision.is_rl_kernel and decision.calls for decision in trial.decisions)
 
 
 def _control(first: Trial, second: TrialResult) -> tuple[bool, str]:
     if first.is_control:
         return True, "planned"
-    if second.proof is ProofStatus.FALLBACK and _fell_back_everywhere(second):
+    if second.proof is ProofStatus.FALLBACK and fell_back_everywhere(second):
         return True, f"enabled fell back everywhere: {second.proof_reason}"
     return False, ""
 

@@ -370,8 +370,7 @@ def _control_blocks_gate(evidence: Evidence) -> Gate:
 
 def _nearest_end(evidence: Evidence) -> float:
     """How far the interval of the step time keeps from no effect; 0 where it does not."""
-    items = (pair.metric(STEP_TIME) for pair in evidence.scored)
-    log_ratios = [item.log_ratio for item in items if item is not None and item.log_ratio is not None]
+    log_ratios = _readings(evidence, STEP_TIME, lambda item: item.log_ratio)
     interval = t_interval(log_ratios, 1 - evidence.measure.alpha)
     return 0.0 if interval is None else max(0.0, interval.low, -interval.high)
 

@@ -11,7 +11,8 @@ from typing import Final
 
 from rlk_repro.analysis.gates import ACTIVE, PEAK_MEMORY
 from rlk_repro.base.units import format_number, format_percent
-from rlk_repro.rundir.results import Analysis, Effect, GateStatus, VerdictWord
+from rlk_repro.rundir.results import Analysis, GateStatus, VerdictWord
+from rlk_repro.statistics.stats import Place, place_interval
 
 
 class MemoryWord(StrEnum):
@@ -27,6 +28,12 @@ class MemoryVerdict:
     sentence: str
 
 
+WORDS: Final = {
+    Place.BELOW: MemoryWord.SMALLER,
+    Place.ABOVE: MemoryWord.LARGER,
+    Place.WITHIN: MemoryWord.SAME,
+    Place.ACROSS: MemoryWord.INCONCLUSIVE,
+}
 NOT_RESERVED: Final = "; reserved memory is shared by both variants in a session, measure.design: parallel measures it"
 
 
@@ -38,8 +45,9 @@ def judge_memory(analysis: Analysis) -> MemoryVerdict:
     size = f"peak memory {format_percent(effect.ratio)} ({format_percent(effect.low)} to {format_percent(effect.high)})"
     if reason := _find_obstacle(analysis):
         return MemoryVerdict(word=MemoryWord.INCONCLUSIVE, sentence=f"inconclusive: {reason}; {size}")
-    word = _choose_word(effect, analysis.verdict.smallest_effect)
-    share = f"{format_number(100 * analysis.verdict.smallest_effect, 3)} %"
+    smallest = analysis.verdict.smallest_effect
+    word = WORDS[place_interval(effect, beyond=smallest, within=smallest)]
+    share = f"{format_number(100 * smallest, 3)} %"
     meaning = {
         MemoryWord.SMALLER: f"enabled needs less by more than {share}",
         MemoryWord.LARGER: f"enabled needs more by more than {share}",
@@ -58,15 +66,3 @@ def _find_obstacle(analysis: Analysis) -> str:
     if active is None or active.status is not GateStatus.PASSED:
         return "RL-Kernel is not proved to have run"
     return ""
-
-
-def _choose_word(effect: Effect, smallest: float) -> MemoryWord:
-    assert effect.low is not None
-    assert effect.high is not None
-    if effect.high < 1 / (1 + smallest):
-        return MemoryWord.SMALLER
-    if effect.low > 1 + smallest:
-        return MemoryWord.LARGER
-    if 1 / (1 + smallest) <= effect.low and effect.high <= 1 + smallest:
-        return MemoryWord.SAME
-    return MemoryWord.INCONCLUSIVE

@@ -13,7 +13,7 @@ from typing import Final
 
 from rlk_repro.analysis.proof import find_unproved, prove
 from rlk_repro.analysis.shadows import summarise_shadows
-from rlk_repro.analysis.trials import STEP_TIME, read_record, summarise_all
+from rlk_repro.analysis.trials import STEP_TIME, fell_back_everywhere, read_record, summarise_all
 from rlk_repro.base.units import count
 from rlk_repro.logs.ops import OpsLog
 from rlk_repro.logs.telemetry import TrialTelemetry
@@ -70,25 +70,13 @@ class Session:
     def is_complete(self) -> bool:
         return self.arms[0].status is TrialStatus.OK
 
-    def is_compared(self, step: int) -> bool:
-        """Whether the step is scored in a comparison block that counts."""
-        rollout = self.schedule.rollouts[step]
-        return rollout.is_scored and rollout.block is not None and self._compares(rollout.block)
-
-    def _compares(self, block: int) -> bool:
-        return block not in self.faults and not self.schedule.blocks[block].is_control
-
-    def list_steps(self, block: int, *, is_scored: bool = True) -> list[int]:
-        """The scored rollout of each period, or its first one."""
-        found = [step for step, rollout in enumerate(self.schedule.rollouts) if rollout.block == block]
-        period = self.schedule.period_steps
-        return found[period - 1 :: period] if is_scored else found[::period]
-
     def effect(self, metric: str, block: int, *, is_scored: bool = True) -> float | None:
         """ln(B / A) of one block; None where the block does not count or a value is missing."""
         if block in self.faults or metric not in self.values:
             return None
-        values = [self.values[metric][step] for step in self.list_steps(block, is_scored=is_scored)]
+        period = self.schedule.period_steps
+        steps = self.schedule.steps_of_blocks[block][period - 1 if is_scored else 0 :: period]
+        values = [self.values[metric][step] for step in steps]
         return block_effect(self.schedule.blocks[block].order, values)
 
     def effects(self, metric: str, *, is_control: bool = False, is_scored: bool = True) -> list[float] | None:
@@ -147,8 +135,7 @@ def _find_faults(
     """Blocks that do not count: a step without its variant's proof, or a scored one without a time or disturbed."""
     decisions = ops.decisions()
     served = [op for op in plan.ops if any(item.op == op and item.is_rl_kernel for item in decisions)]
-    for block in range(len(schedule.blocks)):
-        steps = [step for step, rollout in enumerate(schedule.rollouts) if rollout.block == block]
+    for block, steps in enumerate(schedule.steps_of_blocks):
         found = (_find_fault(ops, served, schedule, step_times, step) for step in steps)
         if fault := next(filter(None, found), ""):
             yield block, fault
@@ -171,14 +158,8 @@ def _find_fault(
 
 def _make_arm(whole: TrialResult, variant: str, schedule: Schedule, faults: Mapping[int, str]) -> TrialResult:
     """Summaries are over the scored steps of blocks that compare; of control blocks nothing is in them."""
-    rollouts = list(enumerate(schedule.rollouts))
-    own = {step for step, rollout in rollouts if rollout.variant == variant}
-    scored = [
-        step
-        for step, rollout in rollouts
-        if step in own and rollout.is_scored and rollout.block is not None and rollout.block not in faults
-        if not schedule.blocks[rollout.block].is_control
-    ]
+    own = {step for step, rollout in enumerate(schedule.rollouts) if rollout.variant == variant}
+    scored = [step for step in schedule.list_compared(faults) if step in own]
     series = tuple(_keep_steps(item, own) for item in whole.series)
     is_enabled = variant == ENABLED
     step_time = next((item for item in series if item.metric == STEP_TIME), None)
@@ -243,10 +224,8 @@ def _find_status(session: Session) -> tuple[PairStatus, str]:
         return PairStatus.DROPPED, f"{session.trial.name}: {enabled.status}"
     if session.effects(STEP_TIME) is None:
         return PairStatus.VOID, f"{session.trial.name}: no block counts ({next(iter(session.faults.values()), '')})"
-    fell_back = enabled.proof is ProofStatus.FALLBACK and not any(
-        decision.is_rl_kernel and decision.calls for decision in enabled.decisions
-    )
-    if fell_back or enabled.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
+    has_fallen_back = enabled.proof is ProofStatus.FALLBACK and fell_back_everywhere(enabled)
+    if has_fallen_back or enabled.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return PairStatus.SCORED, ""
     return PairStatus.VOID, f"{session.trial.name}: {enabled.proof} ({enabled.proof_reason})"
 
@@ -296,9 +275,7 @@ def pool_step_times(sessions: Sequence[Session]) -> dict[str, Summary]:
     pooled: dict[str, list[float | None]] = {}
     for session in sessions:
         times = session.values.get(STEP_TIME, ()) if session.is_complete else ()
-        for step, value in enumerate(times):
-            rollout = session.schedule.rollouts[step]
-            if session.is_compared(step):
-                pooled.setdefault(rollout.variant, []).append(value)
+        for step in session.schedule.list_compared(session.faults) if times else ():
+            pooled.setdefault(session.schedule.variant_of(step), []).append(times[step])
     found = {variant: summarise(STEP_TIME, values) for variant, values in sorted(pooled.items())}
     return {variant: summary for variant, summary in found.items() if summary is not None}

@@ -148,6 +148,11 @@ def _place(folder: TrialDir, path: Path) -> str:
     return path.relative_to(folder.path.parent.parent).as_posix()
 
 
+def fell_back_everywhere(trial: TrialResult) -> bool:
+    """Whether RL-Kernel served no call of it."""
+    return not any(decision.is_rl_kernel and decision.calls for decision in trial.decisions)
+
+
 def summarise_all(series: Iterable[Series], steps: Collection[int]) -> tuple[Summary, ...]:
     """Over these steps only: the warm-up counts for nothing."""
     found = (

@@ -31,16 +31,24 @@ from rlk_repro.statistics.stats import (
     DIAGNOSTICS,
     MEAN_STEP_TIME,
     STEP_TIME,
+    Place,
     holm,
     is_cost,
     noise_floor,
     paired_effect,
+    place_interval,
 )
 
 PRIMARY: Final = "primary"
 SECONDARY: Final = "secondary"
 DIAGNOSTIC: Final = "diagnostic"
 MAX_THROTTLED_FRACTION: Final = 0.01
+SPEED_WORDS: Final = {
+    Place.BELOW: VerdictWord.FASTER,
+    Place.ABOVE: VerdictWord.SLOWER,
+    Place.WITHIN: VerdictWord.EQUIVALENT,
+    Place.ACROSS: VerdictWord.INCONCLUSIVE,
+}
 SHOWN: Final = (VerdictWord.FASTER, VerdictWord.SLOWER)
 NOTHING_COMPARED: Final = (
     "operators are measured one by one: no variants are compared, and nothing is said about a trainer's speed"
@@ -204,15 +212,7 @@ def _choose_word(case: _Case) -> VerdictWord:
 
 def _speed_word(effect: Effect, case: _Case) -> VerdictWord:
     """Where the interval lies.  The noise floor makes a difference harder to show, never equality easier."""
-    if effect.low is None or effect.high is None:
-        return VerdictWord.INCONCLUSIVE
-    if effect.high < 1 / (1 + case.threshold):
-        return VerdictWord.FASTER
-    if effect.low > 1 + case.threshold:
-        return VerdictWord.SLOWER
-    if 1 / (1 + case.smallest) <= effect.low and effect.high <= 1 + case.smallest:
-        return VerdictWord.EQUIVALENT
-    return VerdictWord.INCONCLUSIVE
+    return SPEED_WORDS[place_interval(effect, beyond=case.threshold, within=case.smallest)]
 
 
 def _mean_disagrees(case: _Case) -> bool:

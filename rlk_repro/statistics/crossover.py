@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
+from statistics import median
 from typing import Final
 
 from rlk_repro.statistics.stats import Interval, mean, stdev, t_interval, t_quantile
@@ -41,9 +42,7 @@ def hodges_lehmann(values: Sequence[float]) -> float:
 
     One stalled block of eight hardly moves it; where noise is normal its interval is 5 % wider than the mean's.
     """
-    ordered = sorted((values[i] + values[j]) / 2 for i in range(len(values)) for j in range(i, len(values)))
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return median((one + other) / 2 for one, other in combinations_with_replacement(values, 2))
 
 
 def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | None:
@@ -68,16 +67,13 @@ def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | N
 
     Each block gives (difference of the covariate, effect).  None where no two blocks differ in the covariate.
     """
-    slopes = sorted(
+    slopes = [
         (second[1] - first[1]) / (second[0] - first[0])
         for blocks in sessions
         for first, second in combinations(blocks, 2)
         if first[0] != second[0]
-    )
-    if not slopes:
-        return None
-    middle = len(slopes) // 2
-    return slopes[middle] if len(slopes) % 2 else (slopes[middle - 1] + slopes[middle]) / 2
+    ]
+    return median(slopes) if slopes else None
 
 
 def randomisation_p(sessions: Sequence[Sequence[tuple[str, float | None]]]) -> tuple[float, float] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
@@ -237,6 +238,26 @@ def paired_effect(metric: str, log_ratios: Sequence[float], *, role: str, alpha:
         p_holm=None,
         note=note,
     )
+
+
+class Place(StrEnum):
+    """Where an interval of a ratio lies."""
+
+    BELOW = "below"
+    ABOVE = "above"
+    WITHIN = "within"
+    ACROSS = "across"
+
+
+def place_interval(effect: Effect, *, beyond: float, within: float) -> Place:
+    """Wholly beyond a fraction, wholly within another one, or neither; the two ends are equally far as ratios."""
+    if effect.low is None or effect.high is None:
+        return Place.ACROSS
+    if effect.high < 1 / (1 + beyond):
+        return Place.BELOW
+    if effect.low > 1 + beyond:
+        return Place.ABOVE
+    return Place.WITHIN if 1 / (1 + within) <= effect.low and effect.high <= 1 + within else Place.ACROSS
 
 
 def noise_floor(log_ratios: Sequence[float], *, alpha: float, unit: str = "pair") -> NoiseFloor:
