@@ -16,17 +16,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.verdicts import make_result
 from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.sessions import Session, compare_sessions, make_session
 from rlk_repro.analysis.shadows import CASES
 from rlk_repro.analysis.verdict import Judgement, judge
 from rlk_repro.base.files import write_json
 from rlk_repro.plan import Trial
-from rlk_repro.rundir.results import ProofStatus, Series, ShadowResult, TrialResult, TrialStatus, VerdictWord
+from rlk_repro.rundir.results import ProofStatus, Series, ShadowResult, TrialResult, VerdictWord
 from rlk_repro.schedule import Schedule, make_schedule
 from rlk_repro.spec import Lane, Measure
 from rlk_repro.statistics.power import smallest_effect
@@ -213,28 +214,11 @@ def _make_whole(trial: Trial, times: Sequence[float], tokens: Sequence[float]) -
         "train_rollout_logprob_abs_diff": [0.01] * len(times),
         "peak_memory_bytes": [6e10] * len(times),
     }
-    return TrialResult(
-        index=trial.index,
-        name=trial.name,
-        pair=trial.pair,
-        variant=trial.variant,
-        seed=trial.seed,
-        status=TrialStatus.OK,
-        reason="",
-        duration_s=None,
-        num_steps_found=len(times),
-        num_steps_expected=len(times),
-        proof=ProofStatus.PROVED,
-        proof_reason="",
-        decisions=(),
-        series=tuple(
-            Series(metric=name, source="", values=tuple(values), lines=(None,) * len(values))
-            for name, values in series.items()
-        ),
-        summaries=(),
-        rejects={},
-        throttled_fraction=None,
+    shown = tuple(
+        Series(metric=name, source="", values=tuple(values), lines=(None,) * len(values))
+        for name, values in series.items()
     )
+    return replace(make_result(trial, ProofStatus.PROVED, len(times)), series=shown)
 
 
 def find_misses(outcomes: Sequence[Outcome]) -> list[str]:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -264,6 +264,12 @@ def _make_step_times(scenario: Scenario, truth: Truth, lengths: Sequence[float],
 def _make_trial(trial: Trial, series: dict[str, list[float]], measure: Measure) -> TrialResult:
     begin, end = measure.warmup_steps, measure.warmup_steps + measure.scored_steps
     found = (summarise(metric, values[begin:end]) for metric, values in series.items())
+    proof = ProofStatus.PROVED if trial.variant == "enabled" else ProofStatus.NOT_REQUESTED
+    return replace(make_result(trial, proof, end), summaries=tuple(summary for summary in found if summary is not None))
+
+
+def make_result(trial: Trial, proof: ProofStatus, num_steps: int) -> TrialResult:
+    """A trial or session that ended well, without series and summaries."""
     return TrialResult(
         index=trial.index,
         name=trial.name,
@@ -273,13 +279,13 @@ def _make_trial(trial: Trial, series: dict[str, list[float]], measure: Measure) 
         status=TrialStatus.OK,
         reason="",
         duration_s=None,
-        num_steps_found=end,
-        num_steps_expected=end,
-        proof=ProofStatus.PROVED if trial.variant == "enabled" else ProofStatus.NOT_REQUESTED,
+        num_steps_found=num_steps,
+        num_steps_expected=num_steps,
+        proof=proof,
         proof_reason="",
         decisions=(),
         series=(),
-        summaries=tuple(summary for summary in found if summary is not None),
+        summaries=(),
         rejects={},
         throttled_fraction=None,
     )

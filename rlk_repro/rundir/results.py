@@ -180,8 +180,7 @@ class BlockResult:
     """One block of a session; ``reason`` says why it does not count, empty where it does.
 
     ``log_ratio`` is ln(B / A) of the step time over its scored steps, adjusted for tokens in lane live;
-    ``first_log_ratio`` over the first step of each
-    period.  In a control block A and B are both the baseline.
+    ``first_log_ratio`` over the first step of each period.  In a control block A and B are both the baseline.
     """
 
     session: str
