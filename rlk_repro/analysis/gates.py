@@ -359,6 +359,9 @@ def _control_blocks_gate(evidence: Evidence) -> Gate:
         return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)
     found = evidence.blocks_of(is_control=True)
     values = [block.log_ratio for block in found if block.log_ratio is not None and not block.reason]
+    if len(values) < MIN_BLOCKS:
+        detail = f"a judgement needs {MIN_BLOCKS} control blocks in all sessions together, found {len(values)}"
+        return _plain_gate(CONTROL_BLOCKS, GateStatus.UNDECIDED, detail, len(values))
     margin = max(math.log1p(evidence.measure.smallest_effect_pct / 100), _nearest_end(evidence))
     is_longer = bool(values) and mean(values) >= 0
     losses = values if is_longer else [-value for value in values]
