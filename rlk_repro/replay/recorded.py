@@ -6,10 +6,10 @@ import dataclasses
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlk_repro import __version__
-from rlk_repro.analysis.analyse import OUR_COMMIT, OUR_VERSION, analyse
+from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem
 from rlk_repro.base.files import MAX_ANALYSIS_BYTES, dump_json, parse_json, read_limited
 from rlk_repro.base.findings import Finding, Level, shorten
@@ -18,11 +18,14 @@ from rlk_repro.bundle.verify import verify
 from rlk_repro.plan import Plan
 from rlk_repro.probes.code import OURSELVES, probe_source
 from rlk_repro.report import Context
+from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.submit.authored import find_rewritten
 from rlk_repro.submit.finishing import report_context
 from rlk_repro.submit.sending import load_plan
+
+_OUR_CODE: Final = ("version", "package_tree", "commit")
 
 
 def require_verified(source: Path) -> None:
@@ -98,7 +101,7 @@ def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
     """
     sealed = _read_sealed(run_dir)
     again = dump_json(analysis.to_json())
-    if sealed == again or (_without_words(sealed) == _without_words(again) and _is_by_another_version(analysis)):
+    if sealed == again or (_without_words(sealed) == _without_words(again) and _is_by_another_version(run_dir)):
         return None
     for number, pair in enumerate(zip(sealed.splitlines(), again.splitlines(), strict=False), start=1):
         if pair[0] != pair[1]:
@@ -112,13 +115,19 @@ def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
     return _read_sealed(run_dir) == dump_json(analysis.to_json())
 
 
-def _is_by_another_version(analysis: Analysis) -> bool:
-    """Whether its nodes record another rlk-repro than this one, by version or, between releases, by commit."""
-    version, commit = analysis.facts.get(OUR_VERSION), analysis.facts.get(OUR_COMMIT)
-    if version is None or (version == __version__ and commit is None):
-        return False  # nothing says that it is another
-    here = probe_source(OURSELVES, os.environ, {})["commit"]
-    return version != __version__ or (isinstance(here, str) and here != commit)
+def _is_by_another_version(run_dir: RunDir) -> bool:
+    """Whether a node records another rlk-repro than this one: another version, other files or, of git, another commit.
+
+    An installed package knows its files but no commit.
+    """
+    here = {**probe_source(OURSELVES, os.environ, {}), "version": __version__}
+    recorded = [manifest.sections.get("code", {}).get("rlk_repro") for manifest in load_manifests(run_dir)]
+    return any(
+        isinstance(was, str) and isinstance(now, str) and was != now
+        for facts in recorded
+        if isinstance(facts, dict)
+        for was, now in ((facts.get(name), here.get(name)) for name in _OUR_CODE)
+    )
 
 
 def _read_sealed(run_dir: RunDir) -> bytes:

@@ -111,11 +111,11 @@ def test_a_module_time_that_cannot_be_is_no_proof(tmp_path: Path, value: str) ->
     assert analysis.trials[1].rejects == {"ops: not an event": 1}
 
 
-def record_version(version: str, commit: str = "") -> Any:
+def record_version(version: str, **others: str) -> Any:
     def change(run_dir: RunDir) -> None:
         path = run_dir.node("node0").manifest
         value = load_json(path)
-        ours = {"version": version} | ({"commit": commit} if commit else {})
+        ours = {"version": version, **others}
         write_json(path, {**value, "sections": {**value["sections"], "code": {"rlk_repro": ours}}})
 
     return change
@@ -130,12 +130,12 @@ def forge_words(run_dir: RunDir) -> Path:
     return reseal(run_dir)
 
 
-def own_commit() -> str:
-    found = probe_source(OURSELVES, {}, {})["commit"]
-    return found if isinstance(found, str) else ""
+def own_code() -> dict[str, str]:
+    found = probe_source(OURSELVES, {}, {})
+    return {name: value for name in ("commit", "package_tree") if isinstance(value := found[name], str)}
 
 
-@pytest.mark.parametrize("change", [None, record_version(__version__), record_version(__version__, own_commit())])
+@pytest.mark.parametrize("change", [None, record_version(__version__), record_version(__version__, **own_code())])
 def test_forged_words_of_this_version_are_refused(call, tmp_path: Path, change: Any) -> None:
     bundle = str(forge_words(make_run(tmp_path / "id", Recipe(speedup=1.2), change)))
     code, _, err = call("replay", bundle, "--analyze-only")
@@ -147,7 +147,15 @@ def test_forged_words_of_this_version_are_refused(call, tmp_path: Path, change: 
     assert "independent laboratory" not in (tmp_path / "out" / "report.md").read_text().split("## Findings")[0]
 
 
-@pytest.mark.parametrize("change", [record_version("0.1.0"), record_version(__version__, "0" * 40)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        record_version("0.1.0"),
+        record_version(__version__, commit="0" * 40),
+        # an installed package knows no commit of its own
+        record_version(__version__, package_tree="0" * 40),
+    ],
+)
 def test_another_version_may_have_other_words_and_they_are_not_shown(call, tmp_path: Path, change: Any) -> None:
     bundle = str(forge_words(make_run(tmp_path / "id", Recipe(speedup=1.2), change)))
     code, out, _ = call("replay", bundle, "--analyze-only")
