@@ -15,7 +15,7 @@ from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import BASELINE, Plan
 from rlk_repro.prepare.contents import diff_contents, load_parts
-from rlk_repro.replay.difference import CONFIDENCE, find_difference
+from rlk_repro.replay.difference import CONFIDENCE, Difference, find_difference
 from rlk_repro.replay.identity import compare_identities, read_identity
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
 from rlk_repro.rundir.operator_results import OperatorResult
@@ -45,7 +45,6 @@ class Match(StrEnum):
 
 
 MEANINGS: Final = {
-    Match.BITWISE: "losses and rewards are identical, step by step",
     Match.UNDECIDED: "a bundle lacks what shows that the same code ran",
     Match.NOT_COMPARABLE: "the two results cannot be held against each other",
 }
@@ -137,7 +136,7 @@ def compare_analyses(
     is_bitwise = not differing and not recorded.operators
     obstacles = [*_find_obstacles(recorded, new), *_describe_code(code, Level.BLOCKING)]
     obstacles += [] if is_bitwise else _find_other_hardware(recorded, new)
-    judged = (Match.BITWISE, "") if is_bitwise else _judge(recorded, new, matches, margin)
+    judged = _describe_bitwise(recorded, new) if is_bitwise else _judge(recorded, new, matches, margin)
     if judged is None:
         obstacles.append("not identical, and the step time ratio has no interval on both sides")
     level, meaning = judged or (Match.NOT_COMPARABLE, "")
@@ -162,17 +161,22 @@ def compare_analyses(
     )
 
 
+def _describe_bitwise(recorded: Analysis, new: Analysis) -> tuple[Match, str]:
+    """The level of identical numbers; how far the speeds lie apart is said beside it and decides nothing."""
+    speed = _compare_speed(recorded, new)
+    text = "losses and rewards are identical, step by step"
+    return Match.BITWISE, text if speed is None else f"{text}; {speed[1]}"
+
+
 def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], margin: float) -> tuple[Match, str] | None:
     """The level of two results that are not identical, and why; None where nothing has an interval on both sides."""
     apart = next((match.text for match in matches if not match.is_compatible), None)
     if recorded.operators:
         return (Match.REPRODUCED if apart is None else Match.DIFFERENT), matches[0].text
-    old, now = recorded.effect(STEP_TIME), new.effect(STEP_TIME)
-    difference = None if old is None or now is None else find_difference(old, now)
-    if old is None or now is None or difference is None:
+    speed = _compare_speed(recorded, new)
+    if speed is None:
         return None
-    was, is_now = (format_number(effect.ratio or 0.0) for effect in (old, now))
-    text = f"step time ratio {was} recorded, {is_now} now; {difference}"
+    difference, text = speed
     if apart is not None:
         return Match.DIFFERENT, f"{apart}; {text}"
     if difference.is_within(margin):
@@ -183,6 +187,16 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
     needed = difference.find_needed(margin)
     number = f"more than {MAX_PAIRS_SUGGESTED}" if needed is None else f"about {needed}"
     return Match.IMPRECISE, f"{text}; {number} {unit} on each side would show whether it is within {_percent(margin)}"
+
+
+def _compare_speed(recorded: Analysis, new: Analysis) -> tuple[Difference, str] | None:
+    """How far the step time ratios lie apart, and that in words; None where a side has no interval."""
+    old, now = recorded.effect(STEP_TIME), new.effect(STEP_TIME)
+    difference = None if old is None or now is None else find_difference(old, now)
+    if old is None or now is None or difference is None:
+        return None
+    was, is_now = (format_number(effect.ratio or 0.0) for effect in (old, now))
+    return difference, f"step time ratio {was} recorded, {is_now} now; {difference}"
 
 
 def _percent(fraction: float) -> str:

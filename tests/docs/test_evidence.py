@@ -13,6 +13,7 @@ import pytest
 from rlk_repro.base.files import sha256_file
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.logs.ops import read_ops
+from rlk_repro.replay.compare import compare_analyses
 from rlk_repro.replay.recorded import load_result
 from rlk_repro.replay.steps import reanalyse
 from rlk_repro.report.labels import headline_value
@@ -47,6 +48,7 @@ ROWS = {
 MODULE = {
     "With the entropy": "module-qwen3-4b-sessions-entropy-h200.tgz",
     "RL-Kernel alone": "module-qwen3-4b-sessions-h200.tgz",
+    "The same on another machine": "module-qwen3-4b-sessions-again-h200.tgz",
 }
 
 
@@ -64,7 +66,8 @@ def test_every_bundle_is_named_with_its_id_its_gpu_and_the_commits_that_it_recor
     gpu: Any = manifest.sections["gpu"]
     assert f"`{bundle.name}`, id `{bundle_id[:12]}…`" in PAGE
     assert f"`{gpu['devices'][0]['uuid'][:13]}…`" in PAGE
-    assert f"`{code['rlk_repro']['commit'][:12]}`" in PAGE
+    ours = code["rlk_repro"]
+    assert f"`{(ours['commit'] if isinstance(ours['commit'], str) else ours['package_tree'])[:12]}`" in PAGE
     assert f"`{code['rl_kernel']['commit'][:12]}`" in PAGE
     assert code["rl_kernel"]["repairs"] == ([] if "sessions" in bundle.name else ["cccl3-functionals"])
     assert not isinstance(code["vime"]["commit"], str)
@@ -96,6 +99,38 @@ def test_the_commands_and_numbers_of_a_module_run_are_its_own(title: str, name: 
     assert joules == pytest.approx(
         [find_mean(analysis, "energy_j", variant) for variant in ("baseline", "enabled")], rel=0.005
     )
+
+
+@pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
+def test_the_first_table_has_a_row_for_each_bundle(bundle: Path) -> None:
+    """Step time with its interval, number of pairs or sessions, energy and verdict, as the logs give them."""
+    (row,) = (line for line in PAGE.splitlines() if f"]({bundle.name}) |" in line)
+    _, _, step, ratio, n, energy, verdict, link, _ = (cell.strip() for cell in row.split("|"))
+    analysis = analyse(bundle.name)
+    with open_bundle(bundle) as run_dir:
+        assert link.startswith(f"[`{sha256_file(run_dir.checksums)[:12]}`]")
+    assert verdict == analysis.verdict.word.value
+    if not analysis.effects:
+        return
+    effect = analysis.effects[0]
+    assert ratio == f"{effect.ratio:.4f} ({effect.low:.4f} to {effect.high:.4f})"
+    assert n == f"{effect.n} {analysis.unit}s"
+    assert ("loss functions alone" in step) is (analysis.workload == "module")
+    if analysis.effect("energy_j") is None:
+        assert energy == "not measured"
+    else:
+        joules = [find_mean(analysis, "energy_j", variant) for variant in ("baseline", "enabled")]
+        assert energy == " → ".join(f"{value:.3g} J" for value in joules)
+
+
+def test_the_module_run_on_another_machine_differs_by_what_the_page_says() -> None:
+    first, second = (analyse(MODULE[title]) for title in ("RL-Kernel alone", "The same on another machine"))
+    comparison = compare_analyses(first, second)
+    section = " ".join(find_section("The same on another machine").split())
+    assert f"Level *{comparison.level.value}*" in section
+    found = re.search(r"difference (\S+ %), 95 % interval (\S+ to \S+ %)", comparison.headline)
+    assert found is not None
+    assert f"{found[1]} (95 % interval {found[2]})" in section
 
 
 @pytest.mark.parametrize("title", [*MODULE, "In pairs of processes"])

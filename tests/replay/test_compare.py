@@ -34,7 +34,9 @@ def test_identical_losses_and_rewards_are_bitwise(analysis: Analysis) -> None:
     comparison = compare_analyses(analysis, analysis)
     assert comparison.level is Match.BITWISE
     assert comparison.is_ok
-    assert comparison.lines()[0] == "replay level: bitwise (losses and rewards are identical, step by step)"
+    first = comparison.lines()[0]
+    assert first.startswith("replay level: bitwise (losses and rewards are identical, step by step; step time ratio ")
+    assert "difference +0.00 %" in first
 
 
 def change_loss(run_dir: RunDir) -> None:
