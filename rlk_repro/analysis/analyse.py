@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from rlk_repro.analysis.agreement import summarise_agreement
 from rlk_repro.analysis.allocations import find_misfits, find_unknown_nodes
 from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.operators import OperatorTable, read_operators
@@ -122,6 +123,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         blocks=tuple(blocks),
         shadows=shadows,
         pooled=pool_step_times(sessions),
+        agreement=tuple(summarise_agreement(plan, run_dir, pairs, sessions)),
     )
     # as it will be read back: with the digits that are kept
     return Analysis.from_json(json.loads(dump_json(analysis.to_json())))

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.integration.measure.agreement import TokenRecord
 from rlk_repro.integration.measure.energy import open_energy
 from rlk_repro.integration.measure.installation import Installation, find_installation
 from rlk_repro.integration.measure.ledger import Ledger, OpsWriter
@@ -205,8 +206,16 @@ def install_into(
             is_loss_routed=any(OPERATORS[op].function == LOSS for op in settings.ops),
             refusal=_find_shadow_refusal(settings.ops, case),
         )
+    # ranks that split a vocabulary have the same tokens, and the first of them records those
+    if settings.ops_dir and rank % case.tensor_parallel == 0:
+        installation.tokens = TokenRecord(abi.rows, _find_token_refusal(case))
     _rebind_targets(installation, target, found, batch=batch, has_entropy_metric=settings.has_entropy_metric)
     return installation
+
+
+def _find_token_refusal(case: Case) -> str:
+    size = case.context_parallel
+    return f"context parallel size {size}: a rank has parts of responses" if size > 1 else ""
 
 
 def _find_shadow_refusal(ops: Sequence[str], case: Case) -> str:
@@ -275,9 +284,10 @@ def _wrap(
     for wrapper in wrappers:
         function = wrapper(function)
     function = installation.profile.time_function(function, TIMERS[name])
-    shadow = installation.shadow
+    shadow, tokens = installation.shadow, installation.tokens
     follow = {} if shadow is None else {LOG_PROBS: shadow.follow_log_probs, LOSS: shadow.follow_loss}
-    return follow[name](function) if name in follow else function
+    function = follow[name](function) if name in follow else function
+    return tokens.follow_loss(function) if tokens is not None and name == LOSS else function
 
 
 def without_entropy_metric(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,6 +35,7 @@ MAX_METRICS: Final = 40
 MAX_SHADOWS: Final = 64
 """Of a rank; the first ones are kept."""
 
+_AGREEMENT: Final = b'"agreement"'
 _DECISION: Final = b'"decision"'
 _KERNELS: Final = b'{"event":"kernels",'
 
@@ -184,6 +185,20 @@ def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
         for _, event in islice(_read_events(path, "", RejectLog(), needle=_DECISION), MAX_DECISIONS):
             if isinstance(event, Decided):
                 yield event
+
+
+def read_tokens(trial_dir: TrialDir) -> Iterator[tuple[int, Step]]:
+    """The rank and step of each record that holds training against rollout; nothing else of the files is looked at.
+
+    Raises:
+        BundleUnreadable: a file cannot be read.
+    """
+    for rank, path in trial_dir.ops_files().items():
+        seen: set[int] = set()
+        for _, event in _read_events(path, "", RejectLog(), needle=_AGREEMENT):
+            if isinstance(event, Step) and event.step not in seen:
+                seen.add(event.step)
+                yield rank, event
 
 
 def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:

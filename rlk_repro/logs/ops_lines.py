@@ -7,6 +7,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import ConfigDict, FailFast, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as record
 
+from rlk_repro.rundir.agreement import NUM_CLASSES, NUM_LOG_PROBS, NUM_POSITIONS
+
 Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 Rank: TypeAlias = Annotated[int, Field(ge=0, le=10**6)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0)]
@@ -76,6 +78,43 @@ class Decided:
     provenance: Dispatch | None = None
 
 
+Classes: TypeAlias = Annotated[tuple[Count, ...], Field(min_length=NUM_CLASSES, max_length=NUM_CLASSES)]
+
+
+@record(**_RECORD)
+class Largest:
+    """The token with the largest difference on a rank: its place among the step's microbatches and their samples."""
+
+    abs: Seconds
+    microbatch: Count
+    sample: Count
+    position: Count
+    token: Count
+
+
+@record(**_RECORD)
+class Sums:
+    """Over tokens: the absolute difference, and the terms of the two KL estimates."""
+
+    abs: Seconds
+    k1: float
+    k3: float
+
+
+@record(**_RECORD)
+class Tokens:
+    """One step's log-probs of training against those of the rollout on a rank, or the ``reason`` why there are none."""
+
+    reason: Annotated[str, Field(max_length=200)] = ""
+    tokens: Count = 0
+    not_finite: Count = 0
+    by_position: Annotated[tuple[Classes, ...], Field(max_length=NUM_POSITIONS)] = ()
+    by_log_prob: Annotated[tuple[Classes, ...], Field(max_length=NUM_LOG_PROBS)] = ()
+    abs_by_position: Annotated[tuple[Seconds, ...], Field(max_length=NUM_POSITIONS)] = ()
+    sums: Sums | None = None
+    largest: Largest | None = None
+
+
 @record(**_RECORD)
 class Step:
     """One rollout's training on a rank: seconds, bytes, counts, and what was odd about an operator's answers.
@@ -93,6 +132,7 @@ class Step:
     variant: Literal["baseline", "enabled"] | None = None
     counts: Annotated[dict[Timer, Count], Field(max_length=16)] = Field(default_factory=dict)
     energy_j: Seconds | None = None
+    agreement: Tokens | None = None
 
 
 @record(**_RECORD)

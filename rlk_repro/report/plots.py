@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from rlk_repro.report.agreement import plot_agreement
 from rlk_repro.report.figure import (
     BOTTOM,
     HEIGHT,
@@ -47,7 +48,8 @@ def make_figures(view: View) -> tuple[Figure, ...]:
     of_steps = [STEP_TIME, *(metric for metric in ("raw_reward", ABS_DIFF) if metric in view.metrics)]
     trials = [plot_trials(view, metric) for metric in of_trials]
     steps = [plot_steps(view, metric) for metric in of_steps]
-    return (plot_pairs(view), trials[0], steps[0], plot_modules(view), *trials[1:], *steps[1:])
+    rest = (*trials[1:], *steps[1:], *plot_agreement(view))
+    return (plot_pairs(view), trials[0], steps[0], plot_modules(view), *rest)
 
 
 def plot_trials(view: View, metric: str) -> Figure:

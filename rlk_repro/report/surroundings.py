@@ -11,6 +11,7 @@ from typing import Final
 
 from rlk_repro.analysis.gates import name_some
 from rlk_repro.base.findings import Level, has_blocking, shorten, sort_findings
+from rlk_repro.report.agreement import make_agreement
 from rlk_repro.report.basis import make_identity
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text, Tone, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, headline_value
@@ -250,6 +251,7 @@ def make_sections(view: View) -> tuple[Section, ...]:
         make_operators(view),
         make_modules(view),
         make_metrics(view),
+        *((make_agreement(view),) if view.analysis.agreement else ()),
         *make_differences(view),
         make_setup(view),
         make_findings(view),

@@ -14,6 +14,7 @@ from typing import Any, Final
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema
 from rlk_repro.base.findings import Finding
+from rlk_repro.rundir.agreement import AgreementResult
 from rlk_repro.rundir.operator_results import OperatorResult
 
 SCHEMA: Final = 1
@@ -298,6 +299,7 @@ class Analysis:
     blocks: tuple[BlockResult, ...] = ()
     shadows: tuple[ShadowResult, ...] = ()
     pooled: dict[str, Summary] = dataclasses.field(default_factory=dict)
+    agreement: tuple[AgreementResult, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -314,7 +316,7 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         """Plain values.  What only some runs have is absent from the others."""
         fields = dataclasses.asdict(self)
-        for name in ("operators", "blocks", "shadows", "pooled"):
+        for name in ("operators", "blocks", "shadows", "pooled", "agreement"):
             if not fields[name]:
                 del fields[name]
         return {"schema": SCHEMA, **fields}

@@ -17,7 +17,7 @@ from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
 from rlk_repro.integration import vime
 from tests import ROOT
-from tests.support.loss_examples import load_loss_module, make_args, train_once
+from tests.support.loss_examples import load_loss_module, make_args, make_batch, train_once
 
 REPOSITORY = ROOT
 PACKAGE = "vime.backends.megatron_utils"
@@ -254,6 +254,13 @@ def test_vime_s_own_loss_is_bitwise_the_same_under_the_timers() -> None:
     assert result["is_same"]
     assert result["is_same_by_turn"] == [True, False, True, True]
     assert [(shadow["step"], shadow["case"]) for shadow in result["shadows"]] == [(3, "as trained"), (3, "peaked")]
+    batch = make_batch()
+    pairs = zip(batch["log_probs"], batch["rollout_log_probs"], strict=True)
+    differences = torch.cat([(ours - theirs).abs() for ours, theirs in pairs])
+    for step in result["agreement"]:
+        assert step["tokens"] == len(differences)
+        assert step["largest"]["abs"] == pytest.approx(differences.max().item())
+        assert sum(sum(row[8:]) for row in step["by_log_prob"]) == (differences > 1).sum().item()
     for shadow in result["shadows"]:
         assert (shadow["log_probs"]["max_abs"], shadow["logits_grad"]["max_abs"]) == (0.0, 0.0)
         off_by = 0.01 * shadow["log_probs_no_grad"]["max_abs_baseline"]

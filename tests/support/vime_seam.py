@@ -55,7 +55,7 @@ def train_once(loss_module: Any, args: argparse.Namespace) -> list[torch.Tensor]
 def train_by_turns(
     loss_module: Any, args: argparse.Namespace, expected: list[torch.Tensor], folder: Path
 ) -> tuple[list[bool], list[dict[str, Any]]]:
-    """By step of a session, whether loss, metrics, log-probs and gradient are bitwise vime's own; and the shadows.
+    """By step of a session, whether loss, metrics, log-probs and gradient are bitwise vime's own; and its ops lines.
 
     RL-Kernel's stand-in answers a little less than vime's function, so that no call of it goes unnoticed.
     """
@@ -79,8 +79,7 @@ def train_by_turns(
             installation.begin_step(step)
             found.append(all(map(torch.equal, train_once(loss_module, args), expected)))
             installation.end_step(step)
-    lines = [json.loads(line) for line in (folder / "ops" / "0.jsonl").read_text().splitlines()]
-    return found, [line for line in lines if line["event"] == "shadow"]
+    return found, [json.loads(line) for line in (folder / "ops" / "0.jsonl").read_text().splitlines()]
 
 
 def main() -> None:
@@ -99,10 +98,18 @@ def main() -> None:
         with install_into(loss_module, Settings(), trainer="vime", case=case) as installation:
             found = train_once(loss_module, args)
             timers, _ = installation.profile.end_step()
-        is_same_by_turn, shadows = train_by_turns(loss_module, args, expected, Path(folder))
+        is_same_by_turn, lines = train_by_turns(loss_module, args, expected, Path(folder))
         torch.distributed.destroy_process_group()
     is_same = all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    result = {"is_same": is_same, "is_same_by_turn": is_same_by_turn, "shadows": shadows, "timers": timers}
+    shadows = [line for line in lines if line["event"] == "shadow"]
+    agreement = [line["agreement"] for line in lines if line["event"] == "step"]
+    result = {
+        "is_same": is_same,
+        "is_same_by_turn": is_same_by_turn,
+        "shadows": shadows,
+        "agreement": agreement,
+        "timers": timers,
+    }
     sys.stdout.write(json.dumps(result) + "\n")
 
 

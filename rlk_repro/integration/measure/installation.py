@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.files import write_json
+from rlk_repro.integration.measure.agreement import TokenRecord
 from rlk_repro.integration.measure.energy import EnergyCounter
 from rlk_repro.integration.measure.ledger import Ledger
 from rlk_repro.integration.measure.libraries import loaded_libraries
@@ -43,6 +44,7 @@ class Installation:
         self._libraries, self._schedule, self._energy = libraries, schedule, energy
         self.turn = Turn(is_enabled=not schedule)
         self.shadow: Shadow | None = None
+        self.tokens: TokenRecord | None = None
         self._begun: int | None = None
         self._counts = read_counts()
         self._undo = ExitStack()
@@ -110,8 +112,10 @@ class Installation:
         if self._libraries is not None:
             write_json(self._libraries, loaded_libraries())
             self._libraries = None
-        energy = {} if energy_j is None else {"energy_j": energy_j}
-        self.ledger.end_step(rollout_id, timers, memory, odd, energy | self._end_turn(rollout_id))
+        more: dict[str, Any] = {} if energy_j is None else {"energy_j": energy_j}
+        if self.tokens is not None and (agreement := self.tokens.end_step()) is not None:
+            more["agreement"] = agreement
+        self.ledger.end_step(rollout_id, timers, memory, odd, more | self._end_turn(rollout_id))
         if self._begun not in {None, rollout_id}:
             raise CheckFailed(
                 Problem("rollout", "is not the one that began", got=rollout_id, expected=str(self._begun))

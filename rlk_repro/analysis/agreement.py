@@ -1,0 +1,113 @@
+"""What the steps say of training against rollout, token by token, added up for each variant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from rlk_repro.analysis.sessions import Session
+from rlk_repro.logs.ops import read_tokens
+from rlk_repro.logs.ops_lines import Tokens
+from rlk_repro.plan import BASELINE, ENABLED, Plan
+from rlk_repro.rundir.agreement import LADDER, NUM_CLASSES, NUM_LOG_PROBS, AgreementResult, LargestDifference
+from rlk_repro.rundir.paths import RunDir, TrialDir
+from rlk_repro.rundir.results import PairResult, PairStatus
+
+Table = tuple[tuple[int, ...], ...]
+
+
+class _Found(NamedTuple):
+    """One step of one rank."""
+
+    place: str
+    step: tuple[str, int]
+    tokens: Tokens
+
+
+def summarise_agreement(
+    plan: Plan, run_dir: RunDir, pairs: Sequence[PairResult], sessions: Sequence[Session]
+) -> Iterator[AgreementResult]:
+    """One result for each variant that any step of a scored pair or session says something of."""
+    scored = {pair.pair for pair in pairs if pair.status is PairStatus.SCORED and not pair.is_control}
+    compared = {session.trial.name: session for session in sessions}
+    by_variant: dict[str, list[_Found]] = {BASELINE: [], ENABLED: []}
+    for trial in plan.trials if plan.run.workload.has_variants else ():
+        if trial.pair not in scored:
+            continue
+        session = compared.get(trial.name)
+        everything = range(plan.run.measure.warmup_steps, plan.num_steps)
+        steps: Collection[int] = set(everything if session is None else session.schedule.list_compared(session.faults))
+        for rank, step, tokens in _read(run_dir.trial(trial.name), steps):
+            variant: str = trial.variant if session is None else session.schedule.variant_of(step)
+            found = _Found(f"{trial.name}, step {step}, rank {rank}", (trial.name, step), tokens)
+            by_variant[variant].append(found)
+    for variant, items in by_variant.items():
+        if items:
+            yield _add_up(variant, items)
+
+
+def _read(folder: TrialDir, steps: Collection[int]) -> Iterator[tuple[int, int, Tokens]]:
+    for rank, step in read_tokens(folder):
+        if step.step in steps and step.agreement is not None:
+            yield rank, step.step, step.agreement
+
+
+def _add_up(variant: str, found: Sequence[_Found]) -> AgreementResult:
+    known = [item for item in found if not item.tokens.reason]
+    tables = [item.tokens for item in known]
+    number = sum(item.tokens for item in tables)
+    by_position = _add_tables([item.by_position for item in tables], 0)
+    by_log_prob = _add_tables([item.by_log_prob for item in tables], NUM_LOG_PROBS if tables else 0)
+    totals = [sum(column) for column in zip(*by_log_prob, strict=True)] or [0] * NUM_CLASSES
+    sums = [item.sums for item in tables if item.sums is not None]
+    reasons = sorted({item.tokens.reason for item in found} - {""})
+    return AgreementResult(
+        variant=variant,
+        num_steps=len({item.step for item in known}),
+        num_tokens=number,
+        num_not_finite=sum(item.not_finite for item in tables),
+        beyond=tuple(sum(totals[index:]) for index in range(1, NUM_CLASSES)),
+        mean_abs=_mean([item.abs for item in sums], number),
+        k1=_mean([item.k1 for item in sums], number),
+        k3=_mean([item.k3 for item in sums], number),
+        largest=_find_largest(known),
+        by_position=by_position,
+        mean_by_position=tuple(_find_means([item.abs_by_position for item in tables], by_position)),
+        by_log_prob=by_log_prob,
+        reason="; ".join(reasons),
+    )
+
+
+def _mean(values: Iterable[float], number: int) -> float | None:
+    return math.fsum(values) / number if number else None
+
+
+def _add_tables(tables: Sequence[Table], num_rows: int) -> Table:
+    """Row by row; a table that is shorter has only zeros in the rows it lacks."""
+    num_rows = max([num_rows, *map(len, tables)])
+    rows = ([table[index] for table in tables if index < len(table)] for index in range(num_rows))
+    return tuple(tuple(map(sum, zip(*row, strict=True))) if row else (0,) * NUM_CLASSES for row in rows)
+
+
+def _find_means(sums: Sequence[Sequence[float]], table: Table) -> Iterator[float | None]:
+    for index, row in enumerate(table):
+        yield _mean([part[index] for part in sums if index < len(part)], sum(row))
+
+
+def _find_largest(found: Sequence[_Found]) -> LargestDifference | None:
+    """The first of those with the largest difference; None where no token differs."""
+    best = max(
+        (item for item in found if item.tokens.largest is not None),
+        key=lambda item: item.tokens.largest.abs if item.tokens.largest else 0.0,
+        default=None,
+    )
+    if best is None or best.tokens.largest is None or best.tokens.largest.abs <= LADDER[0]:
+        return None
+    largest = best.tokens.largest
+    return LargestDifference(
+        abs_difference=largest.abs,
+        place=f"{best.place}, microbatch {largest.microbatch}, sample {largest.sample}",
+        position=largest.position,
+        token=largest.token,
+    )

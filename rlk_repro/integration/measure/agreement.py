@@ -1,0 +1,142 @@
+"""Per token: how far the trainer's log-probs lie from those that the rollout gave the same tokens.
+
+Everything is added up on the device and read once, when the step ends.  No tensor of the trainer is changed or kept
+longer than the step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from rlk_repro.integration.route.batch import RowLayout
+from rlk_repro.rundir.agreement import LADDER, LOG_PROBS, NUM_CLASSES, NUM_LOG_PROBS, NUM_POSITIONS
+
+_LOSS_MASKS: Final = "loss_masks"
+_SUMS: Final = ("abs", "k1", "k3")
+
+
+@dataclass(frozen=True)
+class _Microbatch:
+    """``counts``: [positions + log-probs, classes + 1] int64, tokens that do not count in the last column.  ``sums``:
+    [3 + positions] float64.  ``largest``: [2] float64, the difference and its place among all tokens.
+    """
+
+    counts: torch.Tensor
+    sums: torch.Tensor
+    largest: torch.Tensor
+    num_not_finite: torch.Tensor
+    tokens: Sequence[torch.Tensor]
+    responses: Sequence[int]
+
+
+class TokenRecord:
+    """Follows the trainer's loss; ``refusal`` is why there can be no record in this run."""
+
+    def __init__(self, layout: RowLayout, refusal: str = "") -> None:
+        self._layout, self._refusal, self._reason = layout, refusal, refusal
+        self._seen: list[_Microbatch] = []
+
+    def follow_loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the trainer's loss of a microbatch; what it is called with is recorded after it has been called."""
+
+        def compute(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
+            result = function(args, batch, logits, sum_of_sample_mean)
+            if not self._refusal:
+                with torch.no_grad():
+                    self._add(batch)
+            return result
+
+        return functools.update_wrapper(compute, function, updated=())
+
+    def end_step(self) -> dict[str, Any] | None:
+        """The step's table as plain values, or the ``reason`` why it has none; None where the loss was not called."""
+        seen, self._seen = self._seen, []
+        reason, self._reason = self._reason, self._refusal
+        if reason or not seen:
+            return {"reason": reason} if reason else None
+        counts = torch.stack([item.counts for item in seen]).sum(0)[:, :NUM_CLASSES].tolist()
+        sums = torch.stack([item.sums for item in seen]).sum(0).tolist()
+        largest = torch.stack([item.largest for item in seen]).tolist()
+        positions, log_probs = counts[:NUM_POSITIONS], counts[NUM_POSITIONS:]
+        return {
+            "tokens": sum(map(sum, log_probs)),
+            "not_finite": int(torch.stack([item.num_not_finite for item in seen]).sum()),
+            "by_position": _cut(positions),
+            "by_log_prob": log_probs,
+            "abs_by_position": sums[len(_SUMS) :][: len(_cut(positions))],
+            "sums": dict(zip(_SUMS, sums, strict=False)),
+            "largest": _find_largest(seen, largest),
+        }
+
+    def _add(self, batch: Mapping[str, Any]) -> None:
+        layout = self._layout
+        ours, theirs = batch.get(layout.log_probs), batch.get(layout.rollout_log_probs)
+        responses = batch.get(layout.response_lengths)
+        if not ours or not theirs or not responses:
+            whose = "training" if not ours else "the rollout"
+            self._reason = f"the batch has no log-probs of {whose}"
+        elif not list(responses) == [len(part) for part in ours] == [len(part) for part in theirs]:
+            self._reason = "log-probs of training and rollout do not cover the same tokens"
+        else:
+            masks = torch.cat(list(batch[_LOSS_MASKS]))
+            tokens = batch[layout.tokens]
+            self._seen.append(_count(torch.cat(list(ours)), torch.cat(list(theirs)), masks, tokens, responses))
+
+
+def _count(
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    masks: torch.Tensor,
+    tokens: Sequence[torch.Tensor],
+    responses: Sequence[int],
+) -> _Microbatch:
+    """Of [N] log-probs and masks, sample after sample."""
+    place, ours, theirs = ours.device, ours.double(), theirs.to(ours.device).double()
+    r = ours - theirs
+    trained = masks.to(place) != 0
+    is_finite = torch.isfinite(ours) & torch.isfinite(theirs)
+    counts = trained & is_finite
+    r = torch.where(counts, r, 0.0)
+    # compared in float32, what both sides are given in: 1e-06 as a double lies between two of its numbers
+    size = r.abs().float()
+    classes = torch.where(counts, torch.bucketize(size, torch.tensor(LADDER, device=place)), NUM_CLASSES)
+    position = torch.cat([torch.arange(length, device=place) for length in responses])
+    bands = (position + 1).double().log2().floor().long().clamp(max=NUM_POSITIONS - 1)
+    probable = torch.bucketize(theirs.float(), torch.tensor(LOG_PROBS, device=place))
+    width = NUM_CLASSES + 1
+    table = torch.zeros((NUM_POSITIONS + NUM_LOG_PROBS) * width, dtype=torch.int64, device=place)
+    one = torch.ones_like(classes)
+    table.index_add_(0, bands * width + classes, one)
+    table.index_add_(0, (NUM_POSITIONS + probable) * width + classes, one)
+    by_position = torch.zeros(NUM_POSITIONS, dtype=torch.float64, device=place).index_add_(0, bands, r.abs())
+    at = size.argmax()
+    return _Microbatch(
+        counts=table.view(-1, width),
+        sums=torch.cat([torch.stack([r.abs().sum(), -r.sum(), (r.expm1() - r).sum()]), by_position]),
+        largest=torch.stack([size[at].double(), at.double()]),
+        num_not_finite=(trained & ~is_finite).sum(),
+        tokens=tokens,
+        responses=responses,
+    )
+
+
+def _find_largest(seen: Sequence[_Microbatch], largest: Sequence[Sequence[float]]) -> dict[str, Any]:
+    number = max(range(len(seen)), key=lambda index: largest[index][0])
+    size, place = largest[number]
+    position, microbatch = int(place), seen[number]
+    for sample, length in enumerate(microbatch.responses):
+        if position < length:
+            token = int(microbatch.tokens[sample][position - length])
+            return {"abs": size, "microbatch": number, "sample": sample, "position": position, "token": token}
+        position -= length
+    raise AssertionError("every token belongs to a sample")
+
+
+def _cut(rows: list[list[int]]) -> list[list[int]]:
+    """Without the empty bands at the end."""
+    return rows[: max((number + 1 for number, row in enumerate(rows) if any(row)), default=0)]

@@ -1,0 +1,166 @@
+"""The record of training against rollout, token by token: what is counted, and what is said where nothing can be."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlk_repro.analysis.analyse import analyse
+from rlk_repro.integration.measure.agreement import TokenRecord
+from rlk_repro.integration.route.batch import RowLayout
+from rlk_repro.report.agreement import make_agreement, plot_agreement
+from rlk_repro.report.blocks import Table
+from rlk_repro.report.view import View
+from rlk_repro.rundir.agreement import LADDER, LOG_PROBS, AgreementResult
+from rlk_repro.workloads import reference
+from tests import ROOT, SUPPORT
+from tests.support.job_examples import make_staged, run_example
+
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
+
+
+def make_batch(ours: list[list[float]], theirs: list[list[float]], masks: list[list[int]] | None = None) -> Any:
+    """Responses with a prompt of two tokens each; a token's id is 100 times its sample plus its position."""
+    lengths = [len(row) for row in ours]
+    return {
+        "log_probs": [torch.tensor(row) for row in ours],
+        "rollout_log_probs": [torch.tensor(row) for row in theirs],
+        "response_lengths": lengths,
+        "total_lengths": [2 + length for length in lengths],
+        "unconcat_tokens": [torch.tensor([-1, -1, *range(100 * n, 100 * n + k)]) for n, k in enumerate(lengths)],
+        "loss_masks": [torch.tensor(row) for row in masks or [[1] * length for length in lengths]],
+    }
+
+
+def record(*batches: Any, refusal: str = "") -> dict[str, Any] | None:
+    tokens = TokenRecord(RowLayout(), refusal)
+    loss = tokens.follow_loss(lambda _args, batch, _logits, _reducer: len(batch))
+    for batch in batches:
+        assert loss(SimpleNamespace(), batch, None, None) == len(batch)
+    return tokens.end_step()
+
+
+@given(LENGTHS, st.randoms(use_true_random=False))
+def test_every_trained_token_counts_once_in_each_table(lengths: list[int], random: Any) -> None:
+    theirs = [[-random.choice((0.001, 0.5, 2.0, 20.0)) for _ in range(length)] for length in lengths]
+    ours = [[value + random.choice((0.0, 1e-5, -2e-3, 0.5, 3.0)) for value in row] for row in theirs]
+    masks = [[random.randint(0, 1) for _ in row] for row in theirs]
+    found = record(make_batch(ours, theirs, masks))
+    assert found is not None
+    pairs = [
+        (a, b, p)
+        for sample in range(len(lengths))
+        for p, (a, b, trained) in enumerate(zip(ours[sample], theirs[sample], masks[sample], strict=True))
+        if trained
+    ]
+    differences = [float((torch.tensor(a).double() - torch.tensor(b).double()).abs().float()) for a, b, _ in pairs]
+    classes = [sum(value > bound for bound in torch.tensor(LADDER).tolist()) for value in differences]
+    assert found["tokens"] == len(pairs) == sum(map(sum, found["by_position"]))
+    columns = [sum(row[index] for row in found["by_log_prob"]) for index in range(len(LADDER) + 1)]
+    assert columns == [classes.count(index) for index in range(len(LADDER) + 1)]
+    bands = [int(math.log2(p + 1)) for *_, p in pairs]
+    assert [sum(row) for row in found["by_position"]] == [bands.count(n) for n in range(max(bands, default=-1) + 1)]
+    probable = [sum(b > bound for bound in LOG_PROBS) for _, b, _ in pairs]
+    assert [sum(row) for row in found["by_log_prob"]] == [probable.count(n) for n in range(len(LOG_PROBS) + 1)]
+    assert found["sums"]["abs"] == pytest.approx(math.fsum(differences), rel=1e-5)
+
+
+def test_the_largest_difference_names_its_microbatch_sample_position_and_token() -> None:
+    near = make_batch([[-1.0, -1.0]], [[-1.0, -1.1]])
+    far = make_batch([[-1.0], [-1.0, -1.0, -4.0]], [[-1.0], [-1.0, -1.0, -1.0]])
+    found = record(near, far)
+    assert found is not None
+    assert found["largest"] == {"abs": 3.0, "microbatch": 1, "sample": 1, "position": 2, "token": 102}
+    assert found["sums"]["k1"] == pytest.approx(3.0 - 0.1, rel=1e-6)
+    assert found["sums"]["k3"] == pytest.approx(math.expm1(-3) + 3 + math.expm1(0.1) - 0.1, rel=1e-6)
+
+
+def test_log_probs_that_are_no_numbers_are_counted_apart() -> None:
+    found = record(make_batch([[math.nan, -1.0, -math.inf]], [[-1.0, -1.0, -1.0]], [[1, 1, 0]]))
+    assert found is not None
+    assert (found["tokens"], found["not_finite"], found["largest"]["abs"]) == (1, 1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"log_probs": []}, "the batch has no log-probs of training"),
+        ({"rollout_log_probs": None}, "the batch has no log-probs of the rollout"),
+        ({"rollout_log_probs": [torch.zeros(3)]}, "log-probs of training and rollout do not cover the same tokens"),
+    ],
+)
+def test_a_batch_without_both_sides_says_why_there_is_no_record(change: dict[str, Any], reason: str) -> None:
+    assert record({**make_batch([[-1.0, -2.0]], [[-1.0, -2.0]]), **change}) == {"reason": reason}
+
+
+def test_a_step_without_a_loss_has_no_record_and_a_refusal_is_repeated() -> None:
+    assert record() is None
+    assert record(make_batch([[-1.0]], [[-1.0]]), refusal="context parallel size 2") == {
+        "reason": "context parallel size 2"
+    }
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(SUPPORT / "fake_rl_engine")])
+    try:
+        plan, run_dir = make_staged(tmp_path_factory.mktemp("a") / "run", ("measure.pairs=2",))
+        workload: Any = reference
+        assert run_example(run_dir, workload, analyse=lambda folder: analyse(folder).to_json()) == 0
+    finally:
+        os.environ["PYTHONPATH"] = path
+    return plan, run_dir
+
+
+def test_a_run_counts_the_tokens_of_both_variants(run: Any) -> None:
+    plan, run_dir = run
+    found = analyse(run_dir).agreement
+    assert [item.variant for item in found] == ["baseline", "enabled"]
+    assert {item.num_steps for item in found} == {2 * plan.run.measure.scored_steps}
+    for item in found:
+        assert item.num_tokens == sum(map(sum, item.by_log_prob)) == sum(map(sum, item.by_position))
+        # the reference trainer generates with the model that it trains, so that rounding is all that differs
+        assert 0 < item.beyond[0] < item.num_tokens
+        assert item.beyond[3:] == (0,) * (len(LADDER) - 3)
+        assert item.largest is not None
+        assert item.beyond[0] >= item.beyond[1] >= item.beyond[2]
+    written = json.loads(run_dir.analysis.read_text())["agreement"]
+    assert [item["num_tokens"] for item in written] == [item.num_tokens for item in found]
+
+
+def make_result(variant: str, **changes: Any) -> AgreementResult:
+    fields: dict[str, Any] = {
+        "num_steps": 1, "num_tokens": 4, "num_not_finite": 0, "beyond": (2, 2, 2, 2, 1, 1, 0, 0), "mean_abs": 0.01,
+        "k1": 0.0, "k3": 0.0, "largest": None, "by_position": (), "mean_by_position": (0.01, None),
+        "by_log_prob": (), "reason": "",
+    }  # fmt: skip
+    return AgreementResult(variant=variant, **(fields | changes))
+
+
+def test_the_report_has_a_column_for_each_variant_and_two_drawings(run: Any) -> None:
+    _, run_dir = run
+    analysis = analyse(run_dir)
+    view: Any = SimpleNamespace(analysis=analysis)
+    table = next(block for block in make_agreement(view).blocks if isinstance(block, Table))
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    assert rows["in all"] == [f"{item.num_tokens:,}" for item in analysis.agreement]
+    assert rows["differ by more than 0.0001"] == ["0", "0"]
+    assert [bool(figure.svg) for figure in plot_agreement(view)] == [True, True]
+
+
+def test_the_report_says_which_steps_have_no_record_and_draws_nothing_of_them() -> None:
+    nothing = {"num_tokens": 0, "beyond": (0,) * len(LADDER), "mean_abs": None, "mean_by_position": ()}
+    found = (make_result("baseline"), make_result("enabled", reason="context parallel size 2", **nothing))
+    view: View | Any = SimpleNamespace(analysis=SimpleNamespace(agreement=found))
+    section = make_agreement(view)
+    assert any("enabled: context parallel size 2" in getattr(block, "text", "") for block in section.blocks)
+    assert [figure.svg.count("dot enabled") for figure in plot_agreement(view)] == [0, 0]
