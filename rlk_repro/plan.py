@@ -26,8 +26,12 @@ from rlk_repro.spec.values import CROSSOVER, dump_model
 
 SCHEMA: Final = 1
 _RUN_ID: Final = "run_id"
+DESIGN: Final = "design"
 FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_pair_sd_pct", "expected_block_sd_pct"})
-"""What of a measurement plan is no rule: how many pairs or sessions there are, and what the power estimate assumes."""
+"""What of a measurement plan is no rule: how many pairs or sessions there are, and what the power estimate assumes.
+
+The design is free as well: it is the question that is asked, speed and memory or reward, and the run answers both.
+"""
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
 
@@ -154,10 +158,12 @@ class Plan:
 
     def expected_minutes(self) -> float | None:
         """Of all trials, by the run's own estimate; None where it gives none for this hardware or its steps changed."""
-        minutes = self.run.expected_trial_minutes.get(self.hardware.hardware)
-        names = {"design", "warmup_steps", "scored_steps", *Measure.of_crossover} - FREE_RULES
-        steps = (self.sources.get(f"measure.{name}", "") for name in names)
-        if minutes is None or any(source.startswith("--") for source in steps):
+        minutes = self.run.expected_minutes.get(self.hardware.hardware)
+        names = {"warmup_steps", "scored_steps", *Measure.of_crossover} - FREE_RULES
+        names |= set() if self.run.expected_session_minutes else {DESIGN}
+        changed = [name for name in names if self.sources.get(f"measure.{name}", "").startswith("--")]
+        has_other_lane = self.is_crossover and self.sources.get("lane", "").startswith("--")
+        if minutes is None or changed or has_other_lane:
             return None
         return minutes * len(self.trials)
 
@@ -165,6 +171,17 @@ class Plan:
     def time_limit_min(self) -> float:
         """Of one trial or session."""
         return self.run.find_limit_min(self.hardware.hardware)
+
+    @property
+    def storing_limit_min(self) -> float:
+        """Of one live run that stores rollouts."""
+        return self.run.find_storing_limit_min(self.hardware.hardware)
+
+    @property
+    def all_limits_min(self) -> float:
+        """Of all trials or sessions, and before them of the live runs that store rollouts: sessions share one."""
+        num_stores = 0 if self.run.lane == "live" else 1 if self.is_crossover else len({t.seed for t in self.trials})
+        return len(self.trials) * self.time_limit_min + num_stores * self.storing_limit_min
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -294,6 +311,7 @@ def make_plan(
             changed without ``is_exploratory``, or the enabled variant has no eligible operator.
     """
     problems = [*_layout_problems(run.model, hardware.model), *_variant_problems(run.model, variants)]
+    problems += _design_problems(run.model, overrides)
     if not is_exploratory:
         problems += find_rule_problems(overrides)
     if problems:
@@ -367,13 +385,25 @@ def _variant_problems(run: Run, variants: Sequence[str]) -> list[Problem]:
     return []
 
 
+def _design_problems(run: Run, overrides: Sequence[Override]) -> list[Problem]:
+    """The flags that set what the other design uses."""
+    other = run.measure.other_design.design
+    return [
+        Problem(item.flag, f"means nothing in design {run.measure.design}", got=item.value,
+                expected=f"no such key, or measure.design {other}")
+        for item in overrides
+        if item.path[0] == "measure" and item.path[-1] in run.measure.unused
+        and item.value != Measure.model_fields[item.path[-1]].default
+    ]  # fmt: skip
+
+
 def find_rule_problems(overrides: Sequence[Override]) -> list[Problem]:
     """The flags that change how the run measures or judges: only an exploratory plan may have such."""
     return [
         Problem(item.flag, "changes a measurement rule of the run", got=item.value, expected="the run's own rule",
                 hint="add --exploratory, and the verdict will say so")
         for item in overrides
-        if item.path[0] == "measure" and item.path[1:] not in {(name,) for name in FREE_RULES}
+        if item.path[0] == "measure" and item.path[1:] not in {(name,) for name in FREE_RULES | {DESIGN}}
     ]  # fmt: skip
 
 

@@ -219,7 +219,8 @@ def test_the_expected_duration_follows_the_number_of_trials() -> None:
 @pytest.mark.parametrize(
     ("run", "hardware", "settings", "limit_min"),
     [
-        ("qwen3-30b-a3b", "h200", (), 90),
+        ("qwen3-30b-a3b", "h200", (), 135),
+        ("qwen3-30b-a3b", "h200", ("measure.design=parallel",), 90),
         ("qwen3-30b-a3b", "h200", ("time_limit_min=7",), 7),
         ("qwen3-4b-random", "h200", (), 15),  # of a session
         ("module-qwen3-30b-a3b", "h200", (), 10),
@@ -274,9 +275,8 @@ def test_a_parallel_plan_has_no_key_of_sessions_in_it() -> None:
     assert plan_smoke("measure.sessions=4").plan_hash == plan_smoke().plan_hash
 
 
-def test_the_number_of_sessions_is_no_rule_and_the_design_is_one() -> None:
-    with pytest.raises(SpecError, match=r"--set measure\.design: changes a measurement rule"):
-        plan_smoke(*SESSIONS)
+def test_the_number_of_sessions_and_the_design_are_no_rules() -> None:
+    assert not plan_smoke(*SESSIONS).is_exploratory
     with pytest.raises(SpecError) as caught:
         plan_smoke(*SESSIONS, variants=("baseline",), is_exploratory=True)
     assert str(caught.value) == "--variants: a session runs both, got 'baseline', expected baseline,enabled"

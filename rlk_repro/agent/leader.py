@@ -181,7 +181,8 @@ class Leader:
                 settle=service.settle,
             )
             running = replace(command, env={**command.env, **service.env})
-            return run_command(running, log, limits=self._limits, stop=self._stop, watch=watch)
+            limits = replace(self._limits, time_limit_s=self._plan.storing_limit_min * 60)
+            return run_command(running, log, limits=limits, stop=self._stop, watch=watch)
 
     @contextmanager
     def _serve(self, use: Use, command: Command) -> Iterator[Service]:

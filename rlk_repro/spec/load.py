@@ -209,6 +209,8 @@ def _apply(source: YamlSource, overrides: Sequence[Override]) -> tuple[Any, dict
             target = inner
         if not isinstance(target, dict):
             raise SpecError(Problem(override.flag, "there is no such path", expected="keys of the run, dotted"))
+        if override.path[-1] in target and target[override.path[-1]] == override.value:
+            continue  # the file says it already
         target[override.path[-1]] = override.value
         origin[".".join(override.path)] = override.flag
     return value, origin

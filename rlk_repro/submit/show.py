@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.units import format_duration
@@ -65,15 +65,17 @@ def find_visible_effect(measure: Measure) -> float | None:
 
 
 def _find_other_design(plan: Plan) -> dict[str, Any]:
-    """What the design that was not chosen would cost and see with its defaults; minutes by the number of steps."""
+    """What the design that was not chosen would cost and see; minutes by the run's estimate, else by the steps."""
     measure = plan.run.measure
-    design: Literal["parallel", "crossover"] = "parallel" if plan.is_crossover else "crossover"
-    other = Measure(design=design, alpha=measure.alpha, smallest_effect_pct=measure.smallest_effect_pct)
+    other = measure.other_design
     minutes = plan.expected_minutes()
-    if minutes is not None:
+    if minutes is not None and plan.run.expected_session_minutes:
+        estimates = plan.run.model_copy(update={"measure": other}).expected_minutes
+        minutes = estimates[plan.hardware.hardware] * other.num_trials
+    elif minutes is not None:
         minutes *= other.num_trials * other.num_steps / (measure.num_trials * measure.num_steps)
     return {
-        "design": design,
+        "design": other.design,
         "expected_minutes": minutes,
         "gpu_hours": None if minutes is None else minutes / 60 * plan.num_gpus,
         "smallest_visible_effect": find_visible_effect(other),

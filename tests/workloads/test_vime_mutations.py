@@ -33,7 +33,8 @@ SURVIVORS = {
     "too large": {MARGIN: "memory that vime leaves free: no bound of ours"},
     "zero": {
         MARGIN: "none is left free",
-        "measure.control_pairs": "none, as most runs have it",
+        "measure.pairs": "sessions are run, and no pairs",
+        "measure.shadow_steps": "no comparison of both routes",
         "measure.warmup_steps": "every step is scored",
         "workload.model.arguments.moe-aux-loss-coeff": "as upstream's scripts have it",
         "workload.model.arguments.moe-router-bias-update-rate": "as upstream's script has it",
@@ -44,8 +45,9 @@ SURVIVORS = {
             *("schema", "may_claim", "may_not_claim", "expected_trial_minutes.HARDWARE", "time_limit_min"),
             *(f"layouts.HARDWARE.{name}_parallel" for name in ("tensor", "pipeline", "expert")),
             "layouts.HARDWARE.num_nodes",
-            *("measure.pairs", "measure.control_pairs", "measure.warmup_steps", "measure.scored_steps"),
-            *("measure.design", "entropy_metric"),
+            *("measure.pairs", "measure.warmup_steps", "measure.scored_steps"),
+            *("measure.design", "entropy_metric", "measure.sessions", "measure.blocks", "measure.shadow_steps"),
+            "expected_session_minutes.HARDWARE",
             *("rl_kernel.mode", "rl_kernel.ops", "rl_kernel.ops_on.HARDWARE"),
             *("workload.model.recipe", "workload.model.source.revision", "workload.data.source.revision"),
             *("workload.data.input_key", "workload.data.label_key", "workload.grpo.rollout_max_prompt_len"),
@@ -164,7 +166,7 @@ def test_a_mistake_in_any_value_is_refused_or_is_none(run: str, hardware: str) -
 
 def test_of_one_run_just_these_pass() -> None:
     """And flags that its model may drop: those are held against upstream's script, where vime is at hand."""
-    assert len(list_values(RUN, HARDWARE)) == 69
+    assert len(list_values(RUN, HARDWARE)) == 73
     assert list_survivors(RUN, HARDWARE, "misspelt") == set()
     assert list_survivors(RUN, HARDWARE, "wrong type") == {"workload.model.arguments.moe-layer-freq"}
     assert list_survivors(RUN, HARDWARE, "negative") == set()
@@ -175,7 +177,8 @@ def test_of_one_run_just_these_pass() -> None:
 DEFAULTED = {
     *("schema", "may_claim", "may_not_claim", "expected_trial_minutes.HARDWARE"),
     *("layouts.HARDWARE.num_nodes", "layouts.HARDWARE.tensor_parallel", "layouts.HARDWARE.expert_parallel"),
-    *("measure.pairs", "measure.control_pairs", "measure.warmup_steps", "measure.scored_steps"),
+    *("measure.pairs", "measure.warmup_steps", "measure.scored_steps", "measure.sessions", "measure.blocks"),
+    *("measure.design", "entropy_metric", "expected_session_minutes.HARDWARE"),
     *("rl_kernel.mode", "rl_kernel.ops"),
     *("workload.model.recipe", "workload.model.source.revision"),
     *("workload.data.source.revision", "workload.data.input_key", "workload.data.label_key"),

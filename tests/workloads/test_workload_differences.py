@@ -145,7 +145,7 @@ def test_a_plan_whose_variants_differ_in_more_is_refused(
 
 
 def test_the_dry_run_shows_the_rows() -> None:
-    plan = PLANS["qwen3-30b-a3b.h200"]
+    plan = make_run_plan("qwen3-30b-a3b", "h200", "measure.design=parallel")
     text = "\n".join(plan_lines(plan))
     for line in ("VIME_RL_KERNEL: not set in baseline, 1 in enabled", "and in nothing else"):
         assert line in text

@@ -30,6 +30,7 @@ from tests.support.slurm.examples import plan_for
 from tests.support.vime_examples import COMMIT, list_plans, list_runs, runs_page, trial_argv, with_workload
 
 RUN_DIR = RunDir(Path("/shared/runs/qwen3-4b/20261120T120000Z-0123abcd-4567"))
+LIVE = ("lane=live", "measure.design=parallel")
 STORED = StoredRollouts(name="eight", num_files=20, digest="sha256:" + "0" * 64, made_by="a test")
 
 
@@ -38,7 +39,7 @@ def flags_of(plan: Plan, number: int = 0) -> Mapping[str, tuple[str, ...]]:
 
 
 def plan_lane(lane: str, run: str = "qwen3-4b", hardware: str = "h200", *more: str) -> Plan:
-    return plan_for(run, hardware, settings=(f"lane={lane}", *more))
+    return plan_for(run, hardware, settings=(f"lane={lane}", "measure.design=parallel", *more))
 
 
 def plan_sessions(lane: str) -> Plan:
@@ -83,21 +84,21 @@ def test_what_is_refused_by_name_are_flags_of_this_vime() -> None:
 
 
 def test_pairs_differ_in_their_seed_alone() -> None:
-    plan = plan_for("qwen3-4b", "h200")
+    plan = plan_for("qwen3-4b", "h200", settings=LIVE)
     one, two = (flags_of(plan, number) for number in (0, 2))
     assert {flag for flag in one if one[flag] != two[flag]} == {"--seed", "--rollout-seed"}
     assert [one["--seed"], two["--seed"]] == [("1234",), ("1235",)]
 
 
 def test_nodes_of_four_gpus_are_told_as_such() -> None:
-    flags = flags_of(plan_for("qwen3-30b-a3b", "gb200"))
+    flags = flags_of(plan_for("qwen3-30b-a3b", "gb200", settings=LIVE))
     names = ("--actor-num-nodes", "--actor-num-gpus-per-node", "--num-gpus-per-node", "--rollout-num-gpus")
     assert [flags[name] for name in names] == [("2",), ("4",), ("4",), ("8",)]
     assert flags["--colocate"] == ()
 
 
 def test_training_and_inference_on_different_gpus() -> None:
-    plan = plan_for("glm4-9b", "h200")
+    plan = plan_for("glm4-9b", "h200", settings=LIVE)
     flags = flags_of(plan)
     assert (flags["--actor-num-gpus-per-node"], flags["--rollout-num-gpus"]) == (("4",), ("4",))
     assert "--colocate" not in flags
@@ -173,7 +174,7 @@ def test_sessions_of_a_run_that_times_nothing_are_refused() -> None:
 
 
 def test_prepared_things_lie_where_the_profile_says() -> None:
-    plan = plan_for("qwen3-4b", "h200")
+    plan = plan_for("qwen3-4b", "h200", settings=LIVE)
     assert flags_of(plan)["--hf-checkpoint"] == ("/shared/runs/prepared/models/Qwen--Qwen3-4B@1cfa9a720891",)
     profile = plan.profile.model_copy(update={"prepared_dir": "/data/prepared"})
     assert flags_of(dataclasses.replace(plan, profile=profile))["--prompt-data"] == (
@@ -192,13 +193,13 @@ def test_prepared_things_lie_where_the_profile_says() -> None:
     ],
 )  # fmt: skip
 def test_what_does_not_time_is_apart(what_for: str, flags: set[str], variable: str | None) -> None:
-    timing = plan_for("qwen3-4b", "h200")
+    timing = plan_for("qwen3-4b", "h200", settings=LIVE)
     plan = with_workload(timing, what_for=what_for)
     assert [str(problem) for problem in vime.find_problems(plan)] == [
         f"run qwen3-4b: measure.pairs: a {what_for} run times nothing, got 6, expected at most 5, which carry no "
         "verdict on speed"
     ]
-    few = plan_for("qwen3-4b", "h200", settings=(f"workload.what_for={what_for}",))
+    few = plan_for("qwen3-4b", "h200", settings=(*LIVE, f"workload.what_for={what_for}"))
     few = dataclasses.replace(
         few, run=few.run.model_copy(update={"measure": few.run.measure.model_copy(update={"pairs": 5})})
     )

@@ -79,10 +79,7 @@ def dump_objects(objects: Sequence[Object]) -> str:
 
 def time_limit_min(plan: Plan) -> int:
     """The time limit of every trial and what surrounds them; the profile's own limit counts waiting as well."""
-    num_commands = len(plan.trials)
-    if plan.run.lane != "live":  # one more command per seed stores its rollouts
-        num_commands += len({trial.seed for trial in plan.trials})
-    needed_min = num_commands * plan.time_limit_min + SURROUNDINGS_MIN
+    needed_min = plan.all_limits_min + SURROUNDINGS_MIN
     limit = kubernetes_settings(plan).max_time_min
     return math.ceil(needed_min if limit is None else min(needed_min, limit))
 

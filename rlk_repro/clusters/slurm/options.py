@@ -25,11 +25,8 @@ def slurm_settings(plan: Plan) -> SlurmSettings:
 
 def time_limit_min(plan: Plan) -> int:
     """The job's ``--time``: the limit of every trial and what surrounds them, at most what the partition takes."""
-    num_commands = len(plan.trials)
-    if plan.run.lane != "live":  # one more command per seed stores its rollouts
-        num_commands += len({trial.seed for trial in plan.trials})
     settings = slurm_settings(plan)
-    needed_min = num_commands * plan.time_limit_min + SURROUNDINGS_MIN + settings.stop_before_s / 60
+    needed_min = plan.all_limits_min + SURROUNDINGS_MIN + settings.stop_before_s / 60
     return math.ceil(needed_min if settings.max_time_min is None else min(needed_min, settings.max_time_min))
 
 
