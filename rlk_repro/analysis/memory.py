@@ -52,7 +52,7 @@ def judge_memory(analysis: Analysis) -> MemoryVerdict:
         MemoryWord.SMALLER: f"enabled needs less by more than {share}",
         MemoryWord.LARGER: f"enabled needs more by more than {share}",
         MemoryWord.SAME: f"both variants are within {share}",
-        MemoryWord.INCONCLUSIVE: f"the interval is neither wholly beyond nor wholly within {share}",
+        MemoryWord.INCONCLUSIVE: f"too noisy to tell whether the change is within or beyond {share}",
     }[word]
     return MemoryVerdict(
         word=word, sentence=f"{word}: {meaning}; {size}{NOT_RESERVED if analysis.is_crossover else ''}"

@@ -271,7 +271,7 @@ def _why_inconclusive(case: _Case) -> str:
         return (
             f"the interval is not wholly beyond {_show_threshold(case)}, nor wholly within {_show_size(case.smallest)}"
         )
-    return f"the interval is neither wholly beyond nor wholly within {_show_size(case.smallest)}"
+    return f"too noisy to tell whether the change is within or beyond {_show_size(case.smallest)}"
 
 
 def _show_noise(case: _Case) -> str:

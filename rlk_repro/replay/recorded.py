@@ -96,8 +96,8 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
 def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
     """Where the sealed analysis differs from ``analysis``, None where the bytes are the same.
 
-    The words of gates and reasons are another version's to choose: they follow from numbers that are compared, and a
-    report shows this version's.  The same version has the same words.
+    The words of gates, headline and reasons are another version's to choose: they follow from numbers that are
+    compared, and a report shows this version's.  The same version has the same words.
     """
     sealed = _read_sealed(run_dir)
     again = dump_json(analysis.to_json())
@@ -135,11 +135,11 @@ def _read_sealed(run_dir: RunDir) -> bytes:
 
 
 def _without_words(data: bytes) -> Any:
-    """The values of an analysis, without what its gates and reasons say of them; ``data`` itself where it is none."""
+    """The values of an analysis without the words of gates, headline and reasons; ``data`` where it is no analysis."""
     try:
         value = parse_json("", data, max_bytes=len(data))
         gates = [{**gate, "detail": ""} for gate in value["gates"]]
-        verdict = {**value["verdict"], "reasons": []}
+        verdict = {**value["verdict"], "headline": "", "reasons": []}
     except (BundleUnreadable, KeyError, TypeError):
         return data
     return {**value, "gates": gates, "verdict": verdict}

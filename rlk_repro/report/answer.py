@@ -28,6 +28,13 @@ MAX_PAIRS: Final = 64
 """As many pairs or sessions as a run may have."""
 
 
+def describe_words(analysis: Analysis) -> str:
+    """``faster, same memory``: the verdict's word, and memory's where both are known."""
+    word, memory = analysis.verdict.word, judge_memory(analysis).word
+    is_known = word in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}
+    return f"{word}, {memory}" if is_known and memory is not MemoryWord.INCONCLUSIVE else word.value
+
+
 def describe_answer(view: View) -> str:
     """``Result: with RL-Kernel a step takes 4.37 % less time (95 % interval 4.24 to 4.50 %), and as much memory.``"""
     analysis = view.analysis

@@ -31,6 +31,15 @@ def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     )
 
 
+def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    """On what and of what a result is: the GPU or processor, the day, and the commits that are known."""
+    day = analysis.run_id[:8]
+    date = f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdecimal() and len(day) == 8 else ""
+    facts = [("on", analysis.facts.get("GPU") or analysis.facts.get("CPU") or analysis.hardware), ("date", date)]
+    facts += [(name, analysis.facts.get(f"{name} commit", "")[:12]) for name in ("vime", "RL-Kernel", "rlk-repro")]
+    return tuple((name, value) for name, value in facts if value)
+
+
 def describe_headline(analysis: Analysis) -> str:
     """The headline to stand below the verdict's word, which it need not repeat."""
     return start_sentence(analysis.verdict.headline.removeprefix(f"{analysis.verdict.word}: "))

@@ -43,12 +43,16 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The first cell of a row names the row.  ``title`` is empty where the section's heading says enough."""
+    """The first cell of a row names the row.  ``title`` is empty where the section's heading says enough.
+
+    ``is_folded``: a page shows it on request only.
+    """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+    is_folded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

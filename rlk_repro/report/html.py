@@ -5,13 +5,16 @@ A content security policy in the page forbids both, should a text ever slip thro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import resources
 from typing import Final
 
-from rlk_repro.report.answer import describe_answer, suggest_next
-from rlk_repro.report.basis import describe_headline, make_basis, make_identity
+from rlk_repro.base.findings import Level
+from rlk_repro.base.units import count
+from rlk_repro.report.answer import describe_answer, describe_words, suggest_next
+from rlk_repro.report.basis import describe_headline, make_basis, make_identity, make_origin
 from rlk_repro.report.blocks import Block, Bullets, Cell, Column, Commands, Section, Table, Text, Tone
 from rlk_repro.report.evidence import MetricEvidence, make_evidence, make_step_table
 from rlk_repro.report.figure import Figure
@@ -47,14 +50,17 @@ def _render_lines(view: View) -> Iterator[str]:
     yield '<body><a class="skip" href="#verdict">Skip to the verdict</a>'
     yield from _render_head(view)
     yield "<main>"
-    yield from _render_verdict(view)
+    figures = make_figures(view)
+    first, rest = (figures[:1], figures[1:]) if view.is_comparison else ((), figures)
+    yield from _render_verdict(view, first)
     yield from _render_contents(sections)
+    yield from _render_basis(view)
     for section in sections:
         if section.key == PLOTS_BEFORE:
-            yield from _render_plots(make_figures(view))
+            yield from _render_plots(rest)
         yield from _render_section(section)
         if section.key == PLOTS_AFTER:
-            yield from _render_plots(make_figures(view))
+            yield from _render_plots(rest)
     yield from _render_evidence(view)
     yield "</main></body></html>"
 
@@ -72,17 +78,36 @@ def _render_head(view: View) -> Iterator[str]:
     yield "</dl></header>"
 
 
-def _render_verdict(view: View) -> Iterator[str]:
-    verdict = view.analysis.verdict
-    tone = VERDICT_TONES[verdict.word]
-    yield f'<section id="verdict" class="verdict {tone}" aria-labelledby="verdict-word">'
-    yield f'<h2 id="verdict-word">{_escape(verdict.word)}</h2>'
+def _render_verdict(view: View, figures: Sequence[Figure]) -> Iterator[str]:
+    """What a reader sees first: the word, its size, what it is of, the plot that it rests on, and what to do now."""
+    tone = VERDICT_TONES[view.analysis.verdict.word]
+    yield f'<section id="verdict" class="verdict {tone}" aria-labelledby="verdict-word"><div class="first"><div>'
+    yield f'<h2 id="verdict-word">{_escape(describe_words(view.analysis))}</h2>'
     yield f'<p class="answer">{_escape(describe_answer(view))}</p>'
-    yield f'<p class="headline">{_escape(describe_headline(view.analysis))}</p>'
+    yield '<dl class="identity">'
+    for name, value in make_origin(view.analysis):
+        yield f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"
+    yield f'</dl><p><a href="#findings">{_escape(_count_findings(view))}</a></p>'
+    what_now = _escape(suggest_next(view, view.context.bundle))
+    yield f'<dl class="next"><dt>what now</dt><dd><code>{what_now}</code></dd></dl></div>'
+    yield from map(_render_figure, figures)
+    yield "</div>"
     yield from (f'<p class="caution">{_escape(caution)}</p>' for caution in make_cautions(view))
-    yield from _render_reasons(verdict.reasons)
+    yield "</section>"
+
+
+def _count_findings(view: View) -> str:
+    found = Counter(item.level for item in (*view.analysis.findings, *view.context.findings))
+    parts = [f"{found[level]} {level.value}" for level in Level if found[level]]
+    return f"Findings: {', '.join(parts)}" if parts else "No findings"
+
+
+def _render_basis(view: View) -> Iterator[str]:
+    yield '<section id="basis" aria-labelledby="basis-title"><h2 id="basis-title">What the verdict rests on</h2>'
+    yield f"<p>{_escape(describe_headline(view.analysis))}</p>"
+    yield from _render_reasons(view.analysis.verdict.reasons)
     yield '<dl class="basis">'
-    for name, value in (*make_basis(view), ("what now", suggest_next(view, view.context.bundle))):
+    for name, value in make_basis(view):
         yield f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"
     yield "</dl></section>"
 
@@ -100,7 +125,7 @@ def _render_contents(sections: Iterable[Section]) -> Iterator[str]:
     keys = [key for key, _ in links]
     place = keys.index(PLOTS_AFTER) + 1 if PLOTS_AFTER in keys else keys.index(PLOTS_BEFORE)
     links[place:place] = [("plots", "Plots")]
-    links.append(("evidence", "Evidence"))
+    links = [("basis", "What the verdict rests on"), *links, ("evidence", "Evidence")]
     yield '<nav aria-label="Contents"><ul>'
     yield from (f'<li><a href="#{key}">{_escape(title)}</a></li>' for key, title in links)
     yield "</ul></nav>"
@@ -115,7 +140,11 @@ def _render_section(section: Section) -> Iterator[str]:
 
 
 def _render_block(block: Block, heading: str) -> Iterator[str]:
-    if isinstance(block, Table):
+    if isinstance(block, Table) and block.is_folded:
+        yield f"<details><summary>{_escape(block.title or heading)}: {count(len(block.rows), 'row')}</summary>"
+        yield from _render_table(block, block.title or heading)
+        yield "</details>"
+    elif isinstance(block, Table):
         if block.title:
             yield f"<h3>{_escape(block.title)}</h3>"
         yield from _render_table(block, block.title or heading)
@@ -189,18 +218,23 @@ def _link(markup: str, target: str) -> str:
 
 def _render_plots(figures: Iterable[Figure]) -> Iterator[str]:
     yield '<section id="plots" aria-labelledby="plots-title"><h2 id="plots-title">Plots</h2><div class="figures">'
-    for figure in figures:
-        yield f'<figure id="{figure.key}"><h3>{_escape(figure.title)}</h3>{figure.svg}'
-        yield f"<figcaption>{_escape(figure.caption)}</figcaption></figure>"
+    yield from map(_render_figure, figures)
     yield "</div></section>"
+
+
+def _render_figure(figure: Figure) -> str:
+    caption = f"<figcaption>{_escape(figure.caption)}</figcaption>"
+    return f'<figure id="{figure.key}"><h3>{_escape(figure.title)}</h3>{figure.svg}\n{caption}</figure>'
 
 
 def _render_evidence(view: View) -> Iterator[str]:
     yield '<section id="evidence" aria-labelledby="evidence-title"><h2 id="evidence-title">Evidence</h2>'
     yield "<p>Per metric: the trials' summaries, the pairs, and every step with the log line it was read from.</p>"
-    for item in make_evidence(view):
+    found = list(make_evidence(view))
+    yield f"<details><summary>{count(len(found), 'metric')}</summary>"
+    for item in found:
         yield from _render_metric(view, item)
-    yield "</section>"
+    yield "</details></section>"
 
 
 def _render_metric(view: View, item: MetricEvidence) -> Iterator[str]:

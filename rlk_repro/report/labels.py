@@ -17,6 +17,7 @@ from rlk_repro.rundir.results import Analysis, Summary
 NOT_RECORDED: Final = "not recorded"
 GIB: Final = 2**30
 SIGNIFICANT: Final = 4
+_SHORT_S: Final = 0.5
 
 _LABELS: Final[dict[str, str]] = {
     "step_time_s": "step time",
@@ -132,25 +133,32 @@ def list_metrics(analysis: Analysis) -> tuple[str, ...]:
     return tuple(name for name in (*known, *sorted(recorded_metrics(analysis) - set(known))) if name not in absent)
 
 
-def scaled(metric: str, value: float) -> float:
-    """In the unit of the label: bytes become GiB."""
-    return value / GIB if metric.endswith("_bytes") else value
-
-
 class Numbers:
-    """Formats the values of one analysis; all values of a metric have the same number of decimals."""
+    """Formats the values of one analysis: all values of a metric have one unit and one number of decimals."""
 
     def __init__(self, analysis: Analysis) -> None:
         largest: dict[str, float] = {}
         for summary in (item for trial in analysis.trials for item in trial.summaries):
-            size = abs(scaled(summary.metric, summary.mean))
-            largest[summary.metric] = max(size, largest.get(summary.metric, 0.0))
-        self._decimals = {metric: _decimals(size) for metric, size in largest.items()}
+            largest[summary.metric] = max(abs(summary.mean), largest.get(summary.metric, 0.0))
+        self._units = {metric: _choose_unit(metric, size) for metric, size in largest.items()}
+        self._decimals = {metric: _decimals(self.scale(metric, size)) for metric, size in largest.items()}
+
+    def unit(self, metric: str) -> str:
+        """``µs`` or ``ms`` where the largest mean of any trial is so short."""
+        return self._find_unit(metric)[0]
+
+    def scale(self, metric: str, value: float) -> float:
+        """In the unit of the metric."""
+        return value * self._find_unit(metric)[1]
+
+    def _find_unit(self, metric: str) -> tuple[str, float]:
+        measured = measured_metric(metric)
+        return self._units[measured] if measured in self._units else _choose_unit(metric, 1.0)
 
     def format(self, metric: str, value: float | None) -> str:
         if value is None:
             return NOT_RECORDED
-        return format_fixed(scaled(metric, value), self._decimals.get(measured_metric(metric), SIGNIFICANT))
+        return format_fixed(self.scale(metric, value), self._decimals.get(measured_metric(metric), SIGNIFICANT))
 
     def format_range(self, metric: str, values: Iterable[float]) -> str:
         """``lowest – highest``, or the one value."""
@@ -180,6 +188,16 @@ def _unit_of(metric: str) -> str:
     if metric.endswith("_j"):
         return "J"
     return "s" if metric.endswith("_s") and not metric.endswith("_per_s") else ""
+
+
+def _choose_unit(metric: str, size: float) -> tuple[str, float]:
+    """By the size in the metric's own unit: the unit to show, and what a value is multiplied by."""
+    unit = _unit_of(metric)
+    if unit == "GiB":
+        return unit, 1 / GIB
+    if unit == "s" and 0 < size < _SHORT_S:
+        return ("ms", 1e3) if size >= _SHORT_S / 1e3 else ("µs", 1e6)
+    return unit, 1.0
 
 
 def _decimals(size: float) -> int:

@@ -27,7 +27,7 @@ from rlk_repro.report.figure import (
     make_figure,
     variant_class,
 )
-from rlk_repro.report.labels import NOT_RECORDED, headline_value, scaled
+from rlk_repro.report.labels import NOT_RECORDED, headline_value
 from rlk_repro.report.operator_plots import plot_speedups
 from rlk_repro.report.row_plots import plot_modules, plot_pairs
 from rlk_repro.report.svg import Scale, clip, line, make_scale, marker, polyline, rect, text
@@ -60,7 +60,9 @@ def plot_trials(view: View, metric: str) -> Figure:
     points = [(place, trial, item) for place, trial, item in found if item and _can_draw(metric, item)]
     if not points:
         return Figure(key=key, title=title, svg="", caption=f"{view.title(metric)}: {NOT_RECORDED}.")
-    y = make_scale((scaled(metric, end) for *_, item in points for end in _spread(metric, item)), BOTTOM, TOP)
+    y = make_scale(
+        (view.numbers.scale(metric, end) for *_, item in points for end in _spread(metric, item)), BOTTOM, TOP
+    )
     x = Scale(-0.5, len(found) - 0.5, LEFT, RIGHT)
     drawn = [trial for _, trial, _ in points]
     body = [*draw_y_axis(y, view.name_with_unit(metric)), *draw_legend(drawn), *_pair_axis(view, x)]
@@ -82,13 +84,13 @@ def plot_trials(view: View, metric: str) -> Figure:
 
 def _draw_trial(view: View, metric: str, x: float, y: Scale, trial: TrialResult, summary: Summary) -> list[str]:
     value = headline_value(metric, summary)
-    low, high = (y(scaled(metric, end)) for end in _spread(metric, summary))
+    low, high = (y(view.numbers.scale(metric, end)) for end in _spread(metric, summary))
     size = 4.5 if len(view.analysis.trials) <= MANY else 2.5
     tip = f"{trial.name}: {view.numbers.format(metric, value)} {view.label(metric).unit}"
     shape = SHAPES.get(trial.variant, "diamond")
     return [
         line(x, low, x, high, f"whisker {variant_class(trial)}"),
-        marker(shape, x, y(scaled(metric, value)), size, f"dot {variant_class(trial)}", tip),
+        marker(shape, x, y(view.numbers.scale(metric, value)), size, f"dot {variant_class(trial)}", tip),
     ]
 
 
@@ -122,7 +124,7 @@ def plot_steps(view: View, metric: str) -> Figure:
     """Every trial's series as a thin line over the steps, warm-up shaded."""
     key, title = f"plot-steps-{metric}", f"{view.title(metric)} over the steps"
     found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
-    values = [scaled(metric, value) for _, series in found for value in series.values if is_drawable(value)]
+    values = [view.numbers.scale(metric, value) for _, series in found for value in series.values if is_drawable(value)]
     scored = _scored_values(view, metric, found)
     if not values:
         return Figure(key=key, title=title, svg="", caption=f"{view.title(metric)}: {NOT_RECORDED}.")
@@ -130,7 +132,7 @@ def plot_steps(view: View, metric: str) -> Figure:
     x, y = Scale(-0.5, num_steps - 0.5, LEFT, RIGHT), make_scale(scored or values, BOTTOM, TOP)
     body = [*_warmup(view, x), *draw_y_axis(y, view.name_with_unit(metric)), *_step_axis(x, num_steps)]
     body += draw_legend([trial for trial, _ in found], is_line=True)
-    curves = [shape for trial, series in found for shape in _draw_series(metric, x, y, trial, series)]
+    curves = [shape for trial, series in found for shape in _draw_series(view, metric, x, y, trial, series)]
     body += clip(key, (LEFT, TOP, RIGHT - LEFT, BOTTOM - TOP), curves)
     caption = (
         f"A line is one trial, n = {len(found)} trials; nothing is averaged or smoothed. "
@@ -149,8 +151,13 @@ def _scored_values(view: View, metric: str, found: Sequence[tuple[TrialResult, S
     first = view.analysis.num_warmup_steps
     if view.analysis.is_crossover:
         summaries = (trial.summary(metric) for trial, _ in found)
-        return [scaled(metric, end) for item in summaries if item for end in (item.minimum, item.maximum)]
-    return [scaled(metric, value) for _, series in found for value in series.values[first:] if is_drawable(value)]
+        return [view.numbers.scale(metric, end) for item in summaries if item for end in (item.minimum, item.maximum)]
+    return [
+        view.numbers.scale(metric, value)
+        for _, series in found
+        for value in series.values[first:]
+        if is_drawable(value)
+    ]
 
 
 def _warmup(view: View, x: Scale) -> Iterator[str]:
@@ -165,13 +172,13 @@ def _step_axis(x: Scale, num_steps: int) -> Iterator[str]:
     yield text((LEFT + RIGHT) / 2, BOTTOM + 36, "step", "axis", "middle")
 
 
-def _draw_series(metric: str, x: Scale, y: Scale, trial: TrialResult, series: Series) -> Iterator[str]:
+def _draw_series(view: View, metric: str, x: Scale, y: Scale, trial: TrialResult, series: Series) -> Iterator[str]:
     """Unbroken stretches as lines, single values as dots; a cross where a trial ended early."""
     stretch: list[tuple[float, float]] = []
     last: tuple[float, float] | None = None
     for step, value in enumerate((*series.values, None)):
         if is_drawable(value):
-            last = (x(step), y(scaled(metric, value)))
+            last = (x(step), y(view.numbers.scale(metric, value)))
             stretch.append(last)
         elif stretch:
             yield _draw_stretch(stretch, trial)

@@ -178,7 +178,7 @@ def _make_block_tables(view: View) -> Iterable[Table]:
         "Change of the step time from A to B over the scored steps of a block; a control block is the baseline in all "
         "periods. By first steps: over the steps that carry the switch, which are not scored."
     )
-    yield drop_empty_columns(Table(title="Block by block", columns=columns, rows=rows, note=note))
+    yield drop_empty_columns(Table(title="Block by block", columns=columns, rows=rows, note=note, is_folded=True))
     metric, shown = view.primary, ("n", "p50", "p90", "p99")
     columns = make_columns("variant", *shown, numbers=shown)
     rows = tuple(

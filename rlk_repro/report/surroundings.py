@@ -83,7 +83,8 @@ def _metric_table(view: View, metrics: Sequence[str], note: str) -> Table:
         "metric", "better", "baseline", "n", "enabled", "n", "source",
         numbers=("baseline", "n", "enabled"), prose=("source",),
     )  # fmt: skip
-    return Table(title="", columns=columns, rows=tuple(_metric_row(view, metric) for metric in metrics), note=note)
+    rows = tuple(_metric_row(view, metric) for metric in metrics)
+    return Table(title="", columns=columns, rows=rows, note=note, is_folded=True)
 
 
 def _metric_row(view: View, metric: str) -> tuple[Cell, ...]:
@@ -153,13 +154,14 @@ def make_differences(view: View) -> Iterator[Section]:
             "No pair has a record of what it was started with: this is what the plan asked for.",
             PLANNED_VARIANTS,
         )
-    table = Table(title="", columns=columns, rows=rows, note=note)
+    table = Table(title="", columns=columns, rows=rows, note=note, is_folded=True)
     yield Section(key="variants", title=title, blocks=(table,))
 
 
 def _fact_table(title: str, facts: tuple[tuple[str, str], ...]) -> Table:
     rows = tuple(make_row(name, Cell(text=value, is_code=True)) for name, value in facts)
-    return Table(title=title, columns=make_columns("fact", "value", prose=("fact", "value")), rows=rows)
+    columns = make_columns("fact", "value", prose=("fact", "value"))
+    return Table(title=title, columns=columns, rows=rows, is_folded=True)
 
 
 def _merge_manifests(view: View) -> Iterator[tuple[str, str]]:

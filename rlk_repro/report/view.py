@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -95,8 +95,9 @@ class View:
         return tuple(item for item in self.analysis.effects if measured_metric(item.metric) in self._places)
 
     def label(self, metric: str) -> MetricLabel:
-        """What the metric is called in a run of this workload."""
-        return find_label(metric, self.analysis.workload)
+        """What the metric is called in a run of this workload, and the unit of its numbers."""
+        found = find_label(metric, self.analysis.workload)
+        return replace(found, unit=self.numbers.unit(metric) or found.unit)
 
     def title(self, metric: str) -> str:
         """The label as the beginning of a sentence; the name itself where that is the label."""

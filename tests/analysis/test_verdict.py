@@ -57,7 +57,7 @@ def test_an_interval_in_between_is_inconclusive() -> None:
     verdict = judge_pairs(make_pairs(*around(0.99))).verdict
     assert verdict.word is INCONCLUSIVE
     assert verdict.headline == (
-        "inconclusive: the interval is neither wholly beyond nor wholly within 1 %; "
+        "inconclusive: too noisy to tell whether the change is within or beyond 1 %; "
         "step time ratio enabled / baseline 0.9900 (95 % interval 0.9885 to 0.9915, 6 pairs)"
     )
 
