@@ -1,11 +1,20 @@
-"""A reward that a model with random weights can earn, by vime's ``--custom-rm-path``; for bring-up, not for claims."""
+"""Rewards by vime's ``--custom-rm-path``: one that random weights can earn, for bring-up, and one of right answers."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
+
+_WHOLE_NUMBER: Final = re.compile(r"(?<![\d.])\d+(?![\d.]*\d)")
 
 
 async def share_of_even_ids(args: object, sample: Any, **_: object) -> float:  # noqa: ARG001
     """The share of even token ids in the response: about one half at first, and it follows from the tokens alone."""
     response = sample.tokens[-sample.response_length :] if sample.response_length else []
     return float(sum(token_id % 2 == 0 for token_id in response) / max(len(response), 1))
+
+
+async def last_number_is_label(args: object, sample: Any, **_: object) -> float:  # noqa: ARG001
+    """One where the last whole number of the response is the label, else zero."""
+    numbers = _WHOLE_NUMBER.findall(sample.response)
+    return float(bool(numbers) and int(numbers[-1]) == int(sample.label))

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rlk_repro.base.files import dump_json, sha256_bytes
 from rlk_repro.rundir.paths import RolloutDir, RunDir
-from rlk_repro.spec import ArithmeticData, HubData, HubSource, Profile, StoredRollouts, VimeModel
+from rlk_repro.spec import ArithmeticData, HubData, HubSource, PackageSource, Profile, StoredRollouts, VimeModel
 
 HERE: Final = "prepared"
 _SHOWN: Final = 12
@@ -56,6 +56,8 @@ def name_model(model: VimeModel) -> str:
     source = model.source
     if isinstance(source, HubSource):
         return name_repository(source.repository, source.revision)
+    if isinstance(source, PackageSource):
+        return f"{source.name}-{source.version}-{_digest(source.model_dump(mode='json'))}"
     made_of = _digest({"source": source.model_dump(mode="json"), "arguments": dict(model.arguments)})
     return f"random-{source.architecture}-{made_of}"
 

@@ -14,7 +14,7 @@ import math
 import os
 import signal
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -224,19 +224,11 @@ def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_proces
     Raises:
         EnvironmentMissing: a process that drew was killed.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for tensor in list_tensors(sizes):
-        end = offset + tensor.num_bytes
-        header[tensor.name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    start = struct.pack("<Q", len(text)) + text
+    start = make_header(list_tensors(sizes))
     path.write_bytes(start)
     write = partial(_write_piece, path, seed, _quantile_tables(std))
     pieces = list(_list_pieces(sizes, len(start)))
-    most = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES, offset // _WORTH_A_PROCESS)
+    most = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES, weights_bytes(sizes) // _WORTH_A_PROCESS)
     if (num_processes or most) < 2:
         for piece in pieces:
             write(piece)
@@ -250,6 +242,19 @@ def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_proces
             Problem(str(path), "a process that draws the weights was killed", expected="40 MiB of memory for each CPU",
                     hint="prepare it on a machine with more memory")
         ) from None  # fmt: skip
+
+
+def make_header(tensors: Iterable[Tensor]) -> bytes:
+    """What a safetensors file of these bfloat16 tensors begins with; their bytes follow in the same order."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in tensors:
+        end = offset + tensor.num_bytes
+        header[tensor.name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
 
 
 def _end_with(parent: int) -> None:

