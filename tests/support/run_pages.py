@@ -204,6 +204,8 @@ def _describe_source(source: Any) -> tuple[str, str]:
     if isinstance(source, HubSource | HubData):
         file = f", `{source.file}`" if isinstance(source, HubData) else ""
         return f"hub, `{source.repository}`{file}", f"`{source.revision}`" if source.revision else "**not pinned**"
+    if source.kind == "package":
+        return f"`{source.file}` of the package `{source.name}` {source.version}", f"`{source.digest}`"
     return f"made by `prepare` ({source.kind})", f"seed {source.seed}"
 
 
