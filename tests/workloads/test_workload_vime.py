@@ -173,6 +173,19 @@ def test_sessions_of_a_run_that_times_nothing_are_refused() -> None:
     assert "measure.design: a profiler run times nothing, got 'crossover', expected parallel" in str(problem)
 
 
+def test_a_run_in_sessions_is_profiled_by_one_pair_and_timed_without_a_profiler() -> None:
+    settings = ("workload.what_for=profiler", "measure.design=parallel", "measure.pairs=1")
+    plan = plan_for("qwen3-4b-random", "h200", settings=settings, is_exploratory=True)
+    assert vime.find_problems(plan) == []
+    assert [trial.variant for trial in plan.trials] == ["baseline", "enabled"]
+    for number, trial in enumerate(plan.trials):
+        flags = flags_of(plan, number)
+        assert flags["--use-pytorch-profiler"] == ()
+        assert flags["--tensorboard-dir"] == (str(RUN_DIR.trial(trial.name).traces),)
+    timed = plan_for("qwen3-4b-random", "h200")
+    assert not {"--use-pytorch-profiler", "--tensorboard-dir"} & flags_of(timed).keys()
+
+
 def test_prepared_things_lie_where_the_profile_says() -> None:
     plan = plan_for("qwen3-4b", "h200", settings=LIVE)
     assert flags_of(plan)["--hf-checkpoint"] == ("/shared/runs/prepared/models/Qwen--Qwen3-4B@1cfa9a720891",)

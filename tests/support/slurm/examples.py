@@ -70,7 +70,12 @@ HOSTILE = ("with space", "a'; touch pwned", 'double"quote', "$(touch pwned)", "`
 
 
 def plan_for(
-    run: str = "smoke", hardware: str = "h200", *, stack: str | None = None, settings: tuple[str, ...] = ()
+    run: str = "smoke",
+    hardware: str = "h200",
+    *,
+    stack: str | None = None,
+    settings: tuple[str, ...] = (),
+    is_exploratory: bool = False,
 ) -> Plan:
     """A run on one hardware with the site profile that is shipped for it."""
     overrides = parse_overrides(settings)
@@ -81,6 +86,7 @@ def plan_for(
         hardware=load_hardware(hardware, hardware_folders()),
         profile=load_profile(f"generic-{hardware}", profile_folders("slurm")),
         overrides=overrides,
+        is_exploratory=is_exploratory,
     )
 
 
