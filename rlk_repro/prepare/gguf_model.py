@@ -76,7 +76,7 @@ def _require(facts: Mapping[str, Any], where: str) -> None:
     wanted = {"general.architecture": (facts.get("general.architecture"), "llama"),
               "tokenizer.ggml": (tokenizer, _TOKENIZER)}  # fmt: skip
     problems = [
-        Problem(f"{where}: {key}", "is of a kind that prepare does not convert", got=got, expected=expected)
+        Problem(f"{where}: {key}", "is of a kind that prepare does not convert", got=got, expected=str(expected))
         for key, (got, expected) in wanted.items()
         if got != expected
     ]
@@ -194,4 +194,5 @@ def _unrotate(values: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, A
 def _bfloat16(values: np.ndarray[Any, Any]) -> bytes:
     """The upper halves of float32 numbers, rounded to nearest even, little endian."""
     bits = values.astype("<f4").view("<u4").astype("<u8")
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+    data: bytes = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+    return data
