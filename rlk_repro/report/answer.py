@@ -10,6 +10,8 @@ from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.plan import BASELINE
 from rlk_repro.report.view import View
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
+from rlk_repro.statistics.crossover import MIN_SESSIONS
+from rlk_repro.statistics.power import MIN_PAIRS
 from rlk_repro.statistics.stats import STEP_TIME, t_quantile
 
 OF_WHAT: Final = {
@@ -110,7 +112,8 @@ def _count_deciding(analysis: Analysis) -> int | None:
         return None
     size, margin = abs(math.log(effect.ratio)), math.log1p(analysis.verdict.threshold)
     room = abs(size - margin)
-    for number in range(max(effect.n, 2) + 1, MAX_PAIRS + 1):
+    least = MIN_SESSIONS if analysis.is_crossover else MIN_PAIRS
+    for number in range(max(effect.n + 1, least), MAX_PAIRS + 1):
         if t_quantile(effect.confidence, number - 1) * effect.sd_log / math.sqrt(number) < room:
             return number
     return None
