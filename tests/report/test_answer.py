@@ -95,6 +95,12 @@ def test_an_open_question_gets_the_size_of_a_run_that_would_decide_it() -> None:
     )
 
 
+def test_a_proposed_run_has_the_pairs_that_a_verdict_needs() -> None:
+    analysis = change(VerdictWord.INCONCLUSIVE, low=1.0, high=1.2)
+    effects = tuple(replace(item, ratio=1.5, n=2, sd_log=0.05) for item in analysis.effects)
+    assert " --pairs 6 " in suggest_next(make_view(replace(analysis, effects=effects)), "bundle.tgz")
+
+
 def test_where_rl_kernel_did_not_run_the_next_step_builds_it() -> None:
     analysis = change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1)
     trials = tuple(
