@@ -18,22 +18,21 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.files import MAX_PLAN_BYTES, check_schema, dump_json, load_json, sha256_bytes
-from rlk_repro.base.resources import suggest
 from rlk_repro.operators import Case, Eligibility, eligibility, read_loss_options
 from rlk_repro.spec import Hardware, Layout, Measure, Profile, Run, Stack, Variant, run_problems
+from rlk_repro.spec.choices import (
+    DESIGN,
+    FREE_RULES,
+    find_design_problems,
+    find_layout_problems,
+    find_rule_problems,
+    find_variant_problems,
+)
 from rlk_repro.spec.load import Loaded, Override
-from rlk_repro.spec.values import CROSSOVER, dump_model
+from rlk_repro.spec.values import BASELINE, CROSSOVER, ENABLED, dump_model
 
 SCHEMA: Final = 1
 _RUN_ID: Final = "run_id"
-DESIGN: Final = "design"
-FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_pair_sd_pct", "expected_block_sd_pct"})
-"""What of a measurement plan is no rule: how many pairs or sessions there are, and what the power estimate assumes.
-
-The design is free as well: it is the question that is asked, speed and memory or reward, and the run answers both.
-"""
-BASELINE: Final[Variant] = "baseline"
-ENABLED: Final[Variant] = "enabled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +254,7 @@ class PlanRecord(BaseModel):
 
 def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
     """Refuse what no author could have planned: code that reads a plan relies on its rules, and on its sizes."""
-    problems = [*_layout_problems(plan.run, plan.hardware), *_variant_problems(plan.run, plan.variants)]
+    problems = [*find_layout_problems(plan.run, plan.hardware), *find_variant_problems(plan.run, plan.variants)]
     for path, what, got, expected in run_problems(plan.run):
         problems.append(Problem(f"run.{'.'.join(path)}", what, got=got, expected=expected))
     if problems:
@@ -310,8 +309,8 @@ def make_plan(
         SpecError: the hardware has no layout in this run, the variants make no pair, the measurement rules were
             changed without ``is_exploratory``, or the enabled variant has no eligible operator.
     """
-    problems = [*_layout_problems(run.model, hardware.model), *_variant_problems(run.model, variants)]
-    problems += _design_problems(run.model, overrides)
+    problems = [*find_layout_problems(run.model, hardware.model), *find_variant_problems(run.model, variants)]
+    problems += find_design_problems(run.model, overrides)
     if not is_exploratory:
         problems += find_rule_problems(overrides)
     if problems:
@@ -352,59 +351,6 @@ def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
         for variant in order:
             yield Trial(index=index, pair=pair, variant=variant, is_control=is_control, seed=measure.seed + number)
             index += 1
-
-
-def _layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
-    name = hardware.hardware
-    layout = run.layouts.get(name)
-    if layout is None:
-        known = sorted(run.layouts)
-        return [Problem(f"run {run.run}", "has no layout for this hardware", got=name,
-                        expected=f"one of {', '.join(known)}", hint=suggest(name, known))]  # fmt: skip
-    if (layout.gpus_per_node == 0) is not (hardware.platform == "cpu"):
-        expected = "0 on a CPU" if hardware.platform == "cpu" else "1 or more"
-        return [Problem(f"run {run.run}: layouts.{name}.gpus_per_node", "does not fit the hardware",
-                        got=layout.gpus_per_node, expected=expected)]  # fmt: skip
-    if layout.gpus_per_node > hardware.gpus_per_node:
-        return [Problem(f"run {run.run}: layouts.{name}.gpus_per_node", "more than a node has",
-                        got=layout.gpus_per_node, expected=f"at most {hardware.gpus_per_node}")]  # fmt: skip
-    return []
-
-
-def _variant_problems(run: Run, variants: Sequence[str]) -> list[Problem]:
-    known = get_args(Variant)
-    unknown = [name for name in variants if name not in known]
-    if unknown:
-        return [Problem("--variants", "no such variant", got=unknown[0], expected=" or ".join(known),
-                        hint=suggest(unknown[0], list(known)))]  # fmt: skip
-    if BASELINE not in variants or len(set(variants)) != len(variants):
-        return [Problem("--variants", "makes no pair", got=",".join(variants),
-                        expected="baseline,enabled, or baseline alone for control pairs")]  # fmt: skip
-    if run.measure.design == CROSSOVER and ENABLED not in variants:
-        return [Problem("--variants", "a session runs both", got=",".join(variants), expected="baseline,enabled")]
-    return []
-
-
-def _design_problems(run: Run, overrides: Sequence[Override]) -> list[Problem]:
-    """The flags that set what the other design uses."""
-    other = run.measure.other_design.design
-    return [
-        Problem(item.flag, f"means nothing in design {run.measure.design}", got=item.value,
-                expected=f"no such key, or measure.design {other}")
-        for item in overrides
-        if item.path[0] == "measure" and item.path[-1] in run.measure.unused
-        and item.value != Measure.model_fields[item.path[-1]].default
-    ]  # fmt: skip
-
-
-def find_rule_problems(overrides: Sequence[Override]) -> list[Problem]:
-    """The flags that change how the run measures or judges: only an exploratory plan may have such."""
-    return [
-        Problem(item.flag, "changes a measurement rule of the run", got=item.value, expected="the run's own rule",
-                hint="add --exploratory, and the verdict will say so")
-        for item in overrides
-        if item.path[0] == "measure" and item.path[1:] not in {(name,) for name in FREE_RULES | {DESIGN}}
-    ]  # fmt: skip
 
 
 def _check_operators(plan: Plan) -> None:

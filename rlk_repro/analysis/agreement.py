@@ -9,10 +9,11 @@ from typing import NamedTuple
 from rlk_repro.analysis.sessions import Session
 from rlk_repro.logs.ops import read_tokens
 from rlk_repro.logs.ops_lines import Tokens
-from rlk_repro.plan import BASELINE, ENABLED, Plan
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.agreement import LADDER, NUM_CLASSES, NUM_LOG_PROBS, AgreementResult, LargestDifference
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.rundir.results import PairResult, PairStatus
+from rlk_repro.spec.values import BASELINE, ENABLED
 
 Table = tuple[tuple[int, ...], ...]
 

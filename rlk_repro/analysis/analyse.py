@@ -22,7 +22,7 @@ from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import MAX_PLAN_BYTES, dump_json, load_json
 from rlk_repro.base.findings import Finding, Level, limit_findings
 from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
-from rlk_repro.plan import BASELINE, ENABLED, Plan, Trial, find_run_id
+from rlk_repro.plan import Plan, Trial, find_run_id
 from rlk_repro.rundir.manifest import Manifest, Unknown, diff_nodes
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import (
@@ -33,6 +33,7 @@ from rlk_repro.rundir.results import (
     TrialResult,
     TrialStatus,
 )
+from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.stats import pair_metrics
 from rlk_repro.workloads.differences import Kind, PairRecord, read_pair
 

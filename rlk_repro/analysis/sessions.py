@@ -17,7 +17,7 @@ from rlk_repro.analysis.trials import STEP_TIME, fell_back_everywhere, read_reco
 from rlk_repro.base.units import count
 from rlk_repro.logs.ops import OpsLog
 from rlk_repro.logs.telemetry import TrialTelemetry
-from rlk_repro.plan import BASELINE, ENABLED, Plan, Trial
+from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import (
     BlockResult,
@@ -33,6 +33,7 @@ from rlk_repro.rundir.results import (
 )
 from rlk_repro.schedule import Schedule, make_schedule
 from rlk_repro.spec import Lane
+from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.crossover import block_effect, common_slope, hodges_lehmann
 from rlk_repro.statistics.stats import (
     CARRY_OVER,

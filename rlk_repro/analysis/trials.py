@@ -16,10 +16,11 @@ from rlk_repro.logs.metrics import SampleSeries, find_void_rollouts, metric_seri
 from rlk_repro.logs.ops import OpsLog, read_ops
 from rlk_repro.logs.telemetry import TrialTelemetry
 from rlk_repro.logs.vime import parse_log
-from rlk_repro.plan import BASELINE, Plan, Trial
+from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import Series, Summary, TrialResult, TrialStatus
+from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.stats import summarise
 
 STEP_TIME: Final = "step_time_s"

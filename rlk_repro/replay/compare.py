@@ -13,13 +13,14 @@ from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.findings import Finding, Level, diff_values, limit_findings
 from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.bundle.seal import open_bundle
-from rlk_repro.plan import BASELINE, Plan
+from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import diff_contents, load_parts
 from rlk_repro.replay.difference import CONFIDENCE, Difference, find_difference
 from rlk_repro.replay.identity import compare_identities, read_identity
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
 from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.results import Analysis, TrialResult, TrialStatus
+from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.power import MAX_PAIRS_SUGGESTED
 from rlk_repro.statistics.stats import STEP_TIME, mean, t_interval
 

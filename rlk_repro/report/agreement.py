@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from rlk_repro.base.units import count, format_count, format_number
-from rlk_repro.plan import BASELINE, ENABLED
 from rlk_repro.report.blocks import Block, Section, Table, Text, make_columns, make_row
 from rlk_repro.report.figure import BOTTOM, HEIGHT, LEFT, LEGEND_Y, RIGHT, SHAPES, TOP, UNIT_Y, Figure, make_figure
 from rlk_repro.report.svg import Scale, line, marker, polyline, text
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import LADDER, AgreementResult
+from rlk_repro.spec.values import BASELINE, ENABLED
 
 KEY: Final = "agreement"
 TITLE: Final = "Training against rollout, token by token"

@@ -7,9 +7,9 @@ from typing import Final
 
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
 from rlk_repro.base.units import count, format_number, format_percent
-from rlk_repro.plan import BASELINE
 from rlk_repro.report.view import View
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
+from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.crossover import MIN_SESSIONS
 from rlk_repro.statistics.power import MIN_PAIRS
 from rlk_repro.statistics.stats import STEP_TIME, t_quantile

@@ -36,6 +36,8 @@ Schema: TypeAlias = Literal[1]
 PinName: TypeAlias = Literal["vime", "rl_kernel", "megatron_lm"]
 Lane: TypeAlias = Literal["live", "fixed-rollout", "train-only"]
 Variant: TypeAlias = Literal["baseline", "enabled"]
+BASELINE: Final[Variant] = "baseline"
+ENABLED: Final[Variant] = "enabled"
 CROSSOVER: Final = "crossover"
 """A design; and in place of a variant, what a session is: both of them."""
 OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}

@@ -18,9 +18,10 @@ from rlk_repro.base.files import read_start
 from rlk_repro.base.findings import Finding, Level, diff_values
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.yamlfile import MAX_BYTES
-from rlk_repro.plan import FREE_RULES, Plan, find_rule_problems
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Hardware, Measure, Profile, Run, Stack
+from rlk_repro.spec.choices import FREE_RULES, find_rule_problems
 from rlk_repro.spec.load import Override, load_bytes, load_run
 from rlk_repro.spec.values import dump_model, list_leaves
 

@@ -12,10 +12,11 @@ from rlk_repro.base.resources import hardware_folders, list_names, profile_folde
 from rlk_repro.clusters.api import Job
 from rlk_repro.clusters.profiles import render_profile, take_likeliest
 from rlk_repro.clusters.registry import BACKENDS, get_backend
-from rlk_repro.plan import BASELINE, ENABLED, Plan, flag_overrides, make_plan
+from rlk_repro.plan import Plan, flag_overrides, make_plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Profile, Run
 from rlk_repro.spec.load import Loaded, load_bytes, load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.submit.stage import Inputs, new_run_dir
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.differences import find_undeclared

@@ -19,8 +19,9 @@ from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import shorten
 from rlk_repro.base.places import RUN_DIR
 from rlk_repro.base.secrets import looks_secret, scrub, scrub_argv
-from rlk_repro.plan import ENABLED, Plan, Trial
+from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir, TrialDir
+from rlk_repro.spec.values import ENABLED
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import VARIANT_SWITCHES

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from rlk_repro.base.errors import Problem, SpecError
-from rlk_repro.plan import BASELINE, Plan, Trial
+from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import FromEnv
+from rlk_repro.spec.values import BASELINE
 from rlk_repro.workloads.api import Command
 
 SWITCH: Final = "VIME_RL_KERNEL"

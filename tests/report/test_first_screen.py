@@ -57,7 +57,7 @@ def measure(page: str, folder: Path, width: int, height: int) -> tuple[int, list
 def test_the_first_screen_holds_the_answer(name: str, width: int, height: int, num_parts: int, tmp_path: Path) -> None:
     """On a telephone the plot begins there and ends below."""
     _, bottoms = measure(render_html(EXAMPLES[name]()), tmp_path, width, height)
-    assert all(bottom is not None and bottom <= height for bottom in bottoms[:num_parts]), bottoms
+    assert max(bottoms[:num_parts]) <= height, bottoms
 
 
 @pytest.mark.parametrize("name", ["vime-live-h200", "vime-train-only-r3-h200", "module-qwen3-4b-sessions-h200"])

@@ -15,10 +15,11 @@ from rlk_repro.base.clock import format_utc
 from rlk_repro.base.files import dump_json_line, write_json, write_text
 from rlk_repro.base.resources import data_dir, hardware_folders, profile_folders, run_folders, stack_folders
 from rlk_repro.bundle.seal import pack, seal
-from rlk_repro.plan import ENABLED, Plan, Trial, make_plan, make_record
+from rlk_repro.plan import Plan, Trial, make_plan, make_record
 from rlk_repro.rundir.manifest import Manifest, Section, Unknown
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.spec.values import ENABLED
 
 CLASSES = {
     ("cpu", "logp"): "NativeLogpOp",

@@ -12,7 +12,7 @@ import pytest
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import SpecError
 from rlk_repro.base.files import load_json, write_json
-from rlk_repro.plan import ENABLED, Plan, Trial
+from rlk_repro.plan import Plan, Trial
 from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.html import render_html
 from rlk_repro.report.markdown import render_markdown
@@ -20,6 +20,7 @@ from rlk_repro.report.terminal import print_summary
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import GateStatus
 from rlk_repro.spec import FromEnv
+from rlk_repro.spec.values import ENABLED
 from rlk_repro.submit import finishing, planning, sending
 from rlk_repro.submit.show import plan_lines, plan_summary
 from rlk_repro.workloads import reference

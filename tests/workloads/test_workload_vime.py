@@ -10,10 +10,11 @@ import pytest
 
 from rlk_repro.base.errors import CheckFailed, SpecError
 from rlk_repro.integration.start_vime import check_rollouts
-from rlk_repro.plan import ENABLED, Plan
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import Measure, StoredRollouts
+from rlk_repro.spec.values import ENABLED
 from rlk_repro.submit import planning
 from rlk_repro.submit.planning import Request
 from rlk_repro.submit.show import plan_lines

@@ -1,0 +1,74 @@
+"""What a submission chooses beside the files: hardware, variants, design and overrides, held against the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, get_args
+
+from rlk_repro.base.errors import Problem
+from rlk_repro.base.resources import suggest
+from rlk_repro.spec import Hardware, Measure, Run, Variant
+from rlk_repro.spec.load import Override
+from rlk_repro.spec.values import BASELINE, CROSSOVER, ENABLED
+
+DESIGN: Final = "design"
+FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_pair_sd_pct", "expected_block_sd_pct"})
+"""What of a measurement plan is no rule: how many pairs or sessions there are, and what the power estimate assumes.
+
+The design is free as well: it is the question that is asked, speed and memory or reward, and the run answers both.
+"""
+
+
+def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
+    """No layout for this hardware, or one that it cannot have."""
+    name = hardware.hardware
+    layout = run.layouts.get(name)
+    if layout is None:
+        known = sorted(run.layouts)
+        return [Problem(f"run {run.run}", "has no layout for this hardware", got=name,
+                        expected=f"one of {', '.join(known)}", hint=suggest(name, known))]  # fmt: skip
+    if (layout.gpus_per_node == 0) is not (hardware.platform == "cpu"):
+        expected = "0 on a CPU" if hardware.platform == "cpu" else "1 or more"
+        return [Problem(f"run {run.run}: layouts.{name}.gpus_per_node", "does not fit the hardware",
+                        got=layout.gpus_per_node, expected=expected)]  # fmt: skip
+    if layout.gpus_per_node > hardware.gpus_per_node:
+        return [Problem(f"run {run.run}: layouts.{name}.gpus_per_node", "more than a node has",
+                        got=layout.gpus_per_node, expected=f"at most {hardware.gpus_per_node}")]  # fmt: skip
+    return []
+
+
+def find_variant_problems(run: Run, variants: Sequence[str]) -> list[Problem]:
+    """Variants that make no comparison."""
+    known = get_args(Variant)
+    unknown = [name for name in variants if name not in known]
+    if unknown:
+        return [Problem("--variants", "no such variant", got=unknown[0], expected=" or ".join(known),
+                        hint=suggest(unknown[0], list(known)))]  # fmt: skip
+    if BASELINE not in variants or len(set(variants)) != len(variants):
+        return [Problem("--variants", "makes no pair", got=",".join(variants),
+                        expected="baseline,enabled, or baseline alone for control pairs")]  # fmt: skip
+    if run.measure.design == CROSSOVER and ENABLED not in variants:
+        return [Problem("--variants", "a session runs both", got=",".join(variants), expected="baseline,enabled")]
+    return []
+
+
+def find_design_problems(run: Run, overrides: Sequence[Override]) -> list[Problem]:
+    """The flags that set what the other design uses."""
+    other = run.measure.other_design.design
+    return [
+        Problem(item.flag, f"means nothing in design {run.measure.design}", got=item.value,
+                expected=f"no such key, or measure.design {other}")
+        for item in overrides
+        if item.path[0] == "measure" and item.path[-1] in run.measure.unused
+        and item.value != Measure.model_fields[item.path[-1]].default
+    ]  # fmt: skip
+
+
+def find_rule_problems(overrides: Sequence[Override]) -> list[Problem]:
+    """The flags that change how the run measures or judges: only an exploratory plan may have such."""
+    return [
+        Problem(item.flag, "changes a measurement rule of the run", got=item.value, expected="the run's own rule",
+                hint="add --exploratory, and the verdict will say so")
+        for item in overrides
+        if item.path[0] == "measure" and item.path[1:] not in {(name,) for name in FREE_RULES | {DESIGN}}
+    ]  # fmt: skip
