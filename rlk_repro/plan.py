@@ -76,6 +76,11 @@ class Plan:
         return any(trial.variant != BASELINE for trial in self.trials)
 
     @property
+    def needs_rl_kernel(self) -> bool:
+        """Whether the enabled variant has RL-Kernel: a run may compare a switch of its own instead."""
+        return self.has_enabled and self.run.switch is None
+
+    @property
     def is_crossover(self) -> bool:
         return self.run.measure.design == CROSSOVER
 
@@ -86,6 +91,8 @@ class Plan:
     @property
     def ops(self) -> tuple[str, ...]:
         """The operators that the enabled variant asks for on this hardware."""
+        if self.run.switch is not None:
+            return ()
         return self.run.rl_kernel.ops_on.get(self.hardware.hardware, self.run.rl_kernel.ops)
 
     @property
@@ -324,7 +331,7 @@ def make_plan(
         is_exploratory=is_exploratory and bool(find_rule_problems(overrides)),
         sources=run.sources,
     )
-    if plan.has_enabled:
+    if plan.needs_rl_kernel:
         _check_operators(plan)
     return plan
 

@@ -36,6 +36,7 @@ from rlk_repro.rundir.results import (
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.stats import pair_metrics
 from rlk_repro.workloads.differences import Kind, PairRecord, read_pair
+from rlk_repro.workloads.environment import find_switches
 
 OUR_VERSION: Final = "rlk-repro"
 OUR_COMMIT: Final = "rlk-repro commit"
@@ -78,7 +79,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     made = _drop_misfits(compared, misfits) if sessions else _make_pairs(plan, trials, misfits)
     pairs = tuple(made)
     manifests, findings = _read_manifests(run_dir)
-    records = {name: read_pair(run_dir, *trials) for name, trials in plan.pairs().items()}
+    records = {name: read_pair(run_dir, *trials, find_switches(plan)) for name, trials in plan.pairs().items()}
     differences = list(_find_differences(records))
     scored = [pair.pair for pair in pairs if pair.status is PairStatus.SCORED]
     missing = [*_find_missing_records(scored, records), *find_unknown_nodes(plan, run_dir, scored)]
@@ -95,6 +96,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         missing=[item.where for item in missing],
         blocks=blocks,
         shadows=shadows,
+        switch="" if plan.run.switch is None else plan.run.switch.title,
     )
     judgement = _judge(plan, evidence)
     analysis = Analysis(
@@ -124,6 +126,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         blocks=tuple(blocks),
         shadows=shadows,
         pooled=pool_step_times(sessions),
+        switch=evidence.switch,
         agreement=tuple(summarise_agreement(plan, run_dir, pairs, sessions)),
     )
     # as it will be read back: with the digits that are kept
@@ -192,14 +195,14 @@ def _make_pairs(plan: Plan, found: Sequence[TrialResult], misfits: Mapping[str, 
 
 def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: str) -> tuple[PairStatus, str]:
     for trial in (first, second):
-        if trial.variant == BASELINE and trial.proof is not ProofStatus.NOT_REQUESTED:
+        if (trial.variant == BASELINE or plan.run.switch) and trial.proof is not ProofStatus.NOT_REQUESTED:
             return PairStatus.VOID, f"{trial.name}: the baseline is none ({trial.proof_reason or trial.proof})"
     ended_badly = [trial for trial in (first, second) if trial.status is not TrialStatus.OK]
     if ended_badly:
         return PairStatus.DROPPED, "; ".join(f"{trial.name}: {trial.status}" for trial in ended_badly)
     if misfit:
         return PairStatus.VOID, misfit
-    if second.variant != ENABLED or second.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
+    if second.variant != ENABLED or plan.run.switch or second.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return PairStatus.SCORED, ""
     if second.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto" and fell_back_everywhere(second):
         return PairStatus.SCORED, ""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from rlk_repro.analysis.shadows import make_shadow_gate
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.base.units import format_number
+from rlk_repro.base.units import count, format_number, name_some
 from rlk_repro.rundir.results import (
     BlockResult,
     Gate,
@@ -64,6 +64,7 @@ class Evidence:
     among ``trials``.  ``differences`` are those between the manifests of the two variants outside the declared
     switches, None where the manifests were not compared; ``missing`` names records of scored pairs that could not be.
     ``workload`` is the kind of what was run.  ``blocks`` and ``shadows`` are of the design ``crossover``.
+    ``switch`` is what the variants differ in where that is not RL-Kernel.
     """
 
     measure: Measure
@@ -75,6 +76,7 @@ class Evidence:
     missing: Sequence[str] = ()
     blocks: Sequence[BlockResult] = ()
     shadows: Sequence[ShadowResult] = ()
+    switch: str = ""
 
     @property
     def is_crossover(self) -> bool:
@@ -313,6 +315,9 @@ def _steps_gate(evidence: Evidence) -> Gate:
 
 def _active_gate(evidence: Evidence) -> Gate:
     """Passed when every scored pair is proved; without scored pairs, what the finished ones show."""
+    if evidence.switch:
+        detail = f"the variants differ in {evidence.switch}; RL-Kernel is in neither"
+        return _plain_gate(ACTIVE, GateStatus.NOT_APPLICABLE, detail, 0)
     finished = [pair for pair in evidence.comparisons if pair.status is not PairStatus.DROPPED]
     pairs, n = evidence.scored or finished, len(evidence.scored)
     by_proof: dict[ProofStatus, list[str]] = {}
@@ -386,15 +391,3 @@ def _units_gate(evidence: Evidence) -> Gate:
     if too_many:
         detail += f", at most {100 * evidence.measure.max_dropped_fraction:g} % may be lost"
     return _plain_gate(SESSIONS if evidence.is_crossover else PAIRS, status, detail, n)
-
-
-def name_some(items: Iterable[str], limit: int = 3) -> str:
-    """``a, b, c and 4 more``."""
-    names = list(items)
-    rest = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def count(number: int, noun: str) -> str:
-    """``1 pair``, ``6 pairs``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

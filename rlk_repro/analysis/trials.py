@@ -85,7 +85,7 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelem
     record = read_record(plan, folder)
     proof = prove(
         record.ops,
-        variant=trial.variant,
+        variant=trial.variant if plan.run.switch is None else BASELINE,
         requested_ops=() if trial.variant == BASELINE else plan.ops,
         platform=plan.hardware.platform,
     )

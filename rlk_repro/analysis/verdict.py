@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rlk_repro.analysis.gates import ACTIVE, Evidence, count, make_gates, name_some
+from rlk_repro.analysis.gates import ACTIVE, Evidence, make_gates
 from rlk_repro.analysis.gates import CONTROL_BLOCKS as CONTROL_BLOCKS_GATE
-from rlk_repro.base.units import format_number
+from rlk_repro.base.units import count, format_number, name_some
 from rlk_repro.rundir.results import (
     Effect,
     Gate,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 SIGNIFICANT_DIGITS: Final = 12
@@ -55,3 +56,10 @@ def format_count(value: int) -> str:
 def count(number: int, noun: str, nouns: str = "") -> str:
     """``1 pair``, ``6 pairs``, ``9,216 tokens``; ``nouns`` where the plural is not made with an s."""
     return f"{format_count(number)} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def name_some(items: Iterable[str], limit: int = 3) -> str:
+    """``a, b, c and 4 more``."""
+    names = list(items)
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")

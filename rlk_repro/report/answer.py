@@ -49,12 +49,12 @@ def describe_answer(view: View) -> str:
         return f"Result: the variants are not comparable. {_first(analysis)}"
     if word is VerdictWord.INCONCLUSIVE:
         return f"Result: no answer yet. {_first(analysis)}{_range(effect)}"
-    what = OF_WHAT.get(analysis.workload, TRAINING)
+    what, subject = OF_WHAT.get(analysis.workload, TRAINING), analysis.switch or "RL-Kernel"
     memory = MEMORY[judge_memory(analysis).word]
     if word is VerdictWord.EQUIVALENT:
         share = format_number(100 * analysis.verdict.smallest_effect, 3)
-        return f"Result: with RL-Kernel {what} the same time within {share} %: {_size(effect)}{memory}."
-    return f"Result: with RL-Kernel {what} {_size(effect)}{memory}."
+        return f"Result: with {subject} {what} the same time within {share} %: {_size(effect)}{memory}."
+    return f"Result: with {subject} {what} {_size(effect)}{memory}."
 
 
 def _first(analysis: Analysis) -> str:

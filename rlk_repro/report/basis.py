@@ -134,6 +134,8 @@ def _describe_gates(gates: tuple[Gate, ...]) -> str:
 
 
 def _describe_proof(analysis: Analysis) -> str:
+    if analysis.switch:
+        return f"in neither variant: they differ in {analysis.switch}"
     found = [trial for trial in analysis.trials if trial.variant != "baseline"]
     counts = Counter(trial.proof for trial in found)
     parts = [f"{status} in {counts[status]} of {len(found)}" for status in ProofStatus if counts[status]]

@@ -70,7 +70,8 @@ def load_style() -> str:
 
 
 def _render_head(view: View) -> Iterator[str]:
-    subject = "RL-Kernel enabled against baseline" if view.is_comparison else "Operators, one by one"
+    compared = f"{view.analysis.switch or 'RL-Kernel'} enabled against baseline"
+    subject = _escape(compared) if view.is_comparison else "Operators, one by one"
     yield f"<header><h1>{_escape(view.analysis.run)}</h1><p>{subject}</p>"
     yield '<dl class="identity">'
     for name, value in make_identity(view.analysis):

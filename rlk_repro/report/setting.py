@@ -47,7 +47,7 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 def find_own_work(plan: Plan) -> tuple[str, ...]:
     """What must be said where the enabled variant is faster by more than RL-Kernel."""
-    if not plan.has_enabled or _WITH_OWN_PASS.isdisjoint(plan.ops):
+    if not plan.needs_rl_kernel or _WITH_OWN_PASS.isdisjoint(plan.ops):
         return ()
     if plan.run.entropy_metric:
         return (OWN_ENTROPY,)

@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rlk_repro.analysis.gates import name_some
 from rlk_repro.base.findings import Level, has_blocking, shorten, sort_findings
+from rlk_repro.base.units import name_some
 from rlk_repro.report.agreement import make_agreement
 from rlk_repro.report.basis import make_identity
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text, Tone, make_columns, make_row

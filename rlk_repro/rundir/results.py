@@ -300,6 +300,7 @@ class Analysis:
     shadows: tuple[ShadowResult, ...] = ()
     pooled: dict[str, Summary] = dataclasses.field(default_factory=dict)
     agreement: tuple[AgreementResult, ...] = ()
+    switch: str = ""
 
     @property
     def unit(self) -> str:
@@ -316,7 +317,7 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         """Plain values.  What only some runs have is absent from the others."""
         fields = dataclasses.asdict(self)
-        for name in ("operators", "blocks", "shadows", "pooled", "agreement"):
+        for name in ("operators", "blocks", "shadows", "pooled", "agreement", "switch"):
             if not fields[name]:
                 del fields[name]
         return {"schema": SCHEMA, **fields}

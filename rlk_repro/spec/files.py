@@ -163,6 +163,14 @@ class RlKernel(GrowingModel):
     ops_on: dict[Name, Operators] = Field({}, description="others on one hardware, where it has not all of them")
 
 
+class OwnSwitch(Model):
+    """What the variants differ in where it is not RL-Kernel: environment variables, each with a value in both."""
+
+    title: Text
+    baseline: Annotated[dict[EnvName, EnvValue], Field(min_length=1, max_length=20)]
+    enabled: Annotated[dict[EnvName, EnvValue], Field(min_length=1, max_length=20)]
+
+
 class Layout(Model):
     """Nodes and parallel sizes on one hardware."""
 
@@ -177,7 +185,7 @@ class Layout(Model):
 class Run(GrowingModel):
     """A benchmark definition, ``jobs/<run>.yaml``."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"expected_session_minutes"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"expected_session_minutes", "switch"})
 
     schema_: Schema = Field(alias="schema", default=1)
     run: Name
@@ -200,6 +208,7 @@ class Run(GrowingModel):
     layouts: Annotated[dict[Name, Layout], Field(min_length=1, max_length=100)]
     measure: Measure = Measure()
     rl_kernel: RlKernel = RlKernel()
+    switch: OwnSwitch | None = Field(None, description="compare this instead of RL-Kernel, in design parallel")
     entropy_metric: bool = Field(True, description="both variants compute the entropy that vime reports")
     workload: Workload
 
@@ -340,12 +349,24 @@ def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathP
         yield ("measure", name), found, getattr(measure, name), expected
 
 
+def _switch_problems(switch: OwnSwitch, measure: Measure) -> Iterator[PathProblem]:
+    if measure.design == CROSSOVER:
+        what = "a process reads its variables when it starts, and a session has one set of processes"
+        yield ("measure", "design"), what, CROSSOVER, "parallel"
+    for name in sorted(switch.baseline.keys() ^ switch.enabled.keys()):
+        side = "enabled" if name in switch.baseline else "baseline"
+        yield ("switch", side, name), "missing", None, "a value in both variants"
+    if not switch.baseline.keys() ^ switch.enabled.keys() and switch.baseline == switch.enabled:
+        yield ("switch",), "is the same in both variants", None, "a variable with two values"
+
+
 def _run_problems(run: Run) -> list[PathProblem]:
     problems: list[PathProblem] = []
     workload = run.workload
     if run.lane not in workload.lanes:
         problems.append((("lane",), workload.lane_limit, run.lane, " or ".join(workload.lanes)))
     problems += _measure_problems(run.measure, has_variants=workload.has_variants)
+    problems += [] if run.switch is None else _switch_problems(run.switch, run.measure)
     menu = f"one of {', '.join(run.layouts)}"
     named: dict[tuple[str, ...], Iterable[str]] = {
         ("expected_trial_minutes",): run.expected_trial_minutes,

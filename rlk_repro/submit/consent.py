@@ -47,7 +47,10 @@ def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
     steps = f"{plan.num_steps} steps each"
     duration = "time not estimated" if minutes is None else f"about {format_duration(minutes * 60)} in all"
     yield "run", f"{run.run}: {run.workload.kind}, lane {run.lane}, stack {plan.stack.stack}"
-    yield "trials", f"{len(plan.trials)}, {steps}, {duration}; at most {plan.time_limit_min:g} min a trial"
+    yield "trials", f"{len(plan.trials)}, {steps}, {duration}; at most {plan.time_limit_min:g} min each"
+    if run.switch is not None:
+        sides = {"baseline": run.switch.baseline, "enabled": run.switch.enabled}
+        yield "variants", "; ".join(f"{name}: {_join(env)}" for name, env in sides.items())
     brought = get_workload(run.workload.kind).find_brought(plan)
     yield from brought.sources.items()
     yield "environment", _join(brought.env) + (", and what this shell has" if plan.cluster == "local" else "")

@@ -32,7 +32,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "expected_minutes": minutes,
         "gpu_hours": None if minutes is None else minutes / 60 * plan.num_gpus,
         "smallest_visible_effect": find_visible_effect(measure) if num_pairs or plan.is_crossover else None,
-        **({"other_design": _find_other_design(plan)} if plan.has_enabled else {}),
+        **({"other_design": _find_other_design(plan)} if plan.needs_rl_kernel else {}),
         "operators": [
             {"op": item.op, "is_eligible": item.is_eligible, "reason": item.reason} for item in plan.eligibilities()
         ],
@@ -121,8 +121,8 @@ def plan_lines(plan: Plan) -> list[str]:
         *(_session_rows(plan) if plan.is_crossover else _trial_rows(plan, summary)),
         ("duration", _duration(summary)),
         ("smallest effect", _effect(summary, plan)),
-        *((("other design", _describe_other_design(summary, plan)),) if plan.has_enabled else ()),
-        *(_operator_rows(plan, summary) if plan.has_enabled else ()),
+        *((("other design", _describe_other_design(summary, plan)),) if plan.needs_rl_kernel else ()),
+        *(_operator_rows(plan, summary) if plan.needs_rl_kernel else ()),
         *_difference_rows(summary),
         ("experiment", plan.experiment_hash),
         ("plan", plan.plan_hash),

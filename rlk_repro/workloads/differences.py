@@ -24,7 +24,7 @@ from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.spec.values import ENABLED
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.api import Command
-from rlk_repro.workloads.environment import VARIANT_SWITCHES
+from rlk_repro.workloads.environment import VARIANT_SWITCHES, find_switches
 from rlk_repro.workloads.vime.contract import split_arguments
 
 # What RL-Kernel brings along when it is routed in.
@@ -89,10 +89,10 @@ class PairRecord:
     missing: Mapping[str, str]
 
 
-def compare(baseline: Started, enabled: Started) -> Iterator[Difference]:
+def compare(baseline: Started, enabled: Started, switches: Collection[str] = VARIANT_SWITCHES) -> Iterator[Difference]:
     """Everything in which two trials differ, flags before variables; nothing where they are started alike."""
     yield from _compare_arguments(baseline, enabled)
-    yield from _compare_values((baseline, enabled), baseline.env, enabled.env, VARIANT_SWITCHES)
+    yield from _compare_values((baseline, enabled), baseline.env, enabled.env, switches)
 
 
 def _compare_arguments(first: Started, second: Started) -> Iterator[Difference]:
@@ -107,19 +107,21 @@ def _compare_arguments(first: Started, second: Started) -> Iterator[Difference]:
 def list_differences(plan: Plan) -> tuple[Difference, ...]:
     """Of all pairs of a plan as its workload renders them, each once."""
     command = get_workload(plan.run.workload.kind).trainer_command
-    return _merge(
-        compare(*(_from_command(trial, command(plan, trial, NOWHERE)) for trial in pair)) for pair in _list_pairs(plan)
+    pairs = (
+        [_from_command(trial, command(plan, trial, NOWHERE)) for trial in (first, second)]
+        for first, second in _list_pairs(plan)
     )
+    return _merge(compare(first, second, find_switches(plan)) for first, second in pairs)
 
 
 def read_differences(plan: Plan, run_dir: RunDir) -> tuple[Difference, ...] | None:
     """Of all pairs as a run directory records them, each once; None where no pair is recorded."""
-    records = [read_pair(run_dir, *pair).differences for pair in _list_pairs(plan)]
+    records = [read_pair(run_dir, *pair, find_switches(plan)).differences for pair in _list_pairs(plan)]
     found = [record[part] for record in records for part in (COMMAND, ENVIRONMENT) if part in record]
     return _merge(found) if found else None
 
 
-def read_pair(run_dir: RunDir, first: Trial, second: Trial) -> PairRecord:
+def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection[str] = VARIANT_SWITCHES) -> PairRecord:
     """What the two trials of a pair were started with, and what each of their ranks loaded."""
     reader = _RecordReader(run_dir)
     folders = [run_dir.trial(trial.name) for trial in (first, second)]
@@ -132,7 +134,7 @@ def read_pair(run_dir: RunDir, first: Trial, second: Trial) -> PairRecord:
             *(replace(trial, argv=[str(word) for word in argv]) for trial, argv in zip(started, argvs, strict=True))
         )
     if None not in envs:
-        switches = VARIANT_SWITCHES if first.variant != second.variant else ()
+        switches = declared if first.variant != second.variant else ()
         before, after = map(_to_text, envs)
         found[ENVIRONMENT] = _compare_values(started, before, after, switches)
     for rank in sorted({rank for folder in folders for rank in _find_ranks(folder)}):
@@ -196,7 +198,7 @@ def find_undeclared(plan: Plan) -> list[Problem]:
             f"run {plan.run.run}: {item.name}",
             "differs between the variants",
             got=f"{item.baseline} in baseline, {item.enabled} in enabled",
-            expected=f"the same, or one of the declared switches {', '.join(sorted(VARIANT_SWITCHES))}",
+            expected=f"the same, or one of the declared switches {', '.join(sorted(find_switches(plan)))}",
         )
         for item in list_differences(plan)
         if item.kind is Kind.UNDECLARED

@@ -15,7 +15,7 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import FromEnv
-from rlk_repro.spec.values import BASELINE
+from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.workloads.api import Command
 
 SWITCH: Final = "VIME_RL_KERNEL"
@@ -95,7 +95,9 @@ def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
-    """The declared switches: empty for baseline; in a session RL-Kernel has some rollouts only, by its schedule."""
+    """The declared switches.  Those of RL-Kernel are empty for baseline; a session has its schedule."""
+    if plan.run.switch is not None:
+        return dict(plan.run.switch.baseline if trial.variant == BASELINE else plan.run.switch.enabled)
     if trial.variant == BASELINE:
         return {}
     switches = {SWITCH: "1", SWITCH_MODE: plan.run.rl_kernel.mode, SWITCH_OPS: ",".join(plan.ops)}
@@ -121,12 +123,21 @@ def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
     return plain, {name: value.from_env for name, value in items if isinstance(value, FromEnv)}
 
 
-def find_profile_problems(plan: Plan) -> list[Problem]:
-    """Variables of the profile that would change what the launcher sets itself."""
+def find_switches(plan: Plan) -> frozenset[str]:
+    """The variables in which the variants of a plan may differ."""
+    return VARIANT_SWITCHES if plan.run.switch is None else frozenset(plan.run.switch.enabled)
+
+
+def find_env_problems(plan: Plan) -> list[Problem]:
+    """Variables of the profile that would change what the launcher sets itself, and those that no run may switch."""
     where = f"profile {plan.profile.profile}: env"
-    return [
+    switch, found = plan.run.switch, []
+    sides = {} if switch is None else {BASELINE: switch.baseline, ENABLED: switch.enabled}
+    for variant, env in sides.items():
+        found += find_run_problems(f"run {plan.run.run}: switch.{variant}", env)
+    return found + [
         Problem(f"{where}.{name}", "is set by the launcher", expected="another variable")
-        for name in sorted(plan.profile.env.keys() & (FIXED_ENV.keys() | DECLARED))
+        for name in sorted(plan.profile.env.keys() & (FIXED_ENV.keys() | DECLARED | find_switches(plan)))
     ]
 
 

@@ -19,7 +19,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ModuleWorkload, Run, Stack
 from rlk_repro.workloads.api import Brought, Command
 from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
-from rlk_repro.workloads.environment import FIXED_ENV, find_profile_problems, profile_env, trial_env
+from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
 
 if TYPE_CHECKING:
     from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
@@ -31,7 +31,7 @@ def find_problems(plan: Plan) -> list[Problem]:
     """Layouts that are not one node with a GPU per tensor parallel rank, and variables that are the launcher's own."""
     what = "the module tier only splits the vocabulary, over one node's GPUs"
     problems = [
-        *find_profile_problems(plan),
+        *find_env_problems(plan),
         *find_layout_problems(plan, what, free={"tensor_parallel", "gpus_per_node"}),
     ]
     layout = plan.layout

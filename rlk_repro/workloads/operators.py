@@ -19,7 +19,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import OperatorsWorkload, Run, Stack
 from rlk_repro.workloads.api import Brought, Command
 from rlk_repro.workloads.arguments import find_layout_problems, trial_flags
-from rlk_repro.workloads.environment import FIXED_ENV, find_profile_problems, profile_env, trial_env
+from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
 
 if TYPE_CHECKING:
     from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
@@ -30,7 +30,7 @@ TRAINER: Final = "rlk_repro.bench.operators"
 def find_problems(plan: Plan) -> list[Problem]:
     """More than one node or device, and profile variables that are the launcher's own."""
     what = "the operator tier is one process on one device"
-    return [*find_profile_problems(plan), *find_layout_problems(plan, what)]
+    return [*find_env_problems(plan), *find_layout_problems(plan, what)]
 
 
 def find_warnings(plan: Plan) -> list[Finding]:  # noqa: ARG001

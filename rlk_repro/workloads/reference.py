@@ -20,7 +20,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ReferenceWorkload, Run, Stack
 from rlk_repro.workloads.api import Brought, Command
 from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
-from rlk_repro.workloads.environment import FIXED_ENV, THREADS, find_profile_problems, profile_env, trial_env
+from rlk_repro.workloads.environment import FIXED_ENV, THREADS, find_env_problems, profile_env, trial_env
 
 if TYPE_CHECKING:
     from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
@@ -32,7 +32,7 @@ INIT_PATH: Final = "rlk_repro.integration.reference.install"
 def find_problems(plan: Plan) -> list[Problem]:
     """More than one node or device, and profile variables that are the launcher's own."""
     what = "the reference trainer is one process on one device"
-    return [*find_profile_problems(plan), *find_layout_problems(plan, what)]
+    return [*find_env_problems(plan), *find_layout_problems(plan, what)]
 
 
 def find_warnings(plan: Plan) -> list[Finding]:  # noqa: ARG001

@@ -24,15 +24,20 @@ from rlk_repro.workloads import vime
 RUN, HARDWARE = "qwen3-30b-a3b", "h200"
 LARGE = 10**12
 MARGIN = "workload.placements.HARDWARE.arguments.train-memory-margin-bytes"
+REWARD_MARGIN = "measure.margins.raw_reward"
 SURVIVORS = {
     "misspelt": {},
     "negative": {},
     "in one variant": {},
     "a list": {},
     "wrong type": {"workload.model.arguments.moe-layer-freq": "a pattern of layers may be a number as well"},
-    "too large": {MARGIN: "memory that vime leaves free: no bound of ours"},
+    "too large": {
+        MARGIN: "memory that vime leaves free: no bound of ours",
+        REWARD_MARGIN: "rewards have no scale of ours",
+    },
     "zero": {
         MARGIN: "none is left free",
+        REWARD_MARGIN: "a reward must not fall at all",
         "measure.pairs": "sessions are run, and no pairs",
         "measure.shadow_steps": "no comparison of both routes",
         "measure.warmup_steps": "every step is scored",
@@ -47,7 +52,7 @@ SURVIVORS = {
             "layouts.HARDWARE.num_nodes",
             *("measure.pairs", "measure.warmup_steps", "measure.scored_steps"),
             *("measure.design", "entropy_metric", "measure.sessions", "measure.blocks", "measure.shadow_steps"),
-            "expected_session_minutes.HARDWARE",
+            *("expected_session_minutes.HARDWARE", REWARD_MARGIN),
             *("rl_kernel.mode", "rl_kernel.ops", "rl_kernel.ops_on.HARDWARE"),
             *("workload.model.recipe", "workload.model.source.revision", "workload.data.source.revision"),
             *("workload.data.input_key", "workload.data.label_key", "workload.grpo.rollout_max_prompt_len"),

@@ -66,7 +66,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         hardware=plan.hardware,
         layout=plan.layout,
         limits=limits,
-        has_enabled=plan.has_enabled,
+        has_enabled=plan.needs_rl_kernel,
         gpus_per_engine=plan.run.workload.gpus_per_engine(plan.hardware.hardware),
     )
     absent = [*check_modules(plan.run.workload.modules, _trainer_path(plan))]
@@ -136,7 +136,7 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
 
     Where it is found an operator may still have no route: the trainer knows, and refuses before its first step.
     """
-    if not plan.has_enabled or _is_found(RL_KERNEL.module, _trainer_path(plan)):
+    if not plan.needs_rl_kernel or _is_found(RL_KERNEL.module, _trainer_path(plan)):
         return
     where = f"python module {RL_KERNEL.module}"
     if plan.run.rl_kernel.mode == "require":

@@ -17,7 +17,7 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RolloutDir, RunDir
 from rlk_repro.workloads.api import Command
-from rlk_repro.workloads.environment import FIXED_ENV, find_profile_problems, profile_env, trial_env
+from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
 from rlk_repro.workloads.vime import rules
 from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
 from rlk_repro.workloads.vime.code import find_brought
@@ -44,7 +44,7 @@ NOWHERE: Final = Path("/runs/run/id")
 
 def find_problems(plan: Plan) -> list[Problem]:
     """Everything that vime, Megatron-LM or vLLM would stumble over, or silently do otherwise, in this plan."""
-    problems = [*find_profile_problems(plan), *rules.find_problems(plan)]
+    problems = [*find_env_problems(plan), *rules.find_problems(plan)]
     if "vime" not in plan.stack.pins:
         return problems
     try:

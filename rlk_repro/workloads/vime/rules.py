@@ -251,7 +251,7 @@ def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
 
 def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
     """``require`` refuses to start with an operator that cannot run: better said before there is a job."""
-    if plan.run.rl_kernel.mode != "require" or not plan.has_enabled:
+    if plan.run.rl_kernel.mode != "require" or not plan.needs_rl_kernel:
         return
     for item in plan.eligibilities():
         if not item.is_eligible:
