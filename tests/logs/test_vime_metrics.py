@@ -82,7 +82,8 @@ def test_what_is_said_to_be_there_is_what_the_parser_finds(name: str, tmp_path: 
     ],
 )  # fmt: skip
 def test_the_settings_of_a_run_decide(settings: tuple[str, ...], absent: set[str], void: set[str]) -> None:
-    states = metric_states(Setting.of(plan_for("qwen3-4b", "h200", settings=settings)))
+    usual = ("lane=live", "measure.design=parallel", "entropy_metric=true")
+    states = metric_states(Setting.of(plan_for("qwen3-4b", "h200", settings=(*usual, *settings))))
     assert {metric for metric, state in states.items() if state is State.ABSENT} == absent
     assert {metric for metric, state in states.items() if state is State.VOID} == void
 
