@@ -23,11 +23,10 @@ from rlk_repro.logs.rejects import Reject, RejectLog
 
 MAX_DICT_BYTES: Final = 1 << 20
 
-_NEEDLES: Final = {b": {'": b"0123456789", b"] Memory-Usage ": b"", b" end (elapsed: ": b""}
+_NEEDLES: Final = {b": {'": b"0123456789", b" end (elapsed: ": b""}
 _KEYS: Final = (b": {'perf/", b": {'train/", b": {'rollout/", b": {'eval/")
 _PREFIX: Final = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\r\n]{0,40}\] [\w.\-]{1,100}\.py:\d{1,6} - ")
 _TABLE: Final = re.compile(rb"(critic-step|step|rollout|perf|eval|multi_turn|passrate) (0|[1-9]\d{0,8}): (?=\{)")
-_MEMORY: Final = re.compile(rb"\[Rank (\d{1,6})\] Memory-Usage ([^{}\r\n]{1,200}): (?=\{)")
 _TIMER: Final = re.compile(rb"Timer (\w{1,100}) (?:start|end \(elapsed: (\d{1,12}\.\d{1,9})s\))")
 _ACTOR: Final = re.compile(rb"\(([A-Za-z_][\w.:]{0,100}) pid=\d{1,12}(?:, ip=[^\s()]{1,64})?\)")
 _REPEATED: Final = re.compile(r"\s*\[repeated (\d{1,9})x across cluster\]")
@@ -36,10 +35,8 @@ _QUOTES: Final = (b"'", b'"')
 
 _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "step": ("train/",),
-    "critic-step": ("train/",),
     "rollout": ("rollout/",),
     "perf": ("perf/", "rollout/"),
-    "eval": ("eval/",),
 }
 _STEP_INDEX: Final = "train/step"
 
@@ -55,6 +52,7 @@ class LogReject(StrEnum):
     OTHER_ACTOR = "printed by another actor"
     QUOTED = "quoted inside another message"
     NO_PREFIX = "metrics without vime's logging prefix"
+    HIDDEN = "hidden by Ray as repetitions of another line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +63,6 @@ class LogSample:
     line: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemorySample:
-    """One ``Memory-Usage`` line: what a rank held at that moment (no peak), in GiB rounded by vime to 0.01."""
-
-    rank: int
-    moment: str
-    used_gib: float
-    allocated_gib: float
-    reserved_gib: float
-    line: int
-
-
 Rows = Mapping[int, Mapping[str, LogSample]]
 
 
@@ -84,22 +70,17 @@ Rows = Mapping[int, Mapping[str, LogSample]]
 class ParsedLog:
     """Everything one trial's log says.  Rows are by the number printed in the line, then by vime's key.
 
-    ``perf_rows`` merges the trainer's and the RolloutManager's ``perf N`` lines.  ``num_hidden_by_ray`` counts metric
-    lines that Ray swallowed as duplicates (it ignores digits): other steps' values may be lost with them.
+    ``perf_rows`` merges the trainer's and the RolloutManager's ``perf N`` lines.  ``reject_counts`` has more than
+    ``rejects`` holds, and the lines that Ray swallowed as duplicates: it ignores digits, so that other steps' values
+    may be lost with them.
     """
 
     step_rows: Rows
-    critic_rows: Rows
     rollout_rows: Rows
     perf_rows: Rows
-    eval_rows: Rows
     timers: Mapping[str, tuple[LogSample, ...]]
-    memory: tuple[MemorySample, ...]
     rejects: tuple[Reject, ...]
     reject_counts: Mapping[str, int]
-    num_hidden_by_ray: int
-    num_lines: int
-    num_bytes: int
 
 
 def parse_log(path: Path) -> ParsedLog:
@@ -117,23 +98,17 @@ def parse_log(path: Path) -> ParsedLog:
 
 def parse_stream(stream: BinaryIO) -> ParsedLog:
     """``parse_log`` for an open binary stream."""
-    scanner = LineScanner(stream, _NEEDLES)
     reader = _LogReader()
-    for line in scanner:
+    for line in LineScanner(stream, _NEEDLES):
         reader.read_line(line)
+    hidden = reader.num_hidden_by_ray
     return ParsedLog(
         step_rows=reader.rows["step"],
-        critic_rows=reader.rows["critic-step"],
         rollout_rows=reader.rows["rollout"],
         perf_rows=reader.rows["perf"],
-        eval_rows=reader.rows["eval"],
         timers={name: tuple(samples) for name, samples in reader.timers.items()},
-        memory=tuple(reader.memory),
         rejects=reader.rejects.kept,
-        reject_counts=reader.rejects.totals,
-        num_hidden_by_ray=reader.num_hidden_by_ray,
-        num_lines=scanner.num_lines,
-        num_bytes=scanner.num_bytes,
+        reject_counts=reader.rejects.totals | ({LogReject.HIDDEN.value: hidden} if hidden else {}),
     )
 
 
@@ -143,7 +118,6 @@ class _LogReader:
     def __init__(self) -> None:
         self.rows: dict[str, dict[int, dict[str, LogSample]]] = {kind: {} for kind in _FAMILIES}
         self.timers: defaultdict[str, list[LogSample]] = defaultdict(list)
-        self.memory: list[MemorySample] = []
         self.rejects = RejectLog()
         self.num_hidden_by_ray = 0
         self._line = 0
@@ -170,9 +144,6 @@ class _LogReader:
         if table := _TABLE.match(piece):
             if self._is_ours(table[0]):
                 self._read_table(table[1].decode(), int(table[2]), piece[table.end() :])
-        elif memory := _MEMORY.match(piece):
-            if self._is_ours(memory[0]):
-                self._read_memory(int(memory[1]), _decode(memory[2]), piece[memory.end() :])
         elif timer := _TIMER.match(piece):
             if timer[2] is not None and self._is_ours(timer[0]):
                 self.timers[timer[1].decode()].append(LogSample(float(timer[2]), self._line))
@@ -201,7 +172,7 @@ class _LogReader:
 
     def _read_table(self, kind: str, index: int, body: bytes) -> None:
         families = _FAMILIES.get(kind)
-        if families is None:  # multi_turn and passrate: known, not used
+        if families is None:  # of the critic, an evaluation, multi_turn and passrate: known, not used
             return
         where = f"{kind} {index}"
         numbers = self._read_dict(where, body)
@@ -227,24 +198,6 @@ class _LogReader:
         for key, value in numbers.items():
             if key not in row:
                 row[key] = LogSample(value, self._line)
-
-    def _read_memory(self, rank: int, moment: str, body: bytes) -> None:
-        numbers = self._read_dict(f"Memory-Usage of rank {rank}", body)
-        if numbers is None:
-            return
-        try:
-            sample = MemorySample(
-                rank=rank,
-                moment=moment,
-                used_gib=numbers["used_GB"],
-                allocated_gib=numbers["allocated_GB"],
-                reserved_gib=numbers["reserved_GB"],
-                line=self._line,
-            )
-        except KeyError as error:
-            self._reject(LogReject.UNKNOWN_KEYS, f"Memory-Usage of rank {rank} lacks {error}")
-        else:
-            self.memory.append(sample)
 
     def _read_dict(self, where: str, body: bytes) -> dict[str, float] | None:
         text = _decode(body[:MAX_DICT_BYTES])

@@ -12,7 +12,7 @@ from rlk_repro.logs.lines import LineScanner
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
 from rlk_repro.logs.metrics import METRICS, metric_series
 from rlk_repro.logs.rejects import DETAIL_CHARACTERS, KEPT
-from rlk_repro.logs.vime import LogReject, LogSample, MemorySample, ParsedLog, parse_log, parse_stream
+from rlk_repro.logs.vime import LogReject, LogSample, ParsedLog, parse_log, parse_stream
 from tests import ROOT, TESTS
 
 LOGS = TESTS / "assets" / "logs"
@@ -39,10 +39,8 @@ def parse(*lines: bytes) -> ParsedLog:
 def rows_of(parsed: ParsedLog) -> dict[str, dict[int, dict[str, LogSample]]]:
     tables = {
         "step": parsed.step_rows,
-        "critic-step": parsed.critic_rows,
         "rollout": parsed.rollout_rows,
         "perf": parsed.perf_rows,
-        "eval": parsed.eval_rows,
     }
     return {kind: {index: dict(row) for index, row in rows.items()} for kind, rows in tables.items()}
 
@@ -60,10 +58,8 @@ def test_a_live_log_is_read_whole():
     parsed = parse_log(LIVE)
     assert sorted(parsed.step_rows) == [0, 1, 2, 3, 4, 5]
     assert sorted(parsed.rollout_rows) == sorted(parsed.perf_rows) == [0, 1, 2]
-    assert parsed.eval_rows[2]["eval/aime-truncated_ratio"] == LogSample(0.5, 38)
     assert parsed.timers["actor_train"] == (LogSample(4.2, 16), LogSample(4.2, 25), LogSample(4.2, 34))
-    assert (parsed.num_lines, parsed.num_bytes) == (38, LIVE.stat().st_size)
-    assert parsed.num_hidden_by_ray == 2
+    assert parsed.reject_counts[LogReject.HIDDEN] == 2
     assert [str(reject) for reject in parsed.rejects] == ["line 11: quoted inside another message: step 0"]
 
 
@@ -79,19 +75,6 @@ def test_every_number_stands_on_the_line_it_names():
         for row in rows.values():
             for key, sample in row.items():
                 assert f"'{key}': ".encode() in lines[sample.line - 1]
-
-
-def test_memory_lines_keep_rank_and_moment():
-    memory = parse_log(LIVE).memory
-    assert len(memory) == 8
-    assert memory[1] == MemorySample(
-        rank=1,
-        moment="before update_weights (cleared before print)",
-        used_gib=65.07,
-        allocated_gib=30.25,
-        reserved_gib=31.5,
-        line=7,
-    )
 
 
 def test_every_reject_of_a_damaged_log_says_where_and_why():
@@ -134,14 +117,13 @@ def test_equal_repeats_are_no_conflict_even_for_nan():
 
 def test_critic_steps_do_not_mix_with_the_actors():
     parsed = parse(PREFIX + b"critic-step 0: {'train/critic-value_loss': 0.5, 'train/step': 0}")
-    assert parsed.critic_rows == {0: {"train/critic-value_loss": LogSample(0.5, 1), "train/step": LogSample(0.0, 1)}}
-    assert parsed.step_rows == {}
+    assert (parsed.step_rows, parsed.rejects) == ({}, ())
 
 
 def test_lines_that_ray_swallowed_are_counted_but_not_made_up():
     parsed = parse(PREFIX + b"step 7: {'train/loss': 0.5} [repeated 9x across cluster] (Ray deduplicates logs by ...)")
     assert parsed.step_rows == {7: {"train/loss": LogSample(0.5, 1)}}
-    assert parsed.num_hidden_by_ray == 8
+    assert parsed.reject_counts == {"hidden by Ray as repetitions of another line": 8}
 
 
 def test_a_message_behind_megabytes_of_progress_bars_is_found():
@@ -177,7 +159,7 @@ def test_a_stamp_before_every_line_changes_nothing(tmp_path):
         stamped, unstamped = parse_log(path), parse_log(bare)
         assert repr(rows_of(stamped)) == repr(rows_of(unstamped))
         assert stamped.rejects == unstamped.rejects
-        assert (stamped.memory, stamped.timers) == (unstamped.memory, unstamped.timers)
+        assert stamped.timers == unstamped.timers
 
 
 @pytest.mark.parametrize(
@@ -264,7 +246,7 @@ def test_no_bytes_make_the_parser_fail(parts):
 @st.composite
 def messages(draw):
     """A message, and the values that it holds."""
-    kind = draw(st.sampled_from(["step", "rollout", "perf", "eval"]))
+    kind = draw(st.sampled_from(["step", "rollout", "perf"]))
     family = {"step": "train"}.get(kind, kind)
     index = draw(st.integers(0, 3))
     names = draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=3, unique=True))
