@@ -64,17 +64,22 @@ def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
         if candidate.is_file():
             return candidate
     known = list_names(folders)
+    hint = suggest(name, known)
+    if kind == "hardware" and known:
+        example = folders[0] / f"{known[0]}.yaml"
+        hint = f"a hardware is one YAML file: copy {example}, change its facts and give its path"
     raise SpecError(
         Problem(f"--{kind}", f"no {kind} of this name", got=name, expected=f"one of {', '.join(known) or '(none)'}",
-                hint=suggest(name, known))
+                hint=hint)
     )  # fmt: skip
 
 
 def suggest(name: str, known: list[str]) -> str | None:
-    """``did you mean 'x'?`` for the nearest known name, or None when nothing is near."""
+    """``did you mean 'x'?`` for a longer name of the family or the nearest one, or None when nothing is near."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    family = sorted((item for item in known if name and item.startswith(name)), key=len)
+    near = family[:1] or get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean '{near[0]}'?" if near else None
 
 

@@ -99,7 +99,7 @@ def diff(
             say(f"{source}: not sealed: nothing shows that its files are still what the run wrote")
         say_findings(difference.findings)
         if not difference.findings:
-            say("no difference in plan or manifests")
+            say("identical: plan, manifests and recorded code")
         for line in [] if comparison is None else comparison.lines():
             say(line)
     if has_blocking(difference.findings) or (unsealed and not is_unsealed_fine):

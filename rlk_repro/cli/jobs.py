@@ -68,7 +68,8 @@ def status(
     if progress is not None:
         say(f"  {'ended in ' if is_over and progress.phase is not Phase.ENDED else ''}{render_progress(progress)}")
         if is_over and progress.phase is not Phase.ENDED:
-            say(f"  hint: its agent left no last word; what it did is in {run_dir.agent_log}")
+            say(f"  hint: it was ended from outside; rlk-repro submit --resume {run_dir.run_id} goes on with it")
+            say(f"  its agent's log: {run_dir.agent_log}")
     say(f"  {'sealed' if run_dir.is_sealed else 'not sealed'} · {run_dir.root}")
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from rlk_repro.cli.output import AsJson, say, say_json, say_text
+
+if TYPE_CHECKING:
+    from rlk_repro.rundir.paths import RunDir
+
+_SUBMITTED: Final = "{:<31} {:<22} {:<7} {:<10} {:<9} {}"
 
 
 def register(app: typer.Typer) -> None:
@@ -54,12 +59,28 @@ def _list_submitted(*, as_json: bool) -> None:
                    "state": answer.state.value, "reason": answer.reason, "nodes": answer.nodes,
                    "is_sealed": item.run_dir.is_sealed} for item, answer in rows])  # fmt: skip
         return
+    if launched:
+        say(_SUBMITTED.format("id", "run", "cluster", "job", "state", "verdict, or how far it is"))
     for item, answer in zip(launched, answers, strict=True):
         is_running = not answer.state.is_final and answer.state is not JobState.PENDING
         progress = read_state(item.run_dir) if is_running else None
-        more = [answer.reason, "" if progress is None else render_progress(progress)]
+        more = [_read_verdict(item.run_dir), answer.reason, "" if progress is None else render_progress(progress)]
         text = " · ".join(part for part in more if part)
-        say(f"{item.run_dir.run_id} {item.submission.cluster:<5} {item.submission.job_id:<10} {answer.state:<9} {text}")
+        sent, run = item.submission, item.run_dir.root.parent.name
+        say(_SUBMITTED.format(item.run_dir.run_id, run, sent.cluster, sent.job_id, answer.state, text).rstrip())
+
+
+def _read_verdict(run_dir: RunDir) -> str:
+    """The word of a sealed run; empty where there is none to read."""
+    from rlk_repro.base.errors import BundleUnreadable
+    from rlk_repro.base.files import MAX_ANALYSIS_BYTES, load_json
+    from rlk_repro.rundir.results import Analysis
+
+    try:
+        found = load_json(run_dir.analysis, max_bytes=MAX_ANALYSIS_BYTES) if run_dir.is_sealed else None
+        return "" if found is None else Analysis.from_json(found).verdict.word.value
+    except BundleUnreadable:
+        return ""
 
 
 def show_run(

@@ -17,6 +17,7 @@ from rlk_repro.base.errors import (
     SpecError,
 )
 from rlk_repro.base.files import MAX_ANALYSIS_BYTES, load_json, sha256_file
+from rlk_repro.base.secrets import scrub
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.paths import RunDir
@@ -104,12 +105,24 @@ def _explain_end(launched: Launched) -> RlkReproError:
     if state is not None and refusal is not None:
         hint = f"see {run_dir.agent_log}" if code == EXIT_BUG else None
         return refusal(*(Problem(run_dir.run_id, line, hint=hint) for line in state.message.splitlines() or [""]))
-    reason = poll(launched).reason or "its agent left no word"
+    reason = poll(launched).reason or "its agent did not say why"
     log = _find_output(launched) if code is None else run_dir.agent_log
     return CheckFailed(
         Problem(run_dir.run_id, f"ended without being sealed ({reason})", expected="a sealed bundle",
+                quoted=_read_end(log) if code is None else (),
                 hint=f"see {log}, then rlk-repro submit --resume {run_dir.run_id}")
     )  # fmt: skip
+
+
+def _read_end(log: Path) -> tuple[str, ...]:
+    """The last lines of what was printed outside of the agent's own log; none where nothing was."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - MAX_SHOWN_BYTES))
+            lines = stream.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(scrub(line) for line in lines if line.strip())[-MAX_SHOWN_LINES:]
 
 
 def _find_output(launched: Launched) -> Path:
@@ -118,6 +131,8 @@ def _find_output(launched: Launched) -> Path:
     return by_script if by_script.is_file() else launched.run_dir.agent_output
 
 
+MAX_SHOWN_LINES: Final = 10
+MAX_SHOWN_BYTES: Final = 8192
 # by the exit code of an agent that was not interrupted: sent again, the same job would end in the same way
 _REFUSALS: Final[dict[int, type[RlkReproError]]] = {
     error.exit_code: error for error in (CheckFailed, SpecError, EnvironmentMissing, BundleUnreadable, RlkReproError)

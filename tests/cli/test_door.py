@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rlk_repro.rundir.results import VerdictWord
+
 
 @pytest.fixture
 def without_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +43,43 @@ def test_a_run_is_named_with_or_without_a_flag(call) -> None:
     assert (code, "--run: names another run than the argument, got 'learn', expected smoke" in err) == (2, True)
     code, _, err = call("submit", "--dry-run")
     assert (code, "RUN: missing, expected a file, or one of " in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("qwen3-30b",), "did you mean 'qwen3-30b-a3b'?"),
+        (("qwen3-4",), "did you mean 'qwen3-4b'?"),
+        (("vime-train",), "did you mean 'vime-train-only'?"),
+        (("smoek",), "did you mean 'smoke'?"),
+        (("smoke", "--hardware", "h100"), "a hardware is one YAML file: copy "),
+        (("smoke", "--stack", "2026"), "did you mean '2026-07'?"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_one_of_its_family(call, arguments: tuple[str, ...], hint: str) -> None:
+    code, _, err = call("submit", *arguments, "--dry-run")
+    assert code == 2
+    assert hint in err
+
+
+def test_what_was_submitted_is_listed_under_a_header_with_run_and_verdict(call, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("RLK_REPRO_RUNS", str(tmp_path / "runs"))
+    small = ("workload.grpo.rollout_batch_size=2", "workload.grpo.n_samples_per_prompt=2", "measure.pairs=1")
+    settings = [word for item in small for word in ("--set", item)]
+    assert call("submit", "smoke", *settings, "--wait")[0] == 0
+    header, row = call("runs", "list", "--submitted")[1].splitlines()
+    assert header.split()[:5] == ["id", "run", "cluster", "job", "state"]
+    assert row.split()[1:3] == ["smoke", "local"]
+    assert any(word.value in row for word in VerdictWord)
+
+
+def test_a_run_that_ended_without_its_agent_shows_the_end_of_its_output(tmp_path: Path) -> None:
+    from rlk_repro.submit.finishing import MAX_SHOWN_LINES, _read_end
+
+    log = tmp_path / "slurm.log"
+    assert _read_end(log) == ()
+    secret = "gh" + "p_" + "a" * 36
+    log.write_text("".join(f"line {number}\n\n" for number in range(50)) + f"No module named rlk_repro {secret}\n")
+    shown = _read_end(log)
+    assert len(shown) == MAX_SHOWN_LINES
+    assert shown[-1].startswith("No module named rlk_repro <redacted:")

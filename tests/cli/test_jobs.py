@@ -79,9 +79,10 @@ def test_a_run_whose_agent_died_has_no_time_left_and_says_where_to_look(call: Ca
     )  # fmt: skip
     write_json(run_dir.state, state.to_json())
     lines = call("status")[1].splitlines()
-    assert lines[1:3] == [
+    assert lines[1:4] == [
         "  ended in trial 3/12 (02-p2-enabled)",
-        f"  hint: its agent left no last word; what it did is in {run_dir.agent_log}",
+        f"  hint: it was ended from outside; rlk-repro submit --resume {run_dir.run_id} goes on with it",
+        f"  its agent's log: {run_dir.agent_log}",
     ]
     shown = json.loads(call("status", "--json")[1])["progress"]
     assert [shown[name] for name in ("trial", "step", "step_time_s", "eta_s")] == ["02-p2-enabled", None, None, None]

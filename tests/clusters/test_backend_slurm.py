@@ -304,11 +304,12 @@ def test_what_was_submitted_is_listed_with_one_question(
         submission = Submission(cluster="slurm", job_id=str(number), submitted_at="", details={})
         sending.record_submission(run_dir, submission)
     fake.queue("11|PENDING|Resources||N/A", "12|RUNNING|None|node-1|x")
-    assert call("runs", "list", "--submitted") == (
-        0,
-        "run-11 slurm 11         pending   Resources\nrun-12 slurm 12         running   on node-1\n",
-        "",
-    )
+    code, out, err = call("runs", "list", "--submitted")
+    assert (code, err) == (0, "")
+    assert [line.split() for line in out.splitlines()[1:]] == [
+        ["run-11", "smoke", "slurm", "11", "pending", "Resources"],
+        ["run-12", "smoke", "slurm", "12", "running", "on", "node-1"],
+    ]
     assert [name for name, *_ in fake.calls] == ["squeue"]
     assert '"nodes": "node-1"' in call("runs", "list", "--submitted", "--json")[1]
     assert call("status", "run-11")[1].startswith("run-11: pending (Resources)\n  not sealed")
