@@ -163,12 +163,16 @@ class RlKernel(GrowingModel):
     ops_on: dict[Name, Operators] = Field({}, description="others on one hardware, where it has not all of them")
 
 
+SwitchValue: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_^,.:]{1,200}$")]
+SwitchValues: TypeAlias = Annotated[dict[EnvName, SwitchValue], Field(min_length=1, max_length=20)]
+
+
 class OwnSwitch(Model):
     """What the variants differ in where it is not RL-Kernel: environment variables, each with a value in both."""
 
     title: Text
-    baseline: Annotated[dict[EnvName, EnvValue], Field(min_length=1, max_length=20)]
-    enabled: Annotated[dict[EnvName, EnvValue], Field(min_length=1, max_length=20)]
+    baseline: SwitchValues
+    enabled: SwitchValues
 
 
 class Layout(Model):
