@@ -21,6 +21,7 @@ from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import MAX_PLAN_BYTES, dump_json, load_json
 from rlk_repro.base.findings import Finding, Level, limit_findings
+from rlk_repro.base.units import count
 from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
 from rlk_repro.plan import Plan, Trial, find_run_id
 from rlk_repro.rundir.manifest import Manifest, Unknown, diff_nodes
@@ -71,7 +72,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     """
     record = load_json(run_dir.plan, max_bytes=MAX_PLAN_BYTES)
     plan = Plan.from_json(record, "plan.json")
-    telemetry = _read_telemetry(run_dir)
+    telemetry, refused = _read_telemetry(run_dir)
     sessions = _read_sessions(plan, run_dir, telemetry) if plan.is_crossover else ()
     trials = tuple(_read_trials(plan, run_dir, telemetry, sessions))
     misfits = find_misfits(plan, run_dir)
@@ -121,7 +122,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         gates=judgement.gates,
         verdict=judgement.verdict,
         notes=tuple(_notes(run_dir)),
-        findings=tuple(limit_findings([*findings, *differences, *_limit(missing), *_limit(unplanned)])),
+        findings=tuple(limit_findings([*findings, *refused, *differences, *_limit(missing), *_limit(unplanned)])),
         operators=() if table is None else table.results,
         blocks=tuple(blocks),
         shadows=shadows,
@@ -169,9 +170,18 @@ def _add_rejects(trials: Sequence[TrialResult], table: OperatorTable) -> Iterato
         yield replace(trial, rejects={**trial.rejects, **found})
 
 
-def _read_telemetry(run_dir: RunDir) -> Mapping[str, TrialTelemetry]:
+def _read_telemetry(run_dir: RunDir) -> tuple[Mapping[str, TrialTelemetry], list[Finding]]:
+    """Of all nodes together, and for each file the lines of it that could not be read."""
     files = [node.telemetry for node in run_dir.node_dirs() if node.telemetry.is_file()]
-    return merge_telemetry(parse_telemetry(path) for path in files)
+    found = [parse_telemetry(path) for path in files]
+    refused = [
+        Finding(
+            Level.WARNING, path.relative_to(run_dir.root).as_posix(), "samples", f"{count(number, 'line')}: {reason}"
+        )
+        for path, item in zip(files, found, strict=True)
+        for reason, number in item.reject_counts.items()
+    ]
+    return merge_telemetry(found), refused
 
 
 def _make_pairs(plan: Plan, found: Sequence[TrialResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:

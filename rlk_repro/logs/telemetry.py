@@ -1,4 +1,4 @@
-"""Reads a node's ``telemetry.jsonl`` into one summary per trial.  Sampling is the node agent's business.
+"""Reads from a node's ``telemetry.jsonl`` how often the devices of a trial were slowed down.  The node agent samples.
 
 A sample is ``{"t": unix seconds, "trial": name or null, "cpu_percent", "rss_bytes", "gpus": [{"index",
 "memory_used_bytes", "utilization_percent", "power_w", "temperature_c", "sm_clock_mhz", "throttle_reasons": [...]}]}``;
@@ -38,16 +38,10 @@ class TelemetryReject(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTelemetry:
-    """What the samples of one trial say; ``None`` where no sample held the quantity.
+    """How many samples of a trial name throttle reasons, and in how many of these a device was slowed down."""
 
-    ``peak_device_memory_bytes`` is the largest use of any one device.
-    """
-
-    num_samples: int = 0
     num_throttle_samples: int = 0
     num_throttled: int = 0
-    peak_rss_bytes: int | None = None
-    peak_device_memory_bytes: int | None = None
 
     @property
     def throttled_fraction(self) -> float | None:
@@ -56,22 +50,18 @@ class TrialTelemetry:
 
     def __add__(self, other: TrialTelemetry) -> TrialTelemetry:
         return TrialTelemetry(
-            num_samples=self.num_samples + other.num_samples,
             num_throttle_samples=self.num_throttle_samples + other.num_throttle_samples,
             num_throttled=self.num_throttled + other.num_throttled,
-            peak_rss_bytes=_peak((self.peak_rss_bytes, other.peak_rss_bytes)),
-            peak_device_memory_bytes=_peak((self.peak_device_memory_bytes, other.peak_device_memory_bytes)),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
-    """One node's telemetry by trial; samples taken between trials count as lines only."""
+    """One node's telemetry by trial; samples taken between trials are read and not kept."""
 
     trials: Mapping[str, TrialTelemetry]
     rejects: tuple[Reject, ...]
     reject_counts: Mapping[str, int]
-    num_lines: int
 
 
 def parse_telemetry(path: Path) -> Telemetry:
@@ -88,7 +78,7 @@ def parse_telemetry(path: Path) -> Telemetry:
 
 
 def merge_telemetry(nodes: Iterable[Telemetry]) -> dict[str, TrialTelemetry]:
-    """The same per trial over several nodes: the highest peaks, all samples."""
+    """By trial, the samples of all nodes together."""
     merged: dict[str, TrialTelemetry] = {}
     for node in nodes:
         for trial, summary in node.trials.items():
@@ -118,7 +108,7 @@ def _parse_stream(stream: BinaryIO) -> Telemetry:
         else:
             if trial is not None:
                 trials[trial] = trials.get(trial, TrialTelemetry()) + sample
-    return Telemetry(trials=trials, rejects=rejects.kept, reject_counts=rejects.totals, num_lines=num_lines)
+    return Telemetry(trials=trials, rejects=rejects.kept, reject_counts=rejects.totals)
 
 
 def _skip_line(stream: BinaryIO) -> None:
@@ -144,11 +134,8 @@ def _read_sample(value: Any) -> tuple[str | None, TrialTelemetry]:
     reasons = [_reasons(device) for device in devices]
     known = [names for names in reasons if names is not None]
     return trial, TrialTelemetry(
-        num_samples=1,
         num_throttle_samples=int(bool(known)),
         num_throttled=int(any(_is_throttled(names) for names in known)),
-        peak_rss_bytes=_number(value, "rss_bytes"),
-        peak_device_memory_bytes=_peak(_number(device, "memory_used_bytes") for device in devices),
     )
 
 
@@ -175,7 +162,3 @@ def _reasons(device: Mapping[str, Any]) -> list[str] | None:
 
 def _is_throttled(reasons: Iterable[str]) -> bool:
     return any(mark in reason.lower() for reason in reasons for mark in THROTTLE_MARKS)
-
-
-def _peak(amounts: Iterable[int | None]) -> int | None:
-    return max((amount for amount in amounts if amount is not None), default=None)

@@ -165,3 +165,13 @@ def test_nodes_without_records_become_findings(tmp_path: Path) -> None:
         "a preflight record",
         "manifest and preflight record of 1 node",
     ]
+
+
+def test_lines_of_telemetry_that_cannot_be_read_are_a_finding(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "id")
+    assert not [item for item in analyse(run_dir).findings if "telemetry" in item.where]
+    telemetry = run_dir.node("node0").telemetry
+    telemetry.parent.mkdir(parents=True, exist_ok=True)
+    telemetry.write_text('{"t": 1.0, "trial": null}\nnot a sample\n{"t": 2.0, "tri')
+    found = [(item.level, item.found) for item in analyse(run_dir).findings if item.where.endswith("telemetry.jsonl")]
+    assert found == [(Level.WARNING, "1 line: not JSON"), (Level.WARNING, "1 line: the last line is cut off")]
