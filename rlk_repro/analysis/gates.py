@@ -16,6 +16,7 @@ from typing import Final
 from rlk_repro.analysis.shadows import make_shadow_gate
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import count, format_number, name_some
+from rlk_repro.logs.metrics import ABS_DIFF
 from rlk_repro.rundir.results import (
     BlockResult,
     Gate,
@@ -28,13 +29,12 @@ from rlk_repro.rundir.results import (
     TrialResult,
 )
 from rlk_repro.spec import Lane, Measure
-from rlk_repro.spec.values import CROSSOVER
+from rlk_repro.spec.values import CROSSOVER, ENABLED
 from rlk_repro.statistics.crossover import MIN_BLOCKS, trimmed_interval
 from rlk_repro.statistics.power import pairs_to_decide
 from rlk_repro.statistics.stats import STEP_TIME, Interval, mean, t_interval, to_ratio
 
 RAW_REWARD: Final = "raw_reward"
-ABS_DIFF: Final = "train_rollout_logprob_abs_diff"
 PEAK_MEMORY: Final = "peak_memory_bytes"
 RESPONSE_LENGTH: Final = "response_length_mean"
 MANIFESTS: Final = "manifests"
@@ -46,7 +46,6 @@ BLOCKS: Final = "blocks"
 CONTROL_BLOCKS: Final = "control_blocks"
 
 NUM_MEASURED_GATES: Final = 4
-ENABLED: Final = "enabled"
 RATIO: Final = "mean ratio enabled / baseline"
 DIFFERENCE: Final = "mean difference enabled - baseline"
 GIVEN_TO_BOTH: Final = {"module": "both variants compute on the same random batches"}

@@ -63,6 +63,6 @@ def _find_obstacle(analysis: Analysis) -> str:
     if analysis.verdict.word is VerdictWord.NOT_COMPARABLE:
         return "the variants are not comparable"
     active = next((gate for gate in analysis.gates if gate.name == ACTIVE), None)
-    if active is None or active.status is not GateStatus.PASSED:
+    if not analysis.switch and (active is None or active.status is not GateStatus.PASSED):
         return "RL-Kernel is not proved to have run"
     return ""

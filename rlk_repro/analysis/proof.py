@@ -9,8 +9,8 @@ from typing import Final
 from rlk_repro.logs.ops import OpCount, OpsLog
 from rlk_repro.operators import OPERATORS, Implementation
 from rlk_repro.rundir.results import ProofStatus
+from rlk_repro.spec.values import BASELINE
 
-BASELINE: Final = "baseline"
 MAX_SHOWN_RANKS: Final = 100
 
 

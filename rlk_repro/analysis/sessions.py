@@ -13,7 +13,7 @@ from typing import Final
 
 from rlk_repro.analysis.proof import find_unproved, prove
 from rlk_repro.analysis.shadows import summarise_shadows
-from rlk_repro.analysis.trials import STEP_TIME, fell_back_everywhere, read_record, summarise_all
+from rlk_repro.analysis.trials import fell_back_everywhere, read_record, summarise_all
 from rlk_repro.base.units import count
 from rlk_repro.logs.ops import OpsLog
 from rlk_repro.logs.telemetry import TrialTelemetry
@@ -38,6 +38,7 @@ from rlk_repro.statistics.crossover import block_effect, common_slope, hodges_le
 from rlk_repro.statistics.stats import (
     CARRY_OVER,
     MEAN_STEP_TIME,
+    STEP_TIME,
     UNADJUSTED,
     pair_metrics,
     summarise,

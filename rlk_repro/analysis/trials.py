@@ -21,9 +21,8 @@ from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import Series, Summary, TrialResult, TrialStatus
 from rlk_repro.spec.values import BASELINE
-from rlk_repro.statistics.stats import summarise
+from rlk_repro.statistics.stats import STEP_TIME, summarise
 
-STEP_TIME: Final = "step_time_s"
 IMPOSSIBLE: Final = "steps with a time or another number that cannot be"
 # What a trial's peak memory is, best first: the allocator's on a device, the process's on a CPU.
 PEAK_MEMORY: Final = ("peak_allocated_bytes", "peak_rss_bytes")

@@ -14,6 +14,7 @@ from typing import Final
 
 from rlk_repro.logs.vime import LogSample, ParsedLog, Rows
 
+ABS_DIFF: Final = "train_rollout_logprob_abs_diff"
 CLOCKED: Final = "perf/"
 """How vime's keys of times and of rates begin."""
 

@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
+from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.report.view import View
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
@@ -98,10 +99,11 @@ def suggest_next(view: View, bundle: str) -> str:
             return "make demo-rl-kernel   (builds RL-Kernel for this machine's GPU and runs with it)"
         if (number := _count_deciding(analysis)) is not None:
             size = f"--set measure.sessions={number}" if analysis.is_crossover else f"--pairs {number}"
+            run = analysis.run if analysis.run in list_names(run_folders()) else f"{analysis.run}.yaml"
             where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
             settings = dict(view.context.setting).get("overrides", "none")
             rest = "" if settings.startswith("none") else ", with this one's --set"
-            return f"rlk-repro submit --run {analysis.run} {where} {size}   (a new run{rest}; this one is not extended)"
+            return f"rlk-repro submit --run {run} {where} {size}   (a new run{rest}; this one is not extended)"
     return f"rlk-repro replay {bundle} --analyze-only"
 
 

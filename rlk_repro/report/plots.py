@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from rlk_repro.logs.metrics import ABS_DIFF
 from rlk_repro.report.agreement import plot_agreement
 from rlk_repro.report.figure import (
     BOTTOM,
@@ -31,13 +32,13 @@ from rlk_repro.report.labels import NOT_RECORDED, headline_value
 from rlk_repro.report.operator_plots import plot_speedups
 from rlk_repro.report.row_plots import plot_modules, plot_pairs
 from rlk_repro.report.svg import Scale, clip, line, make_scale, marker, polyline, rect, text
-from rlk_repro.report.view import STEP_TIME, View
+from rlk_repro.report.view import View
 from rlk_repro.rundir.results import Series, Summary, TrialResult, TrialStatus
+from rlk_repro.statistics.stats import STEP_TIME
 
 MANY: Final = 40
 MAX_TICK_LABELS: Final = 10
 PASSES_MEMORY: Final = "peak_memory_in_forward_only_bytes"
-ABS_DIFF: Final = "train_rollout_logprob_abs_diff"
 
 
 def make_figures(view: View) -> tuple[Figure, ...]:

@@ -23,9 +23,9 @@ from rlk_repro.report.labels import (
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, Effect, Series, TrialResult, VerdictWord
+from rlk_repro.statistics.stats import STEP_TIME
 from rlk_repro.workloads.differences import Difference
 
-STEP_TIME: Final = "step_time_s"
 GRPO_LOSS: Final = "grpo_loss"
 INSIDE_GRPO_LOSS: Final = ("module_log_probs_", "module_ratio_kl_")
 

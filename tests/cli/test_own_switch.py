@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,15 @@ def test_the_variants_were_started_with_their_values_and_the_report_says_so(resu
     page = Path(result["report"]).read_text()
     assert "NCCL&#x27;s tree enabled against baseline" in page
     assert "in neither variant: they differ in NCCL&#x27;s tree" in page
+    assert "RL-Kernel is not proved to have run" not in page
+
+
+def test_what_now_names_the_file_of_a_run_that_is_not_shipped(result: dict[str, Any]) -> None:
+    found = re.search(r"what now</dt><dd><code>(rlk-repro submit .*?)\s+\(", Path(result["report"]).read_text())
+    if found is None:
+        pytest.skip("two pairs found a word")
+    assert "--run own.yaml" in found[1]
+    run_command(*shlex.split(found[1])[1:], "--dry-run", cwd=result["cwd"])
 
 
 def test_a_replay_lists_the_variables_before_it_asks(result: dict[str, Any]) -> None:
