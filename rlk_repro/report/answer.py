@@ -31,6 +31,17 @@ MAX_PAIRS: Final = 64
 """As many pairs or sessions as a run may have."""
 
 
+def describe_subject(view: View) -> str:
+    """What is compared with what: vime computes an entropy metric, and both variants may do without it."""
+    if not view.is_comparison:
+        return "Operators, one by one"
+    entropy = dict(view.context.setting).get("entropy metric", "")
+    baseline = "baseline"
+    if view.analysis.workload in {"vime", "module"} and entropy:
+        baseline = f"vime {'with' if entropy.startswith('computed') else 'without'} its entropy metric"
+    return f"{view.analysis.switch or 'RL-Kernel'} enabled against {baseline}"
+
+
 def describe_words(analysis: Analysis) -> str:
     """``faster, same memory``: the verdict's word, and memory's where both are known."""
     word, memory = analysis.verdict.word, judge_memory(analysis).word

@@ -13,7 +13,7 @@ from typing import Final
 
 from rlk_repro.base.findings import Level
 from rlk_repro.base.units import count
-from rlk_repro.report.answer import describe_answer, describe_words, suggest_next
+from rlk_repro.report.answer import describe_answer, describe_subject, describe_words, suggest_next
 from rlk_repro.report.basis import describe_headline, make_basis, make_identity, make_origin
 from rlk_repro.report.blocks import Block, Bullets, Cell, Column, Commands, Section, Table, Text, Tone
 from rlk_repro.report.evidence import MetricEvidence, make_evidence, make_step_table
@@ -70,9 +70,7 @@ def load_style() -> str:
 
 
 def _render_head(view: View) -> Iterator[str]:
-    compared = f"{view.analysis.switch or 'RL-Kernel'} enabled against baseline"
-    subject = _escape(compared) if view.is_comparison else "Operators, one by one"
-    yield f"<header><h1>{_escape(view.analysis.run)}</h1><p>{subject}</p>"
+    yield f"<header><h1>{_escape(view.analysis.run)}</h1><p>{_escape(describe_subject(view))}</p>"
     yield '<dl class="identity">'
     for name, value in make_identity(view.analysis):
         yield f"<div><dt>{name}</dt><dd>{_escape(value)}</dd></div>"

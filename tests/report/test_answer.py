@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
-from rlk_repro.report.answer import describe_answer, describe_ground, suggest_next
+from rlk_repro.report.answer import describe_answer, describe_ground, describe_subject, suggest_next
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis, GateStatus, ProofStatus, VerdictWord
 from tests.support.analysis_examples import small
@@ -109,3 +109,17 @@ def test_where_rl_kernel_did_not_run_the_next_step_builds_it() -> None:
     assert suggest_next(make_view(replace(analysis, trials=trials)), "b.tgz").startswith("make demo-rl-kernel ")
     faster = make_view(change(VerdictWord.FASTER, low=0.2, high=0.3))
     assert suggest_next(faster, "b.tgz") == "rlk-repro replay b.tgz --analyze-only"
+
+
+@pytest.mark.parametrize(
+    ("entropy", "baseline"),
+    [
+        ("left out, in both variants", "vime without its entropy metric"),
+        ("computed, in both variants", "vime with its entropy metric"),
+        ("", "baseline"),
+    ],
+)
+def test_the_baseline_is_called_by_its_entropy_metric(entropy: str, baseline: str) -> None:
+    setting = (("entropy metric", entropy),) if entropy else ()
+    analysis = replace(small(), workload="vime")
+    assert describe_subject(make_view(analysis, Context(setting=setting))) == f"RL-Kernel enabled against {baseline}"
