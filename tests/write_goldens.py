@@ -16,10 +16,8 @@ from tools.schemas import write_schemas
 def main() -> None:
     write_schemas()
     write_digests(sbatch_examples.write_examples() | k8s_examples.write_examples())
-    readme = ROOT / "README.md"
-    readme.write_text(
-        TABLE.sub(lambda _: f"<!-- commands -->\n{command_table()}<!-- /commands -->", readme.read_text())
-    )
+    page = ROOT / "docs" / "commands.md"
+    page.write_text(TABLE.sub(lambda _: f"<!-- commands -->\n{command_table()}<!-- /commands -->", page.read_text()))
     (ROOT / "docs" / "metrics.md").write_text(metrics_page())
     (ROOT / "docs" / "vime-workload.md").write_text(runs_page())
     write_pages()

@@ -56,7 +56,7 @@ def command_table() -> str:
 
 
 def test_the_command_table_is_what_the_program_says() -> None:
-    match = TABLE.search((ROOT / "README.md").read_text())
+    match = TABLE.search((ROOT / "docs" / "commands.md").read_text())
     assert match is not None
     assert match.group(1) == command_table()
 
@@ -80,7 +80,7 @@ def test_the_table_of_claims_is_what_the_files_say() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 def documented_commands() -> Iterator[tuple[str, list[str]]]:
