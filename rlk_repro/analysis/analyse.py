@@ -98,6 +98,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         blocks=blocks,
         shadows=shadows,
         switch="" if plan.run.switch is None else plan.run.switch.title,
+        has_rollout_log_probs=plan.run.workload.has_rollout_log_probs(plan.run.lane),
     )
     judgement = _judge(plan, evidence)
     analysis = Analysis(

@@ -63,7 +63,8 @@ class Evidence:
     among ``trials``.  ``differences`` are those between the manifests of the two variants outside the declared
     switches, None where the manifests were not compared; ``missing`` names records of scored pairs that could not be.
     ``workload`` is the kind of what was run.  ``blocks`` and ``shadows`` are of the design ``crossover``.
-    ``switch`` is what the variants differ in where that is not RL-Kernel.
+    ``switch`` is what the variants differ in where that is not RL-Kernel.  Without ``has_rollout_log_probs`` no rollout
+    engine took part, so that the trainer's log-probs can be held against nothing.
     """
 
     measure: Measure
@@ -76,6 +77,7 @@ class Evidence:
     blocks: Sequence[BlockResult] = ()
     shadows: Sequence[ShadowResult] = ()
     switch: str = ""
+    has_rollout_log_probs: bool = True
 
     @property
     def is_crossover(self) -> bool:
@@ -150,6 +152,8 @@ def _abs_diff_gate(evidence: Evidence) -> Gate:
 
     In a session one policy trains on, which may lead both variants beyond the cap: that tells nothing of enabled.
     """
+    if not evidence.has_rollout_log_probs:
+        return _plain_gate(ABS_DIFF, GateStatus.NOT_APPLICABLE, "these rollouts hold no log-probs", 0)
     margins = evidence.measure.margins
     ratios = _readings(evidence, ABS_DIFF, lambda item: item.log_ratio)
     differences = _readings(evidence, ABS_DIFF, lambda item: _difference(item.first, item.second))

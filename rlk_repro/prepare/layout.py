@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.base.files import dump_json, sha256_bytes
+from rlk_repro.prepare.random_rollouts import RandomRollouts
 from rlk_repro.rundir.paths import RolloutDir, RunDir
-from rlk_repro.spec import ArithmeticData, HubData, HubSource, PackageSource, Profile, StoredRollouts, VimeModel
+from rlk_repro.spec import ArithmeticData, HubData, HubSource, PackageSource, Profile, Run, VimeModel, VimeWorkload
 
 HERE: Final = "prepared"
 _SHOWN: Final = 12
@@ -47,8 +48,10 @@ class PreparedDir:
         """The prompts (``--prompt-data``)."""
         return self.data_folder(source) / (source.file if isinstance(source, HubData) else "prompts.jsonl")
 
-    def rollouts(self, stored: StoredRollouts) -> RolloutDir:
-        return RolloutDir(self.root / "rollouts" / stored.name)
+    def rollouts(self, run: Run) -> RolloutDir | None:
+        """None where the run's lane generates its own, or the run stores its own before its first trial."""
+        name = None if run.lane == "live" else name_rollouts(run)
+        return None if name is None else RolloutDir(self.root / "rollouts" / name)
 
 
 def name_model(model: VimeModel) -> str:
@@ -66,6 +69,14 @@ def name_data(source: HubData | ArithmeticData) -> str:
     if isinstance(source, HubData):
         return name_repository(source.repository, source.revision)
     return f"arithmetic-{source.num_prompts}-{source.max_operand}-{source.seed}"
+
+
+def name_rollouts(run: Run) -> str | None:
+    """None where the run names none and asks for none from a seed."""
+    if (made := RandomRollouts.of(run)) is not None:
+        return f"random-{_digest(made.recipe)}"
+    assert isinstance(run.workload, VimeWorkload)
+    return None if run.workload.rollouts is None else run.workload.rollouts.name
 
 
 def name_repository(repository: str, revision: str | None) -> str:

@@ -135,6 +135,7 @@ class VimeWorkload(AnyWorkload):
     lane_limit = "vime has three lanes"
     modules = ("torch", "vime", "megatron", "ray")
     needs_prepared = True
+    added_later = frozenset({"rollouts_seed"})
 
     kind: Literal["vime"]
     what_for: Purpose = "timing"
@@ -142,6 +143,9 @@ class VimeWorkload(AnyWorkload):
     data: VimeData
     grpo: VimeGrpo
     rollouts: StoredRollouts | None = Field(None, description="of the lanes that generate none; else made by the run")
+    rollouts_seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="or random tokens of the longest samples, made by prepare from this seed without an engine"
+    )
     placements: Annotated[dict[Name, Placement], Field(min_length=1, max_length=100)] = Field(
         description="by hardware, as layouts"
     )
@@ -165,7 +169,10 @@ class VimeWorkload(AnyWorkload):
 
     def generates(self, lane: Lane) -> bool:
         """Whether inference servers run: in every lane but one, and there too where the run stores its own first."""
-        return lane != "train-only" or self.rollouts is None
+        return lane != "train-only" or (self.rollouts is None and self.rollouts_seed is None)
+
+    def has_rollout_log_probs(self, lane: Lane) -> bool:
+        return lane == "live" or self.rollouts_seed is None
 
     @property
     def packed_rollouts(self) -> str | None:
@@ -178,6 +185,8 @@ class VimeWorkload(AnyWorkload):
         yield from _find_batch_problems(self.grpo)
         yield from _find_data_problems(self.data)
         yield from _find_size_problems(self.model)
+        if self.rollouts is not None and self.rollouts_seed is not None:
+            yield ("rollouts_seed",), "rollouts are named as well", self.rollouts_seed, "one of the two"
         for place, arguments in self.all_arguments():
             yield from _find_argument_problems(place, arguments)
         if self.grpo.use_rollout_routing_replay and not self.model.num_experts:

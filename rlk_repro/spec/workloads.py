@@ -9,6 +9,7 @@ from pydantic import Field
 
 from rlk_repro.spec.values import (
     Count,
+    GrowingModel,
     KlLossType,
     Lane,
     Model,
@@ -77,7 +78,7 @@ class Grpo(PolicyLoss):
         return self.rollout_batch_size * self.n_samples_per_prompt
 
 
-class AnyWorkload(Model):
+class AnyWorkload(GrowingModel):
     """What plan and analysis ask of every kind of workload.
 
     ``lanes`` are those it can run in, ``lane_limit`` why no other; without ``has_variants`` there is nothing to enable.
@@ -99,6 +100,10 @@ class AnyWorkload(Model):
     def packed_rollouts(self) -> str | None:
         """Name of the stored rollouts that travel in the bundle."""
         return None
+
+    def has_rollout_log_probs(self, lane: Lane) -> bool:  # noqa: ARG002
+        """Whether the trainer is given log-probs of a rollout engine, to hold its own against."""
+        return True
 
     @property
     def num_steps_per_rollout(self) -> int:

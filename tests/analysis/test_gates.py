@@ -108,6 +108,12 @@ def test_a_module_run_has_random_batches_and_no_stored_rollouts() -> None:
     assert (gate.status, gate.detail) == (NOT_APPLICABLE, "both variants compute on the same random batches")
 
 
+def test_rollouts_without_log_probs_agree_or_disagree_with_nothing() -> None:
+    pairs = make_pairs(*around(1.0), train_rollout_logprob_abs_diff=None)
+    gate = find_gate("train_rollout_logprob_abs_diff", pairs, lane="train-only", has_rollout_log_probs=False)
+    assert (gate.status, gate.detail) == (NOT_APPLICABLE, "these rollouts hold no log-probs")
+
+
 @pytest.mark.parametrize("lane", ["fixed-rollout", "train-only"])
 def test_rewards_and_lengths_do_not_apply_to_stored_rollouts(lane: str) -> None:
     pairs = make_pairs(*around(1.0), raw_reward=0.1, response_length_mean=3000.0)

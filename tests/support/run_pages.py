@@ -194,7 +194,9 @@ def _inputs(plans: Plans) -> Iterator[str]:
         f", arguments of `{workload.model.recipe}`." if workload.model.recipe else "."
     )
     plan = _first(plans)
-    if workload.rollouts is None and plan.run.lane != "live":
+    if workload.rollouts_seed is not None and plan.run.lane != "live":
+        yield f"Rollouts: random tokens of full length, made by `prepare` from seed {workload.rollouts_seed}."
+    elif workload.rollouts is None and plan.run.lane != "live":
         unit = "session" if plan.is_crossover else "trial"
         own = f"the run stores its own before its first {unit}, and all {unit}s train on them"
         yield f"Rollouts: none are shipped; {own}."

@@ -80,7 +80,7 @@ def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
 
     All trials train on the same: pairs then differ in nothing but the moment.
     """
-    if plan.run.lane == "live" or vime_of(plan).rollouts is not None:
+    if plan.run.lane == "live" or PreparedDir.of(plan.profile, run_dir).rollouts(plan.run) is not None:
         return {}
     seed = plan.run.measure.seed
     argv = render_store_arguments(plan, find_files(plan, run_dir), seed=seed)
@@ -100,17 +100,15 @@ def find_files(plan: Plan, run_dir: RunDir) -> Files:
 
 
 def _find_stored(plan: Plan, run_dir: RunDir) -> RolloutDir:
-    stored = vime_of(plan).rollouts
-    if stored is None:
-        return run_dir.rollouts_of(plan.run.measure.seed)
-    return PreparedDir.of(plan.profile, run_dir).rollouts(stored)
+    prepared = PreparedDir.of(plan.profile, run_dir).rollouts(plan.run)
+    return run_dir.rollouts_of(plan.run.measure.seed) if prepared is None else prepared
 
 
 def _all_arguments(plan: Plan) -> list[list[str]]:
-    """The argument lists of every command of this plan, once per seed-free difference."""
+    """Of a trial, and of a live run, which takes the flags that other lanes leave out."""
     run_dir = RunDir(NOWHERE)
-    commands = [trainer_command(plan, plan.trials[0], run_dir), *rollout_commands(plan, run_dir).values()]
-    return [list(command.argv[3:]) for command in commands]
+    trial = trainer_command(plan, plan.trials[0], run_dir).argv[3:]
+    return [list(trial), render_store_arguments(plan, find_files(plan, run_dir), seed=plan.run.measure.seed)]
 
 
 def _spell_written(plan: Plan) -> list[str]:

@@ -61,8 +61,9 @@ def _list_sources(workload: VimeWorkload, lane: str) -> Iterator[tuple[str, str]
         else f"{data.num_prompts} sums of seed {data.seed}"
     )  # fmt: skip
     if lane != "live":
-        stored = workload.rollouts
-        yield "rollouts", "made by the run itself" if stored is None else f"{stored.name}, {stored.digest}"
+        stored, seed = workload.rollouts, workload.rollouts_seed
+        own = "made by the run itself" if seed is None else f"random tokens of seed {seed}"
+        yield "rollouts", own if stored is None else f"{stored.name}, {stored.digest}"
 
 
 def _find_model_code(workload: VimeWorkload) -> Iterator[Code]:

@@ -32,6 +32,7 @@ class Setting:
     has_old_policy_pass: bool
     has_reference_pass: bool
     has_entropy: bool = True
+    has_rollout_log_probs: bool = True
 
     @classmethod
     def of(cls, plan: Plan) -> Setting:
@@ -42,6 +43,7 @@ class Setting:
             has_old_policy_pass=read_loss_options(without_reference).has_no_grad_pass,
             has_reference_pass=bool(options.get("use_kl_loss")),
             has_entropy=plan.run.entropy_metric,
+            has_rollout_log_probs=plan.run.workload.has_rollout_log_probs(plan.run.lane),
         )
 
 
@@ -71,6 +73,10 @@ def _ratio(setting: Setting) -> State:
 
 def _entropy(setting: Setting) -> State:
     return State.PRESENT if setting.has_entropy else State.VOID
+
+
+def _agreement(setting: Setting) -> State:
+    return State.PRESENT if setting.has_rollout_log_probs else State.ABSENT
 
 
 def _generated(setting: Setting) -> State:
@@ -132,7 +138,8 @@ REQUIRED: Final[tuple[Required, ...]] = (
     Required(what="raw reward", metrics=("raw_reward",), source="log: `rollout/raw_reward`", state=_rewarded,
              note="of stored rollouts it is theirs"),
     Required(what="train/rollout log-prob difference", metrics=("train_rollout_logprob_abs_diff",),
-             source="log: `train/train_rollout_logprob_abs_diff`"),
+             source="log: `train/train_rollout_logprob_abs_diff`", state=_agreement,
+             note="rollouts made from a seed hold no log-probs"),
     Required(what="loss", metrics=("loss", "pg_loss", "grad_norm"),
              source="log: `train/loss`, `train/pg_loss`, `train/grad_norm`"),
     Required(what="KL to the reference", metrics=("kl_loss",), source="log: `train/kl_loss`", state=_reference),

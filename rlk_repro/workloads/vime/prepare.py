@@ -15,6 +15,7 @@ from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.prepare.making import Made, Order, Tell, WorkDir
 from rlk_repro.prepare.origins import MODEL_FILES, Origin, Repository, list_origins
 from rlk_repro.prepare.package import Package
+from rlk_repro.prepare.random_rollouts import RandomRollouts
 from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
 from rlk_repro.prepare.stored_rollouts import Storage
 from rlk_repro.spec import ArithmeticData, HubData, HubSource, PackageSource, Run, Stack, VimeWorkload
@@ -35,8 +36,8 @@ def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Pat
         if vime is None:
             raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="the vime that converts"))
         folders["checkpoint"] = prepared.checkpoint(workload.model, vime.commit)
-    if run.lane != "live" and workload.rollouts is not None:
-        folders["rollouts"] = prepared.rollouts(workload.rollouts).path
+    if (rollouts := prepared.rollouts(run)) is not None:
+        folders["rollouts"] = rollouts.path
     if workload.generates(run.lane):
         folders["data"] = prepared.data_folder(workload.data.source)
     return folders
@@ -159,6 +160,9 @@ def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Pa
 
 
 def _rollouts_step(request: PrepareRequest, workload: VimeWorkload, folder: Path) -> PrepareStep:
+    made = RandomRollouts.of(request.run)
+    if made is not None:
+        return _recipe_step("rollouts", folder, made.recipe, lambda work: made.write(work.files), made.num_bytes)
     assert workload.rollouts is not None
     storage = Storage(stored=workload.rollouts, mirror=request.mirror, is_offline=request.is_offline)
     order = Order(

@@ -1,0 +1,77 @@
+"""Stored rollouts of random tokens, for models with random weights: made from a seed, without a rollout engine.
+
+A model with random weights chooses among all tokens almost alike and hardly ever ends an answer, so that every sample
+has the longest prompt and the longest response that the run allows.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.base import proc
+from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.spec import Run, VimeWorkload
+
+RECIPE: Final = 1
+"""Raised whenever the values of the same settings would change."""
+MODULE: Final = "rlk_repro.refengine.random_rollouts"
+_TIME_LIMIT_S: Final = 3600.0
+_BYTES_PER_TOKEN: Final = 5
+_BYTES_PER_EXPERT: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomRollouts:
+    """What one set of files is made of; layers and experts are 0 where the run replays no routing (R3)."""
+
+    seed: int
+    num_files: int
+    num_samples: int
+    prompt_len: int
+    response_len: int
+    vocab_size: int
+    num_layers: int = 0
+    num_experts: int = 0
+    num_experts_per_token: int = 0
+
+    @classmethod
+    def of(cls, run: Run) -> RandomRollouts | None:
+        """None where the run does not ask for them."""
+        workload = run.workload
+        if not isinstance(workload, VimeWorkload) or workload.rollouts_seed is None:
+            return None
+        grpo, size = workload.grpo, workload.model.size
+        flags = {"num_layers": "num-layers", "num_experts": "num-experts", "num_experts_per_token": "moe-router-topk"}
+        return cls(
+            seed=workload.rollouts_seed,
+            num_files=run.measure.num_stored,
+            num_samples=grpo.num_samples,
+            prompt_len=grpo.rollout_max_prompt_len,
+            response_len=grpo.rollout_max_response_len,
+            vocab_size=size("vocab-size"),
+            **({name: size(flag) for name, flag in flags.items()} if grpo.use_rollout_routing_replay else {}),
+        )
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return {"recipe": RECIPE, **asdict(self)}
+
+    @property
+    def num_bytes(self) -> int:
+        """About as much as the files take."""
+        num_tokens = self.num_files * self.num_samples * (self.prompt_len + self.response_len)
+        return num_tokens * (_BYTES_PER_TOKEN + _BYTES_PER_EXPERT * self.num_layers * self.num_experts_per_token)
+
+    def write(self, folder: Path) -> None:
+        """Raises EnvironmentMissing where Python has no torch, whose format the files have."""
+        sizes = [word for name, value in asdict(self).items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        done = proc.run([sys.executable, "-m", MODULE, *sizes, str(folder)], timeout_s=_TIME_LIMIT_S)
+        if done.returncode != 0:
+            reason = done.stderr.strip().rpartition("\n")[2]
+            raise EnvironmentMissing(
+                Problem("random rollouts", f"could not be written ({reason})", expected="a Python with torch",
+                        hint="run the same command where torch is installed, as in the stack's image")
+            )  # fmt: skip

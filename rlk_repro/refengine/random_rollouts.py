@@ -1,0 +1,66 @@
+"""Rollouts of random tokens, in the files that vime's ``--save-debug-rollout-data`` writes: a command of ``prepare``.
+
+Tokens are uniform over the vocabulary, rewards over 256 values, and every sample has the full length. With experts,
+each token goes to distinct ones, every set as likely as any other. SHAKE-256 gives the bits, so the values follow from
+the arguments alone. No rollout engine takes part: there are no log-probs of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+_SIZES: Final = (
+    *("seed", "num-files", "num-samples", "prompt-len", "response-len", "vocab-size"),
+    *("num-layers", "num-experts", "num-experts-per-token"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m rlk_repro.refengine.random_rollouts", description=__doc__)
+    for name in _SIZES:
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("folder", type=Path)
+    sizes = parser.parse_args(argv)
+    for number in range(sizes.num_files):
+        content = {"rollout_id": number, "samples": list(_list_samples(sizes, number))}
+        torch.save(content, sizes.folder / f"{number}.pt")
+
+
+def _list_samples(sizes: argparse.Namespace, rollout: int) -> Iterator[dict[str, Any]]:
+    num_tokens = sizes.prompt_len + sizes.response_len
+    for number in range(sizes.num_samples):
+        what = f"{sizes.seed}/{rollout}/{number}"
+        # without the sign 63 bits are left, whose remainders have no bias that any test could see
+        drawn = _draw(f"{what}/tokens", num_tokens, torch.int64) & torch.iinfo(torch.int64).max
+        sample = {
+            "index": rollout * sizes.num_samples + number,
+            "tokens": (drawn % sizes.vocab_size).tolist(),
+            "response_length": sizes.response_len,
+            "reward": _draw(f"{what}/reward", 1, torch.uint8).item() / 256,
+            "status": "truncated",
+        }
+        if sizes.num_experts:
+            sample["rollout_routed_experts"] = _choose_experts(sizes, what, num_tokens - 1)
+        yield sample
+
+
+def _choose_experts(sizes: argparse.Namespace, what: str, num_tokens: int) -> torch.Tensor:
+    """[tokens, layers, experts per token] int32."""
+    shape = (num_tokens, sizes.num_layers, sizes.num_experts)
+    keys = _draw(f"{what}/experts", num_tokens * sizes.num_layers * sizes.num_experts, torch.int32).view(shape)
+    return keys.argsort(dim=-1, stable=True)[..., : sizes.num_experts_per_token].to(torch.int32).contiguous()
+
+
+def _draw(what: str, number: int, dtype: torch.dtype) -> torch.Tensor:
+    data = hashlib.shake_256(what.encode()).digest(number * dtype.itemsize)
+    return torch.frombuffer(bytearray(data), dtype=dtype)
+
+
+if __name__ == "__main__":
+    main()
