@@ -14,6 +14,7 @@ from rlk_repro.claims.files import Claim
 from rlk_repro.claims.results import ClaimsCheck
 from rlk_repro.clusters.registry import BACKENDS
 from rlk_repro.plan import PlanRecord
+from rlk_repro.report.record import ReportRecord
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec import Hardware, Profile, Run, Stack
 from rlk_repro.workloads.vime.contract import Contract
@@ -29,6 +30,7 @@ WRITTEN: Final[Mapping[str, type[Any]]] = {
     "plan": PlanRecord,
     "analysis": Analysis,
     "claims-check": ClaimsCheck,
+    "report": list[ReportRecord],
     "contract": Contract,
 }
 KINDS: Final = (*AUTHORED, *WRITTEN)

@@ -74,6 +74,9 @@ def inspect(bundle: BundlePath, as_json: AsJson = False) -> None:
 def diff(
     first: BundlePath,
     second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle to compare with.")],
+    is_gate: Annotated[
+        bool, typer.Option("--gate", help="Ask one thing: is the second worse than the first? Exit 1 if so.")
+    ] = False,
     is_unsealed_fine: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
@@ -82,6 +85,9 @@ def diff(
     from rlk_repro.replay.compare import diff_bundles
     from rlk_repro.replay.recorded import require_intact
 
+    if is_gate:
+        _judge_gate(first, second, as_json=as_json)
+        return
     unsealed = [source for source in (first, second) if not require_intact(source)]
     difference = diff_bundles(first, second)
     comparison = difference.comparison
@@ -103,4 +109,16 @@ def diff(
         for line in [] if comparison is None else comparison.lines():
             say(line)
     if has_blocking(difference.findings) or (unsealed and not is_unsealed_fine):
+        raise typer.Exit(1)
+
+
+def _judge_gate(reference: Path, later: Path, *, as_json: bool) -> None:
+    from rlk_repro.replay.gate import judge_gate
+
+    gate = judge_gate(reference, later)
+    if as_json:
+        say_json(gate.to_json())
+    else:
+        say(gate.line)
+    if not gate.is_open:
         raise typer.Exit(1)

@@ -100,6 +100,7 @@ def lint(
 ) -> None:
     """Find sentences that claim more than the evidence carries (docs/wording.md)."""
     from rlk_repro.base.errors import CheckFailed
+    from rlk_repro.base.units import count
     from rlk_repro.wording import lint_file
 
     offences = [(file, offence) for file in files for offence in lint_file(file)]
@@ -109,5 +110,7 @@ def lint(
         for file, offence in offences:
             for line in f"{file}:{offence}".split("\n"):
                 say(line)
+        if not offences:
+            say(f"no claim found that goes beyond the evidence ({count(len(files), 'file')})")
     if offences:
         raise typer.Exit(CheckFailed.exit_code)

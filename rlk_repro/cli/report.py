@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, Unsealed, say_json, show
+from rlk_repro.cli.output import AsJson, Unsealed, say_json, say_text, show
 
 
 def register(app: typer.Typer) -> None:
@@ -21,50 +21,41 @@ def report(
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Where to write.")] = None,
     fail_on: Annotated[str, typer.Option("--fail-on", metavar="WORDS", help="Verdicts that exit with 1.")] = "",
     is_unsealed_fine: Unsealed = False,
+    is_summary: Annotated[
+        bool, typer.Option("--summary", help="Write nothing; print Markdown for a pull request instead.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the HTML and Markdown report and print its summary."""
-    from rlk_repro.analysis.memory import judge_memory
     from rlk_repro.base.disk import writing
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle.seal import is_folder
     from rlk_repro.replay.recorded import load_result
-    from rlk_repro.report import list_cautions, write_report
-    from rlk_repro.report.answer import describe_answer
+    from rlk_repro.report import write_report
+    from rlk_repro.report.markdown import render_summary
+    from rlk_repro.report.record import make_record
     from rlk_repro.report.terminal import print_answer, print_summary
-    from rlk_repro.report.view import make_view
 
     unwanted = _verdict_words(fail_on)
     results, is_doubtful = [], False
     for number, source in enumerate(sources, start=1):
         analysis, context = load_result(source, is_linked=is_folder(source) and output is None)
+        is_doubtful = is_doubtful or has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
+        if is_summary:
+            results.append(make_record(analysis, context, source=str(source)))
+            if not as_json:
+                say_text(render_summary(analysis, context))
+            continue
         folder = _folder(source, output, number if len(sources) > 1 else None)
         with writing(folder, hint="-o names another folder"):
             files = write_report(analysis, folder, context)
-        results.append((source, analysis, files.html, list_cautions(analysis, context)))
-        is_doubtful = is_doubtful or has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
+        results.append(make_record(analysis, context, source=str(source), report=str(files.html)))
         if not as_json:
             show(partial(print_summary, analysis, context=context))
             show(partial(print_answer, analysis, context=context, bundle=str(source), report=str(files.html)))
     if as_json:
-        say_json(
-            [
-                {
-                    "source": str(source),
-                    "verdict": analysis.verdict.word.value,
-                    "headline": analysis.verdict.headline,
-                    "answer": describe_answer(make_view(analysis)),
-                    "memory": judge_memory(analysis).word.value,
-                    "unit": analysis.unit,
-                    "effects": [dataclasses.asdict(effect) for effect in analysis.effects],
-                    "gates": [dataclasses.asdict(gate) for gate in analysis.gates],
-                    "report": str(html),
-                    "cautions": cautions,
-                }
-                for source, analysis, html, cautions in results
-            ]
-        )
-    if is_doubtful or any(analysis.verdict.word.value in unwanted for _, analysis, *_ in results):
+        say_json([dataclasses.asdict(result) for result in results])
+    if is_doubtful or any(result.verdict in unwanted for result in results):
         raise typer.Exit(1)
 
 

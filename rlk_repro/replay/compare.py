@@ -136,7 +136,7 @@ def compare_analyses(
     matches = [*_match_operators(recorded, new), *_match_levels(recorded, new)]
     is_bitwise = not differing and not recorded.operators
     obstacles = [*_find_obstacles(recorded, new), *_describe_code(code, Level.BLOCKING)]
-    obstacles += [] if is_bitwise else _find_other_hardware(recorded, new)
+    obstacles += [] if is_bitwise else find_other_hardware(recorded, new)
     judged = _describe_bitwise(recorded, new) if is_bitwise else _judge(recorded, new, matches, margin)
     if judged is None:
         obstacles.append("not identical, and the step time ratio has no interval on both sides")
@@ -212,7 +212,7 @@ def _describe_code(findings: Sequence[Finding], level: Level) -> Iterator[str]:
             yield f"{item.where}: {form.format(item.expected, item.found)}"
 
 
-def _find_other_hardware(recorded: Analysis, new: Analysis) -> Iterator[str]:
+def find_other_hardware(recorded: Analysis, new: Analysis) -> Iterator[str]:
     """Times are compared on one kind of hardware only."""
     sides = [{"hardware": analysis.hardware, **analysis.facts} for analysis in (recorded, new)]
     for name in ("hardware", GPU):

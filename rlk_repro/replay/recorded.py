@@ -38,8 +38,8 @@ def require_verified(source: Path) -> None:
     _refuse(verify(source).findings)
 
 
-def require_intact(source: Path) -> bool:
-    """Check a bundle or run directory against its seal, if there is one; whether there is.
+def require_intact(source: Path) -> str | None:
+    """Check a bundle or run directory against its seal; the bundle's id, or None where there is no seal.
 
     Raises:
         CheckFailed: naming each file that is not what was sealed.
@@ -47,9 +47,9 @@ def require_intact(source: Path) -> bool:
     """
     verification = verify(source)
     if verification.bundle_id is None:
-        return False
+        return None
     _refuse(verification.findings)
-    return True
+    return verification.bundle_id
 
 
 def require_as_authored(plan: Plan, run_dir: RunDir) -> None:
@@ -82,7 +82,7 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
         CheckFailed: it was sealed and has been changed.
         BundleUnreadable: broken or unsafe.
     """
-    require_intact(source)
+    bundle_id = require_intact(source)
     with open_bundle(source) as run_dir:
         analysis = analyse(run_dir)
         context = report_context(run_dir, source, is_linked=is_linked)
@@ -90,7 +90,8 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
         difference = find_difference(run_dir, analysis) if run_dir.is_sealed else None
     if difference is not None:
         found.append(Finding(Level.BLOCKING, run_dir.analysis.name, "what the logs give, shown here", difference))
-    return analysis, dataclasses.replace(context, findings=(*context.findings, *found))
+    findings = (*context.findings, *found)
+    return analysis, dataclasses.replace(context, findings=findings, bundle_id=bundle_id or "")
 
 
 def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:

@@ -12,14 +12,13 @@ from typing import Final
 from rlk_repro.base.files import write_text
 from rlk_repro.report.html import render_html
 from rlk_repro.report.markdown import render_markdown
-from rlk_repro.report.surroundings import make_cautions
-from rlk_repro.report.view import Context, make_view
+from rlk_repro.report.view import Context
 from rlk_repro.rundir.results import Analysis
 
 HTML_NAME: Final = "report.html"
 MARKDOWN_NAME: Final = "report.md"
 
-__all__ = ["Context", "ReportFiles", "list_cautions", "write_report"]
+__all__ = ["Context", "ReportFiles", "write_report"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +38,3 @@ def write_report(analysis: Analysis, directory: Path, context: Context | None = 
     write_text(files.html, render_html(analysis, context))
     write_text(files.markdown, render_markdown(analysis, context))
     return files
-
-
-def list_cautions(analysis: Analysis, context: Context | None = None) -> list[str]:
-    """What a reader must know before the verdict, as every form of the report says it below the headline."""
-    return list(make_cautions(make_view(analysis, context)))

@@ -98,7 +98,8 @@ def describe_ground(analysis: Analysis) -> str:
     """What the answer rests on: how many pairs or sessions, on what."""
     facts = (analysis.facts.get(name) for name in ("GPU", "driver"))
     place = ", ".join(("driver " if number else "") + fact for number, fact in enumerate(facts) if fact)
-    return f"{count(analysis.verdict.num_pairs, analysis.unit)} on {place or analysis.hardware}"
+    number = f"{count(analysis.verdict.num_pairs, analysis.unit)} on " if analysis.verdict.num_pairs else ""
+    return f"{number}{place or analysis.hardware}"
 
 
 def suggest_next(view: View, bundle: str) -> str:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
-from rlk_repro.report.answer import describe_answer, suggest_next
+from rlk_repro.base.units import count
+from rlk_repro.report.answer import describe_answer, describe_ground, describe_subject, describe_words, suggest_next
 from rlk_repro.report.basis import describe_headline, make_basis
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text
 from rlk_repro.report.evidence import make_evidence
 from rlk_repro.report.labels import clean
+from rlk_repro.report.sections import make_effects
 from rlk_repro.report.surroundings import make_cautions, make_sections
 from rlk_repro.report.view import Context, View, make_view
-from rlk_repro.rundir.results import Analysis
+from rlk_repro.rundir.results import Analysis, GateStatus
 
+MOST_CAUTIONS: Final = 6
+MOST_EFFECTS: Final = 12
+MOST_LIMITS: Final = 6
+SHOWN_ID: Final = 12
 _SPECIAL: Final = re.compile(r"[\\`*\[\]<>|&~]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])")
 _LEADING: Final = re.compile(r"^([#+-]|\d+[.)])(?=\s|$)")
 
@@ -23,6 +31,41 @@ def render_markdown(analysis: Analysis, context: Context | None = None) -> str:
     """The whole report; the same bytes for the same analysis."""
     view = make_view(analysis, context)
     return "\n".join(_render_lines(view)).rstrip() + "\n"
+
+
+def render_summary(analysis: Analysis, context: Context) -> str:
+    """The answer and what it rests on, in at most 60 lines that fit a comment on a pull request."""
+    return "\n".join(_render_summary(make_view(analysis, context))).rstrip() + "\n"
+
+
+def _render_summary(view: View) -> Iterator[str]:
+    analysis, context = view.analysis, view.context
+    yield from (f"### {escape_markdown(analysis.run)}: {describe_words(analysis)}", "")
+    yield from (f"**{escape_markdown(describe_answer(view))}**", "")
+    yield escape_markdown(f"{describe_subject(view)}: {describe_ground(analysis)}.")
+    yield from ("", *(escape_markdown(caution) for caution in make_cautions(view)[:MOST_CAUTIONS]), "")
+    if view.is_comparison:
+        yield from (*_cut(make_effects(view), MOST_EFFECTS), "")
+        open_gates = [gate for gate in analysis.gates if gate.status in {GateStatus.FAILED, GateStatus.UNDECIDED}]
+        held = f"{count(len(analysis.gates) - len(open_gates), 'gate')} passed or not applicable"
+        yield from (f"- {escape_markdown(f'{gate.name}: {gate.status}: {gate.detail}')}" for gate in open_gates)
+        yield from (f"- {held}", "")
+    if context.may_not_claim:
+        yield "May not claim:"
+        yield from (f"- {escape_markdown(text)}" for text in context.may_not_claim[:MOST_LIMITS])
+        yield ""
+    name = Path(context.bundle).name
+    shown = f"bundle `{context.bundle_id[:SHOWN_ID]}`" if context.bundle_id else "not sealed"
+    yield f"{shown}; check it with {code_span(f'rlk-repro replay {name} --analyze-only')}"
+
+
+def _cut(section: Section, number: int) -> Iterator[str]:
+    """The section's tables with their first rows, and how many rows more the report has."""
+    for block in section.blocks:
+        if isinstance(block, Table):
+            yield from _render_table(replace(block, rows=tuple(block.rows[:number]), note=""))
+            if len(block.rows) > number:
+                yield from ("", f"{len(block.rows) - number} more effects are in the report.")
 
 
 def _render_lines(view: View) -> Iterator[str]:

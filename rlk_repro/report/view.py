@@ -34,7 +34,8 @@ INSIDE_GRPO_LOSS: Final = ("module_log_probs_", "module_ratio_kl_")
 class Context:
     """What surrounds an analysis, all of it optional.
 
-    ``bundle`` is the path as it appears in commands; ``run_directory`` leads from the report's folder to the unpacked
+    ``bundle`` is the path as it appears in commands, ``bundle_id`` the sha256 of its seal, empty without one;
+    ``run_directory`` leads from the report's folder to the unpacked
     run directory, ``""`` where there is none to link to.  ``findings`` are those of verify, diff or replay.
     ``may_claim`` and ``may_not_claim`` are the run's own sentences, ``setting`` what tells it from another run of the
     same name, ``rule_changes`` how its rules are not the shipped ones, ``differences`` what its variants were started
@@ -43,6 +44,7 @@ class Context:
     """
 
     bundle: str = RunDir(Path()).bundle.name
+    bundle_id: str = ""
     run_directory: str = ""
     manifests: tuple[Manifest, ...] = ()
     findings: tuple[Finding, ...] = ()

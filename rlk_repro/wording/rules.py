@@ -56,6 +56,7 @@ _LOWER_TIER: Final = r"(?:operators?|modules?|(?<!rl )kernels?|micro ?benchmarks
 _WHOLE: Final = r"(?:end to end|e2e|training|whole runs?|step times?|steps?)"
 _NEVER_RAN: Final = r"(?:a100s?|gb200s?|b200s?|h100s?|mi300x?s?|mi325x|mi355x)"
 _RAN: Final = r"(?:ran|tested|measured|benchmarked|validated|verified|certified|proven|works|worked|supported)"
+_TIMES: Final = r"\d[\d.]* ?(?:x|×|times|%)"
 _WE: Final = r"(?:we|our|ours|rlk repro|this tool)"
 _ATTRIBUTED: Final = r"\b(?:published|publishes|printed|prints|upstream|readme|reported|reports|their|theirs|authors)\b"
 
@@ -149,6 +150,25 @@ RULES: Final[tuple[Rule, ...]] = (
         unless=re.compile(_ATTRIBUTED),
         reason="the best row of a table, without its shape, hardware and spread, is no result",
         instead="ratio, interval, number of pairs, shape and hardware; or say whose number it is",
+    ),
+    Rule(
+        name="speed-of-training",
+        patterns=_compile(
+            rf"{_RLK} ~3 (?:makes?|making|speeds? up|accelerat\w*|runs?) ~2 train\w* ~3 {_TIMES}",
+            rf"train\w* ~4 {_TIMES} {_FASTER} ~2 (?:with|by|thanks to|using) {_RLK}",
+        ),
+        unless=re.compile(_ATTRIBUTED),
+        reason="a figure of training holds for one model, one length and one machine, and has an interval",
+        instead="give the run, the hardware, the interval and the bundle's id",
+    ),
+    Rule(
+        name="bare-promise",
+        patterns=_compile(
+            r"(?:is|are|stays?|fully|be) (?:\S+ )?(?:bit exact|production (?:ready|grade)|battle tested|lossless)",
+            r"(?:bit exact|lossless) and production ready",
+        ),
+        reason="no run shows that nothing differs anywhere, nor what holds in a production that was not measured",
+        instead="say what was compared, on how many steps, and within which margin",
     ),
     Rule(
         name="hardware-never-run",

@@ -112,10 +112,14 @@ def test_lint_prints_place_reason_and_better_words(call, tmp_path: Path) -> None
     )
 
 
-def test_lint_of_clean_files_says_nothing(call, tmp_path: Path) -> None:
+def test_lint_of_clean_files_says_how_many_it_read(call, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("<p>RL-Kernel does not replace R3.</p>")
-    assert call("claims", "lint", str(page), str(page)) == (0, "", "")
+    assert call("claims", "lint", str(page), str(page)) == (
+        0,
+        "no claim found that goes beyond the evidence (2 files)\n",
+        "",
+    )
 
 
 def test_lint_as_json_names_the_file_of_each_offence(call, tmp_path: Path) -> None:

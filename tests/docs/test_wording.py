@@ -80,6 +80,16 @@ REFUSED = {
         "Sampling is 163x faster.",
         "Up to 10 times faster than PyTorch.",
     ),
+    "speed-of-training": (
+        "RL-Kernel makes training 4x faster.",
+        "Training gets 3 times faster with RL-Kernel.",
+        "RL-Kernel speeds up training 1.3 times.",
+    ),
+    "bare-promise": (
+        "It is bit-exact and production ready.",
+        "The integration is production-grade.",
+        "The fused loss is fully lossless.",
+    ),
     "hardware-never-run": (
         "It was tested on A100, H200 and GB200.",
         "MI300X is supported.",

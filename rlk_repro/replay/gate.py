@@ -1,0 +1,106 @@
+"""``diff --gate``: whether a later result is worse than a reference, for continuous integration.
+
+Unlike a replay, the later result may come from other commits of vime, RL-Kernel or this tool. What was measured must be
+the same (run, lane, design, layout, operators, model, data), and so must the hardware.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.findings import Level, diff_values
+from rlk_repro.base.units import format_number
+from rlk_repro.bundle.seal import open_bundle
+from rlk_repro.plan import Plan
+from rlk_repro.replay.compare import find_other_hardware
+from rlk_repro.replay.difference import find_difference
+from rlk_repro.replay.recorded import require_intact
+from rlk_repro.rundir.results import Analysis, VerdictWord
+from rlk_repro.spec.values import dump_model
+from rlk_repro.statistics.stats import STEP_TIME
+
+SAME: Final = ("run", "lane", "design", "layout", "entropy_metric", "rl_kernel", "switch", "workload")
+"""What of a run must be the same; its stack, its margins and its number of pairs or sessions may differ."""
+MOST_SHOWN: Final = 3
+_SPEED_WORDS: Final = frozenset(
+    {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT, VerdictWord.INCONCLUSIVE}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffGate:
+    """``is_open`` only where the later result was shown to be comparable and was not shown to be worse."""
+
+    is_open: bool
+    line: str
+    reference_verdict: str
+    later_verdict: str
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def judge_gate(reference: Path, later: Path) -> DiffGate:
+    """Hold the later result's step time ratio (enabled / baseline) against the reference's.
+
+    It is worse where the 95 % interval of the difference does not hold 0 and the difference is larger than the replay
+    margin of the reference, both towards more time.
+
+    Raises:
+        CheckFailed: one of them was sealed and has been changed.
+        BundleUnreadable: one of them is broken or unsafe.
+    """
+    unsealed = [str(source) for source in (reference, later) if require_intact(source) is None]
+    with open_bundle(reference) as left, open_bundle(later) as right:
+        plans = [Plan.load(run_dir.plan) for run_dir in (left, right)]
+        was, now = analyse(left), analyse(right)
+    obstacles = [*(f"{source} is not sealed" for source in unsealed), *_find_obstacles(plans, was, now)]
+    return judge_analyses(was, now, plans[0].run.measure.replay_margin, obstacles)
+
+
+def judge_analyses(was: Analysis, now: Analysis, margin: float, obstacles: Sequence[str] = ()) -> DiffGate:
+    """The gate for two results of one experiment; ``margin`` is a fraction, ``obstacles`` close it unjudged."""
+    if obstacles:
+        is_open, text = False, f"cannot be judged: {'; '.join(obstacles[:MOST_SHOWN])}"
+    else:
+        is_open, text = _judge(was, now, margin)
+    return DiffGate(
+        is_open=is_open,
+        line=f"gate {'open' if is_open else 'closed'}: {text}",
+        reference_verdict=was.verdict.word.value,
+        later_verdict=now.verdict.word.value,
+    )
+
+
+def _judge(was: Analysis, now: Analysis, margin: float) -> tuple[bool, str]:
+    old, new = was.effect(STEP_TIME), now.effect(STEP_TIME)
+    difference = None if old is None or new is None else find_difference(old, new)
+    if old is None or new is None or difference is None:
+        return False, "cannot be judged: a step time ratio has no interval"
+    ratios = [format_number(effect.ratio or 0.0) for effect in (old, new)]
+    figures = f"step time ratio {ratios[0]} in the reference, {ratios[1]} later; {difference}"
+    limit = f"{format_number(100 * margin)} %"
+    if difference.estimate > math.log1p(margin) and not difference.holds_zero:
+        return False, f"worse by more than {limit}: {figures}"
+    if difference.estimate + difference.half_width > math.log1p(margin):
+        return True, f"not shown to be worse, and not shown to be within {limit} either: {figures}"
+    return True, f"not worse than {limit}: {figures}"
+
+
+def _find_obstacles(plans: Sequence[Plan], was: Analysis, now: Analysis) -> Iterator[str]:
+    sides = [dump_model(plan.run) for plan in plans]
+    for side, plan in zip(sides, plans, strict=True):
+        side["layout"] = dump_model(plan.run.layouts[plan.hardware.hardware])
+        side["design"] = plan.run.measure.design
+    for item in diff_values("run", *({key: side.get(key) for key in SAME} for side in sides), Level.BLOCKING):
+        yield f"{item.where}: {item.expected} in the reference, {item.found} later"
+    yield from find_other_hardware(was, now)
+    for which, side in (("reference", was), ("later result", now)):
+        if side.verdict.word not in _SPEED_WORDS:
+            yield f"the {which} is {side.verdict.word}"

@@ -1,0 +1,53 @@
+"""What ``report --json`` prints of a result: ``manifests/schema/report.schema.json`` describes a list of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlk_repro.analysis.memory import judge_memory
+from rlk_repro.report.answer import describe_answer
+from rlk_repro.report.surroundings import make_cautions
+from rlk_repro.report.view import Context, make_view
+from rlk_repro.rundir.results import Analysis, Effect, Gate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRecord:
+    """One bundle or run directory.
+
+    ``bundle_id`` is the sha256 of its seal, empty without one.  ``report`` is the path of the page, empty where none
+    was written.  ``unit`` is what ``n`` of an effect counts, ``pair`` or ``session``.
+    """
+
+    source: str
+    bundle_id: str
+    run: str
+    hardware: str
+    verdict: str
+    headline: str
+    answer: str
+    memory: str
+    unit: str
+    effects: tuple[Effect, ...]
+    gates: tuple[Gate, ...]
+    report: str
+    cautions: tuple[str, ...]
+
+
+def make_record(analysis: Analysis, context: Context, *, source: str, report: str = "") -> ReportRecord:
+    view = make_view(analysis, context)
+    return ReportRecord(
+        source=source,
+        bundle_id=context.bundle_id,
+        run=analysis.run,
+        hardware=analysis.hardware,
+        verdict=analysis.verdict.word.value,
+        headline=analysis.verdict.headline,
+        answer=describe_answer(view),
+        memory=judge_memory(analysis).word.value,
+        unit=analysis.unit,
+        effects=analysis.effects,
+        gates=analysis.gates,
+        report=report,
+        cautions=make_cautions(view),
+    )
