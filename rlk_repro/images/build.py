@@ -19,7 +19,11 @@ from rlk_repro.spec import BaseImage, ImagePlatform, Stack
 
 TIMEOUT_S: Final = 24 * 3600.0
 ROOT: Final = PACKAGE.parent
-CONTEXT: Final = ("docker", "jobs", "manifests", "pyproject.toml", "requirements", "rlk_repro", "slurm", "tools")
+CONTEXT: Final = (
+    *("LICENSE", "README.md", "docker", "jobs", "k8s", "manifests", "pyproject.toml", "requirements", "rlk_repro"),
+    *("slurm", "tools"),
+)
+"""What an image is built from; `.dockerignore` and the Dockerfiles say the same to the engine."""
 ENGINES: Final = ("docker", "buildah", "podman")
 
 
