@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rlk_repro.analysis.agreement import summarise_agreement
-from rlk_repro.analysis.allocations import find_misfits, find_unknown_nodes
+from rlk_repro.analysis.allocations import describe_allocations, find_misfits, find_unknown_nodes
 from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.operators import OperatorTable, read_operators
 from rlk_repro.analysis.sessions import Session, compare_sessions, pool_step_times, read_session
@@ -84,6 +84,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     differences = list(_find_differences(records))
     scored = [pair.pair for pair in pairs if pair.status is PairStatus.SCORED]
     missing = [*_find_missing_records(scored, records), *find_unknown_nodes(plan, run_dir, scored)]
+    findings += describe_allocations(plan, run_dir, scored)
     unplanned = list(_find_unplanned(plan, run_dir))
     table = None if plan.run.workload.has_variants else read_operators(plan, run_dir)
     shadows = tuple(item for session in sessions for item in session.shadows)

@@ -98,10 +98,11 @@ class TrialLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The most that a job may take: minutes, and GPUs on each of its nodes."""
+    """The most that a job may take: minutes, GPUs on each of its nodes, and how often it may start."""
 
     time_min: int
     gpus_per_node: int
+    num_jobs: int = 1
 
 
 class Backend(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlk_repro.base.errors import SpecError
-from rlk_repro.clusters.slurm.options import find_segment, time_limit_min
+from rlk_repro.clusters.slurm.options import find_max_jobs, find_segment, time_limit_min
 from rlk_repro.clusters.slurm.quoting import Directive, ShellLine, quote
 from rlk_repro.clusters.slurm.script import render_sbatch, sbatch_command
 from rlk_repro.plan import Plan
@@ -161,11 +162,44 @@ def test_a_segment_is_the_greatest_divisor_that_fits_into_a_rack(num_nodes: int,
     assert find_segment(num_nodes, None) is None
 
 
-def test_the_time_covers_every_trial_and_keeps_to_the_partition() -> None:
+def test_the_time_is_one_and_a_half_times_the_estimate_and_a_pair_at_least() -> None:
+    estimate = "expected_trial_minutes={h200: 3}"
+    plan = plan_for(settings=(estimate,))
+    assert time_limit_min(plan) == 1.5 * 12 * 3 + 45 + 5
+    assert time_limit_min(plan_for(settings=(estimate, "lane=train-only"))) == 1.5 * 12 * 3 + 6 * 5 + 45 + 5
+    assert time_limit_min(plan_for()) == 2 * 5 + 45 + 5
+    assert time_limit_min(with_site(plan_for(), slurm={"max_time_min": 50.0})) == 50
+
+
+def test_the_time_covers_every_limit_where_nothing_is_estimated_or_the_job_cannot_go_on() -> None:
+    every = 12 * 5 + 45 + 5
+    assert time_limit_min(plan_for(settings=("expected_trial_minutes={cpu: 1}",))) == every
     plan = plan_for()
-    assert time_limit_min(plan) == 12 * 5 + 45 + 5
-    assert time_limit_min(plan_for(settings=("lane=train-only",))) == (12 + 6) * 5 + 45 + 5
-    assert time_limit_min(with_site(plan, slurm={"max_time_min": 60.0})) == 60
+    fixed = with_site(plan, slurm={"requeue": False})
+    assert (time_limit_min(fixed), find_max_jobs(fixed)) == (every, 1)
+    assert find_max_jobs(plan) == 6
+    sessions = plan_for(settings=("measure.design=crossover", "measure.sessions=3", "lane=train-only"))
+    assert find_max_jobs(with_site(sessions, slurm={"max_time_min": 30.0})) == 3 + 1
+
+
+def test_a_job_time_of_the_command_line_is_the_profile_s(call) -> None:
+    flags = ("submit", "smoke", "--profile", "generic-h200", "--stack", "example", "--dry-run", "--json")
+    code, out, err = call(*flags, "--cluster", "slurm", "--max-job-time", "50m")
+    assert (code, err) == (0, "")
+    shown = json.loads(out)
+    assert shown["plan"]["profile"]["slurm"]["max_time_min"] == 50
+    assert shown["plan"]["sources"]["profile.slurm.max_time_min"] == "--max-job-time"
+    assert "#SBATCH --time=50\n" in shown["job"]["files"]["job.sbatch"]
+    plain = json.loads(call(*flags, "--cluster", "slurm")[1])["plan"]
+    assert plain["experiment_hash"] == shown["plan"]["experiment_hash"]
+    for words, answer in {
+        ("--cluster", "slurm", "--max-job-time", "soon"): "--max-job-time: no time, got 'soon'",
+        ("--cluster", "slurm", "--max-job-time", "2m"): "shorter than one pair of trials may take",
+        ("--max-job-time", "4h"): "--max-job-time: cannot be kept here, got 'local', expected --cluster slurm",
+    }.items():
+        code, _, err = call(*flags[:-1], *words)
+        assert code == 2
+        assert answer in err
 
 
 def test_the_same_nodes_are_asked_for_by_name() -> None:
