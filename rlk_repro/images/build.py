@@ -42,9 +42,9 @@ class Build:
         epoch = self.arguments["SOURCE_DATE_EPOCH"]
         words = {
             "docker": ["docker", "build"],
-            # these two stamp every file of the new layers themselves
-            "podman": ["podman", "build", f"--timestamp={epoch}"],
-            "buildah": ["buildah", "build", f"--timestamp={epoch}"],
+            # these two stamp every file of the new layers themselves; enroot asks for docker's format
+            "podman": ["podman", "build", "--format=docker", f"--timestamp={epoch}"],
+            "buildah": ["buildah", "build", "--format=docker", f"--timestamp={epoch}"],
         }[self.engine]
         return [*words, f"--file={self.dockerfile}", *given, f"--tag={self.tag}", str(ROOT)]
 

@@ -117,9 +117,14 @@ def record_env(trial_dir: TrialDir) -> dict[str, str]:
 
 
 def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
-    """The profile's variables: those with a value, and those that name a variable of the node agent."""
-    items = plan.profile.env.items()
-    plain = {name: value for name, value in items if isinstance(value, str)}
+    """The profile's variables: those with a value, and those that name a variable of the node agent.
+
+    Its network interface counts for all that nodes say to each other, not for Ray alone.
+    """
+    items, interface = plan.profile.env.items(), plan.profile.ray.interface
+    sockets = {} if interface is None else {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+    own = {name: value for name, value in sockets.items() if name not in plan.profile.env}
+    plain = own | {name: value for name, value in items if isinstance(value, str)}
     return plain, {name: value.from_env for name, value in items if isinstance(value, FromEnv)}
 
 

@@ -236,6 +236,76 @@ def test_an_engine_without_importing_runs_the_digest() -> None:
     assert "import_image" not in script
 
 
+@pytest.mark.parametrize(
+    ("runtime", "words"),
+    [
+        ("docker", "--device={0}"),
+        ("podman", "--device={0}"),
+        ("apptainer", "--bind={0}"),
+        ("pyxis", "--container-mounts={1}:{1},{0}:{0}"),
+    ],
+)
+def test_the_fabric_s_devices_that_are_there_reach_every_runtime(tmp_path: Path, runtime: str, words: str) -> None:
+    device, absent = tmp_path / "uverbs", tmp_path / "absent"
+    device.touch()
+    fabric = [str(device), str(absent)]
+    container = {"runtime": runtime, "image_dir": IMAGE_DIR, "fabric": fabric}
+    two = plan_for(stack="example", settings=("layouts.h200={num_nodes: 2, gpus_per_node: 8}",))
+    plan, run_dir = with_site(two, container=container), run_dir_of(two)
+    script = render_sbatch(plan, run_dir)
+    start = script.index("# Devices of the fabric")
+    head = "set -eu; srun() { :; }; srun_options=() identity=() limits=() image=i allocation=1\n"
+    tail = '\nprintf "%s\\n" "${runtime[@]-}" "${srun_options[@]-}" "hook=${MELLANOX_VISIBLE_DEVICES-}"'
+    part = script[start : script.index("\ncontainer=(", start)]
+    done = subprocess.run(["bash", "-c", head + part + tail], check=True, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert words.format(device, run_dir.root.absolute()) in lines
+    assert str(absent) not in done.stdout
+    assert ("hook=all" in lines) is (runtime == "pyxis")
+    alone = with_site(plan_for(stack="example"), container=container)
+    assert str(device) not in render_sbatch(alone, run_dir_of(alone))
+
+
+def test_apptainer_s_containers_see_the_job_s_variables_and_cache_on_the_node(tmp_path: Path) -> None:
+    plan = with_site(plan_for(stack="example"), container={"runtime": "apptainer", "image_dir": IMAGE_DIR})
+    script = render_sbatch(plan, run_dir_of(plan))
+    on_node = script[script.index("on_node=") : script.index("\nsrun ", script.index("on_node="))]
+    shell = f'{on_node}\nbash -c "$on_node" node-agent env | grep ^APPTAINERENV_ | LC_ALL=C sort'
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "CUDA_VISIBLE_DEVICES": "0,3",
+        "SLURM_JOB_ID": "7",
+        "SLURMD_NODENAME": "n",
+        "A": "1",
+    }
+    fake = tmp_path / "env"
+    fake.write_text("#!/bin/sh\nexec /usr/bin/env\n")
+    fake.chmod(0o755)
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+    done = subprocess.run(["bash", "-c", shell], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [
+        "APPTAINERENV_CUDA_VISIBLE_DEVICES=0,3", "APPTAINERENV_SLURMD_NODENAME=n", "APPTAINERENV_SLURM_JOB_ID=7",
+    ]  # fmt: skip
+    assert '"--bind=$cache:/var/cache/rlk-repro"' in script
+    assert "TRITON_HOME=/var/cache/rlk-repro" in script
+    assert "clean_up || echo" in script
+
+
+def test_docker_does_without_locked_memory_and_without_groups_that_are_not_there(tmp_path: Path) -> None:
+    plan = with_site(plan_for(hardware="mi300x", stack="example"), container={"runtime": "docker"})
+    script = render_sbatch(plan, run_dir_of(plan))
+    part = script[script.index("# The daemon would start") : script.index("runtime=(")]
+    fake = tmp_path / "docker"
+    fake.write_text('#!/bin/sh\ncase "$*" in info*) ;; *) echo "cannot raise the limit" >&2; exit 125;; esac\n')
+    fake.chmod(0o755)
+    tail = 'printf "%s\\n" "${identity[@]}" "limits=${limits[*]}"'
+    shell = f"set -Eeuo pipefail; PATH={tmp_path}:$PATH\n{part}\n{tail}"
+    done = subprocess.run(["bash", "-c", shell], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "limits="
+    assert "--group-add" not in done.stdout  # no GPU of AMD's is here
+    assert done.stderr == "docker refuses unlimited locked memory, which RDMA may need: cannot raise the limit\n"
+
+
 def test_mounts_of_docker_and_apptainer_keep_commas() -> None:
     plan = plan_for(stack="example")
     for runtime, mount in {"docker": "'--mount=type=bind,\"source=/a,b\",target=/c,readonly'",

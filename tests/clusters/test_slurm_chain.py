@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 
@@ -37,6 +38,7 @@ def wait_for_end(run: Run) -> None:
     def is_over() -> bool:
         status = run.poll()
         if status.state is JobState.PENDING:
+            time.sleep(3)  # a start in the second of the requeue would have the credential that was just revoked
             run.skip_delay()
             run.site.cluster.revive_controller()
         return status.state.is_final

@@ -32,9 +32,10 @@ from rlk_repro.clusters.k8s.pods import (
     pod_command,
     pod_run_dir,
 )
+from rlk_repro.clusters.k8s.tree import parse_quantity
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import kubernetes_problems
+from rlk_repro.spec import KubernetesSettings, kubernetes_problems
 from rlk_repro.spec.ray import knows_tokens
 
 COLLECTOR_DEADLINE_S: Final = 3600
@@ -100,6 +101,11 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
                       got=settings.max_time_min, expected=f"at least {pair_min:g}")  # fmt: skip
 
 
+def _find_store_bytes(settings: KubernetesSettings) -> str:
+    """Of Ray's object store, which lies in ``/dev/shm``: NCCL and vLLM have the other half."""
+    return str(int((parse_quantity(settings.shm) or 0) / 2))
+
+
 def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     settings = kubernetes_settings(plan)
     job = _start_job(plan, run_dir)
@@ -112,9 +118,9 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     cluster = spec["rayClusterSpec"]
     if settings.ray_version is not None:
         cluster["rayVersion"] = settings.ray_version
-    num_gpus = {"num-gpus": str(plan.layout.gpus_per_node)}
+    shares = {"num-gpus": str(plan.layout.gpus_per_node), "object-store-memory": _find_store_bytes(settings)}
     head = cluster["headGroupSpec"]
-    head["rayStartParams"] |= num_gpus
+    head["rayStartParams"] |= shares
     head["template"] = _make_agent(plan, run_dir, LEADER, nodes)
     container = head["template"]["spec"]["containers"][0]
     container["ports"] = [{"name": name, "containerPort": port} for name, port in _HEAD_PORTS]
@@ -126,7 +132,7 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
                 "replicas": num_workers,
                 "minReplicas": num_workers,
                 "maxReplicas": num_workers,
-                "rayStartParams": {"disable-usage-stats": "true", **num_gpus},
+                "rayStartParams": {"disable-usage-stats": "true", **shares},
                 "template": _make_agent(plan, run_dir, WORKER, nodes),
             }
         ]

@@ -120,6 +120,8 @@ def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nod
         container["resources"]["claims"] = [{"name": _CHANNEL}]
     if settings.rdma is not None:
         container["securityContext"]["capabilities"]["add"] = [RDMA_CAPABILITY]
+    if plan.hardware.platform == "rocm":  # ROCm asks the kernel for what the default profile forbids
+        container["securityContext"]["seccompProfile"] = {"type": "Unconfined"}
     return {
         "metadata": {"labels": make_labels(plan, name, role), "annotations": _pod_annotations(plan, run_dir)},
         "spec": spec,

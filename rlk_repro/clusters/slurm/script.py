@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 from rlk_repro.base.errors import SpecError
 from rlk_repro.base.resources import data_dir
 from rlk_repro.clusters.slurm.container import (
+    AMD_VISIBILITY,
+    CACHE,
     ENGINES,
     container_settings,
     find_container_problems,
     find_runtime,
     list_entry,
+    list_fabric,
+    list_pyxis_mounts,
     list_runtime_options,
     make_image_name,
     make_import,
@@ -91,11 +95,15 @@ def _list_values(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Mapping[s
         "python": container.python,
         "runtime": find_runtime(plan),
         "platform": plan.hardware.platform,
-        "is_engine": find_runtime(plan) in ENGINES,
+        "leaves_things": find_runtime(plan) in {*ENGINES, "apptainer"},
+        "cache": CACHE,
+        "shown": list(AMD_VISIBILITY if plan.hardware.platform == "rocm" else AMD_VISIBILITY[:1]),
         "secrets": list_secrets(plan),
         "entry": list_entry(plan),
         "has_package": container.package_dir is not None,
         "runtime_options": list_runtime_options(plan, absolute),
+        "fabric": list_fabric(plan),
+        "mounts": list_pyxis_mounts(plan, absolute),
         "image_name": make_image_name(plan),
         "image": make_import(plan),
     }
