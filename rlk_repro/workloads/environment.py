@@ -91,7 +91,8 @@ def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
 
 def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
     """What the trainer of one trial gets from us: the records' folders, the run's metrics, the declared switches."""
-    return record_env(run_dir.trial(trial.name)) | metric_env(plan) | switch_env(plan, trial)
+    folder = run_dir.trial(trial.name)
+    return record_env(folder) | transport_env(plan, folder) | metric_env(plan) | switch_env(plan, trial)
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
@@ -114,6 +115,14 @@ def metric_env(plan: Plan) -> dict[str, str]:
 def record_env(trial_dir: TrialDir) -> dict[str, str]:
     """Where the trial's trainer writes what ran and which libraries it loaded."""
     return {OPS_DIR: str(trial_dir.ops.absolute()), LIBRARIES_DIR: str(trial_dir.libraries.absolute())}
+
+
+def transport_env(plan: Plan, trial_dir: TrialDir) -> dict[str, str]:
+    """Lets NCCL write down at its start which transport it takes; the log holds addresses and is never packed."""
+    if plan.num_gpus < 2:
+        return {}
+    log = trial_dir.libraries.absolute() / ".partial-nccl-%h-%p.log"
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": str(log)}
 
 
 def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
