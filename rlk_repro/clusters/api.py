@@ -37,11 +37,15 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Rendered, not submitted: files to appear in ``job/`` (name to text) and the command that submits or starts it."""
+    """Rendered, not submitted: files to appear in ``job/`` (name to text) and the command that submits or starts it.
+
+    ``remarks`` say what was taken that the profile does not say.
+    """
 
     files: Mapping[str, str]
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,7 +101,8 @@ def prepare(request: Request) -> Prepared:
     inputs = Inputs(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
     plan = replace(plan, sources={**plan.sources, **{f"{PROFILE}{path}": flag for path, flag in profile.sources.items()
                                                      if flag.startswith("--")}})  # fmt: skip
-    return replace(render(plan, inputs), remarks=remarks)
+    prepared = render(plan, inputs)
+    return replace(prepared, remarks=(*remarks, *prepared.remarks))
 
 
 def _find_profile(request: Request, run: Run) -> tuple[Loaded[Any], tuple[str, ...]]:
@@ -176,7 +177,7 @@ def render(plan: Plan, inputs: Inputs | None, run_dir: RunDir | None = None, *, 
         raise SpecError(*problems)
     run_dir = run_dir or new_run_dir(plan)
     job = get_backend(plan.cluster).render(plan, run_dir, nodes=nodes)
-    return Prepared(plan=plan, inputs=inputs, run_dir=run_dir, job=job)
+    return Prepared(plan=plan, inputs=inputs, run_dir=run_dir, job=job, remarks=job.remarks)
 
 
 def resolve_profile(name: str | None, cluster: str | None, overrides: Sequence[Override] = ()) -> Loaded[Any]:

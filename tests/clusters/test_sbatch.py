@@ -291,6 +291,27 @@ def test_apptainer_s_containers_see_the_job_s_variables_and_cache_on_the_node(tm
     assert "clean_up || echo" in script
 
 
+def test_headline_runs_are_shown_in_a_container_with_a_digest_of_zeros_for_the_image_to_come(call) -> None:
+    zeros = f"sha256:{0:064}"
+    for name in SHOWN:
+        if not name.startswith("smoke"):
+            script = (EXAMPLES / name).read_text()
+            assert zeros in script, name
+            assert "# no container" not in script
+            assert "has no published image" in script
+    flags = ("submit", "qwen3-4b", "--cluster", "slurm", "--profile", "generic-h200", "--dry-run")
+    code, _, err = call(*flags)
+    assert (code, "stack 2026-07 has no published image for h200: a digest of zeros stands for it" in err) == (0, True)
+    host = with_site(plan_for("qwen3-4b"), container={"runtime": "host"})
+    assert "names images, and runtime host starts no container" in refusal_of(host)
+
+
+def test_a_stack_without_images_says_that_the_profile_s_runtime_is_not_used(call) -> None:
+    remark = "stack host has no images: the Python of the nodes runs, not pyxis"
+    code, out, err = call("submit", "smoke", "--cluster", "slurm", "--profile", "generic-h200", "--dry-run")
+    assert (code, remark in err, f"# {remark}\n" in out) == (0, True, True)
+
+
 def test_docker_does_without_locked_memory_and_without_groups_that_are_not_there(tmp_path: Path) -> None:
     plan = with_site(plan_for(hardware="mi300x", stack="example"), container={"runtime": "docker"})
     script = render_sbatch(plan, run_dir_of(plan))

@@ -54,9 +54,11 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
     Raises:
         SpecError: values that sbatch or the container runtime cannot be told.
     """
+    from rlk_repro.clusters.slurm.container import find_remarks
     from rlk_repro.clusters.slurm.script import SCRIPT, render_sbatch, sbatch_command
 
-    return Job(files={SCRIPT: render_sbatch(plan, run_dir, nodes=nodes)}, command=sbatch_command(run_dir))
+    script = render_sbatch(plan, run_dir, nodes=nodes)
+    return Job(files={SCRIPT: script}, command=sbatch_command(run_dir), remarks=find_remarks(plan))
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:

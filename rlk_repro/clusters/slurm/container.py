@@ -39,6 +39,10 @@ _CACHES: Final = (
 _PREPEND: Final = 'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; exec "$@"'
 
 
+PLACEHOLDER: Final = Image(reference="registry.example/rlk-repro", digest=f"sha256:{0:064}")
+"""Stands for an image that a stack is meant to have and that nobody has published: a dry run shows where it will be."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bind:
     """A mount with both of its paths."""
@@ -53,13 +57,24 @@ def container_settings(plan: Plan) -> ContainerSettings:
 
 
 def find_runtime(plan: Plan) -> str:
-    """The profile's; ``host`` where the stack has no images and the run uses what the nodes have."""
-    return container_settings(plan).runtime if plan.stack.images else "host"
+    """The profile's; ``host`` where the stack is made for what the nodes have, which ``find_remarks`` says."""
+    return container_settings(plan).runtime if plan.stack.images or plan.stack.unpublished else "host"
+
+
+def find_remarks(plan: Plan) -> tuple[str, ...]:
+    """What is taken that the profile does not say."""
+    wanted, stack = container_settings(plan).runtime, plan.stack.stack
+    if find_image(plan) is PLACEHOLDER:
+        return (f"stack {stack} has no published image for {plan.hardware.hardware}: a digest of zeros stands for it",)
+    if wanted != find_runtime(plan):
+        return (f"stack {stack} has no images: the Python of the nodes runs, not {wanted}",)
+    return ()
 
 
 def find_image(plan: Plan) -> Image | None:
-    """The stack's image for the plan's hardware."""
-    return plan.stack.images.get(plan.hardware.image_platform)
+    """The stack's image for the plan's hardware, or what stands for one that is not published."""
+    platform = plan.hardware.image_platform
+    return plan.stack.images.get(platform) or (PLACEHOLDER if platform in plan.stack.unpublished else None)
 
 
 def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
@@ -67,7 +82,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     runtime = find_runtime(plan)
     where = f"profile {plan.profile.profile}: container"
     if runtime == "host":
-        if plan.stack.images:
+        if plan.stack.images or plan.stack.unpublished:
             yield Problem(f"stack {plan.stack.stack}", "names images, and runtime host starts no container",
                           expected="a stack without images, or another container.runtime")  # fmt: skip
         return
