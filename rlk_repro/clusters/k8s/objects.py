@@ -22,6 +22,7 @@ from rlk_repro.clusters.k8s.naming import (
     make_name,
 )
 from rlk_repro.clusters.k8s.nodes import Object, find_node_problems, uses_compute_domain
+from rlk_repro.clusters.k8s.overlay import overlay_job
 from rlk_repro.clusters.k8s.pods import (
     INPUTS_PATH,
     POD_PROGRAM,
@@ -57,7 +58,7 @@ def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) ->
     if problems:
         raise SpecError(*problems)
     settings = kubernetes_settings(plan)
-    objects = [_KINDS[settings.kind](plan, run_dir, nodes)]
+    objects = [overlay_job(_KINDS[settings.kind](plan, run_dir, nodes), settings)]
     if uses_compute_domain(plan, settings):
         objects.append(_make_compute_domain(plan, run_dir))
     if settings.network_policy:
