@@ -145,13 +145,17 @@ def _is_given(context: typer.Context, name: str | None) -> bool:
 
 
 def show_dry_run(plan: Plan, job: Job, run_dir: RunDir, *, as_json: bool) -> None:
-    from rlk_repro.submit.show import dry_run_json, plan_lines
+    from rlk_repro.clusters.registry import get_backend
+    from rlk_repro.submit.show import bound_line, dry_run_json, plan_lines
 
     if as_json:
         say_json(dry_run_json(plan, job))
         return
     for line in plan_lines(plan):
         say(line)
+    bound = get_backend(plan.cluster).find_bound(plan)
+    if bound is not None and bound.num_jobs > 1:
+        say(f"{'job':<16} {bound_line(plan, bound)}")
     for name, text in job.files.items():
         say()
         say(f"--- {run_dir.run_id}/job/{name}")

@@ -312,6 +312,40 @@ def test_a_stack_without_images_says_that_the_profile_s_runtime_is_not_used(call
     assert (code, remark in err, f"# {remark}\n" in out) == (0, True, True)
 
 
+@pytest.mark.parametrize(
+    ("again", "state", "is_cancelled", "is_requeued"),
+    [
+        ("7.2", "RUNNING", False, True),
+        (None, "RUNNING", False, False),
+        ("7.1", "RUNNING", False, False),  # an earlier allocation's word
+        ("7.2", "COMPLETING", False, False),  # ended by scancel
+        ("7.2", "RUNNING", True, False),
+    ],
+)
+def test_a_job_queues_itself_again_where_its_agent_asks_and_nobody_ended_it(
+    tmp_path: Path, again: str | None, state: str, is_cancelled: bool, is_requeued: bool
+) -> None:
+    plan = plan_for()
+    script = render_sbatch(plan, run_dir_of(plan))
+    part = script[script.index("finish() {") : script.index("trap finish EXIT")]
+    for name, line in {"squeue": f"echo {state}", "scontrol": 'echo "asked: $*"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    run_dir = RunDir(tmp_path / "run dir")
+    run_dir.root.mkdir()
+    run_dir.bundle.touch()
+    if again is not None:
+        run_dir.again.write_text(again)
+    if is_cancelled:
+        run_dir.cancelled.touch()
+    head = f"set -Eeuo pipefail; PATH={tmp_path}:$PATH SLURM_JOB_ID=7 allocation=7.2 run_dir={quote(str(run_dir.root))}"
+    shell = f"{head}\nbundle=$run_dir/bundle.tgz\n{part}\ntrap finish EXIT\nexit 75"
+    done = subprocess.run(["bash", "-c", shell], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (75, "")
+    assert ("asked: requeue 7" in done.stdout) is is_requeued
+    assert "scontrol requeue" not in render_sbatch(with_site(plan, slurm={"requeue": False}), run_dir_of(plan))
+
+
 def test_docker_does_without_locked_memory_and_without_groups_that_are_not_there(tmp_path: Path) -> None:
     plan = with_site(plan_for(hardware="mi300x", stack="example"), container={"runtime": "docker"})
     script = render_sbatch(plan, run_dir_of(plan))

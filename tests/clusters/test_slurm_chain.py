@@ -26,10 +26,15 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def submit(site: Site, **flags: str) -> Run:
+def submit(site: Site, max_job_time: str) -> Run:
     profile = str(make_profile(site.folder))
     request = planning.Request(
-        run="smoke", cluster="slurm", profile=profile, settings=SETTINGS, is_exploratory=True, **flags
+        run="smoke",
+        cluster="slurm",
+        profile=profile,
+        settings=SETTINGS,
+        is_exploratory=True,
+        max_job_time=max_job_time,
     )
     return Run(site=site, launched=sending.submit(planning.prepare(request)))
 
