@@ -184,10 +184,19 @@ class Plan:
         return self.run.find_storing_limit_min(self.hardware.hardware)
 
     @property
+    def num_stores(self) -> int:
+        """Live runs that store rollouts before the trials: sessions share one."""
+        return 0 if self.run.lane == "live" else 1 if self.is_crossover else len({t.seed for t in self.trials})
+
+    @property
     def all_limits_min(self) -> float:
-        """Of all trials or sessions, and before them of the live runs that store rollouts: sessions share one."""
-        num_stores = 0 if self.run.lane == "live" else 1 if self.is_crossover else len({t.seed for t in self.trials})
-        return len(self.trials) * self.time_limit_min + num_stores * self.storing_limit_min
+        """Of all trials or sessions, and of the live runs that store rollouts."""
+        return len(self.trials) * self.time_limit_min + self.num_stores * self.storing_limit_min
+
+    @property
+    def group_limit_min(self) -> float:
+        """Of one pair of trials, or one session: what is never spread over two allocations."""
+        return max(map(len, self.groups().values())) * self.time_limit_min
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from rlk_repro.agent.budget import Budget
 from rlk_repro.agent.journal import Journal
 from rlk_repro.agent.node import (
     describe_node,
@@ -34,8 +35,8 @@ from rlk_repro.agent.ray.cluster import RayClusters, Service
 from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
 from rlk_repro.agent.ray.marks import Use
 from rlk_repro.agent.ray.member import RayMember
-from rlk_repro.agent.resume import find_open_trials, set_aside
-from rlk_repro.agent.rollouts import lay_out_rollouts, store_rollouts
+from rlk_repro.agent.resume import find_open_trials, find_whole_pairs, set_aside
+from rlk_repro.agent.rollouts import count_stored, lay_out_rollouts, store_rollouts
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current
 from rlk_repro.agent.trial import Outcome, TrialWatch, make_scrubber, run_command, run_trial
@@ -68,6 +69,7 @@ class Leader:
         self._progress = ProgressWriter(run_dir, len(plan.trials), plan.num_steps)
         self._limits = StopTimes(time_limit_s=plan.time_limit_min * 60, grace_s=parts.deadlines.grace_s)
         self._current = Current()
+        self._budget = Budget(place.until)
         self._findings: list[Finding] = []
         member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
         given = os.environ.get(ADDRESS_VARIABLE)
@@ -80,7 +82,10 @@ class Leader:
     def run(self) -> int:
         """The agent's exit code (docs/results-directory.md)."""
         with self._stop.installed(), self._be_visible():
+            before = self._count_done()
             code, message = self._run_steps()
+            if code and self._budget.is_over and self._count_done() > before:
+                write_text(self._run_dir.again, self._place.allocation)
             with self._journal.phase("pack") as phase:
                 self._parts.pack(self._run_dir)
             is_told = phase.error is None or (code != 0 and isinstance(phase.error, Unwritable))
@@ -88,6 +93,10 @@ class Leader:
             self._progress.end(code, message if is_told else f"not packed: {phase.error}")
             self._journal.give_room()
         return code
+
+    def _count_done(self) -> int:
+        """What no later allocation has to do: whole pairs and sessions, stored rollouts."""
+        return len(find_whole_pairs(self._plan, self._run_dir)) + count_stored(self._run_dir)
 
     def _be_visible(self) -> AbstractContextManager[object]:
         """For the followers: that this is the file system they share, and that this agent lives."""
@@ -210,6 +219,7 @@ class Leader:
         trials = find_open_trials(self._plan, self._run_dir)
         with make_sampler(self._plan, self._run_dir, self._place, lambda: self._current):
             for number, trial in enumerate(trials):
+                self._budget.begin(trial.pair)
                 self._wait_until_idle(trial)
                 if self._stop.signal is not None:
                     return

@@ -26,11 +26,15 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlace:
-    """This agent's node, all nodes (the first leads), and the id that all agents of one allocation share."""
+    """This agent's node, all nodes (the first leads), and the id that all agents of one allocation share.
+
+    ``until``: when the last pair must have ended, in Unix seconds; 0 where nothing ends the allocation.
+    """
 
     node: str
     nodes: tuple[str, ...]
     allocation: str
+    until: float = 0.0
 
     @property
     def role(self) -> Role:
@@ -41,7 +45,7 @@ class NodePlace:
         return self.nodes[1:]
 
 
-def make_place(node: str, nodes: tuple[str, ...], allocation: str | None) -> NodePlace:
+def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until: float = 0.0) -> NodePlace:
     """Check the names, which become folders; a single node may leave the allocation to us.
 
     Raises:
@@ -60,7 +64,7 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None) -> Nod
         problems.append(Problem("--allocation", "missing", expected="one id for the agents of all nodes"))
     if problems:
         raise SpecError(*problems)
-    return NodePlace(node=node, nodes=nodes, allocation=allocation or uuid.uuid4().hex)
+    return NodePlace(node=node, nodes=nodes, allocation=allocation or uuid.uuid4().hex, until=until)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,11 @@ def store_rollouts(
     write_json(run_dir.prepared, {**prepared, "schema": SCHEMA, ROLLOUTS: {**stored, str(seed): record}})
 
 
+def count_stored(run_dir: RunDir) -> int:
+    """How many seeds have their rollouts."""
+    return len(_load_prepared(run_dir).get(ROLLOUTS, {}))
+
+
 @contextmanager
 def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: RolloutDir) -> Iterator[list[str]]:
     """A folder in which every rollout of a session has the stored one that it trains on; their names, in order.

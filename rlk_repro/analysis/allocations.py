@@ -63,13 +63,34 @@ def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Ite
     """The allocations that these pairs ran in and not all of whose nodes left a manifest."""
     by_pair = plan.groups()
     allocations = {read_exit(run_dir.trial(trial.name)).allocation for name in pairs for trial in by_pair[name]}
-    described = [_find_allocation(node) for node in _list_agents(run_dir)]
+    described = [_find_allocation(node) for _, node in _list_agents(run_dir)]
     wanted = plan.layout.num_nodes
     for allocation in sorted(allocations):
         found = described.count(allocation)
         if found < wanted:
             where = f"{run_dir.nodes.name}: allocation {_show(allocation)}"
             yield Finding(Level.WARNING, where, f"manifest and preflight record of {count(wanted, 'node')}", str(found))
+
+
+def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
+    """Where these pairs ran in several allocations: which in which, and on which nodes.
+
+    Each pair is whole inside one of them, so that what differs between allocations adds to the noise between pairs.
+    """
+    by_pair = plan.groups()
+    found: dict[str, list[str]] = {}
+    for name in pairs:
+        found.setdefault(read_exit(run_dir.trial(by_pair[name][0].name)).allocation, []).append(name)
+    if len(found) < 2:
+        return
+    nodes: dict[str | None, set[str]] = {}
+    for name, node in _list_agents(run_dir):
+        nodes.setdefault(_find_allocation(node), set()).add(name)
+    rows = [
+        f"{', '.join(names)} in {_show(allocation)} on {', '.join(sorted(nodes.get(allocation, {'unknown nodes'})))}"
+        for allocation, names in found.items()
+    ]
+    yield Finding(Level.WARNING, "allocations", "1", f"{len(found)}: {'; '.join(rows)}")
 
 
 def _find_wrong_windows(
@@ -135,10 +156,11 @@ def _read_events(run_dir: RunDir) -> Iterator[tuple[str, float]]:
                 continue
 
 
-def _list_agents(run_dir: RunDir) -> Iterator[NodeDir]:
+def _list_agents(run_dir: RunDir) -> Iterator[tuple[str, NodeDir]]:
+    """What every agent left, with the name of its node."""
     for node in run_dir.node_dirs():
-        yield node
-        yield from node.earlier_dirs()
+        for agent in (node, *node.earlier_dirs()):
+            yield node.path.name, agent
 
 
 def _find_allocation(node: NodeDir) -> str | None:

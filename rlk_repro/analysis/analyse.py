@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rlk_repro.analysis.agreement import summarise_agreement
-from rlk_repro.analysis.allocations import find_misfits, find_unknown_nodes
+from rlk_repro.analysis.allocations import describe_allocations, find_misfits, find_unknown_nodes
 from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.operators import OperatorTable, read_operators
 from rlk_repro.analysis.sessions import Session, compare_sessions, pool_step_times, read_session
+from rlk_repro.analysis.transport import find_fallbacks
 from rlk_repro.analysis.trials import fell_back_everywhere, read_trial
 from rlk_repro.analysis.verdict import Judgement, decline, judge
 from rlk_repro.base.errors import BundleUnreadable
@@ -81,9 +82,10 @@ def analyse(run_dir: RunDir) -> Analysis:
     pairs = tuple(made)
     manifests, findings = _read_manifests(run_dir)
     records = {name: read_pair(run_dir, *trials, find_switches(plan)) for name, trials in plan.pairs().items()}
-    differences = list(_find_differences(records))
+    differences = [*_find_differences(records), *find_fallbacks(plan, run_dir, manifests)]
     scored = [pair.pair for pair in pairs if pair.status is PairStatus.SCORED]
     missing = [*_find_missing_records(scored, records), *find_unknown_nodes(plan, run_dir, scored)]
+    findings += describe_allocations(plan, run_dir, scored)
     unplanned = list(_find_unplanned(plan, run_dir))
     table = None if plan.run.workload.has_variants else read_operators(plan, run_dir)
     shadows = tuple(item for session in sessions for item in session.shadows)

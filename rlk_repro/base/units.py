@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -27,6 +28,13 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min {rest_s:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def parse_minutes(text: str) -> float | None:
+    """Minutes of ``1d``, ``4h``, ``90m`` or ``1h30m``; None for anything else, and for no time at all."""
+    found = re.fullmatch(r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,6})m(?:in)?)?", text.strip())
+    days, hours, minutes = (0, 0, 0) if found is None else (int(part or 0) for part in found.groups())
+    return float(days * 1440 + hours * 60 + minutes) or None
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -54,6 +54,9 @@ def submit(
     vime_src: VimeSource = None,
     megatron_src: MegatronSource = None,
     rl_kernel_src: RlKernelSource = None,
+    max_job_time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Slurm: spread pairs over jobs no longer than this, such as 4h.")
+    ] = None,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show plan and job; send nothing.")] = False,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Stay until it is sealed; show progress.")] = False,
     resume: Annotated[str | None, typer.Option(metavar="ID", help="Redo the incomplete pairs of a run.")] = None,
@@ -82,6 +85,7 @@ def submit(
             settings=tuple(settings or ()),
             is_exploratory=is_exploratory,
             is_dry_run=is_dry_run,
+            max_job_time=max_job_time,
         )
         prepared = planning.prepare(request)
     use_sources(vime_src, megatron_src, rl_kernel_src, cluster=prepared.plan.cluster)
@@ -141,13 +145,17 @@ def _is_given(context: typer.Context, name: str | None) -> bool:
 
 
 def show_dry_run(plan: Plan, job: Job, run_dir: RunDir, *, as_json: bool) -> None:
-    from rlk_repro.submit.show import dry_run_json, plan_lines
+    from rlk_repro.clusters.registry import get_backend
+    from rlk_repro.submit.show import bound_line, dry_run_json, plan_lines
 
     if as_json:
         say_json(dry_run_json(plan, job))
         return
     for line in plan_lines(plan):
         say(line)
+    bound = get_backend(plan.cluster).find_bound(plan)
+    if bound is not None and bound.num_jobs > 1:
+        say(f"{'job':<16} {bound_line(plan, bound)}")
     for name, text in job.files.items():
         say()
         say(f"--- {run_dir.run_id}/job/{name}")
@@ -175,7 +183,7 @@ def _show_submitted(plan: Plan, launched: Launched, *, as_json: bool) -> None:
     say(f"run directory: {run_dir.root}")
     bound = get_backend(submission.cluster).find_bound(plan)
     if bound is not None:
-        say(bound_line(plan, bound.time_min, bound.gpus_per_node))
+        say(bound_line(plan, bound))
     say(f"next: rlk-repro status --watch {run_dir.run_id}")
     say(f"      rlk-repro logs -f {run_dir.run_id}   (or cancel, collect)")
 

@@ -37,11 +37,15 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Rendered, not submitted: files to appear in ``job/`` (name to text) and the command that submits or starts it."""
+    """Rendered, not submitted: files to appear in ``job/`` (name to text) and the command that submits or starts it.
+
+    ``remarks`` say what was taken that the profile does not say.
+    """
 
     files: Mapping[str, str]
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +102,11 @@ class TrialLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The most that a job may take: minutes, and GPUs on each of its nodes."""
+    """The most that a job may take: minutes, GPUs on each of its nodes, and how often it may start."""
 
     time_min: int
     gpus_per_node: int
+    num_jobs: int = 1
 
 
 class Backend(Protocol):

@@ -19,7 +19,11 @@ from rlk_repro.spec import BaseImage, ImagePlatform, Stack
 
 TIMEOUT_S: Final = 24 * 3600.0
 ROOT: Final = PACKAGE.parent
-CONTEXT: Final = ("docker", "jobs", "manifests", "pyproject.toml", "requirements", "rlk_repro", "slurm", "tools")
+CONTEXT: Final = (
+    *("LICENSE", "README.md", "docker", "jobs", "k8s", "manifests", "pyproject.toml", "requirements", "rlk_repro"),
+    *("slurm", "tools"),
+)
+"""What an image is built from; `.dockerignore` and the Dockerfiles say the same to the engine."""
 ENGINES: Final = ("docker", "buildah", "podman")
 
 
@@ -38,9 +42,9 @@ class Build:
         epoch = self.arguments["SOURCE_DATE_EPOCH"]
         words = {
             "docker": ["docker", "build"],
-            # these two stamp every file of the new layers themselves
-            "podman": ["podman", "build", f"--timestamp={epoch}"],
-            "buildah": ["buildah", "build", f"--timestamp={epoch}"],
+            # these two stamp every file of the new layers themselves; enroot asks for docker's format
+            "podman": ["podman", "build", "--format=docker", f"--timestamp={epoch}"],
+            "buildah": ["buildah", "build", "--format=docker", f"--timestamp={epoch}"],
         }[self.engine]
         return [*words, f"--file={self.dockerfile}", *given, f"--tag={self.tag}", str(ROOT)]
 

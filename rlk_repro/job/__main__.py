@@ -17,7 +17,7 @@ from rlk_repro.rundir.paths import RunDir
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse_args(argv)
     try:
-        place = make_place(args.node, tuple((args.nodes or args.node).split(",")), args.allocation)
+        place = make_place(args.node, tuple((args.nodes or args.node).split(",")), args.allocation, args.until)
         return run_agent(RunDir(args.run_dir.absolute()), place, is_resuming=args.resume)
     except RlkReproError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
@@ -33,6 +33,7 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--node", default=platform.node(), help="name of this node (default: its host name)")
     parser.add_argument("--nodes", metavar="A,B,…", help="all nodes, the first one leads (default: this one alone)")
     parser.add_argument("--allocation", metavar="ID", help="what the agents of one allocation share")
+    parser.add_argument("--until", type=float, default=0.0, metavar="SECONDS", help="Unix time by which pairs must end")
     parser.add_argument("--resume", action="store_true", help="redo the incomplete pairs of an earlier agent")
     return parser.parse_args(argv)
 

@@ -5,6 +5,7 @@ Interfaces that container runtimes make for their own use are left out: they com
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,8 @@ from rlk_repro.rundir.manifest import Fact, Unknown
 SECTION: Final = "network"
 NET: Final = "/sys/class/net"
 INFINIBAND: Final = "/sys/class/infiniband"
+VERBS: Final = "/dev/infiniband"
+OPENS: Final = "opens"
 PLUMBING: Final = re.compile(
     r"lo|veth.*|docker.*|br-.*|virbr.*|cali.*|cni.*|flannel.*|tunl.*|lxc.*|ifb.*|dummy.*|kube.*"
 )
@@ -28,6 +31,7 @@ def probe(root: Path = Path("/")) -> dict[str, Fact]:
     return {
         "interfaces": {name: _interface(root, name) for name in interfaces} or Unknown(f"{NET} has no interface"),
         "rdma_devices": {name: _rdma_device(root, name) for name in devices} or Unknown(f"{INFINIBAND} has no device"),
+        "rdma_verbs": {name: _open_verbs(root, name) for name in devices} or Unknown(f"{INFINIBAND} has no device"),
         "modules": {name: _module(root, name) for name in MODULES},
         "ephemeral_ports": derive(
             read_text(root, "/proc/sys/net/ipv4/ip_local_port_range"), lambda text: "-".join(text.split())
@@ -60,6 +64,18 @@ def _rdma_device(root: Path, name: str) -> dict[str, Fact]:
         "ports": {port: _port(root, f"{folder}/ports/{port}") for port in ports}
         or Unknown(f"{folder}/ports has no port"),
     }
+
+
+def _open_verbs(root: Path, name: str) -> str:
+    """Whether a program here could use the device: a container sees all of /sys, but only the devices it was given."""
+    found = list_names(root, f"{INFINIBAND}/{name}/device/infiniband_verbs")
+    if not found:
+        return "no verbs device"
+    try:
+        os.close(os.open(locate(root, f"{VERBS}/{found[0]}"), os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return f"{VERBS}/{found[0]}: {error.strerror}"
+    return OPENS
 
 
 def _port(root: Path, folder: str) -> dict[str, Fact]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rlk_repro.analysis.transport import find_network
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Finding, Level
@@ -42,12 +43,14 @@ class Identity:
     """``sources`` are the hashes of each module's Python files; the set of a module that ran without one is empty.
 
     ``decisions`` are implementation and version by operator, of the operators that RL-Kernel served.  ``is_early`` says
-    that the recording format did not hash modules yet; it may not have named commits either.
+    that the recording format did not hash modules yet; it may not have named commits either.  ``networks`` are those by
+    which ranks reached other nodes.
     """
 
     sources: Mapping[str, frozenset[str]]
     decisions: Mapping[str, frozenset[tuple[str, str]]]
     is_early: bool = False
+    networks: frozenset[str] = frozenset()
 
 
 def read_identity(run_dir: RunDir, plan: Plan) -> Identity:
@@ -65,6 +68,7 @@ def read_identity(run_dir: RunDir, plan: Plan) -> Identity:
         is_early=bool(records)
         and not any(SOURCES in record for record in records)
         and not any(path.endswith(f".{PACKAGE_TREE}") for manifest in manifests for path, _ in manifest.facts()),
+        networks=frozenset(filter(None, map(find_network, records))),
     )
 
 
@@ -110,7 +114,7 @@ def compare_identities(old: Identity, new: Identity) -> list[Finding]:
     """Field by field: blocking where the values differ, a warning where one is missing, and for information where the
     format of that time did not have the field.
     """
-    return [*_compare_sources(old, new), *_compare_decisions(old, new)]
+    return [*_compare_sources(old, new), *_compare_decisions(old, new), *_compare_networks(old, new)]
 
 
 def find_source_drift(recorded: Identity, here: Manifest, known: Iterable[Finding]) -> list[Finding]:
@@ -132,6 +136,12 @@ def _compare_sources(old: Identity, new: Identity) -> Iterator[Finding]:
         was, now = (side.sources.get(module, frozenset()) for side in (old, new))
         if not was or was != now:
             yield _describe(f"{SOURCES}.{module}", (old, was), (new, now))
+
+
+def _compare_networks(old: Identity, new: Identity) -> Iterator[Finding]:
+    """Bundles of one node, and those of before it was recorded, name none."""
+    if old.networks and new.networks and old.networks != new.networks:
+        yield _describe("transport", (old, old.networks), (new, new.networks))
 
 
 def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:

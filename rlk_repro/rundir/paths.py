@@ -1,7 +1,4 @@
-"""The run directory.  The only place that knows a file name inside a run directory or a bundle.
-
-Layout: docs/results-directory.md.
-"""
+"""The only place that knows a file name inside a run directory or a bundle (layout: docs/results-directory.md)."""
 
 from __future__ import annotations
 
@@ -347,6 +344,11 @@ class RunDir:
     def ray_token(self) -> Path:
         """By which the processes of one Ray cluster know each other; a secret of this allocation."""
         return self.root / ".ray-token"
+
+    @property
+    def again(self) -> Path:
+        """Holds the allocation whose time was over after whole pairs had come in: another one goes on."""
+        return self.root / ".again"
 
     def end_marker(self, node: str) -> Path:
         """Holds the allocation that this node's agent has finished."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from rlk_repro.spec.site import AbsolutePath, Line
 from rlk_repro.spec.values import EnvName, GrowingModel, Model, PathProblem, Positive, Word
@@ -76,10 +76,18 @@ class Toleration(Model):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
 
+class Overlay(Model):
+    """What this site adds to the objects: merged as it is, by key and by the names of list items."""
+
+    metadata: dict[str, JsonValue] = Field({}, description="of the job: labels and annotations beside ours")
+    pod_metadata: dict[str, JsonValue] = Field({}, description="of every agent's pod")
+    pod_spec: dict[str, JsonValue] = Field({}, description="of every agent's pod, whose container is called agent")
+
+
 class KubernetesSettings(GrowingModel):
     """How a job is asked for in this cluster."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"network_policy", "operator_namespace"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"network_policy", "operator_namespace", "overlay"})
 
     kind: Literal["rayjob", "job", "jobset"] = Field(
         "rayjob", description="rayjob needs KubeRay, job needs nothing; jobset is read in old plans, and made no more"
@@ -110,6 +118,7 @@ class KubernetesSettings(GrowingModel):
     operator_namespace: Label | None = Field(
         None, description="where KubeRay's operator runs; default: wherever its pods have the label of its chart"
     )
+    overlay: Overlay | None = None
     run_as: RunAs | None = Field(None, description="default: the image's own user, which is root in vime's images")
     python: Word = Field("python3", description="the interpreter in the image that has rlk_repro")
     ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.]*$", max_length=40)] | None = Field(

@@ -112,7 +112,9 @@ def load_hardware(name: str, folders: list[Path]) -> Loaded[Hardware]:
     return load(Hardware, find_yaml("hardware", name, folders))
 
 
-def load_profile(name: str, folders: list[Path], clusters: Collection[str] = ()) -> Loaded[Profile]:
+def load_profile(
+    name: str, folders: list[Path], clusters: Collection[str] = (), overrides: Sequence[Override] = ()
+) -> Loaded[Profile]:
     """A profile by name or file, for one of ``clusters``; for any where none is given."""
 
     def check(profile: Profile) -> list[PathProblem]:
@@ -121,7 +123,7 @@ def load_profile(name: str, folders: list[Path], clusters: Collection[str] = ())
             problems.append((("cluster",), "unknown", profile.cluster, f"one of {', '.join(clusters)}"))
         return problems
 
-    return load(Profile, find_yaml("profile", name, folders), check=check)
+    return load(Profile, find_yaml("profile", name, folders), overrides, check)
 
 
 def load(

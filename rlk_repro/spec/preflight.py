@@ -41,6 +41,7 @@ CheckName: TypeAlias = Literal[
     "clock_sync",
     "clock_skew",
     "rdma_active",
+    "rdma_opens",
     "rdma_ports",
     "gpudirect_rdma",
     "ephemeral_ports",

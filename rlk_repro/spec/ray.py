@@ -20,7 +20,9 @@ class RaySettings(Model):
         6379, description="the head's; ephemeral ports begin at 9000 on some nodes, so all of them stay below that"
     )
     interface: Interface | None = Field(
-        None, description="network interface by which nodes reach each other, where the node's name leads to another"
+        None,
+        description="network interface by which nodes reach each other, where the node's name leads to another; NCCL's "
+        "and Gloo's too, where env does not say otherwise",
     )
 
 

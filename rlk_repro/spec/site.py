@@ -5,11 +5,11 @@ Values only; ``clusters.slurm`` makes a script of them and refuses what a runtim
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlk_repro.spec.values import UNSEEN, Model, Positive, Word
+from rlk_repro.spec.values import UNSEEN, GrowingModel, Model, Positive, Word
 
 Line = Annotated[str, Field(pattern=rf"^[^{UNSEEN}]+$", max_length=1000)]
 """Text of one line: options of sbatch stand in comment lines, where a line feed would begin a command."""
@@ -52,8 +52,10 @@ class Mount(Model):
     read_only: bool = False
 
 
-class ContainerSettings(Model):
+class ContainerSettings(GrowingModel):
     """What starts the image of the stack on a node; ``host`` starts none and uses what the node has."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"fabric"})
 
     runtime: Literal["host", "pyxis", "apptainer", "podman", "docker"] = "host"
     python: Word = Field(
@@ -67,3 +69,6 @@ class ContainerSettings(Model):
     )
     mounts: tuple[Mount, ...] = Field((), description="besides the run directory, which is always mounted")
     extra: tuple[Option, ...] = Field((), description="further options of the runtime, passed on as they are")
+    fabric: tuple[AbsolutePath, ...] = Field(
+        ("/dev/infiniband",), description="devices of the network between nodes, for runs on several of them"
+    )

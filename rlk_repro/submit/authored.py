@@ -30,6 +30,8 @@ M = TypeVar("M", bound=BaseModel)
 MAX_FINDINGS: Final = 20
 MAX_FLAGS: Final = 1000
 SETTING: Final = "--set "
+PROFILE: Final = "profile."
+"""What stands before the paths of a profile in a plan's sources."""
 # How much is measured, as against how it is judged.
 AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "control_blocks", "shadow_steps"})
 
@@ -86,7 +88,7 @@ def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
         (plan.run, Run, run_dir.run_yaml, overrides),
         (plan.stack, Stack, run_dir.stack_yaml, list(_list_overrides(plan.stack, plan.sources, "stack."))),
         (plan.hardware, Hardware, run_dir.hardware_yaml, []),
-        (plan.profile, Profile, run_dir.profile_yaml, []),
+        (plan.profile, Profile, run_dir.profile_yaml, list(_list_overrides(plan.profile, plan.sources, PROFILE))),
     ):
         try:
             written = dump_model(_load(model, path, changed))

@@ -9,14 +9,25 @@ from typing import Any, Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
+from rlk_repro.base.units import parse_minutes
 from rlk_repro.clusters.api import Job
 from rlk_repro.clusters.profiles import render_profile, take_likeliest
 from rlk_repro.clusters.registry import BACKENDS, get_backend
 from rlk_repro.plan import Plan, flag_overrides, make_plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Profile, Run
-from rlk_repro.spec.load import Loaded, load_bytes, load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.spec.load import (
+    Loaded,
+    Override,
+    load_bytes,
+    load_hardware,
+    load_profile,
+    load_run,
+    load_stack,
+    parse_overrides,
+)
 from rlk_repro.spec.values import BASELINE, ENABLED
+from rlk_repro.submit.authored import PROFILE
 from rlk_repro.submit.stage import Inputs, new_run_dir
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.differences import find_undeclared
@@ -42,6 +53,7 @@ class Request:
     settings: tuple[str, ...] = ()
     is_exploratory: bool = False
     is_dry_run: bool = False
+    max_job_time: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +99,23 @@ def prepare(request: Request) -> Prepared:
         is_exploratory=request.is_exploratory,
     )
     inputs = Inputs(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
-    return replace(render(plan, inputs), remarks=remarks)
+    plan = replace(plan, sources={**plan.sources, **{f"{PROFILE}{path}": flag for path, flag in profile.sources.items()
+                                                     if flag.startswith("--")}})  # fmt: skip
+    prepared = render(plan, inputs)
+    return replace(prepared, remarks=(*remarks, *prepared.remarks))
 
 
 def _find_profile(request: Request, run: Run) -> tuple[Loaded[Any], tuple[str, ...]]:
     """The profile that was named; else what the cluster itself proposes, or in a dry run away from it a generic one."""
     cluster = request.cluster or LOCAL
+    overrides = _list_profile_overrides(request)
     if request.profile is not None or cluster == LOCAL:
-        return resolve_profile(request.profile, request.cluster), ()
+        return resolve_profile(request.profile, request.cluster, overrides), ()
     client = get_backend(cluster).CLIENT
     reason = f"no {client} on this machine to ask"
     if client is not None and shutil.which(client) is not None:
         try:
-            return _propose(cluster)
+            return _propose(cluster, overrides)
         except EnvironmentMissing as error:
             if not request.is_dry_run:
                 raise
@@ -111,13 +127,29 @@ def _find_profile(request: Request, run: Run) -> tuple[Loaded[Any], tuple[str, .
         raise SpecError(*(replace(problem, hint=hint) for problem in _missing_profile(cluster).problems))
     hardware = request.hardware or next((name for name in HEADLINE if name in run.layouts), next(iter(run.layouts)))
     name = f"generic-{hardware}"
-    return resolve_profile(name, cluster), (f"{reason}: shown with profile {name}, whose paths are not yours",)
+    return resolve_profile(name, cluster, overrides), (
+        f"{reason}: shown with profile {name}, whose paths are not yours",
+    )
 
 
-def _propose(cluster: str) -> tuple[Loaded[Any], tuple[str, ...]]:
+def _list_profile_overrides(request: Request) -> list[Override]:
+    """``--max-job-time`` means a value of the profile.  Only Slurm's jobs go on after their time limit."""
+    if request.max_job_time is None:
+        return []
+    flag = "--max-job-time"
+    if request.cluster != "slurm":
+        raise SpecError(Problem(flag, "cannot be kept here", got=request.cluster or LOCAL, expected="--cluster slurm"))
+    time_min = parse_minutes(request.max_job_time)
+    if time_min is None:
+        raise SpecError(Problem(flag, "no time", got=request.max_job_time, expected="days, hours, minutes: 4h or 90m"))
+    return [Override(("slurm", "max_time_min"), time_min, flag)]
+
+
+def _propose(cluster: str, overrides: Sequence[Override]) -> tuple[Loaded[Any], tuple[str, ...]]:
     """What ``profile init`` would write, taken without being written."""
     proposal, origin = get_backend(cluster).propose_profile(take_likeliest)
-    loaded = load_bytes(Profile, f"profile proposed by {origin}", render_profile(proposal, origin).encode())
+    loaded = load_bytes(Profile, f"profile proposed by {origin}", render_profile(proposal, origin).encode(),
+                        overrides)  # fmt: skip
     values = proposal.values
     words = [f"hardware {values.get('hardware', 'that no file here describes')}"]
     words += [f"{key} {value}" for key, value in values.get(cluster, {}).items() if isinstance(value, str)]
@@ -145,11 +177,11 @@ def render(plan: Plan, inputs: Inputs | None, run_dir: RunDir | None = None, *, 
         raise SpecError(*problems)
     run_dir = run_dir or new_run_dir(plan)
     job = get_backend(plan.cluster).render(plan, run_dir, nodes=nodes)
-    return Prepared(plan=plan, inputs=inputs, run_dir=run_dir, job=job)
+    return Prepared(plan=plan, inputs=inputs, run_dir=run_dir, job=job, remarks=job.remarks)
 
 
-def resolve_profile(name: str | None, cluster: str | None) -> Loaded[Any]:
-    """The profile by name or file; ``local`` by default on the local cluster only.
+def resolve_profile(name: str | None, cluster: str | None, overrides: Sequence[Override] = ()) -> Loaded[Any]:
+    """The profile by name or file, ``local`` by default on the local cluster only; ``overrides`` change its values.
 
     Raises:
         SpecError: none given for a real cluster, or a profile made for another cluster.
@@ -161,7 +193,7 @@ def resolve_profile(name: str | None, cluster: str | None) -> Loaded[Any]:
         if wanted != LOCAL:
             raise _missing_profile(wanted)
         name = LOCAL
-    profile = load_profile(name, folders, BACKENDS)
+    profile = load_profile(name, folders, BACKENDS, overrides)
     if cluster is not None and profile.model.cluster != cluster:
         raise SpecError(
             Problem("--profile", "made for another cluster", got=profile.model.cluster, expected=cluster,

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.units import format_duration
-from rlk_repro.clusters.api import Job
+from rlk_repro.clusters.api import Bound, Job
 from rlk_repro.plan import Plan
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import Measure
@@ -101,12 +101,15 @@ def dry_run_json(plan: Plan, job: Job) -> dict[str, Any]:
     return {"plan": plan.to_json(), "summary": plan_summary(plan), "job": shown}
 
 
-def bound_line(plan: Plan, minutes: float, gpus_per_node: int) -> str:
-    """What a job may cost at most that has so many GPUs of each node for that long."""
-    layout = plan.layout
-    hours = minutes / 60 * layout.num_nodes * gpus_per_node
+def bound_line(plan: Plan, bound: Bound) -> str:
+    """What a job may cost at most, and how often it may go on after its time limit."""
+    num_nodes = plan.layout.num_nodes
+    hours = bound.time_min / 60 * num_nodes * bound.gpus_per_node
     cost = f"{hours:.1f} GPU-hours" if hours else "no GPU"
-    return f"at most {format_duration(minutes * 60)} on {layout.num_nodes} node(s), {cost}"
+    line = f"at most {format_duration(bound.time_min * 60)} on {num_nodes} node(s), {cost}"
+    what = "session" if plan.is_crossover else "pair"
+    more = f"; it goes on after that while whole {what}s come in, at most {bound.num_jobs} times in all"
+    return line + more * (bound.num_jobs > 1)
 
 
 def plan_lines(plan: Plan) -> list[str]:

@@ -91,7 +91,8 @@ def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
 
 def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
     """What the trainer of one trial gets from us: the records' folders, the run's metrics, the declared switches."""
-    return record_env(run_dir.trial(trial.name)) | metric_env(plan) | switch_env(plan, trial)
+    folder = run_dir.trial(trial.name)
+    return record_env(folder) | transport_env(plan, folder) | metric_env(plan) | switch_env(plan, trial)
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
@@ -116,10 +117,23 @@ def record_env(trial_dir: TrialDir) -> dict[str, str]:
     return {OPS_DIR: str(trial_dir.ops.absolute()), LIBRARIES_DIR: str(trial_dir.libraries.absolute())}
 
 
+def transport_env(plan: Plan, trial_dir: TrialDir) -> dict[str, str]:
+    """Lets NCCL write down at its start which transport it takes; the log holds addresses and is never packed."""
+    if plan.num_gpus < 2:
+        return {}
+    log = trial_dir.libraries.absolute() / ".partial-nccl-%h-%p.log"
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": str(log)}
+
+
 def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
-    """The profile's variables: those with a value, and those that name a variable of the node agent."""
-    items = plan.profile.env.items()
-    plain = {name: value for name, value in items if isinstance(value, str)}
+    """The profile's variables: those with a value, and those that name a variable of the node agent.
+
+    Its network interface counts for all that nodes say to each other, not for Ray alone.
+    """
+    items, interface = plan.profile.env.items(), plan.profile.ray.interface
+    sockets = {} if interface is None else {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+    own = {name: value for name, value in sockets.items() if name not in plan.profile.env}
+    plain = own | {name: value for name, value in items if isinstance(value, str)}
     return plain, {name: value.from_env for name, value in items if isinstance(value, FromEnv)}
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,43 @@ def test_a_stop_packs_without_sealing_and_resuming_redoes_the_pair(
     moved = [path.name for path in run_dir.interrupted.glob("1/*")]
     assert sorted(moved) == ["02-p2-enabled", "03-p2-baseline"]
     assert verify_bundle(run_dir.bundle) == []
+
+
+def test_no_pair_begins_that_would_not_end_in_time_and_the_word_to_go_on_is_left(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=3"])
+    slow = FakeWorkload(actions=["sleep:1"])
+    assert run_example(run_dir, slow, until=time.time() + 3.5) == 75
+    assert statuses(run_dir) == {"00-p1-baseline": "ok", "01-p1-enabled": "ok"}
+    assert re.fullmatch(r"trials: p2: not begun, got '.* of this job', expected .*", message(run_dir))
+    assert not inspect_bundle(run_dir.bundle).is_sealed
+    assert run_dir.again.read_text() == exit_of(run_dir, "00-p1-baseline")["allocation"]
+    run_dir.again.unlink()
+    # the first pair of an allocation begins in any case, or none ever would
+    assert run_example(run_dir, slow, is_resuming=True, until=time.time() + 0.1) == 75
+    assert list(statuses(run_dir))[2:] == ["02-p2-enabled", "03-p2-baseline"]
+    assert run_dir.again.exists()
+    assert run_example(run_dir, is_resuming=True) == 0
+    assert verify_bundle(run_dir.bundle) == []
+
+
+@pytest.mark.parametrize(
+    ("until_s", "trial", "goes_on"),
+    [
+        (60.0, "03-p2-baseline", True),
+        (60.0, "01-p1-enabled", False),  # no pair came in: another allocation would bring none in either
+        (3600.0, "03-p2-baseline", False),  # stopped, and not by the end of its time
+        (None, "03-p2-baseline", False),
+    ],
+)
+def test_only_a_run_whose_time_is_over_and_that_got_further_goes_on(
+    tmp_path: Path, until_s: float | None, trial: str, goes_on: bool
+) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    pids = tmp_path / "pids"
+    signal_when(lambda: is_written(pids), signal.SIGTERM)
+    slow = FakeWorkload(by_trial={trial: [f"child:{pids}", "sleep:60"]})
+    assert run_example(run_dir, slow, until=0.0 if until_s is None else time.time() + until_s) == 143
+    assert run_dir.again.exists() is goes_on
 
 
 def test_a_sealed_directory_is_refused(tmp_path: Path) -> None:

@@ -276,6 +276,18 @@ def test_every_example_keeps_our_rules() -> None:
     ]
 
 
+def test_rocm_pods_have_the_seccomp_profile_that_containers_on_slurm_have_and_others_the_default() -> None:
+    for name, profile in {"smoke.mi300x.rayjob.four-nodes": {"type": "Unconfined"}, "smoke.h200.job": None}.items():
+        spec = template(objects_of(name)[0])["spec"]
+        assert spec["containers"][0]["securityContext"].get("seccompProfile") == profile
+
+
+def test_ray_s_object_store_leaves_half_of_the_shared_memory() -> None:
+    cluster = objects_of("smoke.mi300x.rayjob.four-nodes")[0]["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    assert {group["rayStartParams"]["object-store-memory"] for group in groups} == {str(32 << 30)}
+
+
 def test_a_restricted_pod_keeps_to_the_level_restricted() -> None:
     for name in ("smoke.h200.rayjob.restricted", "smoke.h200.job.restricted"):
         spec = template(objects_of(name)[0])["spec"]

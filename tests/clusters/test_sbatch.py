@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlk_repro.base.errors import SpecError
-from rlk_repro.clusters.slurm.options import find_segment, time_limit_min
+from rlk_repro.clusters.slurm.options import find_max_jobs, find_segment, time_limit_min
 from rlk_repro.clusters.slurm.quoting import Directive, ShellLine, quote
 from rlk_repro.clusters.slurm.script import render_sbatch, sbatch_command
 from rlk_repro.plan import Plan
@@ -161,11 +162,44 @@ def test_a_segment_is_the_greatest_divisor_that_fits_into_a_rack(num_nodes: int,
     assert find_segment(num_nodes, None) is None
 
 
-def test_the_time_covers_every_trial_and_keeps_to_the_partition() -> None:
+def test_the_time_is_one_and_a_half_times_the_estimate_and_a_pair_at_least() -> None:
+    estimate = "expected_trial_minutes={h200: 3}"
+    plan = plan_for(settings=(estimate,))
+    assert time_limit_min(plan) == 1.5 * 12 * 3 + 45 + 5
+    assert time_limit_min(plan_for(settings=(estimate, "lane=train-only"))) == 1.5 * 12 * 3 + 6 * 5 + 45 + 5
+    assert time_limit_min(plan_for()) == 2 * 5 + 45 + 5
+    assert time_limit_min(with_site(plan_for(), slurm={"max_time_min": 50.0})) == 50
+
+
+def test_the_time_covers_every_limit_where_nothing_is_estimated_or_the_job_cannot_go_on() -> None:
+    every = 12 * 5 + 45 + 5
+    assert time_limit_min(plan_for(settings=("expected_trial_minutes={cpu: 1}",))) == every
     plan = plan_for()
-    assert time_limit_min(plan) == 12 * 5 + 45 + 5
-    assert time_limit_min(plan_for(settings=("lane=train-only",))) == (12 + 6) * 5 + 45 + 5
-    assert time_limit_min(with_site(plan, slurm={"max_time_min": 60.0})) == 60
+    fixed = with_site(plan, slurm={"requeue": False})
+    assert (time_limit_min(fixed), find_max_jobs(fixed)) == (every, 1)
+    assert find_max_jobs(plan) == 6
+    sessions = plan_for(settings=("measure.design=crossover", "measure.sessions=3", "lane=train-only"))
+    assert find_max_jobs(with_site(sessions, slurm={"max_time_min": 30.0})) == 3 + 1
+
+
+def test_a_job_time_of_the_command_line_is_the_profile_s(call) -> None:
+    flags = ("submit", "smoke", "--profile", "generic-h200", "--stack", "example", "--dry-run", "--json")
+    code, out, err = call(*flags, "--cluster", "slurm", "--max-job-time", "50m")
+    assert (code, err) == (0, "")
+    shown = json.loads(out)
+    assert shown["plan"]["profile"]["slurm"]["max_time_min"] == 50
+    assert shown["plan"]["sources"]["profile.slurm.max_time_min"] == "--max-job-time"
+    assert "#SBATCH --time=50\n" in shown["job"]["files"]["job.sbatch"]
+    plain = json.loads(call(*flags, "--cluster", "slurm")[1])["plan"]
+    assert plain["experiment_hash"] == shown["plan"]["experiment_hash"]
+    for words, answer in {
+        ("--cluster", "slurm", "--max-job-time", "soon"): "--max-job-time: no time, got 'soon'",
+        ("--cluster", "slurm", "--max-job-time", "2m"): "shorter than one pair of trials may take",
+        ("--max-job-time", "4h"): "--max-job-time: cannot be kept here, got 'local', expected --cluster slurm",
+    }.items():
+        code, _, err = call(*flags[:-1], *words)
+        assert code == 2
+        assert answer in err
 
 
 def test_the_same_nodes_are_asked_for_by_name() -> None:
@@ -200,6 +234,131 @@ def test_an_engine_without_importing_runs_the_digest() -> None:
     script = (EXAMPLES / "smoke.h200.podman.sbatch").read_text()
     assert "\n  registry.example/rlk-repro/cuda@sha256:0123456789abcdef" in script
     assert "import_image" not in script
+
+
+@pytest.mark.parametrize(
+    ("runtime", "words"),
+    [
+        ("docker", "--device={0}"),
+        ("podman", "--device={0}"),
+        ("apptainer", "--bind={0}"),
+        ("pyxis", "--container-mounts={1}:{1},{0}:{0}"),
+    ],
+)
+def test_the_fabric_s_devices_that_are_there_reach_every_runtime(tmp_path: Path, runtime: str, words: str) -> None:
+    device, absent = tmp_path / "uverbs", tmp_path / "absent"
+    device.touch()
+    fabric = [str(device), str(absent)]
+    container = {"runtime": runtime, "image_dir": IMAGE_DIR, "fabric": fabric}
+    two = plan_for(stack="example", settings=("layouts.h200={num_nodes: 2, gpus_per_node: 8}",))
+    plan, run_dir = with_site(two, container=container), run_dir_of(two)
+    script = render_sbatch(plan, run_dir)
+    start = script.index("# Devices of the fabric")
+    head = "set -eu; srun() { :; }; srun_options=() identity=() limits=() image=i allocation=1\n"
+    tail = '\nprintf "%s\\n" "${runtime[@]-}" "${srun_options[@]-}" "hook=${MELLANOX_VISIBLE_DEVICES-}"'
+    part = script[start : script.index("\ncontainer=(", start)]
+    done = subprocess.run(["bash", "-c", head + part + tail], check=True, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert words.format(device, run_dir.root.absolute()) in lines
+    assert str(absent) not in done.stdout
+    assert ("hook=all" in lines) is (runtime == "pyxis")
+    alone = with_site(plan_for(stack="example"), container=container)
+    assert str(device) not in render_sbatch(alone, run_dir_of(alone))
+
+
+def test_apptainer_s_containers_see_the_job_s_variables_and_cache_on_the_node(tmp_path: Path) -> None:
+    plan = with_site(plan_for(stack="example"), container={"runtime": "apptainer", "image_dir": IMAGE_DIR})
+    script = render_sbatch(plan, run_dir_of(plan))
+    on_node = script[script.index("on_node=") : script.index("\nsrun ", script.index("on_node="))]
+    shell = f'{on_node}\nbash -c "$on_node" node-agent env | grep ^APPTAINERENV_ | LC_ALL=C sort'
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "CUDA_VISIBLE_DEVICES": "0,3",
+        "SLURM_JOB_ID": "7",
+        "SLURMD_NODENAME": "n",
+        "A": "1",
+    }
+    fake = tmp_path / "env"
+    fake.write_text("#!/bin/sh\nexec /usr/bin/env\n")
+    fake.chmod(0o755)
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+    done = subprocess.run(["bash", "-c", shell], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [
+        "APPTAINERENV_CUDA_VISIBLE_DEVICES=0,3", "APPTAINERENV_SLURMD_NODENAME=n", "APPTAINERENV_SLURM_JOB_ID=7",
+    ]  # fmt: skip
+    assert '"--bind=$cache:/var/cache/rlk-repro"' in script
+    assert "TRITON_HOME=/var/cache/rlk-repro" in script
+    assert "clean_up || echo" in script
+
+
+def test_headline_runs_are_shown_in_a_container_with_a_digest_of_zeros_for_the_image_to_come(call) -> None:
+    zeros = f"sha256:{0:064}"
+    for name in SHOWN:
+        if not name.startswith("smoke"):
+            script = (EXAMPLES / name).read_text()
+            assert zeros in script, name
+            assert "# no container" not in script
+            assert "has no published image" in script
+    flags = ("submit", "qwen3-4b", "--cluster", "slurm", "--profile", "generic-h200", "--dry-run")
+    code, _, err = call(*flags)
+    assert (code, "stack 2026-07 has no published image for h200: a digest of zeros stands for it" in err) == (0, True)
+    host = with_site(plan_for("qwen3-4b"), container={"runtime": "host"})
+    assert "names images, and runtime host starts no container" in refusal_of(host)
+
+
+def test_a_stack_without_images_says_that_the_profile_s_runtime_is_not_used(call) -> None:
+    remark = "stack host has no images: the Python of the nodes runs, not pyxis"
+    code, out, err = call("submit", "smoke", "--cluster", "slurm", "--profile", "generic-h200", "--dry-run")
+    assert (code, remark in err, f"# {remark}\n" in out) == (0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("again", "state", "is_cancelled", "is_requeued"),
+    [
+        ("7.2", "RUNNING", False, True),
+        (None, "RUNNING", False, False),
+        ("7.1", "RUNNING", False, False),  # an earlier allocation's word
+        ("7.2", "COMPLETING", False, False),  # ended by scancel
+        ("7.2", "RUNNING", True, False),
+    ],
+)
+def test_a_job_queues_itself_again_where_its_agent_asks_and_nobody_ended_it(
+    tmp_path: Path, again: str | None, state: str, is_cancelled: bool, is_requeued: bool
+) -> None:
+    plan = plan_for()
+    script = render_sbatch(plan, run_dir_of(plan))
+    part = script[script.index("finish() {") : script.index("trap finish EXIT")]
+    for name, line in {"squeue": f"echo {state}", "scontrol": 'echo "asked: $*"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    run_dir = RunDir(tmp_path / "run dir")
+    run_dir.root.mkdir()
+    run_dir.bundle.touch()
+    if again is not None:
+        run_dir.again.write_text(again)
+    if is_cancelled:
+        run_dir.cancelled.touch()
+    head = f"set -Eeuo pipefail; PATH={tmp_path}:$PATH SLURM_JOB_ID=7 allocation=7.2 run_dir={quote(str(run_dir.root))}"
+    shell = f"{head}\nbundle=$run_dir/bundle.tgz\n{part}\ntrap finish EXIT\nexit 75"
+    done = subprocess.run(["bash", "-c", shell], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (75, "")
+    assert ("asked: requeue 7" in done.stdout) is is_requeued
+    assert "scontrol requeue" not in render_sbatch(with_site(plan, slurm={"requeue": False}), run_dir_of(plan))
+
+
+def test_docker_does_without_locked_memory_and_without_groups_that_are_not_there(tmp_path: Path) -> None:
+    plan = with_site(plan_for(hardware="mi300x", stack="example"), container={"runtime": "docker"})
+    script = render_sbatch(plan, run_dir_of(plan))
+    part = script[script.index("# The daemon would start") : script.index("runtime=(")]
+    fake = tmp_path / "docker"
+    fake.write_text('#!/bin/sh\ncase "$*" in info*) ;; *) echo "cannot raise the limit" >&2; exit 125;; esac\n')
+    fake.chmod(0o755)
+    tail = 'printf "%s\\n" "${identity[@]}" "limits=${limits[*]}"'
+    shell = f"set -Eeuo pipefail; PATH={tmp_path}:$PATH\n{part}\n{tail}"
+    done = subprocess.run(["bash", "-c", shell], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "limits="
+    assert "--group-add" not in done.stdout  # no GPU of AMD's is here
+    assert done.stderr == "docker refuses unlimited locked memory, which RDMA may need: cannot raise the limit\n"
 
 
 def test_mounts_of_docker_and_apptainer_keep_commas() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import pytest
 
 from rlk_repro.spec import VimeWorkload
@@ -35,6 +38,19 @@ def test_a_page_names_what_a_stranger_needs(name: str, plan) -> None:
         wanted += [getattr(source, "revision", "") or "" for source in sources]
         wanted += ["`--global-batch-size`", f"`{workload.grpo.global_batch_size}`"]
     assert [text for text in wanted if text not in page] == []
+
+
+@pytest.mark.parametrize("run", list_runs())
+def test_the_commands_of_a_page_end_well(call, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLK_REPRO_RUNS", str(tmp_path))
+    block = PAGES[f"{run}.md"].partition("```sh\n")[2].partition("```")[0]
+    commands = [shlex.split(line) for line in block.splitlines()]
+    assert commands
+    for words in commands:
+        assert words[0] == "rlk-repro"
+        assert "--dry-run" in words or "--cluster" not in words  # on this machine every run without one is the CPU's
+        code, _, error = call(*words[1:], *(() if "--dry-run" in words else ("--dry-run",)))
+        assert code == 0, error
 
 
 def test_what_is_not_pinned_is_said() -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import importlib.util
 import json
 import shutil
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters.api import JobState
 from rlk_repro.images.archive_check import check_archive
+from rlk_repro.images.build import Build
 from rlk_repro.images.layers import find_files
 from rlk_repro.images.oci import load_image, open_layout
 from rlk_repro.images.record import list_differences, parse_record
@@ -177,6 +179,26 @@ def test_the_same_inputs_give_the_same_files(built: Workshop) -> None:
     assert files_of(first) == files_of(second)
     records = [json.loads(read(path, RECORD)) for path in (first, second)]
     assert list_differences(*records) == []
+
+
+@pytest.mark.parametrize("name", ["buildah", "podman"])
+def test_what_an_engine_builds_and_pushes_is_served_to_whoever_names_no_format(tmp_path: Path, name: str) -> None:
+    """enroot's first question to a registry is such a one; an older registry answers it 404 for OCI's format."""
+    examples.require_tools()
+    values = {"SOURCE_DATE_EPOCH": EPOCH}
+    argv = Build(engine=name, dockerfile=Path("Dockerfile"), arguments=values, tag="localhost/small").argv
+    words = argv[: next(index for index, word in enumerate(argv) if word.startswith("--file="))]
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /\n")
+    with examples.registry(tmp_path / "registry") as host:
+        engine = Engine.make(tmp_path / "engine", host)
+        engine.run(*words, "--tag=localhost/small", f"--file={context}/Dockerfile", str(context))
+        engine.run(name, "push", "--quiet", "--tls-verify=false", "localhost/small", f"docker://{host}/small:1")
+        with urllib.request.urlopen(f"http://{host}/v2/small/manifests/1") as answer:  # without a header Accept
+            manifest = json.load(answer)
+    assert manifest["schemaVersion"] == 1 or manifest["mediaType"].startswith("application/vnd.docker.")
+    shutil.rmtree(tmp_path, ignore_errors=True)
 
 
 def test_our_command_stays_ours(built: Workshop) -> None:

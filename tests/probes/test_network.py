@@ -32,6 +32,18 @@ def test_interfaces_and_rdma_devices_are_described_without_addresses(tmp_path):
     assert "aa:bb" not in str(facts)
 
 
+def test_a_verbs_device_opens_or_says_why_not(tmp_path):
+    sysfs = "/sys/class/infiniband/mlx5_{}/device/infiniband_verbs/uverbs{}/dev"
+    files = {sysfs.format(0, 0): "231:192\n", sysfs.format(1, 1): "231:193\n", "/dev/infiniband/uverbs0": ""}
+    root = write_tree(tmp_path, {**NETWORK, **files, "/sys/class/infiniband/mlx5_2/fw_ver": "1\n"})
+    assert network.probe(root)["rdma_verbs"] == {
+        "mlx5_0": "opens",
+        "mlx5_1": "/dev/infiniband/uverbs1: No such file or directory",
+        "mlx5_2": "no verbs device",
+    }
+    assert network.probe(tmp_path / "none")["rdma_verbs"] == Unknown("/sys/class/infiniband has no device")
+
+
 def test_modules_are_absent_loaded_or_a_version(tmp_path):
     modules = network.probe(write_tree(tmp_path, NETWORK))["modules"]
     assert isinstance(modules, dict)

@@ -69,7 +69,7 @@ def test_a_ray_that_ignores_tokens_is_not_started(monkeypatch: pytest.MonkeyPatc
 
 def test_our_own_ray_has_no_dashboard_and_its_token_is_a_file() -> None:
     seat = RaySeat(index=0, node="n0", address="192.0.2.1", head="192.0.2.1:6379", num_gpus=8, first_port=6379,
-                has_client=True)  # fmt: skip
+                has_client=True, store_bytes=1 << 30)  # fmt: skip
     argv = render_start(seat, "/tmp/x")
     assert argv[argv.index("--include-dashboard") + 1] == "false"
     assert not [word for word in argv if "token" in word]

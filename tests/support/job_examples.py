@@ -103,9 +103,14 @@ def make_parts(workload: TrialCommands | None = None, **changes: Any) -> Parts:
 
 
 def run_example(
-    run_dir: RunDir, workload: FakeWorkload | None = None, *, is_resuming: bool = False, **changes: Any
+    run_dir: RunDir,
+    workload: FakeWorkload | None = None,
+    *,
+    is_resuming: bool = False,
+    until: float = 0.0,
+    **changes: Any,
 ) -> int:
-    place = make_place("node-0", ("node-0",), None)
+    place = make_place("node-0", ("node-0",), None, until)
     return run_agent(run_dir, place, is_resuming=is_resuming, parts=make_parts(workload, **changes))
 
 

@@ -96,13 +96,18 @@ def _command(plans: Plans) -> Iterator[str]:
     submit = f"rlk-repro submit {where}--run {plan.run.run} --hardware {hardware}"
     yield "```sh"
     if isinstance(plan.run.workload, VimeWorkload):
-        yield f"rlk-repro prepare {plan.run.run} {where}--hardware {hardware}"
+        yield f"rlk-repro prepare {plan.run.run} {where}--hardware {hardware} --dry-run"
     yield f"{submit} --dry-run"
-    yield submit
+    if hardware == CPU:
+        yield submit
     yield "```"
     if hardware != CPU:
         yield ""
-        yield "`rlk-repro profile init` writes the profile of a real site; `--cluster k8s` takes the same flags."
+        yield "On the cluster itself: without `--dry-run`, with a profile that `rlk-repro profile init` writes there."
+        missing = plan.stack.unpublished.get(plan.hardware.image_platform)
+        if missing is not None:
+            yield f"It wants an image, by `{missing.build}`."
+        yield "`--cluster k8s` takes the same flags."
 
 
 def _hardware(plans: Plans) -> Iterator[str]:

@@ -106,6 +106,13 @@ def test_the_profiles_variables_reach_every_trainer_and_secrets_stay_names() -> 
         assert resolve_env(command, {"MY_TOKEN": "x"})["HF_TOKEN"] == "x"
 
 
+def test_an_interface_of_the_profile_is_nccl_s_and_gloo_s_unless_the_profile_says_otherwise() -> None:
+    profile = PROFILE + b"ray: {interface: ib0}\nenv: {GLOO_SOCKET_IFNAME: eth1}\n"
+    for command in commands(make_example_plan(profile=profile)[0]).values():
+        assert (command.env["NCCL_SOCKET_IFNAME"], command.env["GLOO_SOCKET_IFNAME"]) == ("=ib0", "eth1")
+    assert "NCCL_SOCKET_IFNAME" not in commands(make_example_plan()[0])["00-p1-baseline"].env
+
+
 def test_all_absent_variables_are_named_at_once() -> None:
     command = Command(argv=("x",), env={}, from_env={"A": "NO_B", "B": "NO_A", "C": "YES"})
     with pytest.raises(SpecError) as caught:

@@ -10,6 +10,7 @@ from rlk_repro.agent.preflight.base import Check, Complaint, Scope, Situation, f
 from rlk_repro.agent.preflight.host import FOLDER
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.probes import gpu_nvidia
+from rlk_repro.probes.network import OPENS
 from rlk_repro.rundir.manifest import Manifest, Unknown, diff_manifests
 from rlk_repro.spec import Preflight
 
@@ -25,6 +26,16 @@ def check_rdma_active(situation: Situation) -> Iterator[Complaint]:
     ports = dict(list_ports(situation))
     if ports and not any(port.get("state") == ACTIVE for port in ports.values()):
         yield Complaint("network.rdma_devices", "an active port", f"none of {len(ports)}")
+
+
+def check_rdma_opens(situation: Situation) -> Iterator[Complaint]:
+    """Where a port is active but no device opens here, NCCL falls back to TCP without a word."""
+    verbs = situation.mapping("network", "rdma_verbs")
+    active = {name.partition(".ports.")[0] for name, port in list_ports(situation) if port.get("state") == ACTIVE}
+    answers = {name: str(answer) for name, answer in verbs.items() if name in active}
+    if answers and OPENS not in answers.values():
+        yield Complaint("network.rdma_verbs", "a device with an active port that opens here",
+                        "; ".join(sorted(set(answers.values()))))  # fmt: skip
 
 
 def check_rdma_ports(situation: Situation) -> Iterator[Complaint]:
@@ -116,6 +127,7 @@ def _has_channels(manifest: Manifest) -> bool:
 
 CHECKS: Final = (
     Check(name="rdma_active", scope=Scope.NODES, policy="fail", judge=check_rdma_active),
+    Check(name="rdma_opens", scope=Scope.NODES, policy="fail", judge=check_rdma_opens),
     Check(name="rdma_ports", scope=Scope.NODES, policy="warn", judge=check_rdma_ports),
     Check(name="gpudirect_rdma", scope=Scope.NODES, policy="warn", judge=check_gpudirect),
     Check(name="ephemeral_ports", scope=Scope.NODES, policy="warn", judge=check_ephemeral_ports),

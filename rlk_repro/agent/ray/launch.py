@@ -20,6 +20,8 @@ NODE_PORTS: Final = (
     "metrics-export-port",
 )
 PORT_LIMIT: Final = 9000
+MIN_STORE_BYTES: Final = 80 << 20
+MAX_STORE_BYTES: Final = 200 * 10**9
 TOKEN_NAMES: Final[tuple[str, ...]] = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 
 SETTINGS: Final = {
@@ -48,6 +50,7 @@ class RaySeat:
     num_gpus: int
     first_port: int
     has_client: bool
+    store_bytes: int
 
     @property
     def is_head(self) -> bool:
@@ -85,11 +88,20 @@ def require_tokens() -> None:
                                          expected="2.52 or later, which authenticates by token"))  # fmt: skip
 
 
+def find_store_bytes(shm_bytes: int, memory_bytes: int) -> int:
+    """For Ray's object store, which lies in ``/dev/shm``: half of it, so that NCCL and vLLM have the other half.
+
+    At most what Ray itself would take, three tenths of the memory and 200 GB, and no less than it starts with.
+    """
+    return max(min(shm_bytes // 2, memory_bytes * 3 // 10, MAX_STORE_BYTES), MIN_STORE_BYTES)
+
+
 def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
     """``ray start`` in the foreground.  Workers get ports from the kernel: no other process can take theirs."""
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style", "record"]
     argv += ["--log-color", "false", "--node-ip-address", seat.address, "--node-name", seat.node]
     argv += ["--num-gpus", str(seat.num_gpus), "--temp-dir", temp_dir]
+    argv += ["--object-store-memory", str(seat.store_bytes)]
     argv += ["--min-worker-port", "0", "--max-worker-port", "0"]
     for name, port in seat.ports().items():
         argv += [f"--{name}", str(port)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Final
 
 from rlk_repro.agent.parts import NodePlace, Parts
 from rlk_repro.agent.preflight import checking as preflight
-from rlk_repro.agent.ray.launch import SETTINGS, RaySeat, render_env
+from rlk_repro.agent.ray.launch import SETTINGS, RaySeat, find_store_bytes, render_env
 from rlk_repro.agent.ray.marks import RayOrder, Use
 from rlk_repro.agent.ray.node import RayNode
 from rlk_repro.agent.stop import Stop
@@ -18,6 +20,8 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
+
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (its size alone)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,7 @@ class RayMember:
             num_gpus=self.plan.layout.gpus_per_node,
             first_port=self.plan.profile.ray.first_port,
             has_client=find_spec("grpc") is not None,
+            store_bytes=find_store_bytes(shutil.disk_usage(SHARED_MEMORY).total, preflight.read_free_memory() or 0),
         )
 
     def make_node(self, seat: RaySeat, use: Use) -> RayNode:

@@ -26,6 +26,7 @@ from rlk_repro.clusters.k8s.facts import Facts
 from rlk_repro.clusters.k8s.fetch import fetch_bundle, put_in_place
 from rlk_repro.clusters.k8s.naming import OBJECTS
 from rlk_repro.clusters.k8s.objects import dump_objects, render_objects, time_limit_min
+from rlk_repro.clusters.k8s.overlay import find_remarks
 from rlk_repro.clusters.k8s.pod_exec import LeaderEnded, Pod, find_holder, find_leader, mirror_logs
 from rlk_repro.clusters.k8s.pods import kubernetes_settings
 from rlk_repro.clusters.k8s.sent import Sent, delete_all, find_objects, read_sent, record_objects
@@ -67,7 +68,8 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
         "--validate=strict",
         f"--filename={file}",
     )
-    return Job(files={OBJECTS: dump_objects(render_objects(plan, run_dir, nodes=nodes))}, command=command)
+    text = dump_objects(render_objects(plan, run_dir, nodes=nodes))
+    return Job(files={OBJECTS: text}, command=command, remarks=tuple(find_remarks(plan, settings)))
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:

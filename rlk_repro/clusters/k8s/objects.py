@@ -22,6 +22,7 @@ from rlk_repro.clusters.k8s.naming import (
     make_name,
 )
 from rlk_repro.clusters.k8s.nodes import Object, find_node_problems, uses_compute_domain
+from rlk_repro.clusters.k8s.overlay import overlay_job
 from rlk_repro.clusters.k8s.pods import (
     INPUTS_PATH,
     POD_PROGRAM,
@@ -32,9 +33,10 @@ from rlk_repro.clusters.k8s.pods import (
     pod_command,
     pod_run_dir,
 )
+from rlk_repro.clusters.k8s.tree import parse_quantity
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import kubernetes_problems
+from rlk_repro.spec import KubernetesSettings, kubernetes_problems
 from rlk_repro.spec.ray import knows_tokens
 
 COLLECTOR_DEADLINE_S: Final = 3600
@@ -56,7 +58,7 @@ def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) ->
     if problems:
         raise SpecError(*problems)
     settings = kubernetes_settings(plan)
-    objects = [_KINDS[settings.kind](plan, run_dir, nodes)]
+    objects = [overlay_job(_KINDS[settings.kind](plan, run_dir, nodes), settings)]
     if uses_compute_domain(plan, settings):
         objects.append(_make_compute_domain(plan, run_dir))
     if settings.network_policy:
@@ -94,10 +96,15 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     if settings.kind == "rayjob" and settings.ray_version is not None and not knows_tokens(settings.ray_version):
         yield Problem(f"{where}.ray_version", "has no authentication by token: whoever reaches Ray runs what they like",
                       got=settings.ray_version, expected="2.52.0 or later")  # fmt: skip
-    pair_min = 2 * plan.time_limit_min
+    pair_min = plan.group_limit_min
     if settings.max_time_min is not None and settings.max_time_min < pair_min:
         yield Problem(f"{where}.max_time_min", "shorter than one pair of trials may take",
                       got=settings.max_time_min, expected=f"at least {pair_min:g}")  # fmt: skip
+
+
+def _find_store_bytes(settings: KubernetesSettings) -> str:
+    """Of Ray's object store, which lies in ``/dev/shm``: NCCL and vLLM have the other half."""
+    return str(int((parse_quantity(settings.shm) or 0) / 2))
 
 
 def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
@@ -112,9 +119,9 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     cluster = spec["rayClusterSpec"]
     if settings.ray_version is not None:
         cluster["rayVersion"] = settings.ray_version
-    num_gpus = {"num-gpus": str(plan.layout.gpus_per_node)}
+    shares = {"num-gpus": str(plan.layout.gpus_per_node), "object-store-memory": _find_store_bytes(settings)}
     head = cluster["headGroupSpec"]
-    head["rayStartParams"] |= num_gpus
+    head["rayStartParams"] |= shares
     head["template"] = _make_agent(plan, run_dir, LEADER, nodes)
     container = head["template"]["spec"]["containers"][0]
     container["ports"] = [{"name": name, "containerPort": port} for name, port in _HEAD_PORTS]
@@ -126,7 +133,7 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
                 "replicas": num_workers,
                 "minReplicas": num_workers,
                 "maxReplicas": num_workers,
-                "rayStartParams": {"disable-usage-stats": "true", **num_gpus},
+                "rayStartParams": {"disable-usage-stats": "true", **shares},
                 "template": _make_agent(plan, run_dir, WORKER, nodes),
             }
         ]

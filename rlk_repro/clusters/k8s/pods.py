@@ -24,6 +24,7 @@ from rlk_repro.clusters.k8s.nodes import (
     make_tolerations,
     uses_compute_domain,
 )
+from rlk_repro.clusters.k8s.overlay import overlay_pod
 from rlk_repro.clusters.k8s.tree import parse_quantity
 from rlk_repro.plan import Plan
 from rlk_repro.probes.container import DIGEST_VARIABLE
@@ -120,10 +121,10 @@ def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nod
         container["resources"]["claims"] = [{"name": _CHANNEL}]
     if settings.rdma is not None:
         container["securityContext"]["capabilities"]["add"] = [RDMA_CAPABILITY]
-    return {
-        "metadata": {"labels": make_labels(plan, name, role), "annotations": _pod_annotations(plan, run_dir)},
-        "spec": spec,
-    }
+    if plan.hardware.platform == "rocm":  # ROCm asks the kernel for what the default profile forbids
+        container["securityContext"]["seccompProfile"] = {"type": "Unconfined"}
+    metadata = {"labels": make_labels(plan, name, role), "annotations": _pod_annotations(plan, run_dir)}
+    return overlay_pod({"metadata": metadata, "spec": spec}, settings)
 
 
 def make_collector_pod(plan: Plan, run_dir: RunDir, deadline_s: int) -> Object:

@@ -26,7 +26,7 @@ from rlk_repro.clusters.lastword import read_last_word
 from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware
 from rlk_repro.clusters.slurm import client as slurmctl
 from rlk_repro.clusters.slurm.client import JobFacts, JobId
-from rlk_repro.clusters.slurm.options import time_limit_min
+from rlk_repro.clusters.slurm.options import find_max_jobs, time_limit_min
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
@@ -54,9 +54,11 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
     Raises:
         SpecError: values that sbatch or the container runtime cannot be told.
     """
+    from rlk_repro.clusters.slurm.container import find_remarks
     from rlk_repro.clusters.slurm.script import SCRIPT, render_sbatch, sbatch_command
 
-    return Job(files={SCRIPT: render_sbatch(plan, run_dir, nodes=nodes)}, command=sbatch_command(run_dir))
+    script = render_sbatch(plan, run_dir, nodes=nodes)
+    return Job(files={SCRIPT: script}, command=sbatch_command(run_dir), remarks=find_remarks(plan))
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:
@@ -155,7 +157,8 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
 def find_bound(plan: Plan) -> Bound | None:
     """Slurm's jobs have their nodes to themselves."""
-    return Bound(time_min=time_limit_min(plan), gpus_per_node=plan.hardware.gpus_per_node)
+    gpus = plan.hardware.gpus_per_node
+    return Bound(time_min=time_limit_min(plan), gpus_per_node=gpus, num_jobs=find_max_jobs(plan))
 
 
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:

@@ -26,8 +26,21 @@ _AMD_DEVICES: Final = ("/dev/dri", "/dev/kfd")
 _IMEX: Final = "/dev/nvidia-caps-imex-channels"
 _IMEX_CHANNEL: Final = f"{_IMEX}/channel0"
 # Ray hands out HIP_VISIBLE_DEVICES itself and refuses to start where another one disagrees with it
-_AMD_VISIBILITY: Final = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+AMD_VISIBILITY: Final = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+CACHE: Final = "/var/cache/rlk-repro"
+"""Where Apptainer's containers see a folder of their node."""
+_CACHES: Final = (
+    "CUDA_CACHE_PATH",
+    "FLASHINFER_WORKSPACE_BASE",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_HOME",
+    "XDG_CACHE_HOME",
+)
 _PREPEND: Final = 'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; exec "$@"'
+
+
+PLACEHOLDER: Final = Image(reference="registry.example/rlk-repro", digest=f"sha256:{0:064}")
+"""Stands for an image that a stack is meant to have and that nobody has published: a dry run shows where it will be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +57,24 @@ def container_settings(plan: Plan) -> ContainerSettings:
 
 
 def find_runtime(plan: Plan) -> str:
-    """The profile's; ``host`` where the stack has no images and the run uses what the nodes have."""
-    return container_settings(plan).runtime if plan.stack.images else "host"
+    """The profile's; ``host`` where the stack is made for what the nodes have, which ``find_remarks`` says."""
+    return container_settings(plan).runtime if plan.stack.images or plan.stack.unpublished else "host"
+
+
+def find_remarks(plan: Plan) -> tuple[str, ...]:
+    """What is taken that the profile does not say."""
+    wanted, stack = container_settings(plan).runtime, plan.stack.stack
+    if find_image(plan) is PLACEHOLDER:
+        return (f"stack {stack} has no published image for {plan.hardware.hardware}: a digest of zeros stands for it",)
+    if wanted != find_runtime(plan):
+        return (f"stack {stack} has no images: the Python of the nodes runs, not {wanted}",)
+    return ()
 
 
 def find_image(plan: Plan) -> Image | None:
-    """The stack's image for the plan's hardware."""
-    return plan.stack.images.get(plan.hardware.image_platform)
+    """The stack's image for the plan's hardware, or what stands for one that is not published."""
+    platform = plan.hardware.image_platform
+    return plan.stack.images.get(platform) or (PLACEHOLDER if platform in plan.stack.unpublished else None)
 
 
 def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
@@ -58,7 +82,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     runtime = find_runtime(plan)
     where = f"profile {plan.profile.profile}: container"
     if runtime == "host":
-        if plan.stack.images:
+        if plan.stack.images or plan.stack.unpublished:
             yield Problem(f"stack {plan.stack.stack}", "names images, and runtime host starts no container",
                           expected="a stack without images, or another container.runtime")  # fmt: skip
         return
@@ -89,6 +113,17 @@ def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
         devices = _AMD_DEVICES if plan.hardware.platform == "rocm" else (_IMEX,) if _shares_memory(plan) else ()
         binds += [_bind(device) for device in devices]
     return binds
+
+
+def list_fabric(plan: Plan) -> tuple[str, ...]:
+    """Devices of the network between the nodes; the script passes on those that the node has."""
+    return container_settings(plan).fabric if plan.layout.num_nodes > 1 else ()
+
+
+def list_pyxis_mounts(plan: Plan, run_dir: RunDir) -> str:
+    """One option of srun holds them all."""
+    binds = list_binds(plan, run_dir)
+    return ",".join(f"{bind.source}:{bind.target}{':ro' * bind.is_read_only}" for bind in binds)
 
 
 def _bind(path: str, *, is_read_only: bool = False) -> Bind:
@@ -122,7 +157,7 @@ def list_entry(plan: Plan) -> list[str]:
     """
     words = ["env"]
     if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
-        words += [f"--unset={name}" for name in _AMD_VISIBILITY]
+        words += [f"--unset={name}" for name in AMD_VISIBILITY]
     image = find_image(plan)
     if image is not None:
         words.append(f"{DIGEST_VARIABLE}={image.digest}")
@@ -141,7 +176,7 @@ def _find_path_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     if rule is None:
         return
     pattern, what = rule
-    paths = {path for bind in list_binds(plan, run_dir) for path in (bind.source, bind.target)}
+    paths = {path for bind in list_binds(plan, run_dir) for path in (bind.source, bind.target)} | {*list_fabric(plan)}
     for path in sorted(paths):
         if pattern.search(path):
             yield Problem("mount", f"{runtime} cannot be told this path", got=path, expected=f"no {what}")
@@ -154,8 +189,6 @@ _UNSAYABLE: Final = {
 
 
 def _pyxis_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
-    binds = (f"{bind.source}:{bind.target}{':ro' * bind.is_read_only}" for bind in list_binds(plan, run_dir))
-    yield f"--container-mounts={','.join(binds)}"
     yield f"--container-workdir={run_dir.root.absolute()}"
     yield from ("--no-container-mount-home", "--container-remap-root", "--container-writable")
     yield "--no-container-entrypoint"
@@ -166,6 +199,7 @@ def _pyxis_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 def _apptainer_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from ("--cleanenv", "--no-home", "--writable-tmpfs")
+    yield f"--env={','.join(f'{name}={CACHE}' for name in _CACHES)}"
     yield from {"cuda": ("--nv",), "rocm": ("--rocm",), "cpu": ()}[plan.hardware.platform]
     yield f"--pwd={run_dir.root.absolute()}"
     for bind in list_binds(plan, run_dir):
@@ -190,7 +224,6 @@ def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from _engine_options(plan, run_dir)
-    yield "--ulimit=memlock=-1"
     yield from ("--env=HOME=/tmp", "--env=USER=rlk-repro")  # who submitted has neither in the image
     for bind in list_binds(plan, run_dir):
         yield f"--mount={_mount_fields(bind, 'target', 'readonly')}"

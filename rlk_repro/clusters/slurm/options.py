@@ -11,6 +11,7 @@ from rlk_repro.base.errors import Problem
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import FromEnv, SlurmSettings
+from rlk_repro.spec.files import LIMIT_PER_ESTIMATE
 
 SURROUNDINGS_MIN: Final = 45
 """For what is not a trial: importing the image, preflight, Ray's start and end, analysis, packing."""
@@ -24,19 +25,37 @@ def slurm_settings(plan: Plan) -> SlurmSettings:
 
 
 def time_limit_min(plan: Plan) -> int:
-    """The job's ``--time``: the limit of every trial and what surrounds them, at most what the partition takes."""
+    """The job's ``--time``: what the trials take and what surrounds them, at most what the partition takes."""
+    settings = slurm_settings(plan)
+    needed_min = _trials_min(plan) + SURROUNDINGS_MIN + settings.stop_before_s / 60
+    return math.ceil(needed_min if settings.max_time_min is None else min(needed_min, settings.max_time_min))
+
+
+def find_max_jobs(plan: Plan) -> int:
+    """How often the job may start where it goes on after its time limit: every time brings in a pair or rollouts."""
     settings = slurm_settings(plan)
     needed_min = plan.all_limits_min + SURROUNDINGS_MIN + settings.stop_before_s / 60
-    return math.ceil(needed_min if settings.max_time_min is None else min(needed_min, settings.max_time_min))
+    is_enough = time_limit_min(plan) >= needed_min
+    return 1 if is_enough or not settings.requeue else len(plan.groups()) + plan.num_stores
+
+
+def _trials_min(plan: Plan) -> float:
+    """1.5 times their estimate where the job can go on after its limit, else the limits of all of them."""
+    expected_min = plan.expected_minutes()
+    if expected_min is None or not slurm_settings(plan).requeue:
+        return plan.all_limits_min
+    trials_min = max(LIMIT_PER_ESTIMATE * expected_min, plan.group_limit_min)
+    return min(trials_min + plan.num_stores * plan.storing_limit_min, plan.all_limits_min)
 
 
 def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     settings = slurm_settings(plan)
-    pair_min = 2 * plan.time_limit_min + settings.stop_before_s / 60
+    longest_min = max(plan.group_limit_min, plan.storing_limit_min if plan.num_stores else 0.0)
+    pair_min = longest_min + settings.stop_before_s / 60
     if settings.max_time_min is not None and settings.max_time_min < pair_min:
         yield Problem(
             f"profile {plan.profile.profile}: slurm.max_time_min",
-            "shorter than one pair of trials may take",
+            f"shorter than one {'session' if plan.is_crossover else 'pair of trials'} may take",
             got=settings.max_time_min,
             expected=f"at least {pair_min:g}",
         )

@@ -16,6 +16,7 @@ import torch
 
 from rlk_repro.base.files import sha256_file
 from rlk_repro.base.trees import hash_python
+from rlk_repro.integration.measure.transport import read_transport
 
 SCHEMA: Final = 1
 PACKAGES: Final = (
@@ -42,6 +43,7 @@ def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
         "cudnn_file": _find_loaded(maps, CUDNN),
         "nccl": _find_nccl_version(),
         "nccl_file": _find_loaded(maps, COLLECTIVES),
+        "transport": read_transport(),
         "blas": _find_blas(torch.__config__.show()),
         "num_threads": torch.get_num_threads(),
         "num_interop_threads": torch.get_num_interop_threads(),

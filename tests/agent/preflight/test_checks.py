@@ -73,6 +73,7 @@ GOOD: Mapping[str, Mapping[str, Any]] = {
     },
     "network": {
         "rdma_devices": {"mlx5_0": {"ports": {"1": PORT}}, "mlx5_1": {"ports": {"1": PORT}}},
+        "rdma_verbs": {"mlx5_0": "opens", "mlx5_1": "no verbs device"},
         "modules": {"nvidia_peermem": "absent", "nv_peer_mem": "absent"},
         "ephemeral_ports": "32768-60999",
     },
@@ -225,6 +226,12 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
         {"network": {"rdma_devices": {"mlx5_0": {"ports": {"1": {"state": Unknown("gone")}}}}}},
         Level.BLOCKING,
         ("network.rdma_devices", "an active port", "none of 1"),
+    ),
+    "rdma_opens": (
+        {"network": {"rdma_verbs": {"mlx5_0": "no verbs device", "mlx5_1": "/dev/infiniband/uverbs1: Not found"}}},
+        Level.BLOCKING,
+        ("network.rdma_verbs", "a device with an active port that opens here",
+         "/dev/infiniband/uverbs1: Not found; no verbs device"),
     ),
     "rdma_ports": (
         {"network": {"rdma_devices": {"a": {"ports": {"1": PORT}}, "b": {"ports": {"1": {"state": "DOWN"}}}}}},

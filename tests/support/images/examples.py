@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlk_repro.images.build import CONTEXT
 from tests import ROOT
 from tests.support.ports import find_port
 from tests.support.probe_examples import write_tree
@@ -329,10 +330,6 @@ def _copy_distributions(site: Path) -> None:
             target = site / file
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(str(file.locate()), target)
-
-
-CONTEXT = ("pyproject.toml", "README.md", "LICENSE", "requirements", "jobs", "manifests", "slurm", "tools", "docker",
-           "rlk_repro")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,55 @@
+"""The time of one allocation: which pair still fits into it, and whether another allocation would finish the run."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from rlk_repro.base.errors import Problem, RlkReproError
+from rlk_repro.base.units import format_duration
+
+SAFETY: Final = 1.1
+"""A pair must fit in this many times the longest one so far."""
+EARLY_S: Final = 90.0
+"""Slurm sends its signal up to a minute early."""
+
+
+class OutOfTime(RlkReproError):
+    """The next pair does not fit into what is left of this allocation."""
+
+    exit_code = 75
+    title = "out of time"
+
+
+class Budget:
+    """``until`` is when the last pair must have ended, in Unix seconds; 0 where nothing ends the allocation."""
+
+    def __init__(self, until: float) -> None:
+        self._until = until
+        self._pair = ""
+        self._since = 0.0
+        self._longest_s = 0.0
+        self._is_out = False
+
+    def begin(self, pair: str) -> None:
+        """Say which pair's trial comes next.  The first pair of an allocation always begins, or none ever would.
+
+        Raises:
+            OutOfTime: it is another pair than before, and does not fit.
+        """
+        if pair == self._pair:
+            return
+        now = time.time()
+        if self._pair:
+            self._longest_s = max(self._longest_s, now - self._since)
+        left_s, wanted_s = self._until - now, SAFETY * self._longest_s
+        if self._until and self._pair and left_s < wanted_s:
+            self._is_out = True
+            left = f"{format_duration(max(left_s, 0.0))} of this job"
+            raise OutOfTime(Problem(pair, "not begun", got=left, expected=format_duration(wanted_s)))
+        self._pair, self._since = pair, now
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what ended the work was the end of the allocation."""
+        return self._is_out or (bool(self._until) and time.time() >= self._until - EARLY_S)

@@ -1,0 +1,52 @@
+"""Whether the ranks of a run over several nodes used the fabric that their nodes have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.files import load_json
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.manifest import Manifest
+from rlk_repro.rundir.paths import RunDir
+
+SOCKET: Final = "Socket"
+
+
+def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -> Iterator[Finding]:
+    """Trials of which a rank went by TCP although a port of its cluster's fabric is active; one finding each."""
+    num_active = sum(port.get("state") == "ACTIVE" for manifest in manifests for port in _list_ports(manifest))
+    if plan.layout.num_nodes == 1 or not num_active:
+        return
+    for trial in plan.trials:
+        files = run_dir.trial(trial.name).libraries_files()
+        ranks = [str(rank) for rank, path in sorted(files.items()) if SOCKET in _read_network(path).split(", ")]
+        if ranks:
+            where = f"{trial.name}.libraries.transport"
+            expected = f"RDMA: {num_active} ports of the nodes are active"
+            yield Finding(Level.BLOCKING, where, expected, f"{SOCKET}, by rank {', '.join(ranks)}")
+
+
+def find_network(record: Mapping[str, Any]) -> str:
+    """By what a rank reached other nodes, as it recorded; empty where it does not say, or where there is one node."""
+    transport = record.get("transport")
+    network = transport.get("network") if isinstance(transport, dict) else None
+    return network if isinstance(network, str) and network != "none" else ""
+
+
+def _list_ports(manifest: Manifest) -> Iterator[dict[str, Any]]:
+    devices = manifest.sections.get("network", {}).get("rdma_devices")
+    for device in devices.values() if isinstance(devices, dict) else ():
+        ports = device.get("ports") if isinstance(device, dict) else None
+        yield from (port for port in ports.values() if isinstance(port, dict)) if isinstance(ports, dict) else ()
+
+
+def _read_network(path: Path) -> str:
+    try:
+        record = load_json(path)
+    except BundleUnreadable:
+        return ""
+    return find_network(record) if isinstance(record, dict) else ""

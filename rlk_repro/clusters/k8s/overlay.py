@@ -1,0 +1,56 @@
+"""What a site adds to the objects that we render: its own scheduler, annotations, devices, claims, host paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlk_repro.clusters.k8s.nodes import Object
+from rlk_repro.plan import Plan
+from rlk_repro.spec import KubernetesSettings
+from rlk_repro.spec.values import list_leaves
+
+
+def overlay_job(job: Object, settings: KubernetesSettings) -> Object:
+    """The job with the site's labels and annotations beside ours; what both name stays ours, as we find jobs by it."""
+    metadata = {"metadata": _merge(settings.overlay.metadata, job["metadata"])} if settings.overlay else {}
+    return {**job, **metadata}
+
+
+def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
+    """The pod template likewise, and its spec with the site's values, which replace ours."""
+    if settings.overlay is None:
+        return pod
+    metadata, spec = settings.overlay.pod_metadata, settings.overlay.pod_spec
+    return {**pod, "metadata": _merge(metadata, pod["metadata"]), "spec": _merge(pod["spec"], spec)}
+
+
+def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
+    """What a site should look at before it submits."""
+    num_nodes, overlay = plan.layout.num_nodes, settings.overlay
+    if num_nodes > 1 and settings.queue is None and (overlay is None or "schedulerName" not in overlay.pod_spec):
+        yield (
+            f"{num_nodes} nodes without a gang scheduler: two such jobs can each hold half of what they need and wait; "
+            "set kubernetes.queue, or schedulerName in overlay.pod_spec"
+        )
+    if overlay is not None:
+        paths = [".".join(path) for path in list_leaves(overlay.model_dump()) if path[1:]]
+        yield f"the profile's overlay is merged as it is, and nothing here checks it: {', '.join(paths)}"
+
+
+def _merge(first: Any, second: Any) -> Any:
+    """Maps by key, lists of named items by name, other lists one after the other; all else is the second's."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return {**first, **{key: _merge(first[key], item) if key in first else item for key, item in second.items()}}
+    if not (isinstance(first, list) and isinstance(second, list)):
+        return second
+    merged = {_identify(item) or str(number): item for number, item in enumerate(first)}
+    for number, item in enumerate(second, start=len(first)):
+        key = _identify(item) or str(number)
+        merged[key] = _merge(merged[key], item) if key in merged else item
+    return list(merged.values())
+
+
+def _identify(item: Any) -> str:
+    """As Kubernetes tells the items of a list apart; empty where it does not."""
+    return str(item.get("mountPath") or item.get("name") or "") if isinstance(item, Mapping) else ""

@@ -1,0 +1,97 @@
+"""What sites add to the objects: it passes the API server's schemas, appears in every pod, and takes nothing away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlk_repro.clusters.k8s import backend
+from rlk_repro.clusters.k8s.objects import render_objects
+from rlk_repro.plan import Plan
+from tests.support.kube.examples import num_nodes, plan_for, run_dir_of, with_site
+from tests.support.kube.templates import find_templates
+from tests.support.kube.validate import find_errors
+
+SITES: dict[str, dict[str, Any]] = {
+    item["site"]: item["overlay"] for item in yaml.safe_load_all(Path(__file__).with_name("overlays.yaml").read_text())
+}
+PLAN = plan_for("smoke", "h200", settings=num_nodes("h200", 2))
+
+
+def holds(found: Any, wanted: Any) -> bool:
+    """Whether everything wanted is there, among other things."""
+    if isinstance(wanted, Mapping):
+        return isinstance(found, Mapping) and all(key in found and holds(found[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, list):
+        return all(any(holds(item, one) for item in found) for one in wanted)
+    return bool(found == wanted)
+
+
+def with_overlay(overlay: dict[str, Any], kind: str = "rayjob") -> Plan:
+    return with_site(PLAN, overlay=overlay, kind=kind)
+
+
+def test_there_are_twelve() -> None:
+    assert len(SITES) == 12
+
+
+@pytest.mark.parametrize("kind", ["rayjob", "job"])
+@pytest.mark.parametrize("site", SITES)
+def test_a_site_s_overlay_is_valid_and_in_every_pod_beside_what_is_ours(site: str, kind: str) -> None:
+    overlay = {"metadata": {}, "pod_metadata": {}, "pod_spec": {}, **SITES[site]}
+    plan, plain = with_overlay(SITES[site], kind), with_site(PLAN, kind=kind)
+    job, before = (render_objects(item, run_dir_of(item))[0] for item in (plan, plain))
+    ids = {"labels", "annotations"} & before["metadata"].keys()
+    assert ids == {"labels", "annotations"}
+    assert holds(job["metadata"], overlay["metadata"])
+    assert job["metadata"]["labels"].items() >= before["metadata"]["labels"].items()
+    pods, others = list(find_templates(job)), list(find_templates(before))
+    assert len(pods) == len(others) == (2 if kind == "rayjob" else 1)
+    for pod, other in zip(pods, others, strict=True):
+        assert holds(pod.value["metadata"], overlay["pod_metadata"])
+        assert holds(pod.value["spec"], overlay["pod_spec"])
+        assert holds(pod.value["metadata"]["labels"], other.value["metadata"]["labels"])
+        container, own = pod.value["spec"]["containers"], other.value["spec"]["containers"]
+        assert [item["name"] for item in container] == ["agent"]
+        assert (container[0]["image"], container[0]["command"]) == (own[0]["image"], own[0]["command"])
+        assert holds(container[0]["env"], own[0]["env"])
+    assert find_errors(job, ("1.34",)) == []
+
+
+def test_an_overlay_is_hashed_into_the_plan_and_not_into_the_experiment() -> None:
+    plan = with_overlay({"pod_spec": {"schedulerName": "kai-scheduler"}})
+    assert plan.plan_hash != PLAN.plan_hash
+    assert plan.experiment_hash == PLAN.experiment_hash
+    assert "overlay" not in str(PLAN.to_json()["profile"])
+
+
+def test_what_names_our_objects_stays_ours_and_values_are_replaced() -> None:
+    overlay = {
+        "metadata": {"labels": {"app.kubernetes.io/managed-by": "somebody"}, "name": "other"},
+        "pod_spec": {
+            "terminationGracePeriodSeconds": 7,
+            "volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "1Gi"}}],
+        },
+    }
+    job = render_objects(plan := with_overlay(overlay, "job"), run_dir_of(plan))[0]
+    assert job["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "rlk-repro"
+    assert job["metadata"]["name"] != "other"
+    spec = job["spec"]["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] == 7
+    (shm,) = [volume for volume in spec["volumes"] if volume["name"] == "shm"]
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+
+
+def test_an_overlay_and_several_nodes_without_a_gang_scheduler_are_warned_about() -> None:
+    plan = with_overlay({"pod_spec": {"schedulerName": "kai-scheduler"}})
+    assert backend.render(plan, run_dir_of(plan)).remarks == (
+        "the profile's overlay is merged as it is, and nothing here checks it: pod_spec.schedulerName",
+    )
+    (gang,) = backend.render(PLAN, run_dir_of(PLAN)).remarks
+    assert gang.startswith("2 nodes without a gang scheduler")
+    alone = plan_for("smoke", "h200")
+    assert backend.render(alone, run_dir_of(alone)).remarks == ()
