@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 SIGNIFICANT_DIGITS: Final = 12
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
 
 
 def canonical(value: float) -> float:

@@ -18,7 +18,7 @@ import torch
 
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.files import dump_json_line
-from rlk_repro.base.units import format_bytes
+from rlk_repro.base.units import GIB, format_bytes
 from rlk_repro.bench.cases import Inputs, estimate_bytes, find_floor_s, make_inputs
 from rlk_repro.bench.implementation import Blocked, Call, Implementation, Ready, make_call
 from rlk_repro.bench.measure import Rates, Timing, measure_calls, record_kernels
@@ -118,7 +118,7 @@ class Harness:
 
     def _make_inputs(self, case: OperatorCase) -> Inputs | Failure:
         limit_gib, needed = self._suite.memory_limit_gib, estimate_bytes(case)
-        if limit_gib is not None and needed > limit_gib * 2**30:
+        if limit_gib is not None and needed > limit_gib * GIB:
             reason = f"expected to need {format_bytes(needed)}; the run's memory limit is {limit_gib:g} GiB"
             return Failure(OperatorStatus.BLOCKED, reason)
         made = self._attempt(partial(make_inputs, case, self._device, self._seed))

@@ -69,6 +69,11 @@ def make_call(inputs: Inputs, ready: Ready) -> Call:
     return forward_backward if inputs.case.work == FORWARD_BACKWARD else forward
 
 
+def as_tensor(value: Any) -> torch.Tensor:
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
 def find_attribute(path: str) -> Any | Blocked:
     """Import ``module.name``, or say why that cannot be done."""
     module, _, name = path.rpartition(".")

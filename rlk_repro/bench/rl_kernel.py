@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 
 from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, Inputs
-from rlk_repro.bench.implementation import Blocked, Implementation, Ready, clip_losses, find_attribute
+from rlk_repro.bench.implementation import Blocked, Implementation, Ready, as_tensor, clip_losses, find_attribute
 from rlk_repro.integration.route.rl_kernel import find_absent_symbols, find_version, load_operator
 from rlk_repro.integration.switch import probe_platform
 from rlk_repro.operators import OPERATORS, Calls, Platform, Reason, Refusal
@@ -46,7 +46,7 @@ LOGP_METHODS: Final = {
 
 def _select(method: _LogpMethod, op: Any, inputs: Inputs) -> torch.Tensor:
     rows = (inputs.rows,) if method.is_sparse else ()
-    return _as_tensor(getattr(op, method.name)(inputs.leaves[0], inputs.tokens, *rows))
+    return as_tensor(getattr(op, method.name)(inputs.leaves[0], inputs.tokens, *rows))
 
 
 def _compute_ratios(op: Any, inputs: Inputs) -> torch.Tensor:
@@ -61,16 +61,11 @@ def _compute_loss(op: Any, inputs: Inputs) -> torch.Tensor:
     logits = inputs.leaves[0].view(*shape, inputs.case.vocab_size)
     tokens, old, mask = (item.view(shape) for item in (inputs.tokens, inputs.old_log_probs, inputs.mask))
     loss, _, _ = op.apply(logits, logits.detach(), tokens, old, inputs.sample_advantages, mask, clip_eps=CLIP, beta=0.0)
-    return _as_tensor(loss)
+    return as_tensor(loss)
 
 
 def _select_from_hidden(op: Any, inputs: Inputs) -> torch.Tensor:
-    return _as_tensor(op(*inputs.leaves, inputs.tokens))
-
-
-def _as_tensor(value: Any) -> torch.Tensor:
-    assert isinstance(value, torch.Tensor)
-    return value
+    return as_tensor(op(*inputs.leaves, inputs.tokens))
 
 
 def _build_resolved(inputs: Inputs, *, use: Use, method: _LogpMethod | None = None) -> Ready | Blocked:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import IO, Any, Final
 
-from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import decode_json
+from rlk_repro.logs.lines import open_log
 from rlk_repro.logs.rejects import Reject, RejectLog
 
 MAX_LINE_BYTES: Final = 1 << 20
@@ -70,11 +70,8 @@ def parse_telemetry(path: Path) -> Telemetry:
     Raises:
         BundleUnreadable: the file is absent or cannot be read.  No content raises.
     """
-    try:
-        with path.open("rb") as stream:
-            return _parse_stream(stream)
-    except OSError as error:
-        raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from error
+    with open_log(path) as stream:
+        return _parse_stream(stream)
 
 
 def merge_telemetry(nodes: Iterable[Telemetry]) -> dict[str, TrialTelemetry]:
@@ -86,7 +83,7 @@ def merge_telemetry(nodes: Iterable[Telemetry]) -> dict[str, TrialTelemetry]:
     return merged
 
 
-def _parse_stream(stream: BinaryIO) -> Telemetry:
+def _parse_stream(stream: IO[bytes]) -> Telemetry:
     trials: dict[str, TrialTelemetry] = {}
     rejects = RejectLog()
     num_lines = 0
@@ -111,7 +108,7 @@ def _parse_stream(stream: BinaryIO) -> Telemetry:
     return Telemetry(trials=trials, rejects=rejects.kept, reject_counts=rejects.totals)
 
 
-def _skip_line(stream: BinaryIO) -> None:
+def _skip_line(stream: IO[bytes]) -> None:
     while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
         pass
 

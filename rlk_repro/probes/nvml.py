@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
+from rlk_repro.base.units import MIB
 from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
 from rlk_repro.probes.visible import select_given
 from rlk_repro.rundir.manifest import Fact, Unknown
 
-MIB: Final = 1 << 20
 SWITCH: Final = ("disabled", "enabled")
 FABRIC_STATES: Final = ("N/A", "Not Started", "In Progress", "Completed")
 COMPUTE_MODES: Final = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")

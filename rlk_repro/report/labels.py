@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.base.escapes import printable
+from rlk_repro.base.units import GIB
 from rlk_repro.logs.metrics import METRICS, Better
 from rlk_repro.rundir.results import Analysis, Summary
 
 NOT_RECORDED: Final = "not recorded"
-GIB: Final = 2**30
 SIGNIFICANT: Final = 4
 _SHORT_S: Final = 0.5
 

@@ -14,9 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.errors import BundleUnreadable, Problem, shorten
 from rlk_repro.base.files import load_json
-from rlk_repro.base.findings import shorten
 from rlk_repro.base.places import RUN_DIR
 from rlk_repro.base.secrets import looks_secret, scrub, scrub_argv
 from rlk_repro.plan import Plan, Trial

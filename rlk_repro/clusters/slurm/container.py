@@ -19,7 +19,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import ContainerSettings, Image
+from rlk_repro.spec import ContainerSettings
 
 ENGINES: Final = frozenset({"docker", "podman"})
 _AMD_DEVICES: Final = ("/dev/dri", "/dev/kfd")
@@ -48,11 +48,6 @@ def find_runtime(plan: Plan) -> str:
     return container_settings(plan).runtime if plan.stack.images else "host"
 
 
-def find_image(plan: Plan) -> Image | None:
-    """The stack's image for the plan's hardware."""
-    return plan.stack.images.get(plan.hardware.image_platform)
-
-
 def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     """What this runtime cannot start, or cannot be told."""
     runtime = find_runtime(plan)
@@ -62,7 +57,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
             yield Problem(f"stack {plan.stack.stack}", "names images, and runtime host starts no container",
                           expected="a stack without images, or another container.runtime")  # fmt: skip
         return
-    if find_image(plan) is None:
+    if plan.image is None:
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}",
                       expected="one, or container.runtime: host")  # fmt: skip
     if is_imported(runtime) and container_settings(plan).image_dir is None:
@@ -103,14 +98,14 @@ def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
 
 def make_import(plan: Plan) -> Import | None:
     """None for runtimes that keep images themselves."""
-    image, folder = find_image(plan), container_settings(plan).image_dir
+    image, folder = plan.image, container_settings(plan).image_dir
     if image is None or folder is None:
         return None
     return plan_import(find_runtime(plan), image, plan.hardware.machine, folder)
 
 
 def make_image_name(plan: Plan) -> str:
-    image = find_image(plan)
+    image = plan.image
     return "" if image is None else f"{image.reference}@{image.digest}"
 
 
@@ -123,7 +118,7 @@ def list_entry(plan: Plan) -> list[str]:
     words = ["env"]
     if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
         words += [f"--unset={name}" for name in _AMD_VISIBILITY]
-    image = find_image(plan)
+    image = plan.image
     if image is not None:
         words.append(f"{DIGEST_VARIABLE}={image.digest}")
     folder = container_settings(plan).package_dir
