@@ -6,7 +6,6 @@ One call is one sample; nothing here knows what is called.  Timing and profiling
 from __future__ import annotations
 
 import gc
-import statistics
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -29,22 +28,8 @@ class Timing:
     peak_extra_bytes: int | None
 
     @property
-    def median_s(self) -> float:
-        return statistics.median(self.samples_s)
-
-    @property
     def minimum_s(self) -> float:
         return min(self.samples_s)
-
-    @property
-    def maximum_s(self) -> float:
-        return max(self.samples_s)
-
-    @property
-    def mad_s(self) -> float:
-        """Median absolute deviation from the median."""
-        centre = self.median_s
-        return statistics.median(abs(sample - centre) for sample in self.samples_s)
 
 
 def measure_calls(function: Callable[[], object], *, device: torch.device, warmup: int, repeats: int) -> Timing:
