@@ -42,7 +42,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _add_setting(parser: argparse.ArgumentParser, flag: str, field: FieldInfo) -> None:
     """A setting of the workload as ``setting_flags`` writes it: a bare flag that is left out is False."""
-    kind, choices = field.annotation, get_args(field.annotation)
+    kind: Any = field.annotation
+    choices = get_args(kind)
     if kind is bool:
         parser.add_argument(flag, action="store_true", help=field.description)
     elif choices:
