@@ -19,6 +19,7 @@ from rlk_repro.base.files import load_json
 from rlk_repro.base.places import RUN_DIR
 from rlk_repro.base.secrets import looks_secret, scrub, scrub_argv
 from rlk_repro.plan import Plan, Trial
+from rlk_repro.probes.environment import REDACTED
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.spec.values import ENABLED
 from rlk_repro.workloads import get_workload
@@ -34,7 +35,6 @@ ENVIRONMENT: Final = "environment"
 MAX_DIFFERENCES: Final = 1000
 ABSENT: Final = "not set"
 GIVEN: Final = "given"
-REDACTED: Final = "<redacted>"
 PROGRAM: Final = "program"
 ORDER: Final = "order of arguments"
 MORE: Final = "more differences"
