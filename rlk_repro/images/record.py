@@ -21,7 +21,6 @@ from rlk_repro.rundir.manifest import Fact, Manifest, Section
 
 SCHEMA: Final = 1
 LABEL_PREFIX: Final = "rlk-repro."
-MAX_BYTES: Final = 16 << 20
 
 ARCHITECTURES: Final = {Platform.CUDA: ("sm_100", "sm_80", "sm_90", "sm_90a")}
 """Machine code that an image's extension holds: A100, H200, H200's own instructions, GB200."""
@@ -86,7 +85,7 @@ def digest_of(value: Mapping[str, Any]) -> str:
     return sha256_bytes(dump_json_line({name: item for name, item in value.items() if name != "digest"}).encode())
 
 
-def parse_record(data: bytes, where: str = PROVENANCE) -> ImageRecord:
+def parse_record(data: bytes) -> ImageRecord:
     """Read a record.
 
     Raises:
@@ -94,7 +93,7 @@ def parse_record(data: bytes, where: str = PROVENANCE) -> ImageRecord:
     """
     try:
         value = json.loads(data)
-        check_schema(where, value, SCHEMA)
+        check_schema(PROVENANCE, value, SCHEMA)
         record = ImageRecord(
             stack=str(value["stack"]),
             platform=str(value["platform"]),
@@ -106,10 +105,10 @@ def parse_record(data: bytes, where: str = PROVENANCE) -> ImageRecord:
         )
         Platform(record.platform.partition("-")[0])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BundleUnreadable(Problem(where, f"is no record of an image ({error})")) from None
+        raise BundleUnreadable(Problem(PROVENANCE, f"is no record of an image ({error})")) from None
     if value.get("digest") != digest_of(value):
         raise BundleUnreadable(
-            Problem(where, "was edited since it was written", got=value.get("digest"), expected=digest_of(value))
+            Problem(PROVENANCE, "was edited since it was written", got=value.get("digest"), expected=digest_of(value))
         )
     return record
 

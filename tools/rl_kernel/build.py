@@ -138,8 +138,8 @@ def require_done(what: str, done: proc.Completed, limit: str) -> None:
     raise CheckFailed(Problem(what, "did not finish:", quoted=tuple(words), hint=hint))
 
 
-def _last_errors(text: str, limit: int = 8) -> list[str]:
+def _last_errors(text: str) -> list[str]:
     """The lines that speak of errors, the linker's own among them, or just the last ones."""
     lines = [line.strip()[:300] for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"error|Error|ERROR|Killed|cannot find|undefined reference", line)]
-    return (errors or lines)[-limit:]
+    return (errors or lines)[-8:]
