@@ -45,7 +45,7 @@ class Implementation:
 
     name: str
     operator: str
-    kind: OperatorKind
+    kind: OperatorKind = OperatorKind.UNRESOLVED
     build: Builder
     is_sparse: bool = False
     """Skips unwanted rows: measured only where there are some."""

@@ -112,26 +112,19 @@ def list_operators() -> Iterator[Implementation]:
     """Every way to call RL-Kernel, operator by operator."""
     for name, method in LOGP_METHODS.items():
         build = partial(_build_resolved, use=partial(_select, method), method=method)
-        yield _make(name, "logp", build, is_sparse=method.is_sparse)
+        yield Implementation(name=name, operator="logp", build=build, is_sparse=method.is_sparse)
     uses: dict[str, Use] = {
         "ratio_kl": _compute_ratios,
         "grpo_loss": _compute_loss,
         "linear_logp": _select_from_hidden,
     }
     for operator, use in uses.items():
-        yield _make("rl-kernel", operator, partial(_build_resolved, use=use))
+        yield Implementation(name="rl-kernel", operator=operator, build=partial(_build_resolved, use=use))
     triton = partial(_build_by_class, path=TRITON_LINEAR_LOGP, kind=OperatorKind.FUSED, use=_select_from_hidden)
-    yield _make(TRITON, "linear_logp", triton)
+    yield Implementation(name=TRITON, operator="linear_logp", build=triton)
     uses["logp"] = partial(_select, LOGP_METHODS["rl-kernel-fp32"])
     for operator, use in uses.items():
         native = next(item for item in OPERATORS[operator].implementations[Platform.CPU] if item.is_native)
         path = f"rl_engine.kernels.ops.pytorch.loss.{operator}.{native.class_name}"
         build = partial(_build_by_class, path=path, kind=OperatorKind.NATIVE, use=use)
-        yield _make(NATIVE, operator, build)
-
-
-def _make(
-    name: str, operator: str, build: Callable[[Inputs], Ready | Blocked], *, is_sparse: bool = False
-) -> Implementation:
-    kind = OperatorKind.UNRESOLVED
-    return Implementation(name=name, operator=operator, kind=kind, build=build, is_sparse=is_sparse)
+        yield Implementation(name=NATIVE, operator=operator, build=build)
