@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.files import MAX_PLAN_BYTES, check_schema, dump_json, load_json, sha256_bytes
 from rlk_repro.operators import Case, Eligibility, eligibility, read_loss_options
-from rlk_repro.spec import Hardware, Layout, Measure, Profile, Run, Stack, Variant, run_problems
+from rlk_repro.spec import Hardware, Image, Layout, Measure, Profile, Run, Stack, Variant, run_problems
 from rlk_repro.spec.choices import (
     DESIGN,
     FREE_RULES,
@@ -107,6 +107,11 @@ class Plan:
     @property
     def num_gpus(self) -> int:
         return self.layout.num_nodes * self.layout.gpus_per_node
+
+    @property
+    def image(self) -> Image | None:
+        """The stack's image for the hardware."""
+        return self.stack.images.get(self.hardware.image_platform)
 
     @property
     def experiment(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rlk_repro.agent.ray.follower import RayFollower
 from rlk_repro.agent.ray.member import RayMember
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current
-from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.base.errors import EnvironmentMissing, Problem, code_after
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
@@ -40,7 +40,7 @@ def follow_leader(plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -
                 _give_up(member, findings, silence_s)
         finally:
             mark_ended(run_dir, place)
-    return 0 if stop.signal is None else 128 + stop.signal
+    return code_after(stop.signal)
 
 
 def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> list[Finding]:

@@ -41,7 +41,7 @@ from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current
 from rlk_repro.agent.trial import Outcome, TrialWatch, make_scrubber, run_command, run_trial
 from rlk_repro.base.disk import Unwritable
-from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError, code_after
 from rlk_repro.base.files import write_bytes, write_json, write_text
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan, Trial
@@ -120,7 +120,7 @@ class Leader:
             with self._journal.phase(name) as phase:
                 step()
             if self._stop.signal is not None:
-                code, message = 128 + self._stop.signal, f"stopped by {self._stop.signal.name}"
+                code, message = code_after(self._stop.signal), f"stopped by {self._stop.signal.name}"
             elif phase.error is not None:
                 code, message = phase.exit_code, f"{name}: {phase.error}"
             if code:

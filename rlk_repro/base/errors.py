@@ -6,6 +6,8 @@ says where, what is wrong, what was found, what was expected, and at most one ne
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -14,6 +16,8 @@ from rlk_repro.base.escapes import printable
 _NOTHING: Final = object()
 
 EXIT_BUG: Final = 70
+MAX_GOT: Final = 200
+MAX_TEXT: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Problem:
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}"
         if self.got is not _NOTHING:
-            text += f", got {_shorten(repr(self.got))}"
+            text += f", got {shorten(repr(self.got), MAX_GOT)}"
         if self.expected is not None:
             text += f", expected {self.expected}"
         lines = [text, *(f"  | {line}" for line in self.quoted)]
@@ -43,7 +47,8 @@ class Problem:
         return "\n".join(map(printable, lines))
 
 
-def _shorten(text: str, limit: int = 200) -> str:
+def shorten(text: str, limit: int = MAX_TEXT) -> str:
+    """The beginning of a text that is too long to be read, and how long it is."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
@@ -94,3 +99,17 @@ class BundleUnreadable(RlkReproError):
 
     exit_code = 5
     title = "bundle"
+
+
+def finish(work: Callable[[], int | None]) -> int:
+    """The exit code of a process that does this work: what it returns or 0, and that of an error, which is printed."""
+    try:
+        return work() or 0
+    except RlkReproError as error:
+        sys.stderr.write(f"{error.title}: {error}\n")
+        return error.exit_code
+
+
+def code_after(signal_number: int | None) -> int:
+    """The exit code of a process that ended in order because a signal asked it to, as a shell reports one it killed."""
+    return 0 if signal_number is None else 128 + signal_number

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from rlk_repro.base.errors import shorten
 from rlk_repro.base.escapes import printable
 
 MAX_FINDINGS: Final = 1000
-MAX_TEXT: Final = 10_000
 
 
 class Level(StrEnum):
@@ -63,11 +63,6 @@ def limit_findings(findings: Iterable[Finding]) -> list[Finding]:
         return found
     more = Finding(rest[0].level, "findings", f"at most {MAX_FINDINGS}", f"{len(rest)} more, not listed")
     return [*found[:MAX_FINDINGS], more]
-
-
-def shorten(text: str) -> str:
-    """The beginning of a text that is too long to be read in a finding, and how long it is."""
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"
 
 
 def diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base import proc
+from rlk_repro.base.errors import EnvironmentMissing, Problem
 
 PROTOCOLS: Final = "GIT_ALLOW_PROTOCOL"
 OPTIONS: Final = (
@@ -41,7 +42,16 @@ def fetch(folder: Path, repository: str, ref: str, *, timeout_s: float) -> proc.
 
 def explain(done: proc.Completed) -> str:
     """Its complaint on one line."""
-    if done.is_timeout:
-        return "no answer in time"
-    lines = done.stderr.strip().splitlines()
-    return next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else "no message")
+    complaints = (line for line in done.stderr.splitlines() if line.startswith(("fatal:", "error:")))
+    return done.last_words if done.is_timeout else next(complaints, done.last_words)
+
+
+def require(what: str, done: proc.Completed, hint: str | None = None) -> str:
+    """Its answer.
+
+    Raises:
+        EnvironmentMissing: git's complaint.
+    """
+    if not done.is_ok:
+        raise EnvironmentMissing(Problem(what, f"refused ({explain(done)})", hint=hint))
+    return done.stdout

@@ -36,6 +36,12 @@ class Completed:
     def is_ok(self) -> bool:
         return self.returncode == 0 and not self.is_timeout
 
+    @property
+    def last_words(self) -> str:
+        """Why it did not end well, on one line."""
+        lines = self.stderr.strip().splitlines()
+        return "no answer in time" if self.is_timeout else lines[-1] if lines else f"exit code {self.returncode}"
+
 
 def run(
     argv: Sequence[str],

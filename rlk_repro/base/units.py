@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing import Final
 
 SIGNIFICANT_DIGITS: Final = 12
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
 
 
 def canonical(value: float) -> float:
@@ -52,9 +54,9 @@ def format_number(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def format_percent(ratio: float, digits: int = 2) -> str:
+def format_percent(ratio: float) -> str:
     """A ratio as a signed change: 0.95 is ``-5.00 %``; what rounds to nothing is ``+0.00 %`` from either side."""
-    return f"{(ratio - 1) * 100:+z.{digits}f} %"
+    return f"{(ratio - 1) * 100:+z.2f} %"
 
 
 def format_count(value: int) -> str:

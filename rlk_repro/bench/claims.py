@@ -7,50 +7,33 @@ No path of the machine is printed on purpose, and nothing is judged here.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
-from rlk_repro.bench.measure import measure_calls
-from rlk_repro.claims.results import ANSWER, RL_KERNEL, Status
+from rlk_repro.base.places import hide_places
+from rlk_repro.bench.attempts import Attempts, Failure
+from rlk_repro.bench.implementation import Blocked, as_tensor, find_attribute
+from rlk_repro.bench.measure import Timing, measure_calls, synchronize
+from rlk_repro.claims.results import ANSWER, MEASUREMENT, RL_KERNEL, TASK, Cell, Measurement, Task
 from rlk_repro.probes import code
 from rlk_repro.rundir.manifest import Manifest
+from rlk_repro.rundir.operator_results import OperatorStatus
 
 SEED: Final = 20261120
 FORWARD: Final = "forward"
 TRAINING: Final = "forward-backward"
 Inputs: TypeAlias = Mapping[str, Tensor]
 Call: TypeAlias = Callable[[], object]
-OutOfMemory: Final = torch.cuda.OutOfMemoryError  # its new name, torch.OutOfMemoryError, is younger than torch 2.4
-
-
-class Unavailable(Exception):
-    """This implementation cannot run here, for a reason known before it is called."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What the parent asked for; ``shape`` and the like are those of one cell."""
-
-    operator: str
-    implementation: str
-    pass_: str
-    shape: Mapping[str, int]
-    settings: Mapping[str, float]
-    dtype: torch.dtype
-    device: torch.device
-    is_cold: bool
-    warmup: int
-    repeats: int
 
 
 _OPS: Final = "rl_engine.kernels.ops"
@@ -72,18 +55,19 @@ FUNCTIONS: Final = frozenset({("sampler-logp", "native"), ("sampling", "native")
 
 
 def main() -> None:
-    order = json.load(sys.stdin)
-    device = torch.device(order["device"])
+    task = TASK.validate_json(sys.stdin.read())
+    device = torch.device(task.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("torch sees no GPU")
-    _say(_describe(device))
-    for _, cells in itertools.groupby(order["cells"], key=lambda cell: cell["row"]):
-        for answer in _measure_row([_read_task(order, cell, device) for cell in cells]):
-            _say(answer)
+    attempts = Attempts(device)
+    _say(json.dumps(_describe(device)))
+    for row, cells in itertools.groupby(task.cells, key=lambda cell: cell.row):
+        for measurement in _measure_row(task, row, list(cells), attempts):
+            _say(MEASUREMENT.dump_json(measurement, by_alias=True).decode())
 
 
-def _say(value: Mapping[str, Any]) -> None:
-    sys.stdout.write(f"\n{ANSWER}{json.dumps(value)}\n")  # whatever a library left on the line before
+def _say(text: str) -> None:
+    sys.stdout.write(f"\n{ANSWER}{text}\n")  # whatever a library left on the line before
     sys.stdout.flush()
 
 
@@ -103,118 +87,86 @@ def _find_rl_kernel() -> Any:
     return manifest.to_json()["sections"][code.SECTION][RL_KERNEL]
 
 
-def _read_task(order: Mapping[str, Any], cell: Mapping[str, Any], device: torch.device) -> Task:
-    return Task(
-        operator=order["operator"],
-        implementation=cell["implementation"],
-        pass_=cell["pass"],
-        shape=cell["shape"],
-        settings=order["settings"],
-        dtype=getattr(torch, order["dtype"]),
-        device=device,
-        is_cold=cell["is_cold"],
-        warmup=order["warmup"],
-        repeats=order["repeats"],
-    )
-
-
-def _measure_row(tasks: list[Task]) -> Iterator[Mapping[str, Any]]:
+def _measure_row(task: Task, row: str, cells: Sequence[Cell], attempts: Attempts) -> Iterator[Measurement]:
     """Measure the cells of one row on the same inputs; they are freed before the next row."""
     torch.manual_seed(SEED)
-    try:
-        inputs = make_inputs(tasks[0])
-    except OutOfMemory:
-        inputs = None
-    for task in tasks:
-        yield _answer(Status.OOM) if inputs is None else _measure(task, inputs)
-        _empty_cache(task.device)
+    inputs = attempts.attempt(partial(make_inputs, task, row))
+    for cell in cells:
+        found = _measure(task, cell, inputs, attempts)
+        yield replace(found, reason=hide_places(found.reason))
+        attempts.release()
 
 
-def _measure(task: Task, inputs: Inputs) -> Mapping[str, Any]:
-    try:
-        operator = load_operator(task)
-    except Unavailable as reason:
-        return _answer(Status.BLOCKED, reason=str(reason))
+def _measure(task: Task, cell: Cell, inputs: Inputs | Failure, attempts: Attempts) -> Measurement:
+    if isinstance(inputs, Failure):
+        return Measurement(cell=cell, status=inputs.status, reason=f"inputs: {inputs.reason}")
+    operator = load_operator(task, cell)
+    if isinstance(operator, Blocked):
+        return Measurement(cell=cell, status=OperatorStatus.BLOCKED, reason=operator.reason)
     ran = "" if operator is None else type(operator).__name__
     input_bytes = sum(tensor.nbytes for tensor in inputs.values())
-    call = make_call(task, operator, inputs)
-    try:
-        if task.is_cold:
-            return _answer(Status.DONE, ran=ran, samples_s=[_time_first(call, task.device)], input_bytes=input_bytes)
-        timing = measure_calls(call, device=task.device, warmup=task.warmup, repeats=task.repeats)
-    except OutOfMemory:
-        return _answer(Status.OOM, ran=ran, input_bytes=input_bytes)
-    return _answer(
-        Status.DONE,
+    call = make_call(task, cell, operator, inputs)
+    timing = attempts.attempt(partial(_time, task, call, is_cold=cell.is_cold))
+    if isinstance(timing, Failure):
+        status, reason = timing.status, timing.reason
+        return Measurement(cell=cell, status=status, reason=reason, ran=ran, input_bytes=input_bytes)
+    return Measurement(
+        cell=cell,
+        status=OperatorStatus.PASSED,
         ran=ran,
-        samples_s=list(timing.samples_s),
+        samples_s=timing.samples_s,
         peak_extra_bytes=timing.peak_extra_bytes,
         input_bytes=input_bytes,
     )
 
 
-def _answer(status: Status, **values: Any) -> Mapping[str, Any]:
-    nothing: dict[str, Any] = {"reason": "", "ran": "", "samples_s": [], "peak_extra_bytes": None, "input_bytes": None}
-    return {"status": status.value, **nothing, **values}
-
-
-def _time_first(call: Call, device: torch.device) -> float:
-    """Wall time of one call on an idle device."""
-    _synchronize(device)
+def _time(task: Task, call: Call, *, is_cold: bool) -> Timing:
+    """Wall time of one call on an idle device where that is to be its first, else as every operator is timed."""
+    device = torch.device(task.device)
+    if not is_cold:
+        return measure_calls(call, device=device, warmup=task.warmup, repeats=task.repeats)
+    synchronize(device)
     begin = time.perf_counter()
     call()
-    _synchronize(device)
-    return time.perf_counter() - begin
+    synchronize(device)
+    return Timing(samples_s=(time.perf_counter() - begin,), peak_extra_bytes=None)
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _empty_cache(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def load_operator(task: Task) -> Any:
-    """The operator's instance; None where the claim's baseline is plain PyTorch.
-
-    Raises:
-        Unavailable: RL-Kernel is not importable or not compiled, or this device would make its class delegate.
-    """
-    key = (task.operator, task.implementation)
+def load_operator(task: Task, cell: Cell) -> Any | Blocked | None:
+    """The operator's instance, or why there is none; None where the claim's baseline is plain PyTorch."""
+    key = (task.operator, cell.implementation)
     if key in FUNCTIONS:
         return None
-    _refuse_device(task)
-    module, _, name = CLASSES[key].rpartition(".")
+    reason = _find_obstacle(cell.implementation, torch.device(task.device))
+    found = find_attribute(CLASSES[key]) if reason is None else Blocked(reason)
+    if isinstance(found, Blocked):
+        return found
     try:
-        return getattr(importlib.import_module(module), name)()
-    except ImportError as error:
-        raise Unavailable(f"cannot be imported ({error})") from error
+        return found()
     except RuntimeError as error:  # what RL-Kernel raises where its extension lacks the kernel
-        raise Unavailable(f"cannot be made ({str(error).splitlines()[0]})") from error
+        return Blocked(f"cannot be made ({str(error).splitlines()[0]})")
 
 
-def _refuse_device(task: Task) -> None:
+def _find_obstacle(implementation: str, device: torch.device) -> str | None:
     """RL-Kernel's classes hand over to others in silence where the device does not suit them: refuse beforehand."""
-    if task.implementation == "flashinfer":
+    if implementation == "flashinfer":
         if torch.version.hip:
-            raise Unavailable("on ROCm this class samples without FlashInfer")
+            return "on ROCm this class samples without FlashInfer"
         if importlib.util.find_spec("flashinfer") is None:
-            raise Unavailable("FlashInfer is not installed")
-    if task.implementation in {"native", "sampler"}:
-        return
-    if task.device.type != "cuda":
-        raise Unavailable("needs a GPU")
-    major, minor = torch.cuda.get_device_capability(task.device)
-    if task.implementation == "sm90" and major != 9:
-        raise Unavailable(f"needs compute capability 9, this GPU has {major}.{minor}")
+            return "FlashInfer is not installed"
+    if implementation in {"native", "sampler"}:
+        return None
+    if device.type != "cuda":
+        return "needs a GPU"
+    major, minor = torch.cuda.get_device_capability(device)
+    if implementation == "sm90" and major != 9:
+        return f"needs compute capability 9, this GPU has {major}.{minor}"
+    return None
 
 
-def make_inputs(task: Task) -> Inputs:
+def make_inputs(task: Task, row: str) -> Inputs:
     """Random inputs of the operator, on the device."""
-    shape, device, dtype = task.shape, task.device, task.dtype
+    shape, device, dtype = task.shapes[row], torch.device(task.device), getattr(torch, task.dtype)
     if task.operator == "linear-logp":
         return {
             "hidden": torch.randn(shape["tokens"], shape["hidden"], device=device, dtype=dtype),
@@ -237,52 +189,44 @@ def make_inputs(task: Task) -> Inputs:
     }
 
 
-def make_call(task: Task, operator: Any, inputs: Inputs) -> Call:
+def make_call(task: Task, cell: Cell, operator: Any, inputs: Inputs) -> Call:
     """The call that the claim timed, gradients included where its pass has a backward."""
-    calls: Mapping[str, Callable[[Task, Any, Inputs], Call]] = {
-        "logp": _call_logp,
-        "sampler-logp": _call_sampler_logp,
-        "ratio-kl": _call_ratio_kl,
-        "grpo-loss": _call_grpo_loss,
-        "linear-logp": _call_linear_logp,
-        "sampling": _call_sampling,
-    }
-    call = calls[task.operator](task, operator, inputs)
-    return call if task.pass_ == TRAINING else torch.no_grad()(call)
+    call = _CALLS[task.operator](task, cell, operator, inputs)
+    return call if cell.pass_ == TRAINING else torch.no_grad()(call)
 
 
-def _call_logp(_: Task, operator: Any, inputs: Inputs) -> Call:
+def _call_logp(_task: Task, _cell: Cell, operator: Any, inputs: Inputs) -> Call:
     return lambda: operator.apply(inputs["logits"], inputs["tokens"])
 
 
-def _call_sampler_logp(_: Task, operator: Any, inputs: Inputs) -> Call:
+def _call_sampler_logp(_task: Task, _cell: Cell, operator: Any, inputs: Inputs) -> Call:
     logits, tokens = inputs["logits"], inputs["tokens"]
     if operator is not None:
         return lambda: operator.compute_logp(logits, tokens)
     return lambda: torch.log_softmax(logits, dim=-1).gather(-1, tokens.unsqueeze(-1))
 
 
-def _call_ratio_kl(_: Task, operator: Any, inputs: Inputs) -> Call:
+def _call_ratio_kl(_task: Task, _cell: Cell, operator: Any, inputs: Inputs) -> Call:
     names = ("logits", "reference", "tokens", "mask", "old_log_probs")
     return lambda: operator(*(inputs[name] for name in names))
 
 
-def _call_grpo_loss(task: Task, operator: Any, inputs: Inputs) -> Call:
+def _call_grpo_loss(task: Task, cell: Cell, operator: Any, inputs: Inputs) -> Call:
     rest = [inputs[name] for name in ("reference", "tokens", "old_log_probs", "rewards", "mask")]
+    num_samples = task.shapes[cell.row]["samples"]
 
     def forward(logits: Tensor) -> Tensor:
-        loss: Tensor = operator(logits, *rest, samples_per_prompt=task.shape["samples"], **task.settings)[0]
-        return loss
+        return as_tensor(operator(logits, *rest, samples_per_prompt=num_samples, **task.settings)[0])
 
-    if task.pass_ == FORWARD:
+    if cell.pass_ == FORWARD:
         return lambda: forward(inputs["logits"])
     logits = inputs["logits"].detach().requires_grad_()
     return lambda: torch.autograd.grad(forward(logits), logits)
 
 
-def _call_linear_logp(task: Task, operator: Any, inputs: Inputs) -> Call:
+def _call_linear_logp(_task: Task, cell: Cell, operator: Any, inputs: Inputs) -> Call:
     hidden, weight, tokens = inputs["hidden"], inputs["weight"], inputs["tokens"]
-    if task.pass_ == FORWARD:
+    if cell.pass_ == FORWARD:
         return lambda: operator(hidden, weight, tokens)
 
     def train() -> None:
@@ -292,7 +236,7 @@ def _call_linear_logp(task: Task, operator: Any, inputs: Inputs) -> Call:
     return train
 
 
-def _call_sampling(task: Task, operator: Any, inputs: Inputs) -> Call:
+def _call_sampling(task: Task, _cell: Cell, operator: Any, inputs: Inputs) -> Call:
     logits = inputs["logits"]
     top_k, top_p = int(task.settings["top_k"]), task.settings["top_p"]
     if operator is None:
@@ -315,6 +259,16 @@ def sample_natively(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:
     for row in range(kept.shape[0]):
         kept[row, order[row][is_removed[row]]] = -torch.inf
     return torch.multinomial(torch.softmax(kept, dim=-1), num_samples=1)
+
+
+_CALLS: Final[Mapping[str, Callable[[Task, Cell, Any, Inputs], Call]]] = {
+    "logp": _call_logp,
+    "sampler-logp": _call_sampler_logp,
+    "ratio-kl": _call_ratio_kl,
+    "grpo-loss": _call_grpo_loss,
+    "linear-logp": _call_linear_logp,
+    "sampling": _call_sampling,
+}
 
 
 if __name__ == "__main__":

@@ -6,40 +6,25 @@ left out for being expected to fail: only the run's own memory limit blocks a ca
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any
 
 import torch
 
-from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.files import dump_json_line
-from rlk_repro.base.units import format_bytes
+from rlk_repro.base.units import GIB, format_bytes
+from rlk_repro.bench.attempts import Attempts, Failure, shorten_line
 from rlk_repro.bench.cases import Inputs, estimate_bytes, find_floor_s, make_inputs
 from rlk_repro.bench.implementation import Blocked, Call, Implementation, Ready, make_call
 from rlk_repro.bench.measure import Rates, Timing, measure_calls, record_kernels
 from rlk_repro.bench.references import Check, Truth, check_call, compute_truth
-from rlk_repro.integration.route.errors import find_failures
 from rlk_repro.rundir.operator_results import OperatorCase, OperatorStatus
 from rlk_repro.spec import OperatorsWorkload
 
 logger = logging.getLogger(__name__)
-
-MAX_REASON: Final = 300
-OOM_WORDS: Final = ("out of memory", "can't allocate memory")
-R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why there is no number."""
-
-    status: OperatorStatus
-    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +52,7 @@ class Harness:
         seed: int,
     ) -> None:
         self._suite, self._implementations, self._seed = suite, implementations, seed
-        self._device, self._rates = device, rates
-        self._failures = find_failures()
+        self._attempts, self._rates = Attempts(device), rates
         self._passed: set[tuple[OperatorCase, str]] = set()
 
     def time_case(self, case: OperatorCase, sweep: int) -> None:
@@ -77,7 +61,7 @@ class Harness:
         order = self._find_implementations(case)
         for implementation in reversed(order) if sweep % 2 else order:
             cell = self._build(implementation, inputs)
-            timing = cell if isinstance(cell, Failure) else self._attempt(partial(self._time, cell.call))
+            timing = cell if isinstance(cell, Failure) else self._attempts.attempt(partial(self._time, cell.call))
             if isinstance(timing, Timing):
                 self._passed.add((case, implementation.name))
             log_record(
@@ -90,7 +74,7 @@ class Harness:
                 **_describe_timing(timing),
             )
             del cell
-            self._release()
+            self._attempts.release()
 
     def check_case(self, case: OperatorCase) -> None:
         """Log a ``check`` record per implementation that ran in any sweep."""
@@ -102,12 +86,12 @@ class Harness:
         if isinstance(inputs, Failure):
             truth = inputs
         else:
-            truth = self._attempt(partial(compute_truth, inputs, self._suite.oracle_rows))
+            truth = self._attempts.attempt(partial(compute_truth, inputs, self._suite.oracle_rows))
         for implementation in implementations:
             cell = self._build(implementation, inputs)
             log_record("check", case=asdict(case), implementation=implementation.name, **self._check(cell, truth))
             del cell
-            self._release()
+            self._attempts.release()
 
     def _find_implementations(self, case: OperatorCase) -> list[Implementation]:
         return [
@@ -118,56 +102,31 @@ class Harness:
 
     def _make_inputs(self, case: OperatorCase) -> Inputs | Failure:
         limit_gib, needed = self._suite.memory_limit_gib, estimate_bytes(case)
-        if limit_gib is not None and needed > limit_gib * 2**30:
+        if limit_gib is not None and needed > limit_gib * GIB:
             reason = f"expected to need {format_bytes(needed)}; the run's memory limit is {limit_gib:g} GiB"
             return Failure(OperatorStatus.BLOCKED, reason)
-        made = self._attempt(partial(make_inputs, case, self._device, self._seed))
-        return Failure(made.status, _shorten(f"inputs: {made.reason}")) if isinstance(made, Failure) else made
+        made = self._attempts.attempt(partial(make_inputs, case, self._attempts.device, self._seed))
+        return Failure(made.status, shorten_line(f"inputs: {made.reason}")) if isinstance(made, Failure) else made
 
     def _build(self, implementation: Implementation, inputs: Inputs | Failure) -> Cell | Failure:
         if isinstance(inputs, Failure):
             return inputs
-        ready = self._attempt(partial(implementation.build, inputs))
+        ready = self._attempts.attempt(partial(implementation.build, inputs))
         if isinstance(ready, Blocked):
-            return Failure(OperatorStatus.BLOCKED, _shorten(ready.reason))
+            return Failure(OperatorStatus.BLOCKED, shorten_line(ready.reason))
         return ready if isinstance(ready, Failure) else Cell(ready, make_call(inputs, ready))
 
     def _time(self, call: Call) -> Timing:
         suite = self._suite
-        return measure_calls(call, device=self._device, warmup=suite.warmup_calls, repeats=suite.timed_calls)
+        return measure_calls(call, device=self._attempts.device, warmup=suite.warmup_calls, repeats=suite.timed_calls)
 
     def _check(self, cell: Cell | Failure, truth: Truth | Failure) -> dict[str, Any]:
         if isinstance(cell, Failure):
             return _describe_check(cell, ())
-        check = None if isinstance(truth, Failure) else self._attempt(partial(check_call, cell.call, truth))
-        kernels = self._attempt(partial(record_kernels, cell.call))
+        check = None if isinstance(truth, Failure) else self._attempts.attempt(partial(check_call, cell.call, truth))
+        kernels = self._attempts.attempt(partial(record_kernels, cell.call))
         record = _describe_check(check, () if isinstance(kernels, Failure) else kernels)
-        return record | ({"reason": _shorten(f"not checked: {truth.reason}")} if isinstance(truth, Failure) else {})
-
-    def _attempt(self, action: Callable[[], R]) -> R | Failure:
-        """Do it, or turn what it raises into a status.
-
-        Raises:
-            CheckFailed: the device is in an error state that every later call would meet.
-        """
-        try:
-            return action()
-        except self._failures as error:
-            text = _shorten(f"{type(error).__name__}: {error}")
-            is_oom = isinstance(error, MemoryError) or any(words in str(error).lower() for words in OOM_WORDS)
-        self._release()
-        return Failure(OperatorStatus.OOM if is_oom else OperatorStatus.FAILED, text)
-
-    def _release(self) -> None:
-        """Give memory back, so that every cell finds the allocator as the first one did."""
-        gc.collect()
-        if self._device.type != "cuda":
-            return
-        try:
-            torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()
-        except RuntimeError as error:
-            raise CheckFailed(Problem("device", "unusable after this cell", got=_shorten(str(error)))) from error
+        return record | ({"reason": shorten_line(f"not checked: {truth.reason}")} if isinstance(truth, Failure) else {})
 
 
 def _describe_cell(implementation: Implementation, cell: Cell | Failure) -> dict[str, Any]:
@@ -203,8 +162,3 @@ def _describe_check(check: Check | Failure | None, kernels: tuple[str, ...]) -> 
         "is_repeatable": is_repeatable,
         "kernels": kernels,
     }
-
-
-def _shorten(text: str) -> str:
-    """One line of bounded length."""
-    return " ".join(text.split())[:MAX_REASON]

@@ -45,7 +45,7 @@ class Implementation:
 
     name: str
     operator: str
-    kind: OperatorKind
+    kind: OperatorKind = OperatorKind.UNRESOLVED
     build: Builder
     is_sparse: bool = False
     """Skips unwanted rows: measured only where there are some."""
@@ -67,6 +67,11 @@ def make_call(inputs: Inputs, ready: Ready) -> Call:
         return values, torch.autograd.grad(loss, inputs.leaves)
 
     return forward_backward if inputs.case.work == FORWARD_BACKWARD else forward
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    assert isinstance(value, torch.Tensor)
+    return value
 
 
 def find_attribute(path: str) -> Any | Blocked:

@@ -6,7 +6,6 @@ One call is one sample; nothing here knows what is called.  Timing and profiling
 from __future__ import annotations
 
 import gc
-import statistics
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -29,22 +28,8 @@ class Timing:
     peak_extra_bytes: int | None
 
     @property
-    def median_s(self) -> float:
-        return statistics.median(self.samples_s)
-
-    @property
     def minimum_s(self) -> float:
         return min(self.samples_s)
-
-    @property
-    def maximum_s(self) -> float:
-        return max(self.samples_s)
-
-    @property
-    def mad_s(self) -> float:
-        """Median absolute deviation from the median."""
-        centre = self.median_s
-        return statistics.median(abs(sample - centre) for sample in self.samples_s)
 
 
 def measure_calls(function: Callable[[], object], *, device: torch.device, warmup: int, repeats: int) -> Timing:
@@ -77,6 +62,12 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
         if was_collecting:
             gc.enable()
     return Timing(samples_s=tuple(clock.elapsed_s(*pair) for pair in marks), peak_extra_bytes=peak)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _reset_peak(device: torch.device) -> int:

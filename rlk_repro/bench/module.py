@@ -23,18 +23,17 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import distributed
 
-from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, RlkReproError, SpecError
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError, finish
 from rlk_repro.bench.batches import BatchShape, Microbatch, make_microbatch
 from rlk_repro.bench.measure import record_kernels
 from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.bench.sources import load_vime_loss
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, DeviceClock, HostClock, Profile
 from rlk_repro.operators import has_old_policy_pass
+from rlk_repro.refengine.__main__ import LOG_FORMAT, TIME_FORMAT
 
 logger = logging.getLogger(__name__)
 
-LOG_FORMAT: Final = "[%(asctime)s] %(filename)s:%(lineno)d - %(message)s"
-TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
 PER_TOKEN: Final = ("rollout_log_probs", "ref_log_probs", "log_probs", "advantages")
 TRAIN: Final = "actor_train"
 MAX_KERNELS: Final = 1000
@@ -43,14 +42,13 @@ Reducer: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
-    try:
-        rank = find_rank(args.tensor_model_parallel_size)
-        start_log(is_quiet=rank > 0)
-        run(args, rank)
-    except RlkReproError as error:
-        sys.stderr.write(f"{error.title}: {error}\n")
-        return error.exit_code
-    return 0
+    return finish(lambda: _run_rank(args))
+
+
+def _run_rank(args: argparse.Namespace) -> None:
+    rank = find_rank(args.tensor_model_parallel_size)
+    start_log(is_quiet=rank > 0)
+    run(args, rank)
 
 
 def find_rank(num_ranks: int) -> int:

@@ -1,10 +1,14 @@
-"""Flags of the module process: vime's names where vime has one.  What vime's loss reads beyond them is fixed here."""
+"""Flags of the module process, from the settings of its workload.  What vime's loss reads beyond them is fixed here."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
+
+from pydantic.fields import FieldInfo
+
+from rlk_repro.spec.workloads import ModuleBatch, ModuleLoss
 
 # vime's defaults, as of 1fc199d9, of what no flag of this process changes
 FIXED: Final[dict[str, Any]] = {
@@ -25,41 +29,25 @@ FIXED: Final[dict[str, Any]] = {
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The flags and ``FIXED``, as one namespace that vime's loss functions take."""
     parser = argparse.ArgumentParser("python -m rlk_repro.bench.module", description=__doc__)
-    _add_machine(parser)
-    _add_batch(parser)
-    _add_loss(parser)
-    return parser.parse_args(argv, argparse.Namespace(**FIXED))
-
-
-def _add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=1234, help="seed of all batches")
     parser.add_argument("--num-rollout", type=int, default=3, help="rollouts, each with its log lines")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda is also AMD's")
     parser.add_argument("--lead-ms", type=float, default=0.0, help="busy time of the device before each pass")
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1, help="ranks that share the vocabulary")
+    for settings in (ModuleBatch, ModuleLoss):
+        for name, field in settings.model_fields.items():
+            _add_setting(parser, f"--{name.replace('_', '-')}", field)
+    return parser.parse_args(argv, argparse.Namespace(**FIXED))
 
 
-def _add_batch(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("batches")
-    group.add_argument("--num-samples", type=int, default=16, help="samples per microbatch")
-    group.add_argument("--num-tokens", type=int, default=1024, help="packed tokens per microbatch")
-    group.add_argument("--prompt-fraction", type=float, default=0.25, help="of the tokens of a sample")
-    group.add_argument("--num-microbatches", type=int, default=1, help="microbatches per optimizer step")
-    group.add_argument("--vocab-size", type=int, default=1024, help="before padding")
-
-
-def _add_loss(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("loss, in vime's names")
-    group.add_argument("--num-steps-per-rollout", type=int, default=1)
-    group.add_argument("--rollout-temperature", type=float, default=1.0)
-    group.add_argument("--advantage-estimator", choices=("grpo", "gspo", "cispo"), default="grpo")
-    group.add_argument("--eps-clip", type=float, default=0.2)
-    group.add_argument("--eps-clip-high", type=float, default=0.28)
-    group.add_argument("--use-kl-loss", action="store_true")
-    group.add_argument("--kl-loss-coef", type=float, default=0.0)
-    group.add_argument("--kl-loss-type", choices=("k1", "k2", "k3", "low_var_kl"), default="low_var_kl")
-    group.add_argument("--use-unbiased-kl", action="store_true")
-    group.add_argument("--entropy-coef", type=float, default=0.0)
-    group.add_argument("--log-probs-chunk-size", type=int, default=-1)
-    group.add_argument("--calculate-per-token-loss", action="store_true")
-    group.add_argument("--use-tis", action="store_true")
+def _add_setting(parser: argparse.ArgumentParser, flag: str, field: FieldInfo) -> None:
+    """A setting of the workload as ``setting_flags`` writes it: a bare flag that is left out is False."""
+    kind: Any = field.annotation
+    choices = get_args(kind)
+    if kind is bool:
+        parser.add_argument(flag, action="store_true", help=field.description)
+    elif choices:
+        parser.add_argument(flag, choices=choices, default=field.default, help=field.description)
+    else:
+        default = None if field.is_required() else field.default
+        parser.add_argument(flag, type=kind, default=default, help=field.description)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError, SpecError
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError, finish
 from rlk_repro.base.files import write_json
 from rlk_repro.bench.cases import expand_grids, find_dtype
 from rlk_repro.bench.harness import Harness, log_record
@@ -37,12 +37,7 @@ logger = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt=TIME_FORMAT, stream=sys.stdout)
-    try:
-        run(parse_args(argv))
-    except RlkReproError as error:
-        sys.stderr.write(f"{error.title}: {error}\n")
-        return error.exit_code
-    return 0
+    return finish(lambda: run(parse_args(argv)))
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -18,6 +18,7 @@ from rlk_repro.bench.implementation import (
     Blocked,
     Implementation,
     Ready,
+    as_tensor,
     clip_losses,
     find_attribute,
     find_version,
@@ -77,8 +78,7 @@ def _build_peer(inputs: Inputs, *, path: str, distribution: str, options: dict[s
 
     def forward() -> torch.Tensor:
         losses = function(*inputs.leaves, inputs.tokens, reduction="none", **options)
-        assert isinstance(losses, torch.Tensor)
-        return -losses.float()
+        return -as_tensor(losses).float()
 
     return Ready(forward=forward, kind=OperatorKind.PEER, class_name=path, version=find_version(distribution))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -14,6 +14,7 @@ from rlk_repro.bench.implementation import (
     Call,
     Implementation,
     Ready,
+    as_tensor,
     find_attribute,
     find_version,
     reduce_losses,
@@ -41,7 +42,7 @@ def _build_vime(inputs: Inputs, *, with_entropy: bool) -> Ready | Blocked:
         leaves = inputs.leaves
         logits = leaves[0] if len(leaves) == 1 else (leaves[0] @ leaves[1].t()).float()
         log_probs, _ = select(logits, inputs.tokens, None, with_entropy=with_entropy, with_entropy_grad=False)
-        return _as_tensor(log_probs.squeeze(1))
+        return as_tensor(log_probs.squeeze(1))
 
     def compute_losses() -> torch.Tensor:
         kl = inputs.old_log_probs - select_log_probs()
@@ -56,11 +57,6 @@ def _build_vime(inputs: Inputs, *, with_entropy: bool) -> Ready | Blocked:
         class_name=f"{VIME_MODULE}: {names}",
         version=find_version("vime"),
     )
-
-
-def _as_tensor(value: Any) -> torch.Tensor:
-    assert isinstance(value, torch.Tensor)
-    return value
 
 
 def list_references() -> tuple[Implementation, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 
 from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, Inputs
-from rlk_repro.bench.implementation import Blocked, Implementation, Ready, clip_losses, find_attribute
+from rlk_repro.bench.implementation import Blocked, Implementation, Ready, as_tensor, clip_losses, find_attribute
 from rlk_repro.integration.route.rl_kernel import find_absent_symbols, find_version, load_operator
 from rlk_repro.integration.switch import probe_platform
 from rlk_repro.operators import OPERATORS, Calls, Platform, Reason, Refusal
@@ -46,7 +46,7 @@ LOGP_METHODS: Final = {
 
 def _select(method: _LogpMethod, op: Any, inputs: Inputs) -> torch.Tensor:
     rows = (inputs.rows,) if method.is_sparse else ()
-    return _as_tensor(getattr(op, method.name)(inputs.leaves[0], inputs.tokens, *rows))
+    return as_tensor(getattr(op, method.name)(inputs.leaves[0], inputs.tokens, *rows))
 
 
 def _compute_ratios(op: Any, inputs: Inputs) -> torch.Tensor:
@@ -61,16 +61,11 @@ def _compute_loss(op: Any, inputs: Inputs) -> torch.Tensor:
     logits = inputs.leaves[0].view(*shape, inputs.case.vocab_size)
     tokens, old, mask = (item.view(shape) for item in (inputs.tokens, inputs.old_log_probs, inputs.mask))
     loss, _, _ = op.apply(logits, logits.detach(), tokens, old, inputs.sample_advantages, mask, clip_eps=CLIP, beta=0.0)
-    return _as_tensor(loss)
+    return as_tensor(loss)
 
 
 def _select_from_hidden(op: Any, inputs: Inputs) -> torch.Tensor:
-    return _as_tensor(op(*inputs.leaves, inputs.tokens))
-
-
-def _as_tensor(value: Any) -> torch.Tensor:
-    assert isinstance(value, torch.Tensor)
-    return value
+    return as_tensor(op(*inputs.leaves, inputs.tokens))
 
 
 def _build_resolved(inputs: Inputs, *, use: Use, method: _LogpMethod | None = None) -> Ready | Blocked:
@@ -117,26 +112,19 @@ def list_operators() -> Iterator[Implementation]:
     """Every way to call RL-Kernel, operator by operator."""
     for name, method in LOGP_METHODS.items():
         build = partial(_build_resolved, use=partial(_select, method), method=method)
-        yield _make(name, "logp", build, is_sparse=method.is_sparse)
+        yield Implementation(name=name, operator="logp", build=build, is_sparse=method.is_sparse)
     uses: dict[str, Use] = {
         "ratio_kl": _compute_ratios,
         "grpo_loss": _compute_loss,
         "linear_logp": _select_from_hidden,
     }
     for operator, use in uses.items():
-        yield _make("rl-kernel", operator, partial(_build_resolved, use=use))
+        yield Implementation(name="rl-kernel", operator=operator, build=partial(_build_resolved, use=use))
     triton = partial(_build_by_class, path=TRITON_LINEAR_LOGP, kind=OperatorKind.FUSED, use=_select_from_hidden)
-    yield _make(TRITON, "linear_logp", triton)
+    yield Implementation(name=TRITON, operator="linear_logp", build=triton)
     uses["logp"] = partial(_select, LOGP_METHODS["rl-kernel-fp32"])
     for operator, use in uses.items():
         native = next(item for item in OPERATORS[operator].implementations[Platform.CPU] if item.is_native)
         path = f"rl_engine.kernels.ops.pytorch.loss.{operator}.{native.class_name}"
         build = partial(_build_by_class, path=path, kind=OperatorKind.NATIVE, use=use)
-        yield _make(NATIVE, operator, build)
-
-
-def _make(
-    name: str, operator: str, build: Callable[[Inputs], Ready | Blocked], *, is_sparse: bool = False
-) -> Implementation:
-    kind = OperatorKind.UNRESOLVED
-    return Implementation(name=name, operator=operator, kind=kind, build=build, is_sparse=is_sparse)
+        yield Implementation(name=NATIVE, operator=operator, build=build)

@@ -19,6 +19,7 @@ from typing import BinaryIO, Final
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import MAX_JSON_BYTES
 from rlk_repro.base.units import format_bytes
+from rlk_repro.bundle.checksums import CODEC
 from rlk_repro.bundle.gzip_stream import GzipReader, GzipWriter, Limits, Place
 from rlk_repro.rundir.paths import RunDir
 
@@ -27,7 +28,6 @@ _ZERO_BLOCK: Final = bytes(_BLOCK_BYTES)
 _MAX_OCTAL: Final = 8**11
 _BLANK_CHECKSUM: Final = sum(b" " * 8)
 _AFTER_CHECKSUM_BYTES: Final = 356
-_CODEC: Final = ("utf-8", "surrogateescape")
 _PLAN: Final = str(RunDir(Path()).plan)
 
 _MAX_NAME_BYTES: Final = 1024
@@ -72,9 +72,7 @@ def find_unsafe(path: str) -> str | None:
         return "path with a drive or share"
     if "" in parts or "." in parts:
         return "path with an empty part"
-    if len(path.encode(*_CODEC)) > _MAX_NAME_BYTES or any(
-        len(part.encode(*_CODEC)) > _MAX_PART_BYTES for part in parts
-    ):
+    if len(path.encode(*CODEC)) > _MAX_NAME_BYTES or any(len(part.encode(*CODEC)) > _MAX_PART_BYTES for part in parts):
         return "name too long"
     if len(parts) > _MAX_PARTS:
         return f"path of more than {_MAX_PARTS} parts"
@@ -86,7 +84,7 @@ def render_header(path: str, size_bytes: int) -> bytes:
 
     Written here and not by tarfile, so that the bytes of a bundle do not depend on the version of Python.
     """
-    raw = path.encode(*_CODEC)
+    raw = path.encode(*CODEC)
     header = _render_block(raw, size_bytes, tarfile.REGTYPE)
     if len(raw) <= tarfile.LENGTH_NAME:
         return header
@@ -196,7 +194,7 @@ class ArchiveReader:
 
     def _parse_header(self, block: bytes) -> tarfile.TarInfo:
         try:
-            info = tarfile.TarInfo.frombuf(block, *_CODEC)
+            info = tarfile.TarInfo.frombuf(block, *CODEC)
         except tarfile.HeaderError as error:
             self._place.refuse(f"no tar header where one is due ({error})")
         if info.size < 0:
@@ -217,7 +215,7 @@ class ArchiveReader:
             end = position + int(match[1]) if match else 0
             if match is None or end <= match.end() or body[end - 1 : end] != b"\n":
                 self._place.refuse("broken pax header where one is due")
-            records[match[2].decode(*_CODEC)] = body[match.end() : end - 1].decode(*_CODEC)
+            records[match[2].decode(*CODEC)] = body[match.end() : end - 1].decode(*CODEC)
             position = end
         return records
 
@@ -315,4 +313,4 @@ def read_own(pieces: Iterable[bytes | memoryview], max_bytes: int = MAX_JSON_BYT
 
 
 def _parse_long_name(body: bytes) -> str:
-    return body.removesuffix(b"\0").decode(*_CODEC)
+    return body.removesuffix(b"\0").decode(*CODEC)

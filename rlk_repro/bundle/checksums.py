@@ -20,7 +20,7 @@ from rlk_repro.rundir.paths import RunDir
 CHECKSUMS: Final = str(RunDir(Path()).checksums)
 Piece: TypeAlias = bytes | memoryview
 
-_CODEC: Final = ("utf-8", "surrogateescape")
+CODEC: Final = ("utf-8", "surrogateescape")
 _LINE: Final = re.compile(rb"(\\?)([0-9a-f]{64})  (.+)", re.DOTALL)
 _ESCAPES: Final = {b"\\": rb"\\", b"\n": rb"\n", b"\r": rb"\r"}
 _PLAIN: Final = {escape: plain for plain, escape in _ESCAPES.items()}
@@ -32,7 +32,7 @@ def render_checksums(digests: Mapping[str, str]) -> bytes:
 
 
 def sort_key(name: str) -> bytes:
-    return name.encode(*_CODEC)
+    return name.encode(*CODEC)
 
 
 def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
@@ -46,7 +46,7 @@ def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
             break
         parsed = _parse_line(line)
         if parsed is None:
-            findings.append(_line_finding(number, "'<sha256>  <name>'", ascii(line[:120].decode(*_CODEC))))
+            findings.append(_line_finding(number, "'<sha256>  <name>'", ascii(line[:120].decode(*CODEC))))
             continue
         name, digest = parsed
         if name in digests:
@@ -90,7 +90,7 @@ def _parse_line(line: bytes) -> tuple[str, str] | None:
     if match is None:
         return None
     raw = re.sub(rb"\\.", lambda escape: _PLAIN.get(escape[0], b""), match[3]) if match[1] else match[3]
-    name, digest = raw.decode(*_CODEC), match[2].decode()
+    name, digest = raw.decode(*CODEC), match[2].decode()
     return (name, digest) if _render_line(name, digest) == line else None
 
 

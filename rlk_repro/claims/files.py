@@ -15,6 +15,7 @@ from pydantic import Field
 
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.resources import data_dir, list_names, suggest
+from rlk_repro.base.units import GIB, MIB
 from rlk_repro.spec.load import load
 from rlk_repro.spec.values import Count, Model, Name, NonNegative, PathProblem, Positive, Schema, Text
 
@@ -25,7 +26,7 @@ Dtype: TypeAlias = Literal["float16", "bfloat16", "float32"]
 
 SECONDS: Final[Mapping[str, float]] = {"ms": 1e-3, "s": 1.0}
 # All published memory follows from its shapes in binary multiples only, whatever the printed unit says.
-BYTES: Final[Mapping[str, int]] = {"MB": 2**20, "GB": 2**30}
+BYTES: Final[Mapping[str, int]] = {"MB": MIB, "GB": GIB}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,10 +27,10 @@ from rlk_repro.claims.results import (
     Compared,
     Measurement,
     RowResult,
-    Status,
     Word,
     join_words,
 )
+from rlk_repro.rundir.operator_results import OperatorStatus
 
 # what "~0 MB" and "0.00 GB" may hide: workspaces and one value per row
 ZERO_BYTES: Final = 32 << 20
@@ -225,14 +225,14 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
     for measurement in measurements:
         if measurement is None:
             return "was not measured"
-        if measurement.status is Status.OOM:
+        if measurement.status is OperatorStatus.OOM:
             return f"{measurement.cell.implementation} ran out of memory here"
-        if measurement.status is not Status.DONE:
+        if measurement.status is not OperatorStatus.PASSED:
             return f"{measurement.cell.implementation}: {measurement.reason or measurement.status.value}"
     return None
 
 
 def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
     """Out of memory on the published hardware is a result; anywhere else, and any other obstacle, is none."""
-    is_oom = any(item is not None and item.status is Status.OOM for item in measurements)
+    is_oom = any(item is not None and item.status is OperatorStatus.OOM for item in measurements)
     return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from signal import Signals
 from typing import Any, Final
@@ -17,7 +18,8 @@ from rlk_repro.base import proc
 from rlk_repro.base.places import hide_places
 from rlk_repro.claims.files import Claim, MeasureCheck
 from rlk_repro.claims.judge import list_cells
-from rlk_repro.claims.results import ANSWER, Cell, Measurement, Status
+from rlk_repro.claims.results import ANSWER, MEASUREMENT, TASK, Cell, Measurement, Task
+from rlk_repro.rundir.operator_results import OperatorStatus
 
 MAX_REASON: Final = 200
 
@@ -60,14 +62,16 @@ def _measure_cells(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Measure
     while pending := [cell for cell in cells if cell not in found]:
         done = proc.run(
             [sys.executable, "-m", "rlk_repro.bench.claims"],
-            stdin=json.dumps(_make_task(claim, pending, bench)).encode(),
+            stdin=TASK.dump_json(_make_task(claim, pending, bench), by_alias=True),
             env=bench.env,
             timeout_s=bench.timeout_s,
         )
         header, answers = _read_answers(done.stdout)
         process = process or header
-        found |= dict(zip(pending, map(_read_measurement, pending, answers), strict=False))
-        lost = _find_lost(pending[len(answers) :], is_started=bool(header), is_silent=done.is_timeout)
+        found |= {answer.cell: answer for answer in answers}
+        lost = _find_lost(
+            [cell for cell in pending if cell not in found], is_started=bool(header), is_silent=done.is_timeout
+        )
         found |= {cell: _failed(cell, done) for cell in lost}
     return Measured(measurements=found, process=process)
 
@@ -81,51 +85,32 @@ def _find_lost(rest: Sequence[Cell], *, is_started: bool, is_silent: bool) -> Se
     return rest[:1]
 
 
-def _make_task(claim: Claim, cells: Sequence[Cell], bench: Bench) -> dict[str, Any]:
+def _make_task(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Task:
     assert isinstance(claim.check, MeasureCheck)
-    shapes = {row.row: row.shape for row in claim.rows}
-    return {
-        "operator": claim.check.operator,
-        "settings": claim.check.settings,
-        "dtype": claim.dtype,
-        "device": bench.device,
-        "warmup": bench.warmup,
-        "repeats": bench.repeats,
-        "cells": [
-            {
-                "row": cell.row,
-                "shape": shapes[cell.row],
-                "implementation": cell.implementation,
-                "pass": cell.pass_,
-                "is_cold": cell.is_cold,
-            }
-            for cell in cells
-        ],
-    }
-
-
-def _read_answers(stdout: str) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
-    """The process's word about itself, and its answers in order; a last line that was cut off is left out."""
-    values = []
-    for line in stdout.splitlines():
-        if line.startswith(ANSWER):
-            try:
-                values.append(json.loads(line.removeprefix(ANSWER)))
-            except ValueError:
-                break
-    return (values[0], values[1:]) if values else ({}, [])
-
-
-def _read_measurement(cell: Cell, answer: Mapping[str, Any]) -> Measurement:
-    return Measurement(
-        cell=cell,
-        status=Status(answer["status"]),
-        reason=_shorten(answer["reason"]),
-        ran=answer["ran"],
-        samples_s=tuple(answer["samples_s"]),
-        peak_extra_bytes=answer["peak_extra_bytes"],
-        input_bytes=answer["input_bytes"],
+    assert claim.dtype is not None
+    return Task(
+        operator=claim.check.operator,
+        settings=claim.check.settings,
+        dtype=claim.dtype,
+        device=bench.device,
+        warmup=bench.warmup,
+        repeats=bench.repeats,
+        shapes={row.row: row.shape for row in claim.rows},
+        cells=tuple(cells),
     )
+
+
+def _read_answers(stdout: str) -> tuple[Mapping[str, Any], list[Measurement]]:
+    """The process's word about itself, and what it measured; a last line that was cut off is left out."""
+    process: Mapping[str, Any] = {}
+    answers: list[Measurement] = []
+    with suppress(ValueError):
+        for line in stdout.splitlines():
+            if line.startswith(ANSWER) and not process:
+                process = json.loads(line.removeprefix(ANSWER))
+            elif line.startswith(ANSWER):
+                answers.append(MEASUREMENT.validate_json(line.removeprefix(ANSWER)))
+    return process, answers
 
 
 def _failed(cell: Cell, done: proc.Completed) -> Measurement:
@@ -136,8 +121,6 @@ def _failed(cell: Cell, done: proc.Completed) -> Measurement:
     else:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         reason = lines[-1] if lines else f"its process ended with {done.returncode}"
-    return Measurement(cell=cell, status=Status.FAILED, reason=_shorten(reason))
-
-
-def _shorten(reason: str) -> str:
-    return hide_places(" ".join(reason.split()))[:MAX_REASON]
+    return Measurement(
+        cell=cell, status=OperatorStatus.FAILED, reason=hide_places(" ".join(reason.split()))[:MAX_REASON]
+    )

@@ -13,7 +13,9 @@ from enum import StrEnum
 from statistics import median
 from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
+
+from rlk_repro.rundir.operator_results import OperatorStatus
 
 SCHEMA: Final = 1
 ANSWER: Final = "rlk-repro-claims "
@@ -33,15 +35,6 @@ class Word(StrEnum):
     NOT_REPRODUCED = "not reproduced"
     ARITHMETIC = "arithmetic only"
     NOT_RUNNABLE = "not runnable here"
-
-
-class Status(StrEnum):
-    """How a measurement ended, in the words of RL-Kernel's own rules for benchmarks, and ``failed``."""
-
-    DONE = "pass"
-    OOM = "oom"
-    BLOCKED = "blocked"
-    FAILED = "failed"
 
 
 class Basis(StrEnum):
@@ -70,7 +63,7 @@ class Measurement:
     """
 
     cell: Cell
-    status: Status
+    status: OperatorStatus
     reason: str = ""
     ran: str = ""
     samples_s: tuple[float, ...] = ()
@@ -80,6 +73,24 @@ class Measurement:
     @property
     def median_s(self) -> float | None:
         return median(self.samples_s) if self.samples_s else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a measuring process is asked for: cells of one claim, and the shape of each of its rows."""
+
+    operator: str
+    settings: Mapping[str, float]
+    dtype: str
+    device: str
+    warmup: int
+    repeats: int
+    shapes: Mapping[str, Mapping[str, int]]
+    cells: tuple[Cell, ...]
+
+
+TASK: Final = TypeAdapter(Task)
+MEASUREMENT: Final = TypeAdapter(Measurement)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.errors import BundleUnreadable, code_after
 from rlk_repro.base.files import load_json
 from rlk_repro.rundir.paths import RunDir
 
-_INTERRUPTED: Final = frozenset({128 + signal.SIGINT, 128 + signal.SIGTERM})
+_INTERRUPTED: Final = frozenset({code_after(signal.SIGINT), code_after(signal.SIGTERM)})
 
 
 @dataclass(frozen=True, kw_only=True)

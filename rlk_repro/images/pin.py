@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import yaml
 
-from rlk_repro.base import git, proc
+from rlk_repro.base import git
 from rlk_repro.base.disk import temporary_folder
-from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.images.registry import resolve_tag
 from rlk_repro.spec import Stack
 from rlk_repro.spec.load import load_bytes
@@ -126,11 +126,11 @@ def resolve_ref(repository: str, ref: str) -> tuple[str, str]:
         EnvironmentMissing: git's own words.
     """
     with temporary_folder("rlk-repro-pin-") as folder:
-        _require("git init", git.ask_git(folder, "init", "--quiet", "--bare", timeout_s=GIT_TIMEOUT_S))
-        _require(f"git fetch {repository}", git.fetch(folder, repository, ref, timeout_s=GIT_TIMEOUT_S))
+        git.require("git init", git.ask_git(folder, "init", "--quiet", "--bare", timeout_s=GIT_TIMEOUT_S))
+        git.require(f"git fetch {repository}", git.fetch(folder, repository, ref, timeout_s=GIT_TIMEOUT_S))
         names = ("FETCH_HEAD^{commit}", "FETCH_HEAD^{tree}")
         found = git.ask_git(folder, "rev-parse", *names, timeout_s=GIT_TIMEOUT_S)
-        commit, tree = _require("git rev-parse", found).split()
+        commit, tree = git.require("git rev-parse", found).split()
     return commit, tree
 
 
@@ -167,9 +167,3 @@ def _publish(edited: PinnedText, stack: Stack, platform: str, image: str) -> Non
         edited.insert_before(first, ["images:\n", *block])
     else:
         edited.lines[_last_line(found[1]) + 1 : _last_line(found[1]) + 1] = block
-
-
-def _require(what: str, done: proc.Completed) -> str:
-    if not done.is_ok:
-        raise EnvironmentMissing(Problem(what, f"refused ({git.explain(done)})"))
-    return done.stdout

@@ -1,8 +1,9 @@
 """The record inside an image, ``/opt/rlk-repro/provenance.json``: what was built into it, of which base, for what.
 
-It holds no time and no path of the build machine, so that equal inputs give equal records but for ``DECLARED``.  Its
-``digest`` is over everything else in it: that catches a careless edit; what catches a careful one is that every fact is
-held against the image itself.
+It holds no time and no path of the build machine, so that equal inputs give equal records but for the hash of the
+compiled extension, in which the compiler gives names of its own at every build.  Its ``digest`` is over everything
+else in it: that catches a careless edit; what catches a careful one is that every fact is held against the image
+itself.
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ from rlk_repro.rundir.manifest import Fact, Manifest, Section
 
 SCHEMA: Final = 1
 LABEL_PREFIX: Final = "rlk-repro."
-MAX_BYTES: Final = 16 << 20
-DECLARED: Final = ("digest", "code.rl_kernel.extension_sha256")
-"""Paths that may differ between two builds of the same inputs: the compiler gives names of its own to every build."""
 
 ARCHITECTURES: Final = {Platform.CUDA: ("sm_100", "sm_80", "sm_90", "sm_90a")}
 """Machine code that an image's extension holds: A100, H200, H200's own instructions, GB200."""
@@ -87,7 +85,7 @@ def digest_of(value: Mapping[str, Any]) -> str:
     return sha256_bytes(dump_json_line({name: item for name, item in value.items() if name != "digest"}).encode())
 
 
-def parse_record(data: bytes, where: str = PROVENANCE) -> ImageRecord:
+def parse_record(data: bytes) -> ImageRecord:
     """Read a record.
 
     Raises:
@@ -95,7 +93,7 @@ def parse_record(data: bytes, where: str = PROVENANCE) -> ImageRecord:
     """
     try:
         value = json.loads(data)
-        check_schema(where, value, SCHEMA)
+        check_schema(PROVENANCE, value, SCHEMA)
         record = ImageRecord(
             stack=str(value["stack"]),
             platform=str(value["platform"]),
@@ -107,27 +105,13 @@ def parse_record(data: bytes, where: str = PROVENANCE) -> ImageRecord:
         )
         Platform(record.platform.partition("-")[0])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BundleUnreadable(Problem(where, f"is no record of an image ({error})")) from None
+        raise BundleUnreadable(Problem(PROVENANCE, f"is no record of an image ({error})")) from None
     if value.get("digest") != digest_of(value):
         raise BundleUnreadable(
-            Problem(where, "was edited since it was written", got=value.get("digest"), expected=digest_of(value))
+            Problem(PROVENANCE, "was edited since it was written", got=value.get("digest"), expected=digest_of(value))
         )
     return record
 
 
 def _section(value: dict[str, Any]) -> Mapping[str, Fact]:
     return Manifest.from_json({"schema": 1, "sections": {"code": value}}).sections["code"]
-
-
-def list_differences(first: Any, second: Any, path: str = "") -> list[str]:
-    """The dotted paths at which two records differ, but for ``DECLARED``."""
-    if path in DECLARED or first == second:
-        return []
-    if isinstance(first, dict) and isinstance(second, dict):
-        names = sorted(first.keys() | second.keys())
-        return [
-            found
-            for name in names
-            for found in list_differences(first.get(name), second.get(name), f"{path}.{name}".lstrip("."))
-        ]
-    return [path]

@@ -85,8 +85,7 @@ def _ask_raw(reference: str) -> bytes:
 
 
 def _words(done: proc.Completed) -> str:
-    lines = done.stderr.strip().splitlines()
-    return "no answer in time" if done.is_timeout else lines[-1].split('msg="')[-1].rstrip('"')[:300] if lines else "?"
+    return done.last_words.split('msg="')[-1].rstrip('"')[:300]
 
 
 def _hint(done: proc.Completed) -> str | None:

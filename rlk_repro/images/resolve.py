@@ -22,8 +22,7 @@ def ask_registry(environ: Mapping[str, str] | None = None) -> dict[str, Any] | U
     argv = [sys.executable, "-P", "-m", __name__]
     done = proc.run(argv, env=environ, timeout_s=TIMEOUT_S)
     if not done.is_ok:
-        words = done.stderr.strip().splitlines()
-        return Unknown("no answer in time" if done.is_timeout else words[-1] if words else "no message")
+        return Unknown(done.last_words)
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return answer
 

@@ -116,10 +116,9 @@ def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform:
     """
     done = proc.run([*runtime.run(what), "cat", PROVENANCE], timeout_s=ASK_TIMEOUT_S)
     if not done.is_ok:
-        words = done.stderr.strip().splitlines()
         if "No such file" in done.stderr and PROVENANCE in done.stderr:
             return [Finding(Level.BLOCKING, PROVENANCE, "the record of an image of ours", "no such file")]
-        raise EnvironmentMissing(Problem(f"{runtime.name} run {what}", words[-1][:300] if words else "no answer"))
+        raise EnvironmentMissing(Problem(f"{runtime.name} run {what}", done.last_words[:300]))
     try:
         record = parse_record(done.stdout.encode())
     except BundleUnreadable as error:
@@ -145,8 +144,7 @@ def _ask_image(what: str, runtime: Runtime) -> list[Finding]:
     try:
         return [Finding.from_json(item) for item in json.loads(done.stdout)["findings"]]
     except (ValueError, KeyError, TypeError):
-        words = (done.stderr.strip() or "no answer").splitlines()[-1][:300]
-        return [Finding(Level.BLOCKING, "rlk_repro.image_check", "an answer", words)]
+        return [Finding(Level.BLOCKING, "rlk_repro.image_check", "an answer", done.last_words[:300])]
 
 
 def _stream(argv: list[str]) -> None:

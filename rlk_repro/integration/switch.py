@@ -131,7 +131,7 @@ def _read_ops(text: str, problems: list[Problem]) -> tuple[str, ...]:
 
 
 Wrapper: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-_CLIP_KL: Final = Timers("ratio_kl_forward", "ratio_kl_backward")
+_CLIP_KL: Final = Timers("clip_kl_forward", "clip_kl_backward")
 TIMERS: Final[Mapping[str, Timers]] = {
     LOG_PROBS: Timers("log_probs_forward", "log_probs_backward", "log_probs_no_grad"),
     APPROX_KL: _CLIP_KL,

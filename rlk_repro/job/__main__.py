@@ -10,18 +10,18 @@ from pathlib import Path
 
 from rlk_repro.agent.agent import run_agent
 from rlk_repro.agent.parts import make_place
-from rlk_repro.base.errors import RlkReproError
+from rlk_repro.base.errors import finish
 from rlk_repro.rundir.paths import RunDir
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse_args(argv)
-    try:
-        place = make_place(args.node, tuple((args.nodes or args.node).split(",")), args.allocation, args.until)
-        return run_agent(RunDir(args.run_dir.absolute()), place, is_resuming=args.resume)
-    except RlkReproError as error:
-        sys.stderr.write(f"{error.title}: {error}\n")
-        return error.exit_code
+    return finish(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    place = make_place(args.node, tuple((args.nodes or args.node).split(",")), args.allocation, args.until)
+    return run_agent(RunDir(args.run_dir.absolute()), place, is_resuming=args.resume)
 
 
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -5,19 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rlk_repro.base.errors import RlkReproError
+from rlk_repro.base.errors import finish
 from rlk_repro.bundle.seal import pack
 from rlk_repro.rundir.paths import RunDir
 
 
-def main() -> int:
-    try:
-        pack(RunDir(Path(sys.argv[1]).absolute()))
-    except RlkReproError as error:
-        sys.stderr.write(f"{error.title}: {error}\n")
-        return error.exit_code
-    return 0
+def main() -> None:
+    pack(RunDir(Path(sys.argv[1]).absolute()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(finish(main))

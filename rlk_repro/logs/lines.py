@@ -7,8 +7,12 @@ Knows nothing of what the lines say.  Memory is one block plus one line, and a l
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO, Final
+from pathlib import Path
+from typing import IO, Final
+
+from rlk_repro.base.errors import BundleUnreadable, Problem
 
 BLOCK_BYTES: Final = 1 << 20
 MAX_LINE_BYTES: Final = 16 << 20
@@ -23,6 +27,20 @@ class LogLine:
     is_continued: bool = False
 
 
+@contextmanager
+def open_log(path: Path, buffering: int = -1) -> Iterator[IO[bytes]]:
+    """Open a file for reading.
+
+    Raises:
+        BundleUnreadable: it is absent or cannot be read.
+    """
+    try:
+        with path.open("rb", buffering=buffering) as stream:
+            yield stream
+    except OSError as error:
+        raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from error
+
+
 class LineScanner:
     """Iterates over the lines of ``stream`` that hold a needle.
 
@@ -34,7 +52,7 @@ class LineScanner:
 
     def __init__(
         self,
-        stream: BinaryIO,
+        stream: IO[bytes],
         needles: Mapping[bytes, bytes],
         *,
         block_bytes: int = BLOCK_BYTES,

@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final, Literal, TypeAlias
+from typing import IO, Annotated, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter
 
-from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import decode_json
-from rlk_repro.logs.lines import LineScanner, LogLine
-from rlk_repro.logs.rejects import Reject, RejectLog
+from rlk_repro.logs.lines import LineScanner, LogLine, open_log
+from rlk_repro.logs.rejects import Reject, RejectLog, describe
 from rlk_repro.rundir.operator_results import OperatorCase, OperatorKind, OperatorStatus
 
 MAX_RECORD_BYTES: Final = 1 << 20
@@ -131,14 +130,11 @@ def parse_operators(path: Path) -> OperatorLog:
     Raises:
         BundleUnreadable: the file is absent or cannot be read.  No content raises.
     """
-    try:
-        with path.open("rb", buffering=0) as stream:
-            return parse_operator_stream(stream)
-    except OSError as error:
-        raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from error
+    with open_log(path, buffering=0) as stream:
+        return parse_operator_stream(stream)
 
 
-def parse_operator_stream(stream: BinaryIO) -> OperatorLog:
+def parse_operator_stream(stream: IO[bytes]) -> OperatorLog:
     """``parse_operators`` for an open binary stream."""
     reader = _Reader()
     for line in LineScanner(stream, {_NEEDLE: b""}):
@@ -176,7 +172,7 @@ class _Reader:
             decode_json(body, MAX_RECORD_BYTES)  # pydantic does not see a key that is given twice
         except ValueError as error:
             reason = OperatorsReject.NOT_A_RECORD if body.rstrip().endswith(b"}") else OperatorsReject.CUT_OFF
-            self.rejects.add(line.number, reason.value, _describe(error))
+            self.rejects.add(line.number, reason.value, describe(error))
         else:
             self._take(line.number, event)
 
@@ -207,11 +203,3 @@ class _Reader:
     def _is_full(self) -> bool:
         is_full = len(self.times) >= MAX_CELLS or self._num_times >= MAX_TIMES
         return is_full or self._num_samples >= MAX_SAMPLES
-
-
-def _describe(error: ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else str(first["msg"])

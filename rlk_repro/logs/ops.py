@@ -14,12 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from pydantic import ValidationError
-
-from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema, decode_json
+from rlk_repro.logs.lines import open_log
 from rlk_repro.logs.ops_lines import EVENTS, Decided, End, Event, Install, Kernels, OpCount, Shadow, Step
-from rlk_repro.logs.rejects import Reject, RejectLog
+from rlk_repro.logs.rejects import Reject, RejectLog, describe
 from rlk_repro.operators import OPS_SCHEMA
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import DecisionSummary
@@ -258,7 +256,7 @@ def _read_events(path: Path, source: str, rejects: RejectLog, needle: bytes = b"
             event = EVENTS.validate_json(text[:limit])
             decode_json(text, limit)  # pydantic does not see a key that is given twice
         except ValueError as error:
-            rejects.add(number, "not an event" if text.endswith(b"\n") else "torn line", _describe(error))
+            rejects.add(number, "not an event" if text.endswith(b"\n") else "torn line", describe(error))
             continue
         if isinstance(event, Install):
             check_schema(f"{source}:{number}", {"schema": event.schema_}, OPS_SCHEMA)
@@ -267,24 +265,13 @@ def _read_events(path: Path, source: str, rejects: RejectLog, needle: bytes = b"
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """With their numbers; of a line that is too long only so much that it can be seen."""
-    try:
-        with path.open("rb") as stream:
-            number = 0
-            while text := stream.readline(MAX_KERNELS_BYTES + 1):
-                number += 1
-                yield number, text
-                while len(text) > MAX_KERNELS_BYTES and not text.endswith(b"\n"):
-                    text = stream.readline(MAX_KERNELS_BYTES + 1)
-    except OSError as error:
-        raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from error
-
-
-def _describe(error: ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first: Any = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else str(first["msg"])
+    with open_log(path) as stream:
+        number = 0
+        while text := stream.readline(MAX_KERNELS_BYTES + 1):
+            number += 1
+            yield number, text
+            while len(text) > MAX_KERNELS_BYTES and not text.endswith(b"\n"):
+                text = stream.readline(MAX_KERNELS_BYTES + 1)
 
 
 def _find_largest(ranks: Sequence[RankOps], kind: Literal["timers", "memory"]) -> dict[str, dict[int, TimerSample]]:

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import ValidationError
+
 KEPT: Final = 100
 DETAIL_CHARACTERS: Final = 200
 
@@ -41,3 +43,12 @@ class RejectLog:
     @property
     def totals(self) -> dict[str, int]:
         return dict(sorted(self._totals.items()))
+
+
+def describe(error: ValueError) -> str:
+    """Why a line is none: of several reasons the first, with the place in the line."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])

@@ -7,20 +7,21 @@ what a node cannot measure is null or absent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import IO, Annotated, Final
 
-from rlk_repro.base.errors import BundleUnreadable, Problem
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from rlk_repro.base.files import decode_json
-from rlk_repro.logs.rejects import Reject, RejectLog
+from rlk_repro.logs.lines import open_log
+from rlk_repro.logs.rejects import Reject, RejectLog, describe
 
 MAX_LINE_BYTES: Final = 1 << 20
 MAX_TRIALS: Final = 1000
-MAX_AMOUNT: Final = 2**63
+MAX_TIME_S: Final = 2**63
 
 # Parts of the reasons' names that mean "slowed down to protect the hardware": NVML's HW/SW thermal slowdown, HW
 # slowdown and power brake; AMD's PROCHOT and thermal violations.  Power caps and idle clocks are normal operation.
@@ -70,11 +71,8 @@ def parse_telemetry(path: Path) -> Telemetry:
     Raises:
         BundleUnreadable: the file is absent or cannot be read.  No content raises.
     """
-    try:
-        with path.open("rb") as stream:
-            return _parse_stream(stream)
-    except OSError as error:
-        raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from error
+    with open_log(path) as stream:
+        return _parse_stream(stream)
 
 
 def merge_telemetry(nodes: Iterable[Telemetry]) -> dict[str, TrialTelemetry]:
@@ -86,7 +84,7 @@ def merge_telemetry(nodes: Iterable[Telemetry]) -> dict[str, TrialTelemetry]:
     return merged
 
 
-def _parse_stream(stream: BinaryIO) -> Telemetry:
+def _parse_stream(stream: IO[bytes]) -> Telemetry:
     trials: dict[str, TrialTelemetry] = {}
     rejects = RejectLog()
     num_lines = 0
@@ -97,67 +95,45 @@ def _parse_stream(stream: BinaryIO) -> Telemetry:
             _skip_line(stream)
             continue
         try:
-            trial, sample = _read_sample(decode_json(line, MAX_LINE_BYTES))
-            if trial is not None and trial not in trials and len(trials) >= MAX_TRIALS:
-                raise _NotASampleError("of more trials than a run has")
-        except _NotASampleError as error:
-            rejects.add(num_lines, TelemetryReject.NOT_A_SAMPLE.value, str(error))
+            sample = _Sample.model_validate(decode_json(line, MAX_LINE_BYTES))
+        except ValidationError as error:
+            rejects.add(num_lines, TelemetryReject.NOT_A_SAMPLE.value, describe(error))
         except ValueError as error:
             reason = TelemetryReject.NOT_JSON if line.endswith(b"\n") else TelemetryReject.TORN
             rejects.add(num_lines, reason.value, str(error))
         else:
-            if trial is not None:
-                trials[trial] = trials.get(trial, TrialTelemetry()) + sample
+            name = sample.trial
+            if name is not None and name not in trials and len(trials) >= MAX_TRIALS:
+                rejects.add(num_lines, TelemetryReject.NOT_A_SAMPLE.value, "of more trials than a run has")
+            elif name is not None:
+                trials[name] = trials.get(name, TrialTelemetry()) + sample.summarise()
     return Telemetry(trials=trials, rejects=rejects.kept, reject_counts=rejects.totals)
 
 
-def _skip_line(stream: BinaryIO) -> None:
+def _skip_line(stream: IO[bytes]) -> None:
     while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
         pass
 
 
-class _NotASampleError(Exception):
-    """JSON that our sampler does not write."""
+class _Device(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    throttle_reasons: list[str] | None = None
 
 
-def _read_sample(value: Any) -> tuple[str | None, TrialTelemetry]:
-    if not isinstance(value, dict):
-        raise _NotASampleError("no object")
-    trial = value.get("trial")
-    if not (trial is None or isinstance(trial, str)):
-        raise _NotASampleError("trial is no name")
-    if _number(value, "t") is None:
-        raise _NotASampleError("no time")
-    devices = value.get("gpus") or []
-    if not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
-        raise _NotASampleError("gpus is no list of objects")
-    reasons = [_reasons(device) for device in devices]
-    known = [names for names in reasons if names is not None]
-    return trial, TrialTelemetry(
-        num_throttle_samples=int(bool(known)),
-        num_throttled=int(any(_is_throttled(names) for names in known)),
-    )
+class _Sample(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
+    t: Annotated[float, Field(ge=0, lt=MAX_TIME_S)]
+    trial: str | None = None
+    gpus: list[_Device] | None = None
 
-def _number(values: Mapping[str, Any], key: str) -> int | None:
-    """A finite, not negative number as a whole one; null and absent are ``None``."""
-    value = values.get(key)
-    if value is None:
-        return None
-    if isinstance(value, float) and math.isfinite(value):
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_AMOUNT:
-        raise _NotASampleError(f"{key} is no amount")
-    return value
-
-
-def _reasons(device: Mapping[str, Any]) -> list[str] | None:
-    reasons = device.get("throttle_reasons")
-    if reasons is None:
-        return None
-    if not isinstance(reasons, list) or not all(isinstance(reason, str) for reason in reasons):
-        raise _NotASampleError("throttle_reasons is no list of names")
-    return reasons
+    def summarise(self) -> TrialTelemetry:
+        known = [device.throttle_reasons for device in self.gpus or () if device.throttle_reasons is not None]
+        return TrialTelemetry(
+            num_throttle_samples=int(bool(known)),
+            num_throttled=int(any(_is_throttled(names) for names in known)),
+        )
 
 
 def _is_throttled(reasons: Iterable[str]) -> bool:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import IO, Final
 
-from rlk_repro.base.errors import BundleUnreadable, Problem
-from rlk_repro.logs.lines import LineScanner, LogLine
+from rlk_repro.logs.lines import LineScanner, LogLine, open_log
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
 from rlk_repro.logs.rejects import Reject, RejectLog
 
@@ -89,14 +88,11 @@ def parse_log(path: Path) -> ParsedLog:
     Raises:
         BundleUnreadable: the file is absent or cannot be read.  No content raises.
     """
-    try:
-        with path.open("rb", buffering=0) as stream:
-            return parse_stream(stream)
-    except OSError as error:
-        raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from error
+    with open_log(path, buffering=0) as stream:
+        return parse_stream(stream)
 
 
-def parse_stream(stream: BinaryIO) -> ParsedLog:
+def parse_stream(stream: IO[bytes]) -> ParsedLog:
     """``parse_log`` for an open binary stream."""
     reader = _LogReader()
     for line in LineScanner(stream, _NEEDLES):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.base.errors import RlkReproError
+from rlk_repro.base.errors import finish
 from rlk_repro.base.files import dump_json
 from rlk_repro.clusters.k8s.pod import answers
 from rlk_repro.rundir.paths import RunDir
@@ -21,12 +21,8 @@ _ANSWERS: Final = ("show", "block", "stop")
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse_args(argv)
-    try:
-        run_dir = RunDir(args.run_dir.absolute())
-        return _answer(run_dir, args) if args.verb in _ANSWERS else _work(run_dir, args)
-    except RlkReproError as error:
-        sys.stderr.write(f"{error.title}: {error}\n")
-        return error.exit_code
+    run_dir = RunDir(args.run_dir.absolute())
+    return finish(lambda: _answer(run_dir, args) if args.verb in _ANSWERS else _work(run_dir, args))
 
 
 def _answer(run_dir: RunDir, args: argparse.Namespace) -> int:

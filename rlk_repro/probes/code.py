@@ -83,7 +83,7 @@ def probe_source(source: CodeSource, environ: Mapping[str, str], commits: Mappin
     the image's record.  The files have a hash however they came here: ``tree`` those of the whole sources,
     ``package_tree`` those that Python imports.
     """
-    distribution = _distribution(source)
+    distribution = find_distribution(source)
     version: Fact = Unknown(f"no distribution named {' or '.join(source.distributions)}")
     if distribution is not None:
         version = distribution.version
@@ -111,7 +111,7 @@ def _probe_python(package: Path) -> Fact:
 
 def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
     """How RL-Kernel was built, by the record that its installer left."""
-    package, distribution = find_package(RL_KERNEL, environ), _distribution(RL_KERNEL)
+    package, distribution = find_package(RL_KERNEL, environ), find_distribution(RL_KERNEL)
     is_installed = isinstance(package, Path) and distribution is not None and _holds(distribution, package)
     record = load_build_record(distribution) if is_installed else None
     if record is None:
@@ -166,7 +166,8 @@ def _recorded_commits(root: Path) -> dict[str, str]:
     return commits if isinstance(commits, dict) else {}
 
 
-def _distribution(source: CodeSource) -> metadata.Distribution | None:
+def find_distribution(source: CodeSource) -> metadata.Distribution | None:
+    """The installed distribution, under the first of its names that is there."""
     for name in source.distributions:
         try:
             return metadata.distribution(name)

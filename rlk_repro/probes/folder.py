@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from rlk_repro.base.units import GIB
 from rlk_repro.probes.sources import derive, read_text
 from rlk_repro.rundir.manifest import Fact, Unknown
 
 SECTION: Final = "run_directory"
-GIB: Final = 1 << 30
 NUM_FILES: Final = 5
 FILE_BYTES: Final = 4096
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlk_repro.base.units import MIB
 from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
 from rlk_repro.probes.sources import ask, derive, link_name, list_names, locate, parse_int, read_int, read_text
 from rlk_repro.rundir.manifest import Fact, Unknown
@@ -22,7 +23,6 @@ VENDOR: Final = "amd"
 KFD: Final = "/sys/class/kfd/kfd"
 NODES: Final = f"{KFD}/topology/nodes"
 ROCM_VERSION: Final = "/opt/rocm/.info/version"
-MIB: Final = 1 << 20
 LINK_TYPES: Final = {2: "PCIE", 11: "XGMI"}  # HSA_IOLINKTYPE of the kernel's KFD topology
 AMD_SMI: Final = ("amd-smi", "static", "--asic", "--bus", "--json")
 ROCM_SMI: Final = ("rocm-smi", "--showproductname", "--showbus", "--json")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.base.secrets import scrub
+from rlk_repro.base.units import GIB
 from rlk_repro.probes.kernel_clock import probe_clock
 from rlk_repro.probes.sources import agreed, derive, list_names, locate, parse_int, read_int, read_text
 from rlk_repro.rundir.manifest import Fact, Unknown
@@ -23,7 +24,6 @@ CPU: Final = "/sys/devices/system/cpu"
 UNLIMITED: Final = "unlimited"
 # cgroup v1 writes the largest page-aligned 63-bit number where there is no limit
 NO_LIMIT_BYTES: Final = 1 << 60
-GIB: Final = 1 << 30
 
 # Arm names no model in /proc/cpuinfo: implementer and part numbers of the server cores that carry our GPUs
 ARM_CORES: Final = {

@@ -1,18 +1,17 @@
 """NVIDIA GPUs through nvidia-smi's fixed CSV fields, where NVML has no Python package; and the topology matrix.
 
-The facts have the names that ``nvml`` gives them.  A field that a driver does not know fails the whole query, so
-fields that came later are asked for apart.
+The facts have the names that ``nvml`` gives them.  Those that need more than one plain field are left to NVML: a
+driver that does not know a field fails the whole query.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
-from rlk_repro.probes.nvml import fabric, remapped_rows, throttle_reasons
 from rlk_repro.probes.sources import ask, derive, parse_int
 from rlk_repro.probes.visible import select_given
 from rlk_repro.rundir.manifest import Fact, Unknown
@@ -59,12 +58,12 @@ FIELDS: Final[dict[str, tuple[str, Convert]]] = {
     "pcie_width": ("pcie.link.width.current", _number),
     "temperature_c": ("temperature.gpu", _number),
 }
-ROWS: Final = ("correctable", "uncorrectable", "pending", "failure")
+NVML_ONLY: Final = ("throttle_reasons", "remapped_rows", "fabric", "nvlinks_up")
 
 
 def read_system() -> dict[str, Fact]:
     """Driver and the CUDA version it serves."""
-    version = derive(ask([TOOL, "--version"]), lambda text: _find(r"CUDA Version\s*:\s*([\d.]+)", text))
+    version = derive(ask([TOOL, "--version"]), _find_cuda)
     return {"driver": derive(_query("driver_version"), lambda rows: rows[0][0]), "cuda_driver_version": version}
 
 
@@ -73,11 +72,8 @@ def read_devices() -> list[dict[str, Fact]] | Unknown:
     rows = _query(*(field for field, _ in FIELDS.values()))
     if isinstance(rows, Unknown):
         return rows
-    devices = [dict(zip(FIELDS, map(_fact, FIELDS.values(), row), strict=False)) for row in rows]
-    later = [_throttle(), _remapped(), _fabric(), _nvlinks()]
-    for position, device in enumerate(devices):
-        for answer in later:
-            device.update(answer(position))
+    missing = dict.fromkeys(NVML_ONLY, Unknown(f"{TOOL} is not asked for it: install nvidia-ml-py"))
+    devices = [dict(zip(FIELDS, map(_fact, FIELDS.values(), row), strict=True)) | missing for row in rows]
     return select_given(devices, lambda device: (device["index"], device["uuid"]))
 
 
@@ -129,65 +125,6 @@ def parse_topology(text: str) -> dict[str, Fact]:
     return {"gpu_gpu": dict(sorted(gpus.items())), "gpu_nic": dict(sorted(nics.items()))}
 
 
-Answer = Callable[[int], dict[str, Fact]]
-
-
-def _throttle() -> Answer:
-    rows = _query("clocks_throttle_reasons.active")
-    if isinstance(rows, Unknown):  # renamed in driver 535, the old name to go one day
-        rows = _query("clocks_event_reasons.active")
-    return _by_position("throttle_reasons", rows, lambda row: derive(parse_int(row[0], TOOL), throttle_reasons))
-
-
-def _remapped() -> Answer:
-    names = ",".join(f"remapped_rows.{name}" for name in ROWS)
-    rows = _table(ask([TOOL, f"--query-remapped-rows={names}", "--format=csv,noheader,nounits"]))
-    return _by_position("remapped_rows", rows, _parse_rows)
-
-
-def _fabric() -> Answer:
-    rows = _query("fabric.state", "fabric.status", "fabric.clusterUuid", "fabric.cliqueId")
-    if isinstance(rows, Unknown):  # older drivers have two of the four
-        rows = _query("fabric.state", "fabric.status")
-    return _by_position("fabric", rows, _parse_fabric)
-
-
-def _parse_fabric(row: list[str]) -> Fact:
-    missing = Unknown(f"{TOOL} has no field for it")
-    cluster, clique = (row[2], parse_int(row[3], TOOL)) if len(row) == 4 else (missing, missing)
-    return fabric(state=row[0], status=row[1], cluster_uuid=cluster, clique_id=clique)
-
-
-def _nvlinks() -> Answer:
-    text = ask([TOOL, "nvlink", "-s"])
-    counts = derive(text, parse_nvlinks)
-    rows = derive(counts, lambda found: [[str(count)] for count in found])
-    return _by_position("nvlinks_up", rows, lambda row: int(row[0]))
-
-
-def parse_nvlinks(text: str) -> list[int]:
-    """Active links per GPU from ``nvidia-smi nvlink -s``; an inactive link has no speed."""
-    blocks = re.split(r"^GPU \d+:", text, flags=re.MULTILINE)[1:]
-    return [len(re.findall(r"^\s*Link \d+: [\d.]+ GB/s", block, re.MULTILINE)) for block in blocks]
-
-
-def _parse_rows(row: list[str]) -> Fact:
-    if len(row) != len(ROWS) or any(NOT_A_VALUE.fullmatch(cell) for cell in row):
-        return Unknown(f"{TOOL} reports {', '.join(row)}")
-    yes = {"yes": 1, "no": 0}
-    numbers = [yes.get(cell.lower(), int(cell) if cell.isdigit() else 0) for cell in row]
-    return remapped_rows((numbers[0], numbers[1], numbers[2], numbers[3]))
-
-
-def _by_position(name: str, rows: list[list[str]] | Unknown, parse: Callable[[list[str]], Fact]) -> Answer:
-    def answer(position: int) -> dict[str, Fact]:
-        if isinstance(rows, Unknown):
-            return {name: rows}
-        return {name: parse(rows[position]) if position < len(rows) else Unknown(f"{TOOL} left this GPU out")}
-
-    return answer
-
-
 def _query(*fields: str) -> list[list[str]] | Unknown:
     rows = _table(ask([TOOL, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]))
     if isinstance(rows, Unknown):
@@ -197,21 +134,18 @@ def _query(*fields: str) -> list[list[str]] | Unknown:
 
 
 def _table(text: str | Unknown) -> list[list[str]] | Unknown:
-    return derive(text, lambda lines: list(_cells(lines)))
-
-
-def _cells(text: str) -> Iterator[list[str]]:
-    for line in text.splitlines():
-        if line.strip():
-            yield [cell.strip() for cell in line.split(",")]
+    return derive(
+        text,
+        lambda lines: [[cell.strip() for cell in line.split(",")] for line in lines.splitlines() if line.strip()],
+    )
 
 
 def _fact(field: tuple[str, Convert], cell: str) -> Fact:
     return Unknown(f"{TOOL} reports {cell or 'nothing'}") if NOT_A_VALUE.fullmatch(cell) else field[1](cell)
 
 
-def _find(pattern: str, text: str) -> str | Unknown:
-    match = re.search(pattern, text)
+def _find_cuda(text: str) -> str | Unknown:
+    match = re.search(r"CUDA Version\s*:\s*([\d.]+)", text)
     return match[1] if match else Unknown(f"{TOOL} does not name it")
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
+from rlk_repro.base.units import MIB
 from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
 from rlk_repro.probes.visible import select_given
 from rlk_repro.rundir.manifest import Fact, Unknown
 
-MIB: Final = 1 << 20
 SWITCH: Final = ("disabled", "enabled")
 FABRIC_STATES: Final = ("N/A", "Not Started", "In Progress", "Completed")
 COMPUTE_MODES: Final = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
@@ -48,25 +48,14 @@ def throttle_reasons(mask: int) -> list[str]:
     return [name for bit, name in THROTTLE_REASONS if mask & bit]
 
 
-def remapped_rows(counts: tuple[int, int, int, int]) -> dict[str, Fact]:
-    correctable, uncorrectable, pending, failed = counts
+def _remapped_rows(nvml: Any, gpu: Any) -> dict[str, Fact]:
+    correctable, uncorrectable, pending, failed = nvml.nvmlDeviceGetRemappedRows(gpu)
     return {
         "correctable": correctable,
         "uncorrectable": uncorrectable,
         "is_pending": bool(pending),
         "is_failed": bool(failed),
     }
-
-
-def fabric(*, state: str, status: str, cluster_uuid: str | Unknown, clique_id: int | Unknown) -> dict[str, Fact]:
-    """Registration with the NVLink fabric; cluster and clique are one value over an NVLink domain.
-
-    The driver fills in the rest only once registration is complete.
-    """
-    if state != "Completed":
-        reason = Unknown(f"fabric state is {state}")
-        return {"state": state, "status": reason, "cluster_uuid": reason, "clique_id": reason}
-    return {"state": state, "status": status, "cluster_uuid": cluster_uuid, "clique_id": clique_id}
 
 
 def _memory(nvml: Any, gpu: Any) -> Any:
@@ -89,14 +78,22 @@ def _nvlinks_up(nvml: Any, gpu: Any) -> int | Unknown:
 
 
 def _fabric(nvml: Any, gpu: Any) -> dict[str, Fact]:
+    """Registration with the NVLink fabric; cluster and clique are one value over an NVLink domain.
+
+    The driver fills in the rest only once registration is complete.
+    """
     info = nvml.c_nvmlGpuFabricInfoV_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
-    return fabric(
-        state=FABRIC_STATES[info.state] if info.state < len(FABRIC_STATES) else str(info.state),
-        status=_text(nvml.nvmlErrorString(info.status)),
-        cluster_uuid=str(uuid.UUID(bytes=bytes(info.clusterUuid))),
-        clique_id=int(info.cliqueId),
-    )
+    state = FABRIC_STATES[info.state] if info.state < len(FABRIC_STATES) else str(info.state)
+    if state != "Completed":
+        reason = Unknown(f"fabric state is {state}")
+        return {"state": state, "status": reason, "cluster_uuid": reason, "clique_id": reason}
+    return {
+        "state": state,
+        "status": _text(nvml.nvmlErrorString(info.status)),
+        "cluster_uuid": str(uuid.UUID(bytes=bytes(info.clusterUuid))),
+        "clique_id": int(info.cliqueId),
+    }
 
 
 def _text(value: str | bytes) -> str:
@@ -114,7 +111,7 @@ QUESTIONS: Final[dict[str, Question]] = {
     "ecc_mode": lambda nvml, gpu: SWITCH[nvml.nvmlDeviceGetEccMode(gpu)[0]],
     "ecc_corrected": lambda nvml, gpu: _ecc_errors(nvml, gpu, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
     "ecc_uncorrected": lambda nvml, gpu: _ecc_errors(nvml, gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
-    "remapped_rows": lambda nvml, gpu: remapped_rows(nvml.nvmlDeviceGetRemappedRows(gpu)),
+    "remapped_rows": _remapped_rows,
     "clocks_current_sm_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
     "clocks_current_memory_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
     "clocks_max_sm_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from rlk_repro import __version__
 from rlk_repro.analysis.analyse import analyse
-from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, shorten
 from rlk_repro.base.files import MAX_ANALYSIS_BYTES, dump_json, parse_json, read_limited
-from rlk_repro.base.findings import Finding, Level, shorten
+from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.bundle.verify import verify
 from rlk_repro.plan import Plan

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.base.escapes import printable
+from rlk_repro.base.units import GIB
 from rlk_repro.logs.metrics import METRICS, Better
 from rlk_repro.rundir.results import Analysis, Summary
 
 NOT_RECORDED: Final = "not recorded"
-GIB: Final = 2**30
 SIGNIFICANT: Final = 4
 _SHORT_S: Final = 0.5
 
@@ -44,12 +44,17 @@ _LABELS: Final[dict[str, str]] = {
     "module_log_probs_forward_s": "log-prob, forward",
     "module_log_probs_backward_s": "log-prob, backward",
     "module_log_probs_no_grad_s": "log-prob, no grad",
-    "module_ratio_kl_forward_s": "clip and KL, forward",
-    "module_ratio_kl_backward_s": "clip and KL, backward",
+    "module_clip_kl_forward_s": "clip and KL, forward",
+    "module_clip_kl_backward_s": "clip and KL, backward",
     "module_grpo_loss_forward_s": "GRPO loss, forward",
     "module_grpo_loss_backward_s": "GRPO loss, backward",
     "module_optimizer_s": "optimizer",
     "module_step_s": "training of one step",
+}
+# Today's names of metrics that sealed analyses hold under earlier ones.
+_TODAY: Final[dict[str, str]] = {
+    "module_ratio_kl_forward_s": "module_clip_kl_forward_s",
+    "module_ratio_kl_backward_s": "module_clip_kl_backward_s",
 }
 # Of loss functions alone: their pass times by what runs in them.
 _LABELS_OF: Final[dict[str, dict[str, str]]] = {
@@ -101,7 +106,7 @@ def start_sentence(text: str) -> str:
 def find_label(metric: str, workload: str = "") -> MetricLabel:
     """As runs of a kind of workload call it."""
     printed = _PRINTED.get(metric)
-    label = _OF_PAIRS[metric][1] if metric in _OF_PAIRS else _LABELS.get(metric, metric)
+    label = _OF_PAIRS[metric][1] if metric in _OF_PAIRS else _LABELS.get(_TODAY.get(metric, metric), metric)
     label = _LABELS_OF.get(workload, {}).get(metric, label)
     if printed is None:
         unit = _unit_of(metric)
@@ -128,9 +133,11 @@ def measured_metric(metric: str) -> str:
 
 def list_metrics(analysis: Analysis) -> tuple[str, ...]:
     """Every metric the report speaks of: the known ones in their order, then whatever else the trials hold."""
-    known = tuple(dict.fromkeys((*_PRINTED, *_LABELS)))
+    recorded = recorded_metrics(analysis)
+    earlier = {name: old for old, name in _TODAY.items() if old in recorded}
+    known = tuple(dict.fromkeys(earlier.get(name, name) for name in (*_PRINTED, *_LABELS)))
     absent = _ABSENT_FROM.get(analysis.workload, frozenset())
-    return tuple(name for name in (*known, *sorted(recorded_metrics(analysis) - set(known))) if name not in absent)
+    return tuple(name for name in (*known, *sorted(recorded - set(known))) if name not in absent)
 
 
 class Numbers:

@@ -9,7 +9,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rlk_repro.base.findings import Level, has_blocking, shorten, sort_findings
+from rlk_repro.base.errors import shorten
+from rlk_repro.base.findings import Level, has_blocking, sort_findings
 from rlk_repro.base.units import name_some
 from rlk_repro.report.agreement import make_agreement
 from rlk_repro.report.basis import make_identity

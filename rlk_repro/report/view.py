@@ -27,7 +27,7 @@ from rlk_repro.statistics.stats import STEP_TIME
 from rlk_repro.workloads.differences import Difference
 
 GRPO_LOSS: Final = "grpo_loss"
-INSIDE_GRPO_LOSS: Final = ("module_log_probs_", "module_ratio_kl_")
+INSIDE_GRPO_LOSS: Final = ("module_log_probs_", "module_clip_kl_", "module_ratio_kl_")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.errors import BundleUnreadable, Problem, shorten
 from rlk_repro.base.files import check_schema, load_json
-from rlk_repro.base.findings import MAX_FINDINGS, Finding, Level, shorten
+from rlk_repro.base.findings import MAX_FINDINGS, Finding, Level
 from rlk_repro.rundir.paths import RunDir
 
 SCHEMA: Final = 1

@@ -18,6 +18,16 @@ _RANK: Final = re.compile("0|[1-9][0-9]{0,6}")
 _POD_JOIN: Final = ".pod-join-"
 
 
+class Within:
+    """A path of a fixed name inside the folder that a class stands for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: TrialDir | NodeDir | RolloutDir | RunDir, _: type) -> Path:
+        return (owner.root if isinstance(owner, RunDir) else owner.path) / self._name
+
+
 @dataclass(frozen=True)
 class TrialDir:
     """One trial's folder, ``trials/<nn>-<pair>-<variant>``."""
@@ -28,25 +38,11 @@ class TrialDir:
     def name(self) -> str:
         return self.path.name
 
-    @property
-    def command(self) -> Path:
-        return self.path / "command.json"
-
-    @property
-    def env(self) -> Path:
-        return self.path / "env.json"
-
-    @property
-    def stdout(self) -> Path:
-        return self.path / STDOUT
-
-    @property
-    def exit(self) -> Path:
-        return self.path / "exit.json"
-
-    @property
-    def ops(self) -> Path:
-        return self.path / "ops"
+    command = Within("command.json")
+    env = Within("env.json")
+    stdout = Within(STDOUT)
+    exit = Within("exit.json")
+    ops = Within("ops")
 
     def ops_file(self, rank: int) -> Path:
         return ops_file(self.ops, rank)
@@ -55,9 +51,7 @@ class TrialDir:
         """The ops files that are there, by rank."""
         return _by_rank(self.ops, OPS_SUFFIX)
 
-    @property
-    def libraries(self) -> Path:
-        return self.path / "libraries"
+    libraries = Within("libraries")
 
     def libraries_file(self, rank: int) -> Path:
         return libraries_file(self.libraries, rank)
@@ -66,10 +60,8 @@ class TrialDir:
         """The records of loaded libraries that are there, by rank."""
         return _by_rank(self.libraries, LIBRARIES_SUFFIX)
 
-    @property
-    def traces(self) -> Path:
-        """What a profiler wrote, in runs that have one."""
-        return self.path / "traces"
+    traces = Within("traces")
+    """What a profiler wrote, in runs that have one."""
 
 
 @dataclass(frozen=True)
@@ -78,30 +70,17 @@ class NodeDir:
 
     path: Path
 
-    @property
-    def manifest(self) -> Path:
-        return self.path / "manifest.json"
-
-    @property
-    def preflight(self) -> Path:
-        return self.path / "preflight.json"
-
-    @property
-    def telemetry(self) -> Path:
-        return self.path / "telemetry.jsonl"
-
-    @property
-    def ray(self) -> Path:
-        return self.path / "ray"
+    manifest = Within("manifest.json")
+    preflight = Within("preflight.json")
+    telemetry = Within("telemetry.jsonl")
+    ray = Within("ray")
 
     def ray_logs(self, use: str) -> Path:
         """What Ray wrote on this node for one trial, by its name, or for stored rollouts (``rollouts-<seed>``)."""
         return self.ray / use
 
-    @property
-    def earlier(self) -> Path:
-        """What this node's agents of earlier allocations wrote, in folders ``1``, ``2``, …."""
-        return self.path / "earlier"
+    earlier = Within("earlier")
+    """What this node's agents of earlier allocations wrote, in folders ``1``, ``2``, …."""
 
     def earlier_dirs(self) -> list[NodeDir]:
         return [NodeDir(path) for path in _folders(self.earlier)]
@@ -113,6 +92,8 @@ class RolloutDir:
 
     path: Path
 
+    stdout = Within(STDOUT)
+
     @property
     def template(self) -> str:
         """How trainers are told the files; ``{rollout_id}`` is theirs to fill in."""
@@ -120,10 +101,6 @@ class RolloutDir:
 
     def file(self, rollout_id: int) -> Path:
         return self.path / f"{rollout_id}.pt"
-
-    @property
-    def stdout(self) -> Path:
-        return self.path / STDOUT
 
 
 @dataclass(frozen=True)
@@ -138,58 +115,24 @@ class RunDir:
         return self.root.absolute().name
 
     # the author's bytes
-    @property
-    def run_yaml(self) -> Path:
-        return self.root / "run.yaml"
-
-    @property
-    def stack_yaml(self) -> Path:
-        return self.root / "stack.yaml"
-
-    @property
-    def hardware_yaml(self) -> Path:
-        return self.root / "hardware.yaml"
-
-    @property
-    def profile_yaml(self) -> Path:
-        return self.root / "profile.yaml"
-
-    @property
-    def plan(self) -> Path:
-        return self.root / "plan.json"
-
-    @property
-    def job(self) -> Path:
-        return self.root / "job"
-
-    @property
-    def submission(self) -> Path:
-        return self.root / "submission.json"
-
-    @property
-    def scheduler(self) -> Path:
-        return self.root / "scheduler"
+    run_yaml = Within("run.yaml")
+    stack_yaml = Within("stack.yaml")
+    hardware_yaml = Within("hardware.yaml")
+    profile_yaml = Within("profile.yaml")
+    plan = Within("plan.json")
+    job = Within("job")
+    submission = Within("submission.json")
+    scheduler = Within("scheduler")
 
     def scheduler_file(self, topic: str) -> Path:
         """The scheduler's own words on one topic, such as ``config``."""
         return self.scheduler / f"{topic}.txt"
 
-    @property
-    def accounting_fields(self) -> Path:
-        """What sacct is to be asked for inside the job: names with commas between, nothing without accounting."""
-        return self.scheduler_file("accounting-fields")
-
-    @property
-    def prepared(self) -> Path:
-        return self.root / "prepared.json"
-
-    @property
-    def image(self) -> Path:
-        return self.root / "image.json"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.root / "rollouts"
+    accounting_fields = Within("scheduler/accounting-fields.txt")
+    """What sacct is to be asked for inside the job: names with commas between, nothing without accounting."""
+    prepared = Within("prepared.json")
+    image = Within("image.json")
+    rollouts = Within("rollouts")
 
     def rollouts_of(self, seed: int) -> RolloutDir:
         return RolloutDir(self.rollouts / str(seed))
@@ -198,9 +141,7 @@ class RunDir:
         """The stored rollouts again, by number of a session's rollout; never packed, as it follows from the plan."""
         return RolloutDir(self.root / f".rollouts-{trial}")
 
-    @property
-    def nodes(self) -> Path:
-        return self.root / NODES
+    nodes = Within(NODES)
 
     def node(self, name: str) -> NodeDir:
         return NodeDir(self.nodes / name)
@@ -208,9 +149,7 @@ class RunDir:
     def node_dirs(self) -> list[NodeDir]:
         return [NodeDir(path) for path in _folders(self.nodes)]
 
-    @property
-    def trials(self) -> Path:
-        return self.root / TRIALS
+    trials = Within(TRIALS)
 
     def trial(self, name: str) -> TrialDir:
         return TrialDir(self.trials / name)
@@ -220,71 +159,35 @@ class RunDir:
         found = [path for path in _folders(self.trials) if path.name.partition("-")[0].isdecimal()]
         return [TrialDir(path) for path in sorted(found, key=lambda path: int(path.name.partition("-")[0]))]
 
-    @property
-    def interrupted(self) -> Path:
-        """Trials set aside by ``--resume``, in folders ``1``, ``2``, …; kept as evidence, never counted."""
-        return self.root / "interrupted"
+    interrupted = Within("interrupted")
+    """Trials set aside by ``--resume``, in folders ``1``, ``2``, …; kept as evidence, never counted."""
 
     def interrupted_trial(self, attempt: int, name: str) -> TrialDir:
         return TrialDir(self.interrupted / str(attempt) / name)
 
-    @property
-    def agent_log(self) -> Path:
-        return self.root / "agent.jsonl"
-
-    @property
-    def analysis_dir(self) -> Path:
-        return self.root / "analysis"
-
-    @property
-    def analysis(self) -> Path:
-        return self.analysis_dir / "analysis.json"
-
-    @property
-    def checksums(self) -> Path:
-        return self.root / "SHA256SUMS"
+    agent_log = Within("agent.jsonl")
+    analysis = Within("analysis/analysis.json")
+    checksums = Within("SHA256SUMS")
 
     # beside the sealed tree: never packed
-    @property
-    def bundle(self) -> Path:
-        return self.root / "bundle.tgz"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / ".lock"
-
-    @property
-    def reserve(self) -> Path:
-        """Room that the leading agent gives up when the disk is full, so that its last words fit."""
-        return self.root / ".reserve"
-
-    @property
-    def state(self) -> Path:
-        """Live progress for ``status``; not part of the evidence."""
-        return self.root / ".state.json"
-
-    @property
-    def agent_output(self) -> Path:
-        """What a local agent itself prints: nothing, unless it breaks."""
-        return self.root / ".agent.log"
-
-    @property
-    def cancelled(self) -> Path:
-        """Holds the time at which somebody asked a scheduler to end the job."""
-        return self.root / ".cancelled"
+    bundle = Within("bundle.tgz")
+    report = Within("report")
+    lock = Within(".lock")
+    reserve = Within(".reserve")
+    """Room that the leading agent gives up when the disk is full, so that its last words fit."""
+    state = Within(".state.json")
+    """Live progress for ``status``; not part of the evidence."""
+    agent_output = Within(".agent.log")
+    """What a local agent itself prints: nothing, unless it breaks."""
+    cancelled = Within(".cancelled")
+    """Holds the time at which somebody asked a scheduler to end the job."""
 
     def job_output(self, job_id: str) -> Path:
         """What a batch script and Slurm's own tools print; named by sbatch, so ``%j`` stands for an unknown id."""
         return self.root / f".slurm-{job_id}.log"
 
-    @property
-    def roster(self) -> Path:
-        """Which pods take part in a job on Kubernetes."""
-        return self.root / ".roster.json"
+    roster = Within(".roster.json")
+    """Which pods take part in a job on Kubernetes."""
 
     def pod_join(self, pod: str) -> Path:
         """Changes as long as this pod asks to take part."""
@@ -293,25 +196,14 @@ class RunDir:
     def pod_joins(self) -> list[Path]:
         return sorted(self.root.glob(f"{_POD_JOIN}*"))
 
-    @property
-    def pod_end(self) -> Path:
-        """Holds the exit code with which the leading pod's work ended."""
-        return self.root / ".pod-end.json"
-
-    @property
-    def pod_note(self) -> Path:
-        """What the first process of the pod that leads, or that serves a run afterwards, says of itself."""
-        return self.root / ".pod.json"
-
-    @property
-    def pod_read(self) -> Path:
-        """How much of the trials' logs was read from outside the cluster, and when."""
-        return self.root / ".pod-read.json"
-
-    @property
-    def kubernetes_record(self) -> Path:
-        """What the cluster said of job and pods when the run was collected: known after sealing, so never packed."""
-        return self.root / ".kubernetes.json"
+    pod_end = Within(".pod-end.json")
+    """Holds the exit code with which the leading pod's work ended."""
+    pod_note = Within(".pod.json")
+    """What the first process of the pod that leads, or that serves a run afterwards, says of itself."""
+    pod_read = Within(".pod-read.json")
+    """How much of the trials' logs was read from outside the cluster, and when."""
+    kubernetes_record = Within(".kubernetes.json")
+    """What the cluster said of job and pods when the run was collected: known after sealing, so never packed."""
 
     @property
     def live(self) -> RunDir:
@@ -322,28 +214,22 @@ class RunDir:
         """The part of a bundle that has arrived, by the checksum of the whole: parts of two never mix."""
         return self.root / f".bundle-{digest}.part"
 
-    @property
-    def canary(self) -> Path:
-        """Holds the allocation whose leader wrote it; a node that sees it shares the leader's file system."""
-        return self.root / ".canary"
+    canary = Within(".canary")
+    """Holds the allocation whose leader wrote it; a node that sees it shares the leader's file system."""
 
     def pulse(self, node: str) -> Path:
         """Changes as long as this node's agent lives."""
         return self.root / f".pulse-{node}"
 
-    @property
-    def ray_order(self) -> Path:
-        """What the leading agent wants of Ray on all nodes."""
-        return self.root / ".ray.json"
+    ray_order = Within(".ray.json")
+    """What the leading agent wants of Ray on all nodes."""
 
     def ray_report(self, node: str) -> Path:
         """What has become of Ray on this node."""
         return self.root / f".ray-{node}.json"
 
-    @property
-    def ray_token(self) -> Path:
-        """By which the processes of one Ray cluster know each other; a secret of this allocation."""
-        return self.root / ".ray-token"
+    ray_token = Within(".ray-token")
+    """By which the processes of one Ray cluster know each other; a secret of this allocation."""
 
     @property
     def again(self) -> Path:

@@ -42,13 +42,13 @@ def _state_file(run_dir: RunDir) -> Path:
     return user_state_dir() / "submissions" / f"{sha256_file(run_dir.plan)}.json"
 
 
-def list_run_dirs(root: Path | None = None) -> list[RunDir]:
+def list_run_dirs() -> list[RunDir]:
     """Every run directory below the runs root, oldest first; none where there is no such folder.
 
     Raises:
         SpecError: a folder that cannot be read.
     """
-    base = runs_root() if root is None else root
+    base = runs_root()
     try:
         folders = (folder for run in _list_folders(base) for folder in _list_folders(run))
         found = [run_dir for run_dir in map(RunDir, folders) if run_dir.plan.is_file()]

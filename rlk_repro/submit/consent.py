@@ -64,7 +64,7 @@ def _list_code(plan: Plan) -> list[Code]:
 
 def _list_images(plan: Plan) -> Iterator[Code]:
     """An image runs whatever is in it; known are those of the shipped stacks, by digest."""
-    image = plan.stack.images.get(plan.hardware.image_platform)
+    image = plan.image
     if image is not None:
         stacks = (load_stack(name, stack_folders()).model for name in list_names(stack_folders()))
         shipped = {known.digest for stack in stacks for known in stack.images.values()}

@@ -78,12 +78,13 @@ def require_importable(*sources: CodeSource, path: str | None = None) -> None:
         Problem(f"python module {source.module}", "missing", expected="an installed package or a checkout",
                 hint=f"give {FLAGS[source]}, or set {source.variable}")
         for source in sources
-        if not _is_found(source.module, os.environ.get("PYTHONPATH", "") if path is None else path)
+        if not is_found(source.module, os.environ.get("PYTHONPATH", "") if path is None else path)
     ]  # fmt: skip
     if problems:
         raise EnvironmentMissing(*problems)
 
 
-def _is_found(module: str, path: str) -> bool:
+def is_found(module: str, path: str) -> bool:
+    """In this Python, or in the folders of a ``PYTHONPATH``."""
     folders = [folder for folder in path.split(os.pathsep) if folder]
     return importlib.util.find_spec(module) is not None or PathFinder.find_spec(module, folders) is not None

@@ -14,12 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.base.errors import BundleUnreadable, Problem
+from rlk_repro.base.errors import BundleUnreadable, Problem, shorten
 from rlk_repro.base.files import load_json
-from rlk_repro.base.findings import shorten
 from rlk_repro.base.places import RUN_DIR
 from rlk_repro.base.secrets import looks_secret, scrub, scrub_argv
 from rlk_repro.plan import Plan, Trial
+from rlk_repro.probes.environment import REDACTED
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.spec.values import ENABLED
 from rlk_repro.workloads import get_workload
@@ -35,7 +35,6 @@ ENVIRONMENT: Final = "environment"
 MAX_DIFFERENCES: Final = 1000
 ABSENT: Final = "not set"
 GIVEN: Final = "given"
-REDACTED: Final = "<redacted>"
 PROGRAM: Final = "program"
 ORDER: Final = "order of arguments"
 MORE: Final = "more differences"

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rlk_repro.base.errors import Problem
-from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import count, format_count
 from rlk_repro.plan import Plan, Trial
-from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import ModuleWorkload, Run, Stack
-from rlk_repro.workloads.api import Brought, Command
+from rlk_repro.spec import ModuleWorkload
+from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
 from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
+from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps
 
-if TYPE_CHECKING:
-    from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
+__all__ = ["describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
+           "rollout_commands", "trainer_command"]  # fmt: skip
 
 TRAINER: Final = "rlk_repro.bench.module"
 
@@ -40,10 +38,6 @@ def find_problems(plan: Plan) -> list[Problem]:
         expected = f"{layout.tensor_parallel}, one per rank"
         problems.append(Problem(where, "does not fit tensor_parallel", got=layout.gpus_per_node, expected=expected))
     return problems
-
-
-def find_warnings(plan: Plan) -> list[Finding]:  # noqa: ARG001
-    return []
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
@@ -80,18 +74,3 @@ def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     lead_ms = settings["lead_ms"]
     lead = f"kept busy for {lead_ms:g} ms before each pass" if lead_ms else "idle before each pass"
     yield "device", f"{lead}, in both variants"
-
-
-def find_brought(plan: Plan) -> Brought:  # noqa: ARG001
-    """Nothing: model, data and code are this package's own."""
-    return Brought()
-
-
-def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:  # noqa: ARG001
-    """None: nothing has to lie on disk before a trial."""
-    return {}
-
-
-def list_steps(request: PrepareRequest) -> list[PrepareStep]:  # noqa: ARG001
-    """None: there is nothing to prepare."""
-    return []

@@ -8,22 +8,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rlk_repro.base.errors import Problem
-from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import count, format_count
 from rlk_repro.plan import Plan, Trial
-from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import ReferenceWorkload, Run, Stack
-from rlk_repro.workloads.api import Brought, Command
+from rlk_repro.spec import ReferenceWorkload
+from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
 from rlk_repro.workloads.environment import FIXED_ENV, THREADS, find_env_problems, profile_env, trial_env
+from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps
 
-if TYPE_CHECKING:
-    from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
+__all__ = ["describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
+           "rollout_commands", "trainer_command"]  # fmt: skip
 
 TRAINER: Final = "rlk_repro.refengine"
 INIT_PATH: Final = "rlk_repro.integration.reference.install"
@@ -33,10 +31,6 @@ def find_problems(plan: Plan) -> list[Problem]:
     """More than one node or device, and profile variables that are the launcher's own."""
     what = "the reference trainer is one process on one device"
     return [*find_env_problems(plan), *find_layout_problems(plan, what)]
-
-
-def find_warnings(plan: Plan) -> list[Finding]:  # noqa: ARG001
-    return []
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
@@ -95,18 +89,3 @@ def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{format_count(grpo['rollout_batch_size'])} prompts × {grpo['n_samples_per_prompt']} samples, at most "
         f"{count(grpo['rollout_max_response_len'], 'token')} long",
     )
-
-
-def find_brought(plan: Plan) -> Brought:  # noqa: ARG001
-    """Nothing: model, data and code are this package's own."""
-    return Brought()
-
-
-def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:  # noqa: ARG001
-    """None: nothing has to lie on disk before a trial."""
-    return {}
-
-
-def list_steps(request: PrepareRequest) -> list[PrepareStep]:  # noqa: ARG001
-    """None: there is nothing to prepare."""
-    return []

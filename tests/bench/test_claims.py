@@ -12,18 +12,18 @@ from rlk_repro import __version__
 from rlk_repro.bench.claims import (
     CLASSES,
     FUNCTIONS,
-    Task,
-    Unavailable,
     load_operator,
     make_call,
     make_inputs,
     sample_natively,
 )
+from rlk_repro.bench.implementation import Blocked
 from rlk_repro.claims.check import check_claims
 from rlk_repro.claims.files import MEASURABLE, Claim, Pass
 from rlk_repro.claims.processes import Bench, measure_claim
-from rlk_repro.claims.results import Status, Word
+from rlk_repro.claims.results import Cell, Task, Word
 from rlk_repro.claims.text import check_lines
+from rlk_repro.rundir.operator_results import OperatorStatus
 from tests import ROOT, SUPPORT
 from tests.support.claim_examples import CLAIM, cell, make_claim
 
@@ -49,21 +49,21 @@ def make_bench(*folders: Path, timeout_s: float = 60.0) -> Bench:
     return Bench(device="cpu", warmup=1, repeats=2, timeout_s=timeout_s, env=env)
 
 
-def make_task(operator: str, implementation: str, pass_: Pass = "forward") -> Task:
+def make_task(operator: str, implementation: str, pass_: Pass = "forward") -> tuple[Task, Cell]:
     measurable = MEASURABLE[operator]
     settings = {"clip_eps": 0.2, "beta": 0.04, "top_k": 5, "top_p": 0.9}
-    return Task(
+    cell = Cell(row="small", implementation=implementation, pass_=pass_)
+    task = Task(
         operator=operator,
-        implementation=implementation,
-        pass_=pass_,
-        shape={name: SHAPE[name] for name in measurable.dimensions},
         settings={name: settings[name] for name in measurable.settings},
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        is_cold=False,
+        dtype="float32",
+        device="cpu",
         warmup=0,
         repeats=1,
+        shapes={cell.row: {name: SHAPE[name] for name in measurable.dimensions}},
+        cells=(cell,),
     )
+    return task, cell
 
 
 def test_the_process_can_call_everything_that_a_claim_may_name() -> None:
@@ -76,10 +76,10 @@ def test_the_process_can_call_everything_that_a_claim_may_name() -> None:
 )
 def test_the_native_side_of_every_operator_runs(operator: str, pass_: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOUBLE))
-    task = make_task(operator, "native", pass_)
-    inputs = make_inputs(task)
+    task, cell = make_task(operator, "native", pass_)
+    inputs = make_inputs(task, cell.row)
     before = {name: tensor.clone() for name, tensor in inputs.items()}
-    make_call(task, load_operator(task), inputs)()
+    make_call(task, cell, load_operator(task, cell), inputs)()
     assert all(torch.equal(before[name], tensor) for name, tensor in inputs.items())
 
 
@@ -88,8 +88,7 @@ def test_the_native_side_of_every_operator_runs(operator: str, pass_: Pass, monk
     [key for key in CLASSES if key[1] in {"fused", "triton", "sm90"}],
 )
 def test_kernels_are_refused_before_they_are_called_where_there_is_no_gpu(operator: str, implementation: str) -> None:
-    with pytest.raises(Unavailable, match="needs a GPU"):
-        load_operator(make_task(operator, implementation))
+    assert load_operator(*make_task(operator, implementation)) == Blocked("needs a GPU")
 
 
 def test_native_sampling_draws_from_the_nucleus_of_the_largest() -> None:
@@ -102,10 +101,10 @@ def test_native_sampling_draws_from_the_nucleus_of_the_largest() -> None:
 def test_a_claim_is_measured_in_a_process_of_its_own(bench: Bench) -> None:
     found = measure_claim(make_claim(), bench)
     native, triton = found.measurements[cell("native")], found.measurements[cell("triton")]
-    assert (native.status, native.ran, len(native.samples_s)) == (Status.DONE, "NativeRatioKLOp", 2)
+    assert (native.status, native.ran, len(native.samples_s)) == (OperatorStatus.PASSED, "NativeRatioKLOp", 2)
     assert native.input_bytes == 2 * 2 * 4 * 4096 * 4 + 2 * 4 * (8 + 1 + 4) + 2 * 4
     assert native.peak_extra_bytes is None
-    assert (triton.status, triton.reason) == (Status.BLOCKED, "needs a GPU")
+    assert (triton.status, triton.reason) == (OperatorStatus.BLOCKED, "needs a GPU")
     assert found.process["device"] == "cpu"
     assert {"commit", "is_dirty", "is_compiled"} <= set(found.process["rl_kernel"])
 
@@ -139,7 +138,7 @@ def write_operator(folder: Path, body: str) -> Path:
 )
 def test_a_cell_that_kills_its_process_says_how_it_ended(tmp_path: Path, body: str, reason: str) -> None:
     found = measure_claim(make_claim(), make_bench(write_operator(tmp_path, body))).measurements
-    assert (found[cell("native")].status, found[cell("native")].reason) == (Status.FAILED, reason)
+    assert (found[cell("native")].status, found[cell("native")].reason) == (OperatorStatus.FAILED, reason)
 
 
 def test_a_cell_that_fails_never_ends_the_rest(tmp_path: Path) -> None:
@@ -148,36 +147,41 @@ def test_a_cell_that_fails_never_ends_the_rest(tmp_path: Path) -> None:
     found = measure_claim(make_claim(TWO_ROWS), make_bench(folder)).measurements
     statuses = {(item.cell.row, item.cell.implementation): item.status for item in found.values()}
     assert statuses == {
-        ("first", "native"): Status.FAILED,
-        ("first", "triton"): Status.BLOCKED,
-        ("small", "native"): Status.FAILED,
-        ("small", "triton"): Status.BLOCKED,
+        ("first", "native"): OperatorStatus.FAILED,
+        ("first", "triton"): OperatorStatus.BLOCKED,
+        ("small", "native"): OperatorStatus.FAILED,
+        ("small", "triton"): OperatorStatus.BLOCKED,
     }
-    assert {item.reason for item in found.values() if item.status is Status.FAILED} == {"ValueError: ~/x is broken"}
+    assert {item.reason for item in found.values() if item.status is OperatorStatus.FAILED} == {
+        "ValueError: ~/x is broken"
+    }
 
 
 def test_an_implementation_that_hangs_is_given_up_once_and_for_all(tmp_path: Path) -> None:
     bench = make_bench(write_operator(tmp_path, "time.sleep(90)"), timeout_s=20.0)  # the others import torch meanwhile
     found = measure_claim(make_claim(TWO_ROWS), bench).measurements
     assert {(item.status, item.reason) for item in found.values() if item.cell.implementation == "native"} == {
-        (Status.FAILED, "no answer in time")
+        (OperatorStatus.FAILED, "no answer in time")
     }
-    assert {item.status for item in found.values() if item.cell.implementation == "triton"} == {Status.BLOCKED}
+    assert {item.status for item in found.values() if item.cell.implementation == "triton"} == {OperatorStatus.BLOCKED}
 
 
 def test_without_torch_every_cell_fails_at_once_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
     found = measure_claim(make_claim(), make_bench(tmp_path)).measurements
     assert {(item.status, item.reason) for item in found.values()} == {
-        (Status.FAILED, "ModuleNotFoundError: No module named 'torch'")
+        (OperatorStatus.FAILED, "ModuleNotFoundError: No module named 'torch'")
     }
 
 
 def test_where_rl_kernel_is_absent_the_cell_says_so(tmp_path: Path) -> None:
-    (tmp_path / "rl_engine.py").write_text("raise ModuleNotFoundError(\"No module named 'rl_engine'\")\n")
+    (tmp_path / "rl_engine.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'rl_engine'\", name='rl_engine')\n"
+    )
     found = measure_claim(make_claim(), make_bench(tmp_path)).measurements
-    assert found[cell("native")].status is Status.BLOCKED
-    assert found[cell("native")].reason == "cannot be imported (No module named 'rl_engine')"
+    assert found[cell("native")].status is OperatorStatus.BLOCKED
+    where = "rl_engine.kernels.ops.pytorch.loss.ratio_kl"
+    assert found[cell("native")].reason == f"{where} needs the module rl_engine, which is not installed"
 
 
 def test_a_machine_without_a_gpu_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,4 +215,4 @@ def test_on_a_gpu_every_claim_is_announced_and_its_environment_recorded(
 def test_a_claim_runs_on_this_gpu() -> None:
     env = dict(os.environ)
     found = measure_claim(make_claim(), Bench(env=env))
-    assert found.measurements[cell("native")].status in {Status.DONE, Status.BLOCKED}
+    assert found.measurements[cell("native")].status in {OperatorStatus.PASSED, OperatorStatus.BLOCKED}

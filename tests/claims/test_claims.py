@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from rlk_repro.base.errors import SpecError
 from rlk_repro.claims.files import BYTES, MEASURABLE, MeasureCheck, chosen_rows, find_published, load_claims
 from rlk_repro.claims.judge import NO_GPU, Here, judge_claim, list_cells
-from rlk_repro.claims.results import Basis, Cell, Measurement, RowResult, Status, Word, join_words
+from rlk_repro.claims.results import Basis, Cell, Measurement, RowResult, Word, join_words
 from rlk_repro.claims.text import check_lines, list_lines
+from rlk_repro.rundir.operator_results import OperatorStatus
 from tests.support.claim_examples import CLAIM, cell, make_claim, measured, obstructed
 
 H100 = Here(gpu="NVIDIA H100 80GB HBM3")
@@ -168,12 +169,12 @@ def test_values_that_nothing_is_compared_with_keep_a_row_from_being_reproduced_w
 
 
 def test_an_implementation_that_is_absent_here_is_named() -> None:
-    row = judge(H100, everything()[0], obstructed("triton", Status.BLOCKED, "cannot be imported (no triton)"))
+    row = judge(H100, everything()[0], obstructed("triton", OperatorStatus.BLOCKED, "cannot be imported (no triton)"))
     assert (row.word, row.reason) == (Word.PARTLY, "triton: cannot be imported (no triton)")
 
 
 def test_out_of_memory_is_a_result_on_the_published_hardware_only() -> None:
-    oom = (obstructed("native", Status.OOM), everything()[1])
+    oom = (obstructed("native", OperatorStatus.OOM), everything()[1])
     assert judge(H100, *oom).word is Word.NOT_REPRODUCED
     elsewhere = judge(H200, *oom)
     assert elsewhere.word is Word.PARTLY

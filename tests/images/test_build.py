@@ -27,14 +27,14 @@ from rlk_repro.images.archive_check import check_archive
 from rlk_repro.images.build import Build
 from rlk_repro.images.layers import find_files
 from rlk_repro.images.oci import load_image, open_layout
-from rlk_repro.images.record import list_differences, parse_record
+from rlk_repro.images.record import parse_record
 from rlk_repro.replay.identity import read_identity
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Stack
 from rlk_repro.submit import planning, sending
 from tests.support.git_mirror import ADDRESS, render_config
 from tests.support.images import examples
-from tests.support.images.examples import EPOCH, SITE, Engine, Upstream
+from tests.support.images.examples import EPOCH, SITE, Engine, Upstream, list_differences
 from tests.support.slurm.runs import SETTINGS, Run, Site
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]

@@ -24,11 +24,12 @@ from rlk_repro.images.match import (
     match_running,
     match_stack,
 )
-from rlk_repro.images.record import Base, ImageRecord, digest_of, list_differences, parse_record
+from rlk_repro.images.record import Base, ImageRecord, digest_of, parse_record
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.spec import Stack
 from rlk_repro.spec.load import load_hardware, load_stack
 from tests import ROOT
+from tests.support.images.examples import list_differences
 from tests.support.job_examples import make_example_plan
 
 VIME, KERNEL, MEGATRON = "1" * 40, "2" * 40, "3" * 40

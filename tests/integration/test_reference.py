@@ -32,8 +32,8 @@ MODULE_TIMERS = {
     "log_probs_backward",
     "log_probs_forward",
     "log_probs_no_grad",
-    "ratio_kl_backward",
-    "ratio_kl_forward",
+    "clip_kl_backward",
+    "clip_kl_forward",
 }
 VARIABLES = ("VIME_RL_KERNEL", "VIME_RL_KERNEL_MODE", "VIME_RL_KERNEL_OPS", "RLK_REPRO_OPS_DIR")
 

@@ -271,8 +271,8 @@ def test_vime_s_own_loss_is_bitwise_the_same_under_the_timers() -> None:
         "log_probs_forward",
         "log_probs_backward",
         "log_probs_no_grad",
-        "ratio_kl_forward",
-        "ratio_kl_backward",
+        "clip_kl_forward",
+        "clip_kl_backward",
         "grpo_loss_forward",
         "grpo_loss_backward",
     }

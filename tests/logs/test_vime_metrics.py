@@ -12,9 +12,9 @@ from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.logs.metrics import METRICS, metric_series
 from rlk_repro.logs.vime import parse_log
 from rlk_repro.report.labels import _LABELS as LABELS
-from rlk_repro.workloads.vime.metrics import REQUIRED, SHOWN, Setting, State, metric_states, render_table
 from tests import ROOT
 from tests.support.slurm.examples import plan_for
+from tests.support.vime_metrics import REQUIRED, SHOWN, Setting, State, metric_states, render_table
 
 TABLE = re.compile(r"<!-- metrics -->\n.*?<!-- /metrics -->", re.DOTALL)
 LOG = ROOT / "tests" / "assets" / "logs" / "live.log"

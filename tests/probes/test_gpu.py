@@ -30,15 +30,21 @@ def known(facts: dict[str, Any] | Unknown) -> dict[str, Any]:
     return facts
 
 
-def test_nvml_and_nvidia_smi_tell_the_same(tools, tmp_path):
+def test_what_nvidia_smi_tells_is_what_nvml_tells_and_the_rest_says_how_to_get_it(tools, tmp_path):
     write_tool(tools, "nvidia-smi", SMI_ANSWERS)
     root = write_tree(tmp_path / "root", NVIDIA)
     by_nvml, by_smi = known(gpu_nvidia.probe(root, FakeNvml())), known(gpu_nvidia.probe(root, NO_NVML))
     assert by_smi.pop("source") == "nvidia-smi"
     assert by_nvml.pop("source") == "nvml"
-    for facts in (by_smi, by_nvml):
-        for device in facts["devices"]:
-            del device["memory_used_mib"]
+    reason = Unknown("nvidia-smi is not asked for it: install nvidia-ml-py")
+    assert by_smi.pop("nvlinks_up") == reason
+    assert by_smi.pop("fabric") == dict.fromkeys(by_nvml.pop("fabric"), reason)
+    del by_nvml["nvlinks_up"]
+    for device, other in zip(by_smi["devices"], by_nvml["devices"], strict=True):
+        assert {device.pop(name) for name in ("throttle_reasons", "remapped_rows", "nvlinks_up")} == {reason}
+        for name in ("throttle_reasons", "remapped_rows", "nvlinks_up", "memory_used_mib"):
+            del other[name]
+        del device["memory_used_mib"]
     assert by_smi == by_nvml
 
 
@@ -88,18 +94,6 @@ def test_an_older_package_lacks_functions():
     assert devices[0]["remapped_rows"] == Unknown("nvidia-ml-py has no nvmlDeviceGetRemappedRows")
 
 
-def test_fields_that_a_driver_lacks_cost_only_themselves(tools):
-    answers = {name: text for name, text in SMI_ANSWERS.items() if "throttle" not in name and "rows" not in name}
-    answers["--query-gpu=clocks_event_reasons.active"] = "0x0000000000000004\n0x0000000000000000\n"
-    answers["--query-gpu=fabric.state,fabric.status,"] = "[N/A]"
-    write_tool(tools, "nvidia-smi", {name: text for name, text in answers.items() if "fabric" not in name})
-    devices = nvidia_smi.read_devices()
-    assert isinstance(devices, list)
-    assert [device["throttle_reasons"] for device in devices] == [["sw_power_cap"], []]
-    assert devices[0]["fabric"] == Unknown("nvidia-smi: exit 2: no such question")
-    assert devices[0]["remapped_rows"] == Unknown("nvidia-smi: exit 2: no such question")
-
-
 def test_what_nvidia_smi_cannot_say_is_unknown(tools):
     row = SMI_ANSWERS["--query-gpu=index,name"].splitlines()[0].replace("Enabled, 0, 0", "[N/A], [N/A], N/A")
     write_tool(tools, "nvidia-smi", {"--query-gpu=index,name": row})
@@ -135,10 +129,6 @@ def test_the_matrix_of_a_single_gpu_has_no_pairs():
     text = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-15\t0\t\tN/A\n\nLegend:\n"
     assert nvidia_smi.parse_topology(text) == {"gpu_gpu": {}, "gpu_nic": {}}
     assert nvidia_smi.parse_topology("nothing of the kind") == {"gpu_gpu": {}, "gpu_nic": {}}
-
-
-def test_links_that_are_down_are_not_counted():
-    assert nvidia_smi.parse_nvlinks("GPU 0: X\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>\nGPU 1: X\n") == [1, 0]
 
 
 def test_use_names_the_processes_behind_it(tools):

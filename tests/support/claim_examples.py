@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlk_repro.claims.files import Claim, claim_problems
-from rlk_repro.claims.results import Cell, Measurement, Status
+from rlk_repro.claims.results import Cell, Measurement
+from rlk_repro.rundir.operator_results import OperatorStatus
 from rlk_repro.spec.load import load_bytes
 
 CLAIM = """\
@@ -44,12 +45,12 @@ def measured(
 ) -> Measurement:
     return Measurement(
         cell=cell(implementation, is_cold=is_cold),
-        status=Status.DONE,
+        status=OperatorStatus.PASSED,
         samples_s=samples_s,
         peak_extra_bytes=peak_extra_bytes,
         input_bytes=0,
     )
 
 
-def obstructed(implementation: str, status: Status, reason: str = "") -> Measurement:
+def obstructed(implementation: str, status: OperatorStatus, reason: str = "") -> Measurement:
     return Measurement(cell=cell(implementation), status=status, reason=reason)

@@ -89,21 +89,13 @@ TOPOLOGY = (
     "NIC1\tSYS\tPIX\tSYS\t X \t\t\t\t\n\n"
     "Legend:\n\n  X    = Self\n\nNIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: mlx5_1\n"
 )
-NVLINKS = "".join(
-    f"GPU {index}: NVIDIA H200 (UUID: {uuid})\n" + "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
-    for index, uuid in enumerate(UUIDS)
-)
 SMI_ANSWERS = {
     "--query-gpu=index,name": "\n".join(SMI_DEVICE.format(index=index, uuid=uuid) for index, uuid in enumerate(UUIDS)),
     "--query-gpu=driver_version": "580.159.04\n580.159.04",
-    "--query-gpu=clocks_throttle_reasons": "0x0000000000000001\n0x0000000000000044",
-    "--query-gpu=fabric.state,fabric.status,": "Completed, Success, 6f2a4b0e-0000-4000-8000-000000000001, 32766\n" * 2,
     "--query-gpu=index,uuid,memory.used": f"0, {UUIDS[0]}, 4715\n1, {UUIDS[1]}, 600",
-    "--query-remapped-rows": "0, 0, No, No\n0, 1, Yes, No",
     "--query-compute-apps": f"{UUIDS[0]}, 404, 4706",
     "--version": "NVIDIA-SMI version  : 580.159.04\nCUDA Version        : 13.0",
     "topo": TOPOLOGY,
-    "nvlink": NVLINKS,
 }
 
 AMD_DEVICE = {

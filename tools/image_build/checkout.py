@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.base import git, proc
+from rlk_repro.base import git
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.probes.checkout import probe_checkout
 from tools.image_build.package import pip_install
 
 TIMEOUT_S: Final = 900.0
+NO_COMMIT: Final = ("not our ref", "couldn't find remote ref")
+LOST: Final = "the repository has no such commit (any more): rlk-repro images pin resolves the pins anew"
 # what git keeps of when and from where
 TRACES: Final = ("FETCH_HEAD", "ORIG_HEAD", "logs", "gc.log")
 
@@ -25,7 +27,8 @@ def install_vime(folder: Path, repository: str, commit: str) -> None:
     """
     if not (folder / ".git").exists():
         raise EnvironmentMissing(Problem(str(folder), "is no git checkout", expected="the base's checkout of vime"))
-    _require("fetch", folder, git.fetch(folder, repository, commit, timeout_s=TIMEOUT_S))
+    done = git.fetch(folder, repository, commit, timeout_s=TIMEOUT_S)
+    git.require(f"git fetch in {folder}", done, LOST if any(words in done.stderr for words in NO_COMMIT) else None)
     _git(folder, "checkout", "--quiet", "--force", "--detach", commit, "--")
     # the repository of vime is installed in place: what Python imports is the checkout
     pip_install("--no-build-isolation", "--editable", str(folder))
@@ -50,14 +53,5 @@ def _forget_time(folder: Path) -> None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    return _require(arguments[0], folder, git.ask_git(folder, *arguments, timeout_s=TIMEOUT_S))
-
-
-def _require(what: str, folder: Path, done: proc.Completed) -> str:
-    if not done.is_ok:
-        words = "no answer in time" if done.is_timeout else done.stderr.strip() or "no message"
-        hint = None
-        if "not our ref" in words or "couldn't find remote ref" in words:
-            hint = "the repository has no such commit (any more): rlk-repro images pin resolves the pins anew"
-        raise EnvironmentMissing(Problem(f"git {what} in {folder}", f"refused ({words})", hint=hint))
-    return done.stdout
+    done = git.ask_git(folder, *arguments, timeout_s=TIMEOUT_S)
+    return git.require(f"git {arguments[0]} in {folder}", done)

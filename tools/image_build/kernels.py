@@ -243,9 +243,4 @@ def _installed_folder() -> Path:
 
 def _run(argv: list[str], folder: Path, environ: Mapping[str, str]) -> None:
     done = proc.run(argv, cwd=folder, env=environ, timeout_s=TIMEOUT_S)
-    if done.is_ok:
-        return
-    text = f"{done.stdout}\n{done.stderr}"
-    words = ["took more than two hours"] if done.is_timeout else build.last_errors(text)
-    hint = next((hint for needle, hint in build.BUILD_TROUBLE if needle in text), None)
-    raise CheckFailed(Problem("building RL-Kernel", "did not finish:", quoted=tuple(words), hint=hint))
+    build.require_done("building RL-Kernel", done, "two hours")

@@ -125,17 +125,21 @@ def _has_build_tools(*, needs_ninja: bool) -> bool:
 
 
 def _pip(*arguments: str, environ: Mapping[str, str]) -> None:
-    done = proc.run([*PIP, *arguments], env=environ, timeout_s=TIMEOUT_S)
+    require_done("pip install", proc.run([*PIP, *arguments], env=environ, timeout_s=TIMEOUT_S), "an hour")
+
+
+def require_done(what: str, done: proc.Completed, limit: str) -> None:
+    """Raises CheckFailed with the lines that speak of errors, and advice where the trouble is known."""
     if done.is_ok:
         return
     text = f"{done.stdout}\n{done.stderr}"
-    words = ["took more than an hour"] if done.is_timeout else last_errors(text)
+    words = [f"took more than {limit}"] if done.is_timeout else _last_errors(text)
     hint = next((hint for needle, hint in BUILD_TROUBLE if needle in text), None)
-    raise CheckFailed(Problem("pip install", "did not finish:", quoted=tuple(words), hint=hint))
+    raise CheckFailed(Problem(what, "did not finish:", quoted=tuple(words), hint=hint))
 
 
-def last_errors(text: str, limit: int = 8) -> list[str]:
+def _last_errors(text: str) -> list[str]:
     """The lines that speak of errors, the linker's own among them, or just the last ones."""
     lines = [line.strip()[:300] for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"error|Error|ERROR|Killed|cannot find|undefined reference", line)]
-    return (errors or lines)[-limit:]
+    return (errors or lines)[-8:]

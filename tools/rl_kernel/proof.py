@@ -61,9 +61,8 @@ def ask(question: str) -> dict[str, Any]:
     """
     done = proc.run([sys.executable, "-P", str(CHECK), question], timeout_s=TIMEOUT_S)
     if not done.is_ok:
-        words = (done.stderr.strip() or "no message").splitlines()[-1]
         hint = next((hint for needle, hint in RUN_TROUBLE if needle in done.stderr), None)
-        raise CheckFailed(Problem(question.replace("_", " "), f"cannot be asked ({words})", hint=hint))
+        raise CheckFailed(Problem(question.replace("_", " "), f"cannot be asked ({done.last_words})", hint=hint))
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return answer
 

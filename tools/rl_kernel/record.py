@@ -15,6 +15,7 @@ from typing import Final
 
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.files import write_json, write_text
+from rlk_repro.probes import code
 from rlk_repro.probes.code import RL_KERNEL
 from rlk_repro.probes.installed import BUILD_RECORD, BuildRecord, find_changed_files, load_build_record, record_digest
 
@@ -25,12 +26,7 @@ OWN_COMMANDS: Final = ("rlk-repro",)
 def find_distribution() -> metadata.Distribution | None:
     """RL-Kernel as pip installed it just now or earlier."""
     importlib.invalidate_caches()
-    for name in RL_KERNEL.distributions:
-        try:
-            return metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+    return code.find_distribution(RL_KERNEL)
 
 
 def is_installed(record: BuildRecord) -> bool:

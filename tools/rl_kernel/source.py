@@ -140,7 +140,4 @@ def _require(what: str, got: str, expected: str) -> None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = git.ask_git(folder, *arguments, timeout_s=60.0)
-    if not done.is_ok:
-        raise EnvironmentMissing(Problem(f"git {arguments[0]}", f"refused ({git.explain(done)})"))
-    return done.stdout.rstrip("\n")
+    return git.require(f"git {arguments[0]}", git.ask_git(folder, *arguments, timeout_s=60.0)).rstrip("\n")

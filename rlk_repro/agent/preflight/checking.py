@@ -6,8 +6,6 @@ needs; what a site may weigh otherwise is in ``rlk_repro.agent.preflight.checks`
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 import shutil
 import tempfile
@@ -15,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +21,7 @@ from rlk_repro.agent.preflight.image import check_image, find_record
 from rlk_repro.agent.preflight.imports import check_imports
 from rlk_repro.agent.preflight.parts import check_prepared
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.units import GIB
 from rlk_repro.images.match import is_recorded
 from rlk_repro.images.record import ImageRecord
 from rlk_repro.plan import Plan
@@ -32,6 +30,7 @@ from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Hardware, PinName, Stack
+from rlk_repro.workloads.checkouts import is_found
 from rlk_repro.workloads.environment import profile_env
 
 SCHEMA: Final = 1
@@ -42,7 +41,6 @@ MEMORY_TOLERANCE: Final = 0.05
 # where a manifest's section ``code`` describes the sources that a stack pins
 PINNED_SOURCES: Final = {"vime": "vime", "rl_kernel": "rl_kernel", "megatron_lm": "megatron"}
 
-_GIB: Final = 1 << 30
 _MEMINFO: Final = Path("/proc/meminfo")
 
 
@@ -110,8 +108,8 @@ def check_clock(before: Clock, now: Clock) -> Iterator[Finding]:
 def check_room(what: str, free_bytes: int | None, min_gib: float) -> Iterator[Finding]:
     if free_bytes is None:
         yield Finding(Level.WARNING, what, f"{min_gib:g} GiB free", "unknown")
-    elif free_bytes < min_gib * _GIB:
-        yield Finding(Level.BLOCKING, what, f"{min_gib:g} GiB free", f"{free_bytes / _GIB:.1f} GiB")
+    elif free_bytes < min_gib * GIB:
+        yield Finding(Level.BLOCKING, what, f"{min_gib:g} GiB free", f"{free_bytes / GIB:.1f} GiB")
 
 
 def read_free_memory(path: Path = _MEMINFO) -> int | None:
@@ -127,7 +125,7 @@ def read_free_memory(path: Path = _MEMINFO) -> int | None:
 def check_modules(names: Iterable[str], trainer_path: str = "") -> Iterator[Finding]:
     """The trainer runs in this Python."""
     for name in names:
-        if not _is_found(name, trainer_path):
+        if not is_found(name, trainer_path):
             yield Finding(Level.BLOCKING, f"python module {name}", "installed", "missing")
 
 
@@ -136,7 +134,7 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
 
     Where it is found an operator may still have no route: the trainer knows, and refuses before its first step.
     """
-    if not plan.needs_rl_kernel or _is_found(RL_KERNEL.module, _trainer_path(plan)):
+    if not plan.needs_rl_kernel or is_found(RL_KERNEL.module, _trainer_path(plan)):
         return
     where = f"python module {RL_KERNEL.module}"
     if plan.run.rl_kernel.mode == "require":
@@ -161,12 +159,6 @@ def check_ray_version(plan: Plan) -> Iterator[Finding]:
 
 def _trainer_path(plan: Plan) -> str:
     return profile_env(plan)[0].get("PYTHONPATH", "")
-
-
-def _is_found(module: str, trainer_path: str) -> bool:
-    """In this Python, or in the folders that the profile adds for the trainer."""
-    folders = [folder for folder in trainer_path.split(os.pathsep) if folder]
-    return importlib.util.find_spec(module) is not None or PathFinder.find_spec(module, folders) is not None
 
 
 def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Iterator[Finding]:

@@ -18,13 +18,12 @@ from typing import Any, Final, TypeAlias
 import rlk_repro
 from rlk_repro.agent.preflight.base import Check, Situation
 from rlk_repro.agent.preflight.checks import CHECKS
-from rlk_repro.base.units import format_bytes
+from rlk_repro.base.units import GIB, format_bytes
 from rlk_repro.probes.gpu import NO_VENDOR, busy_gpus
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
 from rlk_repro.spec import Hardware, Layout, Preflight
 
-GIB: Final = 1 << 30
 MIN_PYTHON: Final = (3, 11)
 ENGINES: Final = ("docker", "podman", "enroot", "apptainer", "singularity")
 TOOLS: Final = ("git", *ENGINES)
@@ -129,11 +128,6 @@ def _complain(check: Check, situation: Situation) -> Diagnosis | None:
     found = "; ".join(f"{item.where} {item.found}, expected {item.expected}" for item in complaints)
     tell = _fail if check.policy == "fail" else _warn
     return tell(check.name, found, ADVICE.get(check.name, "read why in docs/preflight.md"))
-
-
-def worst(checks: list[Diagnosis]) -> Health:
-    order = list(Health)
-    return max((check.status for check in checks), key=order.index, default=Health.OK)
 
 
 def _ok(name: str, found: object) -> Diagnosis:

@@ -39,7 +39,7 @@ def check_imports(plan: Plan) -> Iterator[Finding]:
     elif done.is_timeout:
         yield Finding(Level.WARNING, where, f"done in {TIMEOUT_S:g} s", "it still goes on")
     elif not done.is_ok:
-        yield Finding(Level.BLOCKING, where, "no error", _find_last_words(done))
+        yield Finding(Level.BLOCKING, where, "no error", hide_places(done.last_words)[:MAX_CHARS])
 
 
 def _make_environment(plan: Plan) -> dict[str, str]:
@@ -51,8 +51,3 @@ def _read_answer(output: str) -> list[str]:
         return [str(name) for name in json.loads(output.splitlines()[-1])]
     except (IndexError, ValueError, TypeError):
         return []
-
-
-def _find_last_words(done: proc.Completed) -> str:
-    lines = done.stderr.strip().splitlines()
-    return hide_places(lines[-1])[:MAX_CHARS] if lines else f"exit code {done.returncode}"

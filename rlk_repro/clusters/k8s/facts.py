@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable, Problem
@@ -47,19 +47,7 @@ class Facts:
     trials: tuple[TrialLog, ...]
 
     def to_json(self) -> dict[str, Any]:
-        trials = [
-            {"name": item.name, "size_bytes": item.size_bytes, "has_ended": item.has_ended} for item in self.trials
-        ]
-        return {
-            "schema": SCHEMA,
-            "state": self.state,
-            "is_sealed": self.is_sealed,
-            "waits_for": self.waits_for,
-            "failure": self.failure,
-            "bundle_bytes": self.bundle_bytes,
-            "bundle_sha256": self.bundle_sha256,
-            "trials": trials,
-        }
+        return {"schema": SCHEMA, **asdict(self)}
 
     @classmethod
     def from_json(cls, value: Any) -> Facts:

@@ -29,7 +29,7 @@ from rlk_repro.clusters.k8s.tree import parse_quantity
 from rlk_repro.plan import Plan
 from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import FromEnv, Image, KubernetesSettings
+from rlk_repro.spec import FromEnv, KubernetesSettings
 
 INPUTS_PATH: Final = "/etc/rlk-repro"
 """Where the run directory's staged files are mounted; the leading pod copies them."""
@@ -48,7 +48,7 @@ def kubernetes_settings(plan: Plan) -> KubernetesSettings:
 def find_pod_problems(plan: Plan) -> Iterator[Problem]:
     settings = kubernetes_settings(plan)
     where = f"profile {plan.profile.profile}"
-    image = _find_image(plan)
+    image = plan.image
     if image is None:
         hint = "--stack names another one"
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}, and pods need one",
@@ -166,12 +166,8 @@ def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
     return {"requests": dict(values), "limits": dict(values)} if values else {}
 
 
-def _find_image(plan: Plan) -> Image | None:
-    return plan.stack.images.get(plan.hardware.image_platform)
-
-
 def _fill_common(plan: Plan, settings: KubernetesSettings, spec: Object, command: Sequence[str]) -> None:
-    image = _find_image(plan)
+    image = plan.image
     assert image is not None  # find_pod_problems was asked before
     container = spec["containers"][0]
     container["image"] = f"{image.reference}@{image.digest}"

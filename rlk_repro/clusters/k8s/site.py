@@ -60,7 +60,6 @@ class FoundClaim:
 
     name: str
     modes: frozenset[str]
-    is_bound: bool
 
 
 class Permission(NamedTuple):
@@ -148,7 +147,6 @@ def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[FoundClaim]:
         yield FoundClaim(
             name=str(as_map(item.get("metadata")).get("name")),
             modes=frozenset(map(str, as_list(as_map(item.get("spec")).get("accessModes")))),
-            is_bound=as_map(item.get("status")).get("phase", "Bound") == "Bound",
         )
 
 

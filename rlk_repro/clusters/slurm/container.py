@@ -74,7 +74,7 @@ def find_remarks(plan: Plan) -> tuple[str, ...]:
 def find_image(plan: Plan) -> Image | None:
     """The stack's image for the plan's hardware, or what stands for one that is not published."""
     platform = plan.hardware.image_platform
-    return plan.stack.images.get(platform) or (PLACEHOLDER if platform in plan.stack.unpublished else None)
+    return plan.image or (PLACEHOLDER if platform in plan.stack.unpublished else None)
 
 
 def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:

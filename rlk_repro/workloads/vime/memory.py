@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from rlk_repro.base.units import GIB
 from rlk_repro.plan import Plan
 from rlk_repro.spec import VimeModel
 from rlk_repro.spec.layers import read_layer_pattern
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 
-GIB: Final = 2**30
 WEIGHT_BYTES: Final = 2
 GRADIENT_BYTES: Final = 4  # accumulated and reduced in fp32
 OPTIMIZER_BYTES: Final = 12  # fp32 copy and two moments, divided among the data parallel ranks

@@ -416,11 +416,10 @@ def test_mi300x_in_another_mode_is_another_product(tools: Path, tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize("source", ["nvml", "nvidia-smi"])
-def test_the_recorded_h200_is_judged_the_same_by_either_source(tools: Path, tmp_path: Path, source: str) -> None:
+def test_the_recorded_h200_is_judged_by_what_nvml_tells(tools: Path, tmp_path: Path) -> None:
     write_tool(tools, "nvidia-smi", SMI_ANSWERS)
     root = write_tree(tmp_path / "root", HOST | NETWORK | NVIDIA)
-    gpu = gpu_nvidia.probe(root, FakeNvml() if source == "nvml" else FakeNvml("nvmlInit"))
+    gpu = gpu_nvidia.probe(root, FakeNvml())
     assert isinstance(gpu, dict)
     sections = {"host": host.probe(root), "network": network.probe(root), "gpu": gpu}
     found = situation(layout={"num_nodes": 2, "gpus_per_node": 2})

@@ -12,7 +12,6 @@ from rlk_repro.agent.preflight.doctor import (
     Surroundings,
     diagnose,
     look_around,
-    worst,
 )
 from rlk_repro.base.resources import hardware_folders
 from rlk_repro.probes import probe_node
@@ -85,7 +84,6 @@ def test_a_good_node_has_nothing_to_advise():
     assert [check.name for check in checks][-1] == "preflight"
     assert checks[-1].found == f"{len(CHECKS)} of {len(CHECKS)} checks passed"
     assert len({check.name for check in checks}) == len(JUDGES) + 1
-    assert worst(checks) is Health.OK
 
 
 @pytest.mark.parametrize(
@@ -178,7 +176,7 @@ def test_a_gpu_in_use_names_the_process():
 def test_an_empty_manifest_is_judged_without_an_error():
     checks = diagnose(Manifest(node="n"), AROUND, H200)
     assert len(checks) == len(JUDGES) + 1
-    assert worst(checks) is Health.FAIL
+    assert Health.FAIL in {check.status for check in checks}
 
 
 def test_a_place_where_no_folder_can_be_made_is_told_from_one_that_only_does_not_exist_yet(tmp_path, monkeypatch):

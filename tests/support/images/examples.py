@@ -99,6 +99,8 @@ for name in re.findall(rb"ELF file 1: (x[.]sm_[0-9a-z]+[.]cubin)", open(sys.argv
         print("ELF file    1:", name.decode())
 """
 
+DECLARED = ("digest", "code.rl_kernel.extension_sha256")
+"""Paths that may differ between two builds of the same inputs: the compiler gives names of its own to every build."""
 REGISTRY = """
     import torch
     class NativeLogpOp:
@@ -370,3 +372,17 @@ def make_context(folder: Path, stacks: Mapping[str, object]) -> Path:
     for name, value in stacks.items():
         (folder / "manifests/stacks" / f"{name}.yaml").write_text(yaml.safe_dump(value, sort_keys=False))
     return folder
+
+
+def list_differences(first: object, second: object, path: str = "") -> list[str]:
+    """The dotted paths at which two records differ, but for ``DECLARED``."""
+    if path in DECLARED or first == second:
+        return []
+    if isinstance(first, dict) and isinstance(second, dict):
+        names = sorted(first.keys() | second.keys())
+        return [
+            found
+            for name in names
+            for found in list_differences(first.get(name), second.get(name), f"{path}.{name}".lstrip("."))
+        ]
+    return [path]

@@ -12,7 +12,7 @@ from typing import Final
 
 from rlk_repro.agent.ray.given import ADDRESS_VARIABLE
 from rlk_repro.agent.stop import Stop
-from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError, code_after
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.bundle.seal import pack
 from rlk_repro.clusters.k8s.pod.children import RAY_GRACE_S, Child, start_agent, start_ray
@@ -72,7 +72,7 @@ def follow(duty: Duty, environ: Mapping[str, str]) -> int:
             seat = find_seat(environ)
             roster = join(duty.run_dir, seat, stop.wait)
             if roster is None:
-                return 128 + int(stop.signal or 0)
+                return code_after(stop.signal or 0)
             code = _wait_for(start_agent(duty.run_dir, seat.node, roster, environ), stop, ray)
             _stay_for_operator(stop, ray)
         finally:
@@ -128,7 +128,7 @@ def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Child | 
     seat = find_seat(environ)
     roster = _gather(duty, seat, stop, notes)
     if roster is None:
-        code = 128 + int(stop.signal or 0)
+        code = code_after(stop.signal or 0)
     else:
         given = {ADDRESS_VARIABLE: f"127.0.0.1:{_RAY_PORT}"} if ray is not None else {}
         code = _wait_for(start_agent(duty.run_dir, seat.node, roster, {**environ, **given}), stop, ray)

@@ -126,7 +126,7 @@ REQUIRED: Final[tuple[Required, ...]] = (
              source="ops: around `calculate_log_probs_and_entropy`", state=_any_pass),
     Required(what="log-prob with gradient", metrics=("module_log_probs_forward_s", "module_log_probs_backward_s"),
              source="ops: around `calculate_log_probs_and_entropy`"),
-    Required(what="ratio and KL", metrics=("module_ratio_kl_forward_s", "module_ratio_kl_backward_s"),
+    Required(what="ratio and KL", metrics=("module_clip_kl_forward_s", "module_clip_kl_backward_s"),
              source="ops: around `compute_policy_loss` and `compute_approx_kl`"),
     Required(what="GRPO loss", metrics=("module_grpo_loss_forward_s", "module_grpo_loss_backward_s"),
              source="ops: around `policy_loss_function`"),

@@ -1,0 +1,64 @@
+"""Attempts on a device: what an implementation does to itself is a status with a reason, and the next one goes on."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import torch
+
+from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.integration.route.errors import find_failures
+from rlk_repro.rundir.operator_results import OperatorStatus
+
+MAX_REASON: Final = 300
+OOM_WORDS: Final = ("out of memory", "can't allocate memory")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no number."""
+
+    status: OperatorStatus
+    reason: str
+
+
+class Attempts:
+    """Everything that is tried on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._failures = find_failures()
+
+    def attempt(self, action: Callable[[], R]) -> R | Failure:
+        """Do it, or turn what it raises into a status.
+
+        Raises:
+            CheckFailed: the device is in an error state that every later call would meet.
+        """
+        try:
+            return action()
+        except self._failures as error:
+            text = shorten_line(f"{type(error).__name__}: {error}")
+            is_oom = isinstance(error, MemoryError) or any(words in str(error).lower() for words in OOM_WORDS)
+        self.release()
+        return Failure(OperatorStatus.OOM if is_oom else OperatorStatus.FAILED, text)
+
+    def release(self) -> None:
+        """Give memory back, so that every cell finds the allocator as the first one did."""
+        gc.collect()
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            raise CheckFailed(Problem("device", "unusable after this cell", got=shorten_line(str(error)))) from error
+
+
+def shorten_line(text: str) -> str:
+    """One line of bounded length."""
+    return " ".join(text.split())[:MAX_REASON]
