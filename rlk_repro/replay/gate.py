@@ -94,13 +94,17 @@ def _judge(was: Analysis, now: Analysis, margin: float) -> tuple[bool, str]:
 
 
 def _find_obstacles(plans: Sequence[Plan], was: Analysis, now: Analysis) -> Iterator[str]:
-    sides = [dump_model(plan.run) for plan in plans]
-    for side, plan in zip(sides, plans, strict=True):
-        side["layout"] = dump_model(plan.run.layouts[plan.hardware.hardware])
-        side["design"] = plan.run.measure.design
-    for item in diff_values("run", *({key: side.get(key) for key in SAME} for side in sides), Level.BLOCKING):
+    old, new = (_list_same(plan) for plan in plans)
+    for item in diff_values("run", old, new, Level.BLOCKING):
         yield f"{item.where}: {item.expected} in the reference, {item.found} later"
     yield from find_other_hardware(was, now)
-    for which, side in (("reference", was), ("later result", now)):
-        if side.verdict.word not in _SPEED_WORDS:
-            yield f"the {which} is {side.verdict.word}"
+    for which, result in (("reference", was), ("later result", now)):
+        if result.verdict.word not in _SPEED_WORDS:
+            yield f"the {which} is {result.verdict.word}"
+
+
+def _list_same(plan: Plan) -> dict[str, Any]:
+    run = dump_model(plan.run)
+    run["layout"] = dump_model(plan.run.layouts[plan.hardware.hardware])
+    run["design"] = plan.run.measure.design
+    return {key: run.get(key) for key in SAME}
