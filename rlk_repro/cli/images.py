@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlk_repro.cli.commands import Commands
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 
 if TYPE_CHECKING:
     from rlk_repro.base.findings import Finding
 
-StackName = Annotated[str, typer.Option("--stack", help="A name or a file.")]
-Platform = Annotated[
-    str | None, typer.Option(help="cuda-amd64, cuda-arm64 or rocm-amd64; needed where there are several.")
-]
+StackName = Annotated[str | None, typer.Option("--stack", help="A name or a file; default: the newest.")]
+Platform = Annotated[str | None, typer.Option(help="cuda-amd64, cuda-arm64 or rocm-amd64; default: this machine's.")]
 RuntimeName = Annotated[
     str | None, typer.Option("--runtime", help="podman, docker, apptainer or enroot; default: the first here.")
 ]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Container images of stacks: list, fetch, build, check, pin, carry.", no_args_is_help=True)
+    group = typer.Typer(
+        cls=Commands, help="Container images of stacks: list, fetch, build, check, pin, carry.", no_args_is_help=True
+    )
     group.command("list")(list_)
     group.command("pull")(pull)
     group.command("build")(build)
@@ -56,7 +57,7 @@ def list_(
 
 
 def pull(
-    stack: StackName,
+    stack: StackName = None,
     platform: Platform = None,
     runtime: RuntimeName = None,
     image_dir: Annotated[
@@ -79,7 +80,7 @@ def pull(
 
 
 def build(
-    stack: StackName,
+    stack: StackName = None,
     platform: Platform = None,
     engine: Annotated[str | None, typer.Option(help="docker, buildah or podman; default: the first here.")] = None,
     tag: Annotated[
@@ -169,8 +170,8 @@ def pin(
 
 
 def export(
-    stack: StackName,
     folder: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder.")],
+    stack: StackName = None,
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlk_repro.base.escapes import printable
+from rlk_repro.cli.commands import Commands
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, say_text
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ Cluster = Annotated[str, typer.Option(help="local, slurm or k8s.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Site profiles: write one for a cluster, show it, check it.", no_args_is_help=True)
+    group = typer.Typer(
+        cls=Commands, help="Site profiles: write one for a cluster, show it, check it.", no_args_is_help=True
+    )
     group.command("init")(init)
     group.command("show")(show)
     group.command("check")(check)

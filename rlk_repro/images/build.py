@@ -15,6 +15,7 @@ from typing import Final
 from rlk_repro.base import git, proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.resources import PACKAGE
+from rlk_repro.images.stacks import find_platform
 from rlk_repro.spec import BaseImage, ImagePlatform, Stack
 
 TIMEOUT_S: Final = 24 * 3600.0
@@ -138,12 +139,11 @@ def run_build(build: Build) -> None:
 
 def _choose_platform(stack: Stack, platform: ImagePlatform | None) -> ImagePlatform:
     names = list(stack.bases)
-    if platform is not None and platform in names:
-        return platform
-    if platform is None and len(names) == 1:
-        return names[0]
-    expected = f"--platform {' or '.join(names)}" if names else "a stack that names base images"
-    raise SpecError(Problem(f"stack {stack.stack}", "which image?", got=platform, expected=expected))
+    chosen = names[0] if platform is None and len(names) == 1 else platform or find_platform()
+    if chosen in names:
+        return chosen
+    expected = " or ".join(f"--platform {name}" for name in names) or "a stack that names base images"
+    raise SpecError(Problem(f"stack {stack.stack}", "has no base for this platform", got=chosen, expected=expected))
 
 
 def _base(stack: Stack, platform: ImagePlatform, given: str | None) -> tuple[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform as machine
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.resources import list_names, stack_folders
@@ -12,6 +14,10 @@ from rlk_repro.images.registry import ask_size
 from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.spec import Image, ImagePlatform, Stack
 from rlk_repro.spec.load import load_stack
+
+AMD_DRIVER: Final = Path("/dev/kfd")
+NOWHERE: Final = ".example"
+"""The end of host names that no registry has (RFC 2606)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +35,28 @@ class StackRow:
         return asdict(self)
 
 
-def get_stack(name: str) -> Stack:
-    return load_stack(name, stack_folders()).model
+def get_stack(name: str | None) -> Stack:
+    """By name or file; without one, the newest shipped stack that has images or is meant to."""
+    if name is not None:
+        return load_stack(name, stack_folders()).model
+    stacks = (get_stack(found) for found in sorted(list_names(stack_folders()), reverse=True))
+    return next(stack for stack in stacks if list_platforms(stack) and not any(map(_is_example, stack.images.values())))
+
+
+def find_platform() -> ImagePlatform:
+    """This machine's: by its processor, and by the driver of AMD GPUs."""
+    if machine.machine() == "aarch64":
+        return "cuda-arm64"
+    return "rocm-amd64" if AMD_DRIVER.exists() else "cuda-amd64"
+
+
+def list_platforms(stack: Stack) -> list[ImagePlatform]:
+    """Those that the stack has images for, or is meant to."""
+    return list(dict.fromkeys([*stack.images, *stack.unpublished]))
+
+
+def _is_example(image: Image) -> bool:
+    return image.reference.partition("/")[0].endswith(NOWHERE)
 
 
 def list_images(names: list[str], *, asks_registry: bool) -> list[StackRow]:
@@ -41,8 +67,10 @@ def list_images(names: list[str], *, asks_registry: bool) -> list[StackRow]:
 
 def _rows(stack: Stack, *, asks_registry: bool) -> Iterator[StackRow]:
     for platform, image in stack.images.items():
-        size = ask_size(f"{image.reference}@{image.digest}") if asks_registry else None
-        status = f"not to be had: {size.reason}" if isinstance(size, Unknown) else "published"
+        is_example = _is_example(image)
+        size = ask_size(f"{image.reference}@{image.digest}") if asks_registry and not is_example else None
+        status = "an example, on a registry that does not exist" if is_example else "published"
+        status = f"not to be had: {size.reason}" if isinstance(size, Unknown) else status
         yield StackRow(stack=stack.stack, platform=platform, reference=image.reference, digest=image.digest,
                   size_bytes=size if isinstance(size, int) else None, status=status)  # fmt: skip
     for platform, missing in stack.unpublished.items():
@@ -51,18 +79,17 @@ def _rows(stack: Stack, *, asks_registry: bool) -> Iterator[StackRow]:
 
 
 def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]:
-    """The published image of a platform; of several platforms, the one must be named.
+    """The published image of a platform, this machine's by default.
 
     Raises:
         SpecError: not published, with the command that builds it; or none of this name.
     """
-    names = list(dict.fromkeys([*stack.images, *stack.unpublished]))
-    chosen = names[0] if platform is None and len(names) == 1 else platform
+    names = list_platforms(stack)
+    chosen = names[0] if platform is None and len(names) == 1 else platform or find_platform()
     where = f"stack {stack.stack}"
-    if chosen is None or chosen not in names:
-        raise SpecError(
-            Problem(where, "which image?", got=chosen, expected=f"--platform {' or '.join(names) or '(none)'}")
-        )
+    if chosen not in names:
+        expected = " or ".join(f"--platform {name}" for name in names) or "a stack with images"
+        raise SpecError(Problem(where, "has no image for this platform", got=chosen, expected=expected))
     for name, image in stack.images.items():
         if name == chosen:
             return name, image

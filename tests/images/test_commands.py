@@ -16,6 +16,7 @@ import yaml
 from rlk_repro.base.errors import CheckFailed, SpecError
 from rlk_repro.base.resources import stack_folders
 from rlk_repro.images import pin as pinning
+from rlk_repro.images import stacks
 from rlk_repro.images.pin import renew
 from rlk_repro.spec import Stack
 from rlk_repro.spec.load import load_stack
@@ -148,8 +149,28 @@ def test_submitting_to_an_unpublished_image_names_the_command(call: Call) -> Non
     assert (code, [row["platform"] for row in rows]) == (0, ["cuda-amd64", "cuda-arm64", "rocm-amd64"])
     code, _, error = call("images", "pull", "--stack", "2026-07", "--platform", "cuda-amd64")
     assert (code, "hint: rlk-repro images build --stack 2026-07 --platform cuda-amd64" in error) == (2, True)
-    code, _, error = call("images", "export", "--stack", "2026-07", "-o", "x")
-    assert (code, "which image?" in error) == (2, True)
+    code, _, error = call("images", "export", "--stack", "host", "-o", "x")
+    assert (code, "stack host: has no image for this platform" in error) == (2, True)
+
+
+def test_without_options_it_is_the_newest_stack_and_this_machines_platform(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hint = "hint: rlk-repro images build --stack 2026-07 --platform"
+    for processor, driver, platform in (
+        ("x86_64", tmp_path / "none", "cuda-amd64"),
+        ("x86_64", tmp_path, "rocm-amd64"),
+        ("aarch64", tmp_path / "none", "cuda-arm64"),
+    ):
+        monkeypatch.setattr(stacks.machine, "machine", lambda found=processor: found)
+        monkeypatch.setattr(stacks, "AMD_DRIVER", driver)
+        code, _, error = call("images", "pull")
+        assert (code, f"{hint} {platform}" in error) == (2, True), error
+
+
+def test_the_example_stack_is_not_called_published(call: Call) -> None:
+    rows = json.loads(call("images", "list", "example", "--json")[1])["images"]
+    assert {row["status"] for row in rows} == {"an example, on a registry that does not exist"}
 
 
 def test_the_build_command_holds_the_stacks_pins(call: Call) -> None:

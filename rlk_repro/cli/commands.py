@@ -1,0 +1,54 @@
+"""What every command's help has: flags without a type behind them, and one example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from typer.core import TyperCommand, TyperGroup
+
+EXAMPLES: Final[Mapping[str, str]] = {
+    "cancel": "rlk-repro cancel 20261124T013541Z-9dcecb6a-bb99",
+    "claims check": "rlk-repro claims check --rl-kernel-src RL-Kernel -o claims.json",
+    "claims lint": "rlk-repro claims lint README.md",
+    "claims list": "rlk-repro claims list",
+    "collect": "rlk-repro collect 20261124T013541Z-9dcecb6a-bb99",
+    "diff": "rlk-repro diff --gate reference.tgz bundle.tgz",
+    "doctor": "rlk-repro doctor",
+    "images build": "rlk-repro images build --stack 2026-07 --platform cuda-amd64",
+    "images check": "rlk-repro images check image.tar --stack 2026-07",
+    "images export": "rlk-repro images export --stack 2026-07 --platform cuda-amd64 -o folder",
+    "images import": "rlk-repro images import folder --to registry.example/rlk-repro",
+    "images list": "rlk-repro images list",
+    "images pin": "rlk-repro images pin 2026-07",
+    "images pull": "rlk-repro images pull --stack 2026-07 --platform cuda-amd64",
+    "inspect": "rlk-repro inspect bundle.tgz",
+    "logs": "rlk-repro logs 20261124T013541Z-9dcecb6a-bb99",
+    "prepare": "rlk-repro prepare qwen3-4b-random --hardware h200",
+    "profile check": "rlk-repro profile check my-site.yaml",
+    "profile init": "rlk-repro profile init --cluster slurm -o my-site.yaml",
+    "profile show": "rlk-repro profile show generic-h200",
+    "replay": "rlk-repro replay bundle.tgz --analyze-only",
+    "report": "rlk-repro report bundle.tgz --summary",
+    "runs list": "rlk-repro runs list --submitted",
+    "runs show": "rlk-repro runs show qwen3-4b",
+    "status": "rlk-repro status",
+    "submit": "rlk-repro submit qwen3-30b-a3b --cluster slurm --dry-run",
+    "verify": "rlk-repro verify bundle.tgz",
+}
+"""By the words of the command."""
+
+
+class Commands(TyperGroup):
+    """A group whose commands show what is said here."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if isinstance(command, TyperCommand):
+            words = [*ctx.command_path.split()[1:], cmd_name]
+            if example := EXAMPLES.get(" ".join(words)):
+                command.epilog = f"Example: {example}"
+            for option in (*command.params, command.get_help_option(ctx)):
+                if getattr(option, "is_flag", False):
+                    option.metavar = ""  # typer would write the type of a value that a flag does not take
+        return command
