@@ -49,6 +49,6 @@ class Commands(TyperGroup):
             if example := EXAMPLES.get(" ".join(words)):
                 command.epilog = f"Example: {example}"
             for option in (*command.params, command.get_help_option(ctx)):
-                if getattr(option, "is_flag", False):
+                if option is not None and getattr(option, "is_flag", False):
                     option.metavar = ""  # typer would write the type of a value that a flag does not take
         return command

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -13,7 +14,11 @@ from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
 
 if TYPE_CHECKING:
+    from rlk_repro.base.findings import Finding
     from rlk_repro.replay.steps import PreparedReplay, Recorded
+
+MOST_IN_FULL: Final = 3
+"""Warnings about one part of the manifest that are shown one by one."""
 
 
 def register(app: typer.Typer) -> None:
@@ -101,7 +106,23 @@ def _say_drift(prepared: PreparedReplay) -> None:
         say(f"this machine against the recorded one: no drift that matters, {rest}")
         return
     say(f"drift of this machine against the recorded one, and {rest}:")
-    say_findings(shown)
+    say_findings([finding for finding in shown if finding.level is Level.BLOCKING])
+    _say_warnings([finding for finding in shown if finding.level is not Level.BLOCKING])
+
+
+def _say_warnings(warnings: Sequence[Finding]) -> None:
+    """One line where a part of the manifest differs in many places: what else is shown must stay on the screen."""
+    from rlk_repro.base.units import name_some
+
+    by_part: dict[str, list[Finding]] = {}
+    for finding in warnings:
+        by_part.setdefault(".".join(finding.where.split(".")[:-1][:2]), []).append(finding)
+    for part, found in by_part.items():
+        if len(found) <= MOST_IN_FULL:
+            say_findings(found)
+        else:
+            names = [finding.where.removeprefix(f"{part}.") for finding in found]
+            say(f"  warning: {part}: {len(found)} values differ or are missing here: {name_some(names)}")
 
 
 def _say_what_runs(prepared: PreparedReplay) -> None:

@@ -115,3 +115,13 @@ def test_only_a_shown_loss_beyond_the_margin_closes_it(
     assert gate.is_open is is_open
     assert gate.line.startswith(words)
     assert math.log(change) > math.log1p(MARGIN) or is_open
+
+
+def test_what_differs_on_another_machine_fits_a_screen(call: Call) -> None:
+    code, out, err = call("replay", str(EVIDENCE / "vime-train-only-h200.tgz"))
+    assert code == 3
+    assert "python module vime: missing" in err
+    assert len(out.splitlines()) <= 45
+    assert out.index("inconclusive: too noisy to tell") < out.index("drift of this machine")
+    assert " values differ or are missing here: " in out
+    assert "blocking: gpu.count: expected 1, found 0" in out
