@@ -17,6 +17,7 @@ from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.markdown import render_summary
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.statistics.stats import STEP_TIME
+from rlk_repro.workloads.checkouts import FLAGS
 from tests import ROOT
 
 Call = Callable[..., tuple[int, str, str]]
@@ -117,7 +118,9 @@ def test_only_a_shown_loss_beyond_the_margin_closes_it(
     assert math.log(change) > math.log1p(MARGIN) or is_open
 
 
-def test_what_differs_on_another_machine_fits_a_screen(call: Call) -> None:
+def test_what_differs_on_another_machine_fits_a_screen(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for source in FLAGS:
+        monkeypatch.delenv(source.variable, raising=False)
     code, out, err = call("replay", str(EVIDENCE / "vime-train-only-h200.tgz"))
     assert code == 3
     assert "python module vime: missing" in err
