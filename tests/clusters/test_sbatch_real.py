@@ -72,16 +72,19 @@ def write_python(path: Path, text: str) -> Path:
 @pytest.mark.parametrize("name", [name for name in HOSTILE if "\n" not in name])
 def test_a_path_arrives_as_it_was_on_every_node(cluster: Cluster, two_nodes: Plan, tmp_path: Path, name: str) -> None:
     python = write_python(tmp_path / name / "python", RECORDER)
+    path_written_s = python.stat().st_mtime
     code = str(tmp_path / f"code {name}")
     run_dir = RunDir(tmp_path / f"runs {name}" / name)
     plan = with_site(two_nodes, container={"python": str(python), "package_dir": code})
     job_id = submit(cluster, plan, run_dir)
     wait_for_end(cluster, job_id)
-    options = ["--nodes", ",".join(NODES), "--allocation", f"{job_id}.0", "--resume", "--node"]
+    options = ["--nodes", ",".join(NODES), "--allocation", f"{job_id}.0", "--until"]
     root = str(run_dir.root)
     for node in NODES:
         found = Path(f"{python}.{node}.rlk_repro.job").read_text().split("\0")[:-1]
-        assert found == [root, code, "-m", "rlk_repro.job", root, *options, node]
+        assert found[:-4] == [root, code, "-m", "rlk_repro.job", root, *options]
+        assert int(found[-4]) > path_written_s
+        assert found[-3:] == ["--resume", "--node", node]
     log = run_dir.job_output("%j" if "\\" in root else job_id)
     assert f"allocation {job_id}.0: {','.join(NODES)}\n" in log.read_text()
     packed = Path(f"{python}.{NODES[0]}.rlk_repro.job.pack").read_text().split("\0")[:-1]
