@@ -27,7 +27,7 @@ BUILDER ?= rlk-repro-$(word 2,$(subst :, ,$(firstword $(subst @, ,$(BUILDKIT_IMA
 # What the demo runs on; by default what this machine is.
 HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
 
-.PHONY: help demo demo-rl-kernel test test-real test-long fuzz lint types fmt goldens docs-check images lock bench clean
+.PHONY: help demo demo-rl-kernel test test-real test-long fuzz lint types fmt goldens docs-check site images lock bench clean
 
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ goldens: $(VENV)/.dev $(VENV)/.torch ## Rewrite golden files, JSON Schemas and t
 
 docs-check: $(VENV)/.dev $(VENV)/.torch ## Check links, the command table and the code blocks of the docs
 	$(BIN)/python -m pytest -q tests/docs/test_docs.py
+
+site: $(VENV)/.dev ## Write one page over the published evidence to site/, with the report of each bundle
+	$(BIN)/rlk-repro index docs/evidence/*.tgz -o site
 
 bench: $(VENV)/.dev $(VENV)/.torch ## Measure start-up, Slurm scripts, parser, bundle and statistics
 	$(BIN)/python -m benchmarks.startup

@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, Unsealed, say_json, say_text, show
+from rlk_repro.cli.output import AsJson, Unsealed, say, say_json, say_text, show
 
 
 def register(app: typer.Typer) -> None:
     app.command("report")(report)
+    app.command("index")(index)
 
 
 def report(
@@ -57,6 +58,34 @@ def report(
         say_json([dataclasses.asdict(result) for result in results])
     if is_doubtful or any(result.verdict in unwanted for result in results):
         raise typer.Exit(1)
+
+
+def index(
+    bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Sealed bundles.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the pages go.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write one static page over several bundles, and the report of each."""
+    from rlk_repro.base.disk import writing
+    from rlk_repro.base.errors import CheckFailed, Problem
+    from rlk_repro.base.units import count
+    from rlk_repro.replay.recorded import load_result
+    from rlk_repro.report.index import Entry, write_index
+
+    entries = []
+    for bundle in bundles:
+        analysis, context = load_result(bundle, is_linked=False)
+        if not context.bundle_id:
+            raise CheckFailed(
+                Problem(str(bundle), "is not sealed", expected="a bundle with an id, which the page names")
+            )
+        entries.append(Entry(analysis=analysis, context=context))
+    with writing(output, hint="-o names another folder"):
+        page = write_index(entries, output)
+    if as_json:
+        say_json({"page": str(page), "bundles": [entry.context.bundle_id for entry in entries]})
+    else:
+        say(f"{page}: {count(len(entries), 'bundle')}")
 
 
 def _folder(source: Path, output: Path | None, number: int | None) -> Path:

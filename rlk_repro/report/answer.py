@@ -35,11 +35,14 @@ def describe_subject(view: View) -> str:
     """What is compared with what: vime computes an entropy metric, and both variants may do without it."""
     if not view.is_comparison:
         return "Operators, one by one"
+    return f"{view.analysis.switch or 'RL-Kernel'} enabled against {describe_baseline(view)}"
+
+
+def describe_baseline(view: View) -> str:
     entropy = dict(view.context.setting).get("entropy metric", "")
-    baseline = "baseline"
     if view.analysis.workload in {"vime", "module"} and entropy:
-        baseline = f"vime {'with' if entropy.startswith('computed') else 'without'} its entropy metric"
-    return f"{view.analysis.switch or 'RL-Kernel'} enabled against {baseline}"
+        return f"vime {'with' if entropy.startswith('computed') else 'without'} its entropy metric"
+    return "baseline"
 
 
 def describe_words(analysis: Analysis) -> str:

@@ -37,16 +37,27 @@ def render_html(analysis: Analysis, context: Context | None = None) -> str:
     return "\n".join(_render_lines(view)) + "\n"
 
 
-def _render_lines(view: View) -> Iterator[str]:
-    analysis = view.analysis
-    sections = make_sections(view)
-    title = _escape(f"{analysis.run}: {analysis.verdict.word}")
+def render_page(title: str, about: str, sections: Sequence[Section]) -> str:
+    """A page of sections alone, in the look of a report."""
+    lines = [*_open_page(title), f"<body><header><h1>{_escape(title)}</h1><p>{_escape(about)}</p></header><main>"]
+    for section in sections:
+        lines += _render_section(section)
+    return "\n".join([*lines, "</main></body></html>"]) + "\n"
+
+
+def _open_page(title: str) -> Iterator[str]:
     yield "<!DOCTYPE html>"
     yield '<html lang="en">'
     yield f'<head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_escape(POLICY)}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f'<meta name="color-scheme" content="light dark"><title>{title} – rlk-repro</title>'
+    yield f'<meta name="color-scheme" content="light dark"><title>{_escape(title)} – rlk-repro</title>'
     yield f"<style>\n{load_style()}</style></head>"
+
+
+def _render_lines(view: View) -> Iterator[str]:
+    analysis = view.analysis
+    sections = make_sections(view)
+    yield from _open_page(f"{analysis.run}: {analysis.verdict.word}")
     yield '<body><a class="skip" href="#verdict">Skip to the verdict</a>'
     yield from _render_head(view)
     yield "<main>"

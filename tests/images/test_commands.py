@@ -162,7 +162,7 @@ def test_without_options_it_is_the_newest_stack_and_this_machines_platform(
         ("x86_64", tmp_path, "rocm-amd64"),
         ("aarch64", tmp_path / "none", "cuda-arm64"),
     ):
-        monkeypatch.setattr(stacks.machine, "machine", lambda found=processor: found)
+        monkeypatch.setattr("platform.machine", lambda found=processor: found)
         monkeypatch.setattr(stacks, "AMD_DRIVER", driver)
         code, _, error = call("images", "pull")
         assert (code, f"{hint} {platform}" in error) == (2, True), error

@@ -1,0 +1,113 @@
+"""One page over several bundles: by hardware, every run with its verdict, its size and a link to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base.files import write_text
+from rlk_repro.base.units import count, format_percent
+from rlk_repro.report import HTML_NAME, write_report
+from rlk_repro.report.answer import describe_baseline, describe_words
+from rlk_repro.report.basis import describe_interval
+from rlk_repro.report.blocks import Cell, Column, Section, Table
+from rlk_repro.report.html import render_page
+from rlk_repro.report.sections import VERDICT_TONES
+from rlk_repro.report.view import Context, make_view
+from rlk_repro.rundir.results import Analysis
+
+INDEX_NAME: Final = "index.html"
+SHOWN_ID: Final = 12
+_COLUMNS: Final = (
+    *(Column(name="run"), Column(name="verdict")),
+    *(Column(name=name, is_number=True) for name in ("time of a step", "95 % interval", "n")),
+    *(Column(name=name) for name in ("what a step is", "baseline", "date", "stack", "RL-Kernel", "bundle")),
+)
+STEPS: Final = {
+    "module": "vime's loss functions alone",
+    "operators": "one operator",
+    "reference": "the reference trainer, which is not vime",
+    "vime": "training",
+}
+"""What a step is, by workload."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One sealed bundle; ``context.bundle_id`` is not empty."""
+
+    analysis: Analysis
+    context: Context
+
+    @property
+    def shown_id(self) -> str:
+        return self.context.bundle_id[:SHOWN_ID]
+
+    @property
+    def date(self) -> str:
+        day = self.analysis.run_id[:8]
+        return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdecimal() and len(day) == 8 else ""
+
+
+def write_index(entries: Sequence[Entry], folder: Path) -> Path:
+    """Write the page and, in a folder named after each bundle's id, its report; the path of the page."""
+    for entry in entries:
+        write_report(entry.analysis, folder / entry.shown_id, replace(entry.context, run_directory=""))
+    page = folder / INDEX_NAME
+    write_text(page, render_index(entries))
+    return page
+
+
+def render_index(entries: Sequence[Entry]) -> str:
+    """The same bytes for the same bundles, in whichever order they are given."""
+    ordered = sorted(entries, key=lambda item: (item.analysis.run, item.analysis.run_id, item.context.bundle_id))
+    about = "each analysed again from its logs. An id is the sha256 of the bundle's checksums."
+    return render_page(
+        "Results", f"{count(len(ordered), 'bundle')}, {about}", [*_list_hardware(ordered), *_list_trends(ordered)]
+    )
+
+
+def _list_hardware(entries: Sequence[Entry]) -> Iterator[Section]:
+    by_hardware: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_hardware.setdefault(entry.analysis.facts.get("GPU") or entry.analysis.hardware, []).append(entry)
+    for number, (hardware, found) in enumerate(sorted(by_hardware.items())):
+        yield Section(key=f"hardware-{number}", title=hardware, blocks=(_make_table(found),))
+
+
+def _list_trends(entries: Sequence[Entry]) -> Iterator[Section]:
+    """Runs of one experiment on one hardware, by date: what changed from commit to commit."""
+    by_experiment: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        key = (entry.analysis.experiment_hash, entry.analysis.facts.get("GPU") or entry.analysis.hardware)
+        by_experiment.setdefault(key, []).append(entry)
+    repeated = [found for found in by_experiment.values() if len(found) > 1]
+    for number, found in enumerate(repeated):
+        title = f"{found[0].analysis.run} over time"
+        yield Section(key=f"trend-{number}", title=title, blocks=(_make_table(found),))
+
+
+def _make_table(entries: Iterable[Entry]) -> Table:
+    return Table(title="", columns=_COLUMNS, rows=tuple(map(_make_row, entries)))
+
+
+def _make_row(entry: Entry) -> tuple[Cell, ...]:
+    analysis = entry.analysis
+    view = make_view(analysis, entry.context)
+    effect = analysis.effect(view.primary)
+    figures = ["not compared", "", ""]
+    if effect is not None and effect.ratio is not None:
+        figures = [format_percent(effect.ratio), describe_interval(effect), count(effect.n, analysis.unit)]
+    return (
+        Cell(text=analysis.run, target=f"{entry.shown_id}/{HTML_NAME}"),
+        Cell(text=describe_words(analysis), tone=VERDICT_TONES[analysis.verdict.word]),
+        *(Cell(text=text) for text in figures),
+        Cell(text=STEPS.get(analysis.workload, analysis.workload)),
+        Cell(text=describe_baseline(view) if view.is_comparison else ""),
+        Cell(text=entry.date),
+        Cell(text=analysis.stack),
+        Cell(text=analysis.facts.get("RL-Kernel commit", "")[:SHOWN_ID], is_code=True),
+        Cell(text=entry.shown_id, is_code=True),
+    )

@@ -1,0 +1,82 @@
+"""The page over several bundles, made of the published evidence."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.support.bundle_examples import make_run_dir
+
+Call = Callable[..., tuple[int, str, str]]
+BUNDLES = [str(path) for path in sorted((ROOT / "docs" / "evidence").glob("module-*.tgz"))]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rlk_repro.replay.recorded import load_result
+    from rlk_repro.report.index import Entry, write_index
+
+    folder = tmp_path_factory.mktemp("site")
+    loaded = [load_result(Path(bundle), is_linked=False) for bundle in BUNDLES]
+    write_index([Entry(analysis=analysis, context=context) for analysis, context in reversed(loaded)], folder)
+    return folder
+
+
+def test_every_link_leads_to_a_report_of_that_bundle(site: Path) -> None:
+    page = (site / "index.html").read_text()
+    links = re.findall(r'href="([0-9a-f]{12})/report\.html"', page)
+    assert len(set(links)) == len(BUNDLES)
+    for shown_id in links:
+        assert (site / shown_id / "report.html").is_file()
+        assert f"<code>{shown_id}</code>" in page
+
+
+def test_a_row_holds_verdict_size_interval_and_baseline(site: Path) -> None:
+    rows = re.findall(r"<tr>(.*?)</tr>", (site / "index.html").read_text().replace("\N{NO-BREAK SPACE}", " "))
+    (row,) = {row for row in rows if "23fb06c17127" in row}
+    for text in ("faster, same memory", "-78.10 %", "-78.21 % to -77.99 %", "4 sessions", "without its entropy metric"):
+        assert text in row
+    assert "2026-11-23" in row
+
+
+def test_a_repeated_experiment_has_a_section_of_its_own(site: Path) -> None:
+    page = (site / "index.html").read_text()
+    assert page.count("over time</h2>") == 1
+    part = page[page.index("over time</h2>") :]
+    assert re.findall(r'href="([0-9a-f]{12})/', part) == ["23fb06c17127", "79c1b756daf6"]
+
+
+def test_the_page_needs_no_network_and_is_well_formed(site: Path) -> None:
+    class Tags(HTMLParser):
+        found: list[str] = []  # noqa: RUF012
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.found.append(tag)
+            assert not any(name == "src" or (value or "").startswith("http") for name, value in attrs)
+
+    page = (site / "index.html").read_text()
+    Tags().feed(page)
+    assert not {"script", "link", "img", "iframe"} & set(Tags.found)
+    assert "default-src" in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_the_command_gives_the_same_bytes_in_any_order(call: Call, site: Path, tmp_path: Path) -> None:
+    code, out, _ = call("index", *BUNDLES, "-o", str(tmp_path / "site"), "--json")
+    assert code == 0
+    assert len(json.loads(out)["bundles"]) == len(BUNDLES)
+    assert (tmp_path / "site" / "index.html").read_bytes() == (site / "index.html").read_bytes()
+
+
+def test_an_unsealed_run_is_refused(call: Call, tmp_path: Path) -> None:
+    run_dir = make_run_dir(tmp_path)
+    code, _, err = call("index", str(run_dir.root), "-o", str(tmp_path / "site"))
+    assert code != 0
+    assert err.startswith("rlk-repro: ")
+    assert not (tmp_path / "site").exists()
