@@ -10,6 +10,7 @@ from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan
+from rlk_repro.probes.network import ACTIVE, list_ports
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import RunDir
 
@@ -18,7 +19,8 @@ SOCKET: Final = "Socket"
 
 def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -> Iterator[Finding]:
     """Trials of which a rank went by TCP although a port of its cluster's fabric is active; one finding each."""
-    num_active = sum(port.get("state") == "ACTIVE" for manifest in manifests for port in _list_ports(manifest))
+    devices = [manifest.sections.get("network", {}).get("rdma_devices") for manifest in manifests]
+    num_active = sum(port.get("state") == ACTIVE for found in devices for _, port in list_ports(found))
     if plan.layout.num_nodes == 1 or not num_active:
         return
     for trial in plan.trials:
@@ -35,13 +37,6 @@ def find_network(record: Mapping[str, Any]) -> str:
     transport = record.get("transport")
     network = transport.get("network") if isinstance(transport, dict) else None
     return network if isinstance(network, str) and network != "none" else ""
-
-
-def _list_ports(manifest: Manifest) -> Iterator[dict[str, Any]]:
-    devices = manifest.sections.get("network", {}).get("rdma_devices")
-    for device in devices.values() if isinstance(devices, dict) else ():
-        ports = device.get("ports") if isinstance(device, dict) else None
-        yield from (port for port in ports.values() if isinstance(port, dict)) if isinstance(ports, dict) else ()
 
 
 def _read_network(path: Path) -> str:

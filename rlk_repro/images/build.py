@@ -15,7 +15,7 @@ from typing import Final
 from rlk_repro.base import git, proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.resources import PACKAGE
-from rlk_repro.images.stacks import find_platform
+from rlk_repro.images.stacks import choose_platform
 from rlk_repro.spec import BaseImage, ImagePlatform, Stack
 
 TIMEOUT_S: Final = 24 * 3600.0
@@ -62,7 +62,7 @@ def make_build(
         SpecError: the stack pins too little, or several images could be meant.
         EnvironmentMissing: this is no checkout, or no engine is here.
     """
-    chosen = _choose_platform(stack, platform)
+    chosen = choose_platform(stack, list(stack.bases), platform, "base image")
     gpu = chosen.partition("-")[0]
     dockerfile = ROOT / "docker" / f"Dockerfile.{gpu}"
     if not dockerfile.is_file():
@@ -135,15 +135,6 @@ def run_build(build: Build) -> None:
     code = proc.run_shown(build.argv, timeout_s=TIMEOUT_S, cwd=ROOT)
     if code != 0:
         raise CheckFailed(Problem(f"{build.engine} build", f"ended with {code}"))
-
-
-def _choose_platform(stack: Stack, platform: ImagePlatform | None) -> ImagePlatform:
-    names = list(stack.bases)
-    chosen = names[0] if platform is None and len(names) == 1 else platform or find_platform()
-    if chosen in names:
-        return chosen
-    expected = " or ".join(f"--platform {name}" for name in names) or "a stack that names base images"
-    raise SpecError(Problem(f"stack {stack.stack}", "has no base for this platform", got=chosen, expected=expected))
 
 
 def _base(stack: Stack, platform: ImagePlatform, given: str | None) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from rlk_repro.base import git
 from rlk_repro.base.disk import temporary_folder
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.images.registry import resolve_tag
+from rlk_repro.images.stacks import list_platforms
 from rlk_repro.spec import Stack
 from rlk_repro.spec.load import load_bytes
 
@@ -151,7 +152,7 @@ def _renew_pin(edited: PinnedText, stack: Stack, name: str, ref: str) -> None:
 def _publish(edited: PinnedText, stack: Stack, platform: str, image: str) -> None:
     """Put a pushed image among the images, and take it off those that are not published."""
     reference, _, digest = image.partition("@")
-    known = [str(name) for name in (*stack.images, *stack.unpublished)]
+    known = [str(name) for name in list_platforms(stack)]
     if platform not in known or not digest.startswith("sha256:"):
         expected = f"{' or '.join(known) or 'PLATFORM'}=REPOSITORY@sha256:<64 hex digits>"
         raise SpecError(Problem("--image", "no such image", got=f"{platform}={image}", expected=expected))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform as machine
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,11 +11,12 @@ from typing import Any, Final
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.resources import list_names, stack_folders
 from rlk_repro.images.registry import ask_size
+from rlk_repro.probes import gpu_amd
 from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.spec import Image, ImagePlatform, Stack
 from rlk_repro.spec.load import load_stack
 
-AMD_DRIVER: Final = Path("/dev/kfd")
+AMD_DRIVER: Final = Path(gpu_amd.KFD)
 NOWHERE: Final = ".example"
 """The end of host names that no registry has (RFC 2606)."""
 
@@ -48,6 +49,20 @@ def find_platform() -> ImagePlatform:
     if machine.machine() == "aarch64":
         return "cuda-arm64"
     return "rocm-amd64" if AMD_DRIVER.exists() else "cuda-amd64"
+
+
+def choose_platform(stack: Stack, names: Sequence[ImagePlatform], platform: str | None, what: str) -> ImagePlatform:
+    """The named one of those that the stack has ``what`` for, its only one, or this machine's.
+
+    Raises:
+        SpecError: the stack has none for it.
+    """
+    chosen = names[0] if platform is None and len(names) == 1 else platform or find_platform()
+    for name in names:
+        if name == chosen:
+            return name
+    expected = " or ".join(f"--platform {name}" for name in names) or f"a stack with {what}s"
+    raise SpecError(Problem(f"stack {stack.stack}", f"has no {what} for this platform", got=chosen, expected=expected))
 
 
 def list_platforms(stack: Stack) -> list[ImagePlatform]:
@@ -84,14 +99,9 @@ def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]
     Raises:
         SpecError: not published, with the command that builds it; or none of this name.
     """
-    names = list_platforms(stack)
-    chosen = names[0] if platform is None and len(names) == 1 else platform or find_platform()
-    where = f"stack {stack.stack}"
-    if chosen not in names:
-        expected = " or ".join(f"--platform {name}" for name in names) or "a stack with images"
-        raise SpecError(Problem(where, "has no image for this platform", got=chosen, expected=expected))
-    for name, image in stack.images.items():
-        if name == chosen:
-            return name, image
-    missing = next(item for name, item in stack.unpublished.items() if name == chosen)
-    raise SpecError(Problem(f"{where}: {chosen}", f"its image is not published ({missing.reason})", hint=missing.build))
+    chosen = choose_platform(stack, list_platforms(stack), platform, "image")
+    if chosen in stack.images:
+        return chosen, stack.images[chosen]
+    missing = stack.unpublished[chosen]
+    where = f"stack {stack.stack}: {chosen}"
+    raise SpecError(Problem(where, f"its image is not published ({missing.reason})", hint=missing.build))

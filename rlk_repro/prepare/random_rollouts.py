@@ -69,9 +69,8 @@ class RandomRollouts:
         """Raises EnvironmentMissing where Python has no torch, whose format the files have."""
         sizes = [word for name, value in asdict(self).items() for word in (f"--{name.replace('_', '-')}", str(value))]
         done = proc.run([sys.executable, "-m", MODULE, *sizes, str(folder)], timeout_s=_TIME_LIMIT_S)
-        if done.returncode != 0:
-            reason = done.stderr.strip().rpartition("\n")[2]
+        if not done.is_ok:
             raise EnvironmentMissing(
-                Problem("random rollouts", f"could not be written ({reason})", expected="a Python with torch",
+                Problem("random rollouts", f"could not be written ({done.last_words})", expected="a Python with torch",
                         hint="run the same command where torch is installed, as in the stack's image")
             )  # fmt: skip

@@ -182,7 +182,7 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
         return Match.DIFFERENT, f"{apart}; {text}"
     if difference.is_within(margin):
         return Match.REPRODUCED, text
-    if not difference.holds_zero and abs(difference.estimate) > math.log1p(margin):
+    if difference.is_beyond(margin):
         return Match.DIFFERENT, text
     unit = f"{recorded.unit}s"
     needed = difference.find_needed(margin)

@@ -32,6 +32,10 @@ class Difference:
         """Whether the interval holds 0.  A recorded ratio is rounded in its twelfth digit."""
         return abs(self.estimate) <= self.half_width + 1e-12
 
+    def is_beyond(self, margin: float) -> bool:
+        """Whether the interval does not hold 0 and the estimate lies outside plus and minus log(1 + ``margin``)."""
+        return not self.holds_zero and abs(self.estimate) > math.log1p(margin)
+
     def is_within(self, margin: float) -> bool:
         """Whether the whole interval lies inside plus and minus log(1 + ``margin``)."""
         return abs(self.estimate) + self.half_width <= math.log1p(margin)

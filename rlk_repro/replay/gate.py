@@ -86,7 +86,7 @@ def _judge(was: Analysis, now: Analysis, margin: float) -> tuple[bool, str]:
     ratios = [format_number(effect.ratio or 0.0) for effect in (old, new)]
     figures = f"step time ratio {ratios[0]} in the reference, {ratios[1]} later; {difference}"
     limit = f"{format_number(100 * margin)} %"
-    if difference.estimate > math.log1p(margin) and not difference.holds_zero:
+    if difference.estimate > 0 and difference.is_beyond(margin):
         return False, f"worse by more than {limit}: {figures}"
     if difference.estimate + difference.half_width > math.log1p(margin):
         return True, f"not shown to be worse, and not shown to be within {limit} either: {figures}"

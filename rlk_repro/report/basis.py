@@ -7,6 +7,7 @@ computes that from their spread.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
 
 from rlk_repro.analysis.memory import judge_memory
 from rlk_repro.base.units import format_percent
@@ -17,6 +18,9 @@ from rlk_repro.rundir.results import Analysis, Effect, Gate, GateStatus, PairSta
 from rlk_repro.statistics.crossover import MIN_SESSIONS
 from rlk_repro.statistics.power import MIN_PAIRS, smallest_effect
 from rlk_repro.workloads.differences import describe_differences
+
+SHOWN_HASH: Final = 12
+"""Hex digits of a commit or a bundle's id that a page shows."""
 
 
 def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
@@ -33,11 +37,21 @@ def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     """On what and of what a result is: the GPU or processor, the day, and the commits that are known."""
-    day = analysis.run_id[:8]
-    date = f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdecimal() and len(day) == 8 else ""
-    facts = [("on", analysis.facts.get("GPU") or analysis.facts.get("CPU") or analysis.hardware), ("date", date)]
-    facts += [(name, analysis.facts.get(f"{name} commit", "")[:12]) for name in ("vime", "RL-Kernel", "rlk-repro")]
+    processor = analysis.facts.get("GPU") or analysis.facts.get("CPU") or analysis.hardware
+    facts = [("on", processor), ("date", find_date(analysis))]
+    facts += [(name, find_commit(analysis, name)) for name in ("vime", "RL-Kernel", "rlk-repro")]
     return tuple((name, value) for name, value in facts if value)
+
+
+def find_date(analysis: Analysis) -> str:
+    """The day of the run, from its id; empty where that is none of ours."""
+    day = analysis.run_id[:8]
+    return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdecimal() and len(day) == 8 else ""
+
+
+def find_commit(analysis: Analysis, name: str) -> str:
+    """Of ``vime``, ``RL-Kernel`` or ``rlk-repro``, as a page shows it; empty where it is not known."""
+    return analysis.facts.get(f"{name} commit", "")[:SHOWN_HASH]
 
 
 def describe_headline(analysis: Analysis) -> str:

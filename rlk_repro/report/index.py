@@ -11,7 +11,7 @@ from rlk_repro.base.files import write_text
 from rlk_repro.base.units import count, format_percent
 from rlk_repro.report import HTML_NAME, write_report
 from rlk_repro.report.answer import describe_baseline, describe_words
-from rlk_repro.report.basis import describe_interval
+from rlk_repro.report.basis import SHOWN_HASH, describe_interval, find_commit, find_date
 from rlk_repro.report.blocks import Cell, Column, Section, Table
 from rlk_repro.report.html import render_page
 from rlk_repro.report.sections import VERDICT_TONES
@@ -19,7 +19,6 @@ from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis
 
 INDEX_NAME: Final = "index.html"
-SHOWN_ID: Final = 12
 _COLUMNS: Final = (
     *(Column(name="run"), Column(name="verdict")),
     *(Column(name=name, is_number=True) for name in ("time of a step", "95 % interval", "n")),
@@ -43,12 +42,11 @@ class Entry:
 
     @property
     def shown_id(self) -> str:
-        return self.context.bundle_id[:SHOWN_ID]
+        return self.context.bundle_id[:SHOWN_HASH]
 
     @property
-    def date(self) -> str:
-        day = self.analysis.run_id[:8]
-        return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdecimal() and len(day) == 8 else ""
+    def hardware(self) -> str:
+        return self.analysis.facts.get("GPU") or self.analysis.hardware
 
 
 def write_index(entries: Sequence[Entry], folder: Path) -> Path:
@@ -72,7 +70,7 @@ def render_index(entries: Sequence[Entry]) -> str:
 def _list_hardware(entries: Sequence[Entry]) -> Iterator[Section]:
     by_hardware: dict[str, list[Entry]] = {}
     for entry in entries:
-        by_hardware.setdefault(entry.analysis.facts.get("GPU") or entry.analysis.hardware, []).append(entry)
+        by_hardware.setdefault(entry.hardware, []).append(entry)
     for number, (hardware, found) in enumerate(sorted(by_hardware.items())):
         yield Section(key=f"hardware-{number}", title=hardware, blocks=(_make_table(found),))
 
@@ -81,8 +79,7 @@ def _list_trends(entries: Sequence[Entry]) -> Iterator[Section]:
     """Runs of one experiment on one hardware, by date: what changed from commit to commit."""
     by_experiment: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
-        key = (entry.analysis.experiment_hash, entry.analysis.facts.get("GPU") or entry.analysis.hardware)
-        by_experiment.setdefault(key, []).append(entry)
+        by_experiment.setdefault((entry.analysis.experiment_hash, entry.hardware), []).append(entry)
     repeated = [found for found in by_experiment.values() if len(found) > 1]
     for number, found in enumerate(repeated):
         title = f"{found[0].analysis.run} over time"
@@ -106,8 +103,8 @@ def _make_row(entry: Entry) -> tuple[Cell, ...]:
         *(Cell(text=text) for text in figures),
         Cell(text=STEPS.get(analysis.workload, analysis.workload)),
         Cell(text=describe_baseline(view) if view.is_comparison else ""),
-        Cell(text=entry.date),
+        Cell(text=find_date(analysis)),
         Cell(text=analysis.stack),
-        Cell(text=analysis.facts.get("RL-Kernel commit", "")[:SHOWN_ID], is_code=True),
+        Cell(text=find_commit(analysis, "RL-Kernel"), is_code=True),
         Cell(text=entry.shown_id, is_code=True),
     )

@@ -10,7 +10,7 @@ from typing import Final
 
 from rlk_repro.base.units import count
 from rlk_repro.report.answer import describe_answer, describe_ground, describe_subject, describe_words, suggest_next
-from rlk_repro.report.basis import describe_headline, make_basis
+from rlk_repro.report.basis import SHOWN_HASH, describe_headline, make_basis
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text
 from rlk_repro.report.evidence import make_evidence
 from rlk_repro.report.labels import clean
@@ -22,7 +22,6 @@ from rlk_repro.rundir.results import Analysis, GateStatus
 MOST_CAUTIONS: Final = 6
 MOST_EFFECTS: Final = 12
 MOST_LIMITS: Final = 6
-SHOWN_ID: Final = 12
 _SPECIAL: Final = re.compile(r"[\\`*\[\]<>|&~]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])")
 _LEADING: Final = re.compile(r"^([#+-]|\d+[.)])(?=\s|$)")
 
@@ -55,7 +54,7 @@ def _render_summary(view: View) -> Iterator[str]:
         yield from (f"- {escape_markdown(text)}" for text in context.may_not_claim[:MOST_LIMITS])
         yield ""
     name = Path(context.bundle).name
-    shown = f"bundle `{context.bundle_id[:SHOWN_ID]}`" if context.bundle_id else "not sealed"
+    shown = f"bundle `{context.bundle_id[:SHOWN_HASH]}`" if context.bundle_id else "not sealed"
     yield f"{shown}; check it with {code_span(f'rlk-repro replay {name} --analyze-only')}"
 
 

@@ -9,12 +9,11 @@ from typing import Any, Final
 from rlk_repro.agent.preflight.base import Check, Complaint, Scope, Situation, find_level
 from rlk_repro.agent.preflight.host import FOLDER
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.probes import gpu_nvidia
-from rlk_repro.probes.network import OPENS
+from rlk_repro.probes import gpu_nvidia, network
+from rlk_repro.probes.network import ACTIVE, OPENS
 from rlk_repro.rundir.manifest import Manifest, Unknown, diff_manifests
 from rlk_repro.spec import Preflight
 
-ACTIVE: Final = "ACTIVE"
 # Ray's fixed ports lie below
 FIRST_FREE_PORT: Final = 9000
 NO_CLUSTER: Final = "00000000-0000-0000-0000-000000000000"
@@ -52,11 +51,8 @@ def check_rdma_ports(situation: Situation) -> Iterator[Complaint]:
 
 
 def list_ports(situation: Situation) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every port of every InfiniBand and RoCE device, named as in the manifest: ``mlx5_0.ports.1``."""
-    for name, device in situation.mapping("network", "rdma_devices").items():
-        ports = device.get("ports") if isinstance(device, dict) else None
-        for number, port in ports.items() if isinstance(ports, dict) else ():
-            yield f"{name}.ports.{number}", port
+    """Of this node, as the manifest names them."""
+    return network.list_ports(situation.mapping("network", "rdma_devices"))
 
 
 def check_gpudirect(situation: Situation) -> Iterator[Complaint]:

@@ -26,17 +26,19 @@ def slurm_settings(plan: Plan) -> SlurmSettings:
 
 def time_limit_min(plan: Plan) -> int:
     """The job's ``--time``: what the trials take and what surrounds them, at most what the partition takes."""
-    settings = slurm_settings(plan)
-    needed_min = _trials_min(plan) + SURROUNDINGS_MIN + settings.stop_before_s / 60
-    return math.ceil(needed_min if settings.max_time_min is None else min(needed_min, settings.max_time_min))
+    needed_min, most_min = _surround(plan, _trials_min(plan)), slurm_settings(plan).max_time_min
+    return math.ceil(needed_min if most_min is None else min(needed_min, most_min))
 
 
 def find_max_jobs(plan: Plan) -> int:
     """How often the job may start where it goes on after its time limit: every time brings in a pair or rollouts."""
-    settings = slurm_settings(plan)
-    needed_min = plan.all_limits_min + SURROUNDINGS_MIN + settings.stop_before_s / 60
-    is_enough = time_limit_min(plan) >= needed_min
-    return 1 if is_enough or not settings.requeue else len(plan.groups()) + plan.num_stores
+    is_enough = time_limit_min(plan) >= _surround(plan, plan.all_limits_min)
+    return 1 if is_enough or not slurm_settings(plan).requeue else len(plan.groups()) + plan.num_stores
+
+
+def _surround(plan: Plan, trials_min: float) -> float:
+    """The time of the trials and of all that is around them."""
+    return trials_min + SURROUNDINGS_MIN + slurm_settings(plan).stop_before_s / 60
 
 
 def _trials_min(plan: Plan) -> float:
