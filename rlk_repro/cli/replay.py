@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rlk_repro.base.console import silence
+from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.cli.completion import complete_profile
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
 
@@ -31,7 +34,12 @@ def replay(
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show drift and the job; send nothing.")] = False,
     cluster: Annotated[str | None, typer.Option(help="Where to run; default as recorded.")] = None,
     profile: Annotated[
-        str | None, typer.Option(help="A profile of yours; the bundle's is never used.", show_default="local")
+        str | None,
+        typer.Option(
+            help="A profile of yours; the bundle's is never used.",
+            show_default="local",
+            autocompletion=complete_profile,
+        ),
     ] = None,
     is_on_same_nodes: Annotated[
         bool, typer.Option("--same-nodes", help="Ask the cluster for the recorded nodes, by name.")
@@ -49,32 +57,30 @@ def replay(
 ) -> None:
     """Check a bundle, repeat its analysis, run the same experiment again and compare."""
     from rlk_repro.replay import steps
-    from rlk_repro.submit.consent import require_trust
 
     recorded = steps.reanalyse(bundle)
-    if is_analyze_only or not as_json:
-        _say_analysis(bundle, recorded, as_json=as_json)
+    first = _describe_analysis(recorded)
+    if is_analyze_only and as_json:
+        say_json(first)
+    elif not as_json:
+        _say_analysis(bundle, recorded)
     if is_analyze_only:
         return
-    site = steps.find_site(recorded, cluster, profile).model
-    use_sources(vime_src, megatron_src, rl_kernel_src, cluster=site.cluster)
-    prepared = steps.prepare(recorded, cluster=cluster, profile=profile, is_on_same_nodes=is_on_same_nodes)
-    if not as_json:
-        _say_drift(prepared)
-        _say_what_runs(prepared)
-    if is_dry_run:
-        _show_dry_run(prepared, as_json=as_json)
-        return
-    require_sources(prepared.launch.plan, recorded.identity.sources)
-    if not is_trusted:
-        require_trust(prepared.launch.plan)
-    if not is_accepted and not as_json and sys.stdin.isatty():
-        is_accepted = _ask(prepared)
-    steps.check_drift(prepared.known_drift, is_accepted=is_accepted)
-    steps.require_consent(is_accepted=is_accepted)
-    comparison = steps.run(prepared, silence if as_json else note, is_quiet=as_json)
+    with _both_halves(first, as_json=as_json):
+        site = steps.find_site(recorded, cluster, profile).model
+        use_sources(vime_src, megatron_src, rl_kernel_src, cluster=site.cluster)
+        prepared = steps.prepare(recorded, cluster=cluster, profile=profile, is_on_same_nodes=is_on_same_nodes)
+        needs = _find_needs(prepared, bundle)
+        if not as_json:
+            _say_drift(prepared)
+            _say_what_runs(prepared)
+        if is_dry_run:
+            _show_dry_run(prepared, first, needs, as_json=as_json)
+            return
+        _require_ready(prepared, needs, is_trusted=is_trusted, is_accepted=is_accepted, as_json=as_json)
+        comparison = steps.run(prepared, silence if as_json else note, is_quiet=as_json)
     if as_json:
-        say_json(comparison.to_json())
+        say_json({**comparison.to_json(), "reanalysis": first, "rerun": _describe_rerun(is_done=True)})
     else:
         for line in comparison.lines():
             say(line)
@@ -82,12 +88,59 @@ def replay(
         raise typer.Exit(1)
 
 
-def _say_analysis(bundle: Path, recorded: Recorded, *, as_json: bool) -> None:
-    is_reworded, bundle_id = recorded.is_reworded, recorded.bundle_id
-    if as_json:
-        say_json({"level": "re-analysis", "is_ok": True, "is_reworded": is_reworded, "bundle_id": bundle_id})
-        return
-    how = "value for value (its words are another version's)" if is_reworded else "byte for byte"
+def _require_ready(
+    prepared: PreparedReplay, needs: Sequence[Problem], *, is_trusted: bool, is_accepted: bool, as_json: bool
+) -> None:
+    """What must hold before anything runs: the code is known, nothing is missing, and the user agrees."""
+    from rlk_repro.replay import steps
+    from rlk_repro.submit.consent import require_trust
+
+    if not is_trusted:
+        require_trust(prepared.launch.plan)
+    if needs:
+        raise EnvironmentMissing(*needs)
+    if not is_accepted and not as_json and sys.stdin.isatty():
+        is_accepted = _ask(prepared)
+    steps.check_drift(prepared.known_drift, is_accepted=is_accepted)
+    steps.require_consent(is_accepted=is_accepted)
+
+
+@contextmanager
+def _both_halves(first: dict[str, Any], *, as_json: bool) -> Iterator[None]:
+    """Whatever stops the rerun, ``--json`` holds the re-analysis, which has succeeded, and what stands in the way."""
+    try:
+        yield
+    except RlkReproError as error:
+        if as_json:
+            say_json({"reanalysis": first, "rerun": _describe_rerun(error.problems, is_done=False)})
+        raise
+
+
+def _describe_rerun(needs: Sequence[Problem] = (), *, is_done: bool) -> dict[str, Any]:
+    shown = [{"where": need.where, "problem": str(need).splitlines()[0], "next": need.hint or ""} for need in needs]
+    return {"is_done": is_done, "needs": shown}
+
+
+def _find_needs(prepared: PreparedReplay, bundle: Path) -> list[Problem]:
+    """All at once: the trainer's modules, the scheduler's client, GPUs, what the trials read."""
+    from rlk_repro.replay.needs import find_needs
+
+    needs: tuple[Problem, ...] = ()
+    try:
+        require_sources(prepared.launch.plan, prepared.recorded.identity.sources)
+    except EnvironmentMissing as error:
+        needs = error.problems
+    return [*needs, *find_needs(prepared, bundle)]
+
+
+def _describe_analysis(recorded: Recorded) -> dict[str, Any]:
+    is_reworded, verdict = recorded.is_reworded, recorded.analysis.verdict
+    return {"level": "re-analysis", "is_ok": True, "is_reworded": is_reworded, "bundle_id": recorded.bundle_id,
+            "verdict": verdict.word.value, "headline": verdict.headline}  # fmt: skip
+
+
+def _say_analysis(bundle: Path, recorded: Recorded) -> None:
+    how = "value for value (its words are another version's)" if recorded.is_reworded else "byte for byte"
     say(f"{bundle}: the analysis is reproduced {how} from its logs (level: re-analysis, exact)")
     say(recorded.analysis.verdict.headline)
 
@@ -139,7 +192,7 @@ def _ask(prepared: PreparedReplay) -> bool:
     Raises:
         CheckFailed: the answer is no.
     """
-    from rlk_repro.base.errors import CheckFailed, Problem
+    from rlk_repro.base.errors import CheckFailed
 
     number = prepared.num_blocking
     question = f"Run this, in spite of {number} blocking difference(s)?" if number else "Run this?"
@@ -148,8 +201,7 @@ def _ask(prepared: PreparedReplay) -> bool:
     return True
 
 
-def _show_dry_run(prepared: PreparedReplay, *, as_json: bool) -> None:
-    from rlk_repro.base.errors import RlkReproError
+def _show_dry_run(prepared: PreparedReplay, first: dict[str, Any], needs: Sequence[Problem], *, as_json: bool) -> None:
     from rlk_repro.cli.submit import show_dry_run
     from rlk_repro.submit.consent import list_what_runs
     from rlk_repro.submit.show import dry_run_json
@@ -163,12 +215,11 @@ def _show_dry_run(prepared: PreparedReplay, *, as_json: bool) -> None:
             "missing": [finding.to_json() for finding in prepared.missing],
             "what_runs": list_what_runs(plan, prepared.recorded.plan.profile),
             "replay_of": prepared.recorded.bundle_id,
+            "reanalysis": first,
+            "rerun": _describe_rerun(needs, is_done=False),
         }
         say_json({**dry_run_json(plan, job), **more})
         return
-    try:
-        require_sources(plan, prepared.recorded.identity.sources)
-    except RlkReproError as error:
-        for problem in error.problems:
-            say(f"missing on this machine: {problem.where} ({problem.hint})")
+    for need in needs:
+        say(f"missing on this machine: {need.where} ({need.hint})")
     show_dry_run(plan, job, run_dir, as_json=False)

@@ -82,7 +82,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
               for source in hidden)
         )  # fmt: skip
     needed = {*plan.run.workload.modules, *also}
-    require_importable(*(source for source in FLAGS if source.module in needed), path=path)
+    require_importable(*(source for source in FLAGS if source.module in needed), path=path, pins=plan.stack.pins)
 
 
 def note_switches() -> None:

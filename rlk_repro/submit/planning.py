@@ -163,7 +163,10 @@ def _propose(cluster: str, overrides: Sequence[Override]) -> tuple[Loaded[Any], 
 
 def _missing_profile(cluster: str) -> SpecError:
     known = ", ".join(list_names(profile_folders(cluster))) or "(none)"
-    return SpecError(Problem("--profile", f"needed for cluster {cluster}", expected=f"a file, or one of {known}"))
+    return SpecError(
+        Problem("--profile", f"needed for cluster {cluster}", expected=f"a file, or one of {known}",
+                hint=f"rlk-repro profile init --cluster {cluster} writes one, where the cluster is")
+    )  # fmt: skip
 
 
 def render(plan: Plan, inputs: Inputs | None, run_dir: RunDir | None = None, *, nodes: Sequence[str] = ()) -> Prepared:

@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.plan import Plan
 from rlk_repro.probes.code import MEGATRON, RL_KERNEL, VIME, CodeSource
+from rlk_repro.spec.stack import Pin
 from rlk_repro.workloads.environment import profile_env
 
 FLAGS: Final[Mapping[CodeSource, str]] = {VIME: "--vime-src", MEGATRON: "--megatron-src", RL_KERNEL: "--rl-kernel-src"}
@@ -69,19 +71,28 @@ def trainer_path(plan: Plan) -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
-def require_importable(*sources: CodeSource, path: str | None = None) -> None:
+def require_importable(
+    *sources: CodeSource, path: str | None = None, pins: Mapping[str, Pin] = MappingProxyType({})
+) -> None:
     """Raises EnvironmentMissing for packages that a child of this process would not find, each with its flag.
 
-    ``path`` is the child's PYTHONPATH where it is another one than this process's.
+    ``path`` is the child's PYTHONPATH where it is another one than this process's; ``pins`` say where to get them.
     """
     problems = [
         Problem(f"python module {source.module}", "missing", expected="an installed package or a checkout",
-                hint=f"give {FLAGS[source]}, or set {source.variable}")
+                hint=f"give {FLAGS[source]}, or set {source.variable}{_name_clone(pins.get(source.pin))}")
         for source in sources
         if not is_found(source.module, os.environ.get("PYTHONPATH", "") if path is None else path)
     ]  # fmt: skip
     if problems:
         raise EnvironmentMissing(*problems)
+
+
+def _name_clone(pin: Pin | None) -> str:
+    if pin is None:
+        return ""
+    folder = pin.repository.rpartition("/")[2].removesuffix(".git")
+    return f": git clone {pin.repository} && git -C {folder} checkout {pin.commit}"
 
 
 def is_found(module: str, path: str) -> bool:
