@@ -14,7 +14,7 @@ from rlk_repro import __version__
 from rlk_repro.base.disk import OF_FILE_SYSTEMS, Unwritable
 from rlk_repro.base.errors import EXIT_BUG, RlkReproError
 from rlk_repro.base.escapes import escape_json, printable, printable_lines
-from rlk_repro.cli import bundles, claims, doctor, images, jobs, prepare, profile, replay, report, runs, submit
+from rlk_repro.cli import bundles, claims, doctor, images, jobs, listing, prepare, profile, replay, report, runs, submit
 from rlk_repro.cli.commands import Commands
 
 app: Final = typer.Typer(
@@ -43,6 +43,7 @@ def _root(
 submit.register(app)
 jobs.register(app)
 runs.register(app)
+listing.register(app)
 bundles.register(app)
 replay.register(app)
 report.register(app)

@@ -24,6 +24,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "images pull": "rlk-repro images pull --stack 2026-07 --platform cuda-amd64",
     "index": "rlk-repro index docs/evidence/*.tgz -o site",
     "inspect": "rlk-repro inspect bundle.tgz",
+    "list": "rlk-repro list profiles",
     "logs": "rlk-repro logs 20261124T013541Z-9dcecb6a-bb99",
     "prepare": "rlk-repro prepare qwen3-4b-random --hardware h200",
     "profile check": "rlk-repro profile check my-site.yaml",

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlk_repro.cli.commands import Commands
+from rlk_repro.cli.completion import complete_stack
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 
 if TYPE_CHECKING:
     from rlk_repro.base.findings import Finding
 
-StackName = Annotated[str | None, typer.Option("--stack", help="A name or a file; default: the newest.")]
+StackName = Annotated[
+    str | None, typer.Option("--stack", help="A name or a file; default: the newest.", autocompletion=complete_stack)
+]
 Platform = Annotated[str | None, typer.Option(help="cuda-amd64, cuda-arm64 or rocm-amd64; default: this machine's.")]
 RuntimeName = Annotated[
     str | None, typer.Option("--runtime", help="podman, docker, apptainer or enroot; default: the first here.")

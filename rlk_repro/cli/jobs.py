@@ -7,10 +7,14 @@ from typing import Annotated, Final
 import typer
 
 from rlk_repro.base.console import silence
+from rlk_repro.cli.completion import complete_id
 from rlk_repro.cli.output import AsJson, note, say, say_json, say_text
 
 RunId = Annotated[
-    str | None, typer.Argument(metavar="[ID]", help="Run id, its beginning, or a path; newest if absent.")
+    str | None,
+    typer.Argument(
+        metavar="[ID]", help="Run id, its beginning, or a path; newest if absent.", autocompletion=complete_id
+    ),
 ]
 
 

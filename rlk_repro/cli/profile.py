@@ -11,13 +11,14 @@ import typer
 
 from rlk_repro.base.escapes import printable
 from rlk_repro.cli.commands import Commands
+from rlk_repro.cli.completion import complete_profile, complete_run
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, say_text
 
 if TYPE_CHECKING:
     from rlk_repro.plan import Plan
     from rlk_repro.spec import Profile
 
-Name = Annotated[str, typer.Argument(metavar="PROFILE", help="A name or a file.")]
+Name = Annotated[str, typer.Argument(metavar="PROFILE", help="A name or a file.", autocompletion=complete_profile)]
 Cluster = Annotated[str, typer.Option(help="local, slurm or k8s.")]
 
 
@@ -129,7 +130,9 @@ def _load(name: str) -> Profile:
 
 def check(
     name: Name,
-    run: Annotated[str | None, typer.Option("--run", help="Also check what this run needs there.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Also check what this run needs there.", autocompletion=complete_run)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what would fail with a profile on this cluster, and why; nothing is queued."""

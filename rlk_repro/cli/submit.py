@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rlk_repro.base.console import silence
+from rlk_repro.cli.completion import complete_hardware, complete_id, complete_profile, complete_run, complete_stack
 from rlk_repro.cli.output import AsJson, note, say, say_json, say_text, show
 from rlk_repro.cli.sources import (
     MegatronSource,
@@ -37,13 +38,24 @@ def submit(
     context: typer.Context,
     name: Annotated[
         str,
-        typer.Argument(metavar="[RUN]", help="Run definition: a name from `runs list`, or a file.", show_default=False),
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run definition: a name from `runs list`, or a file.",
+            show_default=False,
+            autocompletion=complete_run,
+        ),
     ] = "",
-    run: Annotated[str, typer.Option("--run", help="The same as RUN.")] = "",
+    run: Annotated[str, typer.Option("--run", help="The same as RUN.", autocompletion=complete_run)] = "",
     cluster: Annotated[str | None, typer.Option(help="local, slurm or k8s.", show_default="local")] = None,
-    hardware: Annotated[str | None, typer.Option(help="Hardware; default from the profile.")] = None,
-    profile: Annotated[str | None, typer.Option(help="Site profile: a name or a file.")] = None,
-    stack: Annotated[str | None, typer.Option(help="Set of pins; default from the run.")] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Hardware; default from the profile.", autocompletion=complete_hardware)
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Site profile: a name or a file.", autocompletion=complete_profile)
+    ] = None,
+    stack: Annotated[
+        str | None, typer.Option(help="Set of pins; default from the run.", autocompletion=complete_stack)
+    ] = None,
     lane: Annotated[str | None, typer.Option(help="live, fixed-rollout or train-only.")] = None,
     pairs: Annotated[int | None, typer.Option(help="Pairs of baseline and enabled.")] = None,
     control_pairs: Annotated[int | None, typer.Option(help="Pairs of baseline and baseline.")] = None,
@@ -59,7 +71,9 @@ def submit(
     ] = None,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show plan and job; send nothing.")] = False,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Stay until it is sealed; show progress.")] = False,
-    resume: Annotated[str | None, typer.Option(metavar="ID", help="Redo the incomplete pairs of a run.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="ID", help="Redo the incomplete pairs of a run.", autocompletion=complete_id)
+    ] = None,
     is_exploratory: Annotated[
         bool, typer.Option("--exploratory", help="Allow changed measurement rules; the verdict says so.")
     ] = False,

@@ -1,0 +1,43 @@
+"""What a shell offers after TAB: names of runs, hardware, stacks and profiles, and ids of submissions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base import resources
+
+FOLDERS: Final[Mapping[str, Callable[[], list[Path]]]] = {
+    "runs": resources.run_folders,
+    "hardware": resources.hardware_folders,
+    "stacks": resources.stack_folders,
+    "profiles": resources.all_profile_folders,
+}
+
+
+def complete_run(incomplete: str) -> list[str]:
+    return _complete("runs", incomplete)
+
+
+def complete_hardware(incomplete: str) -> list[str]:
+    return _complete("hardware", incomplete)
+
+
+def complete_stack(incomplete: str) -> list[str]:
+    return _complete("stacks", incomplete)
+
+
+def complete_profile(incomplete: str) -> list[str]:
+    return _complete("profiles", incomplete)
+
+
+def complete_id(incomplete: str) -> list[str]:
+    """Newest first."""
+    from rlk_repro.rundir.store import list_run_dirs
+
+    return [item.run_id for item in reversed(list_run_dirs()) if item.run_id.startswith(incomplete)]
+
+
+def _complete(kind: str, incomplete: str) -> list[str]:
+    return [name for name in resources.list_names(FOLDERS[kind]()) if name.startswith(incomplete)]
