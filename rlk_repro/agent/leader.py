@@ -223,9 +223,20 @@ class Leader:
                 self._wait_until_idle(trial)
                 if self._stop.signal is not None:
                     return
-                self._run_trial(trial, num_left=len(trials) - number)
+                with self._seeing_others(trial):
+                    self._run_trial(trial, num_left=len(trials) - number)
                 if trial is not trials[-1]:
                     self._require_one_that_ends_well()
+
+    @contextmanager
+    def _seeing_others(self, trial: Trial) -> Iterator[None]:
+        """A scheduler keeps jobs apart; on the local cluster a run may begin beside this one at any time: a finding."""
+        look = self._parts.find_other_runs if self._plan.cluster == "local" else list
+        before = look()
+        yield
+        if found := sorted({*before, *look()}):
+            where = f"{trial.name}: host.other_runs"
+            self._note([Finding(Level.WARNING, where, "none beside this one", ", ".join(found))])
 
     def _require_one_that_ends_well(self) -> None:
         """A failed trial is a result, but not when there is nothing else.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ class Parts:
     seal: Callable[[RunDir], object]
     pack: Callable[[RunDir], Path]
     find_address: Callable[[str, Sequence[str], str | None], str] = find_address
+    find_other_runs: Callable[[], list[str]] = list
     deadlines: Deadlines = Deadlines()
 
 
@@ -103,8 +105,10 @@ def real_parts(workload: TrialCommands) -> Parts:
     from rlk_repro.bundle.seal import pack, seal
     from rlk_repro.probes import probe_node
     from rlk_repro.probes.gpu import busy_gpus
+    from rlk_repro.probes.host import find_other_runs
 
-    return Parts(workload=workload, probe_node=probe_node, busy_gpus=busy_gpus, analyse=_analyse, seal=seal, pack=pack)
+    return Parts(workload=workload, probe_node=probe_node, busy_gpus=busy_gpus, analyse=_analyse, seal=seal, pack=pack,
+                 find_other_runs=lambda: find_other_runs(Path("/"), os.getpid()))  # fmt: skip
 
 
 def _analyse(run_dir: RunDir) -> dict[str, Any]:
