@@ -18,6 +18,7 @@ from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import CHUNK_BYTES
 from rlk_repro.base.units import format_bytes
+from rlk_repro.rundir.paths import FIND_BUNDLE
 
 try:
     from isal import isal_zlib as deflate
@@ -132,7 +133,7 @@ class GzipReader:
     def _read_header(self) -> bytes | None:
         header = self._stream.read(_PLAIN_HEADER_BYTES)
         if len(header) < _PLAIN_HEADER_BYTES or not header.startswith(_MAGIC):
-            self._place.refuse("not a gzip file")
+            self._place.refuse("not a gzip file", hint=FIND_BUNDLE)
         flags = header[len(_MAGIC)]
         if flags == _FLAG_EXTRA:
             header += self._stream.read(len(_OUR_HEADER) - _PLAIN_HEADER_BYTES)

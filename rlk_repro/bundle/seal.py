@@ -27,7 +27,7 @@ from rlk_repro.bundle.checksums import (
     sort_key,
 )
 from rlk_repro.bundle.gzip_stream import Limits
-from rlk_repro.rundir.paths import NODES, TRIALS, RunDir
+from rlk_repro.rundir.paths import FIND_BUNDLE, NODES, TRIALS, RunDir
 from rlk_repro.rundir.results import TrialStatus
 
 _LAYOUT: Final = RunDir(Path())
@@ -281,7 +281,9 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
     """
     try:
         if not path.exists():
-            raise SpecError(Problem(str(path), "no such file", expected="a bundle or a run directory"))
+            raise SpecError(
+                Problem(str(path), "no such file", expected="a bundle or a run directory", hint=FIND_BUNDLE)
+            )
         if not path.is_file():
             raise BundleUnreadable(Problem(str(path), "a device, socket or named pipe", expected="a regular file"))
         with path.open("rb") as stream:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from rlk_repro.base.console import silence
 from rlk_repro.cli.completion import complete_id
 from rlk_repro.cli.output import AsJson, note, say, say_json, say_text
+
+if TYPE_CHECKING:
+    from rlk_repro.rundir.paths import RunDir
 
 RunId = Annotated[
     str | None,
@@ -38,7 +41,7 @@ def status(
     from rlk_repro.agent.progress import Phase, drop_forecast, read_state, render_progress
     from rlk_repro.clusters.api import JobState
     from rlk_repro.rundir.store import find_run_dir
-    from rlk_repro.submit import sending
+    from rlk_repro.submit import finishing, sending
 
     run_dir = find_run_dir(run_id)
     submission = sending.load_submission(run_dir)
@@ -71,10 +74,14 @@ def status(
     say(f"{run_dir.run_id}: {answer.state}{f' ({answer.reason})' if answer.reason else ''}")
     if progress is not None:
         say(f"  {'ended in ' if is_over and progress.phase is not Phase.ENDED else ''}{render_progress(progress)}")
-        if is_over and progress.phase is not Phase.ENDED:
-            say(f"  hint: it was ended from outside; rlk-repro submit --resume {run_dir.run_id} goes on with it")
-            say(f"  its agent's log: {run_dir.agent_log}")
+    if is_over and finishing.is_worth_resuming(run_dir, progress):
+        say(f"  hint: {_suggest_resume(run_dir)}")
+        say(f"  its agent's log: {run_dir.agent_log}")
     say(f"  {'sealed' if run_dir.is_sealed else 'not sealed'} · {run_dir.root}")
+
+
+def _suggest_resume(run_dir: RunDir) -> str:
+    return f"it was ended from outside; rlk-repro submit --resume {run_dir.run_id} goes on with it"
 
 
 def logs(
@@ -85,11 +92,12 @@ def logs(
     ] = False,
 ) -> None:
     """Print the trials' logs in order."""
+    from rlk_repro.agent.progress import read_state
     from rlk_repro.base.files import dump_json_line
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.clusters.triallogs import read_logs
     from rlk_repro.rundir.store import find_run_dir
-    from rlk_repro.submit import sending
+    from rlk_repro.submit import finishing, sending
 
     run_dir = find_run_dir(run_id)
     submission = sending.load_submission(run_dir)
@@ -107,6 +115,10 @@ def logs(
             trial = line.trial
             say(f"==> {trial} <==")
         say_text(line.text)
+    if submission is not None and finishing.is_worth_resuming(run_dir, read_state(run_dir)):
+        answer = sending.poll(sending.Launched(run_dir=run_dir, submission=submission))
+        if answer.state.is_final:
+            note(f"{run_dir.run_id}: {_suggest_resume(run_dir)}")
 
 
 def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:

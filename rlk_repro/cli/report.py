@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, Unsealed, say, say_json, say_text, show
+from rlk_repro.cli.output import AsJson, Unsealed, note, say, say_json, say_text, show
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +27,7 @@ def report(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the HTML and Markdown report and print its summary."""
+    """Write the HTML and Markdown report and print its summary; of several with -o also one page, side by side."""
     from rlk_repro.base.disk import writing
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle.seal import is_folder
@@ -35,10 +35,12 @@ def report(
     from rlk_repro.report import write_report
     from rlk_repro.report.markdown import render_summary
     from rlk_repro.report.record import make_record
+    from rlk_repro.report.side_by_side import write_side_by_side
     from rlk_repro.report.terminal import print_answer, print_summary
+    from rlk_repro.report.view import make_view
 
     unwanted = _verdict_words(fail_on)
-    results, is_doubtful = [], False
+    results, written, is_doubtful = [], [], False
     for number, source in enumerate(sources, start=1):
         analysis, context = load_result(source, is_linked=is_folder(source) and output is None)
         is_doubtful = is_doubtful or has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
@@ -50,10 +52,15 @@ def report(
         folder = _folder(source, output, number if len(sources) > 1 else None)
         with writing(folder, hint="-o names another folder"):
             files = write_report(analysis, folder, context)
+        written.append((make_view(analysis, context), files.html))
         results.append(make_record(analysis, context, source=str(source), report=str(files.html)))
         if not as_json:
             show(partial(print_summary, analysis, context=context))
             show(partial(print_answer, analysis, context=context, bundle=str(source), report=str(files.html)))
+    if len(written) > 1 and output is not None:
+        with writing(output, hint="-o names another folder"):
+            page = write_side_by_side(*zip(*written, strict=True), output)
+        note(f"side by side: {page}")
     if as_json:
         say_json([dataclasses.asdict(result) for result in results])
     if is_doubtful or any(result.verdict in unwanted for result in results):

@@ -13,7 +13,7 @@ from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, shorten
 from rlk_repro.base.files import MAX_ANALYSIS_BYTES, dump_json, parse_json, read_limited
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.bundle.seal import open_bundle
+from rlk_repro.bundle.seal import is_folder, open_bundle
 from rlk_repro.bundle.verify import verify
 from rlk_repro.plan import Plan
 from rlk_repro.probes.code import OURSELVES, probe_source
@@ -91,7 +91,9 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
     if difference is not None:
         found.append(Finding(Level.BLOCKING, run_dir.analysis.name, "what the logs give, shown here", difference))
     findings = (*context.findings, *found)
-    return analysis, dataclasses.replace(context, findings=findings, bundle_id=bundle_id or "")
+    return analysis, dataclasses.replace(
+        context, findings=findings, bundle_id=bundle_id or "", is_folder=is_folder(source)
+    )
 
 
 def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:

@@ -216,14 +216,19 @@ def make_claims(view: View) -> Section:
 
 def make_commands(view: View) -> Commands:
     bundle = shlex.quote(view.context.bundle)
+    unpack = (f"mkdir check && tar xzf {bundle} -C check", "unpack into an empty folder, without this tool")
+    folder, first = (bundle, ()) if view.context.is_folder else ("check", (unpack,))
+    again = (f"rlk-repro report {bundle}", "write this report again")
+    if view.context.is_folder and not view.context.is_sealed:
+        return Commands(lines=(again,))
     return Commands(
         lines=(
-            (f"mkdir check && tar xzf {bundle} -C check", "unpack into an empty folder, without this tool"),
-            ("(cd check && sha256sum -c --quiet SHA256SUMS)", "check every file, without this tool"),
+            *first,
+            (f"(cd {folder} && sha256sum -c --quiet SHA256SUMS)", "check every file, without this tool"),
             (f"rlk-repro verify {bundle}", "check the bundle, its hashes and its manifests"),
             (f"rlk-repro replay {bundle} --analyze-only", "compute this analysis again from the logs"),
             (f"rlk-repro replay {bundle}", "run the same experiment again and compare"),
-            (f"rlk-repro report {bundle}", "write this report again"),
+            again,
         )
     )
 

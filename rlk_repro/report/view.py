@@ -40,7 +40,7 @@ class Context:
     ``may_claim`` and ``may_not_claim`` are the run's own sentences, ``setting`` what tells it from another run of the
     same name, ``rule_changes`` how its rules are not the shipped ones, ``differences`` what its variants were started
     with that is not the same, as planned where no trial recorded it, ``own_work`` what enabled gains and RL-Kernel does
-    not do.
+    not do, ``is_folder`` whether ``bundle`` names a run directory.
     """
 
     bundle: str = RunDir(Path()).bundle.name
@@ -56,6 +56,7 @@ class Context:
     is_as_planned: bool = False
     is_sealed: bool = True
     own_work: tuple[str, ...] = ()
+    is_folder: bool = False
 
 
 @dataclass(frozen=True)

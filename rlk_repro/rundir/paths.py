@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 RUNS_VARIABLE: Final = "RLK_REPRO_RUNS"
+FIND_BUNDLE: Final = "rlk-repro runs list --submitted shows your runs; rlk-repro collect ID brings the bundle of one"
 TRIALS: Final = "trials"
 NODES: Final = "nodes"
 OPS_SUFFIX: Final = ".jsonl"

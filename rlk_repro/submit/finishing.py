@@ -26,6 +26,7 @@ from rlk_repro.submit.authored import describe_rule_changes
 from rlk_repro.workloads.differences import list_differences, read_differences
 
 if TYPE_CHECKING:
+    from rlk_repro.agent.progress import Progress
     from rlk_repro.report import Context
 from rlk_repro.submit.sending import Launched, load_plan, poll
 
@@ -92,6 +93,12 @@ def finish(launched: Launched, tell: Tell = silence) -> Result:
     is_ok = all(trial.status is TrialStatus.OK for trial in analysis.trials)
     return Result(analysis=analysis, bundle=bundle, bundle_id=sha256_file(run_dir.checksums),
                   report=report.html, is_ok=is_ok)  # fmt: skip
+
+
+def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
+    """Of a run that has ended: its agent was killed or asked to stop, so that the same job could end well."""
+    code = None if state is None else state.exit_code
+    return not run_dir.is_sealed and (code is None or code not in _REFUSALS)
 
 
 def _explain_end(launched: Launched) -> RlkReproError:

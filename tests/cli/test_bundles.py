@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.bundle.seal import pack, seal
-from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.paths import FIND_BUNDLE, RunDir
 from tests.support.bundle_examples import make_run_dir
 
 Call = Callable[..., tuple[int, str, str]]
@@ -47,5 +47,5 @@ def test_another_id_does_not_verify(call: Call, run_dir: RunDir) -> None:
 @pytest.mark.parametrize("command", ["verify", "inspect", "diff", "report", "replay"])
 def test_a_path_that_does_not_exist_is_a_wrong_argument(call: Call, tmp_path: Path, command: str) -> None:
     path = str(tmp_path / "no.tgz")
-    message = f"rlk-repro: {path}: no such file, expected a bundle or a run directory\n"
+    message = f"rlk-repro: {path}: no such file, expected a bundle or a run directory\n  hint: {FIND_BUNDLE}\n"
     assert call(command, *[path] * (1 + (command == "diff"))) == (2, "", message)

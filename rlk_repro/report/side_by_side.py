@@ -1,0 +1,88 @@
+"""Several results on one page, a column each: answers, effects, gates, and in what the runs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from rlk_repro.base.files import write_text
+from rlk_repro.base.units import count, format_percent
+from rlk_repro.report.answer import describe_answer, describe_ground, describe_words
+from rlk_repro.report.basis import SHOWN_HASH, describe_interval, make_identity, make_origin
+from rlk_repro.report.blocks import Cell, Column, Section, Table
+from rlk_repro.report.html import render_page
+from rlk_repro.report.sections import GATE_TONES, VERDICT_TONES
+from rlk_repro.report.view import View
+from rlk_repro.rundir.results import Effect
+
+PAGE_NAME = "index.html"
+
+
+def write_side_by_side(views: Sequence[View], reports: Sequence[Path], folder: Path) -> Path:
+    """Write the page into the folder that holds the reports; its path."""
+    page = folder / PAGE_NAME
+    links = [report.relative_to(folder).as_posix() for report in reports]
+    write_text(page, render_side_by_side(views, links))
+    return page
+
+
+def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
+    """The same bytes for the same results; each column is headed by its run and links to its report."""
+    names = [f"{number}: {view.analysis.run}" for number, view in enumerate(views, start=1)]
+    columns = (Column(name=""), *(Column(name=name, target=link) for name, link in zip(names, links, strict=True)))
+
+    def section(key: str, title: str, rows: Callable[[View], Iterable[tuple[str, Cell]]], note: str = "") -> Section:
+        found = _join([dict(rows(view)) for view in views])
+        return Section(key=key, title=title, blocks=(Table(title="", columns=columns, rows=found, note=note),))
+
+    return render_page(
+        "Side by side",
+        f"{count(len(views), 'result')}, each analysed again from its logs.",
+        [
+            section("answers", "Answers", _list_answers),
+            section("effects", "Effects", _list_effects, "The ratio enabled / baseline, as a change of the baseline."),
+            section("gates", "Gates", _list_gates),
+            section("runs", "What ran", _list_facts, "≠: not the same in all."),
+        ],
+    )
+
+
+def _join(columns: Sequence[dict[str, Cell]]) -> tuple[tuple[Cell, ...], ...]:
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = ((name, [column.get(name, Cell(text="–")) for column in columns]) for name in names)
+    return tuple((Cell(text=name, note=_mark(cells)), *cells) for name, cells in rows)
+
+
+def _mark(cells: Sequence[Cell]) -> str:
+    return "" if len({cell.text for cell in cells}) == 1 else "≠"
+
+
+def _list_answers(view: View) -> Iterable[tuple[str, Cell]]:
+    analysis = view.analysis
+    yield "verdict", Cell(text=describe_words(analysis), tone=VERDICT_TONES[analysis.verdict.word])
+    yield "answer", Cell(text=describe_answer(view).removeprefix("Result: "))
+    yield "rests on", Cell(text=describe_ground(analysis))
+    yield "bundle", Cell(text=view.context.bundle_id[:SHOWN_HASH] or "not sealed", is_code=True)
+
+
+def _list_effects(view: View) -> Iterable[tuple[str, Cell]]:
+    for effect in sorted(view.effects, key=lambda effect: view.metric_rank(effect.metric)):
+        if view.is_comparable(effect.metric):
+            yield view.label(effect.metric).label, Cell(text=_describe_effect(effect))
+
+
+def _describe_effect(effect: Effect) -> str:
+    if effect.ratio is None:
+        return "no comparison"
+    return f"{format_percent(effect.ratio)} ({describe_interval(effect)}, n={effect.n})"
+
+
+def _list_gates(view: View) -> Iterable[tuple[str, Cell]]:
+    for gate in view.analysis.gates:
+        yield gate.name, Cell(text=gate.status.value, tone=GATE_TONES[gate.status])
+
+
+def _list_facts(view: View) -> Iterable[tuple[str, Cell]]:
+    facts = dict((*make_identity(view.analysis), *make_origin(view.analysis), *view.context.setting))
+    facts |= dict(sorted(view.analysis.facts.items()))
+    return ((name, Cell(text=value)) for name, value in facts.items())
