@@ -6,6 +6,8 @@ import math
 from typing import Final
 
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
+from rlk_repro.base.errors import shorten
+from rlk_repro.base.findings import Level
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.report.view import View
@@ -27,6 +29,17 @@ MEMORY: Final = {
     MemoryWord.INCONCLUSIVE: "",
 }
 TWICE: Final = 2.0
+SUSPECTS: Final = {
+    "host.other_runs": "another run on this machine",
+    "host.trainer_processes": "processes of another trainer",
+    "host.load_average": "a busy host",
+    "host.governor": "a processor that saves power",
+    "host.numa_balancing": "a kernel that moves memory",
+    "gpu.devices": "GPUs that were not as they should be",
+    "gpu": "GPUs that were in use",
+}
+"""By the beginning of a finding's place, the first that fits: what widens the spread of step times."""
+MAX_FOUND: Final = 80
 MAX_PAIRS: Final = 64
 """As many pairs or sessions as a run may have."""
 
@@ -120,6 +133,24 @@ def suggest_next(view: View, bundle: str) -> str:
             rest = "" if settings.startswith("none") else ", with this one's --set"
             return f"rlk-repro submit --run {run} {where} {size}   (a new run{rest}; this one is not extended)"
     return f"rlk-repro replay {bundle} --analyze-only"
+
+
+def list_suspects(view: View) -> str:
+    """Of an inconclusive result, the findings that could explain the spread: who else used the machine, slow GPUs."""
+    analysis = view.analysis
+    if analysis.verdict.word is not VerdictWord.INCONCLUSIVE:
+        return ""
+    suspects: dict[str, str] = {}
+    for item in (*analysis.findings, *view.context.findings):
+        place = item.where.rpartition(": ")[2]
+        known = next((why for part, why in SUSPECTS.items() if place.startswith(part)), None)
+        if known is not None and item.level is not Level.INFO:
+            suspects.setdefault(known, shorten(item.found, MAX_FOUND))
+    found = [f"{why} ({what})" for why, what in suspects.items()]
+    slowed = sum(bool(trial.throttled_fraction) for trial in analysis.trials)
+    if slowed:
+        found.append(f"GPUs slowed down by heat or power ({count(slowed, 'trial')})")
+    return "; ".join(found)
 
 
 def _count_deciding(analysis: Analysis) -> int | None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from rlk_repro.base.findings import Level
 from rlk_repro.base.units import count
-from rlk_repro.report.answer import describe_answer, describe_subject, describe_words, suggest_next
+from rlk_repro.report.answer import describe_answer, describe_subject, describe_words, list_suspects, suggest_next
 from rlk_repro.report.basis import describe_headline, make_basis, make_identity, make_origin
 from rlk_repro.report.blocks import Block, Bullets, Cell, Column, Commands, Section, Table, Text, Tone
 from rlk_repro.report.evidence import MetricEvidence, make_evidence, make_step_table
@@ -99,7 +99,9 @@ def _render_verdict(view: View, figures: Sequence[Figure]) -> Iterator[str]:
         yield f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"
     yield f'</dl><p><a href="#findings">{_escape(_count_findings(view))}</a></p>'
     what_now = _escape(suggest_next(view, view.context.bundle))
-    yield f'<dl class="next"><dt>what now</dt><dd><code>{what_now}</code></dd></dl></div>'
+    suspects = _escape(list_suspects(view))
+    more = f"<dt>suspects</dt><dd>{suspects}</dd>" if suspects else ""
+    yield f'<dl class="next"><dt>what now</dt><dd><code>{what_now}</code></dd>{more}</dl></div>'
     yield from map(_render_figure, figures)
     yield "</div>"
     yield from (f'<p class="caution">{_escape(caution)}</p>' for caution in make_cautions(view))

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base.units import count
-from rlk_repro.report.answer import describe_answer, describe_ground, describe_subject, describe_words, suggest_next
+from rlk_repro.report.answer import (
+    describe_answer,
+    describe_ground,
+    describe_subject,
+    describe_words,
+    list_suspects,
+    suggest_next,
+)
 from rlk_repro.report.basis import SHOWN_HASH, describe_headline, make_basis
 from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text
 from rlk_repro.report.evidence import make_evidence
@@ -53,6 +60,8 @@ def _render_summary(view: View) -> Iterator[str]:
         yield "May not claim:"
         yield from (f"- {escape_markdown(text)}" for text in context.may_not_claim[:MOST_LIMITS])
         yield ""
+    if suspects := list_suspects(view):
+        yield from (f"Suspects: {escape_markdown(suspects)}", "")
     name = Path(context.bundle).name
     shown = f"bundle `{context.bundle_id[:SHOWN_HASH]}`" if context.bundle_id else "not sealed"
     yield f"{shown}; check it with {code_span(f'rlk-repro replay {name} --analyze-only')}"
@@ -78,6 +87,8 @@ def _render_lines(view: View) -> Iterator[str]:
     )
     yield from (f"{escape_markdown(caution)}\n" for caution in make_cautions(view))
     yield from (f"- {name}: {escape_markdown(value)}" for name, value in make_basis(view))
+    if suspects := list_suspects(view):
+        yield f"- suspects: {escape_markdown(suspects)}"
     yield from (f"- what now: {escape_markdown(suggest_next(view, view.context.bundle))}", "")
     if verdict.reasons:
         yield from ("Why:", "", *(f"- {escape_markdown(reason)}" for reason in verdict.reasons), "")

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rlk_repro.base.findings import Level, sort_findings
 from rlk_repro.base.units import format_percent
-from rlk_repro.report.answer import describe_answer, describe_ground, suggest_next
+from rlk_repro.report.answer import describe_answer, describe_ground, list_suspects, suggest_next
 from rlk_repro.report.basis import describe_headline, describe_interval, make_basis, make_identity
 from rlk_repro.report.blocks import Cell, Tone
 from rlk_repro.report.labels import NOT_RECORDED, clean
@@ -68,11 +68,12 @@ def print_answer(
         ("rests on", describe_ground(analysis)),
         ("bundle", bundle),
         ("report", report),
+        ("suspects", list_suspects(view)),
         ("next", suggest_next(view, shlex.quote(place.partition("  (")[0]))),
     )
     for name, value in rows:
         if value:
-            console.print(Text.assemble((f"{name:<9}", "dim"), clean(value)), soft_wrap=True)
+            console.print(Text.assemble((f"{name:<10}", "dim"), clean(value)), soft_wrap=True)
     console.print(_text(describe_answer(view)))
 
 

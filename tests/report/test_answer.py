@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
-from rlk_repro.report.answer import describe_answer, describe_ground, describe_subject, suggest_next
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.report.answer import describe_answer, describe_ground, describe_subject, list_suspects, suggest_next
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis, GateStatus, ProofStatus, VerdictWord
 from tests.support.analysis_examples import small
@@ -123,3 +124,21 @@ def test_the_baseline_is_called_by_its_entropy_metric(entropy: str, baseline: st
     setting = (("entropy metric", entropy),) if entropy else ()
     analysis = replace(small(), workload="vime")
     assert describe_subject(make_view(analysis, Context(setting=setting))) == f"RL-Kernel enabled against {baseline}"
+
+
+def test_an_inconclusive_result_names_the_suspects_among_its_findings() -> None:
+    analysis = change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1)
+    findings = (
+        Finding(Level.WARNING, "00-p1-baseline: host.other_runs", "none beside this one", "theirs"),
+        Finding(Level.WARNING, "01-p1-enabled: host.other_runs", "none beside this one", "theirs"),
+        Finding(Level.INFO, "host.governor", "performance", "powersave"),
+        Finding(Level.WARNING, "host.load_average", "below 8", "40"),
+        Finding(Level.WARNING, "nodes", "1", "2"),
+    )
+    trials = (replace(analysis.trials[0], throttled_fraction=0.2), *analysis.trials[1:])
+    found = replace(analysis, findings=findings, trials=trials)
+    assert list_suspects(make_view(found)) == (
+        "another run on this machine (theirs); a busy host (40); GPUs slowed down by heat or power (1 trial)"
+    )
+    assert list_suspects(make_view(analysis)) == ""
+    assert list_suspects(make_view(replace(found, verdict=change(VerdictWord.FASTER, low=0.5, high=0.6).verdict))) == ""
