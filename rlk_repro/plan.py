@@ -17,9 +17,9 @@ from typing import Any, Final, Literal, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
-from rlk_repro.base.files import MAX_PLAN_BYTES, check_schema, dump_json, load_json, sha256_bytes
+from rlk_repro.base.files import check_schema, dump_json, sha256_bytes
 from rlk_repro.operators import Case, Eligibility, eligibility, read_loss_options
-from rlk_repro.rundir.paths import FIND_BUNDLE
+from rlk_repro.rundir.store import read_plan
 from rlk_repro.spec import Hardware, Image, Layout, Measure, Profile, Run, Stack, Variant, run_problems
 from rlk_repro.spec.choices import (
     DESIGN,
@@ -216,10 +216,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        if not path.exists():
-            what = "missing: this folder is no run directory"
-            raise BundleUnreadable(Problem(str(path), what, expected="a file", hint=FIND_BUNDLE))
-        return cls.from_json(load_json(path, max_bytes=MAX_PLAN_BYTES), str(path))
+        return cls.from_json(read_plan(path), str(path))
 
     @classmethod
     def from_json(cls, value: Any, where: str = "plan.json") -> Plan:

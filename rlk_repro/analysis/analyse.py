@@ -20,7 +20,7 @@ from rlk_repro.analysis.trials import fell_back_everywhere, read_trial
 from rlk_repro.analysis.verdict import Judgement, decline, judge
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.escapes import printable
-from rlk_repro.base.files import MAX_PLAN_BYTES, dump_json, load_json
+from rlk_repro.base.files import dump_json, load_json
 from rlk_repro.base.findings import Finding, Level, limit_findings
 from rlk_repro.base.units import count
 from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
@@ -35,6 +35,7 @@ from rlk_repro.rundir.results import (
     TrialResult,
     TrialStatus,
 )
+from rlk_repro.rundir.store import read_plan
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.stats import pair_metrics
 from rlk_repro.workloads.differences import Kind, PairRecord, read_pair
@@ -71,7 +72,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     Raises:
         BundleUnreadable: no readable plan.  Whatever else is missing becomes a status, a reason or a finding.
     """
-    record = load_json(run_dir.plan, max_bytes=MAX_PLAN_BYTES)
+    record = read_plan(run_dir.plan)
     plan = Plan.from_json(record, "plan.json")
     telemetry, refused = _read_telemetry(run_dir)
     sessions = _read_sessions(plan, run_dir, telemetry) if plan.is_crossover else ()

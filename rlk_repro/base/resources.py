@@ -54,19 +54,20 @@ def find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
 
 
 def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
+    listing = f"rlk-repro list {kind if kind == 'hardware' else f'{kind}s'}"
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(name)
         if path.is_file():
             return path
-        raise SpecError(Problem(f"--{kind}", "no such file", got=name, expected=f"a {kind} file"))
+        raise SpecError(Problem(f"--{kind}", "no such file", got=name, expected=f"a {kind} file", hint=listing))
     for folder in folders:
         candidate = folder / f"{name}.yaml"
         if candidate.is_file():
             return candidate
     known = list_names(folders)
-    hint = suggest(name, known)
+    hint = suggest(name, known) or listing
     if kind == "hardware" and known:
-        example = folders[0] / f"{known[0]}.yaml"
+        example = folders[0] / f"{(_find_near(name, known) or known)[0]}.yaml"
         hint = f"a hardware is one YAML file: copy {example}, change its facts and give its path"
     raise SpecError(
         Problem(f"--{kind}", f"no {kind} of this name", got=name, expected=f"one of {', '.join(known) or '(none)'}",
@@ -76,11 +77,15 @@ def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
 
 def suggest(name: str, known: list[str]) -> str | None:
     """``did you mean 'x'?`` for a longer name of the family or the nearest one, or None when nothing is near."""
+    near = _find_near(name, known)
+    return f"did you mean '{near[0]}'?" if near else None
+
+
+def _find_near(name: str, known: list[str]) -> list[str]:
     from difflib import get_close_matches
 
     family = sorted((item for item in known if name and item.startswith(name)), key=len)
-    near = family[:1] or get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else None
+    return family[:1] or get_close_matches(name, known, n=1, cutoff=0.5)
 
 
 def run_folders() -> list[Path]:

@@ -15,7 +15,9 @@ from rlk_repro.base.disk import OF_FILE_SYSTEMS, Unwritable
 from rlk_repro.base.errors import EXIT_BUG, RlkReproError
 from rlk_repro.base.escapes import escape_json, printable, printable_lines
 from rlk_repro.cli import bundles, claims, doctor, images, jobs, listing, prepare, profile, replay, report, runs, submit
-from rlk_repro.cli.commands import Commands
+from rlk_repro.cli.commands import EXAMPLES, Commands
+
+PARSER_REFUSED: Final = 2
 
 app: Final = typer.Typer(
     name="rlk-repro",
@@ -61,6 +63,10 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         app(prog_name="rlk-repro")
+    except SystemExit as end:
+        if end.code == PARSER_REFUSED:
+            _show_example()
+        raise
     except RlkReproError as error:
         _print_error(error)
         sys.exit(error.exit_code)
@@ -72,6 +78,13 @@ def main() -> None:
         sys.exit(found.exit_code)
     except Exception:  # noqa: BLE001  the one boundary: everything unknown is a bug
         sys.exit(_report_bug())
+
+
+def _show_example() -> None:
+    """Of the command whose words came first: the parser says what is wrong, this what is right."""
+    words = [" ".join(sys.argv[1:length]) for length in (3, 2)]
+    if found := [EXAMPLES[name] for name in words if name in EXAMPLES]:
+        sys.stderr.write(f"  example: {found[0]}\n")
 
 
 def _print_error(error: RlkReproError) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.resources import suggest
 from rlk_repro.clusters import local
 from rlk_repro.clusters.api import Backend, JobStatus, Submission
 from rlk_repro.clusters.k8s import backend as k8s
@@ -22,7 +23,15 @@ def get_backend(cluster: str) -> Backend:
         SpecError: no such cluster.
     """
     if cluster not in BACKENDS:
-        raise SpecError(Problem("--cluster", "unknown", got=cluster, expected=f"one of {', '.join(BACKENDS)}"))
+        raise SpecError(
+            Problem(
+                "--cluster",
+                "unknown",
+                got=cluster,
+                expected=f"one of {', '.join(BACKENDS)}",
+                hint=suggest(cluster, list(BACKENDS)),
+            )
+        )
     return BACKENDS[cluster]
 
 

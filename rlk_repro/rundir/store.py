@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
-from rlk_repro.base.files import load_json, sha256_file, write_json
+from rlk_repro.base.files import MAX_PLAN_BYTES, load_json, sha256_file, write_json
 from rlk_repro.base.resources import suggest, user_state_dir
-from rlk_repro.rundir.paths import RunDir, runs_root
+from rlk_repro.rundir.paths import FIND_BUNDLE, RunDir, runs_root
 
 SCHEMA: Final = 1
 
@@ -89,7 +89,9 @@ def _find(name: str | None) -> RunDir:
     known = list_run_dirs()
     if name is None:
         if not known:
-            raise SpecError(Problem(str(runs_root()), "holds no run directory", hint="rlk-repro submit makes one"))
+            raise SpecError(
+                Problem(str(runs_root()), "holds no run directory", hint="rlk-repro submit smoke makes one")
+            )
         return known[-1]
     matches = [run_dir for run_dir in known if run_dir.run_id == name] or [
         run_dir for run_dir in known if run_dir.run_id.startswith(name)
@@ -100,7 +102,18 @@ def _find(name: str | None) -> RunDir:
     what = "more than one run directory starts like this" if matches else "no run directory of this id"
     newest = ", ".join(reversed(ids[-5:])) or "(none)"
     raise SpecError(Problem(str(runs_root()), what, got=name, expected=f"an id, newest first: {newest}",
-                            hint=suggest(name, ids)))  # fmt: skip
+                            hint=suggest(name, ids) or "rlk-repro runs list --submitted"))  # fmt: skip
+
+
+def read_plan(path: Path) -> Any:
+    """The content of a ``plan.json``, unchecked.
+
+    Raises:
+        BundleUnreadable: broken or absent, which a run directory's never is.
+    """
+    if not path.exists():
+        raise BundleUnreadable(Problem(str(path), "missing", expected="a file", hint=FIND_BUNDLE))
+    return load_json(path, max_bytes=MAX_PLAN_BYTES)
 
 
 def _is_run_dir(path: Path) -> bool:

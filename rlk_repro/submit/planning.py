@@ -78,7 +78,7 @@ def prepare(request: Request) -> Prepared:
     """
     if not request.run:
         known = ", ".join(list_names(run_folders()))
-        raise SpecError(Problem("RUN", "missing", expected=f"a file, or one of {known}"))
+        raise SpecError(Problem("RUN", "missing", expected=f"a file, or one of {known}", hint="rlk-repro submit smoke"))
     overrides = parse_overrides(request.settings)
     overrides += flag_overrides(lane=request.lane, pairs=request.pairs, control_pairs=request.control_pairs)
     run = load_run(request.run, run_folders(), overrides)
