@@ -12,6 +12,7 @@ from rlk_repro.base.files import dump_json, write_bytes
 from rlk_repro.base.resources import data_dir
 from rlk_repro.claims.files import Claim
 from rlk_repro.claims.results import ClaimsCheck
+from rlk_repro.cli.answers import ANSWERS
 from rlk_repro.clusters.registry import BACKENDS
 from rlk_repro.plan import PlanRecord
 from rlk_repro.report.record import ReportRecord
@@ -33,6 +34,7 @@ WRITTEN: Final[Mapping[str, type[Any]]] = {
     "report": list[ReportRecord],
     "contract": Contract,
 }
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 KINDS: Final = (*AUTHORED, *WRITTEN)
 
 
@@ -41,12 +43,21 @@ def make_schema(name: str) -> dict[str, Any]:
     schema = TypeAdapter({**AUTHORED, **WRITTEN}[name]).json_schema(by_alias=True)
     if name == "profile":  # the model takes any name, for clusters that a user adds
         schema["properties"]["cluster"]["enum"] = list(BACKENDS)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"rlk-repro {name}", **schema}
+    return {"$schema": DIALECT, "title": f"rlk-repro {name}", **schema}
+
+
+def make_answers_schema() -> dict[str, Any]:
+    """The JSON Schema of what commands print: an object with one answer, by the words of its command."""
+    adapters = [(words, "validation", TypeAdapter(kind)) for words, kind in ANSWERS.items()]
+    found, shared = TypeAdapter.json_schemas(adapters, title="rlk-repro answers")  # type: ignore[arg-type]
+    properties = {words: schema for (words, _), schema in found.items()}
+    return {"$schema": DIALECT, "type": "object", "additionalProperties": False, "properties": properties, **shared}
 
 
 def render_schemas() -> dict[str, bytes]:
     """File name to content for ``manifests/schema/``."""
-    return {f"{name}.schema.json": dump_json(make_schema(name)) for name in KINDS}
+    schemas = {**{name: make_schema(name) for name in KINDS}, "answers": make_answers_schema()}
+    return {f"{name}.schema.json": dump_json(schema) for name, schema in schemas.items()}
 
 
 def write_schemas(folder: Path | None = None) -> None:
