@@ -320,7 +320,7 @@ ANSWERS: Final[Mapping[str, Any]] = {
     "images import": Archive,
     "images list": Images,
     "images pin": Pinned,
-    "images pull": dict[str, Any],
+    "images pull": ImageInRuntime,
     "index": Index,
     "inspect": dict[str, Any],
     "list": dict[str, dict[str, str]],

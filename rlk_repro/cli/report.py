@@ -59,7 +59,7 @@ def report(
             show(partial(print_answer, analysis, context=context, bundle=str(source), report=str(files.html)))
     if len(written) > 1 and output is not None:
         with writing(output, hint="-o names another folder"):
-            page = write_side_by_side(*zip(*written, strict=True), output)
+            page = write_side_by_side([view for view, _ in written], [html for _, html in written], output)
         note(f"side by side: {page}")
     if as_json:
         say_json([dataclasses.asdict(result) for result in results])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.plan import Plan
@@ -72,7 +72,7 @@ def trainer_path(plan: Plan) -> Iterator[None]:
 
 
 def require_importable(
-    *sources: CodeSource, path: str | None = None, pins: Mapping[str, Pin] = MappingProxyType({})
+    *sources: CodeSource, path: str | None = None, pins: Mapping[Any, Pin] = MappingProxyType({})
 ) -> None:
     """Raises EnvironmentMissing for packages that a child of this process would not find, each with its flag.
 

@@ -28,7 +28,7 @@ from rlk_repro.job.__main__ import main
 from rlk_repro.probes.environment import select
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest
-from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.paths import FIND_BUNDLE, RunDir
 from tests.support.job_examples import (
     PROFILE,
     QUICK,
@@ -438,5 +438,8 @@ def test_a_directory_without_a_plan_is_an_error_that_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path / "absent")]) == 5
-    assert capsys.readouterr().err == f"bundle: {tmp_path}/absent/plan.json: missing, expected a file\n"
+    assert (
+        capsys.readouterr().err
+        == f"bundle: {tmp_path}/absent/plan.json: missing, expected a file\n  hint: {FIND_BUNDLE}\n"
+    )
     assert list(tmp_path.iterdir()) == []

@@ -172,7 +172,7 @@ def test_a_report_that_cannot_be_written_says_so(call, sealed: RunDir, tmp_path:
 def test_questions_about_nothing_have_an_answer(call) -> None:
     code, _, err = call("status")
     assert code == 2
-    assert "holds no run directory\n  hint: rlk-repro submit makes one" in err
+    assert "holds no run directory\n  hint: rlk-repro submit smoke makes one" in err
 
 
 def test_a_run_is_found_by_its_beginning(call, sealed: RunDir) -> None:
