@@ -55,11 +55,14 @@ class Mount(Model):
 class ContainerSettings(GrowingModel):
     """What starts the image of the stack on a node; ``host`` starts none and uses what the node has."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"fabric"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"fabric", "host_python"})
 
     runtime: Literal["host", "pyxis", "apptainer", "podman", "docker"] = "host"
     python: Word = Field(
         "python3", description="the interpreter that has rlk_repro, inside the container or on the host"
+    )
+    host_python: Word | None = Field(
+        None, description="the nodes' interpreter for stacks without images, where runtime is a container's"
     )
     package_dir: AbsolutePath | None = Field(
         None, description="folder that holds the rlk_repro package, put first on PYTHONPATH; default: the installed one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from rlk_repro.spec.load import load_profile
 from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.runs import SETTINGS, Site
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -76,6 +78,29 @@ def test_without_a_profile_the_cluster_is_asked_and_what_it_said_is_shown(call: 
     assert "found hardware a100, partition gpu, gres gpu:a100" in err
     assert "rlk-repro profile init --cluster slurm writes this profile to a file" in err
     assert "#SBATCH --partition=gpu" in out
+
+
+def test_an_interpreter_without_the_package_is_found_before(call: Call, profile: Path, tmp_path: Path) -> None:
+    """Whether the run's stack has images or not: what starts no container needs the nodes' Python."""
+    bare = tmp_path / "python3"
+    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.chmod(0o755)
+    profile.write_text(profile.read_text().replace(sys.executable, str(bare)))
+    code, out, _ = call("profile", "check", str(profile))
+    assert code == 1
+    assert "blocking: container: expected an interpreter that has rlk_repro, or container.package_dir" in out
+
+
+def test_what_is_proposed_runs(call: Call, site: Site) -> None:
+    """A container engine of this host is proposed; the stack of smoke has no images, so the nodes' Python runs it."""
+    profile = site.folder / "proposed.yaml"
+    assert call("profile", "init", "--yes", "-o", str(profile))[0] == 0
+    assert call("profile", "check", str(profile))[0] == 0
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    words = ["--cluster", "slurm", "--run", "smoke", "--profile", str(profile), "--hardware", "cpu", "--exploratory"]
+    code, out, err = call("submit", *words, "--wait", *settings)
+    assert code == 0, out + err
+    assert "bundle.tgz" in out
 
 
 def test_nothing_is_left_in_the_queue(call: Call, profile: Path, cluster: Cluster) -> None:

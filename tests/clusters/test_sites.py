@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ def test_the_partition_with_most_gpu_nodes_is_proposed() -> None:
         "purpose": "Partition batch of cluster dgx.",
         "hardware": "h200",
         "slurm": {"partition": "batch", "gres": "gpu:nvidia_h200", "max_time_min": 5760},
-        "container": {"runtime": "pyxis", "image_dir": "/shared/images"},
+        "container": {"runtime": "pyxis", "image_dir": "/shared/images", "host_python": sys.executable},
     }
 
 
@@ -156,7 +157,11 @@ def test_a_rack_without_gres_types_is_known_by_its_features() -> None:
     values = propose(make_site(GB200_POOLS, block_size=18, runtimes=frozenset({"docker", "apptainer"})))
     assert values["hardware"] == "gb200"
     assert values["slurm"] == {"partition": "gb", "gres": "gpu", "block_size": 18, "max_time_min": 720}
-    assert values["container"] == {"runtime": "apptainer", "image_dir": "/shared/images"}
+    assert values["container"] == {
+        "runtime": "apptainer",
+        "image_dir": "/shared/images",
+        "host_python": sys.executable,
+    }
 
 
 def test_a_site_without_gres_asks_for_none() -> None:

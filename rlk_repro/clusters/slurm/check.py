@@ -6,21 +6,23 @@ At the end the scheduler itself is asked, by ``sbatch --test-only``, which queue
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from rlk_repro.base import proc
 from rlk_repro.base.findings import Finding, Level, sort_findings
 from rlk_repro.clusters.profiles import load_all_hardware
 from rlk_repro.clusters.slurm import client as slurmctl
-from rlk_repro.clusters.slurm.judge import Needs, UserHere, judge_profile, list_paths
+from rlk_repro.clusters.slurm.judge import Needs, UserHere, host_python, judge_profile, list_paths
 from rlk_repro.clusters.slurm.options import list_options, time_limit_min
 from rlk_repro.clusters.slurm.site import probe_site
 from rlk_repro.plan import Plan
 from rlk_repro.probes.folder import find_filesystem
 from rlk_repro.probes.host import NETWORK_FILESYSTEMS
 from rlk_repro.rundir.paths import RunDir, runs_root
-from rlk_repro.spec import Hardware, Profile, SlurmSettings
+from rlk_repro.spec import ContainerSettings, Hardware, Profile, SlurmSettings
 
 OWN_FILESYSTEMS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "f2fs"})
 SCHEDULER: Final = "sbatch --test-only"
@@ -57,8 +59,20 @@ def look_around(profile: Profile) -> UserHere:
         existing={path: Path(path).exists() for path in list_paths(profile)},
         runs_root=root,
         is_runs_root_shared=is_shared,
+        python_without_package=find_bare_python(profile.container or ContainerSettings()),
         can_make_images=can_make(None if profile.container is None else profile.container.image_dir),
     )
+
+
+def find_bare_python(settings: ContainerSettings) -> str | None:
+    """The interpreter of the nodes if it is on this machine too and cannot import rlk_repro, as the job would."""
+    python = host_python(settings)
+    if python is None or shutil.which(python) is None:
+        return None
+    path = {"PYTHONPATH": settings.package_dir} if settings.package_dir else {}
+    env = {"PATH": os.environ.get("PATH", os.defpath), **path}
+    done = proc.run([python, "-c", "import rlk_repro"], timeout_s=60, env=env, cwd=Path("/"))
+    return None if done.is_ok else python
 
 
 def can_make(folder: str | None) -> bool:

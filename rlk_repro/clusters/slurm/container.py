@@ -61,6 +61,12 @@ def find_runtime(plan: Plan) -> str:
     return container_settings(plan).runtime if plan.stack.images or plan.stack.unpublished else "host"
 
 
+def find_python(plan: Plan) -> str:
+    """The interpreter that starts the agent: where no container starts, the nodes' own."""
+    settings = container_settings(plan)
+    return settings.host_python or settings.python if find_runtime(plan) == "host" else settings.python
+
+
 def find_remarks(plan: Plan) -> tuple[str, ...]:
     """What is taken that the profile does not say."""
     wanted, stack = container_settings(plan).runtime, plan.stack.stack

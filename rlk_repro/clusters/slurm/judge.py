@@ -35,6 +35,7 @@ class UserHere:
     runs_root: Path
     is_runs_root_shared: bool | None
     can_make_images: bool = True
+    python_without_package: str | None = None
 
 
 def judge_profile(
@@ -165,15 +166,24 @@ def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHer
         yield Finding(Level.BLOCKING, "container.image_dir", "a shared folder for imported images", "not set")
     elif runtime in IMPORTING and not here.can_make_images:
         yield Finding(Level.WARNING, "container.image_dir", "a folder that you may write to", str(settings.image_dir))
+    if here.python_without_package is not None:
+        expected = "an interpreter that has rlk_repro, or container.package_dir"
+        yield Finding(Level.BLOCKING, "container", expected, f"{here.python_without_package} without it")
     for path, is_there in here.existing.items():
         if not is_there:
             yield Finding(Level.WARNING, "container", f"{path} on the nodes", "not on this machine")
 
 
+def host_python(settings: ContainerSettings) -> str | None:
+    """What runs on a node where no container starts; None where the profile does not say."""
+    return settings.host_python or (settings.python if settings.runtime == "host" else None)
+
+
 def list_paths(profile: Profile) -> list[str]:
     """Files and folders that a profile expects on the nodes, but for devices, which only nodes have."""
     settings = profile.container or ContainerSettings()
-    interpreter = [settings.python] if settings.runtime == "host" and settings.python.startswith("/") else []
+    python = host_python(settings)
+    interpreter = [python] if python is not None and python.startswith("/") else []
     package = [settings.package_dir] if settings.package_dir else []
     mounts = [mount.source for mount in settings.mounts if not mount.source.startswith("/dev/")]
     return [*interpreter, *package, *mounts]

@@ -36,9 +36,8 @@ def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Pat
     if runtime in IMPORTING:
         values["container"]["image_dir"] = str(images)
         remarks.append(f"images are imported once to {images}: it must lie on a file system that the nodes share")
-    elif runtime == "host":
-        values["container"]["python"] = sys.executable
-        remarks.append(f"without a container the nodes run {sys.executable}: it must be there as well")
+    values["container"]["python" if runtime == "host" else "host_python"] = sys.executable
+    remarks.append(f"without a container the nodes run {sys.executable}: it must be there as well")
     return Proposal(values={key: value for key, value in values.items() if value is not None}, remarks=remarks)
 
 
