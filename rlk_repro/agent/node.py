@@ -32,7 +32,7 @@ def describe_node(
 
     ``known`` is what the agent has found before.
     """
-    before = preflight.Clock.read()
+    before = preflight.ClockReading.read()
     node = run_dir.node(place.node)
     earlier = set_node_aside(node)
     with trainer_path(plan):
@@ -42,7 +42,7 @@ def describe_node(
     findings = [
         *known,
         *preflight.check_node(plan, run_dir, manifest, busy),
-        *preflight.check_clock(before, preflight.Clock.read()),
+        *preflight.check_clock(before, preflight.ClockReading.read()),
         *([] if earlier is None else find_changes(earlier, manifest)),
     ]
     write_preflight(run_dir, place, findings)

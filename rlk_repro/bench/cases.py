@@ -66,7 +66,7 @@ def find_dtype(case: OperatorCase) -> torch.dtype:
 
 
 @dataclass(frozen=True, eq=False)
-class Inputs:
+class CaseTensors:
     """The tensors of one case: N rows, V columns, D hidden, B samples of T = N / B rows each.
 
     ``logits`` [N, V] for all operators but ``linear_logp``, which has ``hidden`` [N, D] and ``weight`` [V, D] instead.
@@ -126,7 +126,7 @@ class Inputs:
         return torch.cat(current) + 0.15 * self.noise
 
 
-def make_inputs(case: OperatorCase, device: torch.device, seed: int) -> Inputs:
+def make_inputs(case: OperatorCase, device: torch.device, seed: int) -> CaseTensors:
     """Random tensors from the seed alone, the same for every implementation, sweep and process.
 
     Raises:
@@ -142,7 +142,7 @@ def make_inputs(case: OperatorCase, device: torch.device, seed: int) -> Inputs:
         hidden = torch.randn(num_tokens, case.hidden_size, device=device, dtype=dtype, generator=source)
         weight = torch.randn(vocab_size, case.hidden_size, device=device, dtype=dtype, generator=source)
         weight.mul_(LOGIT_SPREAD / math.sqrt(case.hidden_size))
-    inputs = Inputs(
+    inputs = CaseTensors(
         case=case,
         tokens=_sample_tokens(logits, hidden, weight, source),
         mask=_make_mask(case, device),

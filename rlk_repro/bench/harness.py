@@ -17,10 +17,10 @@ import torch
 from rlk_repro.base.files import dump_json_line
 from rlk_repro.base.units import GIB, format_bytes
 from rlk_repro.bench.attempts import Attempts, Failure, shorten_line
-from rlk_repro.bench.cases import Inputs, estimate_bytes, find_floor_s, make_inputs
-from rlk_repro.bench.implementation import Blocked, Call, Implementation, Ready, make_call
+from rlk_repro.bench.cases import CaseTensors, estimate_bytes, find_floor_s, make_inputs
+from rlk_repro.bench.implementation import BenchedImplementation, Blocked, Call, Ready, make_call
 from rlk_repro.bench.measure import Rates, Timing, measure_calls, record_kernels
-from rlk_repro.bench.references import Check, Truth, check_call, compute_truth
+from rlk_repro.bench.references import Accuracy, Truth, check_call, compute_truth
 from rlk_repro.rundir.operator_results import OperatorCase, OperatorStatus
 from rlk_repro.spec import OperatorsWorkload
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class BoundCell:
     """An implementation bound to the tensors of a case."""
 
     ready: Ready
@@ -46,7 +46,7 @@ class Harness:
     def __init__(
         self,
         suite: OperatorsWorkload,
-        implementations: tuple[Implementation, ...],
+        implementations: tuple[BenchedImplementation, ...],
         device: torch.device,
         rates: Rates,
         seed: int,
@@ -93,14 +93,14 @@ class Harness:
             del cell
             self._attempts.release()
 
-    def _find_implementations(self, case: OperatorCase) -> list[Implementation]:
+    def _find_implementations(self, case: OperatorCase) -> list[BenchedImplementation]:
         return [
             item
             for item in self._implementations
             if item.operator == case.operator and (case.density < 1 or not item.is_sparse)
         ]
 
-    def _make_inputs(self, case: OperatorCase) -> Inputs | Failure:
+    def _make_inputs(self, case: OperatorCase) -> CaseTensors | Failure:
         limit_gib, needed = self._suite.memory_limit_gib, estimate_bytes(case)
         if limit_gib is not None and needed > limit_gib * GIB:
             reason = f"expected to need {format_bytes(needed)}; the run's memory limit is {limit_gib:g} GiB"
@@ -108,19 +108,19 @@ class Harness:
         made = self._attempts.attempt(partial(make_inputs, case, self._attempts.device, self._seed))
         return Failure(made.status, shorten_line(f"inputs: {made.reason}")) if isinstance(made, Failure) else made
 
-    def _build(self, implementation: Implementation, inputs: Inputs | Failure) -> Cell | Failure:
+    def _build(self, implementation: BenchedImplementation, inputs: CaseTensors | Failure) -> BoundCell | Failure:
         if isinstance(inputs, Failure):
             return inputs
         ready = self._attempts.attempt(partial(implementation.build, inputs))
         if isinstance(ready, Blocked):
             return Failure(OperatorStatus.BLOCKED, shorten_line(ready.reason))
-        return ready if isinstance(ready, Failure) else Cell(ready, make_call(inputs, ready))
+        return ready if isinstance(ready, Failure) else BoundCell(ready, make_call(inputs, ready))
 
     def _time(self, call: Call) -> Timing:
         suite = self._suite
         return measure_calls(call, device=self._attempts.device, warmup=suite.warmup_calls, repeats=suite.timed_calls)
 
-    def _check(self, cell: Cell | Failure, truth: Truth | Failure) -> dict[str, Any]:
+    def _check(self, cell: BoundCell | Failure, truth: Truth | Failure) -> dict[str, Any]:
         if isinstance(cell, Failure):
             return _describe_check(cell, ())
         check = None if isinstance(truth, Failure) else self._attempts.attempt(partial(check_call, cell.call, truth))
@@ -129,7 +129,7 @@ class Harness:
         return record | ({"reason": shorten_line(f"not checked: {truth.reason}")} if isinstance(truth, Failure) else {})
 
 
-def _describe_cell(implementation: Implementation, cell: Cell | Failure) -> dict[str, Any]:
+def _describe_cell(implementation: BenchedImplementation, cell: BoundCell | Failure) -> dict[str, Any]:
     if isinstance(cell, Failure):
         return {"kind": implementation.kind.value, "class_name": "", "version": ""}
     ready = cell.ready
@@ -144,7 +144,7 @@ def _describe_timing(timing: Timing | Failure) -> dict[str, Any]:
     return {"status": OperatorStatus.PASSED.value, "reason": "", **numbers}
 
 
-def _describe_check(check: Check | Failure | None, kernels: tuple[str, ...]) -> dict[str, Any]:
+def _describe_check(check: Accuracy | Failure | None, kernels: tuple[str, ...]) -> dict[str, Any]:
     """What was found, if anything could be; numbers that are not finite make the cell a failed one."""
     status, reason = OperatorStatus.PASSED, ""
     error = gradient_error = is_repeatable = None

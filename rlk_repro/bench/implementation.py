@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, Inputs, clip_high, needs_grad
+from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, CaseTensors, clip_high, needs_grad
 from rlk_repro.rundir.operator_results import OperatorKind
 
 IMPORT_ERRORS: Final = (ImportError, AttributeError, OSError, RuntimeError)
@@ -21,7 +21,7 @@ IMPORT_ERRORS: Final = (ImportError, AttributeError, OSError, RuntimeError)
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """``forward`` computes on ``Inputs.leaves``: one value per row [N], or their weighted sum (``grpo_loss``)."""
+    """``forward`` computes on ``CaseTensors.leaves``: one value per row [N], or their weighted sum (``grpo_loss``)."""
 
     forward: Callable[[], torch.Tensor]
     kind: OperatorKind
@@ -36,11 +36,11 @@ class Blocked:
     reason: str
 
 
-Builder: TypeAlias = Callable[[Inputs], Ready | Blocked]
+Builder: TypeAlias = Callable[[CaseTensors], Ready | Blocked]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Implementation:
+class BenchedImplementation:
     """One name in the tables.  ``kind`` is what it is where it cannot even be built."""
 
     name: str
@@ -54,7 +54,7 @@ class Implementation:
 Call: TypeAlias = Callable[[], tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
 
 
-def make_call(inputs: Inputs, ready: Ready) -> Call:
+def make_call(inputs: CaseTensors, ready: Ready) -> Call:
     """What is timed and checked: the values and, where the case goes backward, the gradients of the leaves."""
 
     def forward() -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -93,13 +93,13 @@ def find_version(distribution: str) -> str:
         return "unversioned"
 
 
-def clip_losses(ratio: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+def clip_losses(ratio: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
     """The clipped surrogate per row, as vime's ``compute_policy_loss`` computes it."""
     advantages = inputs.advantages
     clipped = ratio.clamp(1 - CLIP, 1 + clip_high(inputs.case))
     return torch.maximum(-ratio * advantages, -clipped * advantages)
 
 
-def reduce_losses(losses: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+def reduce_losses(losses: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
     """Per row for ``ratio_kl``; for ``grpo_loss`` the mean over wanted rows, as its kernel returns nothing else."""
     return (losses * inputs.weights).sum() if inputs.case.operator == "grpo_loss" else losses

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from rlk_repro.integration.measure.profile import Clock, DeviceClock, HostClock
+from rlk_repro.integration.measure.profile import DeviceClock, HostClock, MomentClock
 
 RATE_REPEATS: Final = 10
 MAX_KERNELS: Final = 32
@@ -47,7 +47,7 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
     for _ in range(warmup):
         function()
     is_device = device.type == "cuda"
-    clock: Clock = DeviceClock() if is_device else HostClock()
+    clock: MomentClock = DeviceClock() if is_device else HostClock()
     was_collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -76,7 +76,7 @@ def _reset_peak(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def _mark_call(function: Callable[[], object], clock: Clock) -> tuple[Any, Any]:
+def _mark_call(function: Callable[[], object], clock: MomentClock) -> tuple[Any, Any]:
     begin = clock.mark()
     function()
     return begin, clock.mark()

@@ -24,11 +24,11 @@ import torch
 from torch import distributed
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError, finish
-from rlk_repro.bench.batches import BatchShape, Microbatch, make_microbatch
+from rlk_repro.bench.batches import BatchShape, LossBatch, make_microbatch
 from rlk_repro.bench.measure import record_kernels
 from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.bench.sources import load_vime_loss
-from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, DeviceClock, HostClock, Profile
+from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, DeviceClock, HostClock, StepProfile
 from rlk_repro.operators import has_old_policy_pass
 from rlk_repro.refengine.__main__ import LOG_FORMAT, TIME_FORMAT
 
@@ -157,7 +157,7 @@ class Phases:
     of ``group`` begin a phase together: waiting for another one's batch is no part of it.
     """
 
-    def __init__(self, device: torch.device, group: Any, lead_ms: float, profile: Profile | None) -> None:
+    def __init__(self, device: torch.device, group: Any, lead_ms: float, profile: StepProfile | None) -> None:
         self._clock: Any = HostClock() if device.type == "cpu" else DeviceClock()
         self._lead = 0 if device.type == "cpu" else round(lead_ms * find_cycles_per_ms()) if lead_ms else 0
         self._group, self._token, self._profile = group, torch.zeros(1, device=device), profile
@@ -233,7 +233,7 @@ class ModuleBench:
         loss_module: ModuleType,
         device: torch.device,
         rank: int,
-        profile: Profile | None = None,
+        profile: StepProfile | None = None,
     ) -> None:
         from megatron.core import mpu
 
@@ -289,7 +289,7 @@ class ModuleBench:
         step.add(batch, metrics, gradient)
 
     @torch.no_grad()
-    def _find_log_probs(self, microbatch: Microbatch) -> list[torch.Tensor]:
+    def _find_log_probs(self, microbatch: LossBatch) -> list[torch.Tensor]:
         """As vime's forward-only passes call it."""
         _, found = self.loss.get_log_probs_and_entropy(
             microbatch.logits.detach(),

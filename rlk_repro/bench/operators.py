@@ -21,7 +21,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError, finish
 from rlk_repro.base.files import write_json
 from rlk_repro.bench.cases import expand_grids, find_dtype
 from rlk_repro.bench.harness import Harness, log_record
-from rlk_repro.bench.implementation import Implementation
+from rlk_repro.bench.implementation import BenchedImplementation
 from rlk_repro.bench.measure import measure_rates
 from rlk_repro.bench.peers import list_peers
 from rlk_repro.bench.references import list_references
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
         harness.check_case(case)
 
 
-def list_implementations(suite: OperatorsWorkload) -> tuple[Implementation, ...]:
+def list_implementations(suite: OperatorsWorkload) -> tuple[BenchedImplementation, ...]:
     """Those that the suite names, or all, of the operators in it.
 
     Raises:

@@ -13,10 +13,10 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from rlk_repro.bench.cases import POLICY_OPERATORS, Inputs, needs_grad
+from rlk_repro.bench.cases import POLICY_OPERATORS, CaseTensors, needs_grad
 from rlk_repro.bench.implementation import (
+    BenchedImplementation,
     Blocked,
-    Implementation,
     Ready,
     as_tensor,
     clip_losses,
@@ -37,7 +37,7 @@ def _select_from_hidden(hidden: torch.Tensor, weight: torch.Tensor, tokens: torc
     return _select(functional.linear(hidden, weight), tokens)
 
 
-def _compute_losses(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+def _compute_losses(logits: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
     ratio = (_compile(_select)(logits, inputs.tokens) - inputs.old_log_probs).exp()
     return reduce_losses(clip_losses(ratio, inputs), inputs)
 
@@ -55,7 +55,7 @@ def _compile(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
-def _build_compiled(inputs: Inputs) -> Ready | Blocked:
+def _build_compiled(inputs: CaseTensors) -> Ready | Blocked:
     if not inputs.tokens.is_cuda:
         return Blocked("nothing is compiled on a CPU, vime's own functions neither")
     if inputs.case.operator in POLICY_OPERATORS:
@@ -70,7 +70,7 @@ def _build_compiled(inputs: Inputs) -> Ready | Blocked:
     )
 
 
-def _build_peer(inputs: Inputs, *, path: str, distribution: str, options: dict[str, Any]) -> Ready | Blocked:
+def _build_peer(inputs: CaseTensors, *, path: str, distribution: str, options: dict[str, Any]) -> Ready | Blocked:
     """A cross-entropy per row: what the others call the log-prob, negated."""
     function = find_attribute(path)
     if isinstance(function, Blocked):
@@ -83,14 +83,14 @@ def _build_peer(inputs: Inputs, *, path: str, distribution: str, options: dict[s
     return Ready(forward=forward, kind=OperatorKind.PEER, class_name=path, version=find_version(distribution))
 
 
-def _build_liger(inputs: Inputs) -> Ready | Blocked:
+def _build_liger(inputs: CaseTensors) -> Ready | Blocked:
     if needs_grad(inputs.case):
         return Blocked("it overwrites the logits with their gradient: calls after the first would see other logits")
     path = "liger_kernel.transformers.functional.liger_cross_entropy"
     return _build_peer(inputs, path=path, distribution="liger-kernel", options={})
 
 
-def _build_torch_linear(inputs: Inputs) -> Ready | Blocked:
+def _build_torch_linear(inputs: CaseTensors) -> Ready | Blocked:
     """torch's own chunked loss, which its plain call is not."""
     options = find_attribute("torch.nn.LinearCrossEntropyOptions")
     if isinstance(options, Blocked):
@@ -99,7 +99,7 @@ def _build_torch_linear(inputs: Inputs) -> Ready | Blocked:
     return _build_peer(inputs, path=path, distribution="torch", options={"options": options()})
 
 
-def list_peers() -> tuple[Implementation, ...]:
+def list_peers() -> tuple[BenchedImplementation, ...]:
     liger = partial(
         _build_peer,
         path="liger_kernel.transformers.functional.liger_fused_linear_cross_entropy",
@@ -118,5 +118,5 @@ def list_peers() -> tuple[Implementation, ...]:
     )
 
 
-def _make(name: str, operator: str, build: Callable[[Inputs], Ready | Blocked]) -> Implementation:
-    return Implementation(name=name, operator=operator, kind=OperatorKind.PEER, build=build)
+def _make(name: str, operator: str, build: Callable[[CaseTensors], Ready | Blocked]) -> BenchedImplementation:
+    return BenchedImplementation(name=name, operator=operator, kind=OperatorKind.PEER, build=build)

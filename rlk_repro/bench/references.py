@@ -8,11 +8,11 @@ from typing import Final
 
 import torch
 
-from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, POLICY_OPERATORS, Inputs, clip_high
+from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, POLICY_OPERATORS, CaseTensors, clip_high
 from rlk_repro.bench.implementation import (
+    BenchedImplementation,
     Blocked,
     Call,
-    Implementation,
     Ready,
     as_tensor,
     find_attribute,
@@ -26,7 +26,7 @@ _ROWS_PER_CHUNK: Final = 64
 _COLUMNS_PER_CHUNK: Final = 16384
 
 
-def _build_vime(inputs: Inputs, *, with_entropy: bool) -> Ready | Blocked:
+def _build_vime(inputs: CaseTensors, *, with_entropy: bool) -> Ready | Blocked:
     """The pinned vime's functions as its loss calls them, with no process group, which is one rank.
 
     The entropy is the metric that vime computes by default, without gradient.
@@ -59,10 +59,10 @@ def _build_vime(inputs: Inputs, *, with_entropy: bool) -> Ready | Blocked:
     )
 
 
-def list_references() -> tuple[Implementation, ...]:
+def list_references() -> tuple[BenchedImplementation, ...]:
     """vime's functions for every operator, without the entropy metric and with it."""
     return tuple(
-        Implementation(
+        BenchedImplementation(
             name=name,
             operator=operator,
             kind=OperatorKind.VIME,
@@ -85,7 +85,7 @@ class Truth:
     gradient: torch.Tensor | None
 
 
-def compute_truth(inputs: Inputs, num_rows: int) -> Truth:
+def compute_truth(inputs: CaseTensors, num_rows: int) -> Truth:
     """Compute some wanted rows in float64, evenly spaced.
 
     Raises:
@@ -104,7 +104,7 @@ def compute_truth(inputs: Inputs, num_rows: int) -> Truth:
     return Truth(rows, values, gradient)
 
 
-def _find_logits(inputs: Inputs, rows: torch.Tensor) -> torch.Tensor:
+def _find_logits(inputs: CaseTensors, rows: torch.Tensor) -> torch.Tensor:
     """[R, V] in float64."""
     if inputs.logits is not None:
         return inputs.logits[rows].double()
@@ -114,7 +114,7 @@ def _find_logits(inputs: Inputs, rows: torch.Tensor) -> torch.Tensor:
     return torch.cat([hidden @ part.double().t() for part in torch.split(inputs.weight, _COLUMNS_PER_CHUNK)], dim=1)
 
 
-def _pull_back(inputs: Inputs, gradient: torch.Tensor) -> torch.Tensor:
+def _pull_back(inputs: CaseTensors, gradient: torch.Tensor) -> torch.Tensor:
     """From the gradient of the logits to that of the hidden states; the logits' own where there are none."""
     if inputs.weight is None:
         return gradient
@@ -123,7 +123,7 @@ def _pull_back(inputs: Inputs, gradient: torch.Tensor) -> torch.Tensor:
     return torch.stack([left @ right.double() for left, right in parts]).sum(dim=0)
 
 
-def _find_values(inputs: Inputs, rows: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+def _find_values(inputs: CaseTensors, rows: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     log_probs = logits.log_softmax(-1).gather(1, inputs.tokens[rows].unsqueeze(1)).squeeze(1)
     if inputs.case.operator not in POLICY_OPERATORS:
         return log_probs
@@ -132,7 +132,7 @@ def _find_values(inputs: Inputs, rows: torch.Tensor, logits: torch.Tensor) -> to
     return torch.maximum(-ratio * advantages, -ratio.clamp(1 - CLIP, 1 + clip_high(inputs.case)) * advantages)
 
 
-def _find_whole_loss(inputs: Inputs) -> torch.Tensor:
+def _find_whole_loss(inputs: CaseTensors) -> torch.Tensor:
     """Over all wanted rows, a few at a time."""
     parts = [
         (_find_values(inputs, rows, _find_logits(inputs, rows)) * inputs.weights[rows]).sum()
@@ -142,7 +142,7 @@ def _find_whole_loss(inputs: Inputs) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Accuracy:
     """How far an implementation is from float64, and whether a second call gave the same bits.
 
     ``gradient_error`` is a fraction of the largest gradient element; None where no gradient was computed.
@@ -153,14 +153,14 @@ class Check:
     is_repeatable: bool
 
 
-def check_call(call: Call, truth: Truth) -> Check:
+def check_call(call: Call, truth: Truth) -> Accuracy:
     """Call twice and compare the checked rows; ``call`` returns values and gradients of the leaves."""
     first, second = (_pick_rows(call(), truth.rows) for _ in range(2))
     gradient_error = None
     if truth.gradient is not None and first[1] is not None:
         largest = truth.gradient.abs().max()
         gradient_error = float((first[1].double() - truth.gradient).abs().max() / largest)
-    return Check(
+    return Accuracy(
         error=float((first[0].double() - truth.values).abs().max()),
         gradient_error=gradient_error,
         is_repeatable=all(_is_same(*pair) for pair in zip(first, second, strict=True)),

@@ -12,14 +12,14 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
-from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, Inputs
-from rlk_repro.bench.implementation import Blocked, Implementation, Ready, as_tensor, clip_losses, find_attribute
+from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, CaseTensors
+from rlk_repro.bench.implementation import BenchedImplementation, Blocked, Ready, as_tensor, clip_losses, find_attribute
 from rlk_repro.integration.route.rl_kernel import find_absent_symbols, find_version, load_operator
 from rlk_repro.integration.switch import probe_platform
 from rlk_repro.operators import OPERATORS, Calls, Platform, Reason, Refusal
 from rlk_repro.rundir.operator_results import OperatorKind
 
-Use: TypeAlias = Callable[[Any, Inputs], torch.Tensor]
+Use: TypeAlias = Callable[[Any, CaseTensors], torch.Tensor]
 
 NATIVE: Final = "rl-kernel-native"
 TRITON: Final = "rl-kernel-triton"
@@ -44,19 +44,19 @@ LOGP_METHODS: Final = {
 }
 
 
-def _select(method: _LogpMethod, op: Any, inputs: Inputs) -> torch.Tensor:
+def _select(method: _LogpMethod, op: Any, inputs: CaseTensors) -> torch.Tensor:
     rows = (inputs.rows,) if method.is_sparse else ()
     return as_tensor(getattr(op, method.name)(inputs.leaves[0], inputs.tokens, *rows))
 
 
-def _compute_ratios(op: Any, inputs: Inputs) -> torch.Tensor:
+def _compute_ratios(op: Any, inputs: CaseTensors) -> torch.Tensor:
     """The operator's KL, here to the same logits, is zero and not used."""
     (leaf,) = inputs.leaves
     ratio, _ = op(leaf, leaf.detach(), inputs.tokens, inputs.mask, inputs.old_log_probs)
     return clip_losses(ratio, inputs)
 
 
-def _compute_loss(op: Any, inputs: Inputs) -> torch.Tensor:
+def _compute_loss(op: Any, inputs: CaseTensors) -> torch.Tensor:
     shape = (inputs.num_samples, -1)
     logits = inputs.leaves[0].view(*shape, inputs.case.vocab_size)
     tokens, old, mask = (item.view(shape) for item in (inputs.tokens, inputs.old_log_probs, inputs.mask))
@@ -64,11 +64,11 @@ def _compute_loss(op: Any, inputs: Inputs) -> torch.Tensor:
     return as_tensor(loss)
 
 
-def _select_from_hidden(op: Any, inputs: Inputs) -> torch.Tensor:
+def _select_from_hidden(op: Any, inputs: CaseTensors) -> torch.Tensor:
     return as_tensor(op(*inputs.leaves, inputs.tokens))
 
 
-def _build_resolved(inputs: Inputs, *, use: Use, method: _LogpMethod | None = None) -> Ready | Blocked:
+def _build_resolved(inputs: CaseTensors, *, use: Use, method: _LogpMethod | None = None) -> Ready | Blocked:
     """What RL-Kernel's registry gives for the case's operator, if its class counts here."""
     case, platform = inputs.case, _find_platform(inputs)
     operator = OPERATORS[case.operator]
@@ -91,11 +91,11 @@ def _build_resolved(inputs: Inputs, *, use: Use, method: _LogpMethod | None = No
     )
 
 
-def _find_platform(inputs: Inputs) -> Platform:
+def _find_platform(inputs: CaseTensors) -> Platform:
     return probe_platform() if inputs.tokens.is_cuda else Platform.CPU
 
 
-def _build_by_class(inputs: Inputs, *, path: str, kind: OperatorKind, use: Use) -> Ready | Blocked:
+def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: Use) -> Ready | Blocked:
     """A class of RL-Kernel itself, whatever its registry would choose."""
     found = find_attribute(path)
     if isinstance(found, Blocked):
@@ -108,23 +108,23 @@ def _build_by_class(inputs: Inputs, *, path: str, kind: OperatorKind, use: Use) 
     )
 
 
-def list_operators() -> Iterator[Implementation]:
+def list_operators() -> Iterator[BenchedImplementation]:
     """Every way to call RL-Kernel, operator by operator."""
     for name, method in LOGP_METHODS.items():
         build = partial(_build_resolved, use=partial(_select, method), method=method)
-        yield Implementation(name=name, operator="logp", build=build, is_sparse=method.is_sparse)
+        yield BenchedImplementation(name=name, operator="logp", build=build, is_sparse=method.is_sparse)
     uses: dict[str, Use] = {
         "ratio_kl": _compute_ratios,
         "grpo_loss": _compute_loss,
         "linear_logp": _select_from_hidden,
     }
     for operator, use in uses.items():
-        yield Implementation(name="rl-kernel", operator=operator, build=partial(_build_resolved, use=use))
+        yield BenchedImplementation(name="rl-kernel", operator=operator, build=partial(_build_resolved, use=use))
     triton = partial(_build_by_class, path=TRITON_LINEAR_LOGP, kind=OperatorKind.FUSED, use=_select_from_hidden)
-    yield Implementation(name=TRITON, operator="linear_logp", build=triton)
+    yield BenchedImplementation(name=TRITON, operator="linear_logp", build=triton)
     uses["logp"] = partial(_select, LOGP_METHODS["rl-kernel-fp32"])
     for operator, use in uses.items():
         native = next(item for item in OPERATORS[operator].implementations[Platform.CPU] if item.is_native)
         path = f"rl_engine.kernels.ops.pytorch.loss.{operator}.{native.class_name}"
         build = partial(_build_by_class, path=path, kind=OperatorKind.NATIVE, use=use)
-        yield Implementation(name=NATIVE, operator=operator, build=build)
+        yield BenchedImplementation(name=NATIVE, operator=operator, build=build)

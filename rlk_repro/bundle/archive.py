@@ -20,7 +20,7 @@ from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import MAX_JSON_BYTES
 from rlk_repro.base.units import format_bytes
 from rlk_repro.bundle.checksums import CODEC
-from rlk_repro.bundle.gzip_stream import GzipReader, GzipWriter, Limits, Place
+from rlk_repro.bundle.gzip_stream import GzipReader, GzipWriter, Limits, ReaderPlace
 from rlk_repro.rundir.paths import RunDir
 
 _BLOCK_BYTES: Final = tarfile.BLOCKSIZE
@@ -135,7 +135,7 @@ class ArchiveReader:
     """
 
     def __init__(self, stream: BinaryIO, archive: str, *, limits: Limits | None = None) -> None:
-        self._place = Place(archive)
+        self._place = ReaderPlace(archive)
         self._gzip = GzipReader(stream, self._place, limits or Limits())
         self._num_unread_bytes = 0
         self._is_file: dict[str, bool | None] = {}

@@ -73,7 +73,7 @@ class Limits:
 
 
 @dataclass
-class Place:
+class ReaderPlace:
     """Where a reader is, for messages."""
 
     archive: str
@@ -91,7 +91,7 @@ class GzipReader:
         packed_digest: sha256 of all bytes after the header, as ``GzipWriter`` recorded it; None in other tools' files.
     """
 
-    def __init__(self, stream: BinaryIO, place: Place, limits: Limits) -> None:
+    def __init__(self, stream: BinaryIO, place: ReaderPlace, limits: Limits) -> None:
         self._stream = stream
         self._place = place
         self._limits = limits

@@ -11,7 +11,7 @@ from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.layers import FoundFile, find_files
 from rlk_repro.images.match import check_kernels, check_sources, match_labels, match_stack, missing_record
-from rlk_repro.images.oci import Layout, OciImage, check_blobs, load_image, open_layout
+from rlk_repro.images.oci import OciImage, OciLayout, check_blobs, load_image, open_layout
 from rlk_repro.images.record import ImageRecord, parse_record
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.spec import Stack
@@ -112,7 +112,7 @@ def _match_files(record: ImageRecord, files: Mapping[str, FoundFile]) -> Iterato
         yield Finding(Level.BLOCKING, "vime/.git/HEAD", commit, ", ".join(sorted(heads))[:100])
 
 
-def _find(layout: Layout, image: OciImage) -> dict[str, FoundFile]:
+def _find(layout: OciLayout, image: OciImage) -> dict[str, FoundFile]:
     """All of them are in the layers that we added, so the base's are not even decompressed."""
 
     def is_enough(paths: set[str]) -> bool:

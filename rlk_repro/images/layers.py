@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final, cast
 
 from rlk_repro.base.errors import BundleUnreadable, Problem
-from rlk_repro.images.oci import CHUNK_BYTES, Descriptor, Layout, OciImage, blob_name
+from rlk_repro.images.oci import CHUNK_BYTES, Descriptor, OciImage, OciLayout, blob_name
 
 MAX_KEPT_BYTES: Final = 16 << 20
 _WHITEOUT: Final = ".wh."
@@ -27,7 +27,7 @@ class FoundFile:
 
 
 def find_files(
-    layout: Layout, image: OciImage, is_wanted: Callable[[str], bool], is_enough: Callable[[set[str]], bool]
+    layout: OciLayout, image: OciImage, is_wanted: Callable[[str], bool], is_enough: Callable[[set[str]], bool]
 ) -> dict[str, FoundFile]:
     """Files by path, the uppermost layer first, until there are enough; a file that a layer deletes stays deleted.
 
@@ -50,7 +50,7 @@ def find_files(
     return found
 
 
-def _members(layout: Layout, layer: Descriptor) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
+def _members(layout: OciLayout, layer: Descriptor) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
     with layout.open(blob_name(layer.digest, str(layout.where))) as stream:
         raw = _decompress(layer, stream)
         try:

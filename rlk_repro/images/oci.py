@@ -55,7 +55,7 @@ class OciImage:
         return sum(item.size_bytes for item in self.blobs)
 
 
-class Layout:
+class OciLayout:
     """The files of a layout by name, each a file of a folder or a member of a tar; nothing is unpacked."""
 
     def __init__(self, where: Path, files: Mapping[str, Path | tarfile.TarInfo]) -> None:
@@ -102,7 +102,7 @@ class Layout:
         return value
 
 
-def open_layout(path: Path) -> Layout:
+def open_layout(path: Path) -> OciLayout:
     """A folder or a tar.
 
     Raises:
@@ -115,7 +115,7 @@ def open_layout(path: Path) -> Layout:
         raise BundleUnreadable(Problem(str(path), f"is no OCI archive ({error})", hint=hint)) from None
     if "index.json" not in files:
         raise BundleUnreadable(Problem(str(path), "holds no index.json", expected="an OCI layout or a tar of one"))
-    return Layout(path, files)
+    return OciLayout(path, files)
 
 
 def _list_folder(path: Path) -> Iterator[tuple[str, Path | tarfile.TarInfo]]:
@@ -146,7 +146,7 @@ def blob_name(digest: str, where: str) -> str:
     return f"blobs/sha256/{match[1]}"
 
 
-def load_image(layout: Layout, platform: str | None = None) -> OciImage:
+def load_image(layout: OciLayout, platform: str | None = None) -> OciImage:
     """The image of one platform (``amd64``); of several, the one must be named.
 
     Raises:
@@ -173,7 +173,7 @@ def load_image(layout: Layout, platform: str | None = None) -> OciImage:
 
 
 def _choose(
-    layout: Layout, index: Mapping[str, Any], platform: str | None, index_digest: str | None
+    layout: OciLayout, index: Mapping[str, Any], platform: str | None, index_digest: str | None
 ) -> tuple[dict[str, Any], str | None]:
     """The descriptor of a manifest, through lists of lists, and the digest of the list."""
     found = [item for item in index.get("manifests", []) if not _is_attestation(item)]
@@ -203,7 +203,7 @@ def _descriptor(value: Mapping[str, Any]) -> Descriptor:
     )
 
 
-def check_blobs(layout: Layout, image: OciImage) -> Iterator[Finding]:
+def check_blobs(layout: OciLayout, image: OciImage) -> Iterator[Finding]:
     """Every blob that the manifest names is there and is what its digest says."""
     for blob in image.blobs:
         name = blob_name(blob.digest, str(layout.where))
@@ -216,6 +216,6 @@ def check_blobs(layout: Layout, image: OciImage) -> Iterator[Finding]:
             yield Finding(Level.BLOCKING, name, blob.digest, found)
 
 
-def hash_file(layout: Layout, name: str) -> str:
+def hash_file(layout: OciLayout, name: str) -> str:
     with layout.open(name) as stream:
         return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"

@@ -24,10 +24,10 @@ from rlk_repro.integration.measure.agreement import TokenRecord
 from rlk_repro.integration.measure.energy import open_energy
 from rlk_repro.integration.measure.installation import Installation, find_installation
 from rlk_repro.integration.measure.ledger import Ledger, OpsWriter
-from rlk_repro.integration.measure.profile import Profile, Timers
+from rlk_repro.integration.measure.profile import StepProfile, Timers
 from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
-from rlk_repro.integration.measure.shadow import Shadow
-from rlk_repro.integration.route.api import Claim, Route, RouteContext, RouteFactory, dispatch_calls, resolve
+from rlk_repro.integration.measure.shadow import ShadowStep
+from rlk_repro.integration.route.api import Route, RouteContext, RoutedOperator, RouteFactory, dispatch_calls, resolve
 from rlk_repro.integration.route.batch import CurrentBatch
 from rlk_repro.integration.route.linear_logp import NAME as LINEAR_LOGP
 from rlk_repro.integration.route.table import ROUTES
@@ -172,7 +172,7 @@ def install_into(
     check_ranks_agree(rank, world_size, _describe_choice(settings, found))
     if settings.mode is Mode.REQUIRE:
         _forbid_fallbacks(found)
-    profile = Profile(case.platform)
+    profile = StepProfile(case.platform)
     ledger = Ledger(
         OpsWriter(settings.ops_dir, rank) if settings.ops_dir else None,
         ops=settings.ops,
@@ -197,7 +197,7 @@ def install_into(
     for op, result in found.items():
         ledger.decide(op, result)
     if SHADOW in settings.schedule and settings.ops_dir:
-        installation.shadow = Shadow(
+        installation.shadow = ShadowStep(
             profile,
             ledger,
             watch,
@@ -260,7 +260,9 @@ def _rebind_targets(
     batch: CurrentBatch,
     has_entropy_metric: bool,
 ) -> None:
-    claims = [Claim(OPERATORS[op], result if isinstance(result, Route) else None) for op, result in found.items()]
+    claims = [
+        RoutedOperator(OPERATORS[op], result if isinstance(result, Route) else None) for op, result in found.items()
+    ]
     for name in TIMERS:
         own = [claim for claim in claims if claim.operator.function == name]
         wrappers: list[Wrapper] = []

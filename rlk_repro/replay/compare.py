@@ -15,7 +15,7 @@ from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import diff_contents, load_parts
-from rlk_repro.replay.difference import CONFIDENCE, Difference, find_difference
+from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, find_difference
 from rlk_repro.replay.identity import compare_identities, read_identity
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
 from rlk_repro.rundir.operator_results import OperatorResult
@@ -190,7 +190,7 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
     return Match.IMPRECISE, f"{text}; {number} {unit} on each side would show whether it is within {_percent(margin)}"
 
 
-def _compare_speed(recorded: Analysis, new: Analysis) -> tuple[Difference, str] | None:
+def _compare_speed(recorded: Analysis, new: Analysis) -> tuple[RatioDifference, str] | None:
     """How far the step time ratios lie apart, and that in words; None where a side has no interval."""
     old, now = recorded.effect(STEP_TIME), new.effect(STEP_TIME)
     difference = None if old is None or now is None else find_difference(old, now)

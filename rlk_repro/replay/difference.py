@@ -15,7 +15,7 @@ CONFIDENCE: Final = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class RatioDifference:
     """Of two log ratios, later minus earlier, with its standard error; ``n`` is the larger number of pairs."""
 
     estimate: float
@@ -60,7 +60,7 @@ class Difference:
         return f"difference {center} %, {100 * CONFIDENCE:g} % interval {low} to {high} %"
 
 
-def find_difference(old: Effect, new: Effect) -> Difference | None:
+def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
     """Welch's t with the degrees of freedom of Welch and Satterthwaite; None where a side has no interval."""
     sides = [(effect.n, error) for effect in (old, new) if (error := _standard_error(effect)) is not None]
     if old.ratio is None or new.ratio is None or len(sides) < 2:
@@ -68,7 +68,7 @@ def find_difference(old: Effect, new: Effect) -> Difference | None:
     variances = [error * error for _, error in sides]
     total = math.fsum(variances)
     rest = math.fsum(variance * variance / (n - 1) for variance, (n, _) in zip(variances, sides, strict=True))
-    return Difference(
+    return RatioDifference(
         estimate=math.log(new.ratio) - math.log(old.ratio),
         error=math.sqrt(total),
         # a little more, so that ten degrees of freedom that were computed as 9.999 are ten

@@ -28,7 +28,7 @@ from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import Loaded
 from rlk_repro.submit import finishing, planning, sending
-from rlk_repro.submit.stage import Inputs
+from rlk_repro.submit.stage import AuthorFiles
 from rlk_repro.workloads.checkouts import trainer_path
 from rlk_repro.workloads.parts import list_run_folders
 
@@ -39,7 +39,7 @@ class Recorded:
 
     bundle_id: str
     plan: Plan
-    inputs: Inputs
+    inputs: AuthorFiles
     analysis: Analysis
     manifests: tuple[Manifest, ...]
     identity: Identity
@@ -245,9 +245,9 @@ def _require_same_analysis(run_dir: RunDir) -> Analysis:
     return analysis
 
 
-def _read_inputs(run_dir: RunDir) -> Inputs:
+def _read_inputs(run_dir: RunDir) -> AuthorFiles:
     try:
-        return Inputs(
+        return AuthorFiles(
             run=run_dir.run_yaml.read_bytes(),
             stack=run_dir.stack_yaml.read_bytes(),
             hardware=run_dir.hardware_yaml.read_bytes(),

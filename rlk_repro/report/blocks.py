@@ -21,7 +21,7 @@ class Tone(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class TableCell:
     """``target`` links to what the text rests on (HTML only), ``anchor`` is the cell's own id, ``note`` is small."""
 
     text: str
@@ -50,7 +50,7 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     note: str = ""
     is_folded: bool = False
 
@@ -96,5 +96,5 @@ def drop_empty_columns(table: Table) -> Table:
     )
 
 
-def make_row(*values: str | Cell) -> tuple[Cell, ...]:
-    return tuple(value if isinstance(value, Cell) else Cell(text=value) for value in values)
+def make_row(*values: str | TableCell) -> tuple[TableCell, ...]:
+    return tuple(value if isinstance(value, TableCell) else TableCell(text=value) for value in values)

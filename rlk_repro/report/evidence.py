@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.base.units import format_percent
-from rlk_repro.report.blocks import Cell, Column, Table, Tone, make_columns, make_row
+from rlk_repro.report.blocks import Column, Table, TableCell, Tone, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, start_sentence
 from rlk_repro.report.sections import pair_ratio
 from rlk_repro.report.view import View, describe_lines, describe_source
@@ -52,17 +52,17 @@ def _trial_table(view: View, metric: str) -> Table:
     return Table(title="Trials", columns=columns, rows=rows, note=note)
 
 
-def _trial_row(view: View, metric: str, trial: TrialResult) -> tuple[Cell, ...]:
+def _trial_row(view: View, metric: str, trial: TrialResult) -> tuple[TableCell, ...]:
     summary, series = trial.summary(metric), trial.get_series(metric)
     if series is None:
-        log = Cell(text=NOT_RECORDED, tone=Tone.FAINT)
+        log = TableCell(text=NOT_RECORDED, tone=Tone.FAINT)
     else:
         log = view.file_cell(series.source, series.source + describe_lines(series))
     cells = _summary_cells(view, metric, summary) if summary else ["0", NOT_RECORDED, *[""] * 7]
     return make_row(view.trial_cell(trial.name), *cells, log)
 
 
-def _summary_cells(view: View, metric: str, summary: Summary) -> list[str | Cell]:
+def _summary_cells(view: View, metric: str, summary: Summary) -> list[str | TableCell]:
     values = (summary.mean, summary.median, summary.stdev, summary.minimum, summary.maximum)
     shown = [_or_na(view, metric, value, summary.n) for value in values]
     percentiles = [_or_na(view, metric, value, summary.n) for value in (summary.p90, summary.p99)]
@@ -118,10 +118,10 @@ def _step_column(view: View, metric: str, trial: TrialResult, series: Series) ->
     return Column(name=trial.name, target=target, anchor=view.steps_anchor(metric, trial), is_number=True)
 
 
-def _step_cells(view: View, metric: str, step: int, found: list[Series]) -> Iterator[Cell]:
-    yield Cell(text=f"{step} w" if step < view.analysis.num_warmup_steps else str(step))
+def _step_cells(view: View, metric: str, step: int, found: list[Series]) -> Iterator[TableCell]:
+    yield TableCell(text=f"{step} w" if step < view.analysis.num_warmup_steps else str(step))
     for series in found:
         value = series.values[step] if step < len(series.values) else None
         line = series.lines[step] if step < len(series.lines) else None
         text = view.numbers.format(metric, value) if value is not None else "–"
-        yield Cell(text=text, note="" if line is None else f":{line}")
+        yield TableCell(text=text, note="" if line is None else f":{line}")

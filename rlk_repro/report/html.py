@@ -15,7 +15,7 @@ from rlk_repro.base.findings import Level
 from rlk_repro.base.units import count
 from rlk_repro.report.answer import describe_answer, describe_subject, describe_words, list_suspects, suggest_next
 from rlk_repro.report.basis import describe_headline, make_basis, make_identity, make_origin
-from rlk_repro.report.blocks import Block, Bullets, Cell, Column, Commands, Section, Table, Text, Tone
+from rlk_repro.report.blocks import Block, Bullets, Column, Commands, Section, Table, TableCell, Text, Tone
 from rlk_repro.report.evidence import MetricEvidence, make_evidence, make_step_table
 from rlk_repro.report.figure import Figure
 from rlk_repro.report.labels import clean
@@ -201,12 +201,12 @@ def _render_column(column: Column) -> str:
     return f'<th scope="col"{identity}{_style(_column_class(column))}>{_link(_escape(column.name), column.target)}</th>'
 
 
-def _render_row_head(cell: Cell, word: str) -> str:
+def _render_row_head(cell: TableCell, word: str) -> str:
     identity = f' id="{cell.anchor}"' if cell.anchor else ""
     return f'<th scope="row"{identity}{_style(word)}>{_render_inline(cell)}</th>'
 
 
-def _render_cell(cell: Cell, word: str) -> str:
+def _render_cell(cell: TableCell, word: str) -> str:
     return f"<td{_style(word, '' if cell.tone is Tone.PLAIN else cell.tone.value)}>{_render_inline(cell)}</td>"
 
 
@@ -219,7 +219,7 @@ def _style(*words: str) -> str:
     return f' class="{found}"' if found else ""
 
 
-def _render_inline(cell: Cell) -> str:
+def _render_inline(cell: TableCell) -> str:
     text = f"<code>{_escape(cell.text)}</code>" if cell.is_code and cell.text else _escape(cell.text)
     return _link(text, cell.target) + (f" <small>{_escape(cell.note)}</small>" if cell.note else "")
 

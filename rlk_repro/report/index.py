@@ -12,7 +12,7 @@ from rlk_repro.base.units import count, format_percent
 from rlk_repro.report import HTML_NAME, write_report
 from rlk_repro.report.answer import describe_baseline, describe_words
 from rlk_repro.report.basis import SHOWN_HASH, describe_interval, find_commit, find_date
-from rlk_repro.report.blocks import Cell, Column, Section, Table
+from rlk_repro.report.blocks import Column, Section, Table, TableCell
 from rlk_repro.report.html import render_page
 from rlk_repro.report.sections import VERDICT_TONES
 from rlk_repro.report.view import Context, make_view
@@ -90,7 +90,7 @@ def _make_table(entries: Iterable[Entry]) -> Table:
     return Table(title="", columns=_COLUMNS, rows=tuple(map(_make_row, entries)))
 
 
-def _make_row(entry: Entry) -> tuple[Cell, ...]:
+def _make_row(entry: Entry) -> tuple[TableCell, ...]:
     analysis = entry.analysis
     view = make_view(analysis, entry.context)
     effect = analysis.effect(view.primary)
@@ -98,13 +98,13 @@ def _make_row(entry: Entry) -> tuple[Cell, ...]:
     if effect is not None and effect.ratio is not None:
         figures = [format_percent(effect.ratio), describe_interval(effect), count(effect.n, analysis.unit)]
     return (
-        Cell(text=analysis.run, target=f"{entry.shown_id}/{HTML_NAME}"),
-        Cell(text=describe_words(analysis), tone=VERDICT_TONES[analysis.verdict.word]),
-        *(Cell(text=text) for text in figures),
-        Cell(text=STEPS.get(analysis.workload, analysis.workload)),
-        Cell(text=describe_baseline(view) if view.is_comparison else ""),
-        Cell(text=find_date(analysis)),
-        Cell(text=analysis.stack),
-        Cell(text=find_commit(analysis, "RL-Kernel"), is_code=True),
-        Cell(text=entry.shown_id, is_code=True),
+        TableCell(text=analysis.run, target=f"{entry.shown_id}/{HTML_NAME}"),
+        TableCell(text=describe_words(analysis), tone=VERDICT_TONES[analysis.verdict.word]),
+        *(TableCell(text=text) for text in figures),
+        TableCell(text=STEPS.get(analysis.workload, analysis.workload)),
+        TableCell(text=describe_baseline(view) if view.is_comparison else ""),
+        TableCell(text=find_date(analysis)),
+        TableCell(text=analysis.stack),
+        TableCell(text=find_commit(analysis, "RL-Kernel"), is_code=True),
+        TableCell(text=entry.shown_id, is_code=True),
     )

@@ -18,7 +18,7 @@ from rlk_repro.report.answer import (
     suggest_next,
 )
 from rlk_repro.report.basis import SHOWN_HASH, describe_headline, make_basis
-from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text
+from rlk_repro.report.blocks import Block, Bullets, Commands, Section, Table, TableCell, Text
 from rlk_repro.report.evidence import make_evidence
 from rlk_repro.report.labels import clean
 from rlk_repro.report.sections import make_effects
@@ -138,7 +138,7 @@ def _row(cells: Iterator[str]) -> str:
     return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: TableCell) -> str:
     return code_span(cell.text) if cell.is_code and cell.text else escape_markdown(cell.text)
 
 

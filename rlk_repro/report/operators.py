@@ -11,7 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rlk_repro.base.units import format_bytes, format_count, format_number
-from rlk_repro.report.blocks import Block, Cell, Section, Table, Text, Tone, drop_empty_columns, make_columns, make_row
+from rlk_repro.report.blocks import (
+    Block,
+    Section,
+    Table,
+    TableCell,
+    Text,
+    Tone,
+    drop_empty_columns,
+    make_columns,
+    make_row,
+)
 from rlk_repro.report.labels import NOT_RECORDED, format_fixed
 from rlk_repro.report.view import View, log_path
 from rlk_repro.rundir.operator_results import (
@@ -97,13 +107,13 @@ def _make_table(view: View, case: OperatorCase, results: Sequence[OperatorResult
     return drop_empty_columns(Table(title=describe_case(case), columns=columns, rows=tuple(rows)))
 
 
-def _make_row(view: View, result: OperatorResult, shown: Sequence[str]) -> tuple[Cell, ...]:
+def _make_row(view: View, result: OperatorResult, shown: Sequence[str]) -> tuple[TableCell, ...]:
     by_name = {trial.trial: trial for trial in result.trials}
-    medians = [_median_cell(view, by_name.get(name)) for name in shown] or [Cell(text=describe_median(result))]
+    medians = [_median_cell(view, by_name.get(name)) for name in shown] or [TableCell(text=describe_median(result))]
     return make_row(
-        Cell(text=result.implementation, is_code=True),
-        Cell(text=result.kind.value, tone=KIND_TONES[result.kind]),
-        Cell(text=result.status.value, tone=STATUS_TONES[result.status]),
+        TableCell(text=result.implementation, is_code=True),
+        TableCell(text=result.kind.value, tone=KIND_TONES[result.kind]),
+        TableCell(text=result.status.value, tone=STATUS_TONES[result.status]),
         *medians,
         _show_percent(_find_spread(result)),
         _show_percent(result.process_spread),
@@ -115,12 +125,12 @@ def _make_row(view: View, result: OperatorResult, shown: Sequence[str]) -> tuple
     )
 
 
-def _median_cell(view: View, trial: OperatorTrial | None) -> Cell:
+def _median_cell(view: View, trial: OperatorTrial | None) -> TableCell:
     """A process's median, linked to its log, with the line of its first record."""
     if trial is None or trial.median_s is None:
-        return Cell(text="–", tone=Tone.FAINT)
+        return TableCell(text="–", tone=Tone.FAINT)
     target = view.file_cell(log_path(trial.trial), "").target
-    return Cell(text=format_ms(trial.median_s), note=f":{trial.line}", target=target)
+    return TableCell(text=format_ms(trial.median_s), note=f":{trial.line}", target=target)
 
 
 def format_ms(seconds: float) -> str:
@@ -210,7 +220,7 @@ def _group(results: Iterable[OperatorResult]) -> list[list[OperatorResult]]:
     return list(groups.values())
 
 
-def _make_origin_row(found: Sequence[OperatorResult]) -> tuple[Cell, ...]:
+def _make_origin_row(found: Sequence[OperatorResult]) -> tuple[TableCell, ...]:
     first = found[0]
     repeats = {result.is_repeatable for result in found}
     return make_row(
@@ -221,15 +231,15 @@ def _make_origin_row(found: Sequence[OperatorResult]) -> tuple[Cell, ...]:
     )
 
 
-def _make_reason_row(found: Sequence[OperatorResult]) -> tuple[Cell, ...]:
+def _make_reason_row(found: Sequence[OperatorResult]) -> tuple[TableCell, ...]:
     first = found[0]
-    status = Cell(text=first.status.value, tone=STATUS_TONES[first.status])
+    status = TableCell(text=first.status.value, tone=STATUS_TONES[first.status])
     return make_row(*_name_cells(first), status, str(len(found)), first.reason)
 
 
-def _name_cells(result: OperatorResult) -> tuple[Cell, Cell, Cell]:
-    kind = Cell(text=result.kind.value, tone=KIND_TONES[result.kind])
-    return Cell(text=result.implementation, is_code=True), Cell(text=result.case.operator), kind
+def _name_cells(result: OperatorResult) -> tuple[TableCell, TableCell, TableCell]:
+    kind = TableCell(text=result.kind.value, tone=KIND_TONES[result.kind])
+    return TableCell(text=result.implementation, is_code=True), TableCell(text=result.case.operator), kind
 
 
 def _describe_kernels(found: Sequence[OperatorResult]) -> str:

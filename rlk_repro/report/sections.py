@@ -15,9 +15,9 @@ from rlk_repro.report.basis import describe_confidence, describe_interval
 from rlk_repro.report.blocks import (
     Block,
     Bullets,
-    Cell,
     Section,
     Table,
+    TableCell,
     Text,
     Tone,
     drop_empty_columns,
@@ -90,7 +90,7 @@ def make_effects(view: View) -> Section:
     return Section(key="effects", title="Effects", blocks=(text, table))
 
 
-def _effect_row(view: View, effect: Effect) -> tuple[Cell, ...]:
+def _effect_row(view: View, effect: Effect) -> tuple[TableCell, ...]:
     label = view.label(effect.metric)
     is_primary = effect.role == "primary"
     if not view.is_comparable(effect.metric):
@@ -125,12 +125,12 @@ def make_gates(view: View) -> Section:
     return Section(key="gates", title="Gates", blocks=(Table(title="", columns=columns, rows=rows, note=note),))
 
 
-def _gate_row(view: View, gate: Gate) -> tuple[Cell, ...]:
+def _gate_row(view: View, gate: Gate) -> tuple[TableCell, ...]:
     ends = [_number(value) for value in (gate.low, gate.high) if value is not None]
-    name = view.metric_cell(gate.name, gate.name) if gate.name in view.metrics else Cell(text=gate.name)
+    name = view.metric_cell(gate.name, gate.name) if gate.name in view.metrics else TableCell(text=gate.name)
     return make_row(
         name,
-        Cell(text=gate.status.value, tone=GATE_TONES[gate.status]),
+        TableCell(text=gate.status.value, tone=GATE_TONES[gate.status]),
         _number(gate.estimate),
         " to ".join(ends) or "–",
         _number(gate.margin),
@@ -210,13 +210,13 @@ def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second
     return drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
 
 
-def _pair_row(view: View, pair: PairResult, metric: str) -> tuple[Cell, ...]:
+def _pair_row(view: View, pair: PairResult, metric: str) -> tuple[TableCell, ...]:
     found = pair.metric(metric)
     first, second, ratio = (found.first, found.second, pair_ratio(pair, metric)) if found else (None, None, None)
     return make_row(
         pair.pair,
         pair.order,
-        Cell(text=pair.status.value, tone=PAIR_TONES[pair.status]),
+        TableCell(text=pair.status.value, tone=PAIR_TONES[pair.status]),
         view.value_cell(metric, view.find_trial(pair.first), first),
         view.value_cell(metric, view.find_trial(pair.second), second),
         NOT_RECORDED if ratio is None else format_percent(ratio),
@@ -250,14 +250,14 @@ def make_trials(view: View) -> Section:
     return Section(key="trials", title="Trials", blocks=tuple(blocks))
 
 
-def _trial_row(view: View, trial: TrialResult) -> tuple[Cell, ...]:
+def _trial_row(view: View, trial: TrialResult) -> tuple[TableCell, ...]:
     summary = trial.summary(view.primary)
     mean, median = (summary.mean, summary.median) if summary else (None, None)
     throttled = NOT_RECORDED if trial.throttled_fraction is None else f"{trial.throttled_fraction * 100:.1f} %"
     return make_row(
-        Cell(text=trial.name, anchor=view.trial_anchor(trial.name), is_code=True),
+        TableCell(text=trial.name, anchor=view.trial_anchor(trial.name), is_code=True),
         str(trial.seed),
-        Cell(text=trial.status.value, tone=Tone.PLAIN if trial.status is TrialStatus.OK else Tone.BAD),
+        TableCell(text=trial.status.value, tone=Tone.PLAIN if trial.status is TrialStatus.OK else Tone.BAD),
         f"{trial.num_steps_found} of {trial.num_steps_expected}",
         NOT_RECORDED if trial.duration_s is None else format_duration(trial.duration_s),
         view.value_cell(view.primary, trial, mean),
@@ -269,11 +269,11 @@ def _trial_row(view: View, trial: TrialResult) -> tuple[Cell, ...]:
     )
 
 
-def make_proof_cell(view: View, trial: TrialResult) -> Cell:
+def make_proof_cell(view: View, trial: TrialResult) -> TableCell:
     """Whether RL-Kernel ran in a trial; where nothing is enabled the cells of the trial tell, one by one."""
     if not view.is_comparison:
-        return Cell(text="n/a", tone=Tone.FAINT)
-    return Cell(text=trial.proof.value, tone=PROOF_TONES[trial.proof])
+        return TableCell(text="n/a", tone=Tone.FAINT)
+    return TableCell(text=trial.proof.value, tone=PROOF_TONES[trial.proof])
 
 
 def _describe_rejects(trials: Iterable[TrialResult]) -> Iterable[str]:
@@ -302,12 +302,12 @@ def make_operators(view: View) -> Section:
     return Section(key="operators", title=title, blocks=(table,))
 
 
-def _operator_row(found: list[tuple[TrialResult, DecisionSummary]]) -> tuple[Cell, ...]:
+def _operator_row(found: list[tuple[TrialResult, DecisionSummary]]) -> tuple[TableCell, ...]:
     decisions = [item for _, item in found]
     first = decisions[0]
     return make_row(
-        Cell(text=first.op, is_code=True),
-        Cell(text=first.implementation, is_code=True),
+        TableCell(text=first.op, is_code=True),
+        TableCell(text=first.implementation, is_code=True),
         _make_rl_kernel_cell(first),
         first.reason,
         ", ".join(f"{trial.index:02d}" for trial, _ in found),
@@ -317,14 +317,14 @@ def _operator_row(found: list[tuple[TrialResult, DecisionSummary]]) -> tuple[Cel
     )
 
 
-def _make_rl_kernel_cell(decision: DecisionSummary) -> Cell:
+def _make_rl_kernel_cell(decision: DecisionSummary) -> TableCell:
     """Plain PyTorch of RL-Kernel is called native: its route ran, none of its kernels did."""
     if not decision.is_rl_kernel:
-        return Cell(text="no")
+        return TableCell(text="no")
     accepted = OPERATORS[decision.op].implementations.values() if decision.op in OPERATORS else ()
     found = [item for items in accepted for item in items if item.class_name == decision.implementation]
     is_native = any(item.is_native for item in found)
-    return Cell(text="native", tone=Tone.OPEN) if is_native else Cell(text="yes", tone=Tone.GOOD)
+    return TableCell(text="native", tone=Tone.OPEN) if is_native else TableCell(text="yes", tone=Tone.GOOD)
 
 
 def _count_range(values: Iterable[int]) -> str:

@@ -14,7 +14,18 @@ from rlk_repro.base.findings import Level, has_blocking, sort_findings
 from rlk_repro.base.units import name_some
 from rlk_repro.report.agreement import make_agreement
 from rlk_repro.report.basis import make_identity
-from rlk_repro.report.blocks import Block, Bullets, Cell, Commands, Section, Table, Text, Tone, make_columns, make_row
+from rlk_repro.report.blocks import (
+    Block,
+    Bullets,
+    Commands,
+    Section,
+    Table,
+    TableCell,
+    Text,
+    Tone,
+    make_columns,
+    make_row,
+)
 from rlk_repro.report.labels import NOT_RECORDED, headline_value
 from rlk_repro.report.operators import make_cells
 from rlk_repro.report.sections import (
@@ -88,18 +99,18 @@ def _metric_table(view: View, metrics: Sequence[str], note: str) -> Table:
     return Table(title="", columns=columns, rows=rows, note=note, is_folded=True)
 
 
-def _metric_row(view: View, metric: str) -> tuple[Cell, ...]:
+def _metric_row(view: View, metric: str) -> tuple[TableCell, ...]:
     label = view.label(metric)
-    cells: list[str | Cell] = []
+    cells: list[str | TableCell] = []
     for variant in ("baseline", "enabled"):
         text, n = describe_range(view, metric, variant)
-        cells += [Cell(text=text, tone=Tone.PLAIN if n else Tone.FAINT), str(n)]
+        cells += [TableCell(text=text, tone=Tone.PLAIN if n else Tone.FAINT), str(n)]
     sources = label.sources or ", ".join(sorted(_find_sources(view, metric))) or "–"
     return make_row(
         view.metric_cell(metric, f"{view.name_with_unit(metric)}{'' if view.is_comparable(metric) else ' †'}"),
         label.better or "neither",
         *cells,
-        Cell(text=sources, is_code=sources != "–"),
+        TableCell(text=sources, is_code=sources != "–"),
     )
 
 
@@ -142,10 +153,10 @@ def make_differences(view: View) -> Iterator[Section]:
     columns = make_columns("variable or flag", "baseline", "enabled", "what", prose=("baseline", "enabled"))
     rows = tuple(
         make_row(
-            Cell(text=item.name, is_code=True),
-            Cell(text=item.baseline, is_code=True),
-            Cell(text=item.enabled, is_code=True),
-            Cell(text=item.kind.value, tone=Tone.BAD if item.kind is Kind.UNDECLARED else Tone.PLAIN),
+            TableCell(text=item.name, is_code=True),
+            TableCell(text=item.baseline, is_code=True),
+            TableCell(text=item.enabled, is_code=True),
+            TableCell(text=item.kind.value, tone=Tone.BAD if item.kind is Kind.UNDECLARED else Tone.PLAIN),
         )
         for item in differences
     )
@@ -160,7 +171,7 @@ def make_differences(view: View) -> Iterator[Section]:
 
 
 def _fact_table(title: str, facts: tuple[tuple[str, str], ...]) -> Table:
-    rows = tuple(make_row(name, Cell(text=value, is_code=True)) for name, value in facts)
+    rows = tuple(make_row(name, TableCell(text=value, is_code=True)) for name, value in facts)
     columns = make_columns("fact", "value", prose=("fact", "value"))
     return Table(title=title, columns=columns, rows=rows, is_folded=True)
 
@@ -189,7 +200,9 @@ def make_findings(view: View) -> Section:
     if findings:
         columns = make_columns("where", "level", "expected", "found", prose=("where", "expected", "found"))
         rows = tuple(
-            make_row(item.where, Cell(text=item.level.value, tone=LEVEL_TONES[item.level]), item.expected, item.found)
+            make_row(
+                item.where, TableCell(text=item.level.value, tone=LEVEL_TONES[item.level]), item.expected, item.found
+            )
             for item in findings
         )
         blocks.append(Table(title="", columns=columns, rows=rows))

@@ -17,7 +17,7 @@ from rlk_repro.base.findings import Level, sort_findings
 from rlk_repro.base.units import format_percent
 from rlk_repro.report.answer import describe_answer, describe_ground, list_suspects, suggest_next
 from rlk_repro.report.basis import describe_headline, describe_interval, make_basis, make_identity
-from rlk_repro.report.blocks import Cell, Tone
+from rlk_repro.report.blocks import TableCell, Tone
 from rlk_repro.report.labels import NOT_RECORDED, clean
 from rlk_repro.report.operators import (
     KIND_TONES,
@@ -133,13 +133,16 @@ def _print_metrics(view: View, console: Console) -> None:
         console.print(_text(unrecorded, "dim"))
 
 
-def _metric_cells(view: View, metric: str, *, is_wide: bool) -> list[Cell]:
+def _metric_cells(view: View, metric: str, *, is_wide: bool) -> list[TableCell]:
     effect = view.analysis.effect(metric)
     change = "" if effect is None or effect.ratio is None else format_percent(effect.ratio)
     ranges = [describe_range(view, metric, variant)[0].replace(" – ", "..") for variant in ("baseline", "enabled")]
-    cells = [Cell(text=text) for text in (view.name_with_unit(metric), *ranges, change)]
+    cells = [TableCell(text=text) for text in (view.name_with_unit(metric), *ranges, change)]
     if is_wide:
-        cells += [Cell(text=describe_interval(effect) if effect else ""), Cell(text=str(effect.n) if effect else "")]
+        cells += [
+            TableCell(text=describe_interval(effect) if effect else ""),
+            TableCell(text=str(effect.n) if effect else ""),
+        ]
     return cells
 
 
@@ -171,16 +174,19 @@ def _print_cells(view: View, console: Console) -> None:
         console.print(_make_bullet(f"{', '.join(dict.fromkeys(names))}: {reason}"))
 
 
-def _operator_cells(result: OperatorResult, *, is_wide: bool) -> list[Cell]:
+def _operator_cells(result: OperatorResult, *, is_wide: bool) -> list[TableCell]:
     cells = [
-        Cell(text=result.implementation),
-        Cell(text=result.kind.value, tone=KIND_TONES[result.kind]),
-        Cell(text=describe_median(result).replace(" – ", ".."), tone=STATUS_TONES[result.status]),
-        Cell(text=describe_speedup(result).replace(" – ", "..")),
-        Cell(text=describe_error(result)),
+        TableCell(text=result.implementation),
+        TableCell(text=result.kind.value, tone=KIND_TONES[result.kind]),
+        TableCell(text=describe_median(result).replace(" – ", ".."), tone=STATUS_TONES[result.status]),
+        TableCell(text=describe_speedup(result).replace(" – ", "..")),
+        TableCell(text=describe_error(result)),
     ]
     if is_wide:
-        cells += [Cell(text=describe_memory(result)), Cell(text=describe_floor_share(result).replace(" – ", ".."))]
+        cells += [
+            TableCell(text=describe_memory(result)),
+            TableCell(text=describe_floor_share(result).replace(" – ", "..")),
+        ]
     return cells
 
 
@@ -197,13 +203,13 @@ def _print_trials(view: View, console: Console) -> None:
         console.print(_make_bullet(f"{', '.join(names)}: {reason}"))
 
 
-def _trial_cells(view: View, trial: TrialResult) -> tuple[Cell, ...]:
+def _trial_cells(view: View, trial: TrialResult) -> tuple[TableCell, ...]:
     summary = trial.summary(view.primary)
     return (
-        Cell(text=trial.name),
-        Cell(text=trial.status.value, tone=Tone.PLAIN if trial.status is TrialStatus.OK else Tone.BAD),
-        Cell(text=f"{trial.num_steps_found}/{trial.num_steps_expected}"),
-        Cell(text=view.numbers.format(view.primary, summary.mean) if summary else NOT_RECORDED),
+        TableCell(text=trial.name),
+        TableCell(text=trial.status.value, tone=Tone.PLAIN if trial.status is TrialStatus.OK else Tone.BAD),
+        TableCell(text=f"{trial.num_steps_found}/{trial.num_steps_expected}"),
+        TableCell(text=view.numbers.format(view.primary, summary.mean) if summary else NOT_RECORDED),
         make_proof_cell(view, trial),
     )
 
@@ -243,7 +249,7 @@ def _make_bullet(text: str) -> Table:
     return grid
 
 
-def _cell(cell: Cell) -> Text:
+def _cell(cell: TableCell) -> Text:
     return _text(cell.text, STYLES[cell.tone])
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import quote
 
 from rlk_repro.base.findings import Finding
-from rlk_repro.report.blocks import Cell, Tone
+from rlk_repro.report.blocks import TableCell, Tone
 from rlk_repro.report.labels import (
     NOT_RECORDED,
     MetricLabel,
@@ -142,28 +142,28 @@ class View:
     def steps_anchor(self, metric: str, trial: TrialResult) -> str:
         return f"{self.metric_anchor(metric)}-{self.trial_anchor(trial.name)}"
 
-    def metric_cell(self, metric: str, text: str) -> Cell:
+    def metric_cell(self, metric: str, text: str) -> TableCell:
         """``text`` linked to the evidence of the metric, where there is any."""
         is_recorded = measured_metric(metric) in self.recorded
-        return Cell(text=text, target=f"#{self.metric_anchor(metric)}" if is_recorded else "")
+        return TableCell(text=text, target=f"#{self.metric_anchor(metric)}" if is_recorded else "")
 
-    def value_cell(self, metric: str, trial: TrialResult | None, value: float | None) -> Cell:
+    def value_cell(self, metric: str, trial: TrialResult | None, value: float | None) -> TableCell:
         """A number of a trial, linked to the steps and log lines it came from."""
         text = self.numbers.format(metric, value)
         if value is None or trial is None or trial.get_series(measured_metric(metric)) is None:
-            return Cell(text=text, tone=Tone.FAINT if value is None else Tone.PLAIN)
-        return Cell(text=text, target=f"#{self.steps_anchor(metric, trial)}")
+            return TableCell(text=text, tone=Tone.FAINT if value is None else Tone.PLAIN)
+        return TableCell(text=text, target=f"#{self.steps_anchor(metric, trial)}")
 
-    def trial_cell(self, name: str) -> Cell:
-        return Cell(text=name, target=f"#{self.trial_anchor(name)}", is_code=True)
+    def trial_cell(self, name: str) -> TableCell:
+        return TableCell(text=name, target=f"#{self.trial_anchor(name)}", is_code=True)
 
     def find_trial(self, name: str) -> TrialResult | None:
         return self._trials[name][1] if name in self._trials else None
 
-    def file_cell(self, path: str, text: str) -> Cell:
+    def file_cell(self, path: str, text: str) -> TableCell:
         """``text`` linked to a file of the run directory, where there is one to link to."""
         root = self.context.run_directory
-        return Cell(text=text, target=_link(root, path) if root else "", is_code=True)
+        return TableCell(text=text, target=_link(root, path) if root else "", is_code=True)
 
 
 def _link(*parts: str) -> str:

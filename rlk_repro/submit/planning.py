@@ -28,7 +28,7 @@ from rlk_repro.spec.load import (
 )
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.submit.authored import PROFILE
-from rlk_repro.submit.stage import Inputs, new_run_dir
+from rlk_repro.submit.stage import AuthorFiles, new_run_dir
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.differences import find_undeclared
 
@@ -64,7 +64,7 @@ class Prepared:
     """
 
     plan: Plan
-    inputs: Inputs | None
+    inputs: AuthorFiles | None
     run_dir: RunDir
     job: Job
     remarks: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ def prepare(request: Request) -> Prepared:
         variants=request.variants,
         is_exploratory=request.is_exploratory,
     )
-    inputs = Inputs(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
+    inputs = AuthorFiles(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
     plan = replace(plan, sources={**plan.sources, **{f"{PROFILE}{path}": flag for path, flag in profile.sources.items()
                                                      if flag.startswith("--")}})  # fmt: skip
     prepared = render(plan, inputs)
@@ -169,7 +169,9 @@ def _missing_profile(cluster: str) -> SpecError:
     )  # fmt: skip
 
 
-def render(plan: Plan, inputs: Inputs | None, run_dir: RunDir | None = None, *, nodes: Sequence[str] = ()) -> Prepared:
+def render(
+    plan: Plan, inputs: AuthorFiles | None, run_dir: RunDir | None = None, *, nodes: Sequence[str] = ()
+) -> Prepared:
     """Render a plan for its cluster; pure but for the choice of a new run id where no directory is given.
 
     Raises:

@@ -22,7 +22,7 @@ from rlk_repro.workloads.parts import list_run_folders
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class AuthorFiles:
     """The author's bytes, untouched."""
 
     run: bytes
@@ -37,7 +37,7 @@ def new_run_dir(plan: Plan) -> RunDir:
     return RunDir(runs_root() / plan.run.run / f"{moment}-{plan.plan_hash[:8]}-{secrets.token_hex(2)}")
 
 
-def stage(plan: Plan, inputs: Inputs, run_dir: RunDir, job: Job) -> None:
+def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
     """Write everything that is known before the job is sent.
 
     Raises:

@@ -16,9 +16,9 @@ import torch
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.bench import rl_kernel
-from rlk_repro.bench.cases import Inputs, estimate_bytes, expand_grids, find_floor_s, make_inputs
+from rlk_repro.bench.cases import CaseTensors, estimate_bytes, expand_grids, find_floor_s, make_inputs
 from rlk_repro.bench.harness import Harness
-from rlk_repro.bench.implementation import Blocked, Implementation, Ready, make_call
+from rlk_repro.bench.implementation import BenchedImplementation, Blocked, Ready, make_call
 from rlk_repro.bench.measure import Rates
 from rlk_repro.bench.operators import list_implementations, parse_args
 from rlk_repro.bench.peers import list_peers
@@ -53,7 +53,7 @@ def make_suite(**changes: Any) -> OperatorsWorkload:
     return OperatorsWorkload.model_validate_json(json.dumps(settings | changes))
 
 
-def selected(inputs: Inputs) -> torch.Tensor:
+def selected(inputs: CaseTensors) -> torch.Tensor:
     """Log-probs of the tokens, or the losses, by plain torch."""
     leaves = inputs.leaves
     logits = leaves[0] if len(leaves) == 1 else leaves[0] @ leaves[1].t()
@@ -65,8 +65,8 @@ def selected(inputs: Inputs) -> torch.Tensor:
     return reduce_losses(clip_losses((log_probs - inputs.old_log_probs).exp(), inputs), inputs)
 
 
-def make_implementation(build: Callable[[Inputs], Ready | Blocked], name: str = "mine") -> Implementation:
-    return Implementation(name=name, operator="logp", kind=OperatorKind.PEER, build=build)
+def make_implementation(build: Callable[[CaseTensors], Ready | Blocked], name: str = "mine") -> BenchedImplementation:
+    return BenchedImplementation(name=name, operator="logp", kind=OperatorKind.PEER, build=build)
 
 
 def ready(forward: Callable[[], torch.Tensor]) -> Ready:
@@ -78,7 +78,7 @@ def records(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 
 def put_through(
-    caplog: pytest.LogCaptureFixture, *implementations: Implementation, suite: OperatorsWorkload | None = None
+    caplog: pytest.LogCaptureFixture, *implementations: BenchedImplementation, suite: OperatorsWorkload | None = None
 ) -> list[dict[str, Any]]:
     caplog.set_level(logging.INFO)
     harness = Harness(suite or make_suite(), implementations, CPU, RATES, seed=1)
@@ -197,7 +197,7 @@ def test_running_out_of_memory_is_a_result_and_the_next_one_is_measured(caplog: 
 def test_tensors_that_cannot_be_made_are_every_implementation_s_status(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_out(*_: object) -> Inputs:
+    def run_out(*_: object) -> CaseTensors:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
     monkeypatch.setattr("rlk_repro.bench.harness.make_inputs", run_out)
@@ -236,9 +236,9 @@ def test_where_float64_does_not_fit_the_times_stand_and_no_error_is_claimed(
 
 def test_only_the_run_s_own_limit_blocks_a_case_beforehand(caplog: pytest.LogCaptureFixture) -> None:
     suite = make_suite(memory_limit_gib=1e-6)
-    built: list[Inputs] = []
+    built: list[CaseTensors] = []
 
-    def build(inputs: Inputs) -> Ready:
+    def build(inputs: CaseTensors) -> Ready:
         built.append(inputs)
         return ready(lambda: selected(inputs))
 
@@ -302,7 +302,7 @@ def test_a_suite_may_choose_its_implementations_and_unknown_names_are_refused() 
 
 
 def test_indexed_kernels_are_measured_only_where_rows_can_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    sparse = Implementation(
+    sparse = BenchedImplementation(
         name="sparse", operator="logp", kind=OperatorKind.PEER, build=lambda _: Blocked("no"), is_sparse=True
     )
     grid = {"operator": "logp", "num_tokens": [24], "vocab_size": [40], "densities": [1.0, 0.5]}

@@ -19,7 +19,7 @@ from rlk_repro.clusters.registry import BACKENDS, get_backend
 from rlk_repro.plan import Plan, make_plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack
-from rlk_repro.submit.stage import Inputs, stage
+from rlk_repro.submit.stage import AuthorFiles, stage
 
 FAKES = Path(__file__).parent / "fakes"
 STACKS = {"k8s": "example"}  # pods need an image
@@ -37,7 +37,7 @@ def backend(cluster: str) -> Backend:
     return BACKENDS[cluster]
 
 
-def plans(cluster: str) -> Iterator[tuple[Plan, Inputs]]:
+def plans(cluster: str) -> Iterator[tuple[Plan, AuthorFiles]]:
     """The smoke run with every profile that is shipped for the cluster."""
     for name in list_names(profile_folders(cluster)):
         profile = load_profile(name, profile_folders(cluster))
@@ -47,7 +47,7 @@ def plans(cluster: str) -> Iterator[tuple[Plan, Inputs]]:
         hardware = load_hardware(profile.model.hardware or "h200", hardware_folders())
         stack = load_stack(STACKS.get(cluster, run.model.stack), stack_folders())
         plan = make_plan(run=run, stack=stack, hardware=hardware, profile=profile)
-        yield plan, Inputs(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
+        yield plan, AuthorFiles(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
 
 
 def a_submission(cluster: str, job_id: str) -> Submission:

@@ -11,7 +11,7 @@ import pytest
 from rlk_repro.integration.measure.energy import EnergyCounter, open_energy
 from rlk_repro.integration.measure.installation import Installation
 from rlk_repro.integration.measure.ledger import Ledger, OpsWriter
-from rlk_repro.integration.measure.profile import Profile
+from rlk_repro.integration.measure.profile import StepProfile
 from rlk_repro.integration.route.watch import Watch
 from rlk_repro.logs.ops import read_ops
 from rlk_repro.rundir.paths import TrialDir
@@ -52,7 +52,7 @@ def put_nvml(folder: Path, monkeypatch: pytest.MonkeyPatch, *readings: int | Non
 
 def run_steps(folder: Path, num_steps: int) -> dict[int, float]:
     ledger = Ledger(OpsWriter(folder / "ops", 0), ops=(), own="loss", is_fallback_allowed=False)
-    with Installation(Profile("cpu"), ledger, Watch(), None, energy=EnergyCounter.open(UUID)) as installation:
+    with Installation(StepProfile("cpu"), ledger, Watch(), None, energy=EnergyCounter.open(UUID)) as installation:
         for step in range(num_steps):
             installation.end_step(step)
     return {step: sample.value for step, sample in read_ops(TrialDir(folder)).energy.items()}

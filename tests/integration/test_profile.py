@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rlk_repro.integration.measure.profile import HostMemory, Profile, Timers
+from rlk_repro.integration.measure.profile import HostMemory, StepProfile, Timers
 from rlk_repro.integration.switch import Settings, install_into
 from rlk_repro.operators import Case
 from tests.support.loss_examples import load_loss_module, make_args, make_batch, make_logits, train_once
@@ -39,14 +39,14 @@ class Ticks:
         pass
 
 
-def make_profile(*, is_counting: bool = False) -> Profile:
-    profile = Profile("cpu")
+def make_profile(*, is_counting: bool = False) -> StepProfile:
+    profile = StepProfile("cpu")
     if is_counting:
         profile._clock = Ticks()
     return profile
 
 
-def end_step(profile: Profile) -> dict[str, float]:
+def end_step(profile: StepProfile) -> dict[str, float]:
     timers, _ = profile.end_step()
     assert timers.pop("step") > 0
     return timers
@@ -283,7 +283,7 @@ def test_a_peak_that_cannot_be_reset_is_said_to_be_the_process_s(tmp_path: Path)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 def test_on_a_gpu_timers_are_device_time_and_peaks_are_the_allocator_s() -> None:
-    profile = Profile("cuda")
+    profile = StepProfile("cuda")
     multiply = profile.time_function(lambda x, y: x @ y, TIMERS)
     leaf = torch.randn(4096, 4096, device="cuda", requires_grad=True)
     for _ in range(2):

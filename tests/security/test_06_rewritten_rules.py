@@ -21,7 +21,7 @@ from rlk_repro.spec import Margins, Measure
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.authored import describe_rule_changes, find_rewritten
 from rlk_repro.submit.sending import load_plan
-from rlk_repro.submit.stage import Inputs, stage
+from rlk_repro.submit.stage import AuthorFiles, stage
 from tests import ROOT
 from tests.support.make_run import Recipe, finish_run, make_run
 
@@ -134,7 +134,7 @@ def submit(run_dir: RunDir, *settings: str, is_exploratory: bool = False) -> Pla
     profile = load_profile("local", profile_folders("local"))
     plan = make_plan(run=run, stack=stack, hardware=hardware, profile=profile, overrides=overrides,
                      is_exploratory=is_exploratory)  # fmt: skip
-    inputs = Inputs(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
+    inputs = AuthorFiles(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
     stage(plan, inputs, run_dir, Job(files={"command.json": "{}\n"}, command=("true",)))
     return load_plan(run_dir)
 

@@ -29,7 +29,7 @@ from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import load_bytes, load_hardware, load_run, load_stack, parse_overrides
-from rlk_repro.submit.stage import Inputs, stage
+from rlk_repro.submit.stage import AuthorFiles, stage
 from rlk_repro.workloads.api import Command, TrialCommands
 from rlk_repro.workloads.environment import profile_env, record_env, switch_env
 
@@ -41,7 +41,7 @@ SETTINGS = ("measure.pairs=2", "measure.warmup_steps=1", "measure.scored_steps=2
 
 def make_example_plan(
     settings: Sequence[str] = SETTINGS, *, profile: bytes = PROFILE, hardware: str = "cpu"
-) -> tuple[Plan, Inputs]:
+) -> tuple[Plan, AuthorFiles]:
     overrides = parse_overrides(settings)
     files = (
         load_run("smoke", run_folders(), overrides),
@@ -51,7 +51,7 @@ def make_example_plan(
     )
     run, stack, machine, site = files
     plan = make_plan(run=run, stack=stack, hardware=machine, profile=site, overrides=overrides, is_exploratory=True)
-    return plan, Inputs(run=run.data, stack=stack.data, hardware=machine.data, profile=site.data)
+    return plan, AuthorFiles(run=run.data, stack=stack.data, hardware=machine.data, profile=site.data)
 
 
 def make_staged(root: Path, settings: Sequence[str] = SETTINGS, **options: Any) -> tuple[Plan, RunDir]:

@@ -45,14 +45,14 @@ _MEMINFO: Final = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clock:
+class ClockReading:
     """The two clocks read together."""
 
     unix_s: float
     monotonic_s: float
 
     @classmethod
-    def read(cls) -> Clock:
+    def read(cls) -> ClockReading:
         return cls(unix_s=time.time(), monotonic_s=time.monotonic())
 
 
@@ -95,7 +95,7 @@ def check_writable(run_dir: RunDir) -> Iterator[Finding]:
         yield Finding(Level.BLOCKING, "run directory", "writable", str(error.strerror))
 
 
-def check_clock(before: Clock, now: Clock) -> Iterator[Finding]:
+def check_clock(before: ClockReading, now: ClockReading) -> Iterator[Finding]:
     """UTC is plausible and moves as fast as the clock that durations are measured with."""
     year = time.gmtime(now.unix_s).tm_year
     if not YEARS[0] <= year <= YEARS[1]:

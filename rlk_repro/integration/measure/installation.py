@@ -18,9 +18,9 @@ from rlk_repro.integration.measure.agreement import TokenRecord
 from rlk_repro.integration.measure.energy import EnergyCounter
 from rlk_repro.integration.measure.ledger import Ledger
 from rlk_repro.integration.measure.libraries import loaded_libraries
-from rlk_repro.integration.measure.profile import Profile, read_counts
+from rlk_repro.integration.measure.profile import StepProfile, read_counts
 from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
-from rlk_repro.integration.measure.shadow import Shadow
+from rlk_repro.integration.measure.shadow import ShadowStep
 from rlk_repro.integration.route.api import Turn
 from rlk_repro.integration.route.watch import Watch
 from rlk_repro.schedule import LETTERS, SHADOW
@@ -37,13 +37,13 @@ class Installation:
     """
 
     def __init__(
-        self, profile: Profile, ledger: Ledger, watch: Watch, libraries: Path | None, schedule: str = "",
+        self, profile: StepProfile, ledger: Ledger, watch: Watch, libraries: Path | None, schedule: str = "",
         energy: EnergyCounter | None = None,
     ) -> None:  # fmt: skip
         self.profile, self.ledger, self._watch = profile, ledger, watch
         self._libraries, self._schedule, self._energy = libraries, schedule, energy
         self.turn = Turn(is_enabled=not schedule)
-        self.shadow: Shadow | None = None
+        self.shadow: ShadowStep | None = None
         self.tokens: TokenRecord | None = None
         self._begun: int | None = None
         self._counts = read_counts()

@@ -36,7 +36,7 @@ class Timers:
     no_grad: str | None = None
 
 
-class Clock(Protocol):
+class MomentClock(Protocol):
     """Marks moments now, and tells seconds between them once they have been settled, until they are forgotten."""
 
     def mark(self) -> Any: ...
@@ -95,14 +95,14 @@ class DeviceClock:
         self._num_used = 0
 
 
-class Profile:
+class StepProfile:
     """Seconds per timer over one step, and the peak memory of the step and of its phases.
 
     Timers are sums over calls and inclusive: one function called inside another counts in both.
     """
 
     def __init__(self, platform: str) -> None:
-        self._clock: Clock = HostClock() if platform == Platform.CPU else DeviceClock()
+        self._clock: MomentClock = HostClock() if platform == Platform.CPU else DeviceClock()
         self._memory = HostMemory() if platform == Platform.CPU else DeviceMemory()
         self._intervals: list[tuple[str, Any, Any]] = []
         self._spans: list[_BackwardSpan] = []
@@ -211,7 +211,7 @@ class _BackwardSpan:
 
     __slots__ = ("_begin", "_clock", "_end", "_intervals", "_name", "_num_left", "num_inputs")
 
-    def __init__(self, name: str, clock: Clock, intervals: list[tuple[str, Any, Any]]) -> None:
+    def __init__(self, name: str, clock: MomentClock, intervals: list[tuple[str, Any, Any]]) -> None:
         self.num_inputs = 0
         self._name, self._clock, self._intervals = name, clock, intervals
         self._begin = self._end = None

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from rlk_repro.integration.measure.ledger import Ledger
-from rlk_repro.integration.measure.profile import Profile
+from rlk_repro.integration.measure.profile import StepProfile
 from rlk_repro.integration.route.api import Count, Turn
 from rlk_repro.integration.route.batch import CurrentBatch
 from rlk_repro.integration.route.errors import RouteFailed, find_failures
@@ -70,14 +70,14 @@ class _Calls:
         raise RouteFailed(f"{op}: a call cannot be served: {refusal}")
 
 
-class Shadow:
+class ShadowStep:
     """Compares the routes in the first microbatch with gradient of each step that it is told of.
 
     ``refusal`` is why it cannot in this run.  With ``is_loss_routed`` an operator serves the whole loss.
     """
 
     def __init__(
-        self, profile: Profile, ledger: Ledger, watch: Watch, turn: Turn, batch: CurrentBatch, *,
+        self, profile: StepProfile, ledger: Ledger, watch: Watch, turn: Turn, batch: CurrentBatch, *,
         is_loss_routed: bool, refusal: str,
     ) -> None:  # fmt: skip
         self._profile, self._ledger, self._watch, self._turn, self._batch = profile, ledger, watch, turn, batch

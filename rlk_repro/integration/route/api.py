@@ -67,7 +67,7 @@ def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) 
 
 
 @dataclass(frozen=True)
-class Claim:
+class RoutedOperator:
     """An operator that was asked for, with its route; without one, every call it would serve is a fallback."""
 
     operator: Operator
@@ -110,7 +110,7 @@ class Turn:
 
 
 def dispatch_calls(
-    native: Callable[..., Any], claims: Sequence[Claim], recorder: Recorder, turn: Turn
+    native: Callable[..., Any], claims: Sequence[RoutedOperator], recorder: Recorder, turn: Turn
 ) -> Callable[..., Any]:
     """Wrap the trainer's function: a call goes to the first claim that serves it and does not refuse, else to it.
 

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from rlk_repro.agent.preflight import checking as preflight
-from rlk_repro.agent.preflight.checking import Clock
+from rlk_repro.agent.preflight.checking import ClockReading
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.resources import hardware_folders
@@ -112,19 +112,19 @@ def test_another_ray_than_kuberay_was_told_is_a_warning(
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
-        (Clock(unix_s=1_795_000_001.0, monotonic_s=6.0), []),
+        (ClockReading(unix_s=1_795_000_001.0, monotonic_s=6.0), []),
         (
-            Clock(unix_s=1_795_000_061.0, monotonic_s=6.0),
+            ClockReading(unix_s=1_795_000_061.0, monotonic_s=6.0),
             [Finding(Level.WARNING, "clock", "UTC is not being set", "moved by +60.0 s while running")],
         ),
     ],
 )
-def test_a_clock_that_is_set_meanwhile_is_a_warning(now: Clock, expected: list[Finding]) -> None:
-    assert list(preflight.check_clock(Clock(unix_s=1_795_000_000.0, monotonic_s=5.0), now)) == expected
+def test_a_clock_that_is_set_meanwhile_is_a_warning(now: ClockReading, expected: list[Finding]) -> None:
+    assert list(preflight.check_clock(ClockReading(unix_s=1_795_000_000.0, monotonic_s=5.0), now)) == expected
 
 
 def test_an_implausible_year_is_a_warning() -> None:
-    clock = Clock(unix_s=0.0, monotonic_s=0.0)
+    clock = ClockReading(unix_s=0.0, monotonic_s=0.0)
     found = list(preflight.check_clock(clock, clock))
     assert found == [Finding(Level.WARNING, "clock", "a year from 2025 to 2100", "1970")]
 

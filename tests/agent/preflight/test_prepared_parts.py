@@ -21,12 +21,12 @@ from rlk_repro.prepare.making import WorkDir
 from rlk_repro.prepare.steps import PrepareRequest, prepare
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
-from rlk_repro.submit.stage import Inputs, stage
+from rlk_repro.submit.stage import AuthorFiles, stage
 from rlk_repro.workloads.vime import list_folders, list_steps
 from tests.support.prepare_examples import BRIDGE, TINY
 from tests.support.rollout_examples import make_rollout
 
-INPUTS = Inputs(run=b"", stack=b"", hardware=b"", profile=b"")
+INPUTS = AuthorFiles(run=b"", stack=b"", hardware=b"", profile=b"")
 JOB = Job(files={}, command=())
 NUM_STEPS = 16  # of the smoke run of vime
 
