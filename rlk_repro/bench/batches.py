@@ -49,7 +49,7 @@ class BatchShape:
         return self.padded_vocab_size // self.num_ranks
 
 
-class LossBatch:
+class LogitsBatch:
     """Logits [1, T, V / ranks] float32 that want a gradient, and the ``batch`` that belongs to them.
 
     ``batch`` holds what a rollout leaves behind but for the trainer's own log-probs.  Only the logits of taken tokens
@@ -92,7 +92,7 @@ class Taken:
         logits[0, self.rows, self.columns] = self.logits[self.rows]
 
 
-def make_microbatch(shape: BatchShape, device: torch.device, *key: int) -> LossBatch:
+def make_microbatch(shape: BatchShape, device: torch.device, *key: int) -> LogitsBatch:
     """The microbatch of a key such as (seed, rollout, step, number).
 
     Logits of other tokens are standard normal, those of taken ones high enough that their probabilities spread around
@@ -104,7 +104,7 @@ def make_microbatch(shape: BatchShape, device: torch.device, *key: int) -> LossB
     own = torch.Generator(device).manual_seed(make_seed(*key, shape.rank))
     logits = torch.randn(1, shape.num_tokens, shape.num_columns, generator=own, device=device)
     taken.write(logits)
-    return LossBatch(logits, batch, taken)
+    return LogitsBatch(logits, batch, taken)
 
 
 def _make_taken(shape: BatchShape, device: torch.device, generator: torch.Generator, targets: torch.Tensor) -> Taken:

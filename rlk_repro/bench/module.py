@@ -24,7 +24,7 @@ import torch
 from torch import distributed
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError, finish
-from rlk_repro.bench.batches import BatchShape, LossBatch, make_microbatch
+from rlk_repro.bench.batches import BatchShape, LogitsBatch, make_microbatch
 from rlk_repro.bench.measure import record_kernels
 from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.bench.sources import load_vime_loss
@@ -289,7 +289,7 @@ class ModuleBench:
         step.add(batch, metrics, gradient)
 
     @torch.no_grad()
-    def _find_log_probs(self, microbatch: LossBatch) -> list[torch.Tensor]:
+    def _find_log_probs(self, microbatch: LogitsBatch) -> list[torch.Tensor]:
         """As vime's forward-only passes call it."""
         _, found = self.loss.get_log_probs_and_entropy(
             microbatch.logits.detach(),

@@ -44,7 +44,7 @@ class Results(Model):
     path: AbsolutePath = Field("/results", description="where the pods see it")
 
 
-class VolumeClaim(Model):
+class Claim(Model):
     """A further PersistentVolumeClaim, such as one with models or data sets."""
 
     claim: ObjectName
@@ -100,7 +100,7 @@ class KubernetesSettings(GrowingModel):
     image_pull_secrets: tuple[ObjectName, ...] = Field((), description="by name; they lie in the namespace")
     secrets: dict[EnvName, SecretKey] = Field({}, description="where the variables lie that env takes from_env")
     results: Results = Results()
-    claims: tuple[VolumeClaim, ...] = Field((), description="mounted into every pod")
+    claims: tuple[Claim, ...] = Field((), description="mounted into every pod")
     cpu: Quantity | None = Field(None, description="of a pod; with memory it makes the pods Guaranteed")
     memory: Quantity | None = Field(None, description="of a pod; what is written to /dev/shm counts")
     shm: Quantity = Field("64Gi", description="size of /dev/shm")

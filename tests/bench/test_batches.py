@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed
 
-from rlk_repro.bench.batches import BatchShape, LossBatch, cut_responses, make_microbatch, split_tokens
+from rlk_repro.bench.batches import BatchShape, LogitsBatch, cut_responses, make_microbatch, split_tokens
 
 CPU = torch.device("cpu")
 SHAPE = BatchShape(num_samples=5, num_tokens=300, prompt_fraction=0.25, vocab_size=200)
@@ -25,11 +25,11 @@ def group_of_one() -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-def make(*key: int, **changes: Any) -> LossBatch:
+def make(*key: int, **changes: Any) -> LogitsBatch:
     return make_microbatch(BatchShape(**{**vars(SHAPE), **changes}), CPU, *key)
 
 
-def find_log_probs(microbatch: LossBatch, temperature: float) -> torch.Tensor:
+def find_log_probs(microbatch: LogitsBatch, temperature: float) -> torch.Tensor:
     """Of the response tokens, straight from the definition."""
     batch = microbatch.batch
     rows = (microbatch.logits[0].detach().double() / temperature).log_softmax(-1)
