@@ -9,7 +9,7 @@ from rlk_repro.base.files import write_text
 from rlk_repro.base.units import count, format_percent
 from rlk_repro.report.answer import describe_answer, describe_ground, describe_words
 from rlk_repro.report.basis import SHOWN_HASH, describe_interval, make_identity, make_origin
-from rlk_repro.report.blocks import Cell, Column, Section, Table
+from rlk_repro.report.blocks import Column, Section, Table, TableCell
 from rlk_repro.report.html import render_page
 from rlk_repro.report.sections import GATE_TONES, VERDICT_TONES
 from rlk_repro.report.view import View
@@ -31,7 +31,9 @@ def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
     names = [f"{number}: {view.analysis.run}" for number, view in enumerate(views, start=1)]
     columns = (Column(name=""), *(Column(name=name, target=link) for name, link in zip(names, links, strict=True)))
 
-    def section(key: str, title: str, rows: Callable[[View], Iterable[tuple[str, Cell]]], note: str = "") -> Section:
+    def section(
+        key: str, title: str, rows: Callable[[View], Iterable[tuple[str, TableCell]]], note: str = ""
+    ) -> Section:
         found = _join([dict(rows(view)) for view in views])
         return Section(key=key, title=title, blocks=(Table(title="", columns=columns, rows=found, note=note),))
 
@@ -47,28 +49,28 @@ def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
     )
 
 
-def _join(columns: Sequence[dict[str, Cell]]) -> tuple[tuple[Cell, ...], ...]:
+def _join(columns: Sequence[dict[str, TableCell]]) -> tuple[tuple[TableCell, ...], ...]:
     names = dict.fromkeys(name for column in columns for name in column)
-    rows = ((name, [column.get(name, Cell(text="–")) for column in columns]) for name in names)
-    return tuple((Cell(text=name, note=_mark(cells)), *cells) for name, cells in rows)
+    rows = ((name, [column.get(name, TableCell(text="–")) for column in columns]) for name in names)
+    return tuple((TableCell(text=name, note=_mark(cells)), *cells) for name, cells in rows)
 
 
-def _mark(cells: Sequence[Cell]) -> str:
+def _mark(cells: Sequence[TableCell]) -> str:
     return "" if len({cell.text for cell in cells}) == 1 else "≠"
 
 
-def _list_answers(view: View) -> Iterable[tuple[str, Cell]]:
+def _list_answers(view: View) -> Iterable[tuple[str, TableCell]]:
     analysis = view.analysis
-    yield "verdict", Cell(text=describe_words(analysis), tone=VERDICT_TONES[analysis.verdict.word])
-    yield "answer", Cell(text=describe_answer(view).removeprefix("Result: "))
-    yield "rests on", Cell(text=describe_ground(analysis))
-    yield "bundle", Cell(text=view.context.bundle_id[:SHOWN_HASH] or "not sealed", is_code=True)
+    yield "verdict", TableCell(text=describe_words(analysis), tone=VERDICT_TONES[analysis.verdict.word])
+    yield "answer", TableCell(text=describe_answer(view).removeprefix("Result: "))
+    yield "rests on", TableCell(text=describe_ground(analysis))
+    yield "bundle", TableCell(text=view.context.bundle_id[:SHOWN_HASH] or "not sealed", is_code=True)
 
 
-def _list_effects(view: View) -> Iterable[tuple[str, Cell]]:
+def _list_effects(view: View) -> Iterable[tuple[str, TableCell]]:
     for effect in sorted(view.effects, key=lambda effect: view.metric_rank(effect.metric)):
         if view.is_comparable(effect.metric):
-            yield view.label(effect.metric).label, Cell(text=_describe_effect(effect))
+            yield view.label(effect.metric).label, TableCell(text=_describe_effect(effect))
 
 
 def _describe_effect(effect: Effect) -> str:
@@ -77,12 +79,12 @@ def _describe_effect(effect: Effect) -> str:
     return f"{format_percent(effect.ratio)} ({describe_interval(effect)}, n={effect.n})"
 
 
-def _list_gates(view: View) -> Iterable[tuple[str, Cell]]:
+def _list_gates(view: View) -> Iterable[tuple[str, TableCell]]:
     for gate in view.analysis.gates:
-        yield gate.name, Cell(text=gate.status.value, tone=GATE_TONES[gate.status])
+        yield gate.name, TableCell(text=gate.status.value, tone=GATE_TONES[gate.status])
 
 
-def _list_facts(view: View) -> Iterable[tuple[str, Cell]]:
+def _list_facts(view: View) -> Iterable[tuple[str, TableCell]]:
     facts = dict((*make_identity(view.analysis), *make_origin(view.analysis), *view.context.setting))
     facts |= dict(sorted(view.analysis.facts.items()))
-    return ((name, Cell(text=value)) for name, value in facts.items())
+    return ((name, TableCell(text=value)) for name, value in facts.items())

@@ -27,6 +27,7 @@ FOLDER = ROOT / "docs" / "evidence"
 PAGE = (FOLDER / "README.md").read_text()
 BUNDLES = sorted(FOLDER.glob("*.tgz"))
 VIME = {
+    "A step of training at Qwen3-4B's sizes": "qwen3-4b-random-h200.tgz",
     "vime end to end": "vime-live-h200.tgz",
     "vime's own training": "vime-train-only-h200.tgz",
     "The same with routing replay": "vime-train-only-r3-h200.tgz",
@@ -69,7 +70,9 @@ def test_every_bundle_is_named_with_its_id_its_gpu_and_the_commits_that_it_recor
     ours = code["rlk_repro"]
     assert f"`{(ours['commit'] if isinstance(ours['commit'], str) else ours['package_tree'])[:12]}`" in PAGE
     assert f"`{code['rl_kernel']['commit'][:12]}`" in PAGE
-    assert code["rl_kernel"]["repairs"] == ([] if "sessions" in bundle.name else ["cccl3-functionals"])
+    assert code["rl_kernel"]["repairs"] == (
+        [] if "sessions" in bundle.name or "random" in bundle.name else ["cccl3-functionals"]
+    )
     assert not isinstance(code["vime"]["commit"], str)
 
 
@@ -175,6 +178,29 @@ def test_the_numbers_and_the_verdict_of_a_run_of_vime_are_its_own(title: str, na
     }
 
 
+def test_the_parts_of_a_step_at_qwen3_4b_save_what_the_whole_saves() -> None:
+    """What the parts save lies in the interval of the step, and the page gives both."""
+    section = " ".join(find_section("A step of training at Qwen3-4B's sizes").split())
+    analysis = analyse("qwen3-4b-random-h200.tgz")
+    saved_ms = {
+        part: 1000 * (find_mean(analysis, metric, "baseline") - find_mean(analysis, metric, "enabled"))
+        for part, metric in (
+            ("passes", "module_log_probs_no_grad_s"),
+            ("forward", "module_grpo_loss_forward_s"),
+            ("backward", "module_grpo_loss_backward_s"),
+        )
+    }
+    told = "save {passes:.0f} ms, the GRPO loss {forward:.0f} ms forward and {backward:.0f} ms"
+    assert told.format(**saved_ms) in section
+    share = sum(saved_ms.values()) / 1000 / find_mean(analysis, "step_time_s", "baseline")
+    assert f"{sum(saved_ms.values()):.0f} ms of a step of 2.84 s are {share:.1%}".replace("%", " %") in section
+    (step, low, high), train = (find_interval(analysis, metric) for metric in ("step_time_s", "train_time_s"))
+    assert low < 100 * share < high
+    for interval in ((step, low, high), train):
+        assert "{:.2f} % less time ({:.2f} to {:.2f} %)".format(*interval) in section
+    assert f"half width is {(high - low) / 2:.2f} %" in section
+
+
 @pytest.mark.parametrize(("title", "name"), VIME.items())
 def test_the_command_of_a_run_of_vime_asks_for_what_ran(title: str, name: str) -> None:
     with open_bundle(FOLDER / name) as run_dir:
@@ -212,6 +238,14 @@ def find_mean(analysis: Analysis, metric: str, variant: str) -> float:
     found = [trial.summary(metric) for trial in analysis.trials if trial.variant == variant]
     values = [headline_value(metric, item) for item in found if item is not None]
     return sum(values) / len(values)
+
+
+def find_interval(analysis: Analysis, metric: str) -> tuple[float, float, float]:
+    """How many percent less time the enabled variant takes, with the ends of the 95 % interval."""
+    effect = analysis.effect(metric)
+    assert effect is not None
+    less = [100 - 100 * value for value in (effect.ratio, effect.high, effect.low) if value is not None]
+    return less[0], less[1], less[2]
 
 
 def test_eight_gates_passed_and_two_do_not_apply() -> None:
