@@ -222,7 +222,7 @@ def test_the_expected_duration_follows_the_number_of_trials() -> None:
         ("qwen3-30b-a3b", "h200", (), 135),
         ("qwen3-30b-a3b", "h200", ("measure.design=parallel",), 90),
         ("qwen3-30b-a3b", "h200", ("time_limit_min=7",), 7),
-        ("qwen3-4b-random", "h200", (), 15),  # of a session
+        ("qwen3-4b-random", "h200", (), 10),  # of a session
         ("module-qwen3-30b-a3b", "h200", (), 10),
         ("module-qwen3-30b-a3b", "cpu", (), 30),
         ("smoke", "cpu", (), 5),

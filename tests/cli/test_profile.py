@@ -32,11 +32,14 @@ def test_a_profile_is_written_where_it_is_found_by_its_name(call: Call, tools: P
     path = home.parent / "config" / "rlk-repro" / "profiles" / "dgx.yaml"
     assert (code, out) == (0, f"wrote {path}\nnext: rlk-repro profile check {path}\n")
     images = home / "rlk-repro-images"
-    assert err == f"look at: images are imported once to {images}: it must lie on a file system that the nodes share\n"
+    assert err == (
+        f"look at: images are imported once to {images}: it must lie on a file system that the nodes share\n"
+        f"look at: without a container the nodes run {sys.executable}: it must be there as well\n"
+    )
     assert load_profile("dgx", [path.parent]).model.hardware == "h200"
     path.unlink()
     told = json.loads(call("profile", "init", "--yes", "--json")[1])
-    assert (told["file"], told["profile"]["profile"], len(told["remarks"])) == (str(path), "dgx", 1)
+    assert (told["file"], told["profile"]["profile"], len(told["remarks"])) == (str(path), "dgx", 2)
 
 
 def test_a_profile_is_never_replaced(call: Call, tools: Path, tmp_path: Path) -> None:

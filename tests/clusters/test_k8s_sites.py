@@ -20,6 +20,7 @@ from rlk_repro.clusters.k8s.kubectl import Unreachable, explain
 from rlk_repro.clusters.k8s.states import CONDITIONS, RAYJOB_STATES, WORDS, Judged, judge, judge_job
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_profile
+from tests.support.how_to import read_commands
 from tests.support.kube.cluster import Cluster
 from tests.support.kube.plane import ControlPlane
 from tests.support.kube.runs import needs_kubectl, running_server
@@ -87,6 +88,16 @@ def test_a_profile_is_proposed_that_the_cluster_takes(server: Cluster, tmp_path:
     assert (settings.cpu, settings.memory, settings.shm) == ("171", "1710Gi", "64Gi")
     code, findings = check(call, path)
     assert code == 0, findings
+
+
+@needs_kubectl
+def test_the_page_on_installing_works_command_by_command(
+    server: Cluster, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in read_commands("install-kubernetes.md"):
+        code, out, err = call(*command)
+        assert code == 0, (command, out + err)
 
 
 @needs_kubectl

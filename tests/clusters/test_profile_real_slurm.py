@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.spec.load import load_profile
+from tests.support.how_to import read_commands
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.runs import SETTINGS, Site
 
@@ -91,16 +92,18 @@ def test_an_interpreter_without_the_package_is_found_before(call: Call, profile:
     assert "blocking: container: expected an interpreter that has rlk_repro, or container.package_dir" in out
 
 
-def test_what_is_proposed_runs(call: Call, site: Site) -> None:
+def test_the_page_on_installing_works_command_by_command(
+    call: Call, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A container engine of this host is proposed; the stack of smoke has no images, so the nodes' Python runs it."""
-    profile = site.folder / "proposed.yaml"
-    assert call("profile", "init", "--yes", "-o", str(profile))[0] == 0
-    assert call("profile", "check", str(profile))[0] == 0
-    settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    words = ["--cluster", "slurm", "--run", "smoke", "--profile", str(profile), "--hardware", "cpu", "--exploratory"]
-    code, out, err = call("submit", *words, "--wait", *settings)
-    assert code == 0, out + err
-    assert "bundle.tgz" in out
+    monkeypatch.chdir(site.folder)
+    for command in read_commands("install-slurm.md"):
+        small = ["--hardware", "cpu", "--exploratory"] if command[0] == "submit" else []  # its A100s are files
+        settings = [word for setting in SETTINGS if "--wait" in command for word in ("--set", setting)]
+        code, out, err = call(*command, *small, *settings)
+        assert code == 0, (command, out + err)
+        assert "--wait" not in command or "bundle.tgz" in out
+    assert Path("my-site.yaml").exists()
 
 
 def test_nothing_is_left_in_the_queue(call: Call, profile: Path, cluster: Cluster) -> None:
