@@ -48,6 +48,8 @@ class Stranger:
                 self.num_sent += len(self.chunk)
             handler.wfile.write(b"0\r\n\r\n")
         except OSError:  # the client has had enough
+            pass
+        finally:  # a client that refuses the answer resets the connection: no further request is read from it
             handler.close_connection = True
 
 
