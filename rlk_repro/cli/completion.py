@@ -1,10 +1,12 @@
-"""What a shell offers after TAB: names of runs, hardware, stacks and profiles, and ids of submissions."""
+"""What a shell offers after TAB (names of runs, hardware, stacks, profiles; ids), and options that take such names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from rlk_repro.base import resources
 
@@ -41,3 +43,12 @@ def complete_id(incomplete: str) -> list[str]:
 
 def _complete(kind: str, incomplete: str) -> list[str]:
     return [name for name in resources.list_names(FOLDERS[kind]()) if name.startswith(incomplete)]
+
+
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="A name from `runs list`, or a file.", autocompletion=complete_run)
+]
+HardwareName = Annotated[
+    str | None, typer.Option(help="Hardware; default from the profile.", autocompletion=complete_hardware)
+]
+PinsName = Annotated[str | None, typer.Option(help="Set of pins; default from the run.", autocompletion=complete_stack)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rlk_repro.cli.completion import complete_hardware, complete_profile, complete_run, complete_stack
+from rlk_repro.cli.completion import HardwareName, PinsName, RunName, complete_profile
 from rlk_repro.cli.output import AsJson, say, say_json
 
 if TYPE_CHECKING:
@@ -23,19 +23,13 @@ def register(app: typer.Typer) -> None:
 
 
 def prepare(
-    name: Annotated[
-        str, typer.Argument(metavar="RUN", help="A name from `runs list`, or a file.", autocompletion=complete_run)
-    ],
-    hardware: Annotated[
-        str | None, typer.Option(help="Hardware; default from the profile.", autocompletion=complete_hardware)
-    ] = None,
+    name: RunName,
+    hardware: HardwareName = None,
     profile: Annotated[
         str | None, typer.Option(help="Site profile, whose prepared_dir it goes to.", autocompletion=complete_profile)
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="Cluster of the profile.", show_default="local")] = None,
-    stack: Annotated[
-        str | None, typer.Option(help="Set of pins; default from the run.", autocompletion=complete_stack)
-    ] = None,
+    stack: PinsName = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the run; repeatable.")
     ] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rlk_repro.cli.commands import Commands
-from rlk_repro.cli.completion import complete_run
+from rlk_repro.cli.completion import RunName
 from rlk_repro.cli.output import AsJson, say, say_json, say_text
 
 if TYPE_CHECKING:
@@ -86,9 +86,7 @@ def _read_verdict(run_dir: RunDir) -> str:
 
 
 def show_run(
-    name: Annotated[
-        str, typer.Argument(metavar="RUN", help="A name from `runs list`, or a file.", autocompletion=complete_run)
-    ],
+    name: RunName,
     as_json: AsJson = False,
 ) -> None:
     """Show one run with every default filled in."""

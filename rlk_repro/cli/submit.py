@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rlk_repro.base.console import silence
-from rlk_repro.cli.completion import complete_hardware, complete_id, complete_profile, complete_run, complete_stack
+from rlk_repro.cli.completion import HardwareName, PinsName, complete_id, complete_profile, complete_run
 from rlk_repro.cli.output import AsJson, note, say, say_json, say_text, show
 from rlk_repro.cli.sources import (
     MegatronSource,
@@ -47,15 +47,11 @@ def submit(
     ] = "",
     run: Annotated[str, typer.Option("--run", help="The same as RUN.", autocompletion=complete_run)] = "",
     cluster: Annotated[str | None, typer.Option(help="local, slurm or k8s.", show_default="local")] = None,
-    hardware: Annotated[
-        str | None, typer.Option(help="Hardware; default from the profile.", autocompletion=complete_hardware)
-    ] = None,
+    hardware: HardwareName = None,
     profile: Annotated[
         str | None, typer.Option(help="Site profile: a name or a file.", autocompletion=complete_profile)
     ] = None,
-    stack: Annotated[
-        str | None, typer.Option(help="Set of pins; default from the run.", autocompletion=complete_stack)
-    ] = None,
+    stack: PinsName = None,
     lane: Annotated[str | None, typer.Option(help="live, fixed-rollout or train-only.")] = None,
     pairs: Annotated[int | None, typer.Option(help="Pairs of baseline and enabled.")] = None,
     control_pairs: Annotated[int | None, typer.Option(help="Pairs of baseline and baseline.")] = None,
