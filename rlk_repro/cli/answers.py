@@ -17,8 +17,10 @@ from rlk_repro.claims.files import Claim
 from rlk_repro.claims.results import ClaimsCheck
 from rlk_repro.images.stacks import StackRow
 from rlk_repro.plan import PlanRecord
+from rlk_repro.replay.gate import DiffGate
 from rlk_repro.report.record import ReportRecord
 from rlk_repro.spec import Run
+from rlk_repro.wording.lint import Offence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,24 +80,19 @@ class Compared(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference(Answer):
+class DiffAnswer(Answer):
     findings: tuple[Finding, ...]
     unsealed: tuple[str, ...]
     comparison: Compared | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate(Answer):
+class GateAnswer(DiffGate, Answer):
     """Of ``diff --gate``."""
-
-    is_open: bool
-    line: str
-    reference_verdict: str
-    later_verdict: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(Answer):
+class DoctorRow(Answer):
     name: str
     status: str
     found: str
@@ -104,7 +101,7 @@ class Check(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor(Answer):
-    checks: tuple[Check, ...]
+    checks: tuple[DoctorRow, ...]
     manifest: dict[str, Any]
 
 
@@ -155,14 +152,8 @@ class Index(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LintedSentence(Answer):
+class LintedSentence(Offence, Answer):
     file: str
-    line: int
-    column: int
-    rule: str
-    words: str
-    reason: str
-    instead: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +303,7 @@ ANSWERS: Final[Mapping[str, Any]] = {
     "claims lint": list[LintedSentence],
     "claims list": list[Claim],
     "collect": Collected,
-    "diff": Difference | Gate,
+    "diff": DiffAnswer | GateAnswer,
     "doctor": Doctor,
     "images build": Built,
     "images check": Archive | ImageInRuntime,
