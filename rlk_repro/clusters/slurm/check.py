@@ -15,7 +15,8 @@ from rlk_repro.base import proc
 from rlk_repro.base.findings import Finding, Level, sort_findings
 from rlk_repro.clusters.profiles import load_all_hardware
 from rlk_repro.clusters.slurm import client as slurmctl
-from rlk_repro.clusters.slurm.judge import Needs, UserHere, host_python, judge_profile, list_paths
+from rlk_repro.clusters.slurm.container import host_python
+from rlk_repro.clusters.slurm.judge import Needs, UserHere, judge_profile, list_paths
 from rlk_repro.clusters.slurm.options import list_options, time_limit_min
 from rlk_repro.clusters.slurm.site import probe_site
 from rlk_repro.plan import Plan

@@ -64,7 +64,13 @@ def find_runtime(plan: Plan) -> str:
 def find_python(plan: Plan) -> str:
     """The interpreter that starts the agent: where no container starts, the nodes' own."""
     settings = container_settings(plan)
-    return settings.host_python or settings.python if find_runtime(plan) == "host" else settings.python
+    nodes = host_python(settings) if find_runtime(plan) == "host" else None
+    return nodes or settings.python
+
+
+def host_python(settings: ContainerSettings) -> str | None:
+    """What runs on a node where no container starts; None where the profile does not say."""
+    return settings.host_python or (settings.python if settings.runtime == "host" else None)
 
 
 def find_remarks(plan: Plan) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.clusters.profiles import find_hardware
+from rlk_repro.clusters.slurm.container import host_python
 from rlk_repro.clusters.slurm.propose import IMPORTING
 from rlk_repro.clusters.slurm.site import Pool, SlurmSite
 from rlk_repro.spec import ContainerSettings, FromEnv, Hardware, Profile, SlurmSettings
@@ -172,11 +173,6 @@ def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHer
     for path, is_there in here.existing.items():
         if not is_there:
             yield Finding(Level.WARNING, "container", f"{path} on the nodes", "not on this machine")
-
-
-def host_python(settings: ContainerSettings) -> str | None:
-    """What runs on a node where no container starts; None where the profile does not say."""
-    return settings.host_python or (settings.python if settings.runtime == "host" else None)
 
 
 def list_paths(profile: Profile) -> list[str]:
