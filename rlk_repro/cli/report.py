@@ -37,7 +37,6 @@ def report(
     from rlk_repro.report.record import make_record
     from rlk_repro.report.side_by_side import write_side_by_side
     from rlk_repro.report.terminal import print_answer, print_summary
-    from rlk_repro.report.view import make_view
 
     unwanted = _verdict_words(fail_on)
     results, written, is_doubtful = [], [], False
@@ -52,14 +51,14 @@ def report(
         folder = _folder(source, output, number if len(sources) > 1 else None)
         with writing(folder, hint="-o names another folder"):
             files = write_report(analysis, folder, context)
-        written.append((make_view(analysis, context), files.html))
+        written.append((analysis, context, files.html))
         results.append(make_record(analysis, context, source=str(source), report=str(files.html)))
         if not as_json:
             show(partial(print_summary, analysis, context=context))
             show(partial(print_answer, analysis, context=context, bundle=str(source), report=str(files.html)))
     if len(written) > 1 and output is not None:
         with writing(output, hint="-o names another folder"):
-            page = write_side_by_side([view for view, _ in written], [html for _, html in written], output)
+            page = write_side_by_side(written, output)
         note(f"side by side: {page}")
     if as_json:
         say_json([dataclasses.asdict(result) for result in results])

@@ -11,17 +11,17 @@ from rlk_repro.report.answer import describe_answer, describe_ground, describe_w
 from rlk_repro.report.basis import SHOWN_HASH, describe_interval, make_identity, make_origin
 from rlk_repro.report.blocks import Column, Section, Table, TableCell
 from rlk_repro.report.html import render_page
+from rlk_repro.report.index import INDEX_NAME
 from rlk_repro.report.sections import GATE_TONES, VERDICT_TONES
-from rlk_repro.report.view import View
-from rlk_repro.rundir.results import Effect
-
-PAGE_NAME = "index.html"
+from rlk_repro.report.view import Context, View, make_view
+from rlk_repro.rundir.results import Analysis, Effect
 
 
-def write_side_by_side(views: Sequence[View], reports: Sequence[Path], folder: Path) -> Path:
-    """Write the page into the folder that holds the reports; its path."""
-    page = folder / PAGE_NAME
-    links = [report.relative_to(folder).as_posix() for report in reports]
+def write_side_by_side(results: Sequence[tuple[Analysis, Context, Path]], folder: Path) -> Path:
+    """Write the page into the folder that holds the reports, of which each result names its own; the page's path."""
+    page = folder / INDEX_NAME
+    links = [report.relative_to(folder).as_posix() for _, _, report in results]
+    views = [make_view(analysis, context) for analysis, context, _ in results]
     write_text(page, render_side_by_side(views, links))
     return page
 
