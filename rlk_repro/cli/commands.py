@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from typer.core import TyperCommand, TyperGroup
@@ -50,7 +50,16 @@ class Commands(TyperGroup):
             words = [*ctx.command_path.split()[1:], cmd_name]
             if example := EXAMPLES.get(" ".join(words)):
                 command.epilog = f"Example: {example}"
-            for option in (*command.params, command.get_help_option(ctx)):
-                if option is not None and getattr(option, "is_flag", False):
-                    option.metavar = ""  # typer would write the type of a value that a flag does not take
+            _hide_values_of_flags((*command.params, command.get_help_option(ctx)))
         return command
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        options = super().get_params(ctx)
+        _hide_values_of_flags(options)
+        return options
+
+
+def _hide_values_of_flags(options: Iterable[Any]) -> None:
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""  # typer would write the type of a value that a flag does not take

@@ -29,22 +29,28 @@ def write_side_by_side(results: Sequence[tuple[Analysis, Context, Path]], folder
 def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
     """The same bytes for the same results; each column is headed by its run and links to its report."""
     names = [f"{number}: {view.analysis.run}" for number, view in enumerate(views, start=1)]
-    columns = (Column(name=""), *(Column(name=name, target=link) for name, link in zip(names, links, strict=True)))
 
     def section(
-        key: str, title: str, rows: Callable[[View], Iterable[tuple[str, TableCell]]], note: str = ""
+        key: str,
+        title: str,
+        rows: Callable[[View], Iterable[tuple[str, TableCell]]],
+        note: str = "",
+        *,
+        is_prose: bool = False,
     ) -> Section:
         found = _join([dict(rows(view)) for view in views])
+        headed = (Column(name=name, target=link, is_prose=is_prose) for name, link in zip(names, links, strict=True))
+        columns = (Column(name=""), *headed)
         return Section(key=key, title=title, blocks=(Table(title="", columns=columns, rows=found, note=note),))
 
     return render_page(
         "Side by side",
         f"{count(len(views), 'result')}, each analysed again from its logs.",
         [
-            section("answers", "Answers", _list_answers),
+            section("answers", "Answers", _list_answers, is_prose=True),
             section("effects", "Effects", _list_effects, "The ratio enabled / baseline, as a change of the baseline."),
             section("gates", "Gates", _list_gates),
-            section("runs", "What ran", _list_facts, "≠: not the same in all."),
+            section("runs", "What ran", _list_facts, "≠: not the same in all.", is_prose=True),
         ],
     )
 

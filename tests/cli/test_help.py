@@ -37,6 +37,15 @@ def test_help_shows_the_example_and_no_type_of_a_flag(call: Call, words: str, mo
     assert "<bool>" not in out
 
 
+@pytest.mark.parametrize("words", ["", "claims", "images", "profile", "runs"])
+def test_the_help_of_a_group_shows_no_type_of_a_flag(call: Call, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    code, out, _ = call(*words.split(), "-h")
+    assert code == 0
+    assert "--help" in out
+    assert "<bool>" not in out
+
+
 @pytest.mark.parametrize("words", sorted(EXAMPLES))
 def test_an_example_parses(words: str) -> None:
     line = shlex.split(EXAMPLES[words])[1:]

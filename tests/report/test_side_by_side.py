@@ -24,6 +24,7 @@ def test_several_bundles_have_one_page_with_a_column_each(call: Call, tmp_path: 
     for text in ("faster, same memory", "no comparison", "23fb06c17127", "-78.10", "raw_reward", "≠"):
         assert text.replace(" ", "\N{NO-BREAK SPACE}") in page or text in page, text
     assert all(page.index(f">{title}</h2>") for title in ("Answers", "Effects", "Gates", "What ran"))
+    assert '<td class="prose">with RL-Kernel' in page, "an answer is a sentence and wraps"
 
 
 def test_one_bundle_has_no_such_page(call: Call, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ Call = Callable[..., tuple[int, str, str]]
 # sets the title, clears the screen, a C1 control, an override, an isolate, nothing wide, another line, half a character
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj\u2066\u200b\u2028\x85\r\nrlk-repro: FORGED\n  blocking: FORGED\ud800"
 SMALL = Recipe(settings=("measure.pairs=1", "measure.scored_steps=2", "measure.warmup_steps=1"))
+PARTS = 6
+"""Shares of the texts, a test each, so that several workers can plant them at once."""
 _COUNTED = re.compile(r"\.\d+")
 
 
@@ -129,10 +131,13 @@ def run_all(call: Call, what: str, bundle: Path, honest: RunDir, *, num: int, ha
     check_report(what, out)
 
 
-def plant_each(call: Call, honest: RunDir, folder: Path, *, num: int, has_json: bool) -> None:
+def plant_each(
+    call: Call, honest: RunDir, folder: Path, *, num: int, has_json: bool, part: int = 0, parts: int = 1
+) -> None:
+    """Plant every text in turn, or one share of ``parts`` equal shares of them."""
     fields = list(list_fields(honest))
     assert len(fields) > 60
-    for number, (name, path) in enumerate(fields):
+    for number, (name, path) in enumerate(fields[part::parts]):
         run_dir = RunDir(folder / f"{number}")
         shutil.copytree(honest.root, run_dir.root)
         if write_planted(run_dir, name, path):
@@ -141,8 +146,9 @@ def plant_each(call: Call, honest: RunDir, folder: Path, *, num: int, has_json: 
         shutil.rmtree(run_dir.root)
 
 
-def test_every_text_of_a_bundle(call: Call, honest: RunDir, tmp_path: Path) -> None:
-    plant_each(call, honest, tmp_path, num=2, has_json=False)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_text_of_a_bundle(call: Call, honest: RunDir, tmp_path: Path, part: int) -> None:
+    plant_each(call, honest, tmp_path, num=2, has_json=False, part=part, parts=PARTS)
 
 
 @pytest.mark.long
