@@ -129,9 +129,10 @@ def test_a_run_counts_the_tokens_of_both_variants(run: Any) -> None:
     for item in found:
         assert item.num_tokens == sum(map(sum, item.by_log_prob)) == sum(map(sum, item.by_position))
         # the reference trainer generates with the model that it trains, so that rounding is all that differs
-        assert 0 < item.beyond[0] < item.num_tokens
+        # some CPUs do not even round differently: no token differs there
+        assert 0 <= item.beyond[0] < item.num_tokens
         assert item.beyond[3:] == (0,) * (len(LADDER) - 3)
-        assert item.largest is not None
+        assert (item.largest is not None) == (item.beyond[0] > 0)
         assert item.beyond[0] >= item.beyond[1] >= item.beyond[2]
     written = json.loads(run_dir.analysis.read_text())["agreement"]
     assert [item["num_tokens"] for item in written] == [item.num_tokens for item in found]
@@ -154,7 +155,8 @@ def test_the_report_has_a_column_for_each_variant_and_two_drawings(run: Any) -> 
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
     assert rows["in all"] == [f"{item.num_tokens:,}" for item in analysis.agreement]
     assert rows["differ by more than 0.0001"] == ["0", "0"]
-    assert [bool(figure.svg) for figure in plot_agreement(view)] == [True, True]
+    is_drawn = any(item.beyond[0] for item in analysis.agreement)  # no CPU must round differently
+    assert [bool(figure.svg) for figure in plot_agreement(view)] == [is_drawn, is_drawn]
 
 
 def test_the_report_says_which_steps_have_no_record_and_draws_nothing_of_them() -> None:
