@@ -50,7 +50,7 @@ class Commands(TyperGroup):
             words = [*ctx.command_path.split()[1:], cmd_name]
             if example := EXAMPLES.get(" ".join(words)):
                 command.epilog = f"Example: {example}"
-            _hide_values_of_flags((*command.params, command.get_help_option(ctx)))
+            _hide_values_of_flags(command.get_params(ctx))
         return command
 
     def get_params(self, ctx: Any) -> list[Any]:

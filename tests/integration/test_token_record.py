@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from rlk_repro.report.blocks import Table
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import LADDER, LOG_PROBS, AgreementResult
 from rlk_repro.workloads import reference
+from rlk_repro.workloads.api import Command
 from tests import ROOT, SUPPORT
 from tests.support.job_examples import make_staged, run_example
 
@@ -108,13 +110,20 @@ def test_a_step_without_a_loss_has_no_record_and_a_refusal_is_repeated() -> None
     }
 
 
+def make_command(*args: Any) -> Command:
+    """A trial of the reference trainer in which some tokens differ on every CPU."""
+    command = reference.trainer_command(*args)
+    argv = ("tests.support.rounding_trainer" if word == reference.TRAINER else word for word in command.argv)
+    return replace(command, argv=tuple(argv))
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(SUPPORT / "fake_rl_engine")])
     try:
         plan, run_dir = make_staged(tmp_path_factory.mktemp("a") / "run", ("measure.pairs=2",))
-        workload: Any = reference
+        workload: Any = SimpleNamespace(**{**vars(reference), "trainer_command": make_command})
         assert run_example(run_dir, workload, analyse=lambda folder: analyse(folder).to_json()) == 0
     finally:
         os.environ["PYTHONPATH"] = path
@@ -129,10 +138,9 @@ def test_a_run_counts_the_tokens_of_both_variants(run: Any) -> None:
     for item in found:
         assert item.num_tokens == sum(map(sum, item.by_log_prob)) == sum(map(sum, item.by_position))
         # the reference trainer generates with the model that it trains, so that rounding is all that differs
-        # some CPUs do not even round differently: no token differs there
-        assert 0 <= item.beyond[0] < item.num_tokens
+        assert 0 < item.beyond[0] < item.num_tokens
         assert item.beyond[3:] == (0,) * (len(LADDER) - 3)
-        assert (item.largest is not None) == (item.beyond[0] > 0)
+        assert item.largest is not None
         assert item.beyond[0] >= item.beyond[1] >= item.beyond[2]
     written = json.loads(run_dir.analysis.read_text())["agreement"]
     assert [item["num_tokens"] for item in written] == [item.num_tokens for item in found]
@@ -155,8 +163,7 @@ def test_the_report_has_a_column_for_each_variant_and_two_drawings(run: Any) -> 
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
     assert rows["in all"] == [f"{item.num_tokens:,}" for item in analysis.agreement]
     assert rows["differ by more than 0.0001"] == ["0", "0"]
-    is_drawn = any(item.beyond[0] for item in analysis.agreement)  # no CPU must round differently
-    assert [bool(figure.svg) for figure in plot_agreement(view)] == [is_drawn, is_drawn]
+    assert [bool(figure.svg) for figure in plot_agreement(view)] == [True, True]
 
 
 def test_the_report_says_which_steps_have_no_record_and_draws_nothing_of_them() -> None:
