@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -52,11 +53,10 @@ def describe(size_bytes: int, first: int, missing: int | None, elapsed_s: float)
 
 
 def measure(folder: Path) -> int:
-    """Bytes below a folder; files that come and go meanwhile count as they are seen."""
+    """Bytes below a folder; files and folders that come and go meanwhile count as they are seen."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue
+    for parent, _, names in os.walk(folder):  # passes over a folder that has gone, which rglob raises for
+        for name in names:
+            with suppress(OSError):
+                total += Path(parent, name).stat().st_size
     return total

@@ -1,0 +1,33 @@
+"""The size of a growing folder, which others change while it is measured."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro.prepare.progress import measure
+
+
+def test_a_folder_that_goes_while_it_is_measured_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "incoming"
+    for folder in (tmp_path / "kept", gone):
+        folder.mkdir()
+        (folder / "part").write_bytes(b"x" * 100)
+    listed = os.scandir
+
+    def list_after_removal(folder: Any) -> Any:
+        if str(folder) == str(gone):
+            gone.joinpath("part").unlink(missing_ok=True)
+            gone.rmdir()
+        return listed(folder)
+
+    assert measure(tmp_path) == 200
+    monkeypatch.setattr(os, "scandir", list_after_removal)
+    assert measure(tmp_path) == 100
+
+
+def test_a_folder_that_is_absent_has_no_size(tmp_path: Path) -> None:
+    assert measure(tmp_path / "absent") == 0
