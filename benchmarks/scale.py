@@ -19,7 +19,6 @@ from pathlib import Path
 
 from benchmarks.startup import HELLO, MAIN, time_in_turn
 from rlk_repro.base.clock import utc_now
-from rlk_repro.base.files import write_json
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.clusters.api import Submission
 from rlk_repro.clusters.slurm.script import render_sbatch
@@ -70,7 +69,7 @@ def make_runs(folder: Path, num_runs: int) -> None:
         submission = Submission(
             cluster="slurm", job_id=str(number), submitted_at=utc_now(), details={"cluster_name": "test"}
         )
-        write_json(prepared.run_dir.submission, submission.to_json())
+        sending.record_submission(prepared.run_dir, submission)
         rows.append(f"{number}|PENDING|Priority||2026-11-21T12:00:00\n")
     (folder / "queue").write_text("".join(rows))
 

@@ -103,9 +103,9 @@ class Parts:
 
 def real_parts(workload: TrialCommands) -> Parts:
     from rlk_repro.bundle.seal import pack, seal
-    from rlk_repro.probes import probe_node
     from rlk_repro.probes.gpu import busy_gpus
     from rlk_repro.probes.host import find_other_runs
+    from rlk_repro.probes.node import probe_node
 
     return Parts(workload=workload, probe_node=probe_node, busy_gpus=busy_gpus, analyse=_analyse, seal=seal, pack=pack,
                  find_other_runs=lambda: find_other_runs(Path("/"), os.getpid()))  # fmt: skip

@@ -16,7 +16,7 @@ def doctor(as_json: AsJson = False) -> None:
     from rlk_repro.agent.preflight.doctor import diagnose, look_around
     from rlk_repro.clusters.local import guess_hardware
     from rlk_repro.clusters.registry import list_clients
-    from rlk_repro.probes import probe_node
+    from rlk_repro.probes.node import probe_node
     from rlk_repro.rundir.paths import runs_root
 
     manifest = probe_node("here")

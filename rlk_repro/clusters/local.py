@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.agent.preflight import checking as preflight
-from rlk_repro.agent.preflight.checks import CHECKS, Situation, judge_node
 from rlk_repro.base import proc, procfs
 from rlk_repro.base.clock import utc_now
 from rlk_repro.base.console import Tell, silence
@@ -23,13 +21,11 @@ from rlk_repro.base.disk import open_stream
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Finding, sort_findings
-from rlk_repro.bundle.seal import pack
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.lastword import read_last_word
 from rlk_repro.clusters.profiles import Ask, Proposal, find_hardware, load_all_hardware
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
-from rlk_repro.probes import gpu, probe_node
 from rlk_repro.rundir.manifest import Fact, Manifest
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Hardware, Layout, Profile
@@ -148,6 +144,8 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
         CheckFailed: the run goes on.
         EnvironmentMissing: it was started on another host and may go on there.
     """
+    from rlk_repro.bundle.seal import pack
+
     if run_dir.is_sealed and run_dir.bundle.is_file():
         return run_dir.bundle
     _require_this_host(submission, run_dir)
@@ -165,6 +163,8 @@ def find_bound(plan: Plan) -> Bound | None:  # noqa: ARG001
 
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:  # noqa: ARG001
     """This machine, with the hardware that its GPUs are."""
+    from rlk_repro.probes import gpu
+
     found = _find_hardware(gpu.probe())
     values = {"schema": 1, "profile": "here", "cluster": "local", "purpose": "This machine."}
     if found:
@@ -199,11 +199,15 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
 
 
 def _check_machine(profile: Profile, hardware: Hardware) -> list[Finding]:
+    from rlk_repro.agent.preflight.checking import check_hardware
+    from rlk_repro.agent.preflight.checks import CHECKS, Situation, judge_node
+    from rlk_repro.probes.node import probe_node
+
     layout = Layout(gpus_per_node=hardware.gpus_per_node)
     manifest = probe_node("here")
     situation = Situation(manifest=manifest, hardware=hardware, layout=layout, limits=profile.preflight)
     found = [
-        *preflight.check_hardware(hardware, layout.gpus_per_node, manifest),
+        *check_hardware(hardware, layout.gpus_per_node, manifest),
         *judge_node(CHECKS, situation),
     ]
     return sort_findings(found)

@@ -18,7 +18,7 @@ from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import Contents, diff_contents, find_parts, load_parts
-from rlk_repro.probes import PROBES, probe_node
+from rlk_repro.probes.node import PROBES, probe_node
 from rlk_repro.replay.compare import Comparison, compare_analyses
 from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.replay.recorded import find_difference, has_same_bytes, require_as_authored, require_verified

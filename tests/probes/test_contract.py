@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base.findings import Level
-from rlk_repro.probes import PROBES, code, gpu, gpu_amd, gpu_nvidia, nvml, probe_node
+from rlk_repro.probes import code, gpu, gpu_amd, gpu_nvidia, nvml
+from rlk_repro.probes.node import PROBES, probe_node
 from rlk_repro.rundir.manifest import SEVERITY, TRAINER_PACKAGES, Manifest, Unknown, diff_manifests, severity
 from rlk_repro.rundir.paths import RunDir
 from tests.support.probe_examples import HOST, NETWORK, SMI_ANSWERS, FakeNvml, tools, write_amd, write_tool, write_tree

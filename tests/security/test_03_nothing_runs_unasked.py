@@ -38,7 +38,7 @@ def test_without_a_terminal_and_a_yes_nothing_runs(call, tmp_path: Path) -> None
     def describe_here(run_dir: RunDir) -> None:
         """The manifest that this machine has: no drift that would stop a replay."""
         from rlk_repro.base.files import write_json
-        from rlk_repro.probes import probe_node
+        from rlk_repro.probes.node import probe_node
 
         shutil.rmtree(run_dir.nodes)
         write_json(run_dir.node("node0").manifest, probe_node("node0").to_json())

@@ -14,7 +14,6 @@ from rlk_repro.base.disk import open_stream, writing
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.files import sha256_file
 from rlk_repro.base.units import format_bytes
-from rlk_repro.bundle.seal import unpack
 from rlk_repro.clusters.k8s.facts import BLOCK_BYTES
 from rlk_repro.clusters.k8s.kubectl import Unreachable
 from rlk_repro.rundir.paths import RunDir
@@ -65,6 +64,8 @@ def put_in_place(run_dir: RunDir) -> None:
     Raises:
         BundleUnreadable, EnvironmentMissing: as ``unpack``.
     """
+    from rlk_repro.bundle.seal import unpack
+
     with tempfile.TemporaryDirectory(dir=run_dir.root, prefix=".partial-") as folder:
         whole = unpack(run_dir.bundle, Path(folder) / "bundle")
         names = {path.name for path in whole.root.iterdir()}

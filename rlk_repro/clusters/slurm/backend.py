@@ -19,7 +19,6 @@ from rlk_repro.base.files import write_text
 from rlk_repro.base.findings import Finding
 from rlk_repro.base.places import hide_places
 from rlk_repro.base.secrets import Scrubber
-from rlk_repro.bundle.seal import pack
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.asking import asked_rarely, join_words, require_ended, require_known
 from rlk_repro.clusters.lastword import read_last_word
@@ -145,6 +144,8 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
         CheckFailed: the job waits or runs.
         EnvironmentMissing: this machine cannot tell whether it runs.
     """
+    from rlk_repro.bundle.seal import pack
+
     if _is_over(run_dir) and run_dir.bundle.is_file():
         return run_dir.bundle
     require_ended(poll(submission, run_dir), run_dir)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.findings import Finding
@@ -22,9 +22,11 @@ from rlk_repro.workloads.vime import rules
 from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
 from rlk_repro.workloads.vime.code import find_brought
 from rlk_repro.workloads.vime.contract import load_contract, spell_flags
-from rlk_repro.workloads.vime.layout import vime_of
-from rlk_repro.workloads.vime.prepare import list_folders, list_steps
+from rlk_repro.workloads.vime.layout import list_folders, vime_of
 from rlk_repro.workloads.vime.setting import describe
+
+if TYPE_CHECKING:
+    from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
 
 __all__ = [
     "describe",
@@ -85,6 +87,14 @@ def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
     seed = plan.run.measure.seed
     argv = render_store_arguments(plan, find_files(plan, run_dir), seed=seed)
     return {seed: _make_command(plan, argv, {})}
+
+
+def list_steps(request: PrepareRequest) -> list[PrepareStep]:
+    """How ``rlk-repro prepare`` gets or makes those folders, in order."""
+    # imported here: the clients that fetch would cost every other command a tenth of a second
+    from rlk_repro.workloads.vime import prepare
+
+    return prepare.list_steps(request)
 
 
 def find_files(plan: Plan, run_dir: RunDir) -> Files:

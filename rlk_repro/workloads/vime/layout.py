@@ -1,11 +1,14 @@
-"""How a plan's GPUs are divided between training and inference, and along which dimensions."""
+"""How a plan's GPUs are divided between training and inference, and which folders a run needs on disk."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.plan import Plan
-from rlk_repro.spec import Layout, Placement, VimeWorkload
+from rlk_repro.prepare.layout import PreparedDir
+from rlk_repro.spec import Layout, Placement, Run, Stack, VimeWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,3 +71,24 @@ def vime_of(plan: Plan) -> VimeWorkload:
 
 def divide(plan: Plan) -> Division:
     return Division(layout=plan.layout, placement=vime_of(plan).placements[plan.hardware.hardware])
+
+
+def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
+    """The folders of model, checkpoint, data and rollouts, by kind, as far as the run's lane needs them.
+
+    Raises:
+        SpecError: a conversion, and no vime in the stack that could do it.
+    """
+    workload = run.workload
+    assert isinstance(workload, VimeWorkload)
+    folders = {"model": prepared.model(workload.model)}
+    if workload.model.checkpoint == "torch_dist":
+        vime = stack.pins.get("vime")
+        if vime is None:
+            raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="the vime that converts"))
+        folders["checkpoint"] = prepared.checkpoint(workload.model, vime.commit)
+    if (rollouts := prepared.rollouts(run)) is not None:
+        folders["rollouts"] = rollouts.path
+    if workload.generates(run.lane):
+        folders["data"] = prepared.data_folder(workload.data.source)
+    return folders

@@ -1,4 +1,4 @@
-"""What a run of vime needs before its first trial, where that lies, and the steps that get or make it."""
+"""The steps that get or make what a run of vime needs before its first trial."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.prepare import arithmetic, random_model
 from rlk_repro.prepare.contents import load_contents, record_files
 from rlk_repro.prepare.fetch import Fetch, bytes_there
@@ -18,29 +17,9 @@ from rlk_repro.prepare.package import Package
 from rlk_repro.prepare.random_rollouts import RandomRollouts
 from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
 from rlk_repro.prepare.stored_rollouts import Storage
-from rlk_repro.spec import ArithmeticData, HubData, HubSource, PackageSource, Run, Stack, VimeWorkload
+from rlk_repro.spec import ArithmeticData, HubData, HubSource, PackageSource, VimeWorkload
 from rlk_repro.workloads.vime.conversion import TOOL, Conversion
-
-
-def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
-    """The folders of model, checkpoint, data and rollouts, by kind, as far as the run's lane needs them.
-
-    Raises:
-        SpecError: a conversion, and no vime in the stack that could do it.
-    """
-    workload = run.workload
-    assert isinstance(workload, VimeWorkload)
-    folders = {"model": prepared.model(workload.model)}
-    if workload.model.checkpoint == "torch_dist":
-        vime = stack.pins.get("vime")
-        if vime is None:
-            raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="the vime that converts"))
-        folders["checkpoint"] = prepared.checkpoint(workload.model, vime.commit)
-    if (rollouts := prepared.rollouts(run)) is not None:
-        folders["rollouts"] = rollouts.path
-    if workload.generates(run.lane):
-        folders["data"] = prepared.data_folder(workload.data.source)
-    return folders
+from rlk_repro.workloads.vime.layout import list_folders
 
 
 def list_steps(request: PrepareRequest) -> list[PrepareStep]:

@@ -14,8 +14,8 @@ from rlk_repro.agent.preflight.doctor import (
     look_around,
 )
 from rlk_repro.base.resources import hardware_folders
-from rlk_repro.probes import probe_node
 from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
+from rlk_repro.probes.node import probe_node
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.spec.load import load_hardware
 
