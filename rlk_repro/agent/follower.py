@@ -6,7 +6,6 @@ from functools import partial
 
 from rlk_repro.agent.node import POLL_S, describe_node, has_ended, make_sampler, mark_ended, wait_for, write_preflight
 from rlk_repro.agent.parts import NodePlace, Parts
-from rlk_repro.agent.progress import read_state
 from rlk_repro.agent.pulse import Listener, Pulse
 from rlk_repro.agent.ray.follower import RayFollower
 from rlk_repro.agent.ray.member import RayMember
@@ -16,6 +15,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem, code_after
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.state import read_state
 
 
 def follow_leader(plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -> int:

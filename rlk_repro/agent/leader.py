@@ -29,7 +29,7 @@ from rlk_repro.agent.parts import NodePlace, Parts
 from rlk_repro.agent.preflight import checking as preflight
 from rlk_repro.agent.preflight.parts import record_prepared
 from rlk_repro.agent.process import StopTimes
-from rlk_repro.agent.progress import Phase, ProgressWriter
+from rlk_repro.agent.progress import ProgressWriter
 from rlk_repro.agent.pulse import Pulse
 from rlk_repro.agent.ray.cluster import RayClusters, Service
 from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
@@ -48,6 +48,7 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import TrialStatus
+from rlk_repro.rundir.state import Phase
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import profile_env, resolve_env
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final
 
 from pydantic import ConfigDict
 
-from rlk_repro.agent.progress import Progress
 from rlk_repro.base.findings import Finding
 from rlk_repro.claims.files import Claim
 from rlk_repro.claims.results import ClaimsCheck
@@ -19,6 +18,7 @@ from rlk_repro.images.stacks import StackRow
 from rlk_repro.plan import PlanRecord
 from rlk_repro.replay.gate import DiffGate
 from rlk_repro.report.record import ReportRecord
+from rlk_repro.rundir.state import Progress
 from rlk_repro.spec import Run
 from rlk_repro.wording.lint import Offence
 

@@ -38,10 +38,11 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Say where a submission stands."""
-    from rlk_repro.agent.progress import Phase, drop_forecast, read_state, render_progress
     from rlk_repro.clusters.api import JobState
+    from rlk_repro.rundir.state import Phase, read_state
     from rlk_repro.rundir.store import find_run_dir
     from rlk_repro.submit import finishing, sending
+    from rlk_repro.submit.following import drop_forecast, render_progress
 
     run_dir = find_run_dir(run_id)
     submission = sending.load_submission(run_dir)
@@ -92,10 +93,10 @@ def logs(
     ] = False,
 ) -> None:
     """Print the trials' logs in order."""
-    from rlk_repro.agent.progress import read_state
     from rlk_repro.base.files import dump_json_line
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.clusters.triallogs import read_logs
+    from rlk_repro.rundir.state import read_state
     from rlk_repro.rundir.store import find_run_dir
     from rlk_repro.submit import finishing, sending
 

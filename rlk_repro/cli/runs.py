@@ -49,9 +49,10 @@ def list_runs(
 
 def _list_submitted(*, as_json: bool) -> None:
     """One question per cluster, however many there are."""
-    from rlk_repro.agent.progress import read_state, render_progress
     from rlk_repro.clusters.api import JobState
+    from rlk_repro.rundir.state import read_state
     from rlk_repro.submit import sending
+    from rlk_repro.submit.following import render_progress
 
     launched = sending.list_launched()
     answers = sending.poll_all(launched)

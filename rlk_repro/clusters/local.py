@@ -22,12 +22,12 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, Spec
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Finding, sort_findings
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
-from rlk_repro.clusters.lastword import read_last_word
 from rlk_repro.clusters.profiles import Ask, Proposal, find_hardware, load_all_hardware
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.manifest import Fact, Manifest
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.state import read_last_word
 from rlk_repro.spec import Hardware, Layout, Profile
 
 AGENT: Final = ("-m", "rlk_repro.job")

@@ -22,11 +22,11 @@ from rlk_repro.clusters.registry import get_backend
 from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialStatus
+from rlk_repro.rundir.state import Progress, read_state
 from rlk_repro.submit.authored import describe_rule_changes
 from rlk_repro.workloads.differences import list_differences, read_differences
 
 if TYPE_CHECKING:
-    from rlk_repro.agent.progress import Progress
     from rlk_repro.report import Context
 from rlk_repro.submit.sending import Launched, load_plan, poll
 
@@ -103,8 +103,6 @@ def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
 
 def _explain_end(launched: Launched) -> RlkReproError:
     """Why a run is not sealed, as its agent put it; resuming is advised only where the same job could then end well."""
-    from rlk_repro.agent.progress import read_state
-
     run_dir = launched.run_dir
     state = read_state(run_dir)
     code = None if state is None else state.exit_code

@@ -137,8 +137,8 @@ def list_launched() -> list[Launched]:
 
 def wait(launched: Launched, tell: Callable[[str], None], *, is_quiet: bool = False) -> None:
     """Stay until the submission ends, with live progress on a terminal; an interrupt leaves the job running."""
-    from rlk_repro.agent.progress import follow
     from rlk_repro.base.console import live_line
+    from rlk_repro.submit.following import follow
 
     try:
         with live_line(is_quiet=is_quiet) as line:

@@ -18,7 +18,6 @@ from rlk_repro.agent.agent import run_agent
 from rlk_repro.agent.lock import locked
 from rlk_repro.agent.node import has_ended, mark_ended, read_preflight
 from rlk_repro.agent.parts import Deadlines, make_place
-from rlk_repro.agent.progress import read_state
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecError
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.base.findings import Level
@@ -29,6 +28,7 @@ from rlk_repro.probes.environment import select
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import FIND_BUNDLE, RunDir
+from rlk_repro.rundir.state import read_state
 from tests.support.job_examples import (
     PROFILE,
     QUICK,

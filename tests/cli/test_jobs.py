@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rlk_repro.agent.progress import Phase, Progress
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.clusters import local
 from rlk_repro.rundir.paths import RunDir, runs_root
+from rlk_repro.rundir.state import Phase, Progress
 from rlk_repro.submit import sending
 from tests.submit.test_sending import GONE, make_submitted
 from tests.support.job_examples import make_staged

@@ -100,7 +100,17 @@ def test_the_agents_last_words_are_the_reason(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run")
     submission = Submission(cluster="local", job_id="4194304:1", submitted_at="")
     for code, state in ((70, JobState.FAILED), (143, JobState.CANCELLED), (130, JobState.CANCELLED)):
-        write_json(run_dir.state, {"exit_code": code, "message": "last words"})
+        write_json(
+            run_dir.state,
+            {
+                "schema": 1,
+                "phase": "ended",
+                "num_trials": 2,
+                "num_steps": 3,
+                "exit_code": code,
+                "message": "last words",
+            },
+        )
         assert (local.poll(submission, run_dir).state, local.poll(submission, run_dir).reason) == (state, "last words")
 
 

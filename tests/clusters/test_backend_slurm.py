@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlk_repro.agent import progress
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SchedulerRefused
 from rlk_repro.base.files import write_json, write_text
 from rlk_repro.bundle.seal import inspect_bundle
@@ -17,7 +16,7 @@ from rlk_repro.clusters.slurm import backend as slurm
 from rlk_repro.clusters.slurm import client as slurmctl
 from rlk_repro.clusters.slurm.client import JobId
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.submit import sending
+from rlk_repro.submit import following, sending
 from tests.support.job_examples import make_staged
 from tests.support.slurm.fake import FakeSlurm
 
@@ -50,7 +49,10 @@ def seal(run_dir: RunDir, message: str = "sealed, 4 of 4 trials ok") -> None:
 
 
 def say_last_word(run_dir: RunDir, code: int, message: str) -> None:
-    write_json(run_dir.state, {"schema": 1, "phase": "ended", "exit_code": code, "message": message})
+    write_json(
+        run_dir.state,
+        {"schema": 1, "phase": "ended", "num_trials": 2, "num_steps": 3, "exit_code": code, "message": message},
+    )
 
 
 def test_every_documented_state_has_a_meaning() -> None:
@@ -223,7 +225,7 @@ def test_two_hundred_runs_cost_one_question(fake: FakeSlurm, tmp_path: Path) -> 
 def test_a_controller_that_is_away_does_not_end_the_waiting(
     fake: FakeSlurm, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "POLL_S", 0.0)
+    monkeypatch.setattr(following, "POLL_S", 0.0)
     fake.answer("squeue", error="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
     answers = [slurm.poll(SUBMISSION, run_dir)] * 20
     assert answers[0].reason == (
@@ -231,7 +233,7 @@ def test_a_controller_that_is_away_does_not_end_the_waiting(
     )
     answers.append(JobStatus(state=JobState.DONE))
     told: list[str] = []
-    assert progress.follow(run_dir, lambda: answers.pop(0), told.append, sleep=lambda _: None).state is JobState.DONE
+    assert following.follow(run_dir, lambda: answers.pop(0), told.append, sleep=lambda _: None).state is JobState.DONE
 
 
 def test_a_running_job_is_asked_first_and_told_then(fake: FakeSlurm, run_dir: RunDir) -> None:
@@ -292,7 +294,7 @@ def test_waiting_tells_why_it_waits_and_where_it_runs(fake: FakeSlurm, run_dir: 
     answers.append(JobStatus(state=JobState.DONE))
     told: list[str] = []
 
-    progress.follow(run_dir, lambda: answers[min(len(told), 2)], told.append, sleep=lambda _: None)
+    following.follow(run_dir, lambda: answers[min(len(told), 2)], told.append, sleep=lambda _: None)
     assert told == ["pending (Priority)", "ending · node-[0-1]", "ending"]
 
 

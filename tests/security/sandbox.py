@@ -31,7 +31,6 @@ _WRITES: Final = frozenset(
     {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.chown"}
 )
 _MODULES: Final = (
-    "agent.progress",
     "analysis.analyse",
     "bundle.archive",
     "bundle.verify",
@@ -39,6 +38,8 @@ _MODULES: Final = (
     "replay.recorded",
     "replay.steps",
     "report.terminal",
+    "rundir.state",
+    "submit.following",
 )
 
 

@@ -255,7 +255,8 @@ def test_logs_are_exact_in_a_pipe_and_harmless_on_a_terminal(call: Call, tmp_pat
     log = run_dir.trial("00-p1-baseline").stdout
     line = "\x1b[32mgreen\x1b[0m\ttab \x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj 50%\r100%"
     log.write_text(f"{line}\n")
-    write_json(run_dir.state, {**json.loads(json.dumps({"phase": "ended", "message": EVIL})), "exit_code": 1})
+    state = {"schema": 1, "phase": "ended", "message": EVIL, "num_trials": 2, "num_steps": 3, "exit_code": 1}
+    write_json(run_dir.state, json.loads(json.dumps(state)))
     assert line in call("logs", str(run_dir.root))[1]
     said = on_terminal(["logs", str(run_dir.root)])
     assert r"green  tab \x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj 50%\r100%" in said.replace("\t", "  ")

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent.progress import read_state
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.files import write_bytes
 from rlk_repro.base.resources import hardware_folders, run_folders, stack_folders
@@ -23,6 +22,7 @@ from rlk_repro.bundle.verify import verify
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.prepare.making import fill
 from rlk_repro.prepare.steps import PrepareRequest
+from rlk_repro.rundir.state import read_state
 from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
 from rlk_repro.workloads import vime
 from tests.support.hub_server import serve_hub

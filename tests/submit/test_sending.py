@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent.progress import Phase, Progress
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, RlkReproError, SpecError
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.clusters import local
 from rlk_repro.clusters.api import Submission
 from rlk_repro.rundir.paths import RunDir, runs_root
+from rlk_repro.rundir.state import Phase, Progress
 from rlk_repro.submit import finishing, planning, sending
 from tests.support.job_examples import make_example_plan, make_staged
 

@@ -31,11 +31,11 @@ from rlk_repro.clusters.k8s.pod_exec import LeaderEnded, Pod, find_holder, find_
 from rlk_repro.clusters.k8s.pods import kubernetes_settings
 from rlk_repro.clusters.k8s.sent import Sent, delete_all, find_objects, read_sent, record_objects
 from rlk_repro.clusters.k8s.states import Judged, judge
-from rlk_repro.clusters.lastword import read_last_word
 from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.state import read_last_word
 from rlk_repro.spec import Profile
 
 LOG_POLL_S: Final = 2.0

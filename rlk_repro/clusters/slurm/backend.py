@@ -21,7 +21,6 @@ from rlk_repro.base.places import hide_places
 from rlk_repro.base.secrets import Scrubber
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.asking import asked_rarely, join_words, require_ended, require_known
-from rlk_repro.clusters.lastword import read_last_word
 from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware
 from rlk_repro.clusters.slurm import client as slurmctl
 from rlk_repro.clusters.slurm.client import JobFacts, JobId
@@ -29,6 +28,7 @@ from rlk_repro.clusters.slurm.options import find_max_jobs, time_limit_min
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.state import read_last_word
 from rlk_repro.spec import Profile
 
 LOG_POLL_S: Final = 5.0

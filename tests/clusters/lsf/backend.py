@@ -18,11 +18,11 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.seal import pack
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.asking import require_ended
-from rlk_repro.clusters.lastword import read_last_word
 from rlk_repro.clusters.profiles import Ask, Proposal
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.state import read_last_word
 from rlk_repro.spec import Profile
 
 CLIENT: Final = "bsub"

@@ -10,22 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlk_repro.base import proc
-from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem
-from rlk_repro.base.files import load_json
+from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.clusters.k8s.facts import BLOCK_BYTES, BUNDLE, TRIALS, Facts, wrap_block
 from rlk_repro.clusters.k8s.pod.notes import Note, list_logs, note_log_read, read_note
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.state import read_state
 
 
 def read_facts(run_dir: RunDir, environ: Mapping[str, str]) -> Facts:
     """Raises CheckFailed where the pod's first process has left no word yet."""
     note = _require_note(run_dir, environ)
-    try:
-        state = load_json(run_dir.state)
-    except BundleUnreadable:
-        state = None
+    state = read_state(run_dir)
     return Facts(
-        state=state,
+        state=None if state is None else state.to_json(),
         is_sealed=run_dir.is_sealed,
         waits_for=note.waits_for,
         failure=note.failure,

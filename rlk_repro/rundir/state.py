@@ -1,0 +1,74 @@
+"""How far a run is, ``.state.json``: written by the leading agent, read by commands, backends and pods.
+
+It is a convenience for people and no evidence; results come from the logs.  The agent writes it last of all, after
+sealing and packing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from rlk_repro.base.errors import BundleUnreadable, code_after
+from rlk_repro.base.files import load_json
+from rlk_repro.rundir.paths import RunDir
+
+SCHEMA: Final = 1
+
+_INTERRUPTED: Final = frozenset({code_after(signal.SIGINT), code_after(signal.SIGTERM)})
+
+
+class Phase(StrEnum):
+    """What the leading agent is doing."""
+
+    PREFLIGHT = "preflight"
+    PREPARING = "preparing"
+    TRIAL = "trial"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """``trial_index`` counts from 0, ``step`` is the last one finished; ``exit_code`` is the agent's, once it ended."""
+
+    phase: Phase
+    num_trials: int
+    num_steps: int
+    trial: str | None = None
+    trial_index: int | None = None
+    step: int | None = None
+    step_time_s: float | None = None
+    eta_s: float | None = None
+    message: str = ""
+    exit_code: int | None = None
+    updated_at: str = ""
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self.exit_code in _INTERRUPTED
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Progress:
+        known = {field.name for field in dataclasses.fields(cls)}
+        fields = {name: item for name, item in value.items() if name in known}
+        return cls(**fields | {"phase": Phase(value["phase"])})
+
+
+def read_state(run_dir: RunDir) -> Progress | None:
+    """The last written state, or None where no agent has begun."""
+    try:
+        return Progress.from_json(load_json(run_dir.state, schema=SCHEMA))
+    except (BundleUnreadable, KeyError, TypeError, ValueError):
+        return None
+
+
+def read_last_word(run_dir: RunDir) -> Progress:
+    """The same, and where there is none that of an agent that has said nothing; ``exit_code`` is None until its end."""
+    return read_state(run_dir) or Progress(phase=Phase.PREFLIGHT, num_trials=0, num_steps=0)
