@@ -36,7 +36,7 @@ from rlk_repro.rundir.results import (
     TrialStatus,
 )
 from rlk_repro.rundir.store import read_plan
-from rlk_repro.spec.values import BASELINE, ENABLED
+from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.stats import pair_metrics
 from rlk_repro.workloads.differences import Kind, PairRecord, read_pair
 from rlk_repro.workloads.environment import find_switches
@@ -131,7 +131,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         blocks=tuple(blocks),
         shadows=shadows,
         pooled=pool_step_times(sessions),
-        switch=evidence.switch,
+        switch=plan.run.switch_title,
         agreement=tuple(summarise_agreement(plan, run_dir, pairs, sessions)),
     )
     # as it will be read back: with the digits that are kept
@@ -209,18 +209,25 @@ def _make_pairs(plan: Plan, found: Sequence[TrialResult], misfits: Mapping[str, 
 
 def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: str) -> tuple[PairStatus, str]:
     for trial in (first, second):
-        if (trial.variant == BASELINE or plan.run.switch) and trial.proof is not ProofStatus.NOT_REQUESTED:
+        if not plan.run.has_rl_kernel(trial.variant) and trial.proof is not ProofStatus.NOT_REQUESTED:
             return PairStatus.VOID, f"{trial.name}: the baseline is none ({trial.proof_reason or trial.proof})"
     ended_badly = [trial for trial in (first, second) if trial.status is not TrialStatus.OK]
     if ended_badly:
         return PairStatus.DROPPED, "; ".join(f"{trial.name}: {trial.status}" for trial in ended_badly)
     if misfit:
         return PairStatus.VOID, misfit
-    if second.variant != ENABLED or plan.run.switch or second.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
+    unproved = next((trial for trial in (first, second) if not _is_proved(plan, trial)), None)
+    if unproved is None:
         return PairStatus.SCORED, ""
-    if second.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto" and fell_back_everywhere(second):
-        return PairStatus.SCORED, ""
-    return PairStatus.VOID, f"{second.name}: {second.proof} ({second.proof_reason})"
+    return PairStatus.VOID, f"{unproved.name}: {unproved.proof} ({unproved.proof_reason})"
+
+
+def _is_proved(plan: Plan, trial: TrialResult) -> bool:
+    """Whether RL-Kernel ran where it had to, or nowhere at all where it may fall back."""
+    if not plan.run.has_rl_kernel(trial.variant) or trial.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
+        return True
+    is_fallback = trial.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto"
+    return is_fallback and fell_back_everywhere(trial)
 
 
 def _control(first: Trial, second: TrialResult) -> tuple[bool, str]:

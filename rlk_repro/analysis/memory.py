@@ -63,6 +63,6 @@ def _find_obstacle(analysis: Analysis) -> str:
     if analysis.verdict.word is VerdictWord.NOT_COMPARABLE:
         return "the variants are not comparable"
     active = next((gate for gate in analysis.gates if gate.name == ACTIVE), None)
-    if not analysis.switch and (active is None or active.status is not GateStatus.PASSED):
+    if active is None or active.status not in {GateStatus.PASSED, GateStatus.NOT_APPLICABLE}:
         return "RL-Kernel is not proved to have run"
     return ""

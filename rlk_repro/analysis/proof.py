@@ -57,8 +57,11 @@ def prove(
     requested_ops: Sequence[str],
     platform: str,
     planned: Mapping[int, str] | None = None,
+    commit: str = "",
 ) -> Proof:
     """Judge a trial by its ops files; ``planned`` are a session's steps that count, each with its variant.
+
+    ``commit`` is the one of RL-Kernel that must have run, where the run says which.
 
     A baseline is ``not requested`` as long as nothing of RL-Kernel is in its files; if there is, it is judged like an
     enabled trial, and any other status says that it did not run without RL-Kernel.
@@ -67,7 +70,7 @@ def prove(
     if variant == BASELINE and not is_touched and not ops_log.decisions():
         foreign = _find_foreign_kernel(ops_log)
         return Proof(status=ProofStatus.MISSING if foreign else ProofStatus.NOT_REQUESTED, reason=foreign)
-    gap = _find_gap(ops_log)
+    gap = _find_gap(ops_log) or _find_other_commit(ops_log, commit)
     if gap:
         return Proof(status=ProofStatus.MISSING, reason=gap)
     by_op = {op: _prove_op(ops_log, op, platform, planned) for op in requested_ops}
@@ -96,6 +99,13 @@ def _find_gap(ops_log: OpsLog) -> str:
         if lacking := steps - set(rank.steps):
             return f"{rank.source}: says nothing of step {min(lacking)}"
     return "" if steps else "no step was recorded"
+
+
+def _find_other_commit(ops_log: OpsLog, commit: str) -> str:
+    """An operator of another RL-Kernel than the planned one; empty where all are its, or any may be."""
+    served = (item for rank in ops_log.ranks for _, item in rank.decisions if item.is_rl_kernel)
+    other = next((item for item in served if f" at {commit[:12]}" not in item.version), None) if commit else None
+    return "" if other is None else f"{other.op} is of RL-Kernel {other.version}, planned is {commit[:12]}"
 
 
 def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str] | None) -> OpProof:

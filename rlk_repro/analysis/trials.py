@@ -20,7 +20,7 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import Series, Summary, TrialResult, TrialStatus
-from rlk_repro.spec.values import BASELINE
+from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.stats import STEP_TIME, summarise
 
 IMPOSSIBLE: Final = "steps with a time or another number that cannot be"
@@ -82,11 +82,13 @@ def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
 def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> TrialResult:
     """Everything that one planned trial left behind, summarised over its scored steps."""
     record = read_record(plan, folder)
+    has_rl_kernel = plan.run.has_rl_kernel(trial.variant)
     proof = prove(
         record.ops,
-        variant=trial.variant if plan.run.switch is None else BASELINE,
-        requested_ops=() if trial.variant == BASELINE else plan.ops,
+        variant=ENABLED if has_rl_kernel else BASELINE,
+        requested_ops=plan.ops if has_rl_kernel else (),
         platform=plan.hardware.platform,
+        commit=plan.run.rl_kernel.find_commit(trial.variant),
     )
     scored = range(plan.run.measure.warmup_steps, plan.num_steps)
     return replace(record.to_result(plan, trial, proof, telemetry), summaries=summarise_all(record.series, scored))

@@ -20,7 +20,7 @@ HOME: Final = "~"
 
 _PACKAGES: Final = Path(__file__).resolve().parent.parent.parent
 # the variables that name checkouts of the code under test
-_CHECKOUTS: Final = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC")
+_CHECKOUTS: Final = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC", "RLK_COMMITS")
 # the same on every machine, so that they tell nothing and need no name
 _SHARED: Final = frozenset({"/", "/usr", "/usr/local"})
 

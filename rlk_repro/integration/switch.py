@@ -29,6 +29,7 @@ from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
 from rlk_repro.integration.measure.shadow import ShadowStep
 from rlk_repro.integration.route.api import Route, RouteContext, RoutedOperator, RouteFactory, dispatch_calls, resolve
 from rlk_repro.integration.route.batch import CurrentBatch
+from rlk_repro.integration.route.commits import use_commit
 from rlk_repro.integration.route.linear_logp import NAME as LINEAR_LOGP
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.route.watch import Watch
@@ -41,6 +42,7 @@ SWITCH_VARIABLE: Final = "VIME_RL_KERNEL"
 MODE_VARIABLE: Final = "VIME_RL_KERNEL_MODE"
 OPS_VARIABLE: Final = "VIME_RL_KERNEL_OPS"
 SCHEDULE_VARIABLE: Final = "VIME_RL_KERNEL_SCHEDULE"
+COMMIT_VARIABLE: Final = "VIME_RL_KERNEL_COMMIT"
 ENTROPY_VARIABLE: Final = "RLK_REPRO_ENTROPY_METRIC"
 OPS_DIR_VARIABLE: Final = "RLK_REPRO_OPS_DIR"
 LIBRARIES_DIR_VARIABLE: Final = "RLK_REPRO_LIBRARIES_DIR"
@@ -56,12 +58,14 @@ class Mode(StrEnum):
 class Settings:
     """What the environment asks for.  Unless ``VIME_RL_KERNEL`` is 1 the mode is off and there are no operators.
 
-    ``schedule`` has a letter for the variant of each rollout; without one all of them are enabled.
+    ``schedule`` has a letter for the variant of each rollout; without one all of them are enabled.  With a ``commit``
+    RL-Kernel comes from the folder of that name.
     """
 
     mode: Mode = Mode.OFF
     ops: tuple[str, ...] = ()
     schedule: str = ""
+    commit: str = ""
     ops_dir: Path | None = None
     libraries_dir: Path | None = None
     has_entropy_metric: bool = True
@@ -99,6 +103,7 @@ class Settings:
             mode=Mode(mode) if is_requested else Mode.OFF,
             ops=ops if is_requested else (),
             schedule=schedule if is_requested else "",
+            commit=environ.get(COMMIT_VARIABLE, "") if is_requested else "",
             ops_dir=ops_dir,
             libraries_dir=_read_folder(environ, LIBRARIES_DIR_VARIABLE) or (ops_dir and libraries_beside(ops_dir)),
             has_entropy_metric=entropy == "1",
@@ -155,11 +160,13 @@ def install_into(
     Raises:
         EnvironmentMissing: the module is not the one this was written for, or the mode is ``require`` and an
             operator cannot run.
-        SpecError: this rank's ops file is there already.
+        SpecError: this rank's ops file is there already, or the planned commit of RL-Kernel is not.
     """
     installed = find_installation(target, TIMERS)
     if installed is not None:
         return installed
+    if settings.commit:
+        use_commit(settings.commit)
     abi = find_abi(target)
     case = dataclasses.replace(case, has_entropy_metric=settings.has_entropy_metric)
     batch, watch = CurrentBatch(abi.rows), Watch()

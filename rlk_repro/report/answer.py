@@ -52,7 +52,10 @@ def describe_subject(view: View) -> str:
 
 
 def describe_baseline(view: View) -> str:
-    entropy = dict(view.context.setting).get("entropy metric", "")
+    setting = dict(view.context.setting)
+    if BASELINE in setting:
+        return setting[BASELINE]
+    entropy = setting.get("entropy metric", "")
     if view.analysis.workload in {"vime", "module"} and entropy:
         return f"vime {'with' if entropy.startswith('computed') else 'without'} its entropy metric"
     return "baseline"

@@ -148,9 +148,9 @@ def _describe_gates(gates: tuple[Gate, ...]) -> str:
 
 
 def _describe_proof(analysis: Analysis) -> str:
-    if analysis.switch:
+    if analysis.switch and all(trial.proof is ProofStatus.NOT_REQUESTED for trial in analysis.trials):
         return f"in neither variant: they differ in {analysis.switch}"
-    found = [trial for trial in analysis.trials if trial.variant != "baseline"]
+    found = [trial for trial in analysis.trials if trial.proof is not ProofStatus.NOT_REQUESTED]
     counts = Counter(trial.proof for trial in found)
     parts = [f"{status} in {counts[status]} of {len(found)}" for status in ProofStatus if counts[status]]
     if not parts:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from rlk_repro.base.units import count
 from rlk_repro.operators import Platform
 from rlk_repro.plan import Plan
+from rlk_repro.spec.values import BASELINE
 from rlk_repro.workloads import get_workload
 
 Workload = Mapping[str, Any]
@@ -40,6 +41,8 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
             if workload.get("grpo")
             else []
         )
+        if baseline := plan.run.rl_kernel.find_commit(BASELINE):
+            facts.append((BASELINE, f"RL-Kernel {baseline[:12]}"))
         where = "computed" if plan.run.entropy_metric else "left out"
         facts.append(("entropy metric", f"{where}, in both variants"))
     return (*facts, ("layout", _describe_layout(plan)))

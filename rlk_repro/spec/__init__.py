@@ -12,6 +12,7 @@ from rlk_repro.spec.assets import (
     RandomWeights,
     StoredRollouts,
 )
+from rlk_repro.spec.compared import RlKernel
 from rlk_repro.spec.files import (
     FromEnv,
     Hardware,
@@ -19,7 +20,6 @@ from rlk_repro.spec.files import (
     Margins,
     Measure,
     Profile,
-    RlKernel,
     Run,
     Workload,
     run_problems,

@@ -11,12 +11,14 @@ from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 from pydantic import Field
 
 from rlk_repro.operators import OPERATORS, find_conflicts
+from rlk_repro.spec.compared import OwnSwitch, RlKernel, find_compared_problems
 from rlk_repro.spec.kubernetes import KubernetesSettings, LabelKey, LabelValue
 from rlk_repro.spec.preflight import Preflight
 from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import AbsolutePath, ContainerSettings, SlurmSettings
 from rlk_repro.spec.stack import ImagePlatform
 from rlk_repro.spec.values import (
+    BASELINE,
     CROSSOVER,
     Count,
     EnvName,
@@ -24,7 +26,6 @@ from rlk_repro.spec.values import (
     GrowingModel,
     Lane,
     Minutes,
-    Mode,
     Model,
     Name,
     NonNegative,
@@ -150,31 +151,6 @@ class Measure(GrowingModel):
         return PERIODS_PER_BLOCK // 2 * (self.blocks + self.control_blocks) * self.period_steps
 
 
-Operators: TypeAlias = Annotated[tuple[Name, ...], Field(min_length=1)]
-
-
-class RlKernel(GrowingModel):
-    """How the enabled variant routes RL-Kernel in.  ``require`` refuses to start where an operator cannot run."""
-
-    added_later: ClassVar[frozenset[str]] = frozenset({"ops_on"})
-
-    mode: Mode = "require"
-    ops: Operators = ("logp", "ratio_kl")
-    ops_on: dict[Name, Operators] = Field({}, description="others on one hardware, where it has not all of them")
-
-
-SwitchValue: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_^,.:]{1,200}$")]
-SwitchValues: TypeAlias = Annotated[dict[EnvName, SwitchValue], Field(min_length=1, max_length=20)]
-
-
-class OwnSwitch(Model):
-    """What the variants differ in where it is not RL-Kernel: environment variables, each with a value in both."""
-
-    title: Text
-    baseline: SwitchValues
-    enabled: SwitchValues
-
-
 class Layout(Model):
     """Nodes and parallel sizes on one hardware."""
 
@@ -215,6 +191,18 @@ class Run(GrowingModel):
     switch: OwnSwitch | None = Field(None, description="compare this instead of RL-Kernel, in design parallel")
     entropy_metric: bool = Field(True, description="both variants compute the entropy that vime reports")
     workload: Workload
+
+    @property
+    def switch_title(self) -> str:
+        """What the variants differ in where that is not RL-Kernel against none; else empty."""
+        commits = self.rl_kernel.commits
+        if commits is not None:
+            return f"RL-Kernel {commits.enabled[:12]}"
+        return "" if self.switch is None else self.switch.title
+
+    def has_rl_kernel(self, variant: str) -> bool:
+        """Whether trials of this variant must show that RL-Kernel served them."""
+        return self.switch is None and (variant != BASELINE or self.rl_kernel.commits is not None)
 
     @property
     def expected_minutes(self) -> dict[str, float]:
@@ -353,24 +341,13 @@ def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathP
         yield ("measure", name), found, getattr(measure, name), expected
 
 
-def _switch_problems(switch: OwnSwitch, measure: Measure) -> Iterator[PathProblem]:
-    if measure.design == CROSSOVER:
-        what = "a process reads its variables when it starts, and a session has one set of processes"
-        yield ("measure", "design"), what, CROSSOVER, "parallel"
-    for name in sorted(switch.baseline.keys() ^ switch.enabled.keys()):
-        side = "enabled" if name in switch.baseline else "baseline"
-        yield ("switch", side, name), "missing", None, "a value in both variants"
-    if not switch.baseline.keys() ^ switch.enabled.keys() and switch.baseline == switch.enabled:
-        yield ("switch",), "is the same in both variants", None, "a variable with two values"
-
-
 def _run_problems(run: Run) -> list[PathProblem]:
     problems: list[PathProblem] = []
     workload = run.workload
     if run.lane not in workload.lanes:
         problems.append((("lane",), workload.lane_limit, run.lane, " or ".join(workload.lanes)))
     problems += _measure_problems(run.measure, has_variants=workload.has_variants)
-    problems += [] if run.switch is None else _switch_problems(run.switch, run.measure)
+    problems += find_compared_problems(run.rl_kernel, run.switch, design=run.measure.design)
     menu = f"one of {', '.join(run.layouts)}"
     named: dict[tuple[str, ...], Iterable[str]] = {
         ("expected_trial_minutes",): run.expected_trial_minutes,

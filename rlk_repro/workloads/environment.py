@@ -22,15 +22,18 @@ SWITCH: Final = "VIME_RL_KERNEL"
 SWITCH_MODE: Final = "VIME_RL_KERNEL_MODE"
 SWITCH_OPS: Final = "VIME_RL_KERNEL_OPS"
 SWITCH_SCHEDULE: Final = "VIME_RL_KERNEL_SCHEDULE"
+SWITCH_COMMIT: Final = "VIME_RL_KERNEL_COMMIT"
 OPS_DIR: Final = "RLK_REPRO_OPS_DIR"
 LIBRARIES_DIR: Final = "RLK_REPRO_LIBRARIES_DIR"
 ENTROPY_METRIC: Final = "RLK_REPRO_ENTROPY_METRIC"
+COMMITS: Final = "RLK_COMMITS"
+"""Names the folder of a machine that has a folder for each commit of RL-Kernel; its user's own, in no record."""
 
 THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
 """Of every trainer; a workload that has a setting for the threads replaces that one."""
 
-VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE})
+VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE, SWITCH_COMMIT})
 """The declared switches: what makes a trial an enabled one, and all that may differ beside where trials write."""
 
 MAY_DIFFER: Final = VARIANT_SWITCHES | {OPS_DIR, LIBRARIES_DIR}
@@ -45,6 +48,7 @@ SWITCHES: Final = {
     SWITCH_MODE: "the run decides, --set rl_kernel.mode=…",
     SWITCH_OPS: "the run decides, --set rl_kernel.ops=[…]",
     SWITCH_SCHEDULE: "the run decides, --set measure.design=…",
+    SWITCH_COMMIT: "the run decides, rl_kernel.commits",
     ENTROPY_METRIC: "the run decides, --set entropy_metric=…",
 }
 
@@ -96,14 +100,16 @@ def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
-    """The declared switches.  Those of RL-Kernel are empty for baseline; a session has its schedule."""
+    """The declared switches.  A baseline without RL-Kernel has none; a session has its schedule."""
     if plan.run.switch is not None:
         return dict(plan.run.switch.baseline if trial.variant == BASELINE else plan.run.switch.enabled)
-    if trial.variant == BASELINE:
+    if not plan.run.has_rl_kernel(trial.variant):
         return {}
     switches = {SWITCH: "1", SWITCH_MODE: plan.run.rl_kernel.mode, SWITCH_OPS: ",".join(plan.ops)}
     if plan.is_crossover:
         switches[SWITCH_SCHEDULE] = make_schedule(plan.run.measure, trial.seed).text
+    if commit := plan.run.rl_kernel.find_commit(trial.variant):
+        switches[SWITCH_COMMIT] = commit
     return switches
 
 

@@ -80,7 +80,7 @@ def fake_vime(monkeypatch: pytest.MonkeyPatch) -> FakeVime:
     fake = FakeVime()
     fake.place(monkeypatch)
     for name in ("VIME_RL_KERNEL", "VIME_RL_KERNEL_MODE", "VIME_RL_KERNEL_OPS", "VIME_RL_KERNEL_SCHEDULE",
-                 "RLK_REPRO_OPS_DIR"):  # fmt: skip
+                 "VIME_RL_KERNEL_COMMIT", "RLK_REPRO_OPS_DIR"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     return fake
 

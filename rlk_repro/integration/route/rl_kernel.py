@@ -134,7 +134,7 @@ def find_version() -> str:
             installed = distribution(name)
         except PackageNotFoundError:
             continue
-        commit = _find_commit(installed)
+        commit = find_commit(installed)
         return f"{installed.version} at {commit[:12]}" if commit else installed.version
     return "unversioned"
 
@@ -143,7 +143,7 @@ def _name_version(registry_name: str) -> str:
     return f"{find_version()} ({registry_name})"
 
 
-def _find_commit(installed: Distribution) -> str | None:
+def find_commit(installed: Distribution) -> str | None:
     """As our installer recorded it, else as pip did (PEP 610)."""
     ours = json.loads(installed.read_text("rlk_repro_build.json") or "{}")
     pip = json.loads(installed.read_text("direct_url.json") or "{}")

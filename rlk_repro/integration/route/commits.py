@@ -1,0 +1,40 @@
+"""One commit of RL-Kernel out of a folder of several, so that a trial can run another one than its neighbour.
+
+``RLK_COMMITS`` names the folder; each commit is installed there under its own 40 digits, by pip, whose record says
+which commit it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.integration.route.rl_kernel import PACKAGE, find_commit
+
+FOLDER: Final = "RLK_COMMITS"
+SOURCE: Final = "git+https://github.com/RL-Align/RL-Kernel"
+
+
+def use_commit(commit: str) -> None:
+    """Put the commit's folder first on this process's path.
+
+    Raises:
+        EnvironmentMissing: it is not there, is another commit, or RL-Kernel has been imported already.
+    """
+    folder = Path(os.environ.get(FOLDER, "")) / commit
+    if str(folder) in sys.path:
+        return
+    found = {find_commit(item) for item in distributions(path=[str(folder)])}
+    if not os.environ.get(FOLDER) or commit not in found or not (folder / PACKAGE).is_dir():
+        hint = f"pip install --no-deps --no-build-isolation --target {FOLDER}/{commit} {SOURCE}@{commit}"
+        raise EnvironmentMissing(
+            Problem(f"{FOLDER}/{commit}", "is no installed RL-Kernel of this commit",
+                    got=str(folder) if os.environ.get(FOLDER) else "no such variable", hint=hint)
+        )  # fmt: skip
+    if PACKAGE in sys.modules:
+        raise EnvironmentMissing(Problem(PACKAGE, "is imported already", expected=f"to be imported from {folder}"))
+    sys.path.insert(0, str(folder))

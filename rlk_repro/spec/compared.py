@@ -1,0 +1,89 @@
+"""What the variants of a run differ in: RL-Kernel against none, two commits of it, or a switch of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Final, TypeAlias
+
+from pydantic import Field
+
+from rlk_repro.spec.values import (
+    BASELINE,
+    CROSSOVER,
+    Commit,
+    EnvName,
+    GrowingModel,
+    Mode,
+    Model,
+    Name,
+    PathProblem,
+    Text,
+)
+
+_OF_COMMITS: Final = ("rl_kernel", "commits")
+
+Operators: TypeAlias = Annotated[tuple[Name, ...], Field(min_length=1)]
+
+
+class Commits(Model):
+    """Two commits of RL-Kernel, which is then switched on in both variants."""
+
+    baseline: Commit
+    enabled: Commit
+
+
+class RlKernel(GrowingModel):
+    """How the enabled variant routes RL-Kernel in.  ``require`` refuses to start where an operator cannot run."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"ops_on", "commits"})
+
+    mode: Mode = "require"
+    ops: Operators = ("logp", "ratio_kl")
+    ops_on: dict[Name, Operators] = Field({}, description="others on one hardware, where it has not all of them")
+    commits: Commits | None = Field(None, description="compare these two with each other, in design parallel")
+
+    def find_commit(self, variant: str) -> str:
+        """The commit that trials of this variant must run; empty where the stack's is meant."""
+        if self.commits is None:
+            return ""
+        return self.commits.baseline if variant == BASELINE else self.commits.enabled
+
+
+SwitchValue: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_^,.:]{1,200}$")]
+SwitchValues: TypeAlias = Annotated[dict[EnvName, SwitchValue], Field(min_length=1, max_length=20)]
+
+
+class OwnSwitch(Model):
+    """What the variants differ in where it is not RL-Kernel: environment variables, each with a value in both."""
+
+    title: Text
+    baseline: SwitchValues
+    enabled: SwitchValues
+
+
+def find_compared_problems(rl_kernel: RlKernel, switch: OwnSwitch | None, *, design: str) -> Iterator[PathProblem]:
+    """What cannot be compared so."""
+    if switch is not None:
+        yield from _switch_problems(switch, design)
+    if rl_kernel.commits is None:
+        return
+    if design == CROSSOVER:
+        what = "a process imports one RL-Kernel, and a session has one set of processes"
+        yield ("measure", "design"), what, CROSSOVER, "parallel"
+    if rl_kernel.commits.baseline == rl_kernel.commits.enabled:
+        yield _OF_COMMITS, "is the same in both variants", rl_kernel.commits.baseline, "two commits"
+    if rl_kernel.mode != "require":
+        yield ("rl_kernel", "mode"), "may fall back, and both commits must run", rl_kernel.mode, "require"
+    if switch is not None:
+        yield _OF_COMMITS, "stands beside a switch", None, "either of them"
+
+
+def _switch_problems(switch: OwnSwitch, design: str) -> Iterator[PathProblem]:
+    if design == CROSSOVER:
+        what = "a process reads its variables when it starts, and a session has one set of processes"
+        yield ("measure", "design"), what, CROSSOVER, "parallel"
+    for name in sorted(switch.baseline.keys() ^ switch.enabled.keys()):
+        side = "enabled" if name in switch.baseline else "baseline"
+        yield ("switch", side, name), "missing", None, "a value in both variants"
+    if not switch.baseline.keys() ^ switch.enabled.keys() and switch.baseline == switch.enabled:
+        yield ("switch",), "is the same in both variants", None, "a variable with two values"

@@ -1,0 +1,138 @@
+"""Two commits of RL-Kernel against each other, in real processes: each trial imports its own and shows which it was."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlk_repro.rundir.results import PairStatus, ProofStatus
+from tests import ROOT, SUPPORT
+from tests.cli.test_road import rlk_repro as run_command
+
+OLD, NEW = "1a" * 20, "2b" * 20
+TINY = ("--set", "workload.grpo.rollout_batch_size=2", "--set", "workload.grpo.n_samples_per_prompt=2")
+MEASURE = {"pairs": 1, "warmup_steps": 1, "scored_steps": 2}
+
+
+def install(parent: Path, name: str, commit: str) -> None:
+    """What pip leaves: the package, and a record of where it came from."""
+    folder = parent / name
+    shutil.copytree(SUPPORT / "fake_rl_engine" / "rl_engine", folder / "rl_engine")
+    info = folder / "rl_kernel-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: RL-Kernel\nVersion: 0.1.0\n")
+    (info / "direct_url.json").write_text(json.dumps({"vcs_info": {"vcs": "git", "commit_id": commit}}))
+
+
+def write_run(folder: Path, **rl_kernel: Any) -> str:
+    run = yaml.safe_load((ROOT / "jobs" / "smoke.yaml").read_text())
+    run |= {"run": "two", "measure": MEASURE}
+    run["rl_kernel"] |= {"mode": "require", "commits": {"baseline": OLD, "enabled": NEW}} | rl_kernel
+    path = folder / "two.yaml"
+    path.write_text(yaml.safe_dump(run))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    cwd = tmp_path_factory.mktemp("two")
+    for commit in (OLD, NEW):
+        install(cwd / "commits", commit, commit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLK_COMMITS", str(cwd / "commits"))
+        answer = run_command("submit", write_run(cwd), *TINY, "--wait", "--json", cwd=cwd)
+    return {**json.loads(answer), "cwd": cwd}
+
+
+def test_each_trial_ran_the_commit_of_its_variant(result: dict[str, Any]) -> None:
+    run_dir = Path(result["bundle"]).parent
+    analysis = json.loads((run_dir / "analysis" / "analysis.json").read_text())
+    assert {trial["proof"] for trial in analysis["trials"]} == {ProofStatus.NATIVE.value}
+    assert {pair["status"] for pair in analysis["pairs"]} == {PairStatus.SCORED.value}
+    for trial in sorted((run_dir / "trials").iterdir()):
+        lines = map(json.loads, (trial / "ops" / "0.jsonl").read_text().splitlines())
+        versions = {line["version"] for line in lines if line["event"] == "decision"}
+        expected = OLD if trial.name.endswith("baseline") else NEW
+        assert all(version.startswith(f"0.1.0 at {expected[:12]} ") for version in versions)
+        assert versions
+
+
+def test_the_variants_differ_in_the_commit_and_in_nothing_else(result: dict[str, Any]) -> None:
+    out = run_command("submit", str(result["cwd"] / "two.yaml"), *TINY, "--dry-run", cwd=result["cwd"])
+    assert f"VIME_RL_KERNEL_COMMIT: {OLD} in baseline, {NEW} in enabled" in out
+    assert "and in nothing else" in out
+    gates = {gate["name"]: gate["status"] for gate in _read_analysis(result)["gates"]}
+    assert gates["manifests"] == "passed"
+
+
+def test_the_report_names_both_commits(result: dict[str, Any]) -> None:
+    page = Path(result["report"]).read_text()
+    assert f"RL-Kernel {NEW[:12]} enabled against RL-Kernel {OLD[:12]}" in page
+    assert "in neither variant" not in page
+    assert str(result["cwd"] / "commits") not in page
+
+
+def _read_analysis(result: dict[str, Any]) -> Any:
+    return json.loads((Path(result["bundle"]).parent / "analysis" / "analysis.json").read_text())
+
+
+def test_a_folder_that_holds_another_commit_than_its_name_says_starts_no_trial(tmp_path: Path) -> None:
+    install(tmp_path / "commits", OLD, OLD)
+    install(tmp_path / "commits", NEW, OLD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLK_COMMITS", str(tmp_path / "commits"))
+        run_command("submit", write_run(tmp_path), *TINY, "--wait", cwd=tmp_path, code=1)
+    logs = "".join(path.read_text() for path in (tmp_path / "runs").glob("two/*/trials/*enabled/stdout.log"))
+    assert f"RLK_COMMITS/{NEW}: is no installed RL-Kernel of this commit" in logs
+
+
+def test_a_commit_that_is_not_there_is_named_before_the_first_trial(tmp_path: Path) -> None:
+    install(tmp_path / "commits", OLD, OLD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLK_COMMITS", str(tmp_path / "commits"))
+        run_command("submit", write_run(tmp_path), *TINY, "--wait", cwd=tmp_path, code=3)
+    (log,) = (tmp_path / "runs").glob("two/*/agent.jsonl")
+    assert f"RLK_COMMITS/{NEW}" in log.read_text()
+    assert not list((tmp_path / "runs").glob("two/*/trials/*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"commits": {"baseline": OLD, "enabled": OLD}}, "rl_kernel.commits: is the same in both variants"),
+        ({"mode": "auto"}, "rl_kernel.mode: may fall back, and both commits must run"),
+        ({"commits": {"baseline": "main", "enabled": NEW}}, "rl_kernel.commits.baseline"),
+    ],
+)
+def test_commits_that_cannot_be_compared_are_refused_where_they_are_written(
+    changes: dict[str, Any], message: str, tmp_path: Path, call: Any
+) -> None:
+    code, _, err = call("submit", write_run(tmp_path, **changes), "--dry-run")
+    assert code == 2
+    assert message in " ".join(err.split())
+
+
+def test_sessions_cannot_compare_commits(tmp_path: Path, call: Any) -> None:
+    code, _, err = call("submit", write_run(tmp_path), "--set", "measure.design=crossover", "--dry-run")
+    assert code == 2
+    assert "measure.design: a process imports one RL-Kernel" in " ".join(err.split())
+
+
+def test_the_how_to_makes_a_run_that_is_planned(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "two-commits.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    copy = re.findall(r"cp (\S+) (\S+)\n", page)
+    ((source, target),) = copy
+    run = yaml.safe_load((ROOT / source).read_text()) | yaml.safe_load(textwrap.dedent(block))
+    (tmp_path / target).write_text(yaml.safe_dump(run))
+    (show,) = re.findall(r"rlk-repro (submit .* --dry-run)\n", page)
+    out = run_command(*show.split(), cwd=tmp_path)
+    assert "VIME_RL_KERNEL_COMMIT: 27e3695cba39c02608d86342ba51aae95235e19c in baseline" in out
+    assert "and in nothing else" in out
