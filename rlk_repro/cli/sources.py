@@ -67,8 +67,9 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
         SpecError: the profile's own path hides the checkouts.
     """
     from rlk_repro.base.errors import Problem, SpecError
+    from rlk_repro.probes.code import RL_KERNEL
     from rlk_repro.submit.planning import LOCAL
-    from rlk_repro.workloads.checkouts import FLAGS, find_given, require_importable
+    from rlk_repro.workloads.checkouts import FLAGS, find_given, find_missing_commits, require_importable
     from rlk_repro.workloads.environment import profile_env
 
     if plan.cluster != LOCAL:
@@ -81,8 +82,14 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
             *(Problem(where, f"hides {FLAGS[source]}", expected=f"either of them, or no {source.variable}")
               for source in hidden)
         )  # fmt: skip
-    needed = {*plan.run.workload.modules, *also}
-    require_importable(*(source for source in FLAGS if source.module in needed), path=path, pins=plan.stack.pins)
+    own = set() if plan.run.rl_kernel.commits is None else {RL_KERNEL.module}
+    needed = {*plan.run.workload.modules, *also} - own
+    require_importable(
+        *(source for source in FLAGS if source.module in needed),
+        path=path,
+        pins=plan.stack.pins,
+        commits=find_missing_commits(plan),
+    )
 
 
 def note_switches() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -18,7 +18,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.plan import Plan
 from rlk_repro.probes.code import MEGATRON, RL_KERNEL, VIME, CodeSource
 from rlk_repro.spec.stack import Pin
-from rlk_repro.workloads.environment import profile_env
+from rlk_repro.workloads.environment import COMMITS, profile_env
 
 FLAGS: Final[Mapping[CodeSource, str]] = {VIME: "--vime-src", MEGATRON: "--megatron-src", RL_KERNEL: "--rl-kernel-src"}
 
@@ -72,11 +72,15 @@ def trainer_path(plan: Plan) -> Iterator[None]:
 
 
 def require_importable(
-    *sources: CodeSource, path: str | None = None, pins: Mapping[Any, Pin] = MappingProxyType({})
+    *sources: CodeSource,
+    path: str | None = None,
+    pins: Mapping[Any, Pin] = MappingProxyType({}),
+    commits: Iterable[str] = (),
 ) -> None:
     """Raises EnvironmentMissing for packages that a child of this process would not find, each with its flag.
 
     ``path`` is the child's PYTHONPATH where it is another one than this process's; ``pins`` say where to get them.
+    ``commits`` of RL-Kernel are missing too.
     """
     problems = [
         Problem(f"python module {source.module}", "missing", expected="an installed package or a checkout",
@@ -84,8 +88,19 @@ def require_importable(
         for source in sources
         if not is_found(source.module, os.environ.get("PYTHONPATH", "") if path is None else path)
     ]  # fmt: skip
+    problems += [Problem(f"{COMMITS}/{commit}", "missing", expected=f"a folder with {RL_KERNEL.module}/",
+                         hint="docs/how-to/two-commits.md installs it")
+                 for commit in commits]  # fmt: skip
     if problems:
         raise EnvironmentMissing(*problems)
+
+
+def find_missing_commits(plan: Plan) -> list[str]:
+    """Commits of RL-Kernel that the plan compares and that lie not where its trainers look for them."""
+    plain, named = profile_env(plan)
+    parent = plain.get(COMMITS) or os.environ.get(named.get(COMMITS, COMMITS), "")
+    commits = filter(None, map(plan.run.rl_kernel.find_commit, plan.variants))
+    return [commit for commit in commits if not parent or not (Path(parent) / commit / RL_KERNEL.module).is_dir()]
 
 
 def _name_clone(pin: Pin | None) -> str:

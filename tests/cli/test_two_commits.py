@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from rlk_repro.agent.preflight.checking import check_rl_kernel
+from rlk_repro.base.findings import Level
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.results import PairStatus, ProofStatus
 from tests import ROOT, SUPPORT
 from tests.cli.test_road import rlk_repro as run_command
@@ -93,14 +96,27 @@ def test_a_folder_that_holds_another_commit_than_its_name_says_starts_no_trial(t
     assert f"RLK_COMMITS/{NEW}: is no installed RL-Kernel of this commit" in logs
 
 
-def test_a_commit_that_is_not_there_is_named_before_the_first_trial(tmp_path: Path) -> None:
+def test_a_commit_that_is_not_there_is_named_before_the_first_trial(
+    result: dict[str, Any], tmp_path: Path, call: Any
+) -> None:
     install(tmp_path / "commits", OLD, OLD)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLK_COMMITS", str(tmp_path / "commits"))
-        run_command("submit", write_run(tmp_path), *TINY, "--wait", cwd=tmp_path, code=3)
-    (log,) = (tmp_path / "runs").glob("two/*/agent.jsonl")
-    assert f"RLK_COMMITS/{NEW}" in log.read_text()
-    assert not list((tmp_path / "runs").glob("two/*/trials/*"))
+        plan = Plan.load(Path(result["bundle"]).parent / "plan.json")
+        (finding,) = check_rl_kernel(plan)
+        code, _, err = call("submit", write_run(tmp_path), *TINY)
+    assert (finding.where, finding.level) == (f"RLK_COMMITS/{NEW}", Level.BLOCKING)
+    assert code == 3
+    assert f"RLK_COMMITS/{NEW}: missing, expected a folder with rl_engine/" in " ".join(err.split())
+
+
+def test_a_replay_asks_for_the_commits_and_for_no_installed_rl_kernel(result: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLK_COMMITS", str(tmp_path))
+        out = run_command("replay", result["bundle"], "--dry-run", "--json", cwd=result["cwd"])
+    wheres = {need["where"] for need in json.loads(out)["rerun"]["needs"]}
+    assert {f"RLK_COMMITS/{commit}" for commit in (OLD, NEW)} <= wheres
+    assert "python module rl_engine" not in wheres
 
 
 @pytest.mark.parametrize(

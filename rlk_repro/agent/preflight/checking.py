@@ -6,7 +6,6 @@ needs; what a site may weigh otherwise is in ``rlk_repro.agent.preflight.checks`
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -31,7 +30,7 @@ from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Hardware, PinName, Stack
-from rlk_repro.workloads.checkouts import is_found
+from rlk_repro.workloads.checkouts import find_missing_commits, is_found
 from rlk_repro.workloads.environment import COMMITS, profile_env
 
 SCHEMA: Final = 1
@@ -138,7 +137,8 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
     if not plan.needs_rl_kernel:
         return
     if plan.run.rl_kernel.commits is not None:
-        yield from _check_commits(plan)
+        for commit in find_missing_commits(plan):
+            yield Finding(Level.BLOCKING, f"{COMMITS}/{commit}", f"a folder with {RL_KERNEL.module}/", "missing")
         return
     if is_found(RL_KERNEL.module, _trainer_path(plan)):
         return
@@ -147,15 +147,6 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
         yield Finding(Level.BLOCKING, where, "installed, as rl_kernel.mode is require", "missing")
     else:
         yield Finding(Level.INFO, where, "installed", "missing: the enabled variant falls back")
-
-
-def _check_commits(plan: Plan) -> Iterator[Finding]:
-    """Both commits of RL-Kernel lie in the folder that the trainers look in."""
-    plain, named = profile_env(plan)
-    parent = plain.get(COMMITS) or os.environ.get(named.get(COMMITS, COMMITS), "")
-    for commit in (plan.run.rl_kernel.find_commit(variant) for variant in plan.variants):
-        if not parent or not (Path(parent) / commit / RL_KERNEL.module).is_dir():
-            yield Finding(Level.BLOCKING, f"{COMMITS}/{commit}", f"a folder with {RL_KERNEL.module}/", "missing")
 
 
 def check_ray_version(plan: Plan) -> Iterator[Finding]:
