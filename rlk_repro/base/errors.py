@@ -73,6 +73,13 @@ class CheckFailed(RlkReproError):
     title = "the answer is no"
 
 
+class NotReproduced(RlkReproError):
+    """Of ``replay``: the re-analysis holds; the run again was not agreed to, failed or gave another result."""
+
+    exit_code = 6
+    title = "the re-analysis holds, the run again does not"
+
+
 class SpecError(RlkReproError):
     """Arguments or a file the user wrote are wrong."""
 

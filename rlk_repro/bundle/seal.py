@@ -298,15 +298,24 @@ def is_folder(path: Path) -> bool:
     """Whether a bundle is given as the run directory that it was packed from.
 
     Raises:
-        BundleUnreadable: this user may not look into it.
+        BundleUnreadable: this user may not look into it, or it is another folder.
     """
     try:
         if not path.is_dir():
             return False
-        with os.scandir(f"{path}/."):  # the dot needs the permission to search, listing the one to read
-            return True
+        with os.scandir(f"{path}/.") as entries:  # the dot needs the permission to search, listing the one to read
+            names = sorted(entry.name for entry in entries)
     except OSError as error:
         raise _unreadable(path, error) from error
+    if not {RunDir(path).plan.name, RunDir(path).checksums.name}.intersection(names):
+        bundles = [path / name for name in names if name.endswith(".tgz")]
+        hint = f"a bundle is one file of it, such as {bundles[0]}" if bundles else FIND_BUNDLE
+        raise BundleUnreadable(
+            Problem(
+                str(path), "no run directory: it has no plan.json", expected="a bundle or a run directory", hint=hint
+            )
+        )
+    return True
 
 
 def _unreadable(path: Path, error: OSError) -> BundleUnreadable:

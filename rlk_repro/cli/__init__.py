@@ -15,7 +15,7 @@ from rlk_repro.base.disk import OF_FILE_SYSTEMS, Unwritable
 from rlk_repro.base.errors import EXIT_BUG, RlkReproError
 from rlk_repro.base.escapes import escape_json, printable, printable_lines
 from rlk_repro.cli import bundles, claims, doctor, images, jobs, listing, prepare, profile, replay, report, runs, submit
-from rlk_repro.cli.commands import EXAMPLES, Commands
+from rlk_repro.cli.commands import EXAMPLES, Commands, as_typed
 
 PARSER_REFUSED: Final = 2
 
@@ -84,7 +84,7 @@ def _show_example() -> None:
     """Of the command whose words came first: the parser says what is wrong, this what is right."""
     words = [" ".join(sys.argv[1:length]) for length in (3, 2)]
     if found := [EXAMPLES[name] for name in words if name in EXAMPLES]:
-        sys.stderr.write(f"  example: {found[0]}\n")
+        sys.stderr.write(f"  example: {as_typed(found[0])}\n")
 
 
 def _print_error(error: RlkReproError) -> None:
@@ -96,7 +96,7 @@ def _print_error(error: RlkReproError) -> None:
         sys.stderr.write(escape_json(dump_json(value).decode()))
         return
     for problem in error.problems:
-        sys.stderr.write(f"rlk-repro: {problem}\n")
+        sys.stderr.write(f"rlk-repro: {as_typed(str(problem))}\n")
 
 
 def _report_bug() -> int:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from typer.core import TyperCommand, TyperGroup
@@ -39,6 +44,18 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "verify": "rlk-repro verify bundle.tgz",
 }
 """By the words of the command."""
+
+
+_TYPED: Final = re.compile(
+    rf"(?<![/.-])rlk-repro (?=(?:{'|'.join(sorted({words.split()[0] for words in EXAMPLES}))})\b)"
+)
+
+
+def as_typed(text: str) -> str:
+    """Commands in it as they work in this shell: ``.venv/bin/rlk-repro status`` where the environment is not active."""
+    program = sys.argv[0]
+    is_by_path = Path(program).name == "rlk-repro" and "/" in program and shutil.which("rlk-repro") is None
+    return _TYPED.sub(lambda _: f"{shlex.quote(program)} ", text) if is_by_path else text
 
 
 class Commands(TyperGroup):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rlk_repro.base.console import silence
+from rlk_repro.cli.commands import as_typed
 from rlk_repro.cli.completion import complete_id
 from rlk_repro.cli.output import AsJson, note, say, say_json, say_text
 
@@ -76,7 +77,7 @@ def status(
     if progress is not None:
         say(f"  {'ended in ' if is_over and progress.phase is not Phase.ENDED else ''}{render_progress(progress)}")
     if is_over and finishing.is_worth_resuming(run_dir, progress):
-        say(f"  hint: {_suggest_resume(run_dir)}")
+        say(as_typed(f"  hint: {_suggest_resume(run_dir)}"))
         say(f"  its agent's log: {run_dir.agent_log}")
     say(f"  {'sealed' if run_dir.is_sealed else 'not sealed'} · {run_dir.root}")
 

@@ -15,6 +15,7 @@ import typer
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.escapes import escape_json, printable, printable_lines
 from rlk_repro.base.findings import Finding, sort_findings
+from rlk_repro.cli.commands import as_typed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +54,7 @@ def show(print_on: Callable[[Console], None]) -> None:
     console = Console(highlight=False)
     with console.capture() as captured:
         print_on(console)
-    _write(captured.get())
+    _write(as_typed(captured.get()))
 
 
 def _write(text: str) -> None:

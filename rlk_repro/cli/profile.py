@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlk_repro.base.escapes import printable
-from rlk_repro.cli.commands import Commands
+from rlk_repro.cli.commands import Commands, as_typed
 from rlk_repro.cli.completion import complete_profile, complete_run
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, say_text
 
@@ -61,7 +61,7 @@ def init(
     for remark in proposal.remarks:
         note(f"look at: {remark}")
     say(f"wrote {output}")
-    say(f"next: rlk-repro profile check {output}")
+    say(as_typed(f"next: rlk-repro profile check {output}"))
 
 
 def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:

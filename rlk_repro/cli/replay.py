@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rlk_repro.base.console import silence
-from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, NotReproduced, Problem, RlkReproError
+from rlk_repro.base.units import count
+from rlk_repro.cli.commands import as_typed
 from rlk_repro.cli.completion import complete_profile
-from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
+from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, show
 from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
 
 if TYPE_CHECKING:
     from rlk_repro.base.findings import Finding
+    from rlk_repro.replay.compare import Comparison
     from rlk_repro.replay.steps import PreparedReplay, Recorded
+    from rlk_repro.submit.finishing import Result
 
 MOST_IN_FULL: Final = 3
 """Warnings about one part of the manifest that are shown one by one."""
@@ -65,6 +71,8 @@ def replay(
     elif not as_json:
         _say_analysis(bundle, recorded)
     if is_analyze_only:
+        if not as_json:
+            _say_end(bundle, recorded, "re-analysis, exact", f"rlk-repro replay {shlex.quote(str(bundle))}")
         return
     with _both_halves(first, as_json=as_json):
         site = steps.find_site(recorded, cluster, profile).model
@@ -77,15 +85,64 @@ def replay(
         if is_dry_run:
             _show_dry_run(prepared, first, needs, as_json=as_json)
             return
+        if needs and not as_json:
+            _require_trusted(prepared, is_trusted=is_trusted)
+            _say_needs(bundle, recorded, needs)
+            raise typer.Exit(EnvironmentMissing.exit_code)
         _require_ready(prepared, needs, is_trusted=is_trusted, is_accepted=is_accepted, as_json=as_json)
-        comparison = steps.run(prepared, silence if as_json else note, is_quiet=as_json)
+        comparison, result = steps.run(prepared, silence if as_json else note, is_quiet=as_json)
     if as_json:
         say_json({**comparison.to_json(), "reanalysis": first, "rerun": _describe_rerun(is_done=True)})
     else:
-        for line in comparison.lines():
-            say(line)
+        _say_comparison(bundle, comparison, result)
     if not comparison.is_ok:
-        raise typer.Exit(1)
+        raise typer.Exit(NotReproduced.exit_code)
+
+
+def _require_trusted(prepared: PreparedReplay, *, is_trusted: bool) -> None:
+    from rlk_repro.submit.consent import require_trust
+
+    if not is_trusted:
+        require_trust(prepared.launch.plan)
+
+
+def _say_end(bundle: Path, recorded: Recorded, replay: str, next_command: str) -> None:
+    from rlk_repro.report.terminal import print_answer
+
+    where = f"{bundle}  (id {recorded.bundle_id[:12]})"
+    show(
+        lambda console: print_answer(recorded.analysis, console, bundle=where, replay=replay, next_command=next_command)
+    )
+
+
+def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> None:
+    """How close the new result came, in detail, and the new answer below it."""
+    from rlk_repro.report.terminal import print_answer
+
+    for line in comparison.lines():
+        say(line)
+    both = f"{shlex.quote(str(bundle))} {shlex.quote(str(result.bundle))}"
+    show(
+        lambda console: print_answer(
+            result.analysis,
+            console,
+            bundle=f"{result.bundle}  (id {result.bundle_id[:12]})",
+            report=str(result.report),
+            replay=comparison.headline,
+            next_command=f"rlk-repro diff {both}",
+        )
+    )
+
+
+def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> None:
+    """All that is missing, each with its command, and the recorded answer below it."""
+    for need, following in zip(needs, (*needs[1:], None), strict=True):
+        is_shared = following is not None and following.hint == need.hint
+        for line in as_typed(f"rlk-repro: {replace(need, hint=None) if is_shared else need}").splitlines():
+            note(line)
+    sys.stderr.flush()
+    found = f"re-analysis, exact; not run again: {count(len(needs), 'thing')} missing here, listed above"
+    _say_end(bundle, recorded, found, f"rlk-repro report {shlex.quote(str(bundle))}  # this answer with its plots")
 
 
 def _require_ready(
@@ -93,10 +150,8 @@ def _require_ready(
 ) -> None:
     """What must hold before anything runs: the code is known, nothing is missing, and the user agrees."""
     from rlk_repro.replay import steps
-    from rlk_repro.submit.consent import require_trust
 
-    if not is_trusted:
-        require_trust(prepared.launch.plan)
+    _require_trusted(prepared, is_trusted=is_trusted)
     if needs:
         raise EnvironmentMissing(*needs)
     if not is_accepted and not as_json and sys.stdin.isatty():
@@ -107,12 +162,18 @@ def _require_ready(
 
 @contextmanager
 def _both_halves(first: dict[str, Any], *, as_json: bool) -> Iterator[None]:
-    """Whatever stops the rerun, ``--json`` holds the re-analysis, which has succeeded, and what stands in the way."""
+    """Whatever stops the rerun, ``--json`` holds the re-analysis, which has succeeded, and what stands in the way.
+
+    Raises:
+        NotReproduced: in the place of CheckFailed, whose exit code says that the re-analysis failed.
+    """
     try:
         yield
     except RlkReproError as error:
         if as_json:
             say_json({"reanalysis": first, "rerun": _describe_rerun(error.problems, is_done=False)})
+        if isinstance(error, CheckFailed):
+            raise NotReproduced(*error.problems) from error
         raise
 
 
@@ -192,8 +253,6 @@ def _ask(prepared: PreparedReplay) -> bool:
     Raises:
         CheckFailed: the answer is no.
     """
-    from rlk_repro.base.errors import CheckFailed
-
     number = prepared.num_blocking
     question = f"Run this, in spite of {number} blocking difference(s)?" if number else "Run this?"
     if not typer.confirm(question, err=True):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from rlk_repro.base.console import silence
+from rlk_repro.cli.commands import as_typed
 from rlk_repro.cli.completion import HardwareName, PinsName, complete_id, complete_profile, complete_run
 from rlk_repro.cli.output import AsJson, note, say, say_json, say_text, show
 from rlk_repro.cli.sources import (
@@ -103,10 +105,26 @@ def submit(
         for remark in prepared.remarks:
             note(remark)
         note_switches()
+        if prepared.is_proposed:
+            _offer_to_save(prepared)
     if is_dry_run:
         show_dry_run(prepared.plan, prepared.job, prepared.run_dir, as_json=as_json)
         return
     _send(prepared, is_waiting=is_waiting, as_json=as_json)
+
+
+def _offer_to_save(prepared: Prepared) -> None:
+    """On a terminal only; a profile that is there is never replaced."""
+    from rlk_repro.base.files import write_bytes
+    from rlk_repro.base.resources import user_profiles_dir
+
+    name = prepared.plan.profile.profile
+    path = user_profiles_dir() / f"{name}.yaml"
+    if path.exists():
+        note(f"you have saved one of this name: --profile {name} takes {path}")
+    elif sys.stdin.isatty() and prepared.inputs and typer.confirm(f"Save this profile as {path}?", err=True):
+        write_bytes(path, prepared.inputs.profile)
+        note(f"wrote {path}; the next time: --profile {name}")
 
 
 def _choose(name: str, run: str) -> str:
@@ -194,8 +212,7 @@ def _show_submitted(plan: Plan, launched: Launched, *, as_json: bool) -> None:
     bound = get_backend(submission.cluster).find_bound(plan)
     if bound is not None:
         say(bound_line(plan, bound))
-    say(f"next: rlk-repro status --watch {run_dir.run_id}")
-    say(f"      rlk-repro logs -f {run_dir.run_id}   (or cancel, collect)")
+    say(as_typed(f"next: rlk-repro status --watch {run_dir.run_id}"))
 
 
 def _show_result(launched: Launched, *, as_json: bool) -> None:

@@ -19,6 +19,8 @@ from rlk_repro.spec.load import load_stack
 AMD_DRIVER: Final = Path(gpu_amd.KFD)
 NOWHERE: Final = ".example"
 """The end of host names that no registry has (RFC 2606)."""
+BUILD_COST: Final = "13 min of compiling on 2 cores, and a base of tens of GB"
+"""The compiling was measured (docs/images.md), the base was not fetched here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,4 +106,5 @@ def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]
         return chosen, stack.images[chosen]
     missing = stack.unpublished[chosen]
     where = f"stack {stack.stack}: {chosen}"
-    raise SpecError(Problem(where, f"its image is not published ({missing.reason})", hint=missing.build))
+    hint = f"{missing.build}  # {BUILD_COST}; the tag images-{stack.stack} makes the workflow publish it"
+    raise SpecError(Problem(where, f"its image is not published ({missing.reason})", hint=hint))

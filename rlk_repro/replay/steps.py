@@ -154,7 +154,9 @@ def require_consent(*, is_accepted: bool) -> None:
         )  # fmt: skip
 
 
-def run(prepared: PreparedReplay, tell: Callable[[str], None], *, is_quiet: bool = False) -> Comparison:
+def run(
+    prepared: PreparedReplay, tell: Callable[[str], None], *, is_quiet: bool = False
+) -> tuple[Comparison, finishing.Result]:
     """Submit, wait, and compare the new result with the recorded one.
 
     Raises:
@@ -164,8 +166,6 @@ def run(prepared: PreparedReplay, tell: Callable[[str], None], *, is_quiet: bool
     tell(f"run directory: {launched.run_dir.root}")
     sending.wait(launched, tell, is_quiet=is_quiet)
     result = finishing.finish(launched, tell)
-    tell(f"bundle: {result.bundle}  (id {result.bundle_id[:12]})")
-    tell(f"report: {result.report}")
     drift = prepared.drift
     if drift is None:
         here = load_manifests(launched.run_dir)
@@ -173,7 +173,8 @@ def run(prepared: PreparedReplay, tell: Callable[[str], None], *, is_quiet: bool
     code = compare_identities(prepared.recorded.identity, read_identity(launched.run_dir, prepared.launch.plan))
     found = (*prepared.missing, *prepared.parts, *drift)
     margin = prepared.recorded.plan.run.measure.replay_margin
-    return compare_analyses(_translate(prepared), result.analysis, drift=found, code=code, margin=margin)
+    comparison = compare_analyses(_translate(prepared), result.analysis, drift=found, code=code, margin=margin)
+    return comparison, result
 
 
 def _find_parts_drift(recorded: Recorded, here: planning.Prepared) -> tuple[Finding, ...]:

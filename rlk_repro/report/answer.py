@@ -84,8 +84,8 @@ def describe_answer(view: View) -> str:
     memory = MEMORY[judge_memory(analysis).word]
     if word is VerdictWord.EQUIVALENT:
         share = format_number(100 * analysis.verdict.smallest_effect, 3)
-        return f"Result: with {subject} {what} the same time within {share} %: {_size(effect)}{memory}."
-    return f"Result: with {subject} {what} {_size(effect)}{memory}."
+        return f"Result: with {subject} {what} the same time within {share} %: {_size(view, effect)}{memory}."
+    return f"Result: with {subject} {what} {_size(view, effect)}{memory}."
 
 
 def _first(analysis: Analysis) -> str:
@@ -101,8 +101,8 @@ def _range(effect: Effect) -> str:
     return f" The change lies between {format_percent(effect.low)} and {format_percent(effect.high)}."
 
 
-def _size(effect: Effect) -> str:
-    """Percent, and how many times as fast from twice on."""
+def _size(view: View, effect: Effect) -> str:
+    """Percent, how many times as fast from twice on, and what that makes of the baseline's mean."""
     assert effect.ratio is not None
     low, high = (effect.ratio if end is None else end for end in (effect.low, effect.high))
     is_less = effect.ratio < 1
@@ -110,7 +110,16 @@ def _size(effect: Effect) -> str:
     shown = " to ".join(f"{end:.2f}" for end in sorted((100 * sign * (low - 1), 100 * sign * (high - 1))))
     interval = f"{format_number(100 * effect.confidence, 3)} % interval {shown} %"
     times = f", {1 / effect.ratio:.2f} times as fast" if effect.ratio < 1 / TWICE else ""
-    return f"{100 * abs(effect.ratio - 1):.2f} % {word} time{times} ({interval})"
+    return f"{100 * abs(effect.ratio - 1):.2f} % {word} time{times}{_apply(view, effect, effect.ratio)} ({interval})"
+
+
+def _apply(view: View, effect: Effect, ratio: float) -> str:
+    """``, 108.3 → 24.4 ms``: the means of both variants would hold noise that the paired ratio does not."""
+    mean = view.mean(effect.metric, BASELINE)
+    if mean is None:
+        return ""
+    ends = (view.numbers.format(effect.metric, value) for value in (mean, mean * ratio))
+    return f", {' → '.join(ends)} {view.label(effect.metric).unit}".rstrip()
 
 
 def describe_ground(analysis: Analysis) -> str:
@@ -123,19 +132,35 @@ def describe_ground(analysis: Analysis) -> str:
 
 def suggest_next(view: View, bundle: str) -> str:
     """One command, by what was found: a larger run where that would decide, RL-Kernel where it did not run."""
-    analysis = view.analysis
-    if analysis.verdict.word in {VerdictWord.INCONCLUSIVE, VerdictWord.NOT_COMPARABLE}:
-        enabled = [trial for trial in analysis.trials if trial.variant != BASELINE]
-        if any(trial.proof in {ProofStatus.FALLBACK, ProofStatus.NATIVE} for trial in enabled):
-            return "make demo-rl-kernel   (builds RL-Kernel for this machine's GPU and runs with it)"
-        if (number := _count_deciding(analysis)) is not None:
-            size = f"--set measure.sessions={number}" if analysis.is_crossover else f"--pairs {number}"
-            run = analysis.run if analysis.run in list_names(run_folders()) else f"{analysis.run}.yaml"
-            where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
-            settings = dict(view.context.setting).get("overrides", "none")
-            rest = "" if settings.startswith("none") else ", with this one's --set"
-            return f"rlk-repro submit --run {run} {where} {size}   (a new run{rest}; this one is not extended)"
+    analysis, word = view.analysis, view.analysis.verdict.word
+    if did_not_run(analysis):
+        return "make demo-rl-kernel  # builds RL-Kernel for this machine and runs with it"
+    if word is VerdictWord.NOT_COMPARABLE:
+        return f"rlk-repro report {bundle} --summary  # the gates that failed, with their figures"
+    if word is VerdictWord.INCONCLUSIVE and (number := _count_deciding(analysis)) is not None:
+        size = f"--set measure.sessions={number}" if analysis.is_crossover else f"--pairs {number}"
+        run = analysis.run if analysis.run in list_names(run_folders()) else f"{analysis.run}.yaml"
+        where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
+        settings = dict(view.context.setting).get("overrides", "none")
+        rest = "" if settings.startswith("none") else ", with this one's --set"
+        return f"rlk-repro submit --run {run} {where} {size}  # a new run{rest}; this one is not extended"
     return f"rlk-repro replay {bundle} --analyze-only"
+
+
+def did_not_run(analysis: Analysis) -> bool:
+    """Whether there is no answer because some enabled trial ran without RL-Kernel's kernels."""
+    enabled = [trial for trial in analysis.trials if trial.variant != BASELINE]
+    has_answer = analysis.verdict.word not in {VerdictWord.INCONCLUSIVE, VerdictWord.NOT_COMPARABLE}
+    return not has_answer and any(trial.proof in {ProofStatus.FALLBACK, ProofStatus.NATIVE} for trial in enabled)
+
+
+def describe_publishing(view: View) -> str:
+    """Of an answer: what to publish beside it, and how much may be said."""
+    analysis, bundle_id = view.analysis, view.context.bundle_id
+    if not bundle_id or analysis.verdict.word not in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}:
+        return ""
+    words = describe_answer(view).removeprefix("Result: ").removesuffix(".")
+    return f"the bundle, its id {bundle_id}, and no more than: {words}, {describe_ground(analysis)}"
 
 
 def list_suspects(view: View) -> str:

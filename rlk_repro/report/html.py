@@ -13,7 +13,14 @@ from typing import Final
 
 from rlk_repro.base.findings import Level
 from rlk_repro.base.units import count
-from rlk_repro.report.answer import describe_answer, describe_subject, describe_words, list_suspects, suggest_next
+from rlk_repro.report.answer import (
+    describe_answer,
+    describe_publishing,
+    describe_subject,
+    describe_words,
+    list_suspects,
+    suggest_next,
+)
 from rlk_repro.report.basis import describe_headline, make_basis, make_identity, make_origin
 from rlk_repro.report.blocks import Block, Bullets, Column, Commands, Section, Table, TableCell, Text, Tone
 from rlk_repro.report.evidence import MetricEvidence, make_evidence, make_step_table
@@ -101,6 +108,8 @@ def _render_verdict(view: View, figures: Sequence[Figure]) -> Iterator[str]:
     what_now = _escape(suggest_next(view, view.context.bundle))
     suspects = _escape(list_suspects(view))
     more = f"<dt>suspects</dt><dd>{suspects}</dd>" if suspects else ""
+    if publishing := _escape(describe_publishing(view)):
+        more += f"<dt>to publish</dt><dd>{publishing}</dd>"
     yield f'<dl class="next"><dt>what now</dt><dd><code>{what_now}</code></dd>{more}</dl></div>'
     yield from map(_render_figure, figures)
     yield "</div>"

@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from rlk_repro.analysis.memory import judge_memory
 from rlk_repro.report.answer import describe_answer
 from rlk_repro.report.surroundings import make_cautions
-from rlk_repro.report.view import Context, make_view
+from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.rundir.results import Analysis, Effect, Gate
+from rlk_repro.spec.values import BASELINE, ENABLED
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelRecord:
+    """The mean of a metric over the trials of each variant, in the unit of its name; None where it was not recorded."""
+
+    metric: str
+    baseline: float | None
+    enabled: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +40,7 @@ class ReportRecord:
     unit: str
     effects: tuple[Effect, ...]
     gates: tuple[Gate, ...]
+    levels: tuple[LevelRecord, ...]
     report: str
     cautions: tuple[str, ...]
 
@@ -48,6 +59,11 @@ def make_record(analysis: Analysis, context: Context, *, source: str, report: st
         unit=analysis.unit,
         effects=analysis.effects,
         gates=analysis.gates,
+        levels=tuple(_make_level(view, effect.metric) for effect in analysis.effects),
         report=report,
         cautions=make_cautions(view),
     )
+
+
+def _make_level(view: View, metric: str) -> LevelRecord:
+    return LevelRecord(metric=metric, baseline=view.mean(metric, BASELINE), enabled=view.mean(metric, ENABLED))

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rlk_repro.base.findings import Level, sort_findings
 from rlk_repro.base.units import format_percent
-from rlk_repro.report.answer import describe_answer, describe_ground, list_suspects, suggest_next
+from rlk_repro.report.answer import describe_answer, describe_ground, did_not_run, list_suspects, suggest_next
 from rlk_repro.report.basis import describe_headline, describe_interval, make_basis, make_identity
 from rlk_repro.report.blocks import TableCell, Tone
 from rlk_repro.report.labels import NOT_RECORDED, clean
@@ -56,25 +56,42 @@ SHOWN_METRICS: Final = frozenset(
 
 
 def print_answer(
-    analysis: Analysis, console: Console, context: Context | None = None, *, bundle: str = "", report: str = ""
+    analysis: Analysis,
+    console: Console,
+    context: Context | None = None,
+    *,
+    bundle: str = "",
+    report: str = "",
+    replay: str = "",
+    next_command: str = "",
 ) -> None:
-    """Print the few lines that everything ends with: the answer, what it rests on, where it lies, one next command."""
+    """Print the few lines that everything ends with: the answer, what it rests on, where it lies, one next command.
+
+    ``replay`` says what a replay found; ``next_command`` replaces the one that the verdict suggests.
+    """
     view = make_view(analysis, context)
-    word = analysis.verdict.word
     console.print()
-    console.print(_text(word.value.upper(), f"bold {STYLES[VERDICT_TONES[word]]}".strip()))
+    _print_word(analysis, console)
     place = bundle or view.context.bundle
     rows = (
         ("rests on", describe_ground(analysis)),
+        ("replay", replay),
         ("bundle", bundle),
         ("report", report),
         ("suspects", list_suspects(view)),
-        ("next", suggest_next(view, shlex.quote(place.partition("  (")[0]))),
+        ("next", next_command or suggest_next(view, shlex.quote(place.partition("  (")[0]))),
     )
     for name, value in rows:
         if value:
             console.print(Text.assemble((f"{name:<10}", "dim"), clean(value)), soft_wrap=True)
     console.print(_text(describe_answer(view)))
+
+
+def _print_word(analysis: Analysis, console: Console) -> None:
+    """What did not run with RL-Kernel is an open question, not a bad answer."""
+    word = analysis.verdict.word
+    tone = Tone.OPEN if did_not_run(analysis) else VERDICT_TONES[word]
+    console.print(_text(word.value.upper(), f"bold {STYLES[tone]}".strip()))
 
 
 def print_summary(analysis: Analysis, console: Console, context: Context | None = None) -> None:
@@ -94,9 +111,8 @@ def print_summary(analysis: Analysis, console: Console, context: Context | None 
 
 def _print_verdict(view: View, console: Console) -> None:
     analysis = view.analysis
-    word = analysis.verdict.word
     console.print()
-    console.print(_text(word.value.upper(), f"bold {STYLES[VERDICT_TONES[word]]}".strip()))
+    _print_word(analysis, console)
     console.print(_text(describe_headline(analysis)))
     for caution in make_cautions(view):
         console.print(_text(caution, "bold"))

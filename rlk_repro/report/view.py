@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlk_repro.report.labels import (
     MetricLabel,
     Numbers,
     find_label,
+    headline_value,
     list_metrics,
     measured_metric,
     recorded_metrics,
@@ -22,7 +24,7 @@ from rlk_repro.report.labels import (
 )
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, Effect, Series, TrialResult, VerdictWord
+from rlk_repro.rundir.results import Analysis, Effect, Series, TrialResult, TrialStatus, VerdictWord
 from rlk_repro.statistics.stats import STEP_TIME
 from rlk_repro.workloads.differences import Difference
 
@@ -106,6 +108,15 @@ class View:
         """The label as the beginning of a sentence; the name itself where that is the label."""
         label = self.label(metric).label
         return label if label == metric else start_sentence(label)
+
+    def mean(self, metric: str, variant: str) -> float | None:
+        """Over the trials of a variant that ended well; None where none has the metric."""
+        trials = [
+            trial for trial in self.analysis.trials if trial.variant == variant and trial.status is TrialStatus.OK
+        ]
+        summaries = [summary for trial in trials if (summary := trial.summary(metric)) is not None]
+        values = [headline_value(metric, summary) for summary in summaries]
+        return math.fsum(values) / len(values) if values else None
 
     def name_with_unit(self, metric: str) -> str:
         found = self.label(metric)

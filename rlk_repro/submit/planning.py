@@ -60,7 +60,8 @@ class Request:
 class Prepared:
     """Planned and rendered; nothing has been written or sent.  ``inputs`` is None where they are staged already.
 
-    ``remarks`` say what was taken that no flag named.
+    ``remarks`` say what was taken that no flag named.  ``is_proposed``: the profile is what the cluster said of itself,
+    and no file has it.
     """
 
     plan: Plan
@@ -68,6 +69,7 @@ class Prepared:
     run_dir: RunDir
     job: Job
     remarks: tuple[str, ...] = ()
+    is_proposed: bool = False
 
 
 def prepare(request: Request) -> Prepared:
@@ -82,11 +84,14 @@ def prepare(request: Request) -> Prepared:
     overrides = parse_overrides(request.settings)
     overrides += flag_overrides(lane=request.lane, pairs=request.pairs, control_pairs=request.control_pairs)
     run = load_run(request.run, run_folders(), overrides)
-    profile, remarks = _find_profile(request, run.model)
+    found = _find_profile(request, run.model)
+    profile = found.profile
     hardware_name = request.hardware or profile.model.hardware
     if hardware_name is None:
-        known = ", ".join(sorted(run.model.layouts))
-        raise SpecError(Problem("--hardware", "missing, and the profile names none", expected=f"one of {known}"))
+        choices = sorted(run.model.layouts)
+        hint = f"rlk-repro submit {request.run} --cluster {request.cluster or LOCAL} --hardware {choices[0]}"
+        what = "missing, and the nodes name none" if found.is_proposed else "missing, and the profile names none"
+        raise SpecError(Problem("--hardware", what, expected=f"one of {', '.join(choices)}", hint=hint))
     hardware = load_hardware(hardware_name, hardware_folders())
     stack = load_stack(request.stack or run.model.stack, stack_folders())
     plan = make_plan(
@@ -101,16 +106,32 @@ def prepare(request: Request) -> Prepared:
     inputs = AuthorFiles(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
     plan = replace(plan, sources={**plan.sources, **{f"{PROFILE}{path}": flag for path, flag in profile.sources.items()
                                                      if flag.startswith("--")}})  # fmt: skip
-    prepared = render(plan, inputs)
-    return replace(prepared, remarks=(*remarks, *prepared.remarks))
+    try:
+        prepared = render(plan, inputs)
+    except SpecError as error:
+        raise (_name_the_file(error, plan.cluster) if found.is_proposed else error) from None
+    return replace(prepared, remarks=(*found.remarks, *prepared.remarks), is_proposed=found.is_proposed)
 
 
-def _find_profile(request: Request, run: Run) -> tuple[Loaded[Any], tuple[str, ...]]:
+def _name_the_file(error: SpecError, cluster: str) -> SpecError:
+    """What a cluster does not say of itself can be set only in a file, which there is not yet."""
+    hint = f"rlk-repro profile init --cluster {cluster} -o my-site.yaml; set it there, then --profile my-site.yaml"
+    return SpecError(*(replace(problem, hint=problem.hint or hint) for problem in error.problems))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    profile: Loaded[Profile]
+    remarks: tuple[str, ...] = ()
+    is_proposed: bool = False
+
+
+def _find_profile(request: Request, run: Run) -> _Found:
     """The profile that was named; else what the cluster itself proposes, or in a dry run away from it a generic one."""
     cluster = request.cluster or LOCAL
     overrides = _list_profile_overrides(request)
     if request.profile is not None or cluster == LOCAL:
-        return resolve_profile(request.profile, request.cluster, overrides), ()
+        return _Found(profile=resolve_profile(request.profile, request.cluster, overrides))
     client = get_backend(cluster).CLIENT
     reason = f"no {client} on this machine to ask"
     if client is not None and shutil.which(client) is not None:
@@ -118,18 +139,23 @@ def _find_profile(request: Request, run: Run) -> tuple[Loaded[Any], tuple[str, .
             return _propose(cluster, overrides)
         except EnvironmentMissing as error:
             if not request.is_dry_run:
-                raise
-            reason = (
-                f"{client} on this machine has no cluster to ask ({error.problems[0].what.partition('(')[0].strip()})"
-            )
+                raise _offer_dry_run(error) from None
+            words = error.problems[0].what.partition("(")[0].strip()
+            reason = f"{client} on this machine has no cluster to ask ({words})"
     if not request.is_dry_run:
-        hint = f"{reason}: submit where it is, or write a profile there with rlk-repro profile init"
+        where = f"{reason}: submit where it is, or write a profile there with rlk-repro profile init"
+        hint = f"{where}; --dry-run shows the job here"
         raise SpecError(*(replace(problem, hint=hint) for problem in _missing_profile(cluster).problems))
     hardware = request.hardware or next((name for name in HEADLINE if name in run.layouts), next(iter(run.layouts)))
     name = f"generic-{hardware}"
-    return resolve_profile(name, cluster, overrides), (
-        f"{reason}: shown with profile {name}, whose paths are not yours",
-    )
+    remark = f"{reason}: shown with profile {name}, whose paths are not yours"
+    return _Found(profile=resolve_profile(name, cluster, overrides), remarks=(remark,))
+
+
+def _offer_dry_run(error: EnvironmentMissing) -> EnvironmentMissing:
+    *others, last = error.problems
+    hint = f"{last.hint}; --dry-run shows the job here" if last.hint else "--dry-run shows the job here"
+    return EnvironmentMissing(*others, replace(last, hint=hint))
 
 
 def _list_profile_overrides(request: Request) -> list[Override]:
@@ -145,8 +171,8 @@ def _list_profile_overrides(request: Request) -> list[Override]:
     return [Override(("slurm", "max_time_min"), time_min, flag)]
 
 
-def _propose(cluster: str, overrides: Sequence[Override]) -> tuple[Loaded[Any], tuple[str, ...]]:
-    """What ``profile init`` would write, taken without being written."""
+def _propose(cluster: str, overrides: Sequence[Override]) -> _Found:
+    """What ``profile init`` would write, taken without being written, and three lines about it."""
     proposal, origin = get_backend(cluster).propose_profile(take_likeliest)
     loaded = load_bytes(Profile, f"profile proposed by {origin}", render_profile(proposal, origin).encode(),
                         overrides)  # fmt: skip
@@ -155,10 +181,10 @@ def _propose(cluster: str, overrides: Sequence[Override]) -> tuple[Loaded[Any], 
     words += [f"{key} {value}" for key, value in values.get(cluster, {}).items() if isinstance(value, str)]
     remarks = (
         f"no --profile given: asked {origin} and found {', '.join(words)}",
-        *(f"look at: {remark}" for remark in proposal.remarks),
-        f"rlk-repro profile init --cluster {cluster} writes this profile to a file",
+        f"look at: {'; '.join(proposal.remarks) or 'nothing in particular'}",
+        f"to keep this profile: rlk-repro profile init --cluster {cluster}",
     )
-    return loaded, remarks
+    return _Found(profile=loaded, remarks=remarks, is_proposed=True)
 
 
 def _missing_profile(cluster: str) -> SpecError:

@@ -88,11 +88,12 @@ def _require_image(plan: Plan) -> None:
     """A stack that is meant to run in an image never runs on what the hosts happen to have."""
     missing = plan.stack.unpublished.get(plan.hardware.image_platform)
     if missing is not None:
+        without = "" if plan.profile.kubernetes is not None else ", or --stack with pins alone, such as vime-host"
         raise SpecError(
             Problem(
                 f"stack {plan.stack.stack}: {plan.hardware.image_platform}",
                 f"its image is not published ({missing.reason})",
-                expected="an image by digest, or --stack with pins alone, such as vime-host",
+                expected=f"an image by digest{without}",
                 hint=missing.build,
             )
         )

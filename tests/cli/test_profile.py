@@ -74,6 +74,39 @@ def test_questions_are_answered_by_number_or_name(
     assert (profile.slurm.partition, profile.container.runtime) == ("long", "host")
 
 
+def test_submit_shows_what_the_cluster_said_in_three_lines_and_offers_to_save_it(
+    call: Call, tools: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_slurm(tools)
+    words = ("submit", "smoke", "--cluster", "slurm", "--stack", "example", "--dry-run")
+    path = home.parent / "config" / "rlk-repro" / "profiles" / "dgx.yaml"
+    asked: list[str] = []
+
+    def confirm(question: str, **_: object) -> bool:
+        asked.append(question)
+        return len(asked) > 1
+
+    monkeypatch.setattr("typer.confirm", confirm)
+    code, _, err = call(*words)
+    assert (code, asked, len(err.splitlines()), path.exists()) == (0, [], 3, False)
+    assert [line.split(": ")[0] for line in err.splitlines()[:2]] == ["no --profile given", "look at"]
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert call(*words)[0] == 0
+    assert (asked, path.exists()) == ([f"Save this profile as {path}?"], False)
+    assert f"wrote {path}; the next time: --profile dgx" in call(*words)[2]
+    assert load_profile("dgx", [path.parent]).model.hardware == "h200"
+    assert f"you have saved one of this name: --profile dgx takes {path}" in call(*words)[2]
+    assert (len(asked), call(*words, "--profile", "dgx")[2]) == (2, "")
+
+
+def test_what_a_cluster_does_not_say_of_itself_names_the_command_that_sets_it(
+    call: Call, tools: Path, home: Path
+) -> None:
+    write_slurm(tools)
+    code, _, err = call("submit", "smoke", "--cluster", "slurm", "--stack", "example", "--dry-run", "--hardware", "cpu")
+    assert (code, "set it there, then --profile my-site.yaml" in err) == (2, True), err
+
+
 def test_without_slurm_there_is_nothing_to_ask(call: Call, tools: Path) -> None:
     code, _, err = call("profile", "init", "--yes")
     assert code == 3

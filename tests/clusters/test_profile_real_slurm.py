@@ -77,7 +77,7 @@ def test_without_a_profile_the_cluster_is_asked_and_what_it_said_is_shown(call: 
     assert code == 0, err
     assert "no --profile given: asked cluster " in err
     assert "found hardware a100, partition gpu, gres gpu:a100" in err
-    assert "rlk-repro profile init --cluster slurm writes this profile to a file" in err
+    assert "to keep this profile: rlk-repro profile init --cluster slurm" in err
     assert "#SBATCH --partition=gpu" in out
 
 

@@ -22,6 +22,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import FromEnv, Profile
 from rlk_repro.spec.load import load_profile
+from rlk_repro.spec.stack import NOT_PUBLISHED
 from tests import ROOT
 from tests.support.example_files import find_changed
 from tests.support.slurm.examples import (
@@ -291,17 +292,21 @@ def test_apptainer_s_containers_see_the_job_s_variables_and_cache_on_the_node(tm
     assert "clean_up || echo" in script
 
 
-def test_headline_runs_are_shown_in_a_container_with_a_digest_of_zeros_for_the_image_to_come(call) -> None:
-    zeros = f"sha256:{0:064}"
+def test_headline_runs_are_shown_in_a_container_whose_digest_is_not_published(call) -> None:
     for name in SHOWN:
         if not name.startswith("smoke"):
             script = (EXAMPLES / name).read_text()
-            assert zeros in script, name
+            assert NOT_PUBLISHED.digest in script, name
             assert "# no container" not in script
             assert "has no published image" in script
-    flags = ("submit", "qwen3-4b", "--cluster", "slurm", "--profile", "generic-h200", "--dry-run")
-    code, _, err = call(*flags)
-    assert (code, "stack 2026-07 has no published image for h200: a digest of zeros stands for it" in err) == (0, True)
+    for cluster, form in (
+        ("slurm", "registry.example#rlk-repro:"),
+        ("k8s", "registry.example/rlk-repro@"),
+    ):
+        flags = ("submit", "qwen3-4b", "--cluster", cluster, "--profile", "generic-h200", "--dry-run")
+        code, out, err = call(*flags)
+        assert (code, f"{form}<not published: rlk-repro images build>" in out) == (0, True), out
+        assert "stack 2026-07 has no published image for h200: submit refuses this job" in err
     host = with_site(plan_for("qwen3-4b"), container={"runtime": "host"})
     assert "names images, and runtime host starts no container" in refusal_of(host)
 

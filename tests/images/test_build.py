@@ -32,9 +32,12 @@ from rlk_repro.replay.identity import read_identity
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Stack
 from rlk_repro.submit import planning, sending
+from tests import ROOT
+from tests.docs.test_first_commands import ELSEWHERE, read_transcripts, require_shown
 from tests.support.git_mirror import ADDRESS, render_config
 from tests.support.images import examples
 from tests.support.images.examples import EPOCH, SITE, Engine, Upstream, list_differences
+from tests.support.images.workflow import Release
 from tests.support.slurm.runs import SETTINGS, Run, Site
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -179,6 +182,37 @@ def test_the_same_inputs_give_the_same_files(built: Workshop) -> None:
     assert files_of(first) == files_of(second)
     records = [json.loads(read(path, RECORD)) for path in (first, second)]
     assert list_differences(*records) == []
+
+
+def test_the_first_commands_are_answered_in_a_container_without_a_scheduler(built: Workshop) -> None:
+    start = ("podman", "run", "--rm", "--cgroups=disabled", "--network=host", f"--volume={ROOT}/docs:/here/docs:ro")
+    for words, lines, exit_code in read_transcripts(ELSEWHERE):
+        done = built.engine.run(*start, "--workdir=/here", "localhost/ours", "rlk-repro", *words, check=False)
+        assert done.returncode == exit_code, done.stderr
+        require_shown(lines, done.stdout + done.stderr)
+
+
+def test_the_workflow_builds_checks_signs_pushes_and_proposes_an_image_on_a_tag(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """Its steps in their order, in a checkout whose stack is the stand-in's; ``gh`` alone is a stub."""
+    release = Release.make(tmp_path, workshop.engine, workshop.context, f"{workshop.host}/released")
+    built = release.run_job("build", {"matrix.platform": "cuda-amd64"})
+    assert release.run_job("build", {"matrix.platform": "rocm-amd64"}) == {}
+    digest = built["steps.push.outputs.cuda-amd64"]
+    (release.folder / "signatures").rename(release.folder / "gone")
+    refused = release.run_step("build", "Check what a stranger gets", {"matrix.platform": "cuda-amd64"})
+    assert (refused.returncode, "no signature exists" in refused.stderr) == (1, True)
+    release.run_job(
+        "propose", {f"needs.build.{name.removeprefix('steps.push.')}": text for name, text in built.items()}
+    )
+    assert "--title Publish the images of stack test" in release.asked.read_text()
+    branch = tmp_path / "branch"
+    examples.run("git", "clone", "--quiet", "--branch", "images-test-1", tmp_path / "origin", branch)
+    stack = yaml.safe_load((branch / "manifests/stacks/test.yaml").read_text())
+    assert stack["images"] == {"cuda-amd64": {"reference": f"{workshop.host}/released", "digest": digest}}
+    release.sign_from(branch / "docker" / "signatures")
+    assert release.run_step("build", "Check what a stranger gets", {"matrix.platform": "cuda-amd64"}).returncode == 0
 
 
 @pytest.mark.parametrize("name", ["buildah", "podman"])

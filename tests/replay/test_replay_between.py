@@ -30,8 +30,8 @@ def repeat(bundle: Path, cluster: str, profile: Path) -> tuple[Comparison, Path]
     recorded = replay.reanalyse(bundle)
     prepared = replay.prepare(recorded, cluster=cluster, profile=str(profile))
     assert prepared.launch.plan.experiment_hash == recorded.plan.experiment_hash
-    comparison = replay.run(prepared, lambda _: None, is_quiet=True)
-    return comparison, prepared.launch.run_dir.bundle
+    comparison, result = replay.run(prepared, lambda _: None, is_quiet=True)
+    return comparison, result.bundle
 
 
 def test_a_bundle_is_replayed_in_pods_and_back_on_slurm(

@@ -34,14 +34,16 @@ def change(
     ("word", "ends", "memory", "expected"),
     [
         (VerdictWord.FASTER, (0.95, 0.96), (0.9, 0.9),
-         "Result: with RL-Kernel a step takes 4.50 % less time (95 % interval 4.00 to 5.00 %), and less memory."),
+         "Result: with RL-Kernel a step takes 4.50 % less time, 41.94 → 40.05 s "
+         "(95 % interval 4.00 to 5.00 %), and less memory."),
         (VerdictWord.FASTER, (0.20, 0.30), (1.0, 1.0),
-         "Result: with RL-Kernel a step takes 75.00 % less time, 4.00 times as fast (95 % interval 70.00 to 80.00 %), "
-         "and as much memory."),
+         "Result: with RL-Kernel a step takes 75.00 % less time, 4.00 times as fast, 41.94 → 10.49 s "
+         "(95 % interval 70.00 to 80.00 %), and as much memory."),
         (VerdictWord.SLOWER, (1.04, 1.06), (1.1, 1.2),
-         "Result: with RL-Kernel a step takes 5.00 % more time (95 % interval 4.00 to 6.00 %), and more memory."),
+         "Result: with RL-Kernel a step takes 5.00 % more time, 41.94 → 44.04 s (95 % interval 4.00 to 6.00 %), "
+         "and more memory."),
         (VerdictWord.EQUIVALENT, (0.995, 0.997), (0.9, 1.1),
-         "Result: with RL-Kernel a step takes the same time within 1 %: 0.40 % less time "
+         "Result: with RL-Kernel a step takes the same time within 1 %: 0.40 % less time, 41.94 → 41.77 s "
          "(95 % interval 0.30 to 0.50 %)."),
         (VerdictWord.INCONCLUSIVE, (0.9, 1.1), (1.0, 1.0),
          "Result: no answer yet. Because. The change lies between -10.00 % and +10.00 %."),
@@ -91,8 +93,8 @@ def test_an_open_question_gets_the_size_of_a_run_that_would_decide_it() -> None:
     effects = tuple(replace(item, sd_log=0.04) if item.metric == "step_time_s" else item for item in analysis.effects)
     view = make_view(replace(analysis, effects=effects), Context(setting=(("overrides", "x = 1 (--set)"),)))
     assert suggest_next(view, "b.tgz") == (
-        "rlk-repro submit --run qwen3-30b-a3b --cluster slurm --hardware h200 --stack example --pairs 9   "
-        "(a new run, with this one's --set; this one is not extended)"
+        "rlk-repro submit --run qwen3-30b-a3b --cluster slurm --hardware h200 --stack example --pairs 9  "
+        "# a new run, with this one's --set; this one is not extended"
     )
 
 

@@ -144,7 +144,7 @@ def test_a_yes_does_not_trust(call, bundle: Path, tmp_path: Path, monkeypatch: p
     shown = json.loads(call("replay", str(bundle), *sources, "--dry-run", "--json")[1])["what_runs"]
     assert shown["named code"] == "--custom-rm-path evil.reward (FOREIGN: needs --trust)"
     code, out, err = call("replay", str(bundle), *sources, "--yes")
-    assert (code, list(runs_root().glob("*/*/plan.json"))) == (1, [])
+    assert (code, list(runs_root().glob("*/*/plan.json"))) == (6, [])
     assert "--custom-rm-path evil.reward (FOREIGN: needs --trust)" in out
     assert "hint: look at it; --trust runs it" in err
 

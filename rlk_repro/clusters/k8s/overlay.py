@@ -28,6 +28,7 @@ def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
 def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
     """What a site should look at before it submits."""
     num_nodes, overlay = plan.layout.num_nodes, settings.overlay
+    yield from plan.image_remarks
     if num_nodes > 1 and settings.queue is None and (overlay is None or "schedulerName" not in overlay.pod_spec):
         yield (
             f"{num_nodes} nodes without a gang scheduler: two such jobs can each hold half of what they need and wait; "

@@ -48,7 +48,7 @@ def kubernetes_settings(plan: Plan) -> KubernetesSettings:
 def find_pod_problems(plan: Plan) -> Iterator[Problem]:
     settings = kubernetes_settings(plan)
     where = f"profile {plan.profile.profile}"
-    image = plan.image
+    image = plan.shown_image
     if image is None:
         hint = "--stack names another one"
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}, and pods need one",
@@ -167,7 +167,7 @@ def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
 
 
 def _fill_common(plan: Plan, settings: KubernetesSettings, spec: Object, command: Sequence[str]) -> None:
-    image = plan.image
+    image = plan.shown_image
     assert image is not None  # find_pod_problems was asked before
     container = spec["containers"][0]
     container["image"] = f"{image.reference}@{image.digest}"

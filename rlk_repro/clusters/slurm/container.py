@@ -19,7 +19,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import ContainerSettings, Image
+from rlk_repro.spec import ContainerSettings
 
 ENGINES: Final = frozenset({"docker", "podman"})
 _AMD_DEVICES: Final = ("/dev/dri", "/dev/kfd")
@@ -37,10 +37,6 @@ _CACHES: Final = (
     "XDG_CACHE_HOME",
 )
 _PREPEND: Final = 'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; exec "$@"'
-
-
-PLACEHOLDER: Final = Image(reference="registry.example/rlk-repro", digest=f"sha256:{0:064}")
-"""Stands for an image that a stack is meant to have and that nobody has published: a dry run shows where it will be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +72,9 @@ def host_python(settings: ContainerSettings) -> str | None:
 def find_remarks(plan: Plan) -> tuple[str, ...]:
     """What is taken that the profile does not say."""
     wanted, stack = container_settings(plan).runtime, plan.stack.stack
-    if find_image(plan) is PLACEHOLDER:
-        return (f"stack {stack} has no published image for {plan.hardware.hardware}: a digest of zeros stands for it",)
     if wanted != find_runtime(plan):
         return (f"stack {stack} has no images: the Python of the nodes runs, not {wanted}",)
-    return ()
-
-
-def find_image(plan: Plan) -> Image | None:
-    """The stack's image for the plan's hardware, or what stands for one that is not published."""
-    platform = plan.hardware.image_platform
-    return plan.image or (PLACEHOLDER if platform in plan.stack.unpublished else None)
+    return plan.image_remarks
 
 
 def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
@@ -98,7 +86,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
             yield Problem(f"stack {plan.stack.stack}", "names images, and runtime host starts no container",
                           expected="a stack without images, or another container.runtime")  # fmt: skip
         return
-    if find_image(plan) is None:
+    if plan.shown_image is None:
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}",
                       expected="one, or container.runtime: host")  # fmt: skip
     if is_imported(runtime) and container_settings(plan).image_dir is None:
@@ -150,14 +138,14 @@ def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
 
 def make_import(plan: Plan) -> Import | None:
     """None for runtimes that keep images themselves."""
-    image, folder = find_image(plan), container_settings(plan).image_dir
+    image, folder = plan.shown_image, container_settings(plan).image_dir
     if image is None or folder is None:
         return None
     return plan_import(find_runtime(plan), image, plan.hardware.machine, folder)
 
 
 def make_image_name(plan: Plan) -> str:
-    image = find_image(plan)
+    image = plan.shown_image
     return "" if image is None else f"{image.reference}@{image.digest}"
 
 
@@ -170,7 +158,7 @@ def list_entry(plan: Plan) -> list[str]:
     words = ["env"]
     if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
         words += [f"--unset={name}" for name in AMD_VISIBILITY]
-    image = find_image(plan)
+    image = plan.shown_image
     if image is not None:
         words.append(f"{DIGEST_VARIABLE}={image.digest}")
     folder = container_settings(plan).package_dir
