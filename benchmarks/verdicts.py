@@ -26,7 +26,7 @@ from rlk_repro.base.files import write_json, write_text
 from rlk_repro.plan import Trial, order_trials
 from rlk_repro.rundir.results import PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus, VerdictWord
 from rlk_repro.spec import Lane, Margins, Measure, Run
-from rlk_repro.statistics.power import power_of, smallest_effect
+from rlk_repro.statistics.power import STEP_AND_TRIAL_SD, power_of, smallest_effect
 from rlk_repro.statistics.stats import pair_metrics, summarise
 
 SEED: Final = 20261120
@@ -49,11 +49,11 @@ class Noise:
     warmup_size: float = 0.5
     outlier_chance: float = 0.01
     reward_shared_sd: float = 0.03
-    reward_step_sd: float = 0.02
-    reward_trial_sd: float = 0.006
+    reward_step_sd: float = STEP_AND_TRIAL_SD["raw_reward"][0]
+    reward_trial_sd: float = STEP_AND_TRIAL_SD["raw_reward"][1]
     length_shared_sd: float = 0.02
-    length_step_sd: float = 0.03
-    length_trial_sd: float = 0.008
+    length_step_sd: float = STEP_AND_TRIAL_SD["response_length_mean"][0]
+    length_trial_sd: float = STEP_AND_TRIAL_SD["response_length_mean"][1]
     abs_diff_step_sd: float = 0.05
     abs_diff_trial_sd: float = 0.02
     memory_sd: float = 0.002

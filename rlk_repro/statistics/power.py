@@ -18,6 +18,8 @@ MIN_PAIRS: Final = 6
 HODGES_LEHMANN_EFFICIENCY: Final = 3 / math.pi
 TRIMMED_EFFICIENCY: Final = 0.9
 """Of the 20 % trimmed mean, as that of the Hodges-Lehmann mean where noise is normal."""
+STEP_AND_TRIAL_SD: Final = {"raw_reward": (0.02, 0.006), "response_length_mean": (0.03, 0.008)}
+"""Assumed noise of one step and of a whole trial: of rewards in their unit, of lengths as a fraction."""
 MAX_PAIRS_SUGGESTED: Final = 200
 LARGEST_LOG_EFFECT: Final = 4.0
 _NODES: Final = 200
@@ -32,8 +34,11 @@ def smallest_effect(
     power: float = 0.9,
     num_control_pairs: int = 0,
     least: int = MIN_PAIRS,
+    gates: float = 1.0,
 ) -> float | None:
     """The smallest true speed-up, as a fraction (0.04: baseline takes 4 % longer), called ``faster`` with ``power``.
+
+    ``gates`` is the chance that the other gates pass, which takes its part of the power.
 
     ``pair_sd_pct`` is the standard deviation of the log ratio of one pair, in percent.  Control pairs measure a noise
     floor that replaces the smallest effect of interest where it is larger; few of them measure a high one.  None below
@@ -42,7 +47,21 @@ def smallest_effect(
     if num_pairs < least:
         return None
     plan = _Plan(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
-    return _search(plan.power, power)
+    return _search(lambda log_effect: plan.power(log_effect) * gates, power)
+
+
+def chance_of_live_gates(
+    *, num_pairs: int, scored_steps: int, alpha: float, reward_margin: float, length_margin: float
+) -> float:
+    """That pairs of live trials without a true difference pass the gates on rewards and on lengths (a fraction)."""
+    if num_pairs < 2:
+        return 0.0
+    reward, length = (
+        math.sqrt(2 * (trial_sd**2 + step_sd**2 / scored_steps)) for step_sd, trial_sd in STEP_AND_TRIAL_SD.values()
+    )
+    return _chance_within(num_pairs, reward, reward_margin, alpha, num_sides=1) * _chance_within(
+        num_pairs, length, math.log1p(length_margin), alpha
+    )
 
 
 def _search(find_power: Callable[[float], float], power: float) -> float | None:
@@ -85,10 +104,12 @@ def smallest_session_effect(
     return _search(find_power, power)
 
 
-def _chance_within(number: int, sd: float, margin: float, alpha: float) -> float:
-    """That a mean of so many values without a true effect is bounded within ``margin``, one-sided at ``alpha``."""
+def _chance_within(number: int, sd: float, margin: float, alpha: float, num_sides: int = 2) -> float:
+    """That a mean of so many values without a true effect is bounded within ``margin`` at ``alpha`` on each side."""
     error, critical = sd / math.sqrt(number), t_quantile(1 - 2 * alpha, number - 1)
     reaches = ((weight, (margin - critical * spread * error) / error) for spread, weight in _spread_weights(number - 1))
+    if num_sides == 1:
+        return math.fsum(weight * NormalDist().cdf(reach) for weight, reach in reaches)
     return math.fsum(weight * math.erf(reach / math.sqrt(2)) for weight, reach in reaches if reach > 0)
 
 

@@ -10,9 +10,9 @@ from rlk_repro.base.units import format_duration
 from rlk_repro.clusters.api import Bound, Job
 from rlk_repro.plan import Plan
 from rlk_repro.schedule import make_schedule
-from rlk_repro.spec import Measure
+from rlk_repro.spec import Lane, Measure
 from rlk_repro.spec.values import CROSSOVER
-from rlk_repro.statistics.power import smallest_effect, smallest_session_effect
+from rlk_repro.statistics.power import chance_of_live_gates, smallest_effect, smallest_session_effect
 from rlk_repro.submit.consent import find_foreign
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.differences import Kind, list_differences
@@ -31,7 +31,9 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         **({"num_sessions": len(plan.trials)} if plan.is_crossover else {}),
         "expected_minutes": minutes,
         "gpu_hours": None if minutes is None else minutes / 60 * plan.num_gpus,
-        "smallest_visible_effect": find_visible_effect(measure) if num_pairs or plan.is_crossover else None,
+        "smallest_visible_effect": (
+            find_visible_effect(measure, plan.run.lane) if num_pairs or plan.is_crossover else None
+        ),
         **({"other_design": _find_other_design(plan)} if plan.needs_rl_kernel else {}),
         "operators": [
             {"op": item.op, "is_eligible": item.is_eligible, "reason": item.reason} for item in plan.eligibilities()
@@ -41,10 +43,11 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def find_visible_effect(measure: Measure) -> float | None:
+def find_visible_effect(measure: Measure, lane: Lane) -> float | None:
     """The smallest speed-up, as a fraction, that the design calls ``faster`` 9 times in 10.
 
-    For sessions with their gate on control blocks; other gates are taken to pass.
+    Sessions must pass their gate on control blocks, pairs of live trials those on rewards and lengths; others are taken
+    to pass.
     """
     if measure.design == CROSSOVER:
         return smallest_session_effect(
@@ -61,6 +64,19 @@ def find_visible_effect(measure: Measure) -> float | None:
         measure.smallest_effect_pct,
         measure.alpha,
         num_control_pairs=measure.control_pairs,
+        gates=_find_gates_chance(measure, lane),
+    )
+
+
+def _find_gates_chance(measure: Measure, lane: Lane) -> float:
+    if lane != "live" or measure.design == CROSSOVER:
+        return 1.0
+    return chance_of_live_gates(
+        num_pairs=measure.pairs,
+        scored_steps=measure.scored_steps,
+        alpha=measure.alpha,
+        reward_margin=measure.margins.raw_reward,
+        length_margin=measure.margins.response_length_pct / 100,
     )
 
 
@@ -78,7 +94,7 @@ def _find_other_design(plan: Plan) -> dict[str, Any]:
         "design": other.design,
         "expected_minutes": minutes,
         "gpu_hours": None if minutes is None else minutes / 60 * plan.num_gpus,
-        "smallest_visible_effect": find_visible_effect(other),
+        "smallest_visible_effect": find_visible_effect(other, plan.run.lane),
     }
 
 
@@ -209,8 +225,12 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
         )
     if summary["num_pairs"] < 6:
         return f"none: {summary['num_pairs']} pairs can never carry faster or slower (6 are needed)"
+    gates = _find_gates_chance(measure, plan.run.lane)
     if effect is None:
-        return "not known for this number of pairs"
+        return (
+            f"none is seen 9 times in 10: the gates on rewards and lengths pass in {gates * 100:.1f} % of runs without "
+            "a true difference; more pairs or steps decide them"
+        )
     return (
         f"{effect * 100:.1f} % of step time is seen 9 times in 10 by {summary['num_pairs']} pairs, if pair effects "
         f"spread by {measure.expected_pair_sd_pct:g} % (verdict beyond {measure.smallest_effect_pct:g} %)"

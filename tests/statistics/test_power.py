@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from rlk_repro.statistics import power
 from rlk_repro.statistics.stats import t_quantile
+from tests import ROOT
 
 
 @pytest.mark.parametrize("num_pairs", [6, 7, 12, 40])
@@ -99,3 +101,32 @@ print({'numpy', 'scipy'} & {*sys.modules})
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "num_pairs", "scored_steps", "margin"),
+    [
+        ("5 % faster, live", 6, 20, 0.01),
+        ("5 % faster, live, reward margin 0.03", 6, 20, 0.03),
+        ("5 % faster, live, 12 pairs", 12, 20, 0.01),
+        ("5 % faster, live, 12 pairs of 80 steps", 12, 80, 0.01),
+    ],
+)
+def test_the_gates_of_live_pairs_take_the_power_that_the_simulation_shows(
+    scenario: str, num_pairs: int, scored_steps: int, margin: float
+) -> None:
+    outcomes = json.loads((ROOT / "benchmarks" / "verdicts.json").read_text())["outcomes"]
+    simulated = next(item["words"]["faster"] for item in outcomes if item["name"] == scenario)
+    gates = power.chance_of_live_gates(
+        num_pairs=num_pairs, scored_steps=scored_steps, alpha=0.05, reward_margin=margin, length_margin=0.02
+    )
+    speed = power.power_of(0.05, num_pairs=num_pairs, pair_sd_pct=2, smallest_effect_pct=1, alpha=0.05)
+    assert gates * speed == pytest.approx(simulated, abs=0.05)
+
+
+def test_no_gain_is_seen_where_the_gates_alone_stay_undecided_too_often() -> None:
+    assert power.smallest_effect(6, 2, 1, 0.05, gates=0.89) is None
+    seen, alone = power.smallest_effect(12, 2, 1, 0.05, gates=0.95), power.smallest_effect(12, 2, 1, 0.05)
+    assert seen is not None
+    assert alone is not None
+    assert seen > alone

@@ -306,8 +306,10 @@ def _expected(plans: Plans) -> Iterator[str]:
 
 def _describe_power(plan: Plan, effect: float | None) -> str:
     measure = plan.run.measure
-    if plan.run.measure.pairs < 6 or effect is None:
+    if plan.run.measure.pairs < 6:
         return "No verdict on speed: fewer than 6 pairs carry none."
+    if effect is None:
+        return "No change of step time is seen 9 times in 10: the gates on rewards and lengths often stay undecided."
     return (
         f"A change of step time of {effect * 100:.1f} % is seen 9 times in 10, if pair effects spread by "
         f"{measure.expected_pair_sd_pct:g} %; `faster` and `slower` need more than {measure.smallest_effect_pct:g} %."
