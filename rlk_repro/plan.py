@@ -30,7 +30,6 @@ from rlk_repro.spec.choices import (
     find_variant_problems,
 )
 from rlk_repro.spec.load import Loaded, Override
-from rlk_repro.spec.stack import NOT_PUBLISHED
 from rlk_repro.spec.values import BASELINE, CROSSOVER, ENABLED, dump_model
 
 SCHEMA: Final = 1
@@ -114,20 +113,6 @@ class Plan:
     def image(self) -> Image | None:
         """The stack's image for the hardware."""
         return self.stack.images.get(self.hardware.image_platform)
-
-    @property
-    def shown_image(self) -> Image | None:
-        """The image, or what a dry run shows in the place of one that is not published yet."""
-        return self.image or (NOT_PUBLISHED if self.hardware.image_platform in self.stack.unpublished else None)
-
-    @property
-    def image_remarks(self) -> tuple[str, ...]:
-        """What a rendered job says of an image that is not published."""
-        if self.shown_image is not NOT_PUBLISHED:
-            return ()
-        return (
-            f"stack {self.stack.stack} has no published image for {self.hardware.hardware}: submit refuses this job",
-        )
 
     @property
     def experiment(self) -> dict[str, Any]:

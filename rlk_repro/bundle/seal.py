@@ -30,6 +30,7 @@ from rlk_repro.bundle.gzip_stream import Limits
 from rlk_repro.rundir.paths import FIND_BUNDLE, NODES, TRIALS, RunDir
 from rlk_repro.rundir.results import TrialStatus
 
+EXPECTED: Final = "a bundle or a run directory"
 _LAYOUT: Final = RunDir(Path())
 _PLAN: Final = str(_LAYOUT.plan)
 _ANALYSIS: Final = str(_LAYOUT.analysis)
@@ -281,9 +282,7 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
     """
     try:
         if not path.exists():
-            raise SpecError(
-                Problem(str(path), "no such file", expected="a bundle or a run directory", hint=FIND_BUNDLE)
-            )
+            raise SpecError(Problem(str(path), "no such file", expected=EXPECTED, hint=FIND_BUNDLE))
         if not path.is_file():
             raise BundleUnreadable(Problem(str(path), "a device, socket or named pipe", expected="a regular file"))
         with path.open("rb") as stream:
@@ -303,18 +302,13 @@ def is_folder(path: Path) -> bool:
     try:
         if not path.is_dir():
             return False
-        with os.scandir(f"{path}/.") as entries:  # the dot needs the permission to search, listing the one to read
-            names = sorted(entry.name for entry in entries)
+        names = sorted(item.name for item in os.scandir(f"{path}/."))  # to list it, and with the dot to search it
     except OSError as error:
         raise _unreadable(path, error) from error
     if not {RunDir(path).plan.name, RunDir(path).checksums.name}.intersection(names):
-        bundles = [path / name for name in names if name.endswith(".tgz")]
-        hint = f"a bundle is one file of it, such as {bundles[0]}" if bundles else FIND_BUNDLE
-        raise BundleUnreadable(
-            Problem(
-                str(path), "no run directory: it has no plan.json", expected="a bundle or a run directory", hint=hint
-            )
-        )
+        bundles = [f"a bundle is one file of it, such as {path / name}" for name in names if name.endswith(".tgz")]
+        hint = (*bundles, FIND_BUNDLE)[0]
+        raise BundleUnreadable(Problem(str(path), "no run directory: it has no plan.json", hint=hint))
     return True
 
 

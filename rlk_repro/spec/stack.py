@@ -5,7 +5,7 @@ Nothing here is made up: an image that has not been built is named as not publis
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -41,12 +41,6 @@ class Image(GrowingModel):
     reference: Reference = Field(description="registry and repository, without tag")
     digest: Digest
     vime: Commit | None = Field(None, description="the vime inside, as its record says")
-
-
-NOT_PUBLISHED: Final = Image.model_construct(
-    reference="registry.example/rlk-repro", digest="<not published: rlk-repro images build>"
-)
-"""What a dry run shows where an image will be; nothing with it is ever sent."""
 
 
 class Unpublished(Model):

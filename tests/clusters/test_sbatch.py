@@ -18,11 +18,11 @@ from rlk_repro.base.errors import SpecError
 from rlk_repro.clusters.slurm.options import find_max_jobs, find_segment, time_limit_min
 from rlk_repro.clusters.slurm.quoting import Directive, ShellLine, quote
 from rlk_repro.clusters.slurm.script import render_sbatch, sbatch_command
+from rlk_repro.images.unpublished import NOT_PUBLISHED
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import FromEnv, Profile
 from rlk_repro.spec.load import load_profile
-from rlk_repro.spec.stack import NOT_PUBLISHED
 from tests import ROOT
 from tests.support.example_files import find_changed
 from tests.support.slurm.examples import (

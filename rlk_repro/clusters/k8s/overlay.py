@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlk_repro.clusters.k8s.nodes import Object
+from rlk_repro.images.unpublished import image_remarks
 from rlk_repro.plan import Plan
 from rlk_repro.spec import KubernetesSettings
 from rlk_repro.spec.values import list_leaves
@@ -28,7 +29,7 @@ def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
 def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
     """What a site should look at before it submits."""
     num_nodes, overlay = plan.layout.num_nodes, settings.overlay
-    yield from plan.image_remarks
+    yield from image_remarks(plan)
     if num_nodes > 1 and settings.queue is None and (overlay is None or "schedulerName" not in overlay.pod_spec):
         yield (
             f"{num_nodes} nodes without a gang scheduler: two such jobs can each hold half of what they need and wait; "

@@ -26,6 +26,7 @@ from rlk_repro.clusters.k8s.nodes import (
 )
 from rlk_repro.clusters.k8s.overlay import overlay_pod
 from rlk_repro.clusters.k8s.tree import parse_quantity
+from rlk_repro.images.unpublished import shown_image
 from rlk_repro.plan import Plan
 from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir.paths import RunDir
@@ -48,7 +49,7 @@ def kubernetes_settings(plan: Plan) -> KubernetesSettings:
 def find_pod_problems(plan: Plan) -> Iterator[Problem]:
     settings = kubernetes_settings(plan)
     where = f"profile {plan.profile.profile}"
-    image = plan.shown_image
+    image = shown_image(plan)
     if image is None:
         hint = "--stack names another one"
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}, and pods need one",
@@ -167,7 +168,7 @@ def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
 
 
 def _fill_common(plan: Plan, settings: KubernetesSettings, spec: Object, command: Sequence[str]) -> None:
-    image = plan.shown_image
+    image = shown_image(plan)
     assert image is not None  # find_pod_problems was asked before
     container = spec["containers"][0]
     container["image"] = f"{image.reference}@{image.digest}"

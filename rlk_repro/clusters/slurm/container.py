@@ -15,6 +15,7 @@ from typing import Final
 from rlk_repro.base.errors import Problem
 from rlk_repro.clusters.slurm.options import list_secrets, slurm_settings
 from rlk_repro.images.importing import Import, is_imported, plan_import
+from rlk_repro.images.unpublished import image_remarks, shown_image
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.probes.container import DIGEST_VARIABLE
@@ -74,7 +75,7 @@ def find_remarks(plan: Plan) -> tuple[str, ...]:
     wanted, stack = container_settings(plan).runtime, plan.stack.stack
     if wanted != find_runtime(plan):
         return (f"stack {stack} has no images: the Python of the nodes runs, not {wanted}",)
-    return plan.image_remarks
+    return image_remarks(plan)
 
 
 def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
@@ -86,7 +87,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
             yield Problem(f"stack {plan.stack.stack}", "names images, and runtime host starts no container",
                           expected="a stack without images, or another container.runtime")  # fmt: skip
         return
-    if plan.shown_image is None:
+    if shown_image(plan) is None:
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}",
                       expected="one, or container.runtime: host")  # fmt: skip
     if is_imported(runtime) and container_settings(plan).image_dir is None:
@@ -138,14 +139,14 @@ def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
 
 def make_import(plan: Plan) -> Import | None:
     """None for runtimes that keep images themselves."""
-    image, folder = plan.shown_image, container_settings(plan).image_dir
+    image, folder = shown_image(plan), container_settings(plan).image_dir
     if image is None or folder is None:
         return None
     return plan_import(find_runtime(plan), image, plan.hardware.machine, folder)
 
 
 def make_image_name(plan: Plan) -> str:
-    image = plan.shown_image
+    image = shown_image(plan)
     return "" if image is None else f"{image.reference}@{image.digest}"
 
 
@@ -158,7 +159,7 @@ def list_entry(plan: Plan) -> list[str]:
     words = ["env"]
     if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
         words += [f"--unset={name}" for name in AMD_VISIBILITY]
-    image = plan.shown_image
+    image = shown_image(plan)
     if image is not None:
         words.append(f"{DIGEST_VARIABLE}={image.digest}")
     folder = container_settings(plan).package_dir

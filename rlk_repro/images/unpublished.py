@@ -1,0 +1,27 @@
+"""An image that a stack is meant to have and no registry has: what a dry run shows in its place."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rlk_repro.plan import Plan
+from rlk_repro.spec import Image
+
+NOT_PUBLISHED: Final = Image.model_construct(
+    reference="registry.example/rlk-repro", digest="<not published: rlk-repro images build>"
+)
+"""Nothing with it is ever sent."""
+
+
+def shown_image(plan: Plan) -> Image | None:
+    """The plan's image, or what stands for it."""
+    is_meant = plan.hardware.image_platform in plan.stack.unpublished
+    return plan.image or (NOT_PUBLISHED if is_meant else None)
+
+
+def image_remarks(plan: Plan) -> tuple[str, ...]:
+    """What a rendered job says of an image that is not published."""
+    if shown_image(plan) is not NOT_PUBLISHED:
+        return ()
+    where = f"stack {plan.stack.stack} has no published image for {plan.hardware.hardware}"
+    return (f"{where}: submit refuses this job",)
