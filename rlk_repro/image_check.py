@@ -1,7 +1,7 @@
 """``python -m rlk_repro.image_check``: is this container the image that its record describes?
 
-The last step of an image's build, and good for asking by hand; a job's node agent asks the same at its start.  Exit 0
-where it is, 1 where not, 3 where there is no image of ours around.
+The last step of an image's build runs this, and a node agent makes the same check at its start; it also works by hand.
+Exit 0: yes; 1: no; 3: this process does not run in an image of rlk-repro.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rlk_repro.spec.load import load_stack
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rlk_repro.image_check", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--stack", help="hold the image against this stack, a name or a file")
-    parser.add_argument("--platform", help="the image must be for this one, such as cuda-arm64")
+    parser.add_argument("--stack", help="check the image against this stack (name or file)")
+    parser.add_argument("--platform", help="require this platform, such as cuda-arm64")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse_args(argv)
     try:
@@ -38,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check(stack: Stack | None, platform: str | None) -> list[Finding]:
-    """The findings of this container; without an image of ours around it that is one finding."""
+    """The findings of this container; outside an image of rlk-repro there is one finding."""
     own = list(_check_own_package())
     return sort_findings([*own, *check_running(code.probe(), stack, platform, is_required=True)])
 
 
 def _check_own_package() -> Iterator[Finding]:
-    """RL-Kernel's newer generations bring a command of our name: what is checked is the package, file by file."""
+    """Check our own package, file by file: RL-Kernel's newer generations install a command of the same name."""
     try:
         distribution = metadata.distribution("rlk-repro")
     except metadata.PackageNotFoundError:
@@ -74,7 +74,7 @@ def _describe() -> str:
     except RlkReproError:
         return "an image with an unreadable record"
     if isinstance(record, Unknown):
-        return "no image of ours"
+        return "not an image of rlk-repro"
     return f"image of stack {record.stack} for {record.platform}"
 
 

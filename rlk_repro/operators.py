@@ -1,7 +1,7 @@
-"""RL-Kernel's operators under our own names: what each one serves, where it may run, what counts as having run.
+"""RL-Kernel's operators under our own names: what each serves, where it may run, and which implementations count.
 
-RL-Kernel answers an unknown name with a native operator, so its word is never taken.  Plans and trainers ask the same
-``eligibility``: what a dry run prints is what the trainer does.  No torch and no kernels here.
+RL-Kernel answers an unknown name with a native operator, so its answer is always checked.  Plans and trainers ask the
+same ``eligibility``, so a dry run prints what the trainer does.  This module imports no torch and no kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Platform(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why an operator does not run.  All are known before a call; nothing that happens inside one is a reason."""
+    """Why an operator does not run.  Every reason is known before a call; an error inside a call is never a reason."""
 
     PLATFORM = "has no implementation that counts on this platform"
     TENSOR_PARALLEL = "needs the whole vocabulary on one rank"
@@ -48,7 +48,7 @@ class Reason(StrEnum):
 
 
 class Calls(StrEnum):
-    """Which calls of a function an operator serves."""
+    """The calls of a function that an operator serves."""
 
     NO_GRAD = "without gradient"
     GRAD = "with gradient"
@@ -69,8 +69,8 @@ class Implementation:
     """An operator class of RL-Kernel, the name of its ``OpBackend`` member or, where it is dispatched by contract, its
     backend id, the compiled symbols that its route needs, and parts of the names of the kernels that it then runs.
 
-    A native one is plain PyTorch: it shows that the operator was invoked, and never carries a speed verdict.  One that
-    ``needs_whole_vocabulary`` is plain PyTorch over a split one.
+    A native implementation is plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.
+    One that ``needs_whole_vocabulary`` is plain PyTorch where the vocabulary is split.
     """
 
     class_name: str
@@ -83,7 +83,7 @@ class Implementation:
 
 @dataclass(frozen=True, kw_only=True)
 class LossOptions:
-    """The options of a run that decide which operators compute exactly its loss; the defaults are vime's."""
+    """The options that decide which operators compute exactly the run's loss; the defaults are vime's."""
 
     has_no_grad_pass: bool = True
     has_entropy_gradient: bool = False
@@ -98,7 +98,7 @@ class LossOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Everything eligibility depends on.  Without ``has_output_layer`` logits come from elsewhere than a model."""
+    """Everything that eligibility depends on.  Without ``has_output_layer`` the logits do not come from a model."""
 
     platform: str
     tensor_parallel: int = 1
@@ -142,7 +142,7 @@ def _needs_plain_loss(case: Case) -> Refusal | None:
 
 def _needs_output_layer(case: Case) -> Refusal | None:
     if not case.has_output_layer:
-        return Refusal(Reason.OUTPUT_LAYER, "here are none")
+        return Refusal(Reason.OUTPUT_LAYER, "this workload has no such layer")
     return Refusal(Reason.OUTPUT_LAYER, "multi-token prediction") if case.loss.has_multi_token_prediction else None
 
 
@@ -163,7 +163,7 @@ def _needs_no_temperature(case: Case) -> Refusal | None:
 class Operator:
     """One operator.  ``function`` is the trainer's function whose ``calls`` it serves.
 
-    ``implementations`` holds what counts as RL-Kernel per platform; a platform that is absent is not offered.
+    ``implementations`` holds, by platform, what counts as RL-Kernel; on other platforms the operator is not offered.
     """
 
     name: str
@@ -179,7 +179,7 @@ class Operator:
         return self.calls is Calls.ALL or (self.calls is Calls.GRAD) == needs_grad
 
     def find_implementation(self, platform: str, name: str) -> Implementation | None:
-        """The accepted implementation of this class or backend name, None where the name does not count."""
+        """The accepted implementation with this class or backend name; None where the name does not count."""
         accepted = self.implementations.get(platform, ())
         return next((item for item in accepted if name in {item.class_name, item.backend}), None)
 
@@ -314,12 +314,12 @@ class Eligibility:
 
 
 def eligibility(op: str, case: Case) -> Eligibility:
-    """Say whether an operator of the table may run here; what is installed plays no part."""
+    """Say whether an operator of the table may run here, regardless of what is installed."""
     return Eligibility(op=op, refusal=find_refusal(op, case))
 
 
 def find_refusal(op: str, case: Case) -> Refusal | None:
-    """The first reason why ``op`` cannot run in this case, None where it can."""
+    """The first reason why ``op`` cannot run in this case; None where it can."""
     operator = OPERATORS[op]
     offered = operator.implementations.get(case.platform)
     if offered is None:
@@ -330,7 +330,7 @@ def find_refusal(op: str, case: Case) -> Refusal | None:
 
 
 def find_split_refusal(implementations: Sequence[Implementation], case: Case) -> Refusal | None:
-    """Why none of these counts where the vocabulary is split; None where one does, or it is whole."""
+    """Why no implementation counts with a split vocabulary; None where one counts or the vocabulary is whole."""
     if case.tensor_parallel == 1 or not all(item.needs_whole_vocabulary for item in implementations):
         return None
     what = f"{implementations[0].class_name} is plain PyTorch with tensor parallel size {case.tensor_parallel}"
@@ -379,7 +379,8 @@ def _has_reference_pass(options: Mapping[str, Any]) -> bool:
 
 
 def has_old_policy_pass(options: Mapping[str, Any]) -> bool:
-    """vime skips it where one step per rollout lets the loss reuse its own, and without advantages (fine-tuning)."""
+    """Whether vime runs an old-policy pass: not with one step per rollout, where the loss reuses its own, and not in
+    fine-tuning."""
     has_stored = options.get("use_rollout_logprobs") and not options.get("get_mismatch_metrics")
     if has_stored or not options.get(_ADVANTAGES, True):
         return False

@@ -1,6 +1,6 @@
 """The plan: run, stack, hardware, profile and flags, fully resolved.  Pure: the same inputs give the same two hashes.
 
-``experiment_hash`` covers what is measured (all but profile and cluster), so that a replay elsewhere keeps it;
+``experiment_hash`` covers what is measured (all but profile and cluster), so a replay on another site keeps it;
 ``plan_hash`` covers everything.
 """
 
@@ -38,7 +38,7 @@ _RUN_ID: Final = "run_id"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One variant to be executed once.  ``is_control`` marks trials of a baseline against baseline pair.
+    """One execution of one variant.  ``is_control`` marks trials of a pair that compares baseline with baseline.
 
     A session is a trial of the variant ``crossover``, and alone in its pair.
     """
@@ -68,17 +68,17 @@ class Plan:
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """In the order they run; follows from the rest, so that no plan can hold any other."""
+        """The trials in the order they run, computed from the plan's other values."""
         return tuple(order_trials(self.run, has_enabled=ENABLED in self.variants))
 
     @property
     def has_enabled(self) -> bool:
-        """Whether RL-Kernel is asked for in any trial; control pairs alone have none."""
+        """Whether any trial runs the enabled variant; a plan of control pairs alone has no such trial."""
         return any(trial.variant != BASELINE for trial in self.trials)
 
     @property
     def needs_rl_kernel(self) -> bool:
-        """Whether the enabled variant has RL-Kernel: a run may compare a switch of its own instead."""
+        """Whether the enabled variant uses RL-Kernel; a run may compare its own switch instead."""
         return self.has_enabled and self.run.switch is None
 
     @property
@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """The operators that the enabled variant asks for on this hardware."""
+        """The operators that the enabled variant requests on this hardware."""
         if self.run.switch is not None:
             return ()
         return self.run.rl_kernel.ops_on.get(self.hardware.hardware, self.run.rl_kernel.ops)
@@ -135,16 +135,16 @@ class Plan:
         return sha256_bytes(dump_json({"experiment": self.experiment, "profile": dump_model(self.profile)}))
 
     def groups(self) -> dict[str, list[Trial]]:
-        """Pair name to the trials that count only together: two, or one session."""
+        """For each pair name, the trials that count only together: two trials, or one session."""
         grouped: dict[str, list[Trial]] = {}
         for trial in self.trials:
             grouped.setdefault(trial.pair, []).append(trial)
         return grouped
 
     def pairs(self) -> dict[str, tuple[Trial, Trial]]:
-        """Pair name to its two trials: baseline and enabled, whichever ran first.  Sessions are no pairs.
+        """For each pair name, its two trials: baseline and enabled, in this order.  Sessions are not pairs.
 
-        In every second control pair the later trial comes first, so that linear drift cancels there as it does in ABBA.
+        In every second control pair the later trial comes first, so that linear drift cancels there as in ABBA.
         """
         ordered: dict[str, tuple[Trial, Trial]] = {}
         num_controls = 0
@@ -157,7 +157,7 @@ class Plan:
         return ordered
 
     def eligibilities(self) -> list[Eligibility]:
-        """Operator by operator: may it run in this layout, and if not, why."""
+        """For each operator: whether it may run in this layout, and if not, why."""
         case = Case(
             platform=self.hardware.platform,
             tensor_parallel=self.layout.tensor_parallel,
@@ -169,7 +169,7 @@ class Plan:
         return [eligibility(op, case) for op in self.ops]
 
     def expected_minutes(self) -> float | None:
-        """Of all trials, by the run's own estimate; None where it gives none for this hardware or its steps changed."""
+        """The run's estimate for all trials; None where it has none for this hardware and these steps."""
         minutes = self.run.expected_minutes.get(self.hardware.hardware)
         names = {"warmup_steps", "scored_steps", *Measure.of_crossover} - FREE_RULES
         names |= set() if self.run.expected_session_minutes else {DESIGN}
@@ -181,27 +181,27 @@ class Plan:
 
     @property
     def time_limit_min(self) -> float:
-        """Of one trial or session."""
+        """The time limit of one trial or session."""
         return self.run.find_limit_min(self.hardware.hardware)
 
     @property
     def storing_limit_min(self) -> float:
-        """Of one live run that stores rollouts."""
+        """The time limit of one live run that stores rollouts."""
         return self.run.find_storing_limit_min(self.hardware.hardware)
 
     @property
     def num_stores(self) -> int:
-        """Live runs that store rollouts before the trials: sessions share one."""
+        """The number of live runs that store rollouts before the trials; sessions share one."""
         return 0 if self.run.lane == "live" else 1 if self.is_crossover else len({t.seed for t in self.trials})
 
     @property
     def all_limits_min(self) -> float:
-        """Of all trials or sessions, and of the live runs that store rollouts."""
+        """The sum of the limits of all trials or sessions and of the live runs that store rollouts."""
         return len(self.trials) * self.time_limit_min + self.num_stores * self.storing_limit_min
 
     @property
     def group_limit_min(self) -> float:
-        """Of one pair of trials, or one session: what is never spread over two allocations."""
+        """The limit of one pair of trials or one session, which always run in one allocation."""
         return max(map(len, self.groups().values())) * self.time_limit_min
 
     def to_json(self) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class Plan:
         """Rebuild a plan and check both hashes.
 
         Raises:
-            BundleUnreadable: fields missing or wrong, a newer schema, or hashes that do not fit the content.
+            BundleUnreadable: fields are missing or wrong, the schema is newer, or the hashes do not fit the content.
         """
         check_schema(where, value, SCHEMA)
         try:
@@ -251,7 +251,7 @@ class PlanExperiment(BaseModel):
 
 
 class PlanRecord(BaseModel):
-    """A plan file.  Its trials and hashes are not believed but compared with those that follow from the rest."""
+    """A plan file.  Its trials and hashes are compared with those computed from its other values."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -275,7 +275,7 @@ class PlanRecord(BaseModel):
 
 
 def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
-    """Refuse what no author could have planned: code that reads a plan relies on its rules, and on its sizes."""
+    """Refuse a plan that no author could have written: code that reads plans relies on the rules and the sizes."""
     problems = [*find_layout_problems(plan.run, plan.hardware), *find_variant_problems(plan.run, plan.variants)]
     for path, what, got, expected in run_problems(plan.run):
         problems.append(Problem(f"run.{'.'.join(path)}", what, got=got, expected=expected))
@@ -284,7 +284,9 @@ def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
             *(dataclasses.replace(problem, where=f"{where}: {problem.where}") for problem in problems)
         )
     if record.experiment.trials != [_dump_trial(trial) for trial in plan.trials]:
-        raise BundleUnreadable(Problem(where, "trials are not those of the plan", expected="its pairs in ABBA order"))
+        raise BundleUnreadable(
+            Problem(where, "trials differ from those that the plan's values give", expected="its pairs in ABBA order")
+        )
     if (record.experiment_hash, record.plan_hash) != (plan.experiment_hash, plan.plan_hash):
         raise BundleUnreadable(
             Problem(where, "hashes do not fit the content", got=record.plan_hash[:12], expected=plan.plan_hash[:12],
@@ -293,14 +295,14 @@ def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
 
 
 def make_record(plan: Plan, run_id: str) -> dict[str, Any]:
-    """The content of a run's plan file: the plan, and the run id, which is in neither hash."""
+    """The content of a plan file: the plan and the run id, which neither hash covers."""
     return {**plan.to_json(), _RUN_ID: run_id}
 
 
 def find_run_id(record: Any, folder_name: str) -> str:
-    """The run id in a plan file; the name of the run's folder where the file has none that could name one.
+    """The run id in a plan file; the name of the run's folder where the file has no usable id.
 
-    Recorded, so that an analysis stays the same wherever its run directory was moved, renamed or unpacked.
+    The id is recorded so that an analysis stays equal when its run directory is moved, renamed or unpacked.
     """
     run_id = record.get(_RUN_ID) if isinstance(record, Mapping) else None
     if not isinstance(run_id, str) or not run_id.isprintable() or "/" in run_id or run_id in {"", ".", ".."}:
@@ -309,7 +311,7 @@ def find_run_id(record: Any, folder_name: str) -> str:
 
 
 def flag_overrides(*, lane: str | None, pairs: int | None, control_pairs: int | None) -> list[Override]:
-    """The flags that mean a ``--set``."""
+    """Translate flags such as ``--pairs`` to overrides, as ``--set`` gives them."""
     flags = ((("lane",), lane, "--lane"), (("measure", "pairs"), pairs, "--pairs"),
              (("measure", "control_pairs"), control_pairs, "--control-pairs"))  # fmt: skip
     return [Override(path, value, flag) for path, value, flag in flags if value is not None]
@@ -328,7 +330,7 @@ def make_plan(
     """Resolve one submission.
 
     Raises:
-        SpecError: the hardware has no layout in this run, the variants make no pair, the measurement rules were
+        SpecError: the hardware has no layout in this run, the variants cannot form a pair, the measurement rules were
             changed without ``is_exploratory``, or the enabled variant has no eligible operator.
     """
     problems = [*find_layout_problems(run.model, hardware.model), *find_variant_problems(run.model, variants)]
@@ -352,8 +354,9 @@ def make_plan(
 
 
 def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
-    """Sessions one after another.  Pairs ABBA: every second one of a kind runs in reverse; control pairs are spread
-    evenly among the others."""
+    """Order the trials: sessions one after another; pairs ABBA, so every second pair of a kind runs in reverse.
+
+    Control pairs are spread evenly among the others."""
     measure = run.measure
     if measure.design == CROSSOVER:
         for number in range(measure.sessions):
@@ -383,7 +386,7 @@ def _check_operators(plan: Plan) -> None:
                 Problem(
                     f"run {plan.run.run}: rl_kernel.ops: {item.op}",
                     f"not eligible here ({item.reason})",
-                    expected="at least one operator that can run",
+                    expected="at least one operator that can run here",
                     hint="--variants baseline measures noise without it",
                 )
                 for item in found

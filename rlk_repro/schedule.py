@@ -1,7 +1,7 @@
-"""The variant of each rollout of a session, design ``crossover``: drawn from the seed by arithmetic of our own.  Pure.
+"""The variant of each rollout of a session (design ``crossover``), drawn from the seed by our own arithmetic.  Pure.
 
-A session warms up in both variants, then runs its blocks, then its shadow steps.  A block is four periods of one
-variant each, ABBA or BAAB; only the last rollout of a period is scored, as the first one carries the switch.
+A session warms up both variants, then runs its blocks, then its shadow steps.  A block is four periods of one variant
+each, ABBA or BAAB.  Only the last rollout of a period is scored, because the first one carries the switch.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 ORDERS: Final = ("ABBA", "BAAB")
 SHADOW: Final = "s"
 LETTERS: Final[dict[str, Variant]] = {"b": "baseline", "e": "enabled", SHADOW: "baseline"}
-"""Variant by letter of a schedule's text."""
+"""Variant for each letter of a schedule's text."""
 _LABELS: Final = {"A": "b", "B": "e"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Four periods, labelled A or B.  In a control block every period is of the baseline, whatever its label."""
+    """Four periods, labelled A or B.  In a control block the baseline runs in every period."""
 
     order: str
     is_control: bool
@@ -32,10 +32,10 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One rollout of a session.  ``block`` and ``label`` are where it stands, if in a block.
+    """One rollout of a session.  ``block`` and ``label`` say where it is, if it is in a block.
 
-    ``stored`` numbers the stored rollout that it trains on in lanes that have them; without a number it takes one of
-    the largest.
+    ``stored`` is the number of the stored rollout that it trains on, in lanes that have them; without a number it takes
+    one of the largest.
     """
 
     letter: str
@@ -51,7 +51,7 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """What every rollout of one session is."""
+    """All rollouts of one session."""
 
     num_warmup: int
     blocks: tuple[Block, ...]
@@ -65,7 +65,7 @@ class Schedule:
 
     @cached_property
     def steps_of_blocks(self) -> tuple[tuple[int, ...], ...]:
-        """By block, its rollouts in the order run."""
+        """For each block, its rollouts in the order they run."""
         steps: list[list[int]] = [[] for _ in self.blocks]
         for step, rollout in enumerate(self.rollouts):
             if rollout.block is not None:
@@ -103,7 +103,7 @@ class Schedule:
 
     @property
     def text(self) -> str:
-        """One letter a rollout, for the trainer."""
+        """The schedule as text for the trainer, one letter per rollout."""
         return "".join(rollout.letter for rollout in self.rollouts)
 
 
@@ -125,7 +125,7 @@ def make_schedule(measure: Measure, seed: int) -> Schedule:
 
 
 def _draw_orders(seed: int, count: int, kind: str) -> list[str]:
-    """As many ABBA as BAAB, each arrangement as likely as any other; of an odd number either may have one more."""
+    """Draw equally many ABBA and BAAB, all arrangements equally likely; of an odd number either may have one more."""
     digests = [hashlib.sha256(f"{seed} {kind} {number}".encode()).digest() for number in range(count + 1)]
     first = digests.pop()[0] % 2
     orders = [""] * count

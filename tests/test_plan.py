@@ -98,7 +98,7 @@ def test_measurement_rules_cannot_be_changed_quietly() -> None:
         plan_smoke("measure.alpha=0.2")
     assert str(caught.value) == (
         "--set measure.alpha: changes a measurement rule of the run, got 0.2, expected the run's own rule\n"
-        "  hint: add --exploratory, and the verdict will say so"
+        "  hint: add --exploratory; the verdict will then say that the rules changed"
     )
     assert plan_smoke("measure.alpha=0.2", is_exploratory=True).is_exploratory
 
@@ -108,8 +108,8 @@ def test_measurement_rules_cannot_be_changed_quietly() -> None:
     [
         ({"variants": ("baseline", "enabeld")}, "--variants: no such variant, got 'enabeld', expected baseline or "
          "enabled\n  hint: did you mean 'enabled'?"),
-        ({"variants": ("enabled",)}, "--variants: makes no pair, got 'enabled', expected baseline,enabled, or baseline "
-         "alone for control pairs"),
+        ({"variants": ("enabled",)}, "--variants: cannot form a pair, got 'enabled', expected baseline,enabled, or "
+         "baseline alone for control pairs"),
     ],
 )  # fmt: skip
 def test_impossible_requests_are_refused(options: dict[str, Any], message: str) -> None:
@@ -175,7 +175,7 @@ def forge(value: dict[str, Any]) -> dict[str, Any]:
 def test_trials_that_no_plan_makes_are_refused_whatever_the_hashes(change: dict[str, Any]) -> None:
     value = plan_smoke().to_json()
     value["experiment"]["trials"][0] |= change
-    with pytest.raises(BundleUnreadable, match="trials are not those of the plan"):
+    with pytest.raises(BundleUnreadable, match="trials differ from those that the plan's values give"):
         Plan.from_json(forge(value))
 
 
@@ -281,24 +281,24 @@ def test_the_number_of_sessions_and_the_design_are_no_rules() -> None:
     assert not plan_smoke(*SESSIONS).is_exploratory
     with pytest.raises(SpecError) as caught:
         plan_smoke(*SESSIONS, variants=("baseline",), is_exploratory=True)
-    assert str(caught.value) == "--variants: a session runs both, got 'baseline', expected baseline,enabled"
+    assert str(caught.value) == "--variants: a session runs both variants, got 'baseline', expected baseline,enabled"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["measure.pairs=4"], "--set measure.pairs: means nothing in design crossover, got 4, "
+        (["measure.pairs=4"], "--set measure.pairs: has no effect in design crossover, got 4, "
          "expected no such key, or measure.design parallel"),
-        (["measure.control_pairs=1"], "--set measure.control_pairs: means nothing in design crossover, got 1, "
+        (["measure.control_pairs=1"], "--set measure.control_pairs: has no effect in design crossover, got 1, "
          "expected no such key, or measure.design parallel"),
-        (["measure.scored_steps=20"], "--set measure.scored_steps: means nothing in design crossover, got 20, "
+        (["measure.scored_steps=20"], "--set measure.scored_steps: has no effect in design crossover, got 20, "
          "expected no such key, or measure.design parallel"),
-        (["measure.design=parallel", "measure.blocks=3"], "--set measure.blocks: means nothing in design parallel, "
+        (["measure.design=parallel", "measure.blocks=3"], "--set measure.blocks: has no effect in design parallel, "
          "got 3, expected no such key, or measure.design crossover"),
-        (["measure.warmup_steps=1"], "--set measure.warmup_steps: does not warm up both variants, got 1, "
+        (["measure.warmup_steps=1"], "--set measure.warmup_steps: is too small to warm up both variants, got 1, "
          "expected 2 or more"),
         (["measure.blocks=200", "measure.sessions=16"], "--set measure.blocks: 16 sessions of 1620 steps, got 200, "
-         "expected at most 20000 steps in all sessions, warm-up counted"),
+         "expected at most 20000 steps in all sessions, including warm-up"),
     ],
 )  # fmt: skip
 def test_keys_of_the_other_design_are_refused(settings: list[str], message: str) -> None:

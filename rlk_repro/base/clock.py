@@ -1,4 +1,4 @@
-"""Time as our files write it."""
+"""Times, in the form that rlk-repro's files use."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def utc_now() -> str:
 
 
 def parse_utc(text: str) -> float:
-    """Unix seconds of what ``format_utc`` wrote.
+    """Convert a time that ``format_utc`` wrote to Unix seconds.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is not such a time.
     """
     if not text.endswith("Z"):
         raise ValueError("not UTC")

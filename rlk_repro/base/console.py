@@ -1,4 +1,4 @@
-"""Lines of progress: rewritten in place on a terminal, a line each time elsewhere.  No tables, no reports."""
+"""Progress lines: rewritten in place on a terminal, printed one by one elsewhere.  Tables and reports are not here."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TypeAlias
 from rlk_repro.base.escapes import printable
 
 Tell: TypeAlias = Callable[[str], object]
-"""Takes a line of progress."""
+"""A function that takes one progress line."""
 
 
 def silence(text: str) -> None:
-    """Drop progress: no one reads it, or JSON is printed, whose reader wants only errors on standard error."""
+    """Drop progress.  With ``--json``, for example, standard error holds errors only."""
     del text
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveLine:
-    """Where progress goes; ``is_live`` means that a line replaces the one before."""
+    """Where progress lines go.  With ``is_live`` each line replaces the line before it."""
 
     tell: Tell
     is_live: bool
@@ -28,7 +28,7 @@ class LiveLine:
 
 @contextmanager
 def live_line(*, is_quiet: bool = False) -> Iterator[LiveLine]:
-    """A line on standard error for the time of the block; it is gone afterwards where it was live."""
+    """Show progress on standard error during the block; afterwards a live line is removed."""
     if is_quiet:
         yield LiveLine(tell=silence, is_live=False)
         return

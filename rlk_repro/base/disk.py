@@ -1,4 +1,4 @@
-"""What becomes of writing that fails: an error that names the path and the file system, and nothing partial.
+"""Failed writes: an error names the path and the file system, and no partial file stays.
 
 Every writer of the package goes through here or through ``rlk_repro.base.files``, so that a full disk reads the same
 everywhere.
@@ -23,13 +23,13 @@ from rlk_repro.base.units import format_bytes
 WANTS_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 MORE_ROOM: Final = "export TMPDIR=/a/folder/with/room"
 OF_WRITING: Final = WANTS_ROOM | {errno.EROFS, errno.EFBIG}
-"""Errors that no reading and no network has."""
+"""Error numbers that only writing can cause; reading and networks never cause them."""
 OF_FILE_SYSTEMS: Final = OF_WRITING | {errno.EIO, errno.ESTALE}
-"""Errors of a file system as a whole: they say nothing of the path, and no caller can do anything about them."""
+"""Error numbers about a whole file system, not about one path: no caller can handle them."""
 
 
 class Unwritable(EnvironmentMissing, OSError):
-    """Something could not be written; it says where, why and on which file system."""
+    """A write failed; the error says where, why and on which file system."""
 
     @classmethod
     def at(cls, path: Path, error: OSError, hint: str | None = None) -> Unwritable:
@@ -45,12 +45,12 @@ class Unwritable(EnvironmentMissing, OSError):
 
 @contextmanager
 def writing(path: Path, *, hint: str | None = None) -> Iterator[None]:
-    """Errors of the block are those of writing ``path``; one that names a path already keeps it and gets the hint.
+    """Turn write errors of the block into errors about ``path``; one with a path already keeps it and gets the hint.
 
-    That a file exists already is an answer and passes as it is.
+    ``FileExistsError`` passes unchanged: callers use it as an answer.
 
     Raises:
-        Unwritable: it cannot be written.
+        Unwritable: ``path`` cannot be written.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def writing(path: Path, *, hint: str | None = None) -> Iterator[None]:
 
 
 class Stream(io.FileIO):
-    """An unbuffered file whose errors name ``path``, whatever the file is called while it is written."""
+    """An unbuffered file whose errors name ``path``, even while it is written under a temporary name."""
 
     def __init__(self, file: Path | int, mode: str, path: Path) -> None:
         self._path = path
@@ -80,7 +80,7 @@ class Stream(io.FileIO):
             raise Unwritable.at(self._path, error) from error
 
     def sync(self) -> None:
-        """Wait until it is on disk."""
+        """Wait until the content is on disk."""
         with writing(self._path):
             os.fsync(self.fileno())
 
@@ -90,17 +90,17 @@ class Stream(io.FileIO):
 
 
 def open_stream(path: Path, mode: str) -> BinaryIO:
-    """A buffered ``Stream``: mode ``wb``, ``xb`` or ``ab``."""
+    """Open a buffered ``Stream`` in mode ``wb``, ``xb`` or ``ab``."""
     return io.BufferedWriter(Stream(path, mode, path))
 
 
 @contextmanager
 def new_folder(path: Path, *, hint: str | None = None) -> Iterator[Path]:
-    """A folder to fill, which becomes ``path`` when the block ends well; else nothing of it is left.
+    """Give a folder to fill, which becomes ``path`` when the block ends well.  After an error the folder is removed.
 
     Raises:
-        FileExistsError: something is there already.
-        Unwritable: it cannot be made.
+        FileExistsError: ``path`` exists already.
+        Unwritable: the folder cannot be made.
     """
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -127,7 +127,7 @@ def new_folder(path: Path, *, hint: str | None = None) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A folder for the time of the block, where the machine keeps such."""
+    """Make a folder in the machine's temporary directory and remove it after the block."""
     place = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  (what Python asks first)
     with writing(place, hint=MORE_ROOM):
         folder = Path(tempfile.mkdtemp(prefix=prefix))
@@ -138,7 +138,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def describe_file_system(path: Path) -> str:
-    """Where the file system of a path is mounted, and how much of it is free."""
+    """Say where the file system of a path is mounted and how much of it is free."""
     there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()).resolve()
     device = there.stat().st_dev
     mount = there
@@ -149,5 +149,5 @@ def describe_file_system(path: Path) -> str:
 
 
 def _open_no_link(name: str, flags: int) -> int:
-    """The last part of a path is never followed: a link that a stranger left there would lead elsewhere."""
+    """Open a path whose last part is not a link: somebody else's link would lead to another file."""
     return os.open(name, flags | os.O_NOFOLLOW, 0o666)

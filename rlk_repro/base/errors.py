@@ -1,4 +1,4 @@
-"""Every error a user can meet, with its exit code.  Not here: bugs, which keep their traceback.
+"""Every error that a user can meet, with its exit code.  Bugs are not here; they keep their traceback.
 
 An error holds one or more problems, so that checking a file reports all of them in one go.  Each problem
 says where, what is wrong, what was found, what was expected, and at most one next step.
@@ -24,8 +24,8 @@ MAX_TEXT: Final = 10_000
 class Problem:
     """One thing that is wrong, printed as ``where: what, got X, expected Y`` and a hint line.
 
-    ``quoted`` are lines that another program printed.  No part can begin a line of its own: parts hold texts of
-    strangers.
+    ``quoted`` are lines that another program printed.  Parts may hold text from strangers,
+    so line breaks in them are escaped.
     """
 
     where: str
@@ -48,7 +48,7 @@ class Problem:
 
 
 def shorten(text: str, limit: int = MAX_TEXT) -> str:
-    """The beginning of a text that is too long to be read, and how long it is."""
+    """Cut a text that is too long to read, and say how long it is."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
@@ -67,7 +67,7 @@ class RlkReproError(Exception):
 
 
 class CheckFailed(RlkReproError):
-    """It ran and the answer is no: a verify mismatch, a failed trial, a void pair under ``require``."""
+    """The command ran and the answer is no: a verify mismatch, a failed trial, a void pair under ``require``."""
 
     exit_code = 1
     title = "the answer is no"
@@ -81,7 +81,7 @@ class NotReproduced(RlkReproError):
 
 
 class SpecError(RlkReproError):
-    """Arguments or a file the user wrote are wrong."""
+    """The arguments, or a file that the user wrote, are wrong."""
 
     exit_code = 2
     title = "input"
@@ -95,7 +95,7 @@ class EnvironmentMissing(RlkReproError):
 
 
 class SchedulerRefused(RlkReproError):
-    """The scheduler said no; its own words are quoted."""
+    """The scheduler refused; the error quotes its own words."""
 
     exit_code = 4
     title = "the scheduler refused"
@@ -109,7 +109,7 @@ class BundleUnreadable(RlkReproError):
 
 
 def finish(work: Callable[[], int | None]) -> int:
-    """The exit code of a process that does this work: what it returns or 0, and that of an error, which is printed."""
+    """Run ``work`` and return the exit code: what it returns, else 0.  An error is printed and gives its own code."""
     try:
         return work() or 0
     except RlkReproError as error:
@@ -118,5 +118,5 @@ def finish(work: Callable[[], int | None]) -> int:
 
 
 def code_after(signal_number: int | None) -> int:
-    """The exit code of a process that ended in order because a signal asked it to, as a shell reports one it killed."""
+    """The exit code of a process that a signal asked to end and that ended in order: the code a shell would report."""
     return 0 if signal_number is None else 128 + signal_number

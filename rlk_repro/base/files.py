@@ -1,6 +1,6 @@
-"""Whole files: they appear complete or not at all.  Also canonical JSON and sha256 of a file.
+"""Write whole files: a file appears complete or not at all.  Also canonical JSON and the sha256 of a file.
 
-No file names are decided here; that is rundir's business.
+``rundir`` decides file names; this module does not.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rlk_repro.base.units import canonical, format_bytes
 
 CHUNK_BYTES: Final = 1 << 20
 
-# What a stranger's JSON may cost: Python's values take up to 40 times the bytes of their text, lists and objects most.
+# Limits for a stranger's JSON: Python values take up to 40 times the bytes of their text; lists and objects take most.
 MAX_JSON_BYTES: Final = 4 << 20
 MAX_PLAN_BYTES: Final = 1 << 20
 MAX_RECORDS_BYTES: Final = 16 << 20
-"""Of a file that lists many others: what was prepared, checksums."""
+"""Limit for a file that lists many files, such as checksums or what was prepared."""
 MAX_ANALYSIS_BYTES: Final = 64 << 20
-"""Its numbers take little more than their text."""
+"""Limit for an analysis, whose numbers take little more memory than their text."""
 MAX_JSON_LISTS: Final = 400_000
 MAX_JSON_DEPTH: Final = 64
 MAX_JSON_DIGITS: Final = 20
@@ -43,9 +43,9 @@ _LARGE_EXPONENT: Final = re.compile(rb"[eE]\+?0{3,}\s*(?:[,\]}]|\Z)")
 
 @contextmanager
 def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
-    """A seekable stream that becomes ``path`` when the block ends well; a kill leaves the old file or the new one.
+    """Give a seekable stream that becomes ``path`` when the block ends well; a kill leaves the old file or the new one.
 
-    Without ``is_durable`` that holds for kills, not for power cuts, and nothing waits for the disk.
+    Without ``is_durable`` this holds for kills but not for power cuts, and the call does not wait for the disk.
 
     Raises:
         Unwritable: it cannot be written.
@@ -76,7 +76,7 @@ def _make_folder(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, is_durable: bool = True) -> None:
-    """Write a whole file by way of ``replacing``."""
+    """Write a whole file through ``replacing``."""
     with replacing(path, is_durable=is_durable) as stream:
         stream.write(data)
 
@@ -96,24 +96,24 @@ def dump_json(value: Any) -> bytes:
 
 
 def dump_json_line(value: Any) -> str:
-    """The same on one line, for JSON Lines files."""
+    """Canonical JSON on one line, for JSON Lines files."""
     return json.dumps(_plain(value), sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 def load_json(path: Path, *, schema: int | None = None, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """Read one of our own JSON files.
+    """Read a JSON file that rlk-repro wrote.
 
     Raises:
-        BundleUnreadable: absent, not JSON, beyond the limits, or ``schema`` newer than this version understands.
+        BundleUnreadable: the file is absent, not JSON or beyond the limits, or its ``schema`` is too new.
     """
     return parse_json(str(path), read_limited(path, max_bytes), schema=schema, max_bytes=max_bytes)
 
 
 def read_limited(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a regular file that is not larger than ``max_bytes``.
+    """Read a regular file of at most ``max_bytes``.
 
     Raises:
-        BundleUnreadable: absent, unreadable, too large, or no regular file.
+        BundleUnreadable: the file is absent, unreadable, too large, or not a regular file.
     """
     data = read_start(path, max_bytes + 1)
     if len(data) > max_bytes:
@@ -122,10 +122,10 @@ def read_limited(path: Path, max_bytes: int) -> bytes:
 
 
 def read_start(path: Path, num_bytes: int) -> bytes:
-    """The first bytes of a regular file; a pipe is refused at once, as nothing may ever come out of it.
+    """Read the first bytes of a regular file.  A pipe is refused at once, because reading one may never end.
 
     Raises:
-        BundleUnreadable: absent, unreadable, or no regular file.
+        BundleUnreadable: the file is absent, unreadable, or not a regular file.
     """
     try:
         with io.BufferedReader(io.FileIO(path, opener=_open_at_once)) as stream:
@@ -143,13 +143,13 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def parse_json(where: str, data: bytes, *, schema: int | None = None, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """The value of JSON that is at hand, such as a member of a bundle.
+    """Parse JSON bytes, such as a member of a bundle.
 
-    Refused is what our writer never writes and what costs a reader more than it says: NaN and infinities, numbers of
-    more than 20 digits, a key twice in one object, too many bytes, lists or levels.
+    The parser refuses what rlk-repro never writes and what would cost a reader too much: NaN and infinities, numbers
+    of more than 20 digits, a key twice in one object, too many bytes, lists or levels.
 
     Raises:
-        BundleUnreadable: not such JSON, or ``schema`` newer than this version understands.
+        BundleUnreadable: the bytes are not such JSON, or their ``schema`` is too new.
     """
     try:
         value = decode_json(data, max_bytes)
@@ -161,10 +161,10 @@ def parse_json(where: str, data: bytes, *, schema: int | None = None, max_bytes:
 
 
 def decode_json(data: bytes, max_bytes: int) -> Any:
-    """The same where a broken line is no broken file.
+    """Decode JSON within the limits; used where one broken line does not make the whole file unreadable.
 
     Raises:
-        ValueError: saying what is wrong.
+        ValueError: the message says what is wrong.
     """
     if len(data) > max_bytes:
         raise ValueError(f"{format_bytes(len(data))}, at most {format_bytes(max_bytes)} are read")
@@ -182,7 +182,7 @@ def decode_json(data: bytes, max_bytes: int) -> Any:
 
 
 def _may_hold_odd_numbers(data: bytes) -> bool:
-    """Whether any bytes look like a number too large: only then is the slower reading worth its time."""
+    """Whether the bytes may hold a number that is too large; only then the slower parser is needed."""
     zeros = data.translate(_DIGITS)
     return _MANY_DIGITS in zeros or (
         any(mark in zeros for mark in _EXPONENTS) and _LARGE_EXPONENT.search(zeros) is not None
@@ -209,7 +209,7 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _parse_int(text: str) -> int:
@@ -232,7 +232,7 @@ _EXACT_DECODER: Final = json.JSONDecoder(
 
 
 def check_schema(where: str, value: Any, schema: int) -> None:
-    """Refuse anything but an object whose ``schema`` is a number up to ours."""
+    """Refuse anything but an object whose ``schema`` is a number that this version knows."""
     found = value.get("schema") if isinstance(value, Mapping) else None
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise BundleUnreadable(Problem(where, "no schema number", got=found, expected=f"1 to {schema}"))

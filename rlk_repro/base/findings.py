@@ -1,4 +1,4 @@
-"""Findings: what a check saw.  Preflight, verify, diff and replay collect them and never stop at the first."""
+"""Findings: what a check saw.  Preflight, verify, diff and replay collect all findings; none stops at the first."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Finding:
 
     @classmethod
     def from_json(cls, value: Any) -> Finding:
-        """Raises KeyError, TypeError or ValueError for what ``to_json`` does not write."""
+        """Rebuild a finding; raises KeyError, TypeError or ValueError for anything that ``to_json`` does not write."""
         texts = [value[name] for name in ("where", "expected", "found")]
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError("a finding consists of texts")
+            raise TypeError("a finding must consist of strings")
         return cls(Level(value["level"]), *map(shorten, texts))
 
 
@@ -50,13 +50,13 @@ def has_blocking(findings: Iterable[Finding]) -> bool:
 
 
 def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Most serious first, then by place, so that two machines print the same list."""
+    """Sort by level (most serious first), then by place, so that two machines print the same list."""
     order = list(Level)
     return sorted(findings, key=lambda finding: (order.index(finding.level), finding.where, finding.found))
 
 
 def limit_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Sorted; of very many the most serious, and one more finding that says how many others there are."""
+    """Sort findings; of a long list keep the most serious and add one finding that counts the rest."""
     found = sort_findings(findings)
     rest = found[MAX_FINDINGS:]
     if not rest:
@@ -66,7 +66,7 @@ def limit_findings(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Finding]:
-    """Every place in which two JSON values differ, by its dotted path."""
+    """List every dotted path at which two JSON values differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from diff_values(f"{path}.{key}", old.get(key), new.get(key), level)

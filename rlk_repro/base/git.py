@@ -1,7 +1,7 @@
-"""git where it fetches: over https alone, with no credential, and running no program that a repository names.
+"""Fetch with git: over https only, without credentials, and without running any program that a repository names.
 
-Who keeps mirrors says so in git's own words: ``url.<mirror>.insteadOf`` in the configuration, and in the variable
-``GIT_ALLOW_PROTOCOL`` where a mirror speaks another protocol.
+A site with mirrors configures git itself: ``url.<mirror>.insteadOf``, and the variable ``GIT_ALLOW_PROTOCOL`` where
+a mirror uses another protocol.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPTIONS: Final = (
 
 
 def ask_git(folder: Path, *arguments: str, timeout_s: float) -> proc.Completed:
-    """What git answers in a folder; of its variables only the one for protocols counts.
+    """Run git in a folder; of git's environment variables only the one for protocols is passed on.
 
     Raises:
         EnvironmentMissing: git is not installed.
@@ -34,23 +34,23 @@ def ask_git(folder: Path, *arguments: str, timeout_s: float) -> proc.Completed:
 
 
 def fetch(folder: Path, repository: str, ref: str, *, timeout_s: float) -> proc.Completed:
-    """Fetch one commit without its history; neither value is taken for an option."""
+    """Fetch one commit without its history; neither argument can act as an option."""
     return ask_git(
         folder, "fetch", "--quiet", "--depth=1", "--no-tags", "--", repository, ref, timeout_s=timeout_s
     )  # fmt: skip
 
 
 def explain(done: proc.Completed) -> str:
-    """Its complaint on one line."""
+    """git's complaint on one line."""
     complaints = (line for line in done.stderr.splitlines() if line.startswith(("fatal:", "error:")))
     return done.last_words if done.is_timeout else next(complaints, done.last_words)
 
 
 def require(what: str, done: proc.Completed, hint: str | None = None) -> str:
-    """Its answer.
+    """git's answer.
 
     Raises:
-        EnvironmentMissing: git's complaint.
+        EnvironmentMissing: git failed; the message is git's complaint.
     """
     if not done.is_ok:
         raise EnvironmentMissing(Problem(what, f"refused ({explain(done)})", hint=hint))

@@ -1,8 +1,8 @@
-"""Stands between the node agent and a trainer, so that nothing of a trial outlives its agent.  A script, stdlib only.
+"""A process between node agent and trainer that ends the whole trial when the agent dies.  A script, stdlib only.
 
 ``python -I -S guard.py PROGRAM ARGUMENT…`` leads the trainer's process group.  Standard input is a socket to the agent:
-the guard writes the trainer's wait status into it and stays.  Its end means that the agent is gone or done: everything
-that descends from the trainer is killed, in whatever group or session it is by now, and the guard with it.
+the guard writes the trainer's wait status into it and stays.  When the socket closes, the agent is gone or done.  The
+guard then kills every descendant of the trainer, in any process group or session, and itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_writer, False)
     signal.set_wakeup_fd(wake_writer)
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans come to the guard: it can find them
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # the guard adopts orphans, so that it can find them
     guard = os.getpid()
     trainer = os.fork()
     if trainer == 0:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _wait(trainer: int, wake_reader: int) -> int | None:
-    """The wait status of the trainer, or None when the agent is gone before."""
+    """Wait for the trainer and return its wait status, or None when the agent goes first."""
     while True:
         ready, _, _ = select.select([AGENT, wake_reader], [], [])
         if AGENT in ready:
@@ -56,7 +56,7 @@ def _wait(trainer: int, wake_reader: int) -> int | None:
 
 
 def _reap() -> list[tuple[int, int]]:
-    """The children that have ended, orphans among them, with their wait statuses."""
+    """Collect the children that have ended, orphans included, with their wait statuses."""
     found = []
     with contextlib.suppress(ChildProcessError):
         while (child := os.waitpid(-1, os.WNOHANG)) != (0, 0):
@@ -65,7 +65,7 @@ def _reap() -> list[tuple[int, int]]:
 
 
 def _end_descendants(guard: int) -> None:
-    """Kill until none is left, since the last one may have forked; one that the kernel holds is not waited for."""
+    """Kill until no descendant is left, since the last one may have forked.  A process stuck in the kernel is left."""
     until = time.monotonic() + END_S
     while (found := _find_descendants(guard)) and time.monotonic() < until:
         for pid in found:
@@ -92,7 +92,7 @@ def _find_descendants(guard: int) -> list[int]:
 
 def _become_trainer(guard: int, argv: list[str]) -> NoReturn:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != guard:  # it died before it could be watched
+    if os.getppid() != guard:  # the agent died before it could be watched
         os._exit(CANNOT_START)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # this Python ignores them

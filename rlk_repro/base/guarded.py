@@ -1,6 +1,6 @@
-"""One command under the guard: started, asked about, ended together with everything that descends from it.
+"""One command under the guard: start it, poll it, and end it together with all its descendants.
 
-What its output says and how long it may take is its owner's business (process.py, ray_node.py).
+Its owner reads its output and sets its time limit (agent/process.py, agent/ray/node.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _END_S: Final = 10.0
 
 
 class Guarded:
-    """A running command; ``pid`` is its guard's, and the id of the process group and session of both."""
+    """A running command; ``pid`` is the guard's, and also the id of their common process group and session."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], output_fd: int) -> None:
-        """Raises EnvironmentMissing where this Python cannot be started."""
+        """Start the command; raises EnvironmentMissing where this Python cannot be started."""
         self.status: int | None = None
         self._socket, guards = socket.socketpair()
         try:
@@ -39,11 +39,11 @@ class Guarded:
         self.pid = self._process.pid
 
     def fileno(self) -> int:
-        """Becomes readable when the command has ended."""
+        """A file descriptor that becomes readable when the command has ended."""
         return self._socket.fileno()
 
     def poll(self, timeout_s: float = 0.0) -> int | None:
-        """The wait status of the command, None while it runs."""
+        """The command's wait status; None while it runs."""
         if self.status is None and select.select([self], [], [], timeout_s)[0]:
             # a guard that was killed says nothing; its command was killed with it
             self.status = int(self._socket.recv(_STATUS_BYTES) or signal.SIGKILL)
@@ -53,22 +53,22 @@ class Guarded:
         return len(procfs.find_descendants(self.pid))
 
     def ask(self) -> None:
-        """SIGTERM to the process group."""
+        """Send SIGTERM to the process group."""
         proc.signal_group(self.pid, signal.SIGTERM)
 
     def ask_command(self) -> None:
-        """SIGTERM to the command alone, which ends what it started in its own order."""
+        """Send SIGTERM to the command alone, so that it can end its own children in order."""
         children = {pid: stat for pid, stat in procfs.find_descendants(self.pid).items() if stat.parent == self.pid}
-        if self.poll() is None and children:  # the others are orphans that came to the guard later
+        if self.poll() is None and children:  # later children of the guard are orphans
             proc.signal_process(min(children, key=lambda pid: children[pid].start_ticks), signal.SIGTERM)
 
     def kill(self) -> None:
-        """Let the guard end everything, itself last; ``poll`` tells when."""
-        with contextlib.suppress(OSError):  # it has gone before
+        """Tell the guard to kill everything, itself last; ``poll`` says when that is done."""
+        with contextlib.suppress(OSError):  # the guard is gone already
             self._socket.shutdown(socket.SHUT_WR)
 
     def release(self) -> None:
-        """Nothing of the command is left afterwards."""
+        """Kill what is left of the command and release its resources."""
         self.kill()
         if not proc.wait(self._process, _END_S):
             proc.signal_group(self.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Values that must not be written, found in text as programs print them: in clear, encoded, wrapped and coloured."""
+"""Find values that must not be written, in every form that programs print: plain, encoded, wrapped and coloured."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ESCAPES: Final = re.compile(_ANSI)
 # What may stand inside a value that a program wrapped: a line end with Ray's prefix of the next line, a colour
 _GAP: Final = rb"(?:[\r\n]+(?:A*\([^()\r\n]{0,200}\bpid=\d+[^()\r\n]{0,200}\)A* ?)?|A)".replace(b"A", b"(?:%s)" % _ANSI)
 _GAPS: Final = re.compile(_GAP)
-# What is looked at behind a value that is not complete: more lines than it is ever wrapped to
+# How far to look behind an incomplete value: more lines than a value is ever wrapped to
 _REACH_BYTES: Final = 4096
 _MAX_OPEN_BYTES: Final = 1024
 
 
 class KnownValues:
-    """Values of six characters and more; shorter ones are ignored.
+    """Values to look for, of six characters and more; shorter values are ignored.
 
-    Encoded is base64 (at each of its three alignments), hexadecimal, percent-encoded and escaped as JSON does.
+    Encoded forms are base64 (at each of its three alignments), hexadecimal, percent-encoding and JSON escapes.
     """
 
     def __init__(self, values: Iterable[str]) -> None:
@@ -36,7 +36,7 @@ class KnownValues:
         self._forms = tuple(sorted(forms, key=lambda form: (-len(form), form)))
 
     def scrub(self, block: bytes) -> bytes:
-        """Whole lines without the values; one that goes over line ends is found when all its lines come in one call."""
+        """Remove the values from whole lines.  A value that spans lines is found only if one call has all its lines."""
         if self._forms:
             joined = _join_lines(block)
             for form in self._forms:
@@ -45,7 +45,7 @@ class KnownValues:
         return block
 
     def find_open(self, block: bytes) -> int:
-        """Where the line begins from which on a known value may go on after these whole lines; their end, if none."""
+        """The start of the first line from which a known value may go on beyond these lines; else their end."""
         if not self._forms:
             return len(block)
         joined, last = _join_lines(block[-_REACH_BYTES:]), block.rstrip(b"\r\n")
@@ -58,7 +58,7 @@ class KnownValues:
 
     @cached_property
     def _beginnings(self) -> Mapping[bytes, list[bytes]]:
-        """Every beginning of every form, by its last bytes."""
+        """Every prefix of every form, by its last bytes."""
         found: dict[bytes, list[bytes]] = {}
         for form in self._forms:
             for length in range(1, min(len(form), _MAX_OPEN_BYTES)):
@@ -67,21 +67,21 @@ class KnownValues:
 
 
 def _join_lines(block: bytes) -> bytes:
-    """What ``_GAPS`` would leave, at ten times its speed."""
+    """Join lines as ``_GAPS`` would, ten times faster."""
     plain = ESCAPES.sub(b"", block) if b"\x1b" in block else block
     lines = plain.replace(b"\r", b"").split(b"\n")
     return b"".join([line.partition(b") ")[2] if line[:1] == b"(" and b"pid=" in line else line for line in lines])
 
 
 def _is_open(beginning: bytes, joined: bytes, last: bytes) -> bool:
-    """Whether lines end with it; up to three bytes count only where a word begins, as they end many lines by chance."""
+    """Whether the lines end with this prefix; up to three bytes count only at a word's start: they are common."""
     if len(beginning) > 3:
         return joined.endswith(beginning)
     return last.endswith(beginning) and not last[: -len(beginning)][-1:].isalnum()
 
 
 def _list_forms(value: bytes) -> Iterator[bytes]:
-    """As it is found in text without line ends: itself, and how programs encode it."""
+    """The forms of a value in text without line ends: itself and its encodings."""
     yield _join_lines(value)
     yield json.dumps(value.decode(errors="surrogateescape"))[1:-1].encode()
     for safe in ("", "/"):
@@ -90,7 +90,7 @@ def _list_forms(value: bytes) -> Iterator[bytes]:
             yield re.sub(r"%..", lambda match: match[0].lower(), text).encode()
     yield value.hex().encode()
     yield value.hex().upper().encode()
-    for shift, begun in enumerate((0, 2, 3)):  # characters that also hold bits of what stands before it
+    for shift, begun in enumerate((0, 2, 3)):  # these characters also hold bits of the text before the value
         whole = base64.b64encode(bytes(shift) + value)[begun : (shift + len(value)) * 8 // 6]
         yield whole
         yield whole.translate(bytes.maketrans(b"+/", b"-_"))
@@ -102,5 +102,5 @@ def _compile_gapped(form: bytes) -> re.Pattern[bytes]:
 
 
 def _redact(match: re.Match[bytes]) -> bytes:
-    """Line ends stay: a line of the log stays a line."""
+    """Redact a match and keep its line ends, so that the log keeps its lines."""
     return MARKER + b"".join(_GAPS.findall(match[0]))

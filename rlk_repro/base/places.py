@@ -1,6 +1,6 @@
-"""Names for the folders of this machine: records say ``{run_dir}``, ``{python}`` and ``~`` instead.
+"""Replace this machine's folders by names: records say ``{run_dir}``, ``{python}`` and ``~`` instead.
 
-So the records of two runs can be compared, and none tells whose home it is.  Secrets are not its business.
+Records of two runs can then be compared, and no record shows a user's home.  ``secrets`` handles secrets.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ HOME: Final = "~"
 _PACKAGES: Final = Path(__file__).resolve().parent.parent.parent
 # the variables that name checkouts of the code under test
 _CHECKOUTS: Final = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC", "RLK_COMMITS")
-# the same on every machine, so that they tell nothing and need no name
+# equal on every machine, so they need no name
 _SHARED: Final = frozenset({"/", "/usr", "/usr/local"})
 
 
 def hide_places(text: str, run_dir: Path | None = None) -> str:
-    """``text`` with this machine's folders by name: run directory, checkouts, Python and its environment, home."""
+    """Replace folders in ``text`` by names: run directory, checkouts, Python and its environment, home."""
     return make_hider(run_dir)(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
 
 def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
-    """A function that hides the same folders in the bytes of a log; they are looked up once, now."""
+    """Make a function that hides these folders in the bytes of a log; the folders are looked up once, now."""
     names = {
         os.fsencode(path): name.encode()
         for path, name in _list_places(run_dir)
@@ -43,7 +43,7 @@ def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
 
 
 def _list_places(run_dir: Path | None) -> Iterator[tuple[str, str]]:
-    """Later ones count where two are the same folder."""
+    """List folders and their names; where two entries are one folder, the later entry wins."""
     yield sys.executable, PYTHON
     places = [
         (os.path.expanduser("~"), HOME),  # noqa: PTH111  (Path.home raises without a home)

@@ -1,4 +1,4 @@
-"""The only door to other processes: argument lists, never a shell; both pipes drained; always a time limit.
+"""The only module that starts other processes: argument lists, never a shell; both pipes drained; always a time limit.
 
 ``run`` is for short questions (nvidia-smi, git).  ``start`` is for trials: output goes to a file descriptor, the child
 leads its own process group, and only that group is ever signalled.
@@ -17,13 +17,13 @@ from typing import Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 
-# What a killed command left in its pipes is there at once; only who escaped its group can still hold them open.
+# The output of a killed command is readable at once; only a process that left its group can still hold the pipes open.
 DRAIN_S: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """What a short command answered; text is decoded as UTF-8 with replacement, ``data`` is output that is no text."""
+    """The output of a short command: text is decoded as UTF-8 with replacement; ``data`` holds binary output."""
 
     argv: tuple[str, ...]
     returncode: int
@@ -38,7 +38,7 @@ class Completed:
 
     @property
     def last_words(self) -> str:
-        """Why it did not end well, on one line."""
+        """Say on one line why the command did not end well."""
         lines = self.stderr.strip().splitlines()
         return "no answer in time" if self.is_timeout else lines[-1] if lines else f"exit code {self.returncode}"
 
@@ -52,10 +52,10 @@ def run(
     stdin: bytes = b"",
     is_binary: bool = False,
 ) -> Completed:
-    """Run a short command to its end; with ``is_binary`` its output becomes ``data`` and no text.
+    """Run a short command to its end; with ``is_binary`` its output goes to ``data`` instead of text.
 
     A command that outlives ``timeout_s`` is killed with its process group and returned with ``is_timeout`` set.
-    What it started in another session is neither killed nor waited for.
+    Processes that it started in another session are neither killed nor waited for.
 
     Raises:
         EnvironmentMissing: the program is not on PATH or cannot be executed.
@@ -95,7 +95,7 @@ def start(
 
 
 def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Whether a command of ``start`` has ended within the time; its id is its own until somebody waits for it."""
+    """Whether a command from ``start`` ended within the time.  Its process id is not reused until it was waited for."""
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -104,7 +104,7 @@ def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 
 
 def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> int | None:
-    """Run a long command with its output on standard error; its exit code, or None where it was ended for its time.
+    """Run a long command, show its output on standard error, return its exit code; None where the time limit ended it.
 
     Raises:
         EnvironmentMissing: the program is not on PATH or cannot be executed.
@@ -121,7 +121,7 @@ def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None)
 
 
 def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str]) -> int:
-    """Start a command that outlives this process, in a session of its own; its pid.
+    """Start a command that outlives this process, in its own session, and return its pid.
 
     Raises:
         EnvironmentMissing: the program is not on PATH or cannot be executed.
@@ -140,18 +140,18 @@ def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str
 
 
 def signal_group(pid: int, number: signal.Signals) -> bool:
-    """Signal the process group that ``pid`` leads; False when it is already gone."""
+    """Signal the process group that ``pid`` leads; False when the group is already gone."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
         return False
-    except PermissionError:  # the leader is a zombie of another user namespace: nothing left to signal
+    except PermissionError:  # the leader is a zombie of another user namespace: no process is left to signal
         return False
     return True
 
 
 def signal_process(pid: int, number: signal.Signals) -> bool:
-    """Signal one process of ours; False when it is already gone."""
+    """Signal one process that rlk-repro started; False when it is already gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -160,7 +160,7 @@ def signal_process(pid: int, number: signal.Signals) -> bool:
 
 
 def _drain(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """What a killed command had written; its pipes are closed, also where a child still holds them."""
+    """Read what a killed command wrote and close its pipes, even where a child still holds them open."""
     try:
         return process.communicate(timeout=DRAIN_S)
     except subprocess.TimeoutExpired as error:

@@ -1,4 +1,4 @@
-"""What /proc says about processes.  Reading only; starting and signalling is proc's business."""
+"""Read what /proc says about processes.  ``proc`` starts and signals them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STAT_BYTES: Final = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessStat:
-    """One line of /proc/<pid>/stat.  ``start_ticks`` (since boot) tells a process from a later one with its pid."""
+    """One line of /proc/<pid>/stat.  ``start_ticks`` (since boot) tells it from a later process with that pid."""
 
     state: str
     parent: int
@@ -29,7 +29,7 @@ class ProcessStat:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """None where there is no such process."""
+    """Read a process's stat line; None where there is no such process."""
     try:
         handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:
@@ -40,7 +40,7 @@ def read_stat(pid: int) -> ProcessStat | None:
         return None
     finally:
         os.close(handle)
-    fields = data[data.rfind(b")") + 2 :].split()  # the name before may hold spaces and brackets
+    fields = data[data.rfind(b")") + 2 :].split()  # the program name before this may hold spaces and brackets
     return ProcessStat(
         state=fields[0].decode(),
         parent=int(fields[1]),
@@ -52,12 +52,12 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def find_session(session: int) -> dict[int, ProcessStat]:
-    """The processes of a session by pid, zombies left out.  Reads every process of the machine."""
+    """Find the processes of a session by pid, without zombies.  Reads every process of the machine."""
     return {pid: stat for pid, stat in _read_all().items() if stat.session == session and stat.is_running}
 
 
 def find_descendants(ancestor: int) -> dict[int, ProcessStat]:
-    """Children, their children and so on by pid, zombies left out.  Reads every process of the machine."""
+    """Find all descendants by pid, without zombies.  Reads every process of the machine."""
     everybody = _read_all()
     children: dict[int, list[int]] = {}
     for pid, stat in everybody.items():

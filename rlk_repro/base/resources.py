@@ -1,6 +1,6 @@
-"""Where the shipped data lives: runs, hardware, stacks, profiles.  In a checkout beside the package, else inside.
+"""Where the shipped data is: runs, hardware, stacks, profiles.  A checkout has it beside the package, a wheel inside.
 
-Names resolve in one order everywhere: a path, then the user's folder (profiles only), then what is shipped.
+Names are looked up in one order everywhere: as a path, in the user's folder (profiles only), among the shipped files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def data_dir(name: str) -> Path:
 
 
 def display_name(path: Path) -> str:
-    """How messages name a file: shipped ones by their place in the project, others as the user reaches them."""
+    """The name of a file in messages: a shipped file by its place in the project, others by the user's path."""
     absolute = path.resolve()
     for base in (PACKAGE / "_data", PACKAGE.parent, Path.cwd()):
         if absolute.is_relative_to(base):
@@ -42,10 +42,10 @@ def list_names(folders: list[Path]) -> list[str]:
 
 
 def find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
-    """A file by path (anything with a slash or ending in .yaml) or by name in ``folders``.
+    """Find a file by path (a text with a slash or ending in .yaml) or by name in ``folders``.
 
     Raises:
-        SpecError: no such file, and the message lists what there is; or a folder that cannot be looked into.
+        SpecError: there is no such file, and the message lists what exists; or a folder cannot be read.
     """
     try:
         return _find_yaml(kind, name, folders)
@@ -68,7 +68,7 @@ def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
     hint = suggest(name, known) or listing
     if kind == "hardware" and known:
         example = folders[0] / f"{(_find_near(name, known) or known)[0]}.yaml"
-        hint = f"a hardware is one YAML file: copy {example}, change its facts and give its path"
+        hint = f"to add hardware, copy {example}, change its facts and give its path"
     raise SpecError(
         Problem(f"--{kind}", f"no {kind} of this name", got=name, expected=f"one of {', '.join(known) or '(none)'}",
                 hint=hint)
@@ -76,7 +76,7 @@ def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
 
 
 def suggest(name: str, known: list[str]) -> str | None:
-    """``did you mean 'x'?`` for a longer name of the family or the nearest one, or None when nothing is near."""
+    """Return ``did you mean 'x'?`` for a longer name of the family or the nearest name; None when no name is near."""
     near = _find_near(name, known)
     return f"did you mean '{near[0]}'?" if near else None
 
@@ -106,6 +106,6 @@ def profile_folders(cluster: str) -> list[Path]:
 
 
 def all_profile_folders() -> list[Path]:
-    """Of every cluster, for commands to which the profile itself says which one it is for."""
+    """The profile folders of every cluster, for commands that learn the cluster from the profile itself."""
     shipped = [data_dir("jobs"), data_dir("slurm"), data_dir("k8s")]
     return [user_profiles_dir(), *(folder / "profiles" for folder in shipped)]

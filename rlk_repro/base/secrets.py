@@ -1,11 +1,12 @@
-"""What looks like a secret, and taking it out of text and log lines.
+"""Recognise what looks like a secret, and remove it from text and log lines.
 
-Recognising is by shape (the prefixes that token issuers chose for this purpose), by name (``HF_TOKEN``) and by value
-(what this process's environment holds).  It is a net against accidents, not a proof: a password that looks like a word
-passes unless its variable is known.
+A secret is recognised by its shape (the prefixes that token issuers chose for this purpose), its name (``HF_TOKEN``) or
+its value (what this process's environment holds).  This catches accidents and proves nothing: a password that looks
+like a word passes unless its variable is known.
 
-The patterns are our own: of the 46 secrets of ``tests/security`` they find all at 60 to 130 MB/s, gitleaks' rules (222,
-July 2026) find 24 at 1.4 MB/s with three false ones, detect-secrets 1.5.0 finds 7 at 0.6 MB/s (one core, training log).
+The patterns are our own.  Of the 46 secrets of ``tests/security`` they find 46 at 60 to 130 MB/s.  gitleaks' 222 rules
+(July 2026) find 24 at 1.4 MB/s, with three false alarms.  detect-secrets 1.5.0 finds 7 at 0.6 MB/s.  (One core,
+training log.)
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _NOT_A_NUMBER: Final = rb"(?![-+]?[\d.]+(?:[eE][-+]?\d+)?(?![\w.]))"
 class Pattern:
     """One kind of secret.
 
-    ``hint`` is found wherever ``regex`` matches: alternatives without groups, of which each begins with a literal,
-    uncommon letter.  That keeps the scan of ordinary lines, which looks for hints only, fast.  A group named ``keep``
-    stays in front of the redacted part.
+    ``hint`` is found wherever ``regex`` matches.  It consists of alternatives without groups; each begins with an
+    uncommon letter.  Ordinary lines are scanned for hints only, which is fast.  A group named ``keep`` stays in front
+    of the redacted part.
     """
 
     kind: str
@@ -159,7 +160,7 @@ SECRET_PATTERNS: Final[tuple[Pattern, ...]] = (
 
 
 def _join_hints(hints: Iterable[bytes]) -> re.Pattern[bytes]:
-    """One regex for all, each letter that begins one named once: twice as fast on lines without a hint."""
+    """Join all hints in one regex that names each first letter once: twice as fast on lines without a hint."""
     rests: dict[bytes, list[bytes]] = {}
     for hint in sorted({part for joined in hints for part in joined.split(b"|")}):
         length = 2 if hint.startswith(b"\\") else 1
@@ -183,13 +184,13 @@ _SECRET_NAME: Final = re.compile(
 _ADDRESS_NAME: Final = re.compile(
     r"(?:^|_)(?:DATABASE|DB|REDIS|MONGO(?:DB)?|POSTGRES(?:QL)?|PG|MYSQL|AMQP|BROKER)_UR[IL]$"
 )
-# ``AWS_SHARED_CREDENTIALS_FILE`` and ``image_pull_secret`` say where a secret is; they hold no secret.
+# ``AWS_SHARED_CREDENTIALS_FILE`` and ``image_pull_secret`` say where a secret is, but hold no secret.
 _REFERENCE_NAME: Final = re.compile(r"_(?:FILE|PATH|DIR|NAME|REF|ENV|URL|TTL|LENGTH)$|PULL_SECRETS?$|^FROM_ENV$")
 _USER_INFO: Final = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 
 
 def looks_secret(name: str, value: str) -> str | None:
-    """Why a setting looks like a secret (``github-token``, ``named like one``), or None.
+    """Say why a setting looks like a secret (``github-token``, ``named like one``); None where it does not.
 
     ``name`` may be any case and style: ``hfToken``, ``hf-token`` and ``HF_TOKEN`` are one name.
     """
@@ -204,7 +205,7 @@ def looks_secret(name: str, value: str) -> str | None:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name holds a secret by convention; ``eos_token`` and ``MAX_TOKENS`` do not."""
+    """Whether a variable with this name holds a secret by convention; ``eos_token`` and ``MAX_TOKENS`` do not."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").upper()
     if _ADDRESS_NAME.search(words) is not None:
         return True
@@ -212,14 +213,14 @@ def is_secret_name(name: str) -> bool:
 
 
 def scrub(text: str) -> str:
-    """``text`` with every secret-looking token replaced by ``<redacted:kind>``."""
+    """Replace every token in ``text`` that looks like a secret by ``<redacted:kind>``."""
     return Scrubber().text(text)
 
 
 def scrub_bytes(block: bytes) -> bytes:
-    """Whole lines of a log without what looks like a secret; lines without one are returned as they are.
+    """Remove from whole log lines what looks like a secret; other lines are returned unchanged.
 
-    A line that shows one only without its colours loses them.
+    A line in which colours hide a secret loses its colours.
     """
     if b"\x1b" in block:
         block = _edit_lines(block, ESCAPES, _scrub_colours)
@@ -231,7 +232,7 @@ def scrub_bytes(block: bytes) -> bytes:
 
 
 class Scrubber:
-    """Also removes known values, in clear and as programs encode and wrap them; ``known_values`` says more."""
+    """Also removes known values, plain, encoded or wrapped; see ``known_values``."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._known = KnownValues(values)
@@ -239,9 +240,9 @@ class Scrubber:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, named: Iterable[str] = ()) -> Scrubber:
-        """Knows the values of the secret-named variables of ``environ``, by default this process's.
+        """Learn the values of secret-named variables of ``environ``, by default this process's environment.
 
-        Also those of ``named``, and the passwords in any variable's addresses.
+        Learn also the values of ``named`` and the passwords in any variable's addresses.
         """
         variables = os.environ if environ is None else environ
         secret = {*named, *filter(is_secret_name, variables)}
@@ -249,7 +250,7 @@ class Scrubber:
         return cls([*values, *(found for value in variables.values() for found in _USER_INFO.findall(value))])
 
     def bytes(self, block: bytes) -> bytes:
-        """Scrub whole lines; what goes over line ends is removed whole only when all its lines come in one call."""
+        """Scrub whole lines.  A value that spans lines is removed whole only if one call has all its lines."""
         return scrub_bytes(self._known.scrub(block))
 
     def text(self, text: str) -> str:
@@ -257,7 +258,7 @@ class Scrubber:
 
 
 def scrub_argv(argv: Iterable[str]) -> list[str]:
-    """A command line for the record: also ``--api-key VALUE`` and ``--api-key=VALUE`` lose their value."""
+    """Scrub a command line for the record; ``--api-key VALUE`` and ``--api-key=VALUE`` lose their value too."""
     clean: list[str] = []
     flag = ""
     for argument in argv:
@@ -273,7 +274,7 @@ def scrub_argv(argv: Iterable[str]) -> list[str]:
 
 
 def _scrub_word(before: list[str], word: str) -> str:
-    """Judged with the words before it: what follows ``-p`` is a password after ``docker login`` only."""
+    """Scrub one word, judged with the words before it: ``-p`` takes a password only after ``docker login``."""
     line = " ".join([*before, word]).encode(errors="surrogatepass")
     if before and before[-1] in _SHORT_FLAGS:
         found = [match.end() for pattern in SECRET_PATTERNS for match in pattern.regex.finditer(line)]
@@ -283,7 +284,7 @@ def _scrub_word(before: list[str], word: str) -> str:
 
 
 def _edit_lines(block: bytes, wanted: re.Pattern[bytes], edit: Callable[[bytes], bytes]) -> bytes:
-    """The block with ``edit`` applied to the lines in which ``wanted`` is found."""
+    """Apply ``edit`` to the lines in which ``wanted`` is found."""
     parts, done = [], 0
     while (found := wanted.search(block, done)) is not None:
         begun = max(block.rfind(b"\n", done, found.start()), block.rfind(b"\r", done, found.start()), done - 1) + 1
@@ -309,12 +310,12 @@ def _scrub_line(line: bytes) -> bytes:
 
 
 def _is_opaque(value: str) -> bool:
-    """Not a switch, a number, a path, a plain address or a phrase: these are no secrets, whatever they are called."""
+    """Whether a value may be secret: switches, numbers, paths, plain addresses and phrases are not, under any name."""
     return _can_be_known(value) and re.search(r"\s", value.strip()) is None
 
 
 def _can_be_known(value: str) -> bool:
-    """A phrase can: it is looked for word by word."""
+    """Whether a value can be searched for.  A phrase can: it is searched word by word."""
     plain = value.strip()
     if len(plain) < MIN_LENGTH or plain.startswith(("/", "./", "~", "$", "<")):
         return False

@@ -1,6 +1,6 @@
-"""Git's hash of a folder's files: what a source tree is called, with or without a repository around it.
+"""Git's hash of a folder's files: it identifies a source tree, with or without a repository around it.
 
-An archive of a commit has that commit's tree, and no two different trees have one hash.
+An archive of a commit has the commit's tree hash, and two different trees never share a hash.
 https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
 """
 
@@ -16,9 +16,9 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 REPOSITORY: Final = (".git", "__pycache__")
-"""What is no source in any folder: git's own records, and what Python leaves behind."""
+"""Names that are never source: git's own records and Python's caches."""
 GENERATED: Final = (*REPOSITORY, "*.pyc", "*.so", "*.egg-info")
-"""What building and installing in place add to unpacked sources."""
+"""Names that building or installing in place adds to unpacked sources."""
 
 _Choice: TypeAlias = Callable[[Path], bool]
 _Links: TypeAlias = Mapping[Path, str]
@@ -26,20 +26,20 @@ _NO_LINKS: Final[_Links] = MappingProxyType({})
 
 
 def hash_tree(folder: Path, left_out: Iterable[str] = REPOSITORY) -> str:
-    """The hash that git gives the files of a folder, without those whose names match ``left_out``."""
+    """Git's hash of the files of a folder, without names that match ``left_out``."""
     patterns = tuple(left_out)
     return _hash_folder(folder, lambda path: not any(fnmatchcase(path.name, pattern) for pattern in patterns)).hex()
 
 
 def hash_python(package: Path) -> str:
-    """The same of a package's Python files alone: equal in a checkout, an archive and an installation."""
+    """Git's hash of a package's Python files alone: equal in a checkout, an archive and an installation."""
     return _hash_folder(package, lambda path: path.is_dir() or path.suffix == ".py").hex()
 
 
 def hash_listed(folder: Path, names: Iterable[str], links: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The hash of the files of ``names`` alone, relative to ``folder``; one that is not there is left out.
+    """Git's hash of the files in ``names`` alone, relative to ``folder``; absent files are left out.
 
-    ``links`` are folders that count by a hash of their own: the commit of a repository inside this one.
+    ``links`` are folders that have their own hash: the commit of a repository inside this one.
     """
     linked = {folder / name: digest for name, digest in links.items()}
     listed = {*(folder / name for name in names), *linked}
@@ -53,7 +53,7 @@ def _hash_folder(folder: Path, is_wanted: _Choice, links: _Links = _NO_LINKS) ->
 
 
 def _tree_entry(path: Path, is_wanted: _Choice, links: _Links) -> Iterator[tuple[bytes, bytes]]:
-    """Its place among its siblings and its line; git knows no empty folder, and sorts a folder as if it ended in /."""
+    """An entry's sort key and line.  Git has no empty folders, and sorts a folder as if its name ended in /."""
     name, found = os.fsencode(path.name), path.lstat().st_mode
     if stat.S_ISLNK(found):
         mode, digest = b"120000", _hash_object("blob", os.fsencode(path.readlink()))
@@ -66,7 +66,7 @@ def _tree_entry(path: Path, is_wanted: _Choice, links: _Links) -> Iterator[tuple
     elif stat.S_ISREG(found):
         mode = b"100755" if found & 0o100 else b"100644"
         digest = _hash_object("blob", path.read_bytes())
-    else:  # a pipe or device: git knows none, and reading one may never end
+    else:  # a pipe or device: git does not track them, and reading one may never end
         return
     yield name + (b"/" if mode == b"40000" else b""), mode + b" " + name + b"\0" + digest
 

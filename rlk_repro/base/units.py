@@ -1,4 +1,4 @@
-"""Numbers for people and numbers for files.  The only place that decides how many digits are kept."""
+"""Format numbers for people and for files.  Only this module decides how many digits are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GIB: Final = 1 << 30
 
 
 def canonical(value: float) -> float:
-    """Round to 12 significant digits: the same bytes whichever numpy, libm or processor summed it."""
+    """Round to 12 significant digits, so that the bytes are equal for every numpy, libm and processor."""
     if value == 0 or not math.isfinite(value):
         return value
     return float(f"{value:.{SIGNIFICANT_DIGITS - 1}e}")
@@ -33,7 +33,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_minutes(text: str) -> float | None:
-    """Minutes of ``1d``, ``4h``, ``90m`` or ``1h30m``; None for anything else, and for no time at all."""
+    """Read ``1d``, ``4h``, ``90m`` or ``1h30m`` as minutes; None for any other text and for zero."""
     found = re.fullmatch(r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,6})m(?:in)?)?", text.strip())
     days, hours, minutes = (0, 0, 0) if found is None else (int(part or 0) for part in found.groups())
     return float(days * 1440 + hours * 60 + minutes) or None
@@ -50,12 +50,12 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Plain decimal where it reads well, scientific elsewhere; never more than ``digits`` significant."""
+    """Format as plain decimal where that is readable, else scientific, with at most ``digits`` significant digits."""
     return f"{value:.{digits}g}"
 
 
 def format_percent(ratio: float) -> str:
-    """A ratio as a signed change: 0.95 is ``-5.00 %``; what rounds to nothing is ``+0.00 %`` from either side."""
+    """Format a ratio as a signed change: 0.95 is ``-5.00 %``; a change that rounds to zero is always ``+0.00 %``."""
     return f"{(ratio - 1) * 100:+z.2f} %"
 
 
@@ -64,7 +64,7 @@ def format_count(value: int) -> str:
 
 
 def count(number: int, noun: str, nouns: str = "") -> str:
-    """``1 pair``, ``6 pairs``, ``9,216 tokens``; ``nouns`` where the plural is not made with an s."""
+    """Format a count: ``1 pair``, ``6 pairs``, ``9,216 tokens``; ``nouns`` is the plural where it is not noun + s."""
     return f"{format_count(number)} {noun if number == 1 else nouns or noun + 's'}"
 
 

@@ -1,7 +1,7 @@
-"""YAML as authors write it: plain data plus the line of every key, or located problems.  No models, no meaning here.
+"""Parse authors' YAML into plain data with the line of every key, or into problems with lines.  No models here.
 
 Scalars follow the YAML 1.2 core schema, so that ``1e-6`` is a number, ``no`` is text and ``1:30`` is not ninety.
-Anchors, tags and duplicate keys are refused: each makes a file mean something else than it seems to say.
+Anchors, tags and duplicate keys are refused, because a reader can misread a file that uses them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlk_repro.base.errors import Problem, SpecError
 
 Path_: TypeAlias = "tuple[str | int, ...]"
 
-MAX_BYTES: Final = 1 << 16  # ten times the largest shipped file; reading one full of lists takes a second
+MAX_BYTES: Final = 1 << 16  # ten times the largest shipped file; a file of this size full of lists is read in a second
 MAX_DEPTH: Final = 40
 
 _INT: Final = re.compile(r"[-+]?[0-9]{1,40}\Z|0x[0-9a-fA-F]{1,16}\Z")
@@ -31,14 +31,14 @@ _CONSTANTS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class YamlSource:
-    """A parsed file: its plain value, and for each path the line that holds it (1-based)."""
+    """A parsed file: its plain value and, for each path, its line (counted from 1)."""
 
     name: str
     value: Any
     lines: dict[Path_, int] = field(default_factory=dict)
 
     def where(self, path: Path_) -> str:
-        """``jobs/x.yaml:12: measure.pairs``; a missing path gets the line of its nearest parent."""
+        """Format a place: ``jobs/x.yaml:12: measure.pairs``; a missing path gets the line of its nearest parent."""
         dotted = format_path(path)
         shown = path
         while shown and shown not in self.lines:
@@ -49,7 +49,7 @@ class YamlSource:
 
 
 def format_path(path: Path_) -> str:
-    """``workload.task[0].kind``."""
+    """Format a path as ``workload.task[0].kind``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else str(part))
@@ -60,7 +60,7 @@ def parse_yaml(name: str, data: bytes) -> YamlSource:
     """Parse one document.
 
     Raises:
-        SpecError: not UTF-8, not YAML, or one of the refused constructs; every problem names file and line.
+        SpecError: the text is not UTF-8, not YAML, or uses a refused construct; every problem names file and line.
     """
     if len(data) > MAX_BYTES:
         raise SpecError(Problem(name, "file is too large", got=len(data), expected=f"at most {MAX_BYTES} bytes"))
@@ -82,10 +82,10 @@ def parse_yaml(name: str, data: bytes) -> YamlSource:
 
 
 def parse_scalar(text: str) -> Any:
-    """A value as typed after ``--set path=``: a YAML scalar or flow collection.
+    """Parse a value typed after ``--set path=``: a YAML scalar or flow collection.
 
     Raises:
-        SpecError: not a YAML value.
+        SpecError: the text is not a YAML value.
     """
     return parse_yaml("value", text.encode("utf-8", errors="surrogateescape")).value
 
@@ -95,7 +95,7 @@ def _check_events(name: str, text: str) -> None:
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         line = event.start_mark.line + 1 if event.start_mark is not None else 0
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise SpecError(Problem(f"{name}:{line}", "anchors and aliases are not used here", expected="the value"))
+            raise SpecError(Problem(f"{name}:{line}", "anchors and aliases are not allowed", expected="the value"))
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -120,7 +120,7 @@ class _Builder:
     def build(self, node: yaml.Node, path: Path_) -> Any:
         self.lines.setdefault(path, node.start_mark.line + 1)
         if not node.tag.startswith("tag:yaml.org,2002:") or "python" in node.tag:
-            self._refuse(path, f"tag {node.tag} is not used here", "a plain value")
+            self._refuse(path, f"tag {node.tag} is not allowed", "a plain value")
             return None
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
@@ -152,14 +152,14 @@ class _Builder:
         if any("\ud800" <= character <= "\udfff" for character in text):
             self._refuse(path, "text holds a lone surrogate", "valid Unicode")
             return None
-        if getattr(node, "style", None):  # quoted or block: text, whatever it looks like
+        if getattr(node, "style", None):  # quoted or block scalars are text, even where they look like numbers
             return text
         if text in _CONSTANTS:
             return _CONSTANTS[text]
         if _INT.match(text):
             return int(text, 16) if text.startswith("0x") else int(text)
         if _NOT_FINITE.match(text):
-            self._refuse(path, f"{text} is not a number one can measure with", "a finite number")
+            self._refuse(path, f"{text} is not a finite number", "a finite number")
             return None
         if _FLOAT.match(text):
             number = float(text)

@@ -1,8 +1,8 @@
-"""The tar of a bundle: written in one way, read with suspicion, never held in memory.
+"""The tar of a bundle: written in exactly one form, read with checks, never held in memory as a whole.
 
-tarfile's own reader is not used, since what it takes depends on Python's patch release: 3.11.7 reads beyond the end of
-a pax record, and a broken header after the first member ends the archive in silence.
-Not here: which files a bundle holds (seal.py) and whether they are the right ones (verify.py).
+tarfile's own reader is not used, because what it accepts depends on Python's patch release: 3.11.7 reads beyond the
+end of a pax record, and a broken header after the first member silently ends the archive.
+seal.py decides which files a bundle holds; verify.py checks them.
 The format: docs/bundle-format.md.
 """
 
@@ -52,7 +52,7 @@ _DRIVE: Final = re.compile(r"[A-Za-z]:|\\")
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One file or folder; ``name`` is relative to the run directory and empty for that itself."""
+    """One file or folder; ``name`` is relative to the run directory, and empty for the run directory itself."""
 
     name: str
     size_bytes: int
@@ -60,7 +60,7 @@ class Member:
 
 
 def find_unsafe(path: str) -> str | None:
-    """Why a path in an archive must not be unpacked, or None."""
+    """Say why a path in an archive must not be unpacked; None where it may be."""
     parts = path.split("/")
     if path.startswith("/"):
         return "absolute path"
@@ -82,7 +82,7 @@ def find_unsafe(path: str) -> str | None:
 def render_header(path: str, size_bytes: int) -> bytes:
     """The header blocks of a file: GNU format, owner 0, time 0, mode 644; a long name goes before in blocks of its own.
 
-    Written here and not by tarfile, so that the bytes of a bundle do not depend on the version of Python.
+    tarfile does not write it, so that the bytes of a bundle do not depend on Python's version.
     """
     raw = path.encode(*CODEC)
     header = _render_block(raw, size_bytes, tarfile.REGTYPE)
@@ -102,13 +102,13 @@ def _render_block(name: bytes, size_bytes: int, kind: bytes) -> bytes:
 
 
 class ArchiveWriter:
-    """Writes files in the order they are added."""
+    """Writes files in the order in which they are added."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._gzip = GzipWriter(stream)
 
     def add(self, member: Member, pieces: Iterable[bytes | memoryview]) -> int:
-        """Write one file and return how many bytes of it came; the archive is void unless that is its size."""
+        """Write one file and return its number of bytes; if that differs from its size, the archive is invalid."""
         self._gzip.write(render_header(member.name, member.size_bytes))
         num_bytes = 0
         for piece in pieces:
@@ -125,13 +125,14 @@ class ArchiveWriter:
 class ArchiveReader:
     """Iterates over members; ``data`` streams the current one.
 
-    Whatever a bundle never holds is refused on sight with BundleUnreadable, naming the archive and the member.  At the
-    end of the iteration the whole file has been read, and its length and CRC were right.
+    The reader refuses anything that a bundle never holds, with BundleUnreadable, archive and member.  After the
+    iteration the whole file was read, and its length and CRC were right.
 
     Attributes:
-        is_own: its header says that ``ArchiveWriter`` packed it.
-        foreign_member: the first member whose header or padding ``ArchiveWriter`` would have written otherwise; headers
-            are judged only where another tool packed, elsewhere ``is_as_packed`` speaks for them.
+        is_own: whether the header says that ``ArchiveWriter`` packed the archive.
+        foreign_member: the first member whose header or padding ``ArchiveWriter`` would have written differently.  It
+        is
+            used only for other tools' archives; ``is_as_packed`` covers our own.
     """
 
     def __init__(self, stream: BinaryIO, archive: str, *, limits: Limits | None = None) -> None:
@@ -154,11 +155,11 @@ class ArchiveReader:
 
     @property
     def is_as_packed(self) -> bool:
-        """Of an own archive, at the end of the iteration: whether no byte of it changed since."""
+        """Whether no byte of an own archive changed since it was packed; known after the iteration."""
         return self._gzip.is_as_packed
 
     def data(self) -> Iterator[memoryview]:
-        """The rest of the current member, piece by piece."""
+        """Stream the rest of the current member."""
         while self._num_unread_bytes:
             piece = self._gzip.next_piece(self._num_unread_bytes)
             if not piece:
@@ -220,7 +221,7 @@ class ArchiveReader:
         return records
 
     def _admit(self, info: tarfile.TarInfo, overrides: dict[str, str], blocks: bytes) -> Member:
-        """The member, once type, name and size have passed."""
+        """Return the member after checking its type, name and size."""
         is_folder = info.type == tarfile.DIRTYPE
         path = overrides.get("path", info.name)
         path = path.removesuffix("/") if is_folder else path
@@ -230,7 +231,7 @@ class ArchiveReader:
         size_bytes = self._find_size(info, overrides)
         self._gzip.check_room(size_bytes)
         if is_folder and size_bytes:
-            self._place.refuse("refused, a folder with content")
+            self._place.refuse("refused, a folder entry with content")
         self._place.member = name or "."
         self._register(name, is_file=not is_folder)
         if not self.is_own and self.foreign_member is None and blocks != render_header(name, size_bytes):
@@ -244,7 +245,7 @@ class ArchiveReader:
             self._place.refuse("refused, a sparse file")
 
     def _check_path(self, path: str, is_folder: bool) -> str:
-        """The name in the run directory; a leading ``./``, as ``tar -C folder .`` writes it, means nothing."""
+        """The name in the run directory; a leading ``./``, as ``tar -C folder .`` writes it, is dropped."""
         if is_folder and path == ".":
             return ""
         name = path.removeprefix("./")
@@ -260,7 +261,7 @@ class ArchiveReader:
         return int(text)
 
     def _register(self, name: str, *, is_file: bool) -> None:
-        """Refuse a name met before, a file where a folder is, and one entry too many.
+        """Refuse a duplicate name, a file in the place of a folder, and too many entries.
 
         ``_is_file`` holds True for files, False for folders, None for folders known only as part of a path.
         """
@@ -291,7 +292,7 @@ class ArchiveReader:
         self._check_layout()
 
     def _check_layout(self) -> None:
-        """Refuse a run directory that was packed from outside, so that all of it lies below some folder."""
+        """Refuse a run directory that was packed from outside, so that all members are below one folder."""
         files = [name for name, is_file in self._is_file.items() if is_file]
         plan = min((name for name in files if name.endswith(f"/{_PLAN}")), key=len, default="")
         folder = plan.removesuffix(_PLAN)
@@ -302,7 +303,7 @@ class ArchiveReader:
 
 
 def read_own(pieces: Iterable[bytes | memoryview], max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
-    """One of our own files, or None where it is too large for one; the pieces are exhausted either way."""
+    """Read a file that rlk-repro wrote; None where it is too large.  The pieces are always read to their end."""
     data = bytearray()
     num_bytes = 0
     for piece in pieces:

@@ -1,7 +1,7 @@
-"""SHA256SUMS: its lines, and what differs from it.
+"""SHA256SUMS: write it, read it, and find files that differ from it.
 
-The format is that of GNU sha256sum, so that ``sha256sum -c`` reads it, in its one canonical form: sorted, text mode,
-lower case.
+The format is that of GNU sha256sum, so that ``sha256sum -c`` reads it, in one canonical form: sorted, text mode, lower
+case.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ def sort_key(name: str) -> bytes:
 
 
 def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
-    """Digests by name, and a finding for every line that ``render_checksums`` would not have written there."""
+    """Read digests by name, with a finding for every line that ``render_checksums`` would not have written."""
     digests: dict[str, str] = {}
     findings: list[Finding] = []
     previous = b""
     for number, line in enumerate(io.BytesIO(data), start=1):
         if len(findings) >= MAX_FINDINGS:
-            findings.append(_line_finding(number, "few wrong lines", "very many: this and what follows is not read"))
+            findings.append(
+                _line_finding(number, "few wrong lines", "too many: this line and all later lines were not read")
+            )
             break
         parsed = _parse_line(line)
         if parsed is None:
@@ -59,7 +61,7 @@ def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
 
 
 def diff_checksums(listed: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Finding]:
-    """What is missing, changed or extra, by name."""
+    """List missing, changed and extra files, by name."""
     for name in sorted(listed.keys() | found.keys(), key=sort_key):
         if name not in found:
             yield Finding(Level.BLOCKING, printable(name), f"sha256 {listed[name]}", "missing")
@@ -70,7 +72,7 @@ def diff_checksums(listed: Mapping[str, str], found: Mapping[str, str]) -> Itera
 
 
 def hash_through(name: str, pieces: Iterable[Piece], digests: dict[str, str]) -> Iterator[Piece]:
-    """The same pieces; once they are exhausted ``digests`` holds their sha256."""
+    """Pass the pieces through; after the last one ``digests`` holds their sha256."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -85,7 +87,7 @@ def _render_line(name: str, digest: str) -> bytes:
 
 
 def _parse_line(line: bytes) -> tuple[str, str] | None:
-    """Name and digest; None unless the line is exactly as rendered."""
+    """Read name and digest from a line; None unless the line has exactly the rendered form."""
     match = _LINE.fullmatch(line.removesuffix(b"\n"))
     if match is None:
         return None

@@ -1,8 +1,8 @@
-"""The gzip container of a bundle: one member, whose header records the digest of all that follows.
+"""The gzip container of a bundle: one gzip member whose header records the digest of all following bytes.
 
-A CRC notices damage to the content; the digest also notices damage that inflates to the same content (a match that
-points elsewhere into equal bytes, bits after the last block).  Any gzip tool reads the file and ignores the digest.
-What is inside is archive.py's business.
+A CRC detects damage to the content.  The digest also detects damage that inflates to the same content (a match that
+points to other equal bytes, bits after the last block).  Any gzip tool reads the file and ignores the digest.
+archive.py handles the content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlk_repro.rundir.paths import FIND_BUNDLE
 
 try:
     from isal import isal_zlib as deflate
-except ImportError:  # inside an image without isal: the same format at about a third of the speed
+except ImportError:  # an image may lack isal: zlib gives the same format at about a third of the speed
     import zlib as deflate  # type: ignore[no-redef]
 
 LEVEL: Final = 2
@@ -42,10 +42,10 @@ _DIGEST_BYTES: Final = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a bundle may hold: entries counting folders, bytes, and bytes per compressed byte beyond a floor.
+    """Limits of a bundle: entries including folders, bytes, and bytes per compressed byte above a minimum size.
 
-    Logs inflate 4 to 7 times, one line over and over 70 times, zeros 1000 times.  Reading costs time and memory by
-    what was inflated, so that a small file may hold little; each byte beyond its size may hold ``ratio`` more.
+    Logs inflate 4 to 7 times, one repeated line 70 times, zeros 1000 times.  Reading costs time and memory for each
+    inflated byte.  So a small file may hold little; each byte beyond its size allows ``ratio`` more.
     """
 
     num_members: int = 100_000
@@ -58,23 +58,23 @@ class Limits:
     small_num_lines: int = 500_000
 
     def most_bytes(self, file_bytes: int) -> int:
-        """How many bytes a file of that size may hold."""
+        """The largest number of bytes in a file of that size."""
         beyond_bytes = max(0, file_bytes - self.small_file_bytes)
         return min(self.total_bytes, self.small_total_bytes + self.ratio * beyond_bytes)
 
     def most_members(self, file_bytes: int) -> int:
-        """How many entries a file of that size may hold."""
+        """The largest number of entries in a file of that size."""
         is_small = file_bytes <= self.small_file_bytes
         return min(self.num_members, self.small_num_members) if is_small else self.num_members
 
     def most_lines(self, file_bytes: int) -> float:
-        """How many lines a file of that size may hold.  Those of a larger one are not counted: that takes time."""
+        """The largest number of lines in a file of that size; lines of larger files are not counted, to save time."""
         return self.small_num_lines if file_bytes <= self.small_file_bytes else math.inf
 
 
 @dataclass
 class ReaderPlace:
-    """Where a reader is, for messages."""
+    """The position of a reader, for messages."""
 
     archive: str
     member: str = ""
@@ -85,7 +85,7 @@ class ReaderPlace:
 
 
 class GzipReader:
-    """Inflates piece by piece, within limits; the last piece comes only after length and CRC were found right.
+    """Inflates in pieces, within limits; it gives the last piece only after length and CRC were checked.
 
     Attributes:
         packed_digest: sha256 of all bytes after the header, as ``GzipWriter`` recorded it; None in other tools' files.
@@ -123,7 +123,7 @@ class GzipReader:
 
     @property
     def is_as_packed(self) -> bool:
-        """Whether all that was read after the header is what ``GzipWriter`` wrote there."""
+        """Whether all bytes after the header are those that ``GzipWriter`` wrote."""
         return self._digest.digest() == self.packed_digest
 
     @property
@@ -154,7 +154,7 @@ class GzipReader:
         self._place.refuse("gzip header is damaged (a name without end)")
 
     def _read_compressed(self) -> bytes:
-        """Steps grow with the position, so that damage is located well in a small file and a large one reads fast."""
+        """Read one step; steps grow with the position: small files locate damage well, large ones read fast."""
         step_bytes = min(max(self._num_read_bytes >> 6, 256), CHUNK_BYTES >> 3)
         data = self._stream.read(step_bytes)
         self._num_read_bytes += len(data)
@@ -223,7 +223,7 @@ class GzipReader:
 
 
 class GzipWriter:
-    """Deflates into a seekable stream; the same bytes for the same data, library and processor."""
+    """Deflates into a seekable stream; equal data, library and processor give equal bytes."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Sealing, packing, opening and listing a bundle, unchecked (verify.py checks).  The format: docs/bundle-format.md."""
+"""Seal, pack, open and list a bundle without checking it; verify.py checks.  The format: docs/bundle-format.md."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ANALYSIS: Final = str(_LAYOUT.analysis)
 _UNPACKED: Final = "bundle"
 _SHORT_HASH: Final = 12
 _MAX_FACT: Final = 500
-# What a reader asks for first: which file records it, under which keys.
+# The facts that a reader wants first, with the file and the keys that record them.
 _FACTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "name": (_PLAN, ("experiment", "run", "run")),
     "lane": (_PLAN, ("experiment", "run", "lane")),
@@ -52,9 +52,9 @@ _FACTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BundleInfo:
-    """What a bundle holds.  ``bundle_id`` is None where it was never sealed; ``trials`` are names with exit status.
+    """The content of a bundle.  ``bundle_id`` is None if it was never sealed; ``trials`` are names with exit status.
 
-    ``facts`` are what plan and analysis record, by the names of ``_FACTS``, None where they do not.
+    ``facts`` are values of plan and analysis, by the names of ``_FACTS``; None where they are not recorded.
     """
 
     run_id: str
@@ -70,7 +70,7 @@ class BundleInfo:
         return self.bundle_id is not None
 
     def lines(self) -> list[str]:
-        """What the bundle holds, a line each, for people."""
+        """Describe the content in lines for people."""
         facts = {name: value or "not recorded" for name, value in self.facts.items()}
         if self.facts["plan_hash"]:
             facts["plan_hash"] = facts["plan_hash"][:_SHORT_HASH]
@@ -78,7 +78,7 @@ class BundleInfo:
             facts["verdict"] += f" (as {'sealed' if self.is_sealed else 'recorded'}, not recomputed)"
         return [
             f"run {self.run_id}",
-            f"id {self.bundle_id or 'none: interrupted or not finished'}",
+            f"id {self.bundle_id or 'not sealed: the run was interrupted or has not finished'}",
             f"sealed {'yes' if self.is_sealed else 'no'}",
             *(f"{name.replace('_', '-')} {value}" for name, value in facts.items()),
             f"{self.num_files} files, {format_bytes(self.size_bytes)}",
@@ -100,10 +100,10 @@ class BundleInfo:
 
 
 class FolderReader:
-    """The packed files of a run directory, read like an ``ArchiveReader``: iterate over members, ``data`` streams one.
+    """Reads the files of a run directory like an ``ArchiveReader``: iterate over members; ``data`` streams one of them.
 
     Attributes:
-        refused: what cannot be packed, by name: links, devices, unreadable files.  Complete after the iteration.
+        refused: files that cannot be packed (links, devices, unreadable files), by name; complete after the iteration.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -116,7 +116,7 @@ class FolderReader:
         for name in self._find_names():
             try:
                 stream = (self._run_dir.root / name).open("rb")
-            except FileNotFoundError:  # gone since it was listed: not here is what counts
+            except FileNotFoundError:  # the file vanished after it was listed, so it counts as absent
                 continue
             except OSError as error:
                 self.refused[name] = f"unreadable ({error.strerror})"
@@ -126,7 +126,7 @@ class FolderReader:
                 yield Member(name=name, size_bytes=self._num_unread_bytes)
 
     def data(self) -> Iterator[bytes]:
-        """The current member up to the size that was announced, even where the file grows; less where it shrinks."""
+        """Stream the current member up to its announced size, even if the file grows; less if it shrinks."""
         assert self._stream is not None
         try:
             while piece := self._stream.read(min(self._num_unread_bytes, CHUNK_BYTES)):
@@ -136,7 +136,7 @@ class FolderReader:
             raise _unreadable(Path(self._stream.name), error) from error
 
     def check(self) -> None:
-        """Raise CheckFailed for everything refused."""
+        """Raise CheckFailed if any file was refused."""
         if self.refused:
             root = self._run_dir.root
             raise CheckFailed(
@@ -185,7 +185,7 @@ def seal(run_dir: RunDir) -> str:
     """Write SHA256SUMS over every packed file and return the bundle id, its sha256.
 
     Raises:
-        CheckFailed: a link or device in the directory, or it was sealed before and differs now.
+        CheckFailed: the directory holds a link or device, or it was sealed before and differs now.
     """
     reader = FolderReader(run_dir)
     digests: dict[str, str] = {}
@@ -202,10 +202,10 @@ def seal(run_dir: RunDir) -> str:
 
 
 def pack(run_dir: RunDir, target: Path | None = None) -> Path:
-    """Write the run directory as a bundle, by default to ``run_dir.bundle``; sealed or not.
+    """Write the run directory, sealed or not, as a bundle; the default path is ``run_dir.bundle``.
 
     Raises:
-        CheckFailed: a link or device in the directory, a sealed file that changed, a file that shrank meanwhile.
+        CheckFailed: the directory holds a link or device, a sealed file changed, or a file shrank while it was packed.
     """
     target = target or run_dir.bundle
     reader = FolderReader(run_dir)
@@ -230,14 +230,14 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
     """Unpack into a new folder, which becomes the run directory; on failure it does not appear.
 
     Raises:
-        BundleUnreadable: broken, unsafe or beyond the limits.
-        SpecError: no such bundle, or the destination exists.
-        EnvironmentMissing: it cannot be written.
+        BundleUnreadable: the bundle is broken, unsafe or beyond the limits.
+        SpecError: there is no such bundle, or the destination exists.
+        EnvironmentMissing: the destination cannot be written.
     """
     if destination.exists():
         raise SpecError(Problem(str(destination), "already exists", expected="a new folder"))
     with open_archive(bundle, limits=limits) as reader:
-        for _ in reader:  # to the end once, so that a bad bundle is refused before anything is written
+        for _ in reader:  # read it once to the end, so that a bad bundle is refused before any file is written
             pass
     with open_archive(bundle, limits=limits) as reader, new_folder(destination) as partial:
         _write_members(reader, partial)
@@ -246,7 +246,7 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
 
 @contextmanager
 def open_bundle(path: Path) -> Iterator[RunDir]:
-    """A run directory as it is, or a bundle unpacked for the duration of the block.
+    """Give a run directory, or a bundle that is unpacked for the duration of the block.
 
     Raises:
         SpecError, BundleUnreadable: as ``unpack``.
@@ -261,7 +261,7 @@ def open_bundle(path: Path) -> Iterator[RunDir]:
 
 
 def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
-    """What a bundle or run directory holds, unchecked.  A bundle is inflated once; nothing is unpacked.
+    """Describe a bundle or run directory without checking it.  A bundle is inflated once and not unpacked.
 
     Raises:
         BundleUnreadable: as ``verify_bundle``.
@@ -274,11 +274,11 @@ def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
 
 @contextmanager
 def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[ArchiveReader]:
-    """The members of a bundle, streamed without unpacking.
+    """Stream the members of a bundle without unpacking it.
 
     Raises:
-        SpecError: no such file.
-        BundleUnreadable: no archive of ours, broken, unsafe or beyond the limits; also from the block.
+        SpecError: there is no such file.
+        BundleUnreadable: the file is not a bundle, broken, unsafe or beyond the limits; also raised from the block.
     """
     try:
         if not path.exists():
@@ -289,15 +289,15 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
             yield ArchiveReader(stream, str(path), limits=limits)
     except Unwritable:
         raise
-    except OSError as error:  # here and in the block, which only reads or handles its own
+    except OSError as error:  # covers this function and the block, which only reads or handles its own errors
         raise _unreadable(path, error) from error
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a bundle is given as the run directory that it was packed from.
+    """Whether the path is a run directory instead of a packed bundle.
 
     Raises:
-        BundleUnreadable: this user may not look into it, or it is another folder.
+        BundleUnreadable: this user may not read it, or it is another folder.
     """
     try:
         if not path.is_dir():
@@ -308,7 +308,7 @@ def is_folder(path: Path) -> bool:
     if not {RunDir(path).plan.name, RunDir(path).checksums.name}.intersection(names):
         bundles = [f"a bundle is one file of it, such as {path / name}" for name in names if name.endswith(".tgz")]
         hint = (*bundles, FIND_BUNDLE)[0]
-        raise BundleUnreadable(Problem(str(path), "no run directory: it has no plan.json", hint=hint))
+        raise BundleUnreadable(Problem(str(path), "is not a run directory: it has no plan.json", hint=hint))
     return True
 
 
@@ -345,7 +345,7 @@ def _write_members(reader: ArchiveReader, folder: Path) -> None:
 
 
 def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleInfo:
-    from rlk_repro.plan import find_run_id  # pydantic, which verifying does without
+    from rlk_repro.plan import find_run_id  # imports pydantic, which verifying does not need
 
     sizes_bytes = []
     nodes: set[str] = set()
@@ -378,7 +378,7 @@ def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleIn
 
 
 def _find_fact(value: Any, keys: Iterable[str]) -> str | None:
-    """The beginning of a text, fit to print, or None where a stranger's record has no text in that place."""
+    """The beginning of a text, safe to print; None where a stranger's record has no text in that place."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return printable(value[:_MAX_FACT]) if isinstance(value, str) and value else None
@@ -393,7 +393,7 @@ def _read_status(pieces: Iterable[Piece]) -> str:
 
 
 def _load_own(pieces: Iterable[Piece], max_bytes: int = files.MAX_JSON_BYTES) -> Any:
-    """One of our own JSON files, or None where it cannot be read."""
+    """Load a JSON file that rlk-repro wrote; None where it cannot be read."""
     try:
         return parse_json("", read_own(pieces, max_bytes) or b"", max_bytes=max_bytes)
     except BundleUnreadable:

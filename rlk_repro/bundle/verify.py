@@ -1,6 +1,6 @@
-"""Is this bundle what was sealed?  Everything that is wrong, in one pass and without unpacking.
+"""Check whether a bundle is what was sealed, and report everything wrong in one pass, without unpacking.
 
-Whether its numbers can be had again from its logs is replay's business.
+``replay`` checks whether its logs give its numbers.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _ID: Final = re.compile("[0-9a-f]{12,64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What checking a bundle gave.
+    """The result of checking a bundle.
 
-    ``bundle_id`` is that of the files as they are, None where it was never sealed; it says nothing about findings.
-    ``claimed_id`` is that of the SHA256SUMS that lies there, where it is another one.
+    ``bundle_id`` is the id of the files as they are; None if the bundle was never sealed.  ``claimed_id`` is the id of
+    the bundle's own SHA256SUMS, where that differs.
     """
 
     findings: tuple[Finding, ...]
@@ -65,7 +65,7 @@ class Verification:
 
 @dataclass
 class _Contents:
-    """What one pass over the members gathers."""
+    """What one pass over the members collects."""
 
     digests: dict[str, str] = field(default_factory=dict)
     checksums: bytes | None = None
@@ -76,13 +76,13 @@ class _Contents:
 def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None = None) -> Verification:
     """Check a bundle or a run directory against its SHA256SUMS, and the schema numbers of our own JSON files.
 
-    Findings are blocking: changed, missing, extra, malformed, unsealed, newer schema, repacked wrongly, an id that does
-    not begin with ``expected_id``; or a warning: packed by another tool, where owners, modes and times are not ours to
-    judge.  None: as sealed.  All of it, the id too, comes from one pass.
+    Blocking findings: changed, missing, extra, malformed, unsealed, newer schema, repacked wrongly, or an id that does
+    not begin with ``expected_id``.  A warning: another tool packed the bundle, so owners, modes and times are not
+    checked.  Without findings the bundle is as sealed.  One pass gives all of this, including the id.
 
     Raises:
-        SpecError: no such file, or ``expected_id`` is not 12 to 64 hex digits.
-        BundleUnreadable: the archive cannot be read to its end, or is unsafe.  Names the members damaged before that.
+        SpecError: there is no such file, or ``expected_id`` is not 12 to 64 hex digits.
+        BundleUnreadable: the archive is unsafe or cannot be read to its end; names the members damaged before that.
     """
     if expected_id is not None and _ID.fullmatch(expected_id) is None:
         raise SpecError(Problem("--id", "no bundle id", got=expected_id, expected="12 to 64 hex digits in lower case"))
@@ -92,7 +92,7 @@ def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None 
 
 
 def verify_bundle(path: Path, *, limits: Limits | None = None) -> list[Finding]:
-    """The findings of ``verify``, whatever the id."""
+    """The findings of ``verify``, without an expected id."""
     return list(verify(path, limits=limits).findings)
 
 
@@ -118,7 +118,7 @@ def _verify_archive(path: Path, limits: Limits | None) -> Verification:
 
 
 def _identify(findings: tuple[Finding, ...], digests: Mapping[str, str]) -> Verification:
-    """A list of checksums proves nothing of files that are not those: the id is that of the list they would have."""
+    """Compute the id from the checksums of the present files: a list of other checksums proves nothing."""
     claimed = digests.get(CHECKSUMS)
     if claimed is None:
         return Verification(findings=findings, bundle_id=None)
@@ -130,7 +130,7 @@ def _identify(findings: tuple[Finding, ...], digests: Mapping[str, str]) -> Veri
 def _check_id(bundle_id: str | None, expected_id: str | None) -> list[Finding]:
     if expected_id is None or (bundle_id is not None and bundle_id.startswith(expected_id)):
         return []
-    return [Finding(Level.BLOCKING, "id", expected_id, bundle_id or "none: it was never sealed")]
+    return [Finding(Level.BLOCKING, "id", expected_id, bundle_id or "no id: the bundle was never sealed")]
 
 
 def _read(reader: ArchiveReader | FolderReader, contents: _Contents) -> None:
@@ -158,7 +158,7 @@ def _read(reader: ArchiveReader | FolderReader, contents: _Contents) -> None:
 
 
 def _find_schema(name: str) -> int | None:
-    """The newest schema of one of our own files, None for any other."""
+    """The newest schema of a file that rlk-repro writes; None for other files."""
     parts = name.split("/")
     if len(parts) == _PARTS_OF_NODE_AND_TRIAL_FILES:
         parts[1] = "*"
@@ -176,14 +176,14 @@ def _check_schema(name: str, data: bytes, schema: int) -> list[Finding]:
 
 def _compare(contents: _Contents) -> list[Finding]:
     if contents.checksums is None:
-        return [Finding(Level.BLOCKING, CHECKSUMS, "a seal", "none: the run was interrupted or is not finished")]
+        return [Finding(Level.BLOCKING, CHECKSUMS, "a seal", "missing: the run was interrupted or has not finished")]
     listed, findings = parse_checksums(contents.checksums)
     found = {name: digest for name, digest in contents.digests.items() if name != CHECKSUMS}
     return [*findings, *diff_checksums(listed, found)]
 
 
 def _find_damaged(path: Path, contents: _Contents) -> list[Problem]:
-    """Members read before the archive broke off whose bytes are not those that were sealed."""
+    """Members read before the archive broke off whose bytes differ from the sealed ones."""
     if contents.checksums is None:
         return []
     listed, _ = parse_checksums(contents.checksums)
@@ -195,7 +195,7 @@ def _find_damaged(path: Path, contents: _Contents) -> list[Problem]:
 
 
 def _find_extra_folders(contents: _Contents) -> list[Finding]:
-    """Folder members that hold no file; no checksum covers their names."""
+    """Folder members without files; no checksum covers their names."""
     used = {str(parent) for name in contents.digests for parent in PurePosixPath(name).parents} | {""}
     return [
         Finding(Level.BLOCKING, f"{printable(name)}/", "nothing", "an extra folder")
@@ -205,16 +205,19 @@ def _find_extra_folders(contents: _Contents) -> list[Finding]:
 
 
 def _check_packing(path: Path, reader: ArchiveReader) -> list[Finding]:
-    """Our own archives are exactly as packed, or the file was altered; other tools' archives are said to be so."""
+    """Check the packing: our own archive must be exactly as packed; another tool's archive gives a warning."""
     if reader.is_as_packed:
         return []
     if reader.is_own:
-        found = "other bytes that hold the same content"
+        found = "different bytes with the same content"
         return [Finding(Level.BLOCKING, str(path), "the bytes that were packed", found)]
     findings = [
         Finding(Level.WARNING, str(path), "packed by rlk-repro", "packed by another tool; the content is checked")
     ]
     if reader.foreign_member is not None:
-        where, found = printable(reader.foreign_member), "another owner, mode, time or padding, here first"
+        where, found = (
+            printable(reader.foreign_member),
+            "another owner, mode, time or padding; this is the first such member",
+        )
         findings.append(Finding(Level.WARNING, where, "a header as rlk-repro writes it", found))
     return findings

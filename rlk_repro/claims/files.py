@@ -1,6 +1,6 @@
 """Published claims, ``manifests/claims/<claim>.yaml``: strict, frozen models and how they are loaded.
 
-A claim holds numbers as their authors printed them, with their units and doubts; nothing in it was measured here.
+A claim holds numbers as their authors printed them, with units and doubts; rlk-repro measured none of them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Unit: TypeAlias = Literal["ms", "s", "MB", "GB", "x", "tok/GPU/s", "none"]
 Dtype: TypeAlias = Literal["float16", "bfloat16", "float32"]
 
 SECONDS: Final[Mapping[str, float]] = {"ms": 1e-3, "s": 1.0}
-# All published memory follows from its shapes in binary multiples only, whatever the printed unit says.
+# Published memory always follows from its shapes in binary multiples, even where the printed unit is decimal.
 BYTES: Final[Mapping[str, int]] = {"MB": MIB, "GB": GIB}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurable:
-    """An operator that ``bench.claims`` can call: by which implementations, over which dimensions, in which passes."""
+    """An operator that ``bench.claims`` can call: its implementations, dimensions and passes."""
 
     implementations: tuple[str, ...]
     dimensions: tuple[str, ...]
@@ -65,12 +65,12 @@ MEASURABLE: Final[Mapping[str, Measurable]] = {
 
 
 class Source(Model):
-    """Where it was published."""
+    """Where a claim was published."""
 
     repository: Text
     document: Text | None = Field(None, description="path in the repository")
     thread: Text | None = Field(None, description="issue or pull request")
-    commit: ShortCommit | None = Field(None, description="at which the document was read, where known")
+    commit: ShortCommit | None = Field(None, description="commit at which the document was read, where known")
 
     def __str__(self) -> str:
         places = ", ".join(place for place in (self.document, self.thread) if place)
@@ -78,7 +78,7 @@ class Source(Model):
 
 
 class Testbed(Model):
-    """What it was measured on, in its authors' words; what they do not say is named."""
+    """What the authors measured on, in their words; missing details are named."""
 
     __test__ = False
 
@@ -98,7 +98,7 @@ class Quantity(Model):
 
 
 class Row(Model):
-    """One row of the published table: values by implementation, then quantity; ``oom`` ran out of memory there."""
+    """One row of the published table: values by implementation, then quantity; those in ``oom`` ran out of memory."""
 
     row: Name
     shape: dict[Name, Count] = Field({})
@@ -114,18 +114,18 @@ class Row(Model):
 
 
 class SpeedComparison(Model):
-    """The time of ``baseline`` divided by that of ``candidate``; absolute times are shown and never compared.
+    """The time of ``baseline`` divided by that of ``candidate``; absolute times are shown but not compared.
 
-    ``is_cold``: the baseline's first call in a fresh process, as that row was published; the warm ratio is shown too.
+    ``is_cold``: the baseline's first call in a fresh process, as the row was published; the warm ratio is shown too.
     """
 
     kind: Literal["speed"]
     quantity: Name
     baseline: Name
     candidate: Name
-    rows: tuple[Name, ...] = Field((), description="only these; all rows where empty")
+    rows: tuple[Name, ...] = Field((), description="rows to compare; default: all")
     is_cold: bool = False
-    tolerance_pct: Positive = Field(25.0, description="of the ratio, both ways")
+    tolerance_pct: Positive = Field(25.0, description="allowed relative difference of the ratio, in both directions")
 
     @property
     def implementations(self) -> tuple[str, ...]:
@@ -133,16 +133,16 @@ class SpeedComparison(Model):
 
 
 class MemoryComparison(Model):
-    """The peak of one implementation, with its inputs or above them.
+    """The peak memory of one implementation, with or without its inputs.
 
-    ``bytes_per_logit`` is what the shape demands, where ``made_of`` explains it: the check where there is no GPU.
+    ``bytes_per_logit`` follows from the shape, as ``made_of`` explains; machines without a GPU check only this.
     """
 
     kind: Literal["memory"]
     quantity: Name
     implementation: Name
     counts_inputs: bool
-    rows: tuple[Name, ...] = Field((), description="only these; all rows where empty")
+    rows: tuple[Name, ...] = Field((), description="rows to compare; default: all")
     bytes_per_logit: NonNegative | None = None
     made_of: Text | None = None
     tolerance_pct: Positive = 2.0
@@ -156,7 +156,7 @@ Comparison: TypeAlias = Annotated[SpeedComparison | MemoryComparison, Field(disc
 
 
 class MeasureCheck(Model):
-    """How this tool re-runs the claim on one GPU."""
+    """How rlk-repro re-runs the claim on one GPU."""
 
     kind: Literal["measure"]
     operator: Literal["logp", "sampler-logp", "ratio-kl", "grpo-loss", "linear-logp", "sampling"]
@@ -165,7 +165,7 @@ class MeasureCheck(Model):
 
 
 class NotRunnable(Model):
-    """Why this tool cannot re-run the claim anywhere."""
+    """Why rlk-repro cannot re-run the claim on any machine."""
 
     kind: Literal["not_runnable"]
     reason: Text
@@ -196,10 +196,10 @@ def claims_dir() -> Path:
 
 
 def load_claims(names: Sequence[str] = ()) -> list[Claim]:
-    """The shipped claims, or those of these names in this order.
+    """Load all shipped claims, or those with these names, in this order.
 
     Raises:
-        SpecError: no claim of a name, or what is wrong in a file.
+        SpecError: no claim has a name, or a file has problems.
     """
     known = list_names([claims_dir()])
     unknown = [name for name in dict.fromkeys(names) if name not in known]
@@ -212,7 +212,7 @@ def load_claims(names: Sequence[str] = ()) -> list[Claim]:
 
 
 def claim_problems(claim: Claim) -> list[PathProblem]:
-    """What no single field can refuse: (path, what is wrong, got, expected)."""
+    """Find wrong combinations of fields: (path, what is wrong, got, expected)."""
     problems = [*_source_problems(claim), *_row_problems(claim)]
     if isinstance(claim.check, MeasureCheck):
         problems += [*_measure_problems(claim, claim.check)]
@@ -227,13 +227,13 @@ def claim_problems(claim: Claim) -> list[PathProblem]:
 
 def _source_problems(claim: Claim) -> Iterator[PathProblem]:
     if claim.source.document is None and claim.source.thread is None:
-        yield ("source",), "says nowhere to look it up", claim.source.repository, "a document or a thread"
+        yield ("source",), "has no source to look it up", claim.source.repository, "a document or a thread"
 
 
 def _row_problems(claim: Claim) -> Iterator[PathProblem]:
     names = [row.row for row in claim.rows]
     if len(set(names)) != len(names):
-        yield ("rows",), "two rows of one name", names, "each name once"
+        yield ("rows",), "two rows have one name", names, "each name once"
     menu = f"one of {', '.join(claim.quantities)}"
     for index, row in enumerate(claim.rows):
         for implementation, values in row.published.items():
@@ -247,13 +247,18 @@ def _measure_problems(claim: Claim, check: MeasureCheck) -> Iterator[PathProblem
     measurable = MEASURABLE[check.operator]
     if set(check.settings) != set(measurable.settings):
         expected = ", ".join(measurable.settings) or "none"
-        yield ("check", "settings"), "not the settings of this operator", sorted(check.settings), expected
+        yield ("check", "settings"), "differ from the settings of this operator", sorted(check.settings), expected
     if claim.dtype is None:
-        yield ("check", "operator"), "measured in no type of numbers", None, "dtype in the claim"
+        yield ("check", "operator"), "has no number type", None, "dtype in the claim"
     for index, row in enumerate(claim.rows):
         if set(row.shape) != set(measurable.dimensions):
             expected = ", ".join(measurable.dimensions)
-            yield ("rows", str(index), "shape"), "not the dimensions of this operator", sorted(row.shape), expected
+            yield (
+                ("rows", str(index), "shape"),
+                "differ from the dimensions of this operator",
+                sorted(row.shape),
+                expected,
+            )
 
 
 def _comparison_problems(
@@ -266,9 +271,9 @@ def _comparison_problems(
         return
     units = BYTES if isinstance(comparison, MemoryComparison) else {*SECONDS, "x"}
     if quantity.unit not in units:
-        yield ("quantity",), "of another unit", quantity.unit, f"one in {', '.join(sorted(units))}"
+        yield ("quantity",), "has another unit", quantity.unit, f"one in {', '.join(sorted(units))}"
     if quantity.pass_ not in measurable.passes:
-        yield ("quantity",), "of a pass that is not measured", quantity.pass_, ", ".join(measurable.passes)
+        yield ("quantity",), "belongs to a pass that is not measured", quantity.pass_, ", ".join(measurable.passes)
     for name in comparison.implementations:
         if name not in measurable.implementations:
             menu = f"one of {', '.join(measurable.implementations)}"
@@ -283,7 +288,7 @@ def _chosen_rows_problems(claim: Claim, comparison: SpeedComparison | MemoryComp
             yield ("rows",), "no such row", name, f"one of {', '.join(names)}"
     if all(find_published(claim, row, comparison) is None for row in chosen_rows(claim, comparison)):
         what: Any = comparison.quantity
-        yield ("quantity",), "no row publishes what is compared", what, "values of these implementations"
+        yield ("quantity",), "no row has published values to compare", what, "values of these implementations"
 
 
 def chosen_rows(claim: Claim, comparison: SpeedComparison | MemoryComparison) -> list[Row]:
@@ -291,7 +296,7 @@ def chosen_rows(claim: Claim, comparison: SpeedComparison | MemoryComparison) ->
 
 
 def find_published(claim: Claim, row: Row, comparison: SpeedComparison | MemoryComparison) -> float | None:
-    """What was published for a comparison: a ratio, or memory in the printed unit; None where the row has none."""
+    """The published value of a comparison: a ratio, or memory in the printed unit; None where the row has no value."""
     if isinstance(comparison, MemoryComparison):
         return row.find(comparison.implementation, comparison.quantity)
     candidate = row.find(comparison.candidate, comparison.quantity)

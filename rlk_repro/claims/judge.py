@@ -1,6 +1,6 @@
-"""Holds what was measured here against what was published: ratios of times, and memory.  Nothing is measured here.
+"""Compare measurements of this machine with published ones: ratios of times, and memory.  This module only compares.
 
-On other hardware than the published one a word is about the ratio alone, and a row that did not fit refutes nothing.
+On hardware other than the published one, a word covers the ratio only, and a row that does not fit refutes nothing.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from rlk_repro.claims.results import (
 )
 from rlk_repro.rundir.operator_results import OperatorStatus
 
-# what "~0 MB" and "0.00 GB" may hide: workspaces and one value per row
+# memory that "~0 MB" and "0.00 GB" may hide: workspaces and one value per row
 ZERO_BYTES: Final = 32 << 20
-NO_GPU: Final = "no GPU here, and nothing of speed is checked on a CPU"
-COMPUTED: Final = "only the formula of its memory was checked and nothing ran"
+NO_GPU: Final = "this machine has no GPU, and speed is not checked on a CPU"
+COMPUTED: Final = "only its memory formula was checked; no measurement ran"
 _HOLDS: Final = {True: Word.ARITHMETIC, False: Word.REPRODUCED}
-NOTHING_COMPARED: Final = "out of memory where it was published, so that there is nothing to compare with"
+NOTHING_COMPARED: Final = "the published run went out of memory, so there is no value to compare with"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Here:
-    """This machine: the name that its GPU's driver gives, empty where there is no GPU."""
+    """This machine: its GPU's name from the driver, empty without a GPU."""
 
     gpu: str
 
@@ -57,7 +57,7 @@ class Here:
 
 
 def list_cells(claim: Claim) -> list[Cell]:
-    """What has to be measured for a claim, each once, row by row."""
+    """List the cells to measure for a claim, each once, row by row."""
     if not isinstance(claim.check, MeasureCheck):
         return []
     cells: dict[Cell, None] = {}
@@ -114,7 +114,7 @@ def _judge_row(claim: Claim, row: Row, here: Here, measurements: Mapping[Cell, M
 
 
 def _list_gaps(compared: tuple[Compared, ...]) -> Iterator[str]:
-    """Why some comparisons of a row say less than they could."""
+    """List why some comparisons of a row are incomplete."""
     for item in compared:
         if item.word is Word.NOT_RUNNABLE:
             yield item.reason
@@ -123,7 +123,7 @@ def _list_gaps(compared: tuple[Compared, ...]) -> Iterator[str]:
 
 
 def _list_ignored(row: Row, comparisons: Sequence[SpeedComparison | MemoryComparison]) -> Iterator[str]:
-    """Published values that no comparison of the row uses."""
+    """List published values that no comparison of the row uses."""
     used = {(name, comparison.quantity) for comparison in comparisons for name in comparison.implementations}
     for implementation, values in row.published.items():
         for quantity in values:
@@ -219,7 +219,7 @@ def _is_near_bytes(found: float, published: float, tolerance_pct: float) -> bool
 
 
 def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
-    """Why a comparison has no numbers of ours; None where each measurement passed."""
+    """Say why this machine has no numbers for a comparison; None where each measurement passed."""
     if not here.gpu:
         return NO_GPU
     for measurement in measurements:
@@ -233,6 +233,6 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
 
 
 def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
-    """Out of memory on the published hardware is a result; anywhere else, and any other obstacle, is none."""
+    """The word without numbers: out of memory on the published hardware is a result, any other obstacle is not."""
     is_oom = any(item is not None and item.status is OperatorStatus.OOM for item in measurements)
     return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE

@@ -1,7 +1,7 @@
-"""Runs ``python -m rlk_repro.bench.claims`` and gathers what it measured; a cell that kills it never ends the rest.
+"""Run ``python -m rlk_repro.bench.claims`` and collect its measurements, even if a cell kills the process.
 
-The process answers cell by cell.  When it dies, the cell at work has failed, and a new one takes the remaining cells.
-An implementation that falls silent once is not waited for again.  torch is imported there and never here.
+The process answers cell by cell.  When it dies, the current cell has failed and a new process takes the other cells.
+An implementation that once gave no answer in time is not tried again.  Only that process imports torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_REASON: Final = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """How the measuring processes are started; ``timeout_s`` is for the cells of one claim together."""
+    """How the measuring processes are started; ``timeout_s`` is the limit for all cells of one claim."""
 
     device: str = "cuda"
     warmup: int = 3
@@ -37,14 +37,14 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """``process`` is what the process says of itself: device, torch, where its operators come from."""
+    """``process`` describes the measuring process: device, torch, and the source of its operators."""
 
     measurements: Mapping[Cell, Measurement]
     process: Mapping[str, Any]
 
 
 def measure_claim(claim: Claim, bench: Bench) -> Measured:
-    """Measure every cell of a claim: the warm ones together, each cold one in a process of its own."""
+    """Measure every cell of a claim: the warm cells together, each cold cell in its own process."""
     cells = list_cells(claim)
     groups = [[cell for cell in cells if not cell.is_cold], *([cell] for cell in cells if cell.is_cold)]
     measurements: dict[Cell, Measurement] = {}
@@ -77,7 +77,7 @@ def _measure_cells(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Measure
 
 
 def _find_lost(rest: Sequence[Cell], *, is_started: bool, is_silent: bool) -> Sequence[Cell]:
-    """Which of the cells without an answer are not worth another process."""
+    """Find cells without an answer that are not worth another process."""
     if not is_started:
         return rest
     if is_silent:
@@ -101,7 +101,7 @@ def _make_task(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Task:
 
 
 def _read_answers(stdout: str) -> tuple[Mapping[str, Any], list[Measurement]]:
-    """The process's word about itself, and what it measured; a last line that was cut off is left out."""
+    """Read the process's description and measurements, without a last line that was cut off."""
     process: Mapping[str, Any] = {}
     answers: list[Measurement] = []
     with suppress(ValueError):

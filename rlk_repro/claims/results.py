@@ -1,6 +1,6 @@
-"""The record of a check of published claims: what was measured here, beside what was published, and the words.
+"""The record of a check of published claims: our measurements beside the published ones, and the words.
 
-Values only; ``judge`` finds the words and ``check`` does the measuring.
+Only values are here; ``judge`` finds the words and ``check`` measures.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rlk_repro.rundir.operator_results import OperatorStatus
 
 SCHEMA: Final = 1
 ANSWER: Final = "rlk-repro-claims "
-"""What a line of the measuring process begins with; RL-Kernel writes to standard output as well."""
+"""Prefix of the measuring process's lines; RL-Kernel writes to standard output too."""
 RL_KERNEL: Final = "rl_kernel"
-"""Under which name that process tells which RL-Kernel it imports, as the section ``code`` of a manifest does."""
+"""Key under which that process reports the RL-Kernel that it imports, as in a manifest's section ``code``."""
 
 
 class Word(StrEnum):
-    """What a check says of a row.  ``in part``: what could be compared here holds, and something could not be.
+    """The result for a row.  ``in part``: all that could be compared holds, but not everything could be compared.
 
-    ``arithmetic only``: a published memory agrees with the formula of its shape, and nothing was measured.
+    ``arithmetic only``: the published memory agrees with the formula of its shape; no measurement ran.
     """
 
     REPRODUCED = "reproduced"
@@ -44,7 +44,7 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One thing to measure.  ``is_cold``: the first call of a fresh process, and that call alone."""
+    """One measurement to make.  ``is_cold``: only the first call of a fresh process."""
 
     row: str
     implementation: str
@@ -57,9 +57,9 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What one cell gave: seconds of each timed call, bytes above the inputs at the peak, bytes of the inputs.
+    """The measurement of one cell: seconds of each timed call, peak bytes above the inputs, bytes of the inputs.
 
-    ``ran`` is the class that was called.  A count that the device does not keep is None.
+    ``ran`` is the class that was called.  A number that the device does not report is None.
     """
 
     cell: Cell
@@ -77,7 +77,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a measuring process is asked for: cells of one claim, and the shape of each of its rows."""
+    """The request to a measuring process: cells of one claim, and the shape of each of its rows."""
 
     operator: str
     settings: Mapping[str, float]
@@ -97,7 +97,7 @@ MEASUREMENT: Final = TypeAdapter(Measurement)
 class Compared:
     """One comparison in one row.  ``published`` and ``here`` are in ``unit``; ``warm`` is the ratio without cold start.
 
-    Memory is held against memory and a ratio of times against a ratio of times, never time against time.
+    Memory is compared with memory and a ratio of times with a ratio of times; absolute times are never compared.
     """
 
     what: str
@@ -121,7 +121,7 @@ class RowResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimResult:
-    """``is_same_hardware`` is None where the claim names no hardware, or there is no GPU here."""
+    """``is_same_hardware`` is None where the claim names no hardware or this machine has no GPU."""
 
     claim: str
     title: str
@@ -136,8 +136,10 @@ class ClaimResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsCheck:
-    """The whole record.  ``environment`` holds the sections ``gpu`` and ``code`` of a manifest, ``process`` what the
-    measuring process says of itself; both as JSON."""
+    """The whole record.
+
+    ``environment`` holds the sections ``gpu`` and ``code`` of a manifest, ``process`` the measuring process's own
+    description; both as JSON."""
 
     version: str
     results: tuple[ClaimResult, ...]
@@ -151,7 +153,7 @@ class ClaimsCheck:
 
     @property
     def has_measured(self) -> bool:
-        """Whether any row was held against something other than a formula."""
+        """Whether any row was compared with a measurement, not only with a formula."""
         return any(
             item.basis is Basis.MEASURED and item.word in {Word.REPRODUCED, Word.NOT_REPRODUCED}
             for result in self.results
@@ -168,7 +170,7 @@ def _rename_keywords(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def join_words(words: Iterable[Word]) -> Word:
-    """The word of a row from those of its comparisons; one that fails outweighs all that hold."""
+    """The word of a row, from its comparisons; one failed comparison decides."""
     found = set(words)
     if Word.NOT_REPRODUCED in found:
         return Word.NOT_REPRODUCED

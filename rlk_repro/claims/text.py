@@ -1,4 +1,4 @@
-"""Claims and checks of claims as lines for people: their numbers beside ours, and what a word is about."""
+"""Claims and checks of claims as lines for people: published numbers beside ours, and what a word covers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_lines(check: ClaimsCheck) -> Iterator[str]:
     counts = check.count()
     yield ", ".join(f"{number} {word}" for word, number in counts.items()) + " (rows)"
     if any(_is_elsewhere(result) for result in check.results):
-        yield "other hardware: the word is about ratios and bytes alone, and refutes nothing"
+        yield "other hardware: the word covers ratios and bytes only, and refutes nothing"
 
 
 def _list_tools(check: ClaimsCheck) -> Iterator[str]:
@@ -64,7 +64,7 @@ def _hardware_word(result: ClaimResult) -> str:
 
 
 def _is_elsewhere(result: ClaimResult) -> bool:
-    """Measured, and not on what the claim names."""
+    """Whether a claim was measured on hardware other than the claim's."""
     return bool(result.measurements) and not result.is_same_hardware
 
 
@@ -92,7 +92,7 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _first_calls(result: ClaimResult) -> Iterator[str]:
-    """First call and warm median of everything that was measured cold, whether or not there is a ratio."""
+    """First call and warm median of every cold measurement, with or without a ratio."""
     warm = {(m.cell.row, m.cell.implementation): m.median_s for m in result.measurements if not m.cell.is_cold}
     for item in result.measurements:
         usual = warm.get((item.cell.row, item.cell.implementation))

@@ -1,7 +1,7 @@
-"""Finds the few lines of a huge log that can matter, by byte search over blocks.
+"""Find the few relevant lines of a huge log, by byte search over blocks.
 
-Knows nothing of what the lines say.  Memory is one block plus one line, and a line is bounded too: an endless one
-(a progress bar, the NULs a crashed node leaves in a file) comes in pieces.
+This module does not interpret the lines.  It needs memory for one block plus one line.  A line is bounded too: an
+endless one (a progress bar, the NULs that a crashed node leaves in a file) comes in pieces.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def open_log(path: Path, buffering: int = -1) -> Iterator[IO[bytes]]:
     """Open a file for reading.
 
     Raises:
-        BundleUnreadable: it is absent or cannot be read.
+        BundleUnreadable: the file is absent or cannot be read.
     """
     try:
         with path.open("rb", buffering=buffering) as stream:
@@ -44,10 +44,9 @@ def open_log(path: Path, buffering: int = -1) -> Iterator[IO[bytes]]:
 class LineScanner:
     """Iterates over the lines of ``stream`` that hold a needle.
 
-    ``needles`` maps each to the bytes one of which must stand right before it, ``b""`` for any: a cheap check that
-    spares most lines with a common needle.  The last line, when it is not finished, and every piece of an over-long
-    line come whether or not they hold a needle.  ``num_lines`` and ``num_bytes`` are the totals once the iteration has
-    ended.
+    ``needles`` maps each needle to the bytes allowed right before it (``b""``: any byte); this cheap check skips most
+    lines with a common needle.  An unfinished last line and every piece of an over-long line are always given.
+    ``num_lines`` and ``num_bytes`` are the totals after the iteration.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class LineScanner:
             yield LogLine(self.num_lines, rest, is_continued)
 
     def _find_lines(self, data: bytes, start: int, end: int) -> Iterator[LogLine]:
-        """The needle lines of ``data[start:end]``, which holds whole lines only."""
+        """Find lines with a needle in ``data[start:end]``, which holds whole lines only."""
         counted = start
         hits = {needle: self._find(data, needle, start, end) for needle in self._needles}
         while (position := min(hits.values(), default=end)) < end:
@@ -102,7 +101,7 @@ class LineScanner:
         self.num_lines += data.count(b"\n", counted, end)
 
     def _find(self, data: bytes, needle: bytes, start: int, end: int) -> int:
-        """The first place of ``needle`` that counts, ``end`` when there is none."""
+        """The first position of ``needle`` that counts, else ``end``."""
         before = self._needles[needle]
         position = data.find(needle, start, end)
         while position >= 0 and before and data[position - 1] not in before:

@@ -1,7 +1,7 @@
-"""Reads the numbers out of a printed Python dict.  Nothing is evaluated.
+"""Read the numbers from a printed Python dict, without evaluating it.
 
-Takes what ``repr`` of a metrics dict can hold: plain numbers, bare ``nan`` and ``inf``, numpy and torch scalars.
-Other values (text, lists, None, bool) are stepped over: they are not metrics.
+It accepts what ``repr`` of a metrics dict can hold: plain numbers, bare ``nan`` and ``inf``, numpy and torch scalars.
+Other values (text, lists, None, bool) are skipped, because they are not metrics.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _SEPARATOR: Final = re.compile(r"\s*(?P<mark>[,}])")
 
 
 class NotADict(ValueError):
-    """The text is no dict literal that we read."""
+    """The text is not a dict literal of the accepted form."""
 
 
 class CutOff(NotADict):
-    """The text ends before the dict does."""
+    """The text ends before the dict ends."""
 
 
 def read_numbers(text: str) -> tuple[dict[str, float], int]:
-    """The numbers of the dict that ``text`` starts with, by key, and the position behind its closing brace.
+    """Read the dict at the start of ``text``: its numbers by key, and the position after its closing brace.
 
     Raises:
         CutOff: the dict does not end.
-        NotADict: something else than ``'key': value`` pairs, or a key twice (two dicts spliced by torn writes).
+        NotADict: the text is not ``'key': value`` pairs, or has a key twice (two dicts mixed by torn writes).
     """
     numbers: dict[str, float] = {}
     seen: set[str] = set()
@@ -62,7 +62,7 @@ def read_numbers(text: str) -> tuple[dict[str, float], int]:
 
 
 def _read_value(text: str, start: int, name: str) -> tuple[int, float | None]:
-    """The position behind the value that starts at ``start``, and its number if it is one."""
+    """The position after the value at ``start``, and the number if the value is one."""
     value = _VALUE.match(text, start)
     if value is not None:
         number = value["plain"] or value["wrapped"]

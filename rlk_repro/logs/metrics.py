@@ -1,6 +1,6 @@
-"""The product's metrics: which printed number each one is, and the series per rollout.
+"""The product's metrics: the printed number behind each, and its series over rollouts.
 
-Pure data and arithmetic over a ``ParsedLog``; percentiles, warm-up and comparisons belong to the analysis.
+Only data and arithmetic over a ``ParsedLog``; percentiles, warm-up and comparisons are in the analysis.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rlk_repro.logs.vime import LogSample, ParsedLog, Rows
 
 ABS_DIFF: Final = "train_rollout_logprob_abs_diff"
 CLOCKED: Final = "perf/"
-"""How vime's keys of times and of rates begin."""
+"""Prefixes of vime's keys of times and rates."""
 
 
 class LogRow(StrEnum):
-    """The kind of line a number is printed in.  STEP is one per optimizer step, the others one per rollout."""
+    """The kind of line that prints a number.  STEP lines come once per optimizer step, the others once per rollout."""
 
     STEP = "step"
     ROLLOUT = "rollout"
@@ -37,13 +37,13 @@ class Better(StrEnum):
 class Metric:
     """One reported metric.
 
-    ``sources`` are (row, vime's key).  Without a ``formula`` they are alternatives: the first one that the log holds
-    at all serves the whole series, because alternatives are not defined alike.  With a ``formula`` all of them are its
-    operands, and the value carries the last operand's line.  Numbers of STEP rows are averaged over the steps of the
-    rollout.  ``offset`` is added to the rollout id to find the row.
+    ``sources`` are (row, vime's key).  Without a ``formula`` they are alternatives.  The first one in the log serves
+    the whole series, because the alternatives have different definitions.  With a ``formula`` all are its operands, and
+    the value has the last operand's line.  Numbers of STEP rows are averaged over the steps of the rollout.  ``offset``
+    is added to the rollout id to find the row.
 
-    ``lowest`` is the least that its numbers can be, ``is_positive`` says that 0 is too little: a phase that did not
-    take place has the time 0, a whole step never.  A number that cannot be voids its rollout.
+    ``lowest`` is the smallest possible number, and with ``is_positive`` 0 is impossible: a phase that did not happen
+    takes time 0, but a whole step never does.  An impossible number voids its rollout.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Metric:
     is_positive: bool = False
 
     def is_impossible(self, key: str, value: float) -> bool:
-        """Whether no honest log prints this.  NaN of a skipped training step is honest, NaN of a clock is not."""
+        """Whether no honest log can print this.  NaN of a skipped training step is possible, NaN of a clock is not."""
         if key.startswith(CLOCKED) and not math.isfinite(value):
             return True
         return value < self.lowest or (self.is_positive and value <= 0)
@@ -64,14 +64,14 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSeries:
-    """One metric by rollout id 0, 1, …; ``None`` where it is not recorded."""
+    """One metric for rollouts 0, 1, …; ``None`` where it is not recorded."""
 
     metric: Metric
     samples: tuple[LogSample | None, ...]
 
 
 def _end_to_end(train_tokens_per_s: float, actor_train_time_s: float, step_time_s: float) -> float | None:
-    """vime divides a rollout's tokens by actor_train_time; this is the same tokens over the whole step."""
+    """The rollout's tokens over the time of the whole step; vime divides them by actor_train_time."""
     return train_tokens_per_s * actor_train_time_s / step_time_s if step_time_s > 0 else None
 
 
@@ -87,7 +87,7 @@ def _step(name: str, key: str, better: Better = Better.NONE, *, lowest: float = 
 
 
 # perf line N is printed at the end of train N, before the weight sync that follows it.  The update_weights_time in it
-# is the sync between train N-1 and rollout N: the sync that followed train N is in line N+1, the last one in none.
+# is the sync between train N-1 and rollout N: the sync after train N is in line N+1, and no line has the last sync.
 METRICS: Final[tuple[Metric, ...]] = (
     _perf("step_time_s", "s", Better.LOWER, "perf/step_time", is_positive=True),
     _perf("train_time_s", "s", Better.LOWER, "perf/train_time"),
@@ -137,10 +137,10 @@ METRICS: Final[tuple[Metric, ...]] = (
 
 
 def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout: int) -> Mapping[str, SampleSeries]:
-    """Every metric of ``METRICS`` by name, for rollouts ``0 … num_rollouts - 1``.
+    """Compute every metric of ``METRICS``, for rollouts ``0 … num_rollouts - 1``.
 
-    A rollout's step metrics need all its ``num_steps_per_rollout`` steps: the mean of some of them is another quantity.
-    The line is that of the last step.  NaN printed by vime stays NaN.  A void rollout has no value of any metric.
+    A rollout's step metrics need all its ``num_steps_per_rollout`` steps, because a mean over some of them is another
+    quantity.  The line is that of the last step.  A NaN that vime printed stays NaN.  A void rollout has no metric.
     """
     void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
 

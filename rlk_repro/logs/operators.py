@@ -1,7 +1,7 @@
-"""Reads what the operator tier prints: the device's own rates, times per cell and sweep, and checks.
+"""Read the operator tier's log: the device's own rates, times per cell and sweep, and checks.
 
-A cell is one implementation in one case.  The lines are written by ``bench.operators``; a log from a stranger may hold
-anything, so that sizes and counts are bounded, and what does not fit is refused with its line.
+A cell is one implementation in one case.  ``bench.operators`` writes the lines.  A stranger's log may hold anything, so
+sizes and counts are bounded, and other lines are refused with their number.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Event(BaseModel):
 
 
 class Device(_Event):
-    """What the process measured of its device before the first sweep: bytes and operations per second."""
+    """The device's rates, measured before the first sweep: bytes and operations per second."""
 
     event: Literal["device"]
     name: Text
@@ -82,7 +82,7 @@ class _Cell(_Event):
 
 
 class Time(_Cell):
-    """One cell in one sweep: the seconds of each timed call, or why there are none."""
+    """One cell in one sweep: the seconds of each timed call, or why they are missing."""
 
     event: Literal["time"]
     sweep: Number
@@ -97,7 +97,7 @@ class Time(_Cell):
 
 
 class OracleCheck(_Cell):
-    """One cell against float64 and against itself, and the kernels that it ran; after the last sweep."""
+    """A check after the last sweep: one cell against float64 and against itself, and the kernels that it ran."""
 
     event: Literal["check"]
     status: OperatorStatus
@@ -115,7 +115,7 @@ _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discrimi
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorLog:
-    """What one process printed.  ``times`` are by cell in the order first seen, then by sweep, with their log lines."""
+    """The log of one process.  ``times`` are by cell in the order first seen, then by sweep, with their log lines."""
 
     device: Device | None
     times: Mapping[CellKey, Mapping[int, tuple[int, Time]]]
@@ -128,7 +128,7 @@ def parse_operators(path: Path) -> OperatorLog:
     """Read a trial's ``stdout.log``.
 
     Raises:
-        BundleUnreadable: the file is absent or cannot be read.  No content raises.
+        BundleUnreadable: the file is absent or cannot be read.  Its content never raises an error.
     """
     with open_log(path, buffering=0) as stream:
         return parse_operator_stream(stream)
@@ -149,7 +149,7 @@ def parse_operator_stream(stream: IO[bytes]) -> OperatorLog:
 
 
 class _Reader:
-    """Takes lines in order; the first record of its kind counts, a later one is refused."""
+    """Reads lines in order; the first record of its kind counts, a later one is refused."""
 
     def __init__(self) -> None:
         self.device: Device | None = None
@@ -169,7 +169,7 @@ class _Reader:
             return
         try:
             event = _EVENTS.validate_json(body)
-            decode_json(body, MAX_RECORD_BYTES)  # pydantic does not see a key that is given twice
+            decode_json(body, MAX_RECORD_BYTES)  # pydantic does not notice a duplicate key
         except ValueError as error:
             reason = OperatorsReject.NOT_A_RECORD if body.rstrip().endswith(b"}") else OperatorsReject.CUT_OFF
             self.rejects.add(line.number, reason.value, describe(error))

@@ -1,7 +1,7 @@
-"""Reads the ops files of a trial: module timers, peak memory, energy, decisions, call counts, shadow steps.
+"""Read the ops files of a trial: module timers, peak memory, energy, decisions, call counts, shadow steps.
 
-Damaged lines are rejected with their number and never stop the reading.  No torch here: the files are written by
-``integration.measure.ledger``.
+Damaged lines are rejected with their number and never stop the reading.  ``integration.measure.ledger`` writes the
+files; this module imports no torch.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["OpCount", "OpsLog", "RankOps", "ShadowSample", "TimerSample", "read_
 
 MAX_LINE_BYTES: Final = 64 << 10
 MAX_KERNELS_BYTES: Final = 1 << 20
-"""Of the one line that is long: compilers give kernels long names."""
+"""Limit for the line of kernel names, which compilers make long."""
 MAX_DECISIONS: Final = 100
 MAX_METRICS: Final = 40
-"""Names of timers and of memory in a trial.  Each becomes a series over all of its steps."""
+"""Limit for names of timers and memory in a trial; each becomes a series over all steps."""
 MAX_SHADOWS: Final = 64
-"""Of a rank; the first ones are kept."""
+"""Limit for the shadows of a rank; the first ones are kept."""
 
 _AGREEMENT: Final = b'"agreement"'
 _DECISION: Final = b'"decision"'
@@ -40,7 +40,7 @@ _KERNELS: Final = b'{"event":"kernels",'
 
 @dataclass(frozen=True, kw_only=True)
 class RankOps:
-    """One rank's file.  Each entry of ``decisions``, ``steps`` and ``shadows`` comes with its 1-based line."""
+    """One rank's file.  Each entry of ``decisions``, ``steps`` and ``shadows`` has its line, counted from 1."""
 
     rank: int
     source: str
@@ -55,7 +55,7 @@ class RankOps:
 
 
 class TimerSample(NamedTuple):
-    """The value of the rank that had the largest, and where it stands."""
+    """The largest value over ranks, and its place."""
 
     value: float
     rank: int
@@ -64,7 +64,7 @@ class TimerSample(NamedTuple):
 
 
 class ShadowSample(NamedTuple):
-    """A shadow of one rank, and where it stands."""
+    """A shadow of one rank, and its place."""
 
     rank: int
     step: int
@@ -78,9 +78,9 @@ class ShadowSample(NamedTuple):
 class OpsLog:
     """All ranks of a trial.
 
-    ``timers`` and ``memory`` are metric -> step -> the largest value over ranks: a step is as slow as its slowest rank
-    and fails where memory is scarcest.  A step that no rank wrote is absent.  ``energy`` is step -> joules of all ranks
-    together, with the place of the first one's; a step of which any rank does not say it is absent.
+    ``timers`` and ``memory`` are metric -> step -> the largest value over ranks, because the slowest rank sets a step's
+    time and the largest its memory.  A step that no rank wrote is absent.  ``energy`` is step -> joules of all ranks
+    together, with the first rank's place; a step without energy on any one rank is absent.
     """
 
     ranks: tuple[RankOps, ...]
@@ -92,7 +92,7 @@ class OpsLog:
 
     @property
     def shadows(self) -> tuple[ShadowSample, ...]:
-        """Rank by rank, in the order of the files."""
+        """The shadows of all ranks, in the order of the files."""
         return tuple(
             ShadowSample(rank.rank, item.step, item.case, item, rank.source, line)
             for rank in self.ranks
@@ -110,17 +110,17 @@ class OpsLog:
         return sorted({step for rank in self.ranks for step in rank.steps})
 
     def calls_in(self, op: str, step: int) -> OpCount:
-        """Counts of one operator in one step, over ranks."""
+        """The counts of one operator in one step, summed over ranks."""
         found = (rank.steps[step][1].calls.get(op, OpCount()) for rank in self.ranks if step in rank.steps)
         return sum(found, OpCount())
 
     def variant_of(self, step: int) -> str | None:
-        """The variant of a session's step; None where the ranks that wrote it do not say the same one."""
+        """The variant of a session's step; None where its ranks disagree."""
         found = {rank.steps[step][1].variant for rank in self.ranks if step in rank.steps}
         return found.pop() if len(found) == 1 else None
 
     def counts_in(self, step: int) -> dict[str, int]:
-        """What torch counted during a session's step: the largest of any rank."""
+        """torch's counts during a session's step: the largest over ranks."""
         found: dict[str, int] = {}
         for rank in self.ranks:
             for name, count in rank.steps[step][1].counts.items() if step in rank.steps else ():
@@ -128,7 +128,7 @@ class OpsLog:
         return found
 
     def decisions(self) -> tuple[DecisionSummary, ...]:
-        """Every distinct decision with totals over ranks: calls to what RL-Kernel served, fallbacks to the rest."""
+        """Every distinct decision with totals over ranks: calls that RL-Kernel served, and fallbacks."""
         distinct = {
             (item.op, not item.is_rl_kernel, item.implementation, item.reason): None
             for rank in self.ranks
@@ -153,7 +153,7 @@ def _summarize(op: str, implementation: str, reason: str, *, is_rl_kernel: bool,
 
 
 def read_ops(trial_dir: TrialDir) -> OpsLog:
-    """Read every rank's ops file; no file at all is an empty log.
+    """Read every rank's ops file; without files the log is empty.
 
     Raises:
         BundleUnreadable: a file was written by a newer version.
@@ -174,7 +174,7 @@ def read_ops(trial_dir: TrialDir) -> OpsLog:
 
 
 def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
-    """What operators resolved to, rank by rank; nothing else of the files is looked at.
+    """Read only the decisions of the files, rank by rank.
 
     Raises:
         BundleUnreadable: a file cannot be read.
@@ -186,7 +186,7 @@ def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
 
 
 def read_tokens(trial_dir: TrialDir) -> Iterator[tuple[int, Step]]:
-    """The rank and step of each record that holds training against rollout; nothing else of the files is looked at.
+    """Read only the records that compare training with rollout, with their rank and step.
 
     Raises:
         BundleUnreadable: a file cannot be read.
@@ -200,7 +200,7 @@ def read_tokens(trial_dir: TrialDir) -> Iterator[tuple[int, Step]]:
 
 
 def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
-    """One file.  ``metrics`` are the names met so far, in this rank and those before."""
+    """Read one file.  ``metrics`` are the names found so far, in this rank and earlier ones."""
     source, rejects = f"{path.parent.name}/{path.name}", RejectLog()
     install: Install | None = None
     decisions: list[tuple[int, Decided]] = []
@@ -254,7 +254,7 @@ def _read_events(path: Path, source: str, rejects: RejectLog, needle: bytes = b"
         try:
             limit = MAX_KERNELS_BYTES if text.startswith(_KERNELS) else MAX_LINE_BYTES
             event = EVENTS.validate_json(text[:limit])
-            decode_json(text, limit)  # pydantic does not see a key that is given twice
+            decode_json(text, limit)  # pydantic does not notice a duplicate key
         except ValueError as error:
             rejects.add(number, "not an event" if text.endswith(b"\n") else "torn line", describe(error))
             continue
@@ -264,7 +264,7 @@ def _read_events(path: Path, source: str, rejects: RejectLog, needle: bytes = b"
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """With their numbers; of a line that is too long only so much that it can be seen."""
+    """Read lines with their numbers; a line that is too long is cut just beyond the limit."""
     with open_log(path) as stream:
         number = 0
         while text := stream.readline(MAX_KERNELS_BYTES + 1):

@@ -17,14 +17,14 @@ Timers: TypeAlias = Annotated[dict[Timer, Seconds], Field(max_length=64)]
 Memory: TypeAlias = Annotated[dict[Timer, Count], Field(max_length=64)]
 
 
-# Thousands of steps of many ranks are held at once: slots take a third of a model's memory.
+# Thousands of steps of many ranks are in memory at once; classes with slots take a third of a model's memory.
 _CONFIG: Final = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 _RECORD: Final[Any] = {"config": _CONFIG, "frozen": True, "slots": True, "kw_only": True}
 
 
 @record(**_RECORD)
 class OpCount:
-    """Calls that RL-Kernel served and rows of logits in them; calls it should have served and did not."""
+    """Calls that RL-Kernel served and their rows of logits; calls that it should have served but did not."""
 
     calls: Count = 0
     tokens: Count = 0
@@ -55,7 +55,7 @@ class Install:
 
 @record(**_RECORD)
 class Dispatch:
-    """What RL-Kernel said of a dispatch of its own."""
+    """RL-Kernel's report on one of its dispatches."""
 
     requested_backend: str
     actual_backend: str
@@ -67,7 +67,7 @@ class Dispatch:
 
 @record(**_RECORD)
 class Decided:
-    """What an operator resolved to on a rank."""
+    """The implementation that an operator resolved to on a rank."""
 
     event: Literal["decision"]
     op: str
@@ -94,7 +94,7 @@ class Largest:
 
 @record(**_RECORD)
 class Sums:
-    """Over tokens: the absolute difference, and the terms of the two KL estimates."""
+    """Sums over tokens: the absolute difference, and the terms of the two KL estimates."""
 
     abs: Seconds
     k1: float
@@ -103,7 +103,7 @@ class Sums:
 
 @record(**_RECORD)
 class Tokens:
-    """One step's log-probs of training against those of the rollout on a rank, or the ``reason`` why there are none."""
+    """One step's log-probs of training against the rollout's, on one rank, or the ``reason`` why they are missing."""
 
     reason: Annotated[str, Field(max_length=200)] = ""
     tokens: Count = 0
@@ -117,10 +117,10 @@ class Tokens:
 
 @record(**_RECORD)
 class Step:
-    """One rollout's training on a rank: seconds, bytes, counts, and what was odd about an operator's answers.
+    """One rollout's training on a rank: seconds, bytes, counts, and problems with an operator's answers.
 
-    Only a session says ``variant``, None where the step did not begin as one, and ``counts``, torch's own.
-    ``energy_j`` is what the rank's device used, None where that is not known.
+    Only sessions have ``variant`` (None where the step did not begin as one) and ``counts``, which are torch's.
+    ``energy_j`` is the energy of the rank's device; None where it is unknown.
     """
 
     event: Literal["step"]
@@ -137,7 +137,7 @@ class Step:
 
 @record(**_RECORD)
 class Gap:
-    """How far RL-Kernel's numbers lie from the trainer's own, over ``n`` of them; None for what is not finite."""
+    """The difference of RL-Kernel's numbers from the trainer's, over ``n`` numbers; None where it is not finite."""
 
     max_abs: Seconds | None
     mean_abs: Seconds | None
@@ -147,7 +147,7 @@ class Gap:
 
 @record(**_RECORD)
 class Losses:
-    """One loss by both routes; ``name`` says which."""
+    """One loss, named ``name``, by both routes."""
 
     name: Timer
     baseline: float | None
@@ -158,7 +158,7 @@ class Losses:
 class Shadow:
     """One microbatch by both routes on a rank, or the ``error`` of the comparison.
 
-    ``calls`` are those of the comparison: where an operator has none, both routes are the trainer's own.
+    ``calls`` are those of the comparison; an operator without calls compared the trainer's route with itself.
     """
 
     event: Literal["shadow"]

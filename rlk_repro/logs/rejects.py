@@ -1,4 +1,4 @@
-"""What a parser saw and did not take: a bounded list with line numbers, and exact totals per reason."""
+"""Lines that a parser refused: a bounded list with line numbers, and exact totals per reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DETAIL_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """One refused message: its 1-based line, the reason (one of a parser's few), and what was there."""
+    """One refused message: its line (counted from 1), the parser's reason, and its text."""
 
     line: int
     reason: str
@@ -25,7 +25,7 @@ class Reject:
 
 
 class RejectLog:
-    """Collects rejects: the first ``KEPT`` whole, all of them in the totals."""
+    """Collects rejects: it keeps the first ``KEPT`` and counts all."""
 
     def __init__(self) -> None:
         self._kept: list[Reject] = []
@@ -46,7 +46,7 @@ class RejectLog:
 
 
 def describe(error: ValueError) -> str:
-    """Why a line is none: of several reasons the first, with the place in the line."""
+    """Describe why a line is invalid: the first reason, with the place in the line."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors(include_url=False, include_input=False)[0]

@@ -1,8 +1,8 @@
-"""Reads from a node's ``telemetry.jsonl`` how often the devices of a trial were slowed down.  The node agent samples.
+"""Read from a node's ``telemetry.jsonl`` how often a trial's devices were slowed down.  The node agent samples.
 
 A sample is ``{"t": unix seconds, "trial": name or null, "cpu_percent", "rss_bytes", "gpus": [{"index",
 "memory_used_bytes", "utilization_percent", "power_w", "temperature_c", "sm_clock_mhz", "throttle_reasons": [...]}]}``;
-what a node cannot measure is null or absent.
+values that a node cannot measure are null or absent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ THROTTLE_MARKS: Final = ("slowdown", "thermal", "thrm", "prochot")
 
 
 class TelemetryReject(StrEnum):
-    """Why a line was refused."""
+    """The reason why a line was refused."""
 
     TORN = "the last line is cut off"
     TOO_LONG = "longer than 1 MiB"
@@ -39,7 +39,7 @@ class TelemetryReject(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTelemetry:
-    """How many samples of a trial name throttle reasons, and in how many of these a device was slowed down."""
+    """The number of samples of a trial with throttle reasons, and the number in which a device was slowed down."""
 
     num_throttle_samples: int = 0
     num_throttled: int = 0
@@ -58,7 +58,7 @@ class TrialTelemetry:
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
-    """One node's telemetry by trial; samples taken between trials are read and not kept."""
+    """One node's telemetry by trial; samples between trials are dropped."""
 
     trials: Mapping[str, TrialTelemetry]
     rejects: tuple[Reject, ...]
@@ -69,14 +69,14 @@ def parse_telemetry(path: Path) -> Telemetry:
     """Read one node's samples.
 
     Raises:
-        BundleUnreadable: the file is absent or cannot be read.  No content raises.
+        BundleUnreadable: the file is absent or cannot be read.  Its content never raises an error.
     """
     with open_log(path) as stream:
         return _parse_stream(stream)
 
 
 def merge_telemetry(nodes: Iterable[Telemetry]) -> dict[str, TrialTelemetry]:
-    """By trial, the samples of all nodes together."""
+    """Join the samples of all nodes, by trial."""
     merged: dict[str, TrialTelemetry] = {}
     for node in nodes:
         for trial, summary in node.trials.items():

@@ -1,7 +1,6 @@
-"""Reads what vime's trainer and RolloutManager print into rows of numbers; each number knows its line.
+"""Read the output of vime's trainer and RolloutManager into rows of numbers; each number has its line.
 
-Only the dialect is known here (docs/log-dialect.md): which metric the product reports from which key is
-``rlk_repro.logs.metrics``.
+This module knows only the dialect (docs/log-dialect.md); ``rlk_repro.logs.metrics`` maps keys to metrics.
 """
 
 from __future__ import annotations
@@ -67,11 +66,11 @@ Rows = Mapping[int, Mapping[str, LogSample]]
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedLog:
-    """Everything one trial's log says.  Rows are by the number printed in the line, then by vime's key.
+    """The content of one trial's log.  Rows are by the number printed in the line, then by vime's key.
 
-    ``perf_rows`` merges the trainer's and the RolloutManager's ``perf N`` lines.  ``reject_counts`` has more than
-    ``rejects`` holds, and the lines that Ray swallowed as duplicates: it ignores digits, so that other steps' values
-    may be lost with them.
+    ``perf_rows`` merges the ``perf N`` lines of trainer and RolloutManager.  ``reject_counts`` counts also the rejects
+    beyond those kept, and the lines that Ray dropped as duplicates.  Ray ignores digits there, so values of other steps
+    may be among the dropped lines.
     """
 
     step_rows: Rows
@@ -86,7 +85,7 @@ def parse_log(path: Path) -> ParsedLog:
     """Read a trial's ``stdout.log``, stamped by the node agent or not.
 
     Raises:
-        BundleUnreadable: the file is absent or cannot be read.  No content raises.
+        BundleUnreadable: the file is absent or cannot be read.  Its content never raises an error.
     """
     with open_log(path, buffering=0) as stream:
         return parse_stream(stream)
@@ -109,7 +108,7 @@ def parse_stream(stream: IO[bytes]) -> ParsedLog:
 
 
 class _LogReader:
-    """Takes lines in order and collects what they say."""
+    """Reads lines in order and collects their values."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[int, dict[str, LogSample]]] = {kind: {} for kind in _FAMILIES}
@@ -121,7 +120,7 @@ class _LogReader:
         self._is_quoted = False
 
     def read_line(self, line: LogLine) -> None:
-        """Split a line at vime's logging prefixes: a bar, torn text or other messages may stand before ours."""
+        """Split a line at vime's logging prefixes; progress bars, torn text or other messages may come before ours."""
         if not line.is_continued:
             self._line, self._actor, self._is_quoted = line.number, None, False
         text = _COLOUR.sub(b"", line.text) if b"\x1b" in line.text else line.text
@@ -136,7 +135,7 @@ class _LogReader:
                 start, is_message = prefix.end(), True
 
     def _read_message(self, piece: bytes) -> bool:
-        """Take what follows a logging prefix; False when it is no message of the dialect."""
+        """Read what follows a logging prefix; False when it is not a message of the dialect."""
         if table := _TABLE.match(piece):
             if self._is_ours(table[0]):
                 self._read_table(table[1].decode(), int(table[2]), piece[table.end() :])
@@ -151,12 +150,12 @@ class _LogReader:
         found = [position for keys in _KEYS if (position := piece.find(keys)) >= 0]
         if found:
             self._reject(LogReject.NO_PREFIX, _decode(piece[min(found) + 2 :][:80].strip()))
-        # A message that prints text quotes it (``First rollout sample: ['…``): what the text holds is no message.
+        # A message that prints text quotes it (``First rollout sample: ['…``): such quotes are not messages.
         if is_message and any(quote in piece for quote in _QUOTES):
             self._is_quoted = True
 
     def _is_ours(self, message: bytes) -> bool:
-        """Trainer and RolloutManager speak the dialect; so does a trainer that runs without Ray and has no actor."""
+        """Whether the trainer or the RolloutManager printed a line; a trainer without Ray has no actor name."""
         name = _decode(message.rstrip(b": "))
         if self._is_quoted:
             self._reject(LogReject.QUOTED, name)
@@ -168,7 +167,7 @@ class _LogReader:
 
     def _read_table(self, kind: str, index: int, body: bytes) -> None:
         families = _FAMILIES.get(kind)
-        if families is None:  # of the critic, an evaluation, multi_turn and passrate: known, not used
+        if families is None:  # keys of the critic, evaluations, multi_turn and passrate are known but not used
             return
         where = f"{kind} {index}"
         numbers = self._read_dict(where, body)
@@ -183,7 +182,7 @@ class _LogReader:
             self._merge(kind, index, known)
 
     def _merge(self, kind: str, index: int, numbers: Mapping[str, float]) -> None:
-        """Add a whole line or nothing: a line that contradicts what is there comes from another rank or process."""
+        """Add a whole line, or none of it where it contradicts earlier values: another process printed it."""
         row = self.rows[kind].setdefault(index, {})
         for key, value in numbers.items():
             first = row.get(key)
@@ -204,7 +203,7 @@ class _LogReader:
             self._reject(reason, f"{where}: {error}")
             return None
         if repeated := _REPEATED.match(text, end):
-            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # one of them is the line that we read
+            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # one of them is the line that was read
         return numbers
 
     def _reject(self, reason: LogReject, detail: str) -> None:

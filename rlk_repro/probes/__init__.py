@@ -1,4 +1,4 @@
-"""Probes: what a node is.  One module per section; ``node`` puts them together.
+"""Probes: the facts of a node.  Each section has one module; ``node`` puts them together.
 
-A probe reads files below ``root`` and asks tools on PATH; it never raises for what a machine lacks.
+A probe reads files below ``root`` and runs tools on PATH; it raises no error for something that a machine lacks.
 """

@@ -1,12 +1,12 @@
-"""What git knows of a folder: its commit, and whether the files are those of the commit.
+"""What git knows about a folder: its commit, and whether the files are those of the commit.
 
-A checkout may be a stranger's, and its configuration, attributes and hooks name programs. So git never works in it: it
-gets an empty repository of ours that borrows the checkout's objects, lists the commit's files and those that are not
-ignored, and nothing else. The files are hashed here. Nothing of a checkout's own configuration is read.
+A checkout may be a stranger's, and its configuration, attributes and hooks can name programs. So git never works in
+it. Git works in an empty repository that borrows the checkout's objects; there it only lists the commit's files and
+those that are not ignored. This module hashes the files. The checkout's own configuration is never read.
 
-An unpacked archive has no commit; its files have git's hash all the same.
+An unpacked archive has no commit, but git's hash of its files can be computed.
 
-Reasons name no path: a manifest goes into bundles, and paths carry user names.
+Reasons contain no path, because manifests go into bundles and paths can hold user names.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from rlk_repro.base.trees import GENERATED, hash_listed, hash_tree
 from rlk_repro.rundir.manifest import Fact, Unknown
 
 TIMEOUT_S: Final = 20.0
-# The user's own settings may start a file system monitor, which would watch a repository that is gone at once.
+# The user's own settings may start a file system monitor, which would watch a short-lived repository.
 _GIT: Final = ("git", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false")
 PROJECT_FILES: Final = ("pyproject.toml", "setup.py")
-"""One of them lies beside the package in a source tree, and in no folder that packages are installed into."""
+"""A source tree has one of these beside the package; a folder of installed packages has none."""
 NOT_A_CHECKOUT: Final = Unknown("its folder is not a git checkout")
 _GITLINK: Final = "160000"
 _NO_COMMIT: Final = "0" * 40
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _REFERENCE: Final = re.compile(r"ref: (refs/[^\0\n]+)")
-_MOST_REFERENCES: Final = 5  # one that leads to another, and so on
+_MOST_REFERENCES: Final = 5  # references that lead to other references
 _HEAD_BYTES: Final = 4096
 
 
@@ -43,7 +43,7 @@ _HEAD_BYTES: Final = 4096
 class Checkout:
     """``names`` are the commit's files and those that git would not ignore.
 
-    ``links`` are the repositories in it, each with its commit; one that was changed has the hash of its files instead.
+    ``links`` are repositories inside it, each with its commit, or the hash of its files where it was changed.
     """
 
     top: Path
@@ -71,7 +71,7 @@ def probe_checkout(folder: Path) -> dict[str, Fact]:
 
 
 def probe_archive(folder: Path) -> Fact:
-    """``tree`` of sources that git does not know: what building leaves in them does not count."""
+    """Probe sources without git: ``tree`` is the hash of their files, without what building leaves in them."""
     if not any((folder / name).is_file() for name in PROJECT_FILES):
         return Unknown("its folder holds no source tree")
     try:
@@ -87,7 +87,7 @@ def unknown_checkout(reason: str) -> dict[str, Fact]:
 def read_checkout(folder: Path) -> Checkout | Unknown:
     """The checkout that a folder belongs to.
 
-    A folder that merely lies inside some repository, as site-packages do in a checkout's .venv, belongs to none.
+    A folder that is only ignored content of a repository, such as site-packages in a .venv, belongs to no checkout.
     """
     if not folder.is_dir():
         return Unknown("its folder is absent")
@@ -119,10 +119,10 @@ def _read_checkout(folder: Path) -> Checkout | Unknown:
 
 
 def _find_repository(folder: Path) -> tuple[Path, Path, Path] | None:
-    """Where the files begin, the folder that holds HEAD, and the one that holds objects and branches."""
+    """Find the top of the files, the folder that holds HEAD, and the folder that holds objects and branches."""
     for top in (folder, *folder.parents):
         own = top / ".git"
-        if own.is_file():  # of a worktree or submodule: it names the folder
+        if own.is_file():  # in a worktree or submodule this file names the folder
             own = top / own.read_text(errors="replace")[:_HEAD_BYTES].removeprefix("gitdir:").strip()
         if (own / "HEAD").is_file():
             shared = own / "commondir"
@@ -131,7 +131,7 @@ def _find_repository(folder: Path) -> tuple[Path, Path, Path] | None:
 
 
 def _read_head(own: Path, common: Path) -> str | None:
-    """The commit that is checked out, where it is written as a file or among the packed references."""
+    """Read the commit that is checked out, from its file or from the packed references."""
     text = _read_start(own / "HEAD")
     for _ in range(_MOST_REFERENCES):
         if _COMMIT.fullmatch(text):
@@ -155,7 +155,7 @@ def _find_packed(path: Path, reference: str) -> str:
 
 
 def _ask_git(top: Path, common: Path, commit: str) -> tuple[str, list[str], list[str]] | Unknown:
-    """The commit's tree, its entries, and what else lies in the folder and is not ignored."""
+    """Ask git for the commit's tree, its entries, and other files in the folder that are not ignored."""
     with tempfile.TemporaryDirectory(prefix="rlk-repro-git-") as folder:
         own = Path(folder)
         for name in ("objects", "refs"):
@@ -178,7 +178,7 @@ def _ask_git(top: Path, common: Path, commit: str) -> tuple[str, list[str], list
 
 
 def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """By name the mode and hash of each line ``<mode> <type> <hash>\\t<name>``."""
+    """Read mode and hash, by name, from lines ``<mode> <type> <hash>\\t<name>``."""
     for line in listed:
         facts, _, name = line.partition("\t")
         mode, _, digest = facts.split()
@@ -186,7 +186,7 @@ def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _read_link(folder: Path, recorded: str) -> str:
-    """What a repository inside another counts as; one that was never fetched counts as what was recorded."""
+    """The hash that stands for a repository inside another one; the recorded commit where it was never fetched."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return recorded
     facts = probe_checkout(folder) if (folder / ".git").exists() else {}

@@ -1,6 +1,6 @@
-"""Which code runs: Python, installed packages, and the commits of rlk-repro, vime, Megatron-LM and RL-Kernel.
+"""Find which code runs: Python, installed packages, and the commits of rlk-repro, vime, Megatron-LM and RL-Kernel.
 
-Nothing is imported to learn this.  Which libraries a rank really loaded is written by the trainer itself.
+The probe imports no package.  The trainer itself records which libraries a rank loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SECTION: Final = "code"
 
 @dataclass(frozen=True, kw_only=True)
 class CodeSource:
-    """One code base: its name among a stack's pins, its module, its distributions, and what names its checkout."""
+    """One code base: its name among a stack's pins, its module, its distributions, and the variable of its checkout."""
 
     pin: str
     module: str
@@ -69,7 +69,7 @@ def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> d
 
 
 def probe_packages() -> dict[str, Fact]:
-    """Version by normalised name of everything installed; of two copies the one that imports win."""
+    """The version of every installed package by normalised name; of two copies the one that Python would import."""
     found: dict[str, Fact] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
@@ -79,9 +79,11 @@ def probe_packages() -> dict[str, Fact]:
 
 
 def probe_source(source: CodeSource, environ: Mapping[str, str], commits: Mapping[str, str]) -> dict[str, Fact]:
-    """Version, commit and files of one code base: from its checkout, else what was recorded at its installation, else
-    the image's record.  The files have a hash however they came here: ``tree`` those of the whole sources,
-    ``package_tree`` those that Python imports.
+    """Find version, commit and files of one code base.
+
+    The source is its checkout, else the record of its installation,
+    else the image's record.  Its files always have a hash: ``tree`` covers the whole sources, ``package_tree`` the
+    files that Python imports.
     """
     distribution = find_distribution(source)
     version: Fact = Unknown(f"no distribution named {' or '.join(source.distributions)}")
@@ -110,7 +112,7 @@ def _probe_python(package: Path) -> Fact:
 
 
 def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
-    """How RL-Kernel was built, by the record that its installer left."""
+    """How RL-Kernel was built, from its installer's record."""
     package, distribution = find_package(RL_KERNEL, environ), find_distribution(RL_KERNEL)
     is_installed = isinstance(package, Path) and distribution is not None and _holds(distribution, package)
     record = load_build_record(distribution) if is_installed else None
@@ -124,13 +126,13 @@ def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
 
 
 def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unknown:
-    """The folder of the module: where a child of this process would import it from, else in the checkout that the
-    variable names.
+    """The module's folder: where a child of this process would import it from, else in the checkout that the variable
+    names.
     """
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     try:
         spec = PathFinder.find_spec(source.module, folders) or importlib.util.find_spec(source.module)
-    except (ImportError, ValueError):  # a module that is half imported has no spec
+    except (ImportError, ValueError):  # a partly imported module has no spec
         spec = None
     places = list(spec.submodule_search_locations or []) if spec else []
     if places:
@@ -144,13 +146,13 @@ def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unkno
 
 
 def _origin(source: CodeSource, package: Path, environ: Mapping[str, str]) -> str:
-    """The variable, where it names the checkout that holds the package."""
+    """The name of the variable, where its checkout holds the package."""
     named = environ.get(source.variable)
     return source.variable if named and package.resolve().is_relative_to(Path(named).resolve()) else "installed"
 
 
 def _holds(distribution: metadata.Distribution, package: Path) -> bool:
-    """Whether the package is the one that pip installed, not another in front of it."""
+    """Whether the package is the one that pip installed, not another one earlier on the path."""
     return Path(str(distribution.locate_file(package.name))).resolve() == package.resolve()
 
 
@@ -167,7 +169,7 @@ def _recorded_commits(root: Path) -> dict[str, str]:
 
 
 def find_distribution(source: CodeSource) -> metadata.Distribution | None:
-    """The installed distribution, under the first of its names that is there."""
+    """The installed distribution, under the first of its names that is installed."""
     for name in source.distributions:
         try:
             return metadata.distribution(name)

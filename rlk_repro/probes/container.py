@@ -1,7 +1,7 @@
-"""Which container this process runs in, and which image, as far as a process can tell from inside.
+"""Which container and which image this process runs in, as far as a process can tell from inside.
 
-No image can hold its own digest: it comes from the process that started the container, or from the record that our
-launcher mounts.  Without either it is unknown.
+No image can hold its own digest.  The digest comes from the process that started the container, or from the record
+that our launcher mounts; without both it is unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIGEST_VARIABLE: Final = "RLK_REPRO_IMAGE_DIGEST"
 PROVENANCE: Final = "/opt/rlk-repro/provenance.json"
 NONE: Final = "none"
 
-# First match decides: a pod's container also carries the marks of the engine below it
+# The first match decides: a pod's container also has the marks of the engine below it
 VARIABLES: Final = (
     ("APPTAINER_CONTAINER", "apptainer"),
     ("SINGULARITY_CONTAINER", "apptainer"),

@@ -1,4 +1,4 @@
-"""The environment variables that steer a run, by allow-list, scrubbed.  Whose job it is stays out of the record."""
+"""The environment variables that influence a run: chosen by an allow-list, scrubbed, without the user's identity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFIXES: Final = (
     *("RL_KERNEL_", "KERNEL_ALIGN_", "FUSED_LOGP_", "VIME_", "RLK_REPRO_", "SLURM_"),
 )
 NAMES: Final = ("PYTHONHASHSEED", "MEGATRON_SRC", "RLK_SRC")
-# Identities, addresses, and the job script's own paths.  Job scripts use it too: bash must be able to read it.
+# Identities, addresses, and the job script's own paths.  Job scripts use this pattern too, so bash must read it.
 PRIVATE: Final = re.compile(
     r"SLURM_.*(_USER|_UID|_GID|_GROUP|_ACCOUNT|_HOST|_IPADDR|_ADDR|_DIR|_PORT|_CONF|SUBMIT_.*)|RAY_ADDRESS|.*_HOST_IP"
     r"|.*_SERVICE_(HOST|PORT)(_.*)?|.*_PORT(_[0-9]+_(TCP|UDP)(_.*)?)?|RLK_REPRO_RUNS"

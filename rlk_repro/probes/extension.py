@@ -1,6 +1,6 @@
 """RL-Kernel's compiled extension as a file: present, its hash, the operators bound in it.  It is never imported.
 
-Without the extension RL-Kernel falls back to plain PyTorch and only logs it, so its presence is a fact of first rank.
+Without the extension RL-Kernel falls back to plain PyTorch and only logs that, so its presence is an important fact.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def find_bound_names(data: bytes) -> list[str]:
 
 
 def list_device_code(file: Path) -> list[str] | Unknown:
-    """The GPUs that a compiled extension holds machine code for (``sm_90``), or code to translate (``compute_90``).
+    """The GPUs for which a compiled extension holds machine code (``sm_90``) or intermediate code (``compute_90``).
 
-    CUDA's ``cuobjdump`` knows; it comes with the compiler and is absent from most machines that only run.
+    CUDA's ``cuobjdump`` lists them; it comes with the compiler, so most machines without one lack it.
     """
     tool = next((name for name in CUOBJDUMP if shutil.which(name)), None)
     if tool is None:
@@ -75,7 +75,7 @@ def list_device_code(file: Path) -> list[str] | Unknown:
 
 
 def build_variables(environ: Mapping[str, str]) -> dict[str, Fact] | Unknown:
-    """Those variables of an environment that steer RL-Kernel's build."""
+    """The variables of an environment that influence RL-Kernel's build."""
     names = sorted(name for name in environ if name in BUILD_NAMES or name.startswith(BUILD_PREFIXES))
     found: dict[str, Fact] = {name: environ[name] for name in names}
     return found or Unknown("no variable of RL-Kernel's build is set")

@@ -1,6 +1,6 @@
-"""Facts of the file system below the run directory: kind, room, how long a small file takes, whose clock it has.
+"""Facts of the run directory's file system: type, free space, latency of a small file, and its clock.
 
-Not a section of every manifest: only a job has a run directory, and what is measured here is measured in it.
+Only manifests of jobs have this section, because it is measured in the run directory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
 
 
 def find_filesystem(mounts: str, path: Path) -> str | Unknown:
-    """The type of the file system that holds ``path``: that of the deepest mount point above it, the last one wins."""
+    """The type of the file system that holds ``path``: that of the deepest mount point above it, or the last such."""
     rows = [line.split(" ") for line in mounts.splitlines()]
     above = [
         (len(Path(point).parts), kind)
@@ -43,7 +43,7 @@ def find_filesystem(mounts: str, path: Path) -> str | Unknown:
 
 
 def _unescape(text: str) -> str:
-    """The mount table writes blanks and backslashes in octal."""
+    """Decode a path of the mount table, which writes blanks and backslashes in octal."""
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(code, character)
     return text

@@ -1,6 +1,6 @@
-"""The section ``gpu``, whichever vendor; and who uses the GPUs now.
+"""The section ``gpu`` for every vendor, and which processes use the GPUs now.
 
-A GPU that is on the PCI bus and that no driver serves is not the same as no GPU.
+A GPU on the PCI bus without a driver is reported as such, not as *no GPU*.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def probe(root: Path = Path("/")) -> dict[str, Fact]:
 
 
 def busy_gpus(root: Path = Path("/")) -> list[GpuUse] | Unknown:
-    """GPUs with a process on them or more than an idle driver's memory in use; none where there is no GPU."""
+    """GPUs with a process, or with more memory in use than an idle driver's; empty where the machine has no GPU."""
     use = gpu_nvidia.read_use()
     if isinstance(use, Unknown):
         on_amd = gpu_amd.read_use(root)
@@ -50,7 +50,7 @@ def busy_gpus(root: Path = Path("/")) -> list[GpuUse] | Unknown:
 
 
 def find_on_bus(root: Path) -> list[str]:
-    """The vendor of every GPU on the PCI bus, driver or not."""
+    """The vendor of every GPU on the PCI bus, with or without a driver."""
     functions = [f"{PCI}/{name}" for name in list_names(root, PCI)]
     ids = (
         read_text(root, f"{folder}/vendor")

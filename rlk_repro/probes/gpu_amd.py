@@ -1,7 +1,7 @@
-"""The section ``gpu`` on AMD, from the kernel's own files: KFD's topology for what ROCm sees, sysfs for each device.
+"""The section ``gpu`` on AMD, from the kernel's files: KFD's topology for the GPUs of ROCm, sysfs for each device.
 
-The files are there in every container that may use the GPUs, need no library, and cannot hang.  Only a product name
-that the board does not hold is asked of amd-smi or rocm-smi.
+Every container that may use the GPUs has these files.  They need no library and cannot hang.  amd-smi or rocm-smi is
+asked only for a product name that the board does not hold.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def _no_gpu(root: Path) -> Unknown:
 def _device(root: Path, gpu: KfdGpu) -> dict[str, Fact]:
     folder = gpu.device
     return {
-        "name": derive(read_text(root, f"{folder}/product_name"), lambda name: name or Unknown("the board names none")),
+        "name": derive(
+            read_text(root, f"{folder}/product_name"), lambda name: name or Unknown("the board holds no product name")
+        ),
         "pci_bus_id": link_name(root, folder),
         "device_id": read_text(root, f"{folder}/device"),
         "gfx": gfx_name(gpu.properties.get("gfx_target_version", 0)),
@@ -148,7 +150,7 @@ def _clocks(root: Path, folder: str) -> dict[str, Fact]:
 
 
 def _errors(root: Path, folder: str) -> dict[str, Fact]:
-    """Memory errors since boot; the kernel has the file only where error correction is on."""
+    """Memory errors since boot; the kernel has this file only where error correction is on."""
     text = read_text(root, f"{folder}/ras/umc_err_count")
     if isinstance(text, Unknown):
         return {"ecc_mode": text, "ecc_corrected": text, "ecc_uncorrected": text}
@@ -179,7 +181,7 @@ def _processes(root: Path, gpu: KfdGpu, pids: list[str]) -> Iterator[GpuProcess]
 
 
 def _links(root: Path, gpus: list[KfdGpu]) -> dict[str, int]:
-    """GPU pairs by the kind of link that joins them."""
+    """Count GPU pairs by the kind of link between them."""
     ours = {gpu.node for gpu in gpus}
     counts: Counter[str] = Counter()
     for gpu in gpus:
@@ -198,11 +200,11 @@ def _properties(root: Path, path: str) -> dict[str, int]:
 
 
 def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
-    """Fill in the names that no board holds, by PCI address."""
+    """Fill in product names that the boards do not hold, by PCI address."""
     if all(not isinstance(device["name"], Unknown) for device in devices):
         return devices
     names = _names_from(AMD_SMI) or _names_from(ROCM_SMI)
-    missing = Unknown("the board, amd-smi and rocm-smi name none")
+    missing = Unknown("the board, amd-smi and rocm-smi give no product name")
     return [
         device | {"name": names.get(str(device["pci_bus_id"]), missing)}
         if isinstance(device["name"], Unknown)

@@ -1,6 +1,6 @@
-"""The section ``gpu`` on NVIDIA: NVML if its Python package is there, else nvidia-smi.
+"""The section ``gpu`` on NVIDIA: from NVML if its Python package is installed, else from nvidia-smi.
 
-What neither knows (container toolkit, IMEX channels, forward-compatibility libraries) comes from files and tools.
+Facts that neither has (container toolkit, IMEX channels, forward-compatibility libraries) come from files and tools.
 """
 
 from __future__ import annotations

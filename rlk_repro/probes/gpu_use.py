@@ -1,4 +1,4 @@
-"""Who uses a GPU right now: what preflight asks before a trial, and the agent between two trials."""
+"""Which processes use a GPU now; preflight asks before the first trial, the agent between two trials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """Memory in use on one GPU and the processes behind it, which a container may not be shown."""
+    """Memory in use on one GPU, and the processes that use it; a container may not see all of them."""
 
     index: int
     memory_used_mib: float | Unknown

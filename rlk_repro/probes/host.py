@@ -1,7 +1,7 @@
 """Facts of the machine around the accelerators: kernel, processor, memory, limits, control group.
 
-Not its network or GPUs.  Files are read below ``root``; what only system calls tell (limits, page size, glibc) is
-this process's own.
+Network and GPUs have their own modules.  Files are read below ``root``; facts that only system calls give (limits,
+page size, glibc) are those of this process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ARM_CORES: Final = {
     ("0x41", "0xd49"): "Neoverse-N2",
     ("0x41", "0xd4f"): "Neoverse-V2",
 }
-# Kernel parameters that change how fast a machine is; the others tell whose it is and what it boots from
+# Kernel parameters that affect speed; the others can identify the machine and its disks
 TUNING: Final = re.compile(
     r"mitigations|nosmt|mce|iommu(?:\.\w+)?|(?:intel|amd)_iommu|swiotlb|isolcpus|nohz(?:_full)?|rcu_nocbs|irqaffinity|"
     r"numa_balancing|(?:default_)?hugepagesz?|transparent_hugepage|(?:intel|amd)_pstate|idle|processor\.\w+|"
@@ -116,7 +116,7 @@ def _memory(root: Path) -> dict[str, Fact]:
 
 
 def _moment(root: Path) -> dict[str, Fact]:
-    """What changes from one minute or boot to the next; kept as evidence, never compared in earnest."""
+    """Facts that change between minutes or boots; they are kept as evidence, and a difference never matters."""
     return {
         "boot_id": read_text(root, "/proc/sys/kernel/random/boot_id"),
         "load_average": derive(read_text(root, "/proc/loadavg"), lambda text: _floats(text, 3)),
@@ -161,9 +161,9 @@ def find_trainers(root: Path) -> list[Any]:
 
 
 def find_other_runs(root: Path, own_pid: int) -> list[Any]:
-    """Runs of ours that another agent on this machine has in hand, by their ids, and checks of claims; each once.
+    """Find runs of other rlk-repro agents on this machine, by run id, and running checks of claims, each once.
 
-    Agents of one run that share a node, as in a test of several nodes, are no other run.
+    Agents of one run may share a node, as in a test of several nodes; they do not count as another run.
     """
     commands = {
         int(pid): text.split("\0") for pid in list_names(root, "/proc") if pid.isdigit()
@@ -175,7 +175,7 @@ def find_other_runs(root: Path, own_pid: int) -> list[Any]:
 
 
 def _find_run(argv: list[str]) -> str | None:
-    """The run directory of an agent's command line, ``claims check`` of a measuring process's; None of any other."""
+    """The run directory in an agent's command line; ``claims check`` for a measuring process; else None."""
     for option, module, *rest in zip(argv, argv[1:], argv[2:] or [""], strict=False):
         if option == "-m" and module == "rlk_repro.job":
             return rest[0]
@@ -185,7 +185,7 @@ def _find_run(argv: list[str]) -> str | None:
 
 
 def comparable_cmdline(text: str) -> str:
-    """The parameters that matter for speed, in their order; the rest of the line stays private."""
+    """Keep the parameters that matter for speed, in their order; the rest of the line stays private."""
     kernel_part = f" {text} ".split(" -- ", 1)[0]
     return scrub(" ".join(token for token in kernel_part.split() if TUNING.fullmatch(token.split("=", 1)[0])))
 
@@ -214,27 +214,27 @@ def parse_cpu_model(text: str) -> str | Unknown:
 
 
 def count_cpu_list(text: str) -> int | Unknown:
-    """How many numbers a kernel list holds: ``0-3,8`` is 5."""
+    """Count the numbers of a kernel list: ``0-3,8`` is 5."""
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
-        return Unknown(f"{text[:40]!r} is no list of numbers")
+        return Unknown(f"{text[:40]!r} is not a list of numbers")
     bounds = [[int(number) for number in part.split("-")] for part in text.split(",")]
     return sum(bound[-1] - bound[0] + 1 for bound in bounds)
 
 
 def parse_bracketed(text: str) -> str | Unknown:
-    """The chosen one of ``always [madvise] never``."""
+    """The chosen value of a text such as ``always [madvise] never``."""
     match = re.search(r"\[(.+?)\]", text)
     return match[1] if match else Unknown(f"{text[:40]!r} marks no choice")
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """Sizes in bytes by name."""
+    """Read /proc/meminfo: sizes in bytes by name."""
     matches = re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
     return {match[1]: int(match[2]) * 1024 for match in matches}
 
 
 def parse_mounts(text: str) -> dict[str, str]:
-    """File system types of the mount points that matter here, and the network file systems present."""
+    """File system types of the relevant mount points, and the network file systems present."""
     types = {fields[1]: fields[2] for fields in map(str.split, text.splitlines()) if len(fields) > 2}
     network = sorted({kind for kind in types.values() if kind in NETWORK_FILESYSTEMS})
     found: dict[str, str] = {point: types[point] for point in MOUNT_POINTS if point in types}
@@ -260,7 +260,7 @@ def _v1_cpu(root: Path, folder: str) -> float:
 
 
 def _ancestors(root: Path, mount: str, controller: str) -> list[str]:
-    """This process's group and its parents below ``mount``; in a container its own group often is the mount itself."""
+    """This process's control group and its parents below ``mount``; in a container often the mount itself."""
     path = ""
     text = read_text(root, "/proc/self/cgroup")
     for line in [] if isinstance(text, Unknown) else text.splitlines():

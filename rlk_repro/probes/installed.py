@@ -1,6 +1,6 @@
-"""What pip and our installer recorded of an installed code base: its commit, and whether its files are still those.
+"""What pip and our installer recorded about an installed code base: its commit, and whether its files changed since.
 
-``tools/rl_kernel`` writes the build record; here it is only read.  Nothing is imported.
+``tools/rl_kernel`` writes the build record; this module reads it and imports no package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlk_repro.base.files import sha256_bytes
 from rlk_repro.rundir.manifest import Fact, Unknown
 
 BUILD_RECORD: Final = "rlk_repro_build.json"
-"""In the ``.dist-info`` folder, and listed in its RECORD, so that uninstalling removes it."""
+"""Name of the build record in the ``.dist-info`` folder; RECORD lists it, so that uninstalling removes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class AppliedRepair:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRecord:
-    """What an installed RL-Kernel was built from and for.  No path and no time: equal builds have equal records.
+    """What an installed RL-Kernel was built from and for, without paths and times: equal builds have equal records.
 
-    ``tree`` names the sources as git hashes them, before any repair; ``commit`` is None where nothing proves one.
+    ``tree`` is git's hash of the sources before any repair; ``commit`` is None where no commit is proved.
     """
 
     schema: int = 1
@@ -56,7 +56,7 @@ class BuildRecord:
 
 
 def load_build_record(distribution: metadata.Distribution | None) -> BuildRecord | None:
-    """The record of our installer; None where somebody else installed it."""
+    """Load our installer's record; None where another installer was used."""
     text = distribution.read_text(BUILD_RECORD) if distribution else None
     try:
         return TypeAdapter(BuildRecord).validate_json(text) if text else None
@@ -65,7 +65,7 @@ def load_build_record(distribution: metadata.Distribution | None) -> BuildRecord
 
 
 def probe_installed(distribution: metadata.Distribution, module: str) -> dict[str, Fact]:
-    """``commit``, ``is_dirty``, ``diff_sha256`` and ``tree``, as ``probe_checkout`` has them, or why not."""
+    """Find ``commit``, ``is_dirty``, ``diff_sha256`` and ``tree``, as ``probe_checkout`` does, or why not."""
     record = load_build_record(distribution)
     commit = record.commit if record else _find_commit(distribution)
     facts: dict[str, Fact] = {
@@ -83,7 +83,7 @@ def probe_installed(distribution: metadata.Distribution, module: str) -> dict[st
 
 
 def find_changed_files(distribution: metadata.Distribution, module: str) -> list[str] | Unknown:
-    """Files of ``module`` that are not those that pip installed, each with what it holds now, sorted."""
+    """List the files of ``module`` that differ from what pip installed, each with its digest now, sorted."""
     recorded = list(_recorded_files(distribution, module))
     if not recorded:
         return Unknown("pip recorded no files of it")

@@ -1,7 +1,6 @@
-"""What the kernel knows about its clock: whether something keeps it to UTC, and how far off it may be.
+"""What the kernel knows about its clock: whether it is synchronized to UTC, and how large its error may be.
 
-The question is ``adjtimex`` with no mode, which reads and sets nothing; it is answered in containers too, where no
-time daemon can be asked.
+``adjtimex`` without a mode reads this and sets nothing.  It also works in containers, which cannot ask a time daemon.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ def probe_clock() -> dict[str, Fact]:
 
 
 def read_timex(data: bytes) -> dict[str, Fact]:
-    """The two facts in what the kernel filled in; its errors are in microseconds."""
+    """Read the two facts from the kernel's structure, whose errors are in microseconds."""
     _, _, _, max_error_us, _, status = TIMEX.unpack_from(data)
     is_synchronized = not status & UNSYNCHRONISED
-    error: Fact = round(max_error_us / 1e6, 3) if is_synchronized else Unknown("nothing keeps this clock")
+    error: Fact = round(max_error_us / 1e6, 3) if is_synchronized else Unknown("this clock is not synchronized")
     return {"clock_is_synchronized": is_synchronized, "clock_max_error_s": error}
 
 

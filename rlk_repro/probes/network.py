@@ -1,6 +1,6 @@
-"""Facts of the network: interfaces, InfiniBand and RoCE devices, the modules behind them.  Never an address.
+"""Facts of the network: interfaces, InfiniBand and RoCE devices, and their kernel modules, but no addresses.
 
-Interfaces that container runtimes make for their own use are left out: they come and go with pods.
+Interfaces that container runtimes create are left out, because they come and go with pods.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _rdma_device(root: Path, name: str) -> dict[str, Fact]:
 
 
 def _open_verbs(root: Path, name: str) -> str:
-    """Whether a program here could use the device: a container sees all of /sys, but only the devices it was given."""
+    """Whether a program here can open the device; a container sees all of /sys but only the devices it was given."""
     found = list_names(root, f"{INFINIBAND}/{name}/device/infiniband_verbs")
     if not found:
         return "no verbs device"
@@ -100,7 +100,7 @@ def _port(root: Path, folder: str) -> dict[str, Fact]:
 
 
 def _module(root: Path, name: str) -> str | Unknown:
-    """A loaded module's version, ``loaded`` where it names none, ``absent`` where it is not loaded."""
+    """A kernel module's version; ``loaded`` where it has no version, ``absent`` where it is not loaded."""
     if not locate(root, "/sys/module").exists():
         return Unknown("/sys/module absent")
     if not locate(root, f"/sys/module/{name}").exists():

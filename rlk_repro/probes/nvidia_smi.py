@@ -1,7 +1,7 @@
-"""NVIDIA GPUs through nvidia-smi's fixed CSV fields, where NVML has no Python package; and the topology matrix.
+"""NVIDIA GPUs from nvidia-smi's fixed CSV fields, for machines without NVML's Python package; and the topology.
 
-The facts have the names that ``nvml`` gives them.  Those that need more than one plain field are left to NVML: a
-driver that does not know a field fails the whole query.
+The facts have the same names as in ``nvml``.  Facts that need more than one plain field come from NVML only, because
+a driver that does not know a field fails the whole query.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ NVML_ONLY: Final = ("throttle_reasons", "remapped_rows", "fabric", "nvlinks_up")
 
 
 def read_system() -> dict[str, Fact]:
-    """Driver and the CUDA version it serves."""
+    """The driver and the CUDA version that it supports."""
     version = derive(ask([TOOL, "--version"]), _find_cuda)
     return {"driver": derive(_query("driver_version"), lambda rows: rows[0][0]), "cuda_driver_version": version}
 
 
 def read_devices() -> list[dict[str, Fact]] | Unknown:
-    """Every fact of every GPU this job was given; Unknown where nvidia-smi gives no list at all."""
+    """Every fact of every GPU that this job was given; Unknown where nvidia-smi gives no list."""
     rows = _query(*(field for field, _ in FIELDS.values()))
     if isinstance(rows, Unknown):
         return rows
-    missing = dict.fromkeys(NVML_ONLY, Unknown(f"{TOOL} is not asked for it: install nvidia-ml-py"))
+    missing = dict.fromkeys(NVML_ONLY, Unknown(f"{TOOL} does not report this; install nvidia-ml-py"))
     devices = [dict(zip(FIELDS, map(_fact, FIELDS.values(), row), strict=True)) | missing for row in rows]
     return select_given(devices, lambda device: (device["index"], device["uuid"]))
 
@@ -146,7 +146,7 @@ def _fact(field: tuple[str, Convert], cell: str) -> Fact:
 
 def _find_cuda(text: str) -> str | Unknown:
     match = re.search(r"CUDA Version\s*:\s*([\d.]+)", text)
-    return match[1] if match else Unknown(f"{TOOL} does not name it")
+    return match[1] if match else Unknown(f"{TOOL} does not report it")
 
 
 def _without_colour(text: str) -> str:

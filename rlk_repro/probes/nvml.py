@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML (the optional package nvidia-ml-py).  Every question may be refused; refusals are facts.
+"""NVIDIA GPUs from NVML (the optional package nvidia-ml-py).  NVML may refuse a query; the refusal is recorded.
 
 The caller passes the ``pynvml`` module in, so that tests can pass a stand-in.
 """
@@ -44,7 +44,7 @@ def _ask(nvml: Any, question: Question, gpu: Any) -> Any:
 
 
 def throttle_reasons(mask: int) -> list[str]:
-    """NVML's reason bits by name; an idle GPU says ``gpu_idle``."""
+    """The names of NVML's throttle reason bits; an idle GPU has ``gpu_idle``."""
     return [name for bit, name in THROTTLE_REASONS if mask & bit]
 
 
@@ -59,7 +59,7 @@ def _remapped_rows(nvml: Any, gpu: Any) -> dict[str, Fact]:
 
 
 def _memory(nvml: Any, gpu: Any) -> Any:
-    """Version 2 keeps what the driver reserves apart from what is used."""
+    """Read memory with version 2 of the call, which reports the driver's reserved memory separately."""
     return nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2)
 
 
@@ -68,7 +68,7 @@ def _ecc_errors(nvml: Any, gpu: Any, kind: int) -> int:
 
 
 def _nvlinks_up(nvml: Any, gpu: Any) -> int | Unknown:
-    """Links in use; a link that this GPU does not have is refused."""
+    """Count links in use; NVML refuses a link that this GPU does not have."""
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
     states: list[int | Unknown] = [
         _ask(nvml, lambda module, link: module.nvmlDeviceGetNvLinkState(gpu, link), link) for link in links
@@ -78,7 +78,7 @@ def _nvlinks_up(nvml: Any, gpu: Any) -> int | Unknown:
 
 
 def _fabric(nvml: Any, gpu: Any) -> dict[str, Fact]:
-    """Registration with the NVLink fabric; cluster and clique are one value over an NVLink domain.
+    """Registration with the NVLink fabric; cluster and clique are equal within an NVLink domain.
 
     The driver fills in the rest only once registration is complete.
     """
@@ -135,7 +135,7 @@ QUESTIONS: Final[dict[str, Question]] = {
 
 @contextmanager
 def session(nvml: Any) -> Iterator[Unknown | None]:
-    """NVML between its init and shutdown; yields the reason when it cannot be had."""
+    """Open NVML for the block; yields the reason when it cannot be opened."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -157,7 +157,7 @@ def load_pynvml() -> Any | None:
 
 
 def read_system(nvml: Any) -> dict[str, Fact]:
-    """Driver and the CUDA version it serves, ``13.0``."""
+    """The driver and the CUDA version that it supports, such as ``13.0``."""
     version = _ask(nvml, lambda module, _: module.nvmlSystemGetCudaDriverVersion_v2(), None)
     return {
         "driver": _ask(nvml, lambda module, _: _text(module.nvmlSystemGetDriverVersion()), None),
@@ -186,9 +186,9 @@ def read_use(nvml: Any) -> list[GpuUse]:
 
 
 def given_handles(nvml: Any) -> list[tuple[int, Any]]:
-    """GPUs that answer, of those this job was given, by number; one that fell off the bus is missing here.
+    """The GPUs of this job that answer, by number; one that fell off the bus is missing here.
 
-    Preflight finds that one by the count.
+    Preflight finds such a GPU by the count.
     """
     count = _ask(nvml, lambda module, _: module.nvmlDeviceGetCount(), None)
     handles = []

@@ -1,6 +1,6 @@
-"""Where facts come from: files below an injectable root, and tools.  A missing answer is Unknown and says why.
+"""Where facts come from: files below a given root, and tools.  A missing answer is Unknown, with a reason.
 
-Nothing here interprets; that is the business of the probes.
+This module does not interpret the answers; the probes do.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def parse_int(text: str, what: str) -> int | Unknown:
 
 
 def derive(value: T | Unknown, convert: Callable[[T], U]) -> U | Unknown:
-    """``convert(value)``, or the reason why there is no value."""
+    """Return ``convert(value)``, or the reason why there is no value."""
     return value if isinstance(value, Unknown) else convert(value)
 
 
 def list_names(root: Path, folder: str) -> list[str]:
-    """Sorted names in a folder; none where it is absent or closed to us."""
+    """Sorted names in a folder; empty where it is absent or unreadable."""
     try:
         return sorted(path.name for path in locate(root, folder).iterdir())
     except OSError:
@@ -65,7 +65,7 @@ def link_name(root: Path, path: str) -> str | Unknown:
 
 
 def ask(argv: Sequence[str], *, timeout_s: float = 10.0) -> str | Unknown:
-    """What a tool prints on success; its own first words when it refuses."""
+    """The output of a tool, or the beginning of its error message when it fails."""
     try:
         done = proc.run(argv, timeout_s=timeout_s)
     except EnvironmentMissing as error:
@@ -80,11 +80,11 @@ def ask(argv: Sequence[str], *, timeout_s: float = 10.0) -> str | Unknown:
 
 
 def agreed(values: Iterable[T | Unknown]) -> T | str | Unknown:
-    """The one value that all share, or all of them sorted and joined (``performance,powersave``)."""
+    """The value that all share, or all values sorted and joined (``performance,powersave``)."""
     found = list(values)
     known = [value for value in found if not isinstance(value, Unknown)]
     if not known:
         reasons = [value for value in found if isinstance(value, Unknown)]
-        return reasons[0] if reasons else Unknown("there is none")
+        return reasons[0] if reasons else Unknown("no value")
     distinct = set(known)
     return known[0] if len(distinct) == 1 else ",".join(sorted(str(value) for value in distinct))

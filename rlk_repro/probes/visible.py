@@ -1,4 +1,4 @@
-"""Which GPUs of a machine a job was given by ``CUDA_VISIBLE_DEVICES``: the driver's own tools show all of them.
+"""Which GPUs a job was given by ``CUDA_VISIBLE_DEVICES``; the driver's own tools show all GPUs of the machine.
 
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
 """
@@ -18,11 +18,11 @@ Gpu = TypeVar("Gpu")
 
 
 def select_given(gpus: Sequence[Gpu], identify: Callable[[Gpu], tuple[object, object]]) -> list[Gpu]:
-    """Those of ``gpus`` whose number or uuid is listed, in the driver's order; ``identify`` tells both of a GPU.
+    """Select the ``gpus`` whose number or uuid is listed, in the driver's order; ``identify`` gives both.
 
-    As CUDA does, reading stops at the first entry that is neither, and a uuid may be cut short.  A list that leaves
-    nothing hides nothing: which GPUs there are is still a fact.  Numbers are the driver's, as they are to CUDA
-    where all GPUs of a node are alike.
+    Like CUDA, this stops at the first entry that is neither, and accepts a shortened uuid.  A list that selects no GPU
+    hides no GPU, because the machine's GPUs are still a fact.  Numbers are the driver's; CUDA's are equal where all
+    GPUs of a node are alike.
     """
     listed = os.environ.get(NAME)
     if listed is None:

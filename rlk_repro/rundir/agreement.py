@@ -1,4 +1,4 @@
-"""How far the trainer's log-probs lie from those of the rollout, token by token: the classes in which tokens count.
+"""How far the trainer's log-probs differ from the rollout's, token by token: the classes in which tokens are counted.
 
 The trainer writes a table for every step and rank, ``analysis.agreement`` adds them up, a report shows them.
 """
@@ -12,7 +12,7 @@ LADDER: Final = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Bounds of \\|training minus rollout\\|.  Class i holds tokens beyond the first i bounds and not beyond the next."""
 NUM_CLASSES: Final = len(LADDER) + 1
 NUM_POSITIONS: Final = 17
-"""Band i holds positions 2^i - 1 to 2^(i+1) - 2 of a response, counted from 0; the last one all that follow."""
+"""Band i holds positions 2^i - 1 to 2^(i+1) - 2 of a response, counted from 0; the last band has no upper end."""
 LOG_PROBS: Final = (-10.0, -3.0, -1.0, -0.1, -0.01)
 """Bounds between bands of the rollout's own log-prob, the least probable tokens first."""
 NUM_LOG_PROBS: Final = len(LOG_PROBS) + 1
@@ -36,8 +36,8 @@ class AgreementResult:
     the rollout's policy from the trainer's, per token: the means of -r and of exp(r) - 1 - r, r the trainer's log-prob
     minus the rollout's (Schulman, Approximating KL Divergence).  ``by_position`` and ``by_log_prob`` have a row for
     each band, in each the number of tokens by class; ``mean_by_position`` is a band's mean difference, None where it is
-    empty.  ``num_not_finite`` tokens have a log-prob that is not finite, and are in nothing else.  ``reason`` says why
-    a step has no record.
+    empty.  ``num_not_finite`` tokens have a log-prob that is not finite; no other number counts them.  ``reason`` says
+    why a step has no record.
     """
 
     variant: str

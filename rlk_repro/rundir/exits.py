@@ -1,4 +1,4 @@
-"""How a trial ended, read from its ``exit.json``: by the agent that resumes and by the analysis."""
+"""Read from ``exit.json`` how a trial ended; used by an agent that resumes and by the analysis."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ExitRecord:
 
 
 def read_exit(folder: TrialDir) -> ExitRecord:
-    """The exit record; a trial without a readable one was cut off or never began."""
+    """Read the exit record; a trial without a readable record was cut off or never began."""
     if not folder.path.is_dir():
         return ExitRecord(status=TrialStatus.MISSING, reason="never started")
     if not folder.exit.is_file():
@@ -49,12 +49,12 @@ def read_exit(folder: TrialDir) -> ExitRecord:
 
 
 def _read_duration(value: Any) -> float | None:
-    """Raises ValueError for what no clock gives."""
+    """Read a duration; raises ValueError for a value that no clock gives."""
     if value is None:
         return None
     duration_s = float(value)
     if not 0 < duration_s < math.inf:
-        raise ValueError(f"duration_s {duration_s:g} is no time")
+        raise ValueError(f"duration_s {duration_s:g} is not a time")
     return duration_s
 
 

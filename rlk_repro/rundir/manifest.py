@@ -1,7 +1,7 @@
 """Manifests: the facts of one node, and how much a difference between two manifests matters.
 
-A fact is a plain JSON value, or ``Unknown`` with a reason: never a bare null.  In JSON an unknown fact is the object
-``{"unknown": "reason"}``.  Collecting facts is the business of ``rlk_repro.probes``.
+A fact is a plain JSON value, or ``Unknown`` with a reason; it is never null.  In JSON an unknown fact is the object
+``{"unknown": "reason"}``.  ``rlk_repro.probes`` collects the facts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_FACTS: Final = 5000
 
 @dataclass(frozen=True)
 class Unknown:
-    """A fact that could not be learnt, and why (``nvidia-smi is not on PATH``)."""
+    """A fact that could not be determined, and why (``nvidia-smi is not on PATH``)."""
 
     reason: str
 
@@ -67,7 +67,7 @@ class Manifest:
             yield from _flatten(name, dict(section))
 
 
-# Packages that a trainer computes with or runs on; a linter of another version changes nothing that is measured.
+# Packages that a trainer computes with or runs on; another version of a linter, say, does not change a measurement.
 TRAINER_PACKAGES: Final = (
     *("apex", "cupy*", "flash-attn*", "flashinfer*", "megatron-core", "numpy", "nvidia-*", "ray", "rl-engine"),
     *("safetensors", "sglang*", "tokenizers", "torch-memory-saver", "torchvision", "transformer-engine*"),
@@ -86,7 +86,7 @@ SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
     ("container.image_digest", Level.BLOCKING),
     ("code.*.source", Level.INFO),
     ("code.rl_kernel.build_variables*", Level.WARNING),
-    # the compiler gives names of its own to every build: two of the same sources never have the same bytes
+    # the compiler puts unique names into every build: two builds of the same sources never have the same bytes
     ("code.rl_kernel.extension_sha256", Level.WARNING),
     ("code.rl_kernel.*", Level.BLOCKING),
     ("code.vime.*", Level.BLOCKING),
@@ -149,7 +149,7 @@ SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
 
 
 def load_manifests(run_dir: RunDir) -> tuple[Manifest, ...]:
-    """Those that the nodes of a run wrote, in the order of their names.
+    """Load the manifests that the nodes of a run wrote, in the order of the nodes' names.
 
     Raises:
         BundleUnreadable: one of the files is not a manifest.
@@ -164,15 +164,15 @@ def severity(path: str) -> Level:
 
 
 def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
-    """Findings for every fact that differs; unknown on either side is at most a warning."""
+    """List a finding for every fact that differs; a fact unknown on either side gives at most a warning."""
     left, right = dict(expected.facts()), dict(found.facts())
     return list(_diff_facts(left, right, left.keys() | right.keys()))
 
 
 def diff_nodes(manifests: Sequence[Manifest]) -> Iterator[Finding]:
-    """How the nodes of one run differ from its first, where that may matter.  Ends early where it is very much.
+    """List how the nodes of a run differ from its first node, where that may matter; stop after very many differences.
 
-    What a node has costs time; what only the first has does not, unless it is a finding.
+    Facts of a node cost time; facts that only the first node has cost time only if they are findings.
     """
     first = dict(manifests[0].facts()) if manifests else {}
     telling = {path for path, fact in first.items() if not isinstance(fact, Unknown)}
@@ -199,19 +199,19 @@ def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iter
         if level is Level.BLOCKING and (isinstance(was, Unknown) or isinstance(now, Unknown)):
             level = Level.INFO if _is_settled_by_files(path, left, right) else Level.WARNING
         elif path.endswith(f".{DIFF}") and _has_same(path.replace(DIFF, "tree"), left, right):
-            level = Level.INFO  # what it is computed from changed once; equal trees are equal files
+            level = Level.INFO  # the definition of this fact changed once; equal trees are equal files
         yield Finding(level, path, shorten(str(was)), shorten(str(now)))
 
 
 def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """An archive names no commit and an installation no tree; the same Python files are the same sources."""
+    """Whether equal Python files prove equal sources: an archive has no commit, and an installation no tree."""
     source, _, name = path.rpartition(".")
     is_of_sources = name in {"commit", "is_dirty", DIFF, "tree", "version"}
     return is_of_sources and _has_same(f"{source}.package_tree", left, right)
 
 
 def _has_same(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """Whether both sides know a fact, and it is the same."""
+    """Whether both sides know a fact and it is equal."""
     was, now = left.get(path), right.get(path)
     return was is not None and was == now and not isinstance(was, Unknown)
 
@@ -241,7 +241,7 @@ def _decode_section(body: Any) -> dict[str, Fact]:
 
 
 def _flatten(path: str, value: Any) -> Iterator[tuple[str, Fact]]:
-    """Leaves with their paths; an empty mapping holds no fact."""
+    """List leaves with their paths; an empty mapping holds no fact."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flatten(f"{path}.{key}", item)

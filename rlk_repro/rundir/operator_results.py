@@ -1,4 +1,4 @@
-"""What an analysis holds of operators that were measured one by one, and nothing that computes it."""
+"""The values that an analysis holds for operators measured one by one; other modules compute them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REFERENCE: Final = "vime"
 
 
 class OperatorStatus(StrEnum):
-    """What became of one implementation in one case.  ``oom`` is a result; blocked and failed come with a reason."""
+    """The outcome of one implementation in one case.  ``oom`` is a result; ``blocked`` and ``failed`` have a reason."""
 
     PASSED = "pass"
     OOM = "oom"
@@ -20,9 +20,9 @@ class OperatorStatus(StrEnum):
 
 
 class OperatorKind(StrEnum):
-    """``vime`` is vime's own functions, ``fused`` and ``native`` RL-Kernel's, by class; ``peer`` another project's.
+    """``vime``: vime's own functions; ``fused`` and ``native``: RL-Kernel's, by class; ``peer``: another project's.
 
-    ``unresolved``: RL-Kernel's, but no class was resolved.
+    ``unresolved``: RL-Kernel's, but it resolved to no class.
     """
 
     VIME = "vime"
@@ -34,9 +34,10 @@ class OperatorKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorCase:
-    """What an operator was measured on.  ``density`` is the fraction of rows whose value is wanted.
+    """The input of an operator's measurement.  ``density`` is the fraction of rows whose value is wanted.
 
-    ``work`` is forward or forward_backward.  Policy losses build their graph in either, log-probs only in the latter.
+    ``work`` is forward or forward_backward.  Policy losses build their graph in both, log-probs only in
+    forward_backward.
     """
 
     operator: str
@@ -53,7 +54,7 @@ class OperatorTrial:
     """One implementation in one case in one process, over the calls of its scored sweeps; all None unless it passed.
 
     ``speedup`` is the median of vime's own function in the same case and process over this median.  ``floor_fraction``
-    is the least time this device could take over this median.  ``line`` is the first log line that tells of it.
+    is the shortest time possible on this device over this median.  ``line`` is the first log line about it.
     """
 
     trial: str
@@ -74,9 +75,9 @@ class OperatorTrial:
 class OperatorResult:
     """One implementation in one case.
 
-    ``error`` is the largest difference from float64 over the checked rows; ``gradient_error`` likewise, as a fraction
-    of the largest gradient element there; both are the worst of all processes.  ``process_spread`` is how far apart the
-    medians of the processes lie, as a fraction of the smallest.
+    ``error`` is the largest difference from float64 over the checked rows; ``gradient_error`` is the largest difference
+    of a gradient, as a fraction of the largest gradient element.  Both are the worst of all processes.
+    ``process_spread`` is the range of the processes' medians, as a fraction of the smallest.
     """
 
     case: OperatorCase
@@ -93,7 +94,7 @@ class OperatorResult:
 
     @property
     def status(self) -> OperatorStatus:
-        """The worst of all processes."""
+        """The worst status of all processes."""
         order = (OperatorStatus.FAILED, OperatorStatus.OOM, OperatorStatus.BLOCKED)
         found = {trial.status for trial in self.trials}
         return next((status for status in order if status in found), OperatorStatus.PASSED)

@@ -1,4 +1,4 @@
-"""The only place that knows a file name inside a run directory or a bundle (layout: docs/results-directory.md)."""
+"""Every file name inside a run directory or a bundle; no other module knows one (layout: docs/results-directory.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POD_JOIN: Final = ".pod-join-"
 
 
 class Within:
-    """A path of a fixed name inside the folder that a class stands for."""
+    """A path with a fixed name inside the folder that a class stands for."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,7 +49,7 @@ class TrialDir:
         return ops_file(self.ops, rank)
 
     def ops_files(self) -> dict[int, Path]:
-        """The ops files that are there, by rank."""
+        """The existing ops files, by rank."""
         return _by_rank(self.ops, OPS_SUFFIX)
 
     libraries = Within("libraries")
@@ -58,16 +58,16 @@ class TrialDir:
         return libraries_file(self.libraries, rank)
 
     def libraries_files(self) -> dict[int, Path]:
-        """The records of loaded libraries that are there, by rank."""
+        """The existing records of loaded libraries, by rank."""
         return _by_rank(self.libraries, LIBRARIES_SUFFIX)
 
     traces = Within("traces")
-    """What a profiler wrote, in runs that have one."""
+    """A profiler's traces, in runs that use a profiler."""
 
 
 @dataclass(frozen=True)
 class NodeDir:
-    """What one node's agent wrote."""
+    """The files that one node's agent wrote."""
 
     path: Path
 
@@ -77,11 +77,11 @@ class NodeDir:
     ray = Within("ray")
 
     def ray_logs(self, use: str) -> Path:
-        """What Ray wrote on this node for one trial, by its name, or for stored rollouts (``rollouts-<seed>``)."""
+        """Ray's logs of this node for one trial, by the trial's name, or for stored rollouts (``rollouts-<seed>``)."""
         return self.ray / use
 
     earlier = Within("earlier")
-    """What this node's agents of earlier allocations wrote, in folders ``1``, ``2``, …."""
+    """The files of this node's agents from earlier allocations, in folders ``1``, ``2``, …."""
 
     def earlier_dirs(self) -> list[NodeDir]:
         return [NodeDir(path) for path in _folders(self.earlier)]
@@ -97,7 +97,7 @@ class RolloutDir:
 
     @property
     def template(self) -> str:
-        """How trainers are told the files; ``{rollout_id}`` is theirs to fill in."""
+        """The files' path as trainers get it; the trainer fills in ``{rollout_id}``."""
         return str(self.path.absolute() / "{rollout_id}.pt")
 
     def file(self, rollout_id: int) -> Path:
@@ -112,7 +112,7 @@ class RunDir:
 
     @property
     def run_id(self) -> str:
-        """The name by which commands find it; a folder that was moved keeps the recorded one inside (plan.py)."""
+        """The name by which commands find the run; the plan file keeps it when the folder is moved (plan.py)."""
         return self.root.absolute().name
 
     # the author's bytes
@@ -130,7 +130,7 @@ class RunDir:
         return self.scheduler / f"{topic}.txt"
 
     accounting_fields = Within("scheduler/accounting-fields.txt")
-    """What sacct is to be asked for inside the job: names with commas between, nothing without accounting."""
+    """Names of sacct's fields to query inside the job, separated by commas; empty without accounting."""
     prepared = Within("prepared.json")
     image = Within("image.json")
     rollouts = Within("rollouts")
@@ -139,7 +139,7 @@ class RunDir:
         return RolloutDir(self.rollouts / str(seed))
 
     def session_rollouts(self, trial: str) -> RolloutDir:
-        """The stored rollouts again, by number of a session's rollout; never packed, as it follows from the plan."""
+        """The stored rollouts by number of a session's rollout; never packed, because they follow from the plan."""
         return RolloutDir(self.root / f".rollouts-{trial}")
 
     nodes = Within(NODES)
@@ -156,12 +156,12 @@ class RunDir:
         return TrialDir(self.trials / name)
 
     def trial_dirs(self) -> list[TrialDir]:
-        """Those that are there, in plan order."""
+        """The existing trial folders, in plan order."""
         found = [path for path in _folders(self.trials) if path.name.partition("-")[0].isdecimal()]
         return [TrialDir(path) for path in sorted(found, key=lambda path: int(path.name.partition("-")[0]))]
 
     interrupted = Within("interrupted")
-    """Trials set aside by ``--resume``, in folders ``1``, ``2``, …; kept as evidence, never counted."""
+    """Trials that ``--resume`` set aside, in folders ``1``, ``2``, …; kept as evidence, never counted."""
 
     def interrupted_trial(self, attempt: int, name: str) -> TrialDir:
         return TrialDir(self.interrupted / str(attempt) / name)
@@ -175,20 +175,20 @@ class RunDir:
     report = Within("report")
     lock = Within(".lock")
     reserve = Within(".reserve")
-    """Room that the leading agent gives up when the disk is full, so that its last words fit."""
+    """A file that reserves disk space; on a full disk the leading agent removes it to write its last message."""
     state = Within(".state.json")
     """Live progress for ``status``; not part of the evidence."""
     agent_output = Within(".agent.log")
-    """What a local agent itself prints: nothing, unless it breaks."""
+    """What a local agent itself prints; empty unless it crashes."""
     cancelled = Within(".cancelled")
-    """Holds the time at which somebody asked a scheduler to end the job."""
+    """The time at which a user asked the scheduler to end the job."""
 
     def job_output(self, job_id: str) -> Path:
-        """What a batch script and Slurm's own tools print; named by sbatch, so ``%j`` stands for an unknown id."""
+        """Output of the batch script and Slurm's own tools; sbatch names it, so ``%j`` stands for an unknown id."""
         return self.root / f".slurm-{job_id}.log"
 
     roster = Within(".roster.json")
-    """Which pods take part in a job on Kubernetes."""
+    """The pods that take part in a job on Kubernetes."""
 
     def pod_join(self, pod: str) -> Path:
         """Changes as long as this pod asks to take part."""
@@ -198,47 +198,47 @@ class RunDir:
         return sorted(self.root.glob(f"{_POD_JOIN}*"))
 
     pod_end = Within(".pod-end.json")
-    """Holds the exit code with which the leading pod's work ended."""
+    """The exit code of the leading pod's work."""
     pod_note = Within(".pod.json")
-    """What the first process of the pod that leads, or that serves a run afterwards, says of itself."""
+    """Messages of the first process of the leading pod, or of the pod that serves a run afterwards."""
     pod_read = Within(".pod-read.json")
-    """How much of the trials' logs was read from outside the cluster, and when."""
+    """How much of the trials' logs was read from outside the cluster, with the time."""
     kubernetes_record = Within(".kubernetes.json")
-    """What the cluster said of job and pods when the run was collected: known after sealing, so never packed."""
+    """What the cluster said about job and pods when the run was collected; known after sealing, so never packed."""
 
     @property
     def live(self) -> RunDir:
-        """What this machine has seen of a run whose directory lies elsewhere, until it is collected."""
+        """What this machine knows about a run whose directory is on another machine, until it is collected."""
         return RunDir(self.root / ".live")
 
     def partial_bundle(self, digest: str) -> Path:
-        """The part of a bundle that has arrived, by the checksum of the whole: parts of two never mix."""
+        """The received part of a bundle, named by the bundle's checksum, so that parts of two bundles never mix."""
         return self.root / f".bundle-{digest}.part"
 
     canary = Within(".canary")
-    """Holds the allocation whose leader wrote it; a node that sees it shares the leader's file system."""
+    """The allocation whose leader wrote this file; a node that sees it shares the leader's file system."""
 
     def pulse(self, node: str) -> Path:
         """Changes as long as this node's agent lives."""
         return self.root / f".pulse-{node}"
 
     ray_order = Within(".ray.json")
-    """What the leading agent wants of Ray on all nodes."""
+    """The leading agent's order to Ray on all nodes."""
 
     def ray_report(self, node: str) -> Path:
-        """What has become of Ray on this node."""
+        """The state of Ray on this node."""
         return self.root / f".ray-{node}.json"
 
     ray_token = Within(".ray-token")
-    """By which the processes of one Ray cluster know each other; a secret of this allocation."""
+    """The token by which processes of one Ray cluster authenticate; a secret of this allocation."""
 
     @property
     def again(self) -> Path:
-        """Holds the allocation whose time was over after whole pairs had come in: another one goes on."""
+        """The allocation that ran out of time after complete pairs; another allocation continues."""
         return self.root / ".again"
 
     def end_marker(self, node: str) -> Path:
-        """Holds the allocation that this node's agent has finished."""
+        """The allocation that this node's agent has finished."""
         return self.root / f".ended-{node}"
 
     @property
@@ -246,12 +246,12 @@ class RunDir:
         return self.checksums.is_file()
 
     def is_packed(self, relative: str) -> bool:
-        """Whether a file, by its path relative to the root, belongs into the bundle."""
+        """Whether a file, by its path relative to the root, goes into the bundle."""
         first = relative.split("/", 1)[0]
         return not (first.startswith(".") or first in {"bundle.tgz", "report"} or "/.partial-" in f"/{relative}")
 
 
-# a trainer knows the two folders from its environment, not the trial's
+# a trainer knows these two folders from its environment, but not the trial's folder
 def ops_file(folder: Path, rank: int) -> Path:
     return folder / f"{rank}{OPS_SUFFIX}"
 
@@ -265,7 +265,7 @@ def libraries_beside(ops_folder: Path) -> Path:
 
 
 def runs_root() -> Path:
-    """Where run directories go: ``$RLK_REPRO_RUNS``, else ``./runs``."""
+    """The folder of run directories: ``$RLK_REPRO_RUNS``, else ``./runs``."""
     return Path(os.environ.get(RUNS_VARIABLE) or "runs")
 
 

@@ -1,6 +1,6 @@
-"""The values that an analysis consists of, and nothing that computes them.
+"""The values that an analysis consists of; other modules compute them.
 
-``analysis`` is the only producer; reports, compare and replay only read.  All are frozen and survive a JSON round trip.
+Only ``analysis`` makes them; reports, compare and replay read them.  All are frozen and survive a JSON round trip.
 Times are seconds, memory is bytes; a missing number is None together with a reason or an ``n``, never 0.
 """
 
@@ -21,7 +21,7 @@ SCHEMA: Final = 1
 
 
 class TrialStatus(StrEnum):
-    """How a trial ended.  Everything but ``ok`` stays in the tables and is never scored."""
+    """How a trial ended.  A trial that is not ``ok`` stays in the tables and is never scored."""
 
     OK = "ok"
     FAILED = "failed"
@@ -32,9 +32,9 @@ class TrialStatus(StrEnum):
 
 
 class PairStatus(StrEnum):
-    """``scored`` counts; ``dropped`` means that a trial of it did not finish.
+    """``scored``: the pair counts; ``dropped``: a trial of the pair did not finish.
 
-    ``void``: enabled was not proved, or the two trials are not one agent's work in one allocation.
+    ``void``: RL-Kernel was not proved to run, or one agent did not run both trials in one allocation.
     """
 
     SCORED = "scored"
@@ -56,11 +56,11 @@ class VerdictWord(StrEnum):
     INCONCLUSIVE = "inconclusive"
     NOT_COMPARABLE = "not comparable"
     NO_COMPARISON = "no comparison"
-    """The run was never meant to compare variants: it measures operators one by one."""
+    """The run does not compare variants: it measures operators one by one."""
 
 
 class ProofStatus(StrEnum):
-    """Whether RL-Kernel ran in a trial, as its ops files show it.
+    """Whether RL-Kernel ran in a trial, according to its ops files.
 
     ``native``: an RL-Kernel op was invoked, but it is plain PyTorch (CPU, or ``logp`` on ROCm): invoked, never a speed
     verdict.
@@ -135,7 +135,7 @@ class TrialResult:
 
     @property
     def folder(self) -> str:
-        """The name of its folder among the trials: both arms of a session have one."""
+        """The name of the trial's folder; both arms of a session share one folder."""
         return self.name.partition(":")[0]
 
     def summary(self, metric: str) -> Summary | None:
@@ -157,9 +157,9 @@ class PairMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class PairResult:
-    """One comparison: a pair of trials, or a session, whose two arms ``first`` and ``second`` are.
+    """One comparison: a pair of trials, or a session with its two arms, ``first`` and ``second``.
 
-    ``first`` is the baseline; in a control pair ``second`` is a baseline too, or enabled but fallen back.
+    ``first`` is the baseline; in a control pair ``second`` is a baseline too, or an enabled trial that fell back.
     """
 
     pair: str
@@ -178,7 +178,7 @@ class PairResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockResult:
-    """One block of a session; ``reason`` says why it does not count, empty where it does.
+    """One block of a session; ``reason`` says why the block does not count and is empty where it counts.
 
     ``log_ratio`` is ln(B / A) of the step time over its scored steps, adjusted for tokens in lane live;
     ``first_log_ratio`` over the first step of each period.  In a control block A and B are both the baseline.
@@ -197,8 +197,8 @@ class BlockResult:
 class ShadowResult:
     """One case of a session's shadow steps, the worst over ranks; ``error`` says why a comparison is missing.
 
-    ``log_prob_max`` and ``log_prob_mean`` are of the absolute difference of log-probs, ``gradient_share`` the largest
-    difference of gradients at the logits as a share of the largest such gradient.
+    ``log_prob_max`` and ``log_prob_mean`` describe the absolute difference of log-probs; ``gradient_share`` is the
+    largest difference of gradients at the logits, as a share of the largest such gradient.
     """
 
     session: str
@@ -216,7 +216,7 @@ class Effect:
 
     ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios); None below two pairs.  ``p_value``
     is the exact two-sided sign-flip p, ``p_floor`` the smallest it could be (2 / 2^n).  ``p_t`` is the paired t test's;
-    ``p_holm`` is that one corrected over the secondary metrics (six pairs could never carry a corrected sign-flip p).
+    ``p_holm`` is ``p_t`` corrected over the secondary metrics (six pairs are too few for a corrected sign-flip p).
     """
 
     metric: str
@@ -236,7 +236,7 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """A condition on which a speed verdict rests.  ``estimate`` with its one-sided bounds, against ``margin``."""
+    """A condition that a speed verdict needs: ``estimate`` with its one-sided bounds, against ``margin``."""
 
     name: str
     status: GateStatus
@@ -304,7 +304,7 @@ class Analysis:
 
     @property
     def unit(self) -> str:
-        """What is counted: a session holds blocks, a pair does not."""
+        """The unit that is counted: session if it has blocks, else pair."""
         return "session" if self.is_crossover else "pair"
 
     @property
@@ -315,7 +315,7 @@ class Analysis:
         return next((item for item in self.effects if item.metric == metric), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values.  What only some runs have is absent from the others."""
+        """Convert to plain values; keys that only some runs have are absent from the others."""
         fields = dataclasses.asdict(self)
         for name in ("operators", "blocks", "shadows", "pooled", "agreement", "switch"):
             if not fields[name]:
@@ -324,10 +324,10 @@ class Analysis:
 
     @classmethod
     def from_json(cls, value: Any, where: str = "analysis.json") -> Analysis:
-        """Rebuild from JSON.
+        """Rebuild an analysis from JSON.
 
         Raises:
-            BundleUnreadable: a newer schema, or a field missing or of the wrong type.
+            BundleUnreadable: the schema is newer, or a field is missing or has the wrong type.
         """
         from pydantic import TypeAdapter, ValidationError
 

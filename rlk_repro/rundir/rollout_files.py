@@ -1,7 +1,7 @@
-"""Stored rollouts as data: what such a file may hold, checked by a reader that executes nothing.
+"""Check what a file of stored rollouts may hold, with a reader that executes nothing.
 
-vime loads them as pickles, which may call any function. A file passes where its pickle names nothing but what tensors
-and arrays are rebuilt from; the reader puts an inert stand-in wherever such a name is called.
+vime loads these files as pickles, which may call any function. A file passes if its pickle names only the functions
+that rebuild tensors and arrays; the reader replaces each call by an inert stand-in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CALLED: Final = frozenset(
         ("torch._utils", "_rebuild_tensor_v2"),
         ("numpy", "dtype"),
         *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
-        ("_codecs", "encode"),  # how bytes are written for older Pythons
+        ("_codecs", "encode"),  # the form of bytes in pickles for older Pythons
         *((module, name) for module in _BUILTINS for name in ("bytearray", "complex", "frozenset", "set")),
     }
 )
@@ -31,10 +31,10 @@ NAMED: Final = frozenset(
     | {("torch", f"{kind}Storage") for kind in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half")}
     | {("torch", f"{kind}Storage") for kind in ("Int", "Long", "Short")}
 )
-"""What it may hand to those, and not call."""
+"""Names that a pickle may pass to these functions, but not call."""
 PICKLE: Final = "data.pkl"
 PROGRAM: Final = "constants.pkl"
-"""In archives of compiled programs: torch runs those, whatever it is told of pickles."""
+"""Folder in archives of compiled programs, which torch runs even where it refuses pickles."""
 _ARCHIVE: Final = b"PK\x03\x04"
 _HINT: Final = "docs/prepare.md lists what stored rollouts may hold"
 _BROKEN_PICKLE: Final = (
@@ -44,7 +44,7 @@ _BROKEN_PICKLE: Final = (
 
 
 class _StandIn(dict[Any, Any]):
-    """What an allowed call gives: it may be filled, used as a key and given a state, and does nothing."""
+    """The result of an allowed call: it can be filled, used as a key and given a state, and does nothing."""
 
     def __init__(self, *_: object) -> None:
         super().__init__()
@@ -62,14 +62,14 @@ class _Reader(pickle.Unpickler):
             return _StandIn
         if (module, name) in NAMED:
             return None
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"it calls {module}.{name}")
 
     def persistent_load(self, _: object) -> Any:
         return _StandIn()
 
 
 def check_file(path: Path) -> None:
-    """Raises BundleUnreadable where a stored rollout is more than data, or was not written by torch.save."""
+    """Check one file; raises BundleUnreadable where it holds more than data or was not written by torch.save."""
     check_archive(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -82,20 +82,20 @@ def check_file(path: Path) -> None:
 
 
 def check_archive(path: Path) -> None:
-    """Raises BundleUnreadable for what torch takes for a bare pickle."""
+    """Check that a file is an archive; raises BundleUnreadable for a file that torch would load as a bare pickle."""
     with path.open("rb") as stream:
         if stream.read(len(_ARCHIVE)) != _ARCHIVE:
-            raise _refuse(path, "is no archive of torch.save")
+            raise _refuse(path, "is not an archive of torch.save")
 
 
 def check_records(path: Path, data: bytes, *, has_program: bool) -> None:
-    """The rest of ``check_file``, where something else has read the archive: its pickle, and if it holds a program."""
+    """Check an archive that was read already, as ``check_file`` does: its pickle, and that it holds no program."""
     if has_program:
         raise _refuse(path, "is a compiled program")
     try:
         _Reader(io.BytesIO(data)).load()
     except _BROKEN_PICKLE as error:
-        raise _refuse(path, f"is more than data ({error})") from None
+        raise _refuse(path, f"holds more than data ({error})") from None
 
 
 def _refuse(path: Path, what: str) -> BundleUnreadable:

@@ -1,7 +1,7 @@
-"""Finds run directories again: all of them, one by id or path, the newest; and knows which of them are this user's own.
+"""Find run directories: all, one by id or path, or the newest; and say which of them this user submitted.
 
-A run directory may have come out of somebody's bundle, with a job id or a site in it.  What this user submitted is
-recorded in the user's state folder, where no archive reaches, by the hash of the plan, which holds the run id.
+A run directory may come from somebody else's bundle, with a job id or a site in it.  So what this user submitted is
+recorded in the user's state folder, which no archive can write, by the hash of the plan with its run id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCHEMA: Final = 1
 
 
 def remember(run_dir: RunDir, submission: Mapping[str, Any] | None = None) -> None:
-    """Record that this user staged a run directory, and what became of it at the cluster once it was sent.
+    """Record that this user staged a run directory and, once it was sent, its submission to the cluster.
 
     Raises:
         EnvironmentMissing: the user's state folder cannot be written.
@@ -31,7 +31,7 @@ def remember(run_dir: RunDir, submission: Mapping[str, Any] | None = None) -> No
 
 
 def recall(run_dir: RunDir) -> dict[str, Any] | None:
-    """What ``remember`` recorded of a run directory; None where this user has not staged it."""
+    """What ``remember`` recorded for a run directory; None where this user did not stage it."""
     if not run_dir.plan.is_file() or not (path := _state_file(run_dir)).is_file():
         return None
     value: dict[str, Any] = load_json(path, schema=SCHEMA)
@@ -43,10 +43,10 @@ def _state_file(run_dir: RunDir) -> Path:
 
 
 def list_run_dirs() -> list[RunDir]:
-    """Every run directory below the runs root, oldest first; none where there is no such folder.
+    """List every run directory below the runs root, oldest first; the list is empty without such a folder.
 
     Raises:
-        SpecError: a folder that cannot be read.
+        SpecError: a folder cannot be read.
     """
     base = runs_root()
     try:
@@ -67,17 +67,17 @@ def _list_folders(parent: Path) -> list[Path]:
 
 
 def find_run_dir(name: str | None) -> RunDir:
-    """A run directory by id, unambiguous prefix of an id, or path; the newest when ``name`` is None.
+    """Find a run directory by id, unambiguous prefix of an id, or path; the newest when ``name`` is None.
 
     Raises:
-        SpecError: none, or more than one; the message lists the newest ids.  Or a folder that cannot be read.
-        BundleUnreadable: it holds a link: what is written into it would go elsewhere.
+        SpecError: no directory or more than one matches (the message lists the newest ids), or a folder cannot be read.
+        BundleUnreadable: the directory holds a link, so that writes would go elsewhere.
     """
     run_dir = _find(name)
     links = sorted(path for path in run_dir.root.rglob("*") if path.is_symlink())
     if links:
         raise BundleUnreadable(
-            Problem(str(links[0]), "is a link, and a run directory holds none: it may lead to files of yours",
+            Problem(str(links[0]), "is a link, which may lead to your own files; a run directory holds no links",
                     expected="files and folders alone", hint="remove it, if you know who made it")
         )  # fmt: skip
     return run_dir
@@ -99,17 +99,17 @@ def _find(name: str | None) -> RunDir:
     if len(matches) == 1:
         return matches[0]
     ids = [run_dir.run_id for run_dir in known]
-    what = "more than one run directory starts like this" if matches else "no run directory of this id"
+    what = "more than one run directory has an id that starts like this" if matches else "no run directory of this id"
     newest = ", ".join(reversed(ids[-5:])) or "(none)"
     raise SpecError(Problem(str(runs_root()), what, got=name, expected=f"an id, newest first: {newest}",
                             hint=suggest(name, ids) or "rlk-repro runs list --submitted"))  # fmt: skip
 
 
 def read_plan(path: Path) -> Any:
-    """The content of a ``plan.json``, unchecked.
+    """Read a ``plan.json`` without checking it.
 
     Raises:
-        BundleUnreadable: broken or absent, which a run directory's never is.
+        BundleUnreadable: the file is broken or absent.
     """
     if not path.exists():
         raise BundleUnreadable(Problem(str(path), "missing", expected="a file", hint=FIND_BUNDLE))

@@ -1,6 +1,6 @@
-"""What authors write: run, stack, hardware and profile as strict, frozen models.  Loading them is specfile's business.
+"""What authors write: run, stack, hardware and profile as strict, frozen models.  ``load`` reads them.
 
-Every model refuses unknown keys and converts nothing.
+Every model refuses unknown keys and converts no value.
 """
 
 from rlk_repro.spec.assets import (

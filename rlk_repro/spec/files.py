@@ -1,6 +1,6 @@
 """The files that authors write (run, stack, hardware and profile) and the rules that tie their values together.
 
-Rules are in ``run_problems``; they return paths, so that errors can name the line.
+The rules are in ``run_problems``; they return paths, so that errors can name the line.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.spec.workloads import ModuleWorkload, OperatorsWorkload, ReferenceWorkload
 
 MAX_STEPS: Final = 20_000
-"""Of all trials of a run: an analysis holds some forty numbers of each."""
+"""Limit for all steps of a run: an analysis holds about forty numbers for each step."""
 
 Workload: TypeAlias = Annotated[
     ReferenceWorkload | ModuleWorkload | OperatorsWorkload | VimeWorkload, Field(discriminator="kind")
@@ -48,23 +48,35 @@ Workload: TypeAlias = Annotated[
 
 
 class Margins(GrowingModel):
-    """How much worse the enabled variant may be shown to be before its speed does not count (docs/statistics.md)."""
+    """How much worse the enabled variant may be before its speed no longer counts (docs/statistics.md)."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"shadow_log_prob", "shadow_gradient_share"})
 
-    raw_reward: NonNegative = Field(0.01, description="absolute drop of the mean raw_reward")
-    logprob_abs_diff_ratio: Positive = Field(1.05, description="ratio enabled / baseline of the mean abs diff")
-    logprob_abs_diff_difference: NonNegative = Field(0.001, description="or this absolute difference")
-    logprob_abs_diff_cap: Positive = Field(0.1, description="absolute cap, as in vime's own tests")
-    peak_memory_ratio: Positive = Field(1.02, description="ratio enabled / baseline of peak device memory")
-    response_length_pct: Positive = Field(2.0, description="difference of mean response length, both ways, percent")
-    shadow_log_prob: Positive = Field(0.01, description="largest difference of a log-prob between the two routes")
-    shadow_gradient_share: Positive = Field(0.01, description="of a gradient at the logits, as share of the largest")
+    raw_reward: NonNegative = Field(0.01, description="largest allowed drop of the mean raw_reward, absolute")
+    logprob_abs_diff_ratio: Positive = Field(
+        1.05, description="largest allowed ratio, enabled / baseline, of the mean absolute difference"
+    )
+    logprob_abs_diff_difference: NonNegative = Field(
+        0.001, description="a difference of the means up to this absolute value passes as well"
+    )
+    logprob_abs_diff_cap: Positive = Field(0.1, description="absolute limit for each trial, as in vime's own tests")
+    peak_memory_ratio: Positive = Field(
+        1.02, description="largest allowed ratio, enabled / baseline, of peak device memory"
+    )
+    response_length_pct: Positive = Field(
+        2.0, description="largest allowed difference of the mean response length in either direction, in percent"
+    )
+    shadow_log_prob: Positive = Field(
+        0.01, description="largest allowed difference of one log-prob between the two routes"
+    )
+    shadow_gradient_share: Positive = Field(
+        0.01, description="largest allowed difference of a gradient at the logits, as a share of the largest gradient"
+    )
 
 
 PERIODS_PER_BLOCK: Final = 4
 MAX_BLOCKS: Final = 200
-"""Of a session: its effect is a median over all pairs of blocks."""
+"""Limit for a session: its effect is a median over all pairs of its blocks."""
 LIMIT_PER_ESTIMATE: Final = 1.5
 SHORTEST_LIMIT_MIN: Final = 10.0  # a first trial compiles, and a live run may store rollouts before it
 LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
@@ -73,7 +85,7 @@ LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
 class Measure(GrowingModel):
     """The measurement plan, fixed and hashed before the first trial.
 
-    A file may hold the keys of both designs: ``design`` says which are used, and a submission may take the other.
+    A file may hold the keys of both designs: ``design`` says which are used, and a submission may choose the other one.
     """
 
     of_parallel: ClassVar[frozenset[str]] = frozenset({"pairs", "control_pairs", "scored_steps"})
@@ -83,35 +95,53 @@ class Measure(GrowingModel):
     added_later: ClassVar[frozenset[str]] = of_crossover | {"design", "replay_margin_pct"}
 
     design: Literal["parallel", "crossover"] = Field(
-        "parallel", description="pairs of trials, or both variants by turns in each session; --set may take the other"
+        "parallel",
+        description="parallel: pairs of trials; crossover: both variants by turns in each session; --set may choose "
+        "the other",
     )
-    pairs: Annotated[int, Field(ge=0, le=64)] = Field(6, description="pairs of one baseline and one enabled trial")
-    control_pairs: Annotated[int, Field(ge=0, le=64)] = Field(0, description="pairs of two baseline trials")
-    warmup_steps: Annotated[int, Field(ge=0, le=10000)] = Field(2, description="first rollouts of a trial, not scored")
+    pairs: Annotated[int, Field(ge=0, le=64)] = Field(
+        6, description="number of pairs, each of one baseline and one enabled trial"
+    )
+    control_pairs: Annotated[int, Field(ge=0, le=64)] = Field(0, description="number of pairs of two baseline trials")
+    warmup_steps: Annotated[int, Field(ge=0, le=10000)] = Field(
+        2, description="number of first rollouts of a trial that are not scored"
+    )
     scored_steps: Annotated[int, Field(ge=1, le=10**5)] = Field(10, description="rollouts scored per trial")
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(1234, description="pair i uses seed + i")
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    smallest_effect_pct: Positive = Field(1.0, description="smallest change of step time worth a word")
+    smallest_effect_pct: Positive = Field(1.0, description="smallest change of step time that matters, in percent")
     replay_margin_pct: Positive | None = Field(
-        None, description="a replay whose step time ratio is this close is called reproduced; else smallest_effect_pct"
+        None,
+        description="largest difference at which a replay is called reproduced, in percent; default: "
+        "smallest_effect_pct",
     )
-    expected_pair_sd_pct: Positive = Field(2.0, description="assumed spread of pair effects, for the power estimate")
+    expected_pair_sd_pct: Positive = Field(
+        2.0, description="assumed standard deviation of pair effects, in percent, for the power estimate"
+    )
     max_dropped_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
     margins: Margins = Margins()
-    sessions: Annotated[int, Field(ge=1, le=64)] = Field(4, description="sets of training processes of both variants")
-    blocks: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = Field(8, description="of a session, four periods each")
-    control_blocks: Annotated[int, Field(ge=0, le=MAX_BLOCKS)] = Field(
-        2, description="more blocks, of the baseline alone"
+    sessions: Annotated[int, Field(ge=1, le=64)] = Field(
+        4, description="number of sessions, each one set of training processes that runs both variants"
     )
-    period_steps: Annotated[int, Field(ge=1, le=100)] = Field(2, description="rollouts of a period; the last is scored")
-    expected_block_sd_pct: Positive = Field(0.5, description="assumed spread of block effects, for the power estimate")
+    blocks: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = Field(
+        8, description="number of blocks in a session, each of four periods"
+    )
+    control_blocks: Annotated[int, Field(ge=0, le=MAX_BLOCKS)] = Field(
+        2, description="number of further blocks that run the baseline only"
+    )
+    period_steps: Annotated[int, Field(ge=1, le=100)] = Field(
+        2, description="number of rollouts in a period; only the last one is scored"
+    )
+    expected_block_sd_pct: Positive = Field(
+        0.5, description="assumed standard deviation of block effects, in percent, for the power estimate"
+    )
     shadow_steps: Annotated[int, Field(ge=0, le=1000)] = Field(
-        2, description="last rollouts of a session, of the baseline and not scored"
+        2, description="number of last rollouts of a session, run by the baseline and not scored"
     )
 
     @property
     def unused(self) -> frozenset[str]:
-        """Keys of the other design."""
+        """The keys that only the other design uses."""
         return self.of_parallel if self.design == CROSSOVER else self.of_crossover
 
     @property
@@ -120,17 +150,17 @@ class Measure(GrowingModel):
 
     @property
     def replay_margin(self) -> float:
-        """As a fraction."""
+        """The margin of a replay as a fraction."""
         return (self.replay_margin_pct or self.smallest_effect_pct) / 100
 
     @property
     def num_trials(self) -> int:
-        """Or sessions."""
+        """The number of trials, or of sessions in design crossover."""
         return self.sessions if self.design == CROSSOVER else 2 * (self.pairs + self.control_pairs)
 
     @property
     def num_steps(self) -> int:
-        """Rollouts of each trial or session."""
+        """The number of rollouts of each trial or session."""
         if self.design == "parallel":
             return self.warmup_steps + self.scored_steps
         num_periods = PERIODS_PER_BLOCK * (self.blocks + self.control_blocks)
@@ -138,21 +168,21 @@ class Measure(GrowingModel):
 
     @property
     def num_scored(self) -> int:
-        """Rollouts of each trial or session that are scored."""
+        """The number of scored rollouts of each trial or session."""
         if self.design == "parallel":
             return self.scored_steps
         return PERIODS_PER_BLOCK * (self.blocks + self.control_blocks)
 
     @property
     def num_stored(self) -> int:
-        """Rollouts to be stored in lanes that train on such: the two periods of half a block share theirs."""
+        """How many stored rollouts a lane needs that trains on them; the two periods of half a block share theirs."""
         if self.design == "parallel":
             return self.num_steps
         return PERIODS_PER_BLOCK // 2 * (self.blocks + self.control_blocks) * self.period_steps
 
 
 class Layout(Model):
-    """Nodes and parallel sizes on one hardware."""
+    """The number of nodes and the parallel sizes on one hardware."""
 
     num_nodes: Annotated[int, Field(ge=1, le=4096)] = 1
     gpus_per_node: Annotated[int, Field(ge=0, le=72)] = 0
@@ -175,21 +205,26 @@ class Run(GrowingModel):
     stack: Name
     lane: Lane
     expected_trial_minutes: dict[Name, Minutes] = Field(
-        {}, description="of one trial or session with these steps, by hardware"
+        {}, description="estimated minutes of one trial or session with these steps, by hardware"
     )
     expected_session_minutes: dict[Name, Minutes] = Field(
-        {}, description="of a session, where expected_trial_minutes are of a trial because both designs are used"
+        {},
+        description="estimated minutes of a session, for runs of both designs; expected_trial_minutes then count "
+        "trials only",
     )
     time_limit_min: Minutes | None = Field(
         None,
-        description="of one trial, or of one session in design crossover; not given: 1.5 times the estimate for the "
+        description="time limit of one trial, or of one session in design crossover; default: 1.5 times the estimate "
+        "for the "
         "hardware, 10 minutes at least, and 30 without an estimate",
     )
     layouts: Annotated[dict[Name, Layout], Field(min_length=1, max_length=100)]
     measure: Measure = Measure()
     rl_kernel: RlKernel = RlKernel()
-    switch: OwnSwitch | None = Field(None, description="compare this instead of RL-Kernel, in design parallel")
-    entropy_metric: bool = Field(True, description="both variants compute the entropy that vime reports")
+    switch: OwnSwitch | None = Field(
+        None, description="compare these environment variables instead of RL-Kernel, in design parallel"
+    )
+    entropy_metric: bool = Field(True, description="whether both variants compute the entropy that vime reports")
     workload: Workload
 
     @property
@@ -206,12 +241,12 @@ class Run(GrowingModel):
 
     @property
     def expected_minutes(self) -> dict[str, float]:
-        """Of one trial or session, by hardware."""
+        """The estimated minutes of one trial or session, by hardware."""
         is_crossover = self.measure.design == CROSSOVER
         return (self.expected_session_minutes if is_crossover else {}) or self.expected_trial_minutes
 
     def find_limit_min(self, hardware: str) -> float:
-        """Of one trial or session: the run's own limit, or one that follows from its estimate."""
+        """The time limit of one trial or session: the run's own limit, else one derived from its estimate."""
         if self.time_limit_min is not None:
             return self.time_limit_min
         if hardware not in self.expected_minutes:
@@ -219,7 +254,7 @@ class Run(GrowingModel):
         return max(LIMIT_PER_ESTIMATE * self.expected_minutes[hardware], SHORTEST_LIMIT_MIN)
 
     def find_storing_limit_min(self, hardware: str) -> float:
-        """Of the live run that stores rollouts: that of a trial or session, longer where live trials are estimated."""
+        """The time limit of the live run that stores rollouts: a trial's, or more where live trials take longer."""
         limit, live_min = self.find_limit_min(hardware), self.expected_trial_minutes.get(hardware)
         if self.time_limit_min is not None or live_min is None or not self.expected_session_minutes:
             return limit
@@ -238,20 +273,22 @@ class Hardware(GrowingModel):
     platform: Platform
     machine: Literal["x86_64", "aarch64", "any"]
     gpus_per_node: Annotated[int, Field(ge=0, le=72)]
-    gpu_memory_gib: NonNegative = Field(0.0, description="of one GPU, as its driver reports it")
-    name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the name the driver reports")
-    refused_name_parts: tuple[Text, ...] = Field((), description="products that look alike and are not this one")
+    gpu_memory_gib: NonNegative = Field(0.0, description="memory of one GPU, as its driver reports it")
+    name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the name that the driver reports")
+    refused_name_parts: tuple[Text, ...] = Field(
+        (), description="parts of names of similar products that are different hardware"
+    )
     driver_floor: Annotated[str, Field(max_length=40)] = ""
     links_per_gpu: Annotated[int, Field(ge=0, le=72)] = Field(0, description="NVLink or xGMI links of one healthy GPU")
     node_labels: dict[LabelKey, Annotated[tuple[LabelValue, ...], Field(min_length=1)]] = Field(
         {},
         max_length=20,
-        description="labels that Kubernetes nodes with these GPUs may have, each with its values; any one will do",
+        description="labels of Kubernetes nodes with these GPUs, each with its values; one match is enough",
     )
 
     @property
     def image_platform(self) -> ImagePlatform:
-        """Which of a stack's images this hardware runs."""
+        """The platform of the stack's image that this hardware runs."""
         match self.platform:
             case "cpu":
                 return "cpu"
@@ -262,7 +299,7 @@ class Hardware(GrowingModel):
 
 
 class FromEnv(Model):
-    """A value that only the submitting shell knows, by the name of its variable."""
+    """A value from the submitting shell's environment, by the name of its variable."""
 
     from_env: EnvName
 
@@ -279,7 +316,7 @@ class Profile(GrowingModel):
     cluster: Name
     purpose: Annotated[str, Field(max_length=2000)] = ""
     hardware: Name | None = Field(None, description="default hardware of this site")
-    env: dict[EnvName, EnvValue | FromEnv] = Field({}, description="environment of the trainers")
+    env: dict[EnvName, EnvValue | FromEnv] = Field({}, description="environment variables of the trainers")
     preflight: Preflight = Preflight()
     telemetry_interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 1.0
     slurm: SlurmSettings | None = None
@@ -287,15 +324,17 @@ class Profile(GrowingModel):
     ray: RaySettings = RaySettings()
     kubernetes: KubernetesSettings | None = None
     settings: dict[Name, Word | float | bool] = Field(
-        {}, max_length=100, description="of a cluster that has no block of its own here; its backend says which"
+        {},
+        max_length=100,
+        description="settings of a cluster that has no block of its own in this schema; its backend defines the keys",
     )
     prepared_dir: AbsolutePath | None = Field(
-        None, description="where `rlk-repro prepare` puts models and data, the same path on all nodes"
+        None, description="where `rlk-repro prepare` puts models and data; the path must be equal on all nodes"
     )
 
 
 def run_problems(run: Run) -> list[PathProblem]:
-    """Combinations that no single field can refuse: (path, what is wrong, got, expected)."""
+    """Find wrong combinations of fields: (path, what is wrong, got, expected)."""
     in_workload = [(("workload", *path), *rest) for path, *rest in run.workload.find_problems()]
     named: dict[tuple[str, ...], tuple[str, ...]] = {("ops",): run.rl_kernel.ops}
     named |= {("ops_on", name): ops for name, ops in run.rl_kernel.ops_on.items()}
@@ -331,12 +370,12 @@ def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathP
             "none",
         )
     if is_crossover and measure.warmup_steps < 2:
-        yield ("measure", "warmup_steps"), "does not warm up both variants", measure.warmup_steps, "2 or more"
+        yield ("measure", "warmup_steps"), "is too small to warm up both variants", measure.warmup_steps, "2 or more"
     if measure.num_trials == 0:
         yield ("measure", "pairs"), "nothing to run", 0, "at least one pair or control pair"
     if measure.num_trials * measure.num_steps > MAX_STEPS:
         name, what = ("blocks", "sessions") if is_crossover else ("scored_steps", "trials")
-        expected = f"at most {MAX_STEPS} steps in all {what}, warm-up counted"
+        expected = f"at most {MAX_STEPS} steps in all {what}, including warm-up"
         found = f"{measure.num_trials} {what} of {measure.num_steps} steps"
         yield ("measure", name), found, getattr(measure, name), expected
 
@@ -357,7 +396,7 @@ def _run_problems(run: Run) -> list[PathProblem]:
     if isinstance(workload, VimeWorkload):
         named["workload", "placements"] = workload.placements
         problems += [
-            (("workload", "placements"), f"nothing for hardware {name}", list(workload.placements), f"{name} too")
+            (("workload", "placements"), f"no value for hardware {name}", list(workload.placements), f"{name} too")
             for name in run.layouts
             if name not in workload.placements
         ]

@@ -1,6 +1,6 @@
 """What a Kubernetes site needs: the ``kubernetes`` part of a profile.
 
-Values only; ``clusters.k8s`` makes objects of them and refuses what a controller would.
+Only values are here; ``clusters.k8s`` makes objects of them and refuses what a controller would refuse.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ UserId: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class SecretKey(Model):
-    """Where a secret value lies in the cluster; the value itself is in no file of ours."""
+    """The key of a Secret in the cluster; rlk-repro's files never hold the value itself."""
 
     secret: ObjectName
     key: SecretKeyName
 
 
 class Results(Model):
-    """Where run directories go.  Without a claim they lie in the leading pod and are gone with it."""
+    """Where run directories are stored.  Without a claim they are in the leading pod and are lost with it."""
 
     claim: ObjectName | None = Field(
-        None, description="a PersistentVolumeClaim that several nodes can write (ReadWriteMany)"
+        None, description="name of a PersistentVolumeClaim that several nodes can write (ReadWriteMany)"
     )
-    path: AbsolutePath = Field("/results", description="where the pods see it")
+    path: AbsolutePath = Field("/results", description="path at which the pods mount the claim")
 
 
 class Claim(Model):
@@ -53,92 +53,110 @@ class Claim(Model):
 
 
 class Rdma(Model):
-    """How pods ask for RDMA devices here.  It needs the capability IPC_LOCK, hence a privileged namespace."""
+    """How pods request RDMA devices.  Pods then need the capability IPC_LOCK, so the namespace must be privileged."""
 
-    resource: LabelKey = Field(description="such as rdma/ib or rdma/hca_shared_devices_a")
+    resource: LabelKey = Field(description="name of the resource, such as rdma/ib or rdma/hca_shared_devices_a")
     count: Annotated[int, Field(ge=1, le=64)] = 1
     networks: Line | None = Field(None, description="value of the annotation k8s.v1.cni.cncf.io/networks")
 
 
 class RunAs(Model):
-    """A user other than root, where the image supports one: the pods are then fit for the level ``restricted``."""
+    """A user other than root, for images that support one; pods then meet the level ``restricted``."""
 
     user: UserId
     group: UserId
-    supplemental_groups: tuple[UserId, ...] = Field((), description="such as those of video and render on AMD nodes")
+    supplemental_groups: tuple[UserId, ...] = Field(
+        (), description="further group ids, such as those of video and render on AMD nodes"
+    )
 
 
 class Toleration(Model):
-    """A taint that the pods tolerate, besides those of GPU and Arm nodes."""
+    """A taint that the pods tolerate, in addition to those of GPU and Arm nodes."""
 
     key: LabelKey
-    value: LabelValue | None = Field(None, description="none: any value")
+    value: LabelValue | None = Field(None, description="value of the taint; default: any value")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
 
 class Overlay(Model):
-    """What this site adds to the objects: merged as it is, by key and by the names of list items."""
+    """What this site adds to the objects; it is merged unchanged, by key and by the names of list items."""
 
-    metadata: dict[str, JsonValue] = Field({}, description="of the job: labels and annotations beside ours")
-    pod_metadata: dict[str, JsonValue] = Field({}, description="of every agent's pod")
-    pod_spec: dict[str, JsonValue] = Field({}, description="of every agent's pod, whose container is called agent")
+    metadata: dict[str, JsonValue] = Field({}, description="further labels and annotations of the job")
+    pod_metadata: dict[str, JsonValue] = Field({}, description="further labels and annotations of every agent's pod")
+    pod_spec: dict[str, JsonValue] = Field(
+        {}, description="further fields of every agent's pod spec; its container is called agent"
+    )
 
 
 class KubernetesSettings(GrowingModel):
-    """How a job is asked for in this cluster."""
+    """How a job is requested in this cluster."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"network_policy", "operator_namespace", "overlay"})
 
     kind: Literal["rayjob", "job", "jobset"] = Field(
-        "rayjob", description="rayjob needs KubeRay, job needs nothing; jobset is read in old plans, and made no more"
+        "rayjob", description="rayjob needs KubeRay, job needs no operator; jobset is read in old plans only"
     )
-    context: Word | None = Field(None, description="of the kubeconfig; default: the current one")
+    context: Word | None = Field(None, description="context of the kubeconfig; default: the current context")
     namespace: Label = "default"
-    queue: Label | None = Field(None, description="a LocalQueue of Kueue")
+    queue: Label | None = Field(None, description="name of a LocalQueue of Kueue")
     priority_class: ObjectName | None = None
     service_account: ObjectName | None = None
-    image_pull_secrets: tuple[ObjectName, ...] = Field((), description="by name; they lie in the namespace")
-    secrets: dict[EnvName, SecretKey] = Field({}, description="where the variables lie that env takes from_env")
+    image_pull_secrets: tuple[ObjectName, ...] = Field((), description="names of image pull secrets in the namespace")
+    secrets: dict[EnvName, SecretKey] = Field({}, description="Secret keys of the variables that env takes from_env")
     results: Results = Results()
-    claims: tuple[Claim, ...] = Field((), description="mounted into every pod")
-    cpu: Quantity | None = Field(None, description="of a pod; with memory it makes the pods Guaranteed")
-    memory: Quantity | None = Field(None, description="of a pod; what is written to /dev/shm counts")
+    claims: tuple[Claim, ...] = Field((), description="further claims that every pod mounts")
+    cpu: Quantity | None = Field(None, description="CPUs of a pod; together with memory it makes the pods Guaranteed")
+    memory: Quantity | None = Field(None, description="memory of a pod, including what is written to /dev/shm")
     shm: Quantity = Field("64Gi", description="size of /dev/shm")
-    gpu_resource: LabelKey | None = Field(None, description="default: nvidia.com/gpu or amd.com/gpu")
-    gpu_products: tuple[LabelValue, ...] = Field(
-        (), description="values of the product label here; default: known ones"
+    gpu_resource: LabelKey | None = Field(
+        None, description="name of the GPU resource; default: nvidia.com/gpu or amd.com/gpu"
     )
-    node_labels: dict[LabelKey, tuple[LabelValue, ...]] = Field({}, description="nodes must have one of these values")
+    gpu_products: tuple[LabelValue, ...] = Field(
+        (), description="values of the GPU product label in this cluster; default: the values known for the hardware"
+    )
+    node_labels: dict[LabelKey, tuple[LabelValue, ...]] = Field(
+        {}, description="labels that nodes must have, each with its allowed values"
+    )
     tolerations: tuple[Toleration, ...] = ()
     rdma: Rdma | None = None
-    compute_domain: bool = Field(False, description="NVLink across nodes by a ComputeDomain (GB200, DRA driver)")
+    compute_domain: bool = Field(
+        False, description="whether to use NVLink across nodes through a ComputeDomain (GB200, DRA driver)"
+    )
     network_policy: bool = Field(
-        True, description="nobody but the run's own pods and KubeRay reaches them; false where you may not create one"
+        True,
+        description="lets only the run's own pods and KubeRay reach the pods; false where you may not create a "
+        "NetworkPolicy",
     )
     operator_namespace: Label | None = Field(
-        None, description="where KubeRay's operator runs; default: wherever its pods have the label of its chart"
+        None,
+        description="namespace of KubeRay's operator; default: any namespace whose pods have the label of its chart",
     )
     overlay: Overlay | None = None
-    run_as: RunAs | None = Field(None, description="default: the image's own user, which is root in vime's images")
-    python: Word = Field("python3", description="the interpreter in the image that has rlk_repro")
-    ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.]*$", max_length=40)] | None = Field(
-        None, description="of the image, for KubeRay; the leading agent compares"
+    run_as: RunAs | None = Field(
+        None, description="user of the pods; default: the image's user, which is root in vime's images"
     )
-    max_time_min: Positive | None = Field(None, description="the job is ended after that, waiting for nodes included")
+    python: Word = Field("python3", description="Python interpreter in the image that has rlk_repro")
+    ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.]*$", max_length=40)] | None = Field(
+        None, description="version of Ray in the image, for KubeRay; the leading agent compares it"
+    )
+    max_time_min: Positive | None = Field(
+        None, description="time after which the job is ended, including the wait for nodes"
+    )
     grace_s: Annotated[int, Field(ge=60, le=3600)] = Field(
-        120, description="between the wish to end a pod and its end; the agents pack meanwhile"
+        120, description="seconds from the request to end a pod to its end; the agents pack their results in that time"
     )
     ttl_s: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
-        86_400, description="ended jobs and job sets are removed after that; KubeRay removes clusters only, at once"
+        86_400,
+        description="time after which ended jobs and job sets are removed; KubeRay removes only clusters, and at once",
     )
     hold_min: Positive = Field(
-        720.0, description="without a claim: the leading pod stays for so long, or until the bundle is collected"
+        720.0, description="how long the leading pod stays, without a claim, if the bundle is not collected earlier"
     )
 
 
 def kubernetes_problems(settings: KubernetesSettings | None) -> list[PathProblem]:
-    """What old plans may say and an author may not."""
+    """Find settings that old plans may have but authors may not use."""
     if settings is None or settings.kind != "jobset":
         return []
-    instead = "job, which takes several nodes and needs no operator"
-    return [(("kubernetes", "kind"), "is made no more", settings.kind, instead)]
+    instead = "job, which runs on several nodes and needs no operator"
+    return [(("kubernetes", "kind"), "is no longer supported", settings.kind, instead)]

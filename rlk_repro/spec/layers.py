@@ -1,4 +1,4 @@
-"""Patterns of layers as Megatron-LM reads them, such as ``[0]*1+[1]*45``: counted, and never built."""
+"""Count the layers of Megatron-LM's layer patterns, such as ``[0]*1+[1]*45``, without building the lists."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 
 class LayerCount(NamedTuple):
-    """How many layers a pattern has, and how many of them it chooses by a 1."""
+    """How many layers a pattern has, and how many of them it selects with a 1."""
 
     num_layers: int
     num_chosen: int
 
 
 def is_layer_pattern(value: Any, num_layers: int) -> bool:
-    """Whether it chooses among so many layers: every n-th of them, or each by a list."""
+    """Whether a value selects among this many layers: every n-th layer, or a list with one entry per layer."""
     if isinstance(value, str) and "[" in value:
         found = read_layer_pattern(value)
         return found is not None and found.num_layers == num_layers
@@ -23,7 +23,7 @@ def is_layer_pattern(value: Any, num_layers: int) -> bool:
 
 
 def read_layer_pattern(text: str) -> LayerCount | None:
-    """The sizes of lists of 0 and 1 that are added and repeated; None where the text is anything else."""
+    """Count the layers of a sum of repeated lists of 0 and 1; None for any other text."""
     try:
         return _count(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -31,7 +31,7 @@ def read_layer_pattern(text: str) -> LayerCount | None:
 
 
 def _count(node: ast.expr) -> LayerCount:
-    """Raises ValueError for what no pattern holds."""
+    """Count one part; raises ValueError for anything that a pattern cannot hold."""
     match node:
         case ast.List(elts=items):
             values = [item.value if isinstance(item, ast.Constant) else None for item in items]
@@ -45,4 +45,4 @@ def _count(node: ast.expr) -> LayerCount:
             return LayerCount(repeated.num_layers * times, repeated.num_chosen * times)
         case _:
             pass
-    raise ValueError("no pattern of layers")
+    raise ValueError("not a pattern of layers")

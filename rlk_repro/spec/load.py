@@ -1,4 +1,4 @@
-"""From a YAML file (and ``--set``) to a model, or every problem of that file at once, each with its line and a hint."""
+"""Turn a YAML file (and ``--set``) into a model, or report all its problems at once, each with its line and a hint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Loaded(Generic[M]):
-    """A model, the author's bytes, and per dotted path where its value came from (absent = default)."""
+    """A model, the author's bytes, and for each dotted path where its value came from (absent = default)."""
 
     model: M
     data: bytes
@@ -33,9 +33,9 @@ class Loaded(Generic[M]):
 
     @property
     def sources(self) -> dict[str, str]:
-        """By dotted path of every value: the flag that gave it or what holds it; else file name and line, or default.
+        """For the dotted path of every value: the flag that set it or its parent; else file name and line, or default.
 
-        File names have no folders: no path of a machine.
+        File names have no folders, so that no path of a machine is recorded.
         """
         return {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
 
@@ -47,7 +47,7 @@ class Loaded(Generic[M]):
 
 @dataclass(frozen=True)
 class Override:
-    """One ``--set path=value`` (or a flag that means one); ``flag`` is what the user typed, for messages."""
+    """One ``--set path=value``, or a flag that means the same; ``flag`` is what the user typed, for messages."""
 
     path: tuple[str, ...]
     value: Any
@@ -58,7 +58,7 @@ def parse_overrides(settings: Iterable[str]) -> list[Override]:
     """``["measure.pairs=8"]`` to overrides; values are YAML scalars or flow collections.
 
     Raises:
-        SpecError: no ``=``, an empty path, an unreadable value, or something that looks like a secret.
+        SpecError: a text has no ``=``, an empty path, an unreadable value, or something that looks like a secret.
     """
     overrides, problems = [], []
     for setting in settings:
@@ -89,7 +89,7 @@ def load_stack(name: str, folders: list[Path]) -> Loaded[Stack]:
 
 
 def _check_stack(stack: Stack) -> list[PathProblem]:
-    """Its own parts, and the sources that the pinned vime's argument contract was made with, where there is one."""
+    """Check a stack's parts, and its sources against those of the pinned vime's argument contract, if there is one."""
     problems = stack_problems(stack)
     pin = stack.pins.get("vime")
     path = data_dir("manifests") / "contracts" / f"vime-{pin.commit if pin else ''}.json"
@@ -102,7 +102,7 @@ def _check_stack(stack: Stack) -> list[PathProblem]:
         (("components", "megatron-patch", "sha256"), patch.sha256 if patch else None, "megatron_patch"),
     ]
     return problems + [
-        (where, f"is not what {path.name} was made with", found, str(contract.get(key)))
+        (where, f"differs from the source that {path.name} was made with", found, str(contract.get(key)))
         for where, found, key in held
         if found is not None and found != contract.get(key)
     ]
@@ -115,7 +115,7 @@ def load_hardware(name: str, folders: list[Path]) -> Loaded[Hardware]:
 def load_profile(
     name: str, folders: list[Path], clusters: Collection[str] = (), overrides: Sequence[Override] = ()
 ) -> Loaded[Profile]:
-    """A profile by name or file, for one of ``clusters``; for any where none is given."""
+    """Load a profile by name or file, for one of ``clusters``; for any cluster where ``clusters`` is empty."""
 
     def check(profile: Profile) -> list[PathProblem]:
         problems = kubernetes_problems(profile.kubernetes)
@@ -135,7 +135,7 @@ def load(
     """Read, override, validate, cross-check.
 
     Raises:
-        SpecError: with every problem found in the file, or why it cannot be read.
+        SpecError: the error lists every problem of the file, or says why it cannot be read.
     """
     name = display_name(path)
     try:
@@ -177,7 +177,7 @@ def load_bytes(
 
 
 class _Locator:
-    """Says where a path was written: the flag that set it and what in its value, else the line of the file."""
+    """Finds where a path was written: the flag that set it and the place in its value, else the line of the file."""
 
     def __init__(self, source: YamlSource, flags: Mapping[tuple[str, ...], str]) -> None:
         self.source, self.flags = source, flags
@@ -212,7 +212,7 @@ def _apply(source: YamlSource, overrides: Sequence[Override]) -> tuple[Any, dict
         if not isinstance(target, dict):
             raise SpecError(Problem(override.flag, "there is no such path", expected="keys of the run, dotted"))
         if override.path[-1] in target and target[override.path[-1]] == override.value:
-            continue  # the file says it already
+            continue  # the file's own problem says this already
         target[override.path[-1]] = override.value
         origin[".".join(override.path)] = override.flag
     return value, origin
@@ -242,7 +242,7 @@ def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _
 
 
 def _is_other_form(details: ErrorDetails) -> bool:
-    """A value may be text or ``{from_env: NAME}``; only the errors of the form the author chose are of use."""
+    """Whether an error is about the other form of a value (text or ``{from_env: NAME}``) than the author chose."""
     forms = {*_TEXT_NAMES, "FromEnv"} & {str(part) for part in details["loc"][-2:]}
     if not forms:
         return False
@@ -251,7 +251,7 @@ def _is_other_form(details: ErrorDetails) -> bool:
 
 
 def _is_consequence(details: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
-    """A list whose entries are all wrong is called too short as well."""
+    """Whether an error follows from others: a list whose entries are all wrong also counts as too short."""
     location = details["loc"]
     return details["type"] == "too_short" and any(
         item["loc"][: len(location)] == location and item is not details for item in errors
@@ -272,7 +272,7 @@ def _expected(details: ErrorDetails) -> str:
     return _EXPECTED.get(kind) or str(details["msg"]).removeprefix("Input should be ")
 
 
-# the key that says which model of a union a mapping is, and what pydantic calls its absence and its misuse
+# the key that says which model of a union a mapping is; pydantic's names for errors where it is absent or wrong
 _TAG: Final = "kind"
 _TAG_ERRORS: Final = frozenset({"union_tag_not_found", "union_tag_invalid"})
 
@@ -290,7 +290,7 @@ _EXPECTED: Final = {
 
 
 def _real_path(value: Any, location: tuple[int | str, ...]) -> Path_:
-    """Pydantic's location without the names of union members, which are not keys of the file."""
+    """Remove the names of union members from pydantic's location: they are not keys of the file."""
     path: list[int | str] = []
     current = value
     for index, part in enumerate(location):
@@ -314,7 +314,7 @@ _UNION_NAMES: Final = frozenset({*_TEXT_NAMES, "int", "float", "bool", "FromEnv"
 
 
 def _keys_at(model: type[BaseModel], value: Any, path: Path_) -> list[str]:
-    """The valid keys at a path of ``value``; empty where any key goes."""
+    """The valid keys at a path of ``value``; empty where any key is allowed."""
     current: Any = model
     for part in path:
         current = _step(current, value, str(part))
@@ -338,7 +338,7 @@ def _step(annotation: Any, value: Any, key: str) -> Any:
 
 
 def _models(annotation: Any, value: Any) -> list[type[BaseModel]]:
-    """The models among the members of an annotation; of several, those that the value's tag names."""
+    """The models in an annotation; where there are several, those that the value's tag names."""
     models = [item for item in _members(annotation) if isinstance(item, type) and issubclass(item, BaseModel)]
     tag = value.get(_TAG) if isinstance(value, dict) else None
     if len(models) < 2:
@@ -376,7 +376,7 @@ def _secret_problems(source: YamlSource) -> list[Problem]:
 
 
 def _secret_problem(where: str, reason: str) -> Problem:
-    return Problem(where, f"looks like a secret ({reason})", expected="secrets by name only",
+    return Problem(where, f"looks like a secret ({reason})", expected="the name of a variable that holds it",
                    hint="write from_env: NAME and export NAME in your shell")  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""What a site says about preflight: limits, and what a check that finds something does to the job.
+"""A site's settings for preflight: limits, and what a finding of each check does to the job.
 
-The checks themselves are in ``rlk_repro.job``; what each looks at, and why, is in docs/preflight.md.
+The checks themselves are in ``rlk_repro.agent.preflight``; docs/preflight.md says what each checks, and why.
 """
 
 from __future__ import annotations
@@ -55,13 +55,19 @@ Policy: TypeAlias = Literal["pass", "warn", "fail"]
 
 
 class Preflight(GrowingModel):
-    """What a finding does to the job, and the limits behind the findings."""
+    """Limits of the checks, and what their findings do to the job."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"max_clock_skew_s", "max_file_latency_ms", "policy"})
 
     min_free_disk_gib: NonNegative = 1.0
     min_free_memory_gib: NonNegative = 1.0
-    max_clock_skew_s: Positive = Field(2.0, description="between this node and the file system of the run directory")
-    max_file_latency_ms: Positive = Field(1000.0, description="to write, sync and remove one small file there")
+    max_clock_skew_s: Positive = Field(
+        2.0, description="largest allowed clock difference between a node and the file system of the run directory"
+    )
+    max_file_latency_ms: Positive = Field(
+        1000.0, description="longest allowed time to write, sync and remove one small file in the run directory"
+    )
     on_blocking: Literal["stop", "continue"] = "stop"
-    policy: dict[CheckName, Policy] = Field({}, description="other than the default of a check (docs/preflight.md)")
+    policy: dict[CheckName, Policy] = Field(
+        {}, description="action of a check, where it differs from the default (docs/preflight.md)"
+    )

@@ -1,4 +1,4 @@
-"""What a site may have to say about Ray: the ``ray`` part of a profile, for workloads that run on it."""
+"""A site's settings for Ray: the ``ray`` part of a profile, for workloads that use Ray."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Interface = Annotated[str, Field(pattern=rf"^[^-\s/{UNSEEN}][^\s/{UNSEEN}]{{0,14
 
 
 class RaySettings(Model):
-    """Every service of Ray gets a port of its own from ``first_port`` on, three of the head and six of each node."""
+    """Ports and network of Ray.  Services have ports from ``first_port`` on: three on the head, six on each node."""
 
     first_port: Annotated[int, Field(ge=1024, le=8000)] = Field(
-        6379, description="the head's; ephemeral ports begin at 9000 on some nodes, so all of them stay below that"
+        6379, description="first port of the head; all ports stay below 9000, where ephemeral ports begin on some nodes"
     )
     interface: Interface | None = Field(
         None,
@@ -27,5 +27,5 @@ class RaySettings(Model):
 
 
 def knows_tokens(version: str) -> bool:
-    """Whether this release of Ray authenticates by token; older ones ignore the wish without a word."""
+    """Whether this release of Ray authenticates by token; older releases silently ignore the setting."""
     return tuple(map(int, re.findall(r"\d+", version)[:2])) >= FIRST_RAY_WITH_TOKENS

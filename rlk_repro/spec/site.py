@@ -12,66 +12,73 @@ from pydantic import Field
 from rlk_repro.spec.values import UNSEEN, GrowingModel, Model, Positive, Word
 
 Line = Annotated[str, Field(pattern=rf"^[^{UNSEEN}]+$", max_length=1000)]
-"""Text of one line: options of sbatch stand in comment lines, where a line feed would begin a command."""
+"""Text of one line: sbatch options are in comment lines, where a line feed would begin a command."""
 AbsolutePath = Annotated[str, Field(pattern=rf"^/[^{UNSEEN}]*$", max_length=1000)]
 Gres = Annotated[str, Field(pattern=r"^(none|gpu(:[A-Za-z0-9._-]+)?)$", max_length=100)]
 Option = Annotated[str, Field(pattern=rf"^--?[A-Za-z][^{UNSEEN}]*$", max_length=1000)]
 
 
 class SlurmSettings(Model):
-    """How a job is asked for at this site.  What is not set is left to Slurm's own defaults."""
+    """How a job is requested at this site.  For keys that are not set Slurm's own defaults apply."""
 
     account: Word | None = None
     partition: Word | None = None
     qos: Word | None = None
     reservation: Word | None = None
     constraint: Word | None = None
-    exclude: Word | None = Field(None, description="nodes that are never to be used, as Slurm writes node lists")
-    gres: Gres = Field("gpu", description="how GPUs are asked for: gpu, gpu:TYPE, or none where nodes come whole")
-    exclusive: bool = Field(True, description="whole nodes with all their memory; anything else measures neighbours")
+    exclude: Word | None = Field(None, description="nodes that must not be used, in Slurm's syntax of node lists")
+    gres: Gres = Field(
+        "gpu", description="how GPUs are requested: gpu, gpu:TYPE, or none where jobs always get whole nodes"
+    )
+    exclusive: bool = Field(
+        True,
+        description="request whole nodes with all their memory; on shared nodes other jobs distort the measurement",
+    )
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="nodes of one NVLink domain where the site has block topology (18 for NVL72); sets --segment"
+        None,
+        description="nodes in one NVLink domain, where the site has block topology (18 for NVL72); sets --segment",
     )
-    max_time_min: Positive | None = Field(None, description="longest job this partition takes")
+    max_time_min: Positive | None = Field(None, description="longest time limit that the partition accepts")
     stop_before_s: Annotated[int, Field(ge=60, le=3600)] = Field(
-        300, description="the agents are asked to stop this long before the time limit"
+        300, description="how long before the time limit the agents are asked to stop"
     )
-    requeue: bool = Field(True, description="let Slurm start the job again after a node failure or preemption")
+    requeue: bool = Field(True, description="whether Slurm starts the job again after a node failure or preemption")
     setup: tuple[Line, ...] = Field(
-        (), description="shell lines of this site, such as 'module load …'; run as they are"
+        (), description="shell lines that the job runs first, unchanged, such as 'module load …'"
     )
-    extra: tuple[Option, ...] = Field((), description="further options of sbatch, passed on as they are")
-    srun_extra: tuple[Option, ...] = Field((), description="further options of srun, passed on as they are")
+    extra: tuple[Option, ...] = Field((), description="further options of sbatch, passed on unchanged")
+    srun_extra: tuple[Option, ...] = Field((), description="further options of srun, passed on unchanged")
 
 
 class Mount(Model):
     """A folder or device of the host that the container sees."""
 
     source: AbsolutePath
-    target: AbsolutePath | None = Field(None, description="default: the same path")
+    target: AbsolutePath | None = Field(None, description="path in the container; default: the path on the host")
     read_only: bool = False
 
 
 class ContainerSettings(GrowingModel):
-    """What starts the image of the stack on a node; ``host`` starts none and uses what the node has."""
+    """What starts the stack's image on a node; ``host`` uses the node's own software and starts no image."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"fabric", "host_python"})
 
     runtime: Literal["host", "pyxis", "apptainer", "podman", "docker"] = "host"
     python: Word = Field(
-        "python3", description="the interpreter that has rlk_repro, inside the container or on the host"
+        "python3", description="Python interpreter that has rlk_repro, in the container or on the host"
     )
     host_python: Word | None = Field(
         None, description="the nodes' interpreter for stacks without images, where runtime is a container's"
     )
     package_dir: AbsolutePath | None = Field(
-        None, description="folder that holds the rlk_repro package, put first on PYTHONPATH; default: the installed one"
+        None,
+        description="folder that holds the rlk_repro package, put first on PYTHONPATH; default: the installed package",
     )
     image_dir: AbsolutePath | None = Field(
         None, description="shared folder where pyxis and apptainer keep imported images; each is imported once"
     )
-    mounts: tuple[Mount, ...] = Field((), description="besides the run directory, which is always mounted")
-    extra: tuple[Option, ...] = Field((), description="further options of the runtime, passed on as they are")
+    mounts: tuple[Mount, ...] = Field((), description="further mounts; the run directory is always mounted")
+    extra: tuple[Option, ...] = Field((), description="further options of the runtime, passed on unchanged")
     fabric: tuple[AbsolutePath, ...] = Field(
-        ("/dev/infiniband",), description="devices of the network between nodes, for runs on several of them"
+        ("/dev/infiniband",), description="devices of the network between nodes, for runs on several nodes"
     )

@@ -1,4 +1,4 @@
-"""The types of values that every model of the package shares, and the base of the models."""
+"""Value types that all models share, and the base class of the models."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 SCHEMA: Final = 1
 
 UNSEEN: Final = r"\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
-"""Control, direction and zero-width characters, for patterns: no value that becomes an argument or a path has any."""
+"""Control, direction and zero-width characters, for patterns: no argument or path may hold them."""
 
 Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=2000)]
 Word: TypeAlias = Annotated[str, Field(pattern=rf"^[^-{UNSEEN}][^{UNSEEN}]*$", max_length=1000)]
-"""Text of one line that nothing takes for an option."""
+"""Text of one line that no program can take for an option."""
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", max_length=40)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
 Minutes: TypeAlias = Annotated[float, Field(gt=0, le=10**5)]
-"""At most ten weeks."""
+"""Minutes, at most ten weeks."""
 NonNegative: TypeAlias = Annotated[float, Field(ge=0, le=1e12)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e12)]
 Commit: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
@@ -28,7 +28,7 @@ Repository: TypeAlias = Annotated[
         pattern=r"^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[A-Za-z0-9_~][A-Za-z0-9._~-]*)+$", max_length=300
     ),
 ]
-"""Where git fetches from.  A checkout has an option of its own, such as ``--source``."""
+"""A URL that git fetches from.  For a checkout there are separate options, such as ``--source``."""
 Digest: TypeAlias = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
 EnvValue: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
@@ -39,9 +39,9 @@ Variant: TypeAlias = Literal["baseline", "enabled"]
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
 CROSSOVER: Final = "crossover"
-"""A design; and in place of a variant, what a session is: both of them."""
+"""Name of a design; also stands for the variant of a session, which runs both variants."""
 OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
-"""How images call the machines that ``uname -m`` names."""
+"""Names of architectures in images, by what ``uname -m`` prints."""
 
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm"]
 Mode: TypeAlias = Literal["auto", "require"]
@@ -50,15 +50,15 @@ PathProblem: TypeAlias = "tuple[tuple[str, ...], str, Any, str]"
 
 
 class Model(BaseModel):
-    """Base of everything an author writes."""
+    """Base class of everything that an author writes."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class GrowingModel(Model):
-    """One that got keys after plans had been recorded.
+    """A model that got new keys after plans had been recorded.
 
-    A recorded plan is hashed again whenever it is read: a key that its author could not know must not change the hash,
+    A recorded plan is hashed again whenever it is read.  A key that its author could not know must not change the hash,
     so the keys in ``added_later`` are left out while they have their default.
     """
 
@@ -75,7 +75,7 @@ class GrowingModel(Model):
 
 
 def list_leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every value in nested mappings; a list is one value."""
+    """List the path of every value in nested mappings; a list counts as one value."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from list_leaves(item, (*path, str(key)))
@@ -84,5 +84,5 @@ def list_leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
 
 
 def dump_model(model: BaseModel) -> dict[str, Any]:
-    """As a plan file holds it."""
+    """Dump a model in the form of a plan file."""
     return model.model_dump(mode="json", by_alias=True)

@@ -1,7 +1,7 @@
 """The settings of the workload ``vime``: vime's own ``train.py``, end to end.
 
-Field names are vime's flag names where one field is one flag.  ``arguments`` hold flags that need no rule of ours; all
-of them are held against the argument contract of the pinned vime, and those that the launcher decides are refused.
+A field that is one flag has vime's flag name.  ``arguments`` hold flags that need no rule here.  All flags are checked
+against the argument contract of the pinned vime; flags that the launcher sets itself are refused.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from rlk_repro.spec.values import (
 from rlk_repro.spec.workloads import AnyWorkload, PolicyLoss
 
 Flag: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=80)]
-"""A flag without its dashes, as ``num-layers``."""
+"""A flag without its dashes, such as ``num-layers``."""
 ArgumentText: TypeAlias = Annotated[str, Field(pattern=rf"^([^-{UNSEEN}]|-[0-9.])[^{UNSEEN}]*$", max_length=2000)]
-"""A value of a flag; one that begins like a flag would be another flag."""
+"""A value of a flag; it may not begin like a flag."""
 Scalar: TypeAlias = bool | int | float | ArgumentText
 Arguments: TypeAlias = dict[Flag, Scalar | tuple[Scalar, ...]]
-"""True is a bare flag, a list a flag with several values; there is no False: leave the flag out."""
+"""Flags and values: True is a bare flag, a list is a flag with several values.  To switch a flag off, leave it out."""
 DottedPath: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", max_length=200)]
 Fraction: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 
@@ -44,22 +44,22 @@ Fraction: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 class VimeModel(Model):
     """A model: where it comes from and the arguments that build it in Megatron (upstream's ``scripts/models``)."""
 
-    title: Text = Field(description="for the reader")
+    title: Text = Field(description="name of the model, shown to readers")
     source: ModelSource
     checkpoint: Checkpoint = "torch_dist"
     recipe: Annotated[str, Field(pattern=r"^scripts/[\w./-]+\.sh$", max_length=200)] | None = Field(
-        None, description="file of vime whose MODEL_ARGS the arguments are"
+        None, description="vime's file whose MODEL_ARGS the arguments copy"
     )
     arguments: Arguments
 
     def size(self, flag: str, default: int = 0) -> int:
-        """A number among the arguments."""
+        """Read a number from the arguments."""
         value = self.arguments.get(flag, default)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
     @property
     def num_experts(self) -> int:
-        """0 where the model is dense."""
+        """The number of experts; 0 for a dense model."""
         return self.size("num-experts")
 
 
@@ -70,8 +70,10 @@ class VimeData(Model):
     input_key: Word = "prompt"
     label_key: Word = "label"
     apply_chat_template: bool = True
-    rm_type: Name | None = Field(None, description="vime's own reward, by name")
-    custom_rm_path: DottedPath | None = Field(None, description="or a function of ours")
+    rm_type: Name | None = Field(None, description="name of one of vime's own rewards")
+    custom_rm_path: DottedPath | None = Field(
+        None, description="path of a Python function that computes the reward, instead of rm_type"
+    )
 
 
 class VimeGrpo(PolicyLoss):
@@ -81,12 +83,12 @@ class VimeGrpo(PolicyLoss):
     rollout_batch_size: Count = Field(description="prompts per rollout")
     n_samples_per_prompt: Annotated[int, Field(ge=2, le=10**6)] = Field(description="samples per prompt")
     global_batch_size: Count = Field(description="samples per optimizer step")
-    rollout_max_prompt_len: Count = Field(1024, description="longer prompts are left out of the data set")
+    rollout_max_prompt_len: Count = Field(1024, description="prompts longer than this are left out of the data set")
     rollout_max_response_len: Count
     rollout_top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     use_tis: bool = False
     use_unbiased_kl: bool = False
-    use_rollout_routing_replay: bool = Field(False, description="R3, in both variants")
+    use_rollout_routing_replay: bool = Field(False, description="whether both variants use R3")
     lr: Positive = 1e-6
     weight_decay: NonNegative = 0.1
     adam_beta1: Fraction = 0.9
@@ -103,25 +105,28 @@ class VimeGrpo(PolicyLoss):
 
 
 class Placement(Model):
-    """How one hardware is used, beyond the nodes and parallel sizes of its layout."""
+    """How one hardware is used, in addition to the nodes and parallel sizes of its layout."""
 
     rollout_num_gpus: Annotated[int, Field(ge=0, le=10**5)] = Field(
-        0, description="GPUs of the inference engines alone; 0: they share all GPUs with the training (colocate)"
+        0,
+        description="GPUs for the inference engines alone; 0: the engines share all GPUs with the training (colocate)",
     )
     rollout_num_gpus_per_engine: Count = 1
     expert_tensor_parallel: Count = 1
     sequence_parallel: bool = False
-    max_tokens_per_gpu: Count = Field(9216, description="of a packed microbatch")
+    max_tokens_per_gpu: Count = Field(9216, description="largest number of tokens in a packed microbatch")
     vllm_gpu_memory_utilization: Fraction = 0.7
-    recompute: bool = Field(True, description="recompute all activations, layer by layer")
-    optimizer_cpu_offload: bool = Field(False, description="keep the optimizer's state in host memory")
-    offload: bool = Field(True, description="colocated: training and inference leave the GPU to each other")
+    recompute: bool = Field(True, description="whether to recompute all activations, layer by layer")
+    optimizer_cpu_offload: bool = Field(False, description="whether to keep the optimizer's state in host memory")
+    offload: bool = Field(
+        True, description="whether training and inference, if colocated, free the GPU's memory for each other"
+    )
     arguments: Arguments = Field({}, description="further flags that this hardware needs")
     env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=100)], EnvValue] = Field({})
 
 
 Purpose: TypeAlias = Literal["timing", "deterministic", "profiler", "memory-history"]
-"""What a run of vime is for.  They exclude each other: only ``timing`` measures speed.
+"""What a run of vime is for; a run has one purpose, and only ``timing`` measures speed.
 
 ``deterministic`` asks vime and vLLM for equal bits, ``profiler`` takes torch's trace of three steps,
 ``memory-history`` the allocator's history.
@@ -129,7 +134,7 @@ Purpose: TypeAlias = Literal["timing", "deterministic", "profiler", "memory-hist
 
 
 class VimeWorkload(AnyWorkload):
-    """vime's own trainer on Ray, by its own options; with inference servers in the live and fixed-rollout lanes."""
+    """vime's own trainer on Ray, with vime's options; lanes live and fixed-rollout have inference servers."""
 
     lanes = ("live", "fixed-rollout", "train-only")
     lane_limit = "vime has three lanes"
@@ -142,14 +147,16 @@ class VimeWorkload(AnyWorkload):
     model: VimeModel
     data: VimeData
     grpo: VimeGrpo
-    rollouts: StoredRollouts | None = Field(None, description="of the lanes that generate none; else made by the run")
+    rollouts: StoredRollouts | None = Field(
+        None, description="stored rollouts for lanes that do not generate; default: the run makes them"
+    )
     rollouts_seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        None, description="or random tokens of the longest samples, made by prepare from this seed without an engine"
+        None, description="seed from which prepare makes rollouts of random tokens at full length, without an engine"
     )
     placements: Annotated[dict[Name, Placement], Field(min_length=1, max_length=100)] = Field(
-        description="by hardware, as layouts"
+        description="placement by hardware, with the same keys as layouts"
     )
-    arguments: Arguments = Field({}, description="further flags, in both variants")
+    arguments: Arguments = Field({}, description="further flags of both variants")
 
     @property
     def num_steps_per_rollout(self) -> int:
@@ -168,7 +175,7 @@ class VimeWorkload(AnyWorkload):
         return frozenset({"megatron_lm"} if self.grpo.use_rollout_routing_replay else ())
 
     def generates(self, lane: Lane) -> bool:
-        """Whether inference servers run: in every lane but one, and there too where the run stores its own first."""
+        """Whether inference servers run; in lane train-only only where the run stores its own rollouts first."""
         return lane != "train-only" or (self.rollouts is None and self.rollouts_seed is None)
 
     def has_rollout_log_probs(self, lane: Lane) -> bool:
@@ -186,22 +193,27 @@ class VimeWorkload(AnyWorkload):
         yield from _find_data_problems(self.data)
         yield from _find_size_problems(self.model)
         if self.rollouts is not None and self.rollouts_seed is not None:
-            yield ("rollouts_seed",), "rollouts are named as well", self.rollouts_seed, "one of the two"
+            yield (
+                ("rollouts_seed",),
+                "contradicts rollouts, which are given as well",
+                self.rollouts_seed,
+                "one of the two",
+            )
         for place, arguments in self.all_arguments():
             yield from _find_argument_problems(place, arguments)
         if self.grpo.use_rollout_routing_replay and not self.model.num_experts:
             path = ("grpo", "use_rollout_routing_replay")
-            yield path, "a dense model routes nothing", True, "false, or a model with num-experts"
+            yield path, "needs experts, but the model is dense", True, "false, or a model with num-experts"
 
     def all_arguments(self) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-        """Every place where flags are written out, by its path."""
+        """Every place where flags are written, by its path."""
         yield MODEL, self.model.arguments
         yield ("arguments",), self.arguments
         for name, placement in self.placements.items():
             yield ("placements", name, "arguments"), placement.arguments
 
     def arguments_on(self, hardware: str) -> Arguments:
-        """The flags written out beside the model's; those of the hardware's placement win."""
+        """The flags written in addition to the model's; flags of the hardware's placement win."""
         return {**self.arguments, **self.placements[hardware].arguments}
 
 
@@ -220,18 +232,18 @@ def _find_batch_problems(grpo: VimeGrpo) -> Iterator[PathProblem]:
 
 def _find_data_problems(data: VimeData) -> Iterator[PathProblem]:
     if (data.rm_type is None) is (data.custom_rm_path is None):
-        what, expected = "how answers are scored is not told, or told twice", "either rm_type or custom_rm_path"
+        what, expected = "the reward is missing, or given twice", "either rm_type or custom_rm_path"
         yield ("data", "rm_type"), what, data.rm_type, expected
 
 
 MODEL: Final = ("model", "arguments")
 LAYER_PATTERN: Final = "moe-layer-freq"
 SIZES: Final = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "vocab-size", "normalization")
-"""What no model can do without: Megatron-LM would take a default of its own, or stop after minutes."""
+"""Sizes that every model must give: else Megatron-LM would use its own default or stop after minutes."""
 Range: TypeAlias = tuple[float, float]
 ANY: Final[Range] = (-math.inf, math.inf)
 NOT_NEGATIVE: Final[Range] = (0, math.inf)
-"""Whatever builds a model; what else vime reads may well be -1."""
+"""Sizes that may not be negative because they build the model; other values of vime may be -1."""
 RANGES: Final[Mapping[str, Range]] = {
     **dict.fromkeys(("num-layers", "num-attention-heads", "num-query-groups"), (1, 10**4)),
     **dict.fromkeys(("hidden-size", "kv-channels"), (1, 10**6)),
@@ -245,7 +257,7 @@ RANGES: Final[Mapping[str, Range]] = {
     "moe-router-bias-update-rate": (0, 1),
     **dict.fromkeys(("train-memory-margin-bytes", "vllm-kv-cache-memory-bytes"), NOT_NEGATIVE),
 }
-"""Far beyond any model, so that what lies outside is a slip: Megatron-LM asks of most that they are numbers."""
+"""Ranges far wider than any real model, to catch slips: Megatron-LM only checks that most values are numbers."""
 
 
 def _find_size_problems(model: VimeModel) -> Iterator[PathProblem]:
@@ -258,21 +270,31 @@ def _find_size_problems(model: VimeModel) -> Iterator[PathProblem]:
     pattern = model.arguments.get(LAYER_PATTERN)
     if pattern is not None and not is_layer_pattern(pattern, model.size("num-layers")):
         expected = "a whole number from 1 on, or a pattern of all layers such as [0]*1+[1]*45"
-        yield (*MODEL, LAYER_PATTERN), "is no pattern of these layers", pattern, expected
+        yield (*MODEL, LAYER_PATTERN), "is not a pattern of these layers", pattern, expected
     chosen = model.size("moe-router-topk")
     if chosen > model.num_experts > 0:
-        yield (*MODEL, "moe-router-topk"), "more experts than there are", chosen, f"at most {model.num_experts}"
+        yield (*MODEL, "moe-router-topk"), "exceeds the number of experts", chosen, f"at most {model.num_experts}"
 
 
 def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]) -> Iterator[PathProblem]:
     for flag, value in arguments.items():
         values = value if isinstance(value, tuple) else (value,)
         if False in [item for item in values if isinstance(item, bool)]:
-            yield (*place, flag), "a flag is given or left out", value, "true, or no such key"
+            yield (*place, flag), "cannot switch a flag off", value, "true, or leave the key out"
         elif isinstance(value, tuple) and len(value) < 2:  # rules about sizes read numbers, not lists of one
-            yield (*place, flag), "a list of less than two", list(value), "two values or more, or one that is no list"
+            yield (
+                (*place, flag),
+                "is a list with fewer than two values",
+                list(value),
+                "two or more values, or one value without a list",
+            )
         elif flag == "spec" and len(values) != 2:
-            yield (*place, flag), "names no layers", value, "a module and a function in it"
+            yield (
+                (*place, flag),
+                "does not name a layer spec",
+                value,
+                "a module and a function in it, as in pkg.module.function",
+            )
         elif isinstance(value, int | float):
             low, high = RANGES.get(flag, NOT_NEGATIVE if place == MODEL else ANY)
             if not low <= value <= high:

@@ -1,4 +1,4 @@
-"""The kinds of workload that a run can name, each with its settings; how one is started is in ``workloads``."""
+"""The kinds of workload that a run can name, each with its settings; ``rlk_repro.workloads`` starts them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ReferenceTask(Model):
 
 
 class PolicyLoss(Model):
-    """What decides which loss is computed and how often, in vime's flag names."""
+    """The settings that decide which loss is computed and how often, with vime's flag names."""
 
     num_steps_per_rollout: Count = Field(1, description="optimizer steps per rollout")
     rollout_temperature: Positive = 1.0
@@ -79,13 +79,13 @@ class Grpo(PolicyLoss):
 
 
 class AnyWorkload(GrowingModel):
-    """What plan and analysis ask of every kind of workload.
+    """What plan and analysis need to know of every kind of workload.
 
-    ``lanes`` are those it can run in, ``lane_limit`` why no other; without ``has_variants`` there is nothing to enable.
-    Without ``has_output_layer`` its logits are no model's.  ``modules`` are the Python modules that its trainer cannot
-    do without; ``imports`` those that a child process tries, with all that they import, before the first trial.
-    ``gpus_per_engine`` is, by hardware, how many GPUs in a row an inference server takes that counts them up from its
-    first one; 0 where nothing does.  With ``needs_prepared`` its trials read what ``rlk-repro prepare`` put on disk.
+    ``lanes`` are those it can run in; ``lane_limit`` says why others are refused.  Without ``has_variants`` it has no
+    enabled variant.  Without ``has_output_layer`` its logits do not come from a model.  ``modules`` are the Python
+    modules that its trainer needs; before the first trial a child process imports those in ``imports``.
+    ``gpus_per_engine`` is, by hardware, the number of consecutive GPUs of one inference server; 0 without servers.
+    With ``needs_prepared`` its trials read what ``rlk-repro prepare`` put on disk.
     """
 
     lanes: ClassVar[tuple[Lane, ...]]
@@ -98,16 +98,16 @@ class AnyWorkload(GrowingModel):
 
     @property
     def packed_rollouts(self) -> str | None:
-        """Name of the stored rollouts that travel in the bundle."""
+        """Name of the stored rollouts that the bundle holds."""
         return None
 
     def has_rollout_log_probs(self, lane: Lane) -> bool:  # noqa: ARG002
-        """Whether the trainer is given log-probs of a rollout engine, to hold its own against."""
+        """Whether the trainer gets log-probs of a rollout engine to compare its own with."""
         return True
 
     @property
     def num_steps_per_rollout(self) -> int:
-        """Optimizer steps, each with its ``step`` line, per rollout."""
+        """Number of optimizer steps per rollout; each prints a ``step`` line."""
         return 1
 
     @property
@@ -124,15 +124,15 @@ class AnyWorkload(GrowingModel):
         return 0
 
     def find_problems(self) -> Iterator[PathProblem]:
-        """Combinations within the workload that cannot be, by path from its own top."""
+        """Find combinations within the workload that are impossible, by path from the workload's top."""
         yield from ()
 
 
 class ReferenceWorkload(AnyWorkload):
-    """The reference trainer: for smoke, bring-up and tests; never for claims about vime."""
+    """The reference trainer, for smoke runs, bring-up and tests; it supports no claim about vime."""
 
     lanes = ("live", "train-only")
-    lane_limit = "the reference trainer has no inference server to keep live"
+    lane_limit = "the reference trainer has no inference server, which lane fixed-rollout needs"
 
     kind: Literal["reference"]
     model: ReferenceModel = ReferenceModel()
@@ -175,7 +175,9 @@ class ModuleBatch(Model):
 
     num_samples: Count = Field(16, description="samples per microbatch")
     num_tokens: Count = Field(9216, description="packed tokens per microbatch, prompts and responses")
-    prompt_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(0.25, description="of a sample's tokens, at least one")
+    prompt_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.25, description="share of a sample's tokens that are response, at least one token"
+    )
     num_microbatches: Count = Field(1, description="microbatches per optimizer step")
     vocab_size: Annotated[int, Field(ge=16, le=10**7)] = Field(description="before padding to 128 x tensor parallel")
 
@@ -190,13 +192,14 @@ class ModuleWorkload(AnyWorkload):
     imports = ("vime.backends.megatron_utils.loss",)
 
     kind: Literal["module"]
-    model: Text = Field(description="whose vocabulary this is, for the reader")
+    model: Text = Field(description="model whose vocabulary size this is, shown to readers")
     grpo: ModuleLoss = ModuleLoss()
     batch: ModuleBatch
     lead_ms: Annotated[float, Field(ge=0, le=10000)] = Field(
         30.0,
-        description="the device is kept busy for so long before each pass, as by the forward pass of a model; with 0, "
-        "passes that the host cannot issue as fast as the device runs them count the waiting",
+        description="how long the device is kept busy before each pass, as by a model's forward pass; with 0, passes "
+        "that "
+        "the host issues more slowly than the device runs them include the wait",
     )
 
     @property
@@ -224,14 +227,16 @@ class Grid(Model):
     operator: OperatorName
     num_tokens: Shape
     vocab_size: Shape
-    hidden_size: tuple[Count, ...] = Field((), description="of linear_logp, and of nothing else")
+    hidden_size: tuple[Count, ...] = Field((), description="hidden size, for linear_logp only")
     dtypes: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], Field(min_length=1)] = ("float32",)
-    densities: Annotated[tuple[Density, ...], Field(min_length=1)] = Field((1.0,), description="wanted rows of all")
+    densities: Annotated[tuple[Density, ...], Field(min_length=1)] = Field(
+        (1.0,), description="share of the rows that are wanted"
+    )
     passes: Annotated[tuple[Literal["forward", "forward_backward"], ...], Field(min_length=1)] = ("forward",)
 
 
 class OperatorsWorkload(AnyWorkload):
-    """Operators alone, case by case and implementation by implementation; a rollout is one sweep over all of them."""
+    """Operators alone, each implementation in each case; a rollout is one sweep over all of them."""
 
     lanes = ("train-only",)
     lane_limit = "the operator tier has no rollouts"
@@ -239,11 +244,17 @@ class OperatorsWorkload(AnyWorkload):
 
     kind: Literal["operators"]
     grids: Annotated[tuple[Grid, ...], Field(min_length=1)]
-    implementations: tuple[Name, ...] = Field((), description="none named: all that serve the operator")
-    warmup_calls: Annotated[int, Field(ge=0, le=10**6)] = Field(3, description="untimed calls before those of a cell")
-    timed_calls: Count = Field(20, description="timed calls per cell and sweep")
-    oracle_rows: Count = Field(64, description="rows of a case that are checked against float64")
-    memory_limit_gib: Positive | None = Field(None, description="cases expected to need more are blocked")
+    implementations: tuple[Name, ...] = Field(
+        (), description="implementations to measure; default: all that serve the operator"
+    )
+    warmup_calls: Annotated[int, Field(ge=0, le=10**6)] = Field(
+        3, description="untimed calls before the timed calls of a cell"
+    )
+    timed_calls: Count = Field(20, description="number of timed calls per cell and sweep")
+    oracle_rows: Count = Field(64, description="number of rows of a case that are checked against float64")
+    memory_limit_gib: Positive | None = Field(
+        None, description="memory limit; cases that need more are reported as blocked"
+    )
 
     def find_problems(self) -> Iterator[PathProblem]:
         for index, grid in enumerate(self.grids):

@@ -1,6 +1,6 @@
-"""The wording policy as a linter: sentences that claim more than the evidence carries, each with its place.
+"""The wording policy as a linter: it finds sentences that claim more than the evidence supports.
 
-``prose`` turns a file into sentences, ``rules`` are the policy as data, ``lint`` brings the two together.
+``prose`` turns a file into sentences, ``rules`` holds the policy as data, ``lint`` applies the rules.
 docs/wording.md gives the reasons.
 """
 

@@ -1,4 +1,4 @@
-"""Finds sentences that offend against the rules, and leaves those alone that deny what the rule forbids."""
+"""Find sentences that break a rule, except sentences that deny the forbidden claim."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlk_repro.wording.rules import RULES, Rule
 
 MAX_EXCERPT: Final = 120
 NEAR_WORDS: Final = 4
-# characters before a match that may deny it: sentences are shorter, and what is no sentence costs no more
+# how many characters before a match may hold a denial: longer than sentences, and bounded for other text
 CONTEXT: Final = 600
 
 _DENIAL: Final = r"(?:not(?! (?:only|just|merely)\b)|no|never|none|nothing|nobody|neither|nor|nowhere|cannot|\w+n't)"
 _DENIED: Final = re.compile(rf"\b{_DENIAL}\b")
 _NEAR: Final = re.compile(rf"\b(?:{_DENIAL}|without)\b")
-# denies what follows it in the sentence, however far: "this does not mean that …", "no claim that …", "refuses …"
+# denies everything after it in the sentence: "this does not mean that …", "no claim that …", "refuses …"
 _META: Final = re.compile(
     rf"\b{_DENIAL}(?: \S+){{0,4}}? (?:sa(?:y|ys|id)|claim\w*|mean\w*|show\w*|impl(?:y|ies)|prov\w*|suggest\w*|promis\w*"
     r"|support\w*|stat\w*|conclud\w*|evidence|read)\b"
@@ -39,7 +39,7 @@ _TURN: Final = re.compile(r".*\b(?:but|yet|however|instead|nevertheless)\b", re.
 
 @dataclass(frozen=True, kw_only=True)
 class Offence:
-    """One sentence that says too much; ``words`` are those that offend, as the file has them."""
+    """One sentence that claims too much; ``words`` are the offending words, as in the file."""
 
     line: int
     column: int
@@ -57,10 +57,10 @@ class Offence:
 
 
 def lint_file(path: Path) -> list[Offence]:
-    """Every offence of a file, in the order of the text; HTML by its name or its first words.
+    """Find every offence of a file, in the order of the text; HTML is recognised by the file's name or first words.
 
     Raises:
-        SpecError: the file cannot be read.
+        SpecError: the file is unreadable.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -95,7 +95,7 @@ def _make_offence(text: str, lines: list[int], rule: Rule, begin: int, end: int)
 
 
 def _find(rule: Rule, sentence: Sentence) -> Iterator[tuple[int, int]]:
-    """The first offence of a sentence against a rule: where its words begin and end in the file."""
+    """The first offence of a sentence against a rule: the start and end of its words in the file."""
     words = sentence.words
     if rule.unless is not None and rule.unless.search(words):
         return

@@ -1,7 +1,7 @@
-"""From text, Markdown or HTML to sentences of lower-case words that know where they stood.  No meaning here.
+"""Split text, Markdown or HTML into sentences of lower-case words with their positions.  Meaning plays no role here.
 
-Hyphens, slashes, underscores and markup only separate words, so that ``RL-Kernel``, ``rl_kernel`` and ``RL-**Kernel**``
-are the same two words.  Everything is one pass over the text: a line of megabytes takes a second, not a day.
+Hyphens, slashes, underscores and markup only separate words, so ``RL-Kernel``, ``rl_kernel`` and ``RL-**Kernel**`` are
+the same two words.  The text is read in one pass, so that a line of megabytes takes a second, not a day.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 EXAMPLE_BEGIN: Final = "<!-- wording: example -->"
 EXAMPLE_END: Final = "<!-- /wording: example -->"
 EXAMPLE_FENCE: Final = "wording-example"
-"""In the info line of a fenced block: what the block holds is quoted, not said."""
+"""Word in the info line of a fenced block whose content is only quoted."""
 MAX_WORD: Final = 40
 
 _BREAK: Final = "\x1e"
@@ -39,7 +39,7 @@ _WORD: Final = re.compile(r"[+,]|[^\W_](?:[^\W_]|['.×%])*")
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words joined by single spaces; ``starts`` are their places in ``words`` and ``sources`` those in the file."""
+    """Words joined by single spaces; ``starts`` are their positions in ``words``, ``sources`` those in the file."""
 
     words: str
     starts: tuple[int, ...]
@@ -62,7 +62,7 @@ def read_sentences(text: str, *, is_html: bool = False) -> Iterator[Sentence]:
 
 
 class _Plain:
-    """The text without markup, and where each of its characters came from."""
+    """The text without markup, and the position in the file of each of its characters."""
 
     def __init__(self, text: str, *, is_html: bool) -> None:
         self._pieces: list[str] = []
@@ -90,7 +90,7 @@ class _Plain:
 
 
 def _find_markup(text: str, *, is_html: bool) -> Iterator[tuple[int, int, str]]:
-    """What to cut, in order and without overlap: begin, end, and what stands there instead."""
+    """The pieces of markup to cut, in order and without overlap: begin, end and replacement."""
     cutter = _Cutter(text)
     found = merge([] if is_html else _find_example_fences(text), map(cutter.cut, _SPECIAL.finditer(text)))
     done = 0
@@ -101,9 +101,9 @@ def _find_markup(text: str, *, is_html: bool) -> Iterator[tuple[int, int, str]]:
 
 
 class _Cutter:
-    """Says where a piece of markup ends and what is read in its place; at its own start where it is none after all.
+    """Finds where a piece of markup ends and what replaces it; text that is no markup ends at its own start.
 
-    What was sought once and not found is not sought again: a text of unclosed comments must not take forever.
+    A mark that was not found once is not searched again, so that a text of unclosed comments is read fast.
     """
 
     def __init__(self, text: str) -> None:
@@ -128,7 +128,7 @@ class _Cutter:
         return self._find_end("-->", begin)
 
     def _find_end(self, mark: str, begin: int) -> int:
-        """Behind the next ``mark``; ``begin`` where there is none: what is not closed is read like the rest."""
+        """The position after the next ``mark``; ``begin`` without one, because unclosed markup is read as text."""
         found = -1 if mark in self._missing else self._text.find(mark, begin)
         if found < 0:
             self._missing.add(mark)
@@ -150,7 +150,7 @@ def _find_example_fences(text: str) -> list[tuple[int, int, str]]:
 
 
 def _find_ends(text: str) -> Iterator[tuple[int, str]]:
-    """Where sentences end, with the character that ends them."""
+    """Find the ends of sentences, with the character that ends them."""
     line_begin = 0
     for match in _BOUNDARY.finditer(text):
         place, character = match.start(), match[0]

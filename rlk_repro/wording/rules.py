@@ -1,7 +1,7 @@
 """The wording policy as data: what may not be said, why, and what to say instead.
 
-A pattern is a regular expression over the words of one sentence, as ``prose`` gives them: lower case, single spaces,
-hyphens and slashes gone.  ``~6`` stands for up to six words in between.
+A pattern is a regular expression over the words of one sentence, as ``prose`` gives them: lower case, single spaces, no
+hyphens or slashes.  ``~6`` stands for up to six words in between.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One thing that may not be said.
+    """One kind of claim that is not allowed.
 
-    A sentence offends where a pattern is found and not negated.  ``absolute`` patterns bring their own ``no`` and are
-    not excused by it.  ``unless`` anywhere in the sentence excuses it.
+    A sentence breaks the rule where a pattern is found and not negated.  ``absolute`` patterns contain their own
+    ``no``, so a negation does not excuse them.  ``unless`` anywhere in the sentence excuses it.
     """
 
     name: str
@@ -62,7 +62,7 @@ _ATTRIBUTED: Final = r"\b(?:published|publishes|printed|prints|upstream|readme|r
 
 
 def _compile(*patterns: str) -> tuple[re.Pattern[str], ...]:
-    """Between two words of ``~6`` stand up to six others; as words hold no space, nothing is tried twice."""
+    """Compile a pattern; ``~6`` becomes up to six words, and as words hold no space, the match is linear."""
     return tuple(re.compile(r"\b" + re.sub(r" ~(\d+) ", r"(?: \\S+){0,\1}? ", pattern) + r"\b") for pattern in patterns)
 
 
@@ -91,7 +91,7 @@ RULES: Final[tuple[Rule, ...]] = (
             rf"{_EXPERTS} ~2 {_KERNELS} ~4 {_BETTER}",
             rf"(?:accelerat\w*|speed(?:s|ing)? up|sped up|speedups? (?:of|for|in|on)) ~3 {_EXPERTS}",
         ),
-        reason="what is measured are log-probs and losses; nothing of it is an expert or a router",
+        reason="rlk-repro measures log-probs and losses, not experts or routers",
         instead="name the function that was timed, and compare vime + R3 vs vime + R3 + RL-Kernel",
     ),
     Rule(
@@ -100,7 +100,7 @@ RULES: Final[tuple[Rule, ...]] = (
             rf"{_SIDE_BEGINS}{_SIDE}(?: (?!r3\b|vs\b)\S+){{0,3}}? {_VERSUS} {_SIDE_R3}",
             rf"{_SIDE_R3}(?: (?!vs\b)\S+){{0,3}}? {_VERSUS} {_SIDE}{_SIDE_ENDS}",
         ),
-        reason="with R3 on one side only, the comparison measures R3 and not RL-Kernel",
+        reason="with R3 on one side only, the comparison measures R3, not RL-Kernel",
         instead="vime + R3 vs vime + R3 + RL-Kernel",
     ),
     Rule(
@@ -116,8 +116,9 @@ RULES: Final[tuple[Rule, ...]] = (
             rf"{_TRAIN} ~2 {_INFER} ~2 (?:consisten\w*|parity) ~3 (?:is|{_DONE})",
         ),
         unless=re.compile(r"\b(?:stored|replay\w*|published|upstream)\b"),
-        reason="agreement is measured as train_rollout_logprob_abs_diff and held to a margin; equality is not shown",
-        instead="say the difference that was measured and the margin it was held to",
+        reason="agreement is measured as train_rollout_logprob_abs_diff and compared with a margin; equality is not "
+        "shown",
+        instead="give the measured difference and its margin",
     ),
     Rule(
         name="end-to-end-speed",
@@ -126,7 +127,7 @@ RULES: Final[tuple[Rule, ...]] = (
             rf"{_LOWER_TIER} ~10 {_FASTER} ~2 (?:end to end|e2e|training|whole runs?)",
             rf"(?:end to end|e2e) ~3 (?:{_FASTER}|gains?) ~8 {_LOWER_TIER}",
         ),
-        reason="an operator or module is a part of a step; its time says nothing of the rest",
+        reason="an operator or module is only a part of a step; its time says nothing about the rest",
         instead="give the operator's or module's own time, and the end-to-end tier's verdict beside it",
     ),
     Rule(
@@ -148,7 +149,7 @@ RULES: Final[tuple[Rule, ...]] = (
             r"163 ?[x×]",
         ),
         unless=re.compile(_ATTRIBUTED),
-        reason="the best row of a table, without its shape, hardware and spread, is no result",
+        reason="the best row of a table, without its shape, hardware and spread, is not a result",
         instead="ratio, interval, number of pairs, shape and hardware; or say whose number it is",
     ),
     Rule(
@@ -158,7 +159,7 @@ RULES: Final[tuple[Rule, ...]] = (
             rf"train\w* ~4 {_TIMES} {_FASTER} ~2 (?:with|by|thanks to|using) {_RLK}",
         ),
         unless=re.compile(_ATTRIBUTED),
-        reason="a figure of training holds for one model, one length and one machine, and has an interval",
+        reason="a speed-up of training holds for one model, one length and one machine, and has an interval",
         instead="give the run, the hardware, the interval and the bundle's id",
     ),
     Rule(
@@ -167,8 +168,8 @@ RULES: Final[tuple[Rule, ...]] = (
             r"(?:is|are|stays?|fully|be) (?:\S+ )?(?:bit exact|production (?:ready|grade)|battle tested|lossless)",
             r"(?:bit exact|lossless) and production ready",
         ),
-        reason="no run shows that nothing differs anywhere, nor what holds in a production that was not measured",
-        instead="say what was compared, on how many steps, and within which margin",
+        reason="no run shows equality everywhere, or fitness for a production system that was not measured",
+        instead="name what was compared, the number of steps and the margin",
     ),
     Rule(
         name="hardware-never-run",

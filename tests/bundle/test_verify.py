@@ -89,7 +89,7 @@ def test_what_was_never_sealed_has_no_id(run_dir: RunDir) -> None:
     run_dir.checksums.unlink()
     found = verify.verify(pack(run_dir), expected_id="0" * 12)
     assert found.bundle_id is None
-    assert found.findings[-1] == Finding(Level.BLOCKING, "id", "0" * 12, "none: it was never sealed")
+    assert found.findings[-1] == Finding(Level.BLOCKING, "id", "0" * 12, "no id: the bundle was never sealed")
 
 
 @pytest.mark.parametrize("expected_id", ["", "0" * 11, "0" * 65, "g" * 12, "A" * 12, "0" * 12 + "\n"])
@@ -183,7 +183,7 @@ def test_other_compressed_bytes_with_the_same_content_are_found(bundle: Path, tm
     other = tmp_path / "other.tgz"
     other.write_bytes(data)
     expected = Finding(
-        Level.BLOCKING, str(other), "the bytes that were packed", "other bytes that hold the same content"
+        Level.BLOCKING, str(other), "the bytes that were packed", "different bytes with the same content"
     )
     assert verify_bundle(other) == [expected]
 
@@ -231,7 +231,7 @@ def test_links_and_pipes_in_a_run_directory_are_findings(run_dir: RunDir) -> Non
 
 def test_an_unsealed_run_is_blocking(tmp_path: Path) -> None:
     run_dir = make_run_dir(tmp_path)
-    expected = Finding(Level.BLOCKING, CHECKSUMS, "a seal", "none: the run was interrupted or is not finished")
+    expected = Finding(Level.BLOCKING, CHECKSUMS, "a seal", "missing: the run was interrupted or has not finished")
     assert verify_bundle(run_dir.root) == [expected]
     assert verify_bundle(pack(run_dir)) == [expected]
 
@@ -310,7 +310,7 @@ def test_a_bundle_repacked_with_plain_tar_is_still_good(bundle: Path, tmp_path: 
     again = tmp_path / "again.tgz"
     subprocess.run(["tar", "czf", again, "-C", tmp_path / "out", "."], check=True)
     found = verify_bundle(again)
-    expected, header = "packed by rlk-repro", "another owner, mode, time or padding, here first"
+    expected, header = "packed by rlk-repro", "another owner, mode, time or padding; this is the first such member"
     assert found == [
         Finding(Level.WARNING, ".", "a header as rlk-repro writes it", header),
         Finding(Level.WARNING, str(again), expected, "packed by another tool; the content is checked"),

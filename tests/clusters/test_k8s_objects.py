@@ -177,7 +177,7 @@ def test_secrets_are_references() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"kind": "jobset"}, r"kubernetes\.kind: is made no more.*job, which takes several nodes"),
+        ({"kind": "jobset"}, r"kubernetes\.kind: is no longer supported.*job, which runs on several nodes"),
         ({"results": {"path": "/results"}}, "share a run directory"),
         ({"gpu_products": ["NVIDIA-H200-MIG-1g.18gb"]}, "a partition or a share of a GPU"),
         ({"gpu_resource": "nvidia.com/mig-1g.18gb"}, "a partition or a share of a GPU"),

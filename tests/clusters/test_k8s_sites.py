@@ -139,8 +139,8 @@ def test_a_profile_of_a_kind_that_is_made_no_more_is_told_which_one_is(tmp_path:
     with pytest.raises(SpecError) as caught:
         load_profile(str(path), all_profile_folders())
     told = str(caught.value)
-    assert "kubernetes.kind: is made no more" in told
-    assert "job, which takes several nodes and needs no operator" in told
+    assert "kubernetes.kind: is no longer supported" in told
+    assert "job, which runs on several nodes and needs no operator" in told
     assert "line 4" in told or ":4" in told
 
 

@@ -44,7 +44,7 @@ def test_a_stack_is_held_to_the_contract_of_its_vime(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_stack(str(path), [])
     problems = [(item.where.partition(": ")[2], item.what) for item in caught.value.problems]
-    what = "is not what vime-1fc199d9d57eb9d9e66d337cce406c27e7bd916f.json was made with"
+    what = "differs from the source that vime-1fc199d9d57eb9d9e66d337cce406c27e7bd916f.json was made with"
     assert problems == [("pins.megatron_lm.commit", what), ("components.megatron-patch.sha256", what)]
 
 
@@ -58,7 +58,8 @@ def test_an_image_with_another_vime_than_the_pinned_one_is_refused(tmp_path: Pat
     with pytest.raises(SpecError) as caught:
         load_stack(str(path), [])
     assert str(caught.value) == (
-        f"{path}:5: images.cuda-amd64.vime: is not the vime that the stack pins, got '{'a' * 40}', expected {'b' * 40}"
+        f"{path}:5: images.cuda-amd64.vime: differs from the vime that the stack pins, got '{'a' * 40}', "
+        f"expected {'b' * 40}"
     )
 
 
@@ -93,6 +94,6 @@ def test_published_and_not_published_exclude_each_other() -> None:
         }
     )
     assert [what for _, what, _, _ in stack_problems(stack)] == [
-        "is among the images too",
-        "neither commit nor version",
+        "is listed under images as well",
+        "has no commit and no version",
     ]

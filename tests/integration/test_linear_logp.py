@@ -196,7 +196,7 @@ def test_ordinary_logits_are_the_trainer_s_own_business_where_the_mode_lets_them
         (Case(platform="cpu", loss=LossOptions(rollout_temperature=0.8)), {},
          "would round hidden states that are divided by a temperature (0.8)"),
         (Case(platform="cpu", has_output_layer=False), {},
-         "needs an output layer that can hand over its hidden states (here are none)"),
+         "needs an output layer that can hand over its hidden states (this workload has no such layer)"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_right_is_refused_at_the_start(case: Case, settings: dict[str, Any], reason: str) -> None:

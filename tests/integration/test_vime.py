@@ -221,7 +221,9 @@ def test_a_program_without_a_model_has_no_output_layer(
     for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_OPS", "linear_logp"),
                         ("RLK_REPRO_ENTROPY_METRIC", "0")):  # fmt: skip
         monkeypatch.setenv(name, value)
-    with pytest.raises(EnvironmentMissing, match=r"linear_logp: needs an output layer .* \(here are none\)"):
+    with pytest.raises(
+        EnvironmentMissing, match=r"linear_logp: needs an output layer .* \(this workload has no such layer\)"
+    ):
         vime.install_loss(make_vime_args())
     with pytest.raises(EnvironmentMissing, match="linear_logp: RL-Kernel cannot be imported"):
         vime.install(make_vime_args())

@@ -52,7 +52,7 @@ def test_a_folder_that_is_absent_gives_reasons(tmp_path: Path) -> None:
     ("status", "expected"),
     [
         (0x2001, {"clock_is_synchronized": True, "clock_max_error_s": 0.25}),
-        (0x40, {"clock_is_synchronized": False, "clock_max_error_s": Unknown("nothing keeps this clock")}),
+        (0x40, {"clock_is_synchronized": False, "clock_max_error_s": Unknown("this clock is not synchronized")}),
     ],
 )
 def test_the_kernel_says_whether_its_clock_is_kept(status: int, expected: dict[str, object]) -> None:

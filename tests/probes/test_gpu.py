@@ -36,7 +36,7 @@ def test_what_nvidia_smi_tells_is_what_nvml_tells_and_the_rest_says_how_to_get_i
     by_nvml, by_smi = known(gpu_nvidia.probe(root, FakeNvml())), known(gpu_nvidia.probe(root, NO_NVML))
     assert by_smi.pop("source") == "nvidia-smi"
     assert by_nvml.pop("source") == "nvml"
-    reason = Unknown("nvidia-smi is not asked for it: install nvidia-ml-py")
+    reason = Unknown("nvidia-smi does not report this; install nvidia-ml-py")
     assert by_smi.pop("nvlinks_up") == reason
     assert by_smi.pop("fabric") == dict.fromkeys(by_nvml.pop("fabric"), reason)
     del by_nvml["nvlinks_up"]
@@ -198,7 +198,7 @@ def test_mi300x_is_described_from_the_kernels_files(tools, tmp_path):
 def test_a_name_that_the_board_lacks_is_asked_of_a_tool(tools, tmp_path, tool, answer, names):
     write_tool(tools, tool, {"": answer})
     facts = known(gpu_amd.probe(write_amd(tmp_path / "root", product_name="\n")))
-    missing = Unknown("the board, amd-smi and rocm-smi name none")
+    missing = Unknown("the board, amd-smi and rocm-smi give no product name")
     assert [device["name"] for device in facts["devices"]] == [name or missing for name in names]
 
 

@@ -23,7 +23,7 @@ from tests.security.test_corpus import MOST_BYTES, MOST_CPU_S
 # what the reader says of it: a refusal with the limit, or a report all the same
 NAMED = {
     "plan: 10^9 optimizer steps a rollout": "",
-    "plan: 256 trials of 110000 steps": "expected at most 20000 steps in all trials, warm-up counted",
+    "plan: 256 trials of 110000 steps": "expected at most 20000 steps in all trials, including warm-up",
     "nodes: 20000 facts, 2000 others": f"more facts than a node has, got 20000, expected at most {MAX_FACTS}",
     "log: a row that grows with each line": "",
     "command: 100 MB of lists": "refused, a compression bomb, got '100.",
@@ -128,5 +128,6 @@ def test_wrong_lines_of_checksums_end_the_reading(sandbox: Sandbox, honest: RunD
     found = verify_bundle(bundle)
     assert len(found) == MAX_FINDINGS + 1
     assert (
-        any("this and what follows is not read" in finding.found for finding in found) or found[-1].where == "findings"
+        any("this line and all later lines were not read" in finding.found for finding in found)
+        or found[-1].where == "findings"
     )

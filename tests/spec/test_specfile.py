@@ -90,7 +90,8 @@ def test_all_errors_of_a_file_come_in_one_go_with_line_path_and_nearest_key() ->
         ("kind: reference", "knd: reference", "workload.kind: missing, expected a value"),
         ("kind: reference", "kind: module", "workload.grpo.lr: unknown key, expected one of num_steps_per_rollout, "),
         ("kind: reference", "kind: module", "workload.batch: missing, expected a value"),
-        ("lane: live", "lane: fixed-rollout", "lane: the reference trainer has no inference server to keep live"),
+        ("lane: live", "lane: fixed-rollout", "lane: the reference trainer has no inference server, which "
+        "lane fixed-rollout needs"),
     ],
 )  # fmt: skip
 def test_each_mistake_names_its_place(old: str, new: str, message: str) -> None:

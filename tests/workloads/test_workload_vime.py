@@ -277,26 +277,28 @@ AUTHORED = [
     ("workload.grpo.global_batch_size=256", "workload.grpo.global_batch_size: is not rollout_batch_size x "
      "n_samples_per_prompt / num_steps_per_rollout, got 256, expected 128"),
     ("workload.grpo.num_steps_per_rollout=3", "workload.grpo.num_steps_per_rollout: does not divide the samples"),
-    ("workload.grpo.use_rollout_routing_replay=true", "workload.grpo.use_rollout_routing_replay: a dense model routes "
-     "nothing"),
-    ("workload.data.custom_rm_path=a.b", "workload.data.rm_type: how answers are scored is not told, or told twice"),
-    ("workload.placements={h200: {}}", "workload.placements: nothing for hardware a100"),
+    ("workload.grpo.use_rollout_routing_replay=true", "workload.grpo.use_rollout_routing_replay: needs experts, but "
+     "the model is dense"),
+    ("workload.data.custom_rm_path=a.b", "workload.data.rm_type: the reward is missing, or given twice"),
+    ("workload.placements={h200: {}}", "workload.placements: no value for hardware a100"),
     ("workload.placements.gb200={}", "workload.placements.gb200: no layout for this hardware"),
     ("workload.model.arguments.num-layers=0", "workload.model.arguments.num-layers: is out of range, got 0, expected 1 "
      "to 10000"),
     ("workload.model.arguments.norm-epsilon=1", "workload.model.arguments.norm-epsilon: is out of range"),
     ("workload.model.arguments.num-query-groups=5", "workload.model.arguments.num-query-groups: does not divide "
      "num-attention-heads, got 5, expected a divisor of 32"),
-    ("workload.model.arguments={num-experts: 4, moe-router-topk: 8}", "workload.model.arguments: moe-router-topk: more "
-     "experts than there are, got 8, expected at most 4"),
-    ("workload.model.arguments.hidden-size=[2560]", "workload.model.arguments.hidden-size: a list of less than two"),
-    ("workload.model.arguments.spec=glm4", "workload.model.arguments.spec: names no layers, got 'glm4'"),
+    ("workload.model.arguments={num-experts: 4, moe-router-topk: 8}", "workload.model.arguments: moe-router-topk: "
+    "exceeds "
+     "the number of experts, got 8, expected at most 4"),
+    ("workload.model.arguments.hidden-size=[2560]", "workload.model.arguments.hidden-size: is a list with fewer than "
+    "two values"),
+    ("workload.model.arguments.spec=glm4", "workload.model.arguments.spec: does not name a layer spec, got 'glm4'"),
     ("workload.arguments={train-memory-margin-bytes: -1}", "workload.arguments: train-memory-margin-bytes: is "
      "negative, got -1"),
     ("workload.arguments={norm-epsilon: 1}", "workload.arguments: norm-epsilon: is out of range, got 1"),
     ("measure.scored_steps=1000000", "measure.scored_steps"),
     ("time_limit_min=1000000", "time_limit_min"),
-    ("workload.arguments={swiglu: false}", "workload.arguments: swiglu: a flag is given or left out"),
+    ("workload.arguments={swiglu: false}", "workload.arguments: swiglu: cannot switch a flag off"),
     ("workload.model.source.revision=main", "workload.model.source"),
     ("workload.grpo.advantage_estimator=ppo", "workload.grpo.advantage_estimator: wrong value, got 'ppo'"),
     ("workload.what_for=speed", "workload.what_for: wrong value, got 'speed'"),
