@@ -1,4 +1,4 @@
-"""What the variants of a run differ in: RL-Kernel against none, two commits of it, or a switch of the user's own."""
+"""What a run compares: with and without RL-Kernel, two commits of RL-Kernel, or a switch of the user's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Operators: TypeAlias = Annotated[tuple[Name, ...], Field(min_length=1)]
 
 
 class Commits(Model):
-    """Two commits of RL-Kernel, which is then switched on in both variants."""
+    """Two commits of RL-Kernel; both variants then switch RL-Kernel on."""
 
     baseline: Commit
     enabled: Commit
@@ -39,11 +39,13 @@ class RlKernel(GrowingModel):
 
     mode: Mode = "require"
     ops: Operators = ("logp", "ratio_kl")
-    ops_on: dict[Name, Operators] = Field({}, description="others on one hardware, where it has not all of them")
-    commits: Commits | None = Field(None, description="compare these two with each other, in design parallel")
+    ops_on: dict[Name, Operators] = Field(
+        {}, description="operators for one hardware, where it does not have all of them"
+    )
+    commits: Commits | None = Field(None, description="two commits of RL-Kernel to compare, in design parallel")
 
     def find_commit(self, variant: str) -> str:
-        """The commit that trials of this variant must run; empty where the stack's is meant."""
+        """The commit that trials of this variant must run; empty for the stack's commit."""
         if self.commits is None:
             return ""
         return self.commits.baseline if variant == BASELINE else self.commits.enabled
@@ -54,7 +56,7 @@ SwitchValues: TypeAlias = Annotated[dict[EnvName, SwitchValue], Field(min_length
 
 
 class OwnSwitch(Model):
-    """What the variants differ in where it is not RL-Kernel: environment variables, each with a value in both."""
+    """A switch other than RL-Kernel in which the variants differ: environment variables, each with a value in both."""
 
     title: Text
     baseline: SwitchValues
@@ -62,25 +64,25 @@ class OwnSwitch(Model):
 
 
 def find_compared_problems(rl_kernel: RlKernel, switch: OwnSwitch | None, *, design: str) -> Iterator[PathProblem]:
-    """What cannot be compared so."""
+    """Find settings that cannot be compared."""
     if switch is not None:
         yield from _switch_problems(switch, design)
     if rl_kernel.commits is None:
         return
     if design == CROSSOVER:
-        what = "a process imports one RL-Kernel, and a session has one set of processes"
+        what = "cannot change within a session: a process imports one RL-Kernel"
         yield ("measure", "design"), what, CROSSOVER, "parallel"
     if rl_kernel.commits.baseline == rl_kernel.commits.enabled:
         yield _OF_COMMITS, "is the same in both variants", rl_kernel.commits.baseline, "two commits"
     if rl_kernel.mode != "require":
-        yield ("rl_kernel", "mode"), "may fall back, and both commits must run", rl_kernel.mode, "require"
+        yield ("rl_kernel", "mode"), "allows fallbacks, but both commits must run", rl_kernel.mode, "require"
     if switch is not None:
-        yield _OF_COMMITS, "stands beside a switch", None, "either of them"
+        yield _OF_COMMITS, "contradicts switch, which is given as well", None, "either of them"
 
 
 def _switch_problems(switch: OwnSwitch, design: str) -> Iterator[PathProblem]:
     if design == CROSSOVER:
-        what = "a process reads its variables when it starts, and a session has one set of processes"
+        what = "cannot change within a session: a process reads its variables when it starts"
         yield ("measure", "design"), what, CROSSOVER, "parallel"
     for name in sorted(switch.baseline.keys() ^ switch.enabled.keys()):
         side = "enabled" if name in switch.baseline else "baseline"

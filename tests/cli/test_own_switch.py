@@ -83,7 +83,10 @@ def test_a_replay_lists_the_variables_before_it_asks(result: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"measure": {"design": "crossover"}}, "measure.design: a process reads its variables when it starts"),
+        (
+            {"measure": {"design": "crossover"}},
+            "measure.design: cannot change within a session: a process reads its variables when it starts",
+        ),
         ({"switch": {**SWITCH, "baseline": {"NCCL_PROTO": "LL"}}}, "switch.enabled.NCCL_PROTO: missing"),
         ({"switch": {**SWITCH, "baseline": SWITCH["enabled"]}}, "switch: is the same in both variants"),
         (

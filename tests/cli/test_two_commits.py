@@ -123,7 +123,7 @@ def test_a_replay_asks_for_the_commits_and_for_no_installed_rl_kernel(result: di
     ("changes", "message"),
     [
         ({"commits": {"baseline": OLD, "enabled": OLD}}, "rl_kernel.commits: is the same in both variants"),
-        ({"mode": "auto"}, "rl_kernel.mode: may fall back, and both commits must run"),
+        ({"mode": "auto"}, "rl_kernel.mode: allows fallbacks, but both commits must run"),
         ({"commits": {"baseline": "main", "enabled": NEW}}, "rl_kernel.commits.baseline"),
     ],
 )
