@@ -1,7 +1,8 @@
 """Per token: how far the trainer's log-probs lie from those that the rollout gave the same tokens.
 
-Everything is added up on the device and read once, when the step ends.  No tensor of the trainer is changed or kept
-longer than the step.
+During a step only references to the trainer's tensors are kept: anything computed, or copied to the device, would make
+the host wait for it between forward and backward.  When the step has ended, everything is added up on the device and
+read once.  No tensor of the trainer is changed or kept longer than the step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,17 @@ _SUMS: Final = ("abs", "k1", "k3")
 
 @dataclass(frozen=True)
 class _Microbatch:
+    """What the trainer's loss was called with, by sample: log-probs and loss masks of the response, all tokens."""
+
+    ours: Sequence[torch.Tensor]
+    theirs: Sequence[torch.Tensor]
+    masks: Sequence[torch.Tensor]
+    tokens: Sequence[torch.Tensor]
+    responses: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Table:
     """``counts``: [positions + log-probs, classes + 1] int64, tokens that do not count in the last column.  ``sums``:
     [3 + positions] float64.  ``largest``: [2] float64, the difference and its place among all tokens.
     """
@@ -30,8 +42,6 @@ class _Microbatch:
     sums: torch.Tensor
     largest: torch.Tensor
     num_not_finite: torch.Tensor
-    tokens: Sequence[torch.Tensor]
-    responses: Sequence[int]
 
 
 class TokenRecord:
@@ -47,8 +57,7 @@ class TokenRecord:
         def compute(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
             result = function(args, batch, logits, sum_of_sample_mean)
             if not self._refusal:
-                with torch.no_grad():
-                    self._add(batch)
+                self._add(batch)
             return result
 
         return functools.update_wrapper(compute, function, updated=())
@@ -59,13 +68,16 @@ class TokenRecord:
         reason, self._reason = self._reason, self._refusal
         if reason or not seen:
             return {"reason": reason} if reason else None
-        counts = torch.stack([item.counts for item in seen]).sum(0)[:, :NUM_CLASSES].tolist()
-        sums = torch.stack([item.sums for item in seen]).sum(0).tolist()
-        largest = torch.stack([item.largest for item in seen]).tolist()
+        with torch.no_grad():
+            tables = list(map(_count, seen))
+            counts = torch.stack([item.counts for item in tables]).sum(0)[:, :NUM_CLASSES].tolist()
+            sums = torch.stack([item.sums for item in tables]).sum(0).tolist()
+            largest = torch.stack([item.largest for item in tables]).tolist()
+            num_not_finite = int(torch.stack([item.num_not_finite for item in tables]).sum())
         positions, log_probs = counts[:NUM_POSITIONS], counts[NUM_POSITIONS:]
         return {
             "tokens": sum(map(sum, log_probs)),
-            "not_finite": int(torch.stack([item.num_not_finite for item in seen]).sum()),
+            "not_finite": num_not_finite,
             "by_position": _cut(positions),
             "by_log_prob": log_probs,
             "abs_by_position": sums[len(_SUMS) :][: len(_cut(positions))],
@@ -83,29 +95,26 @@ class TokenRecord:
         elif not list(responses) == [len(part) for part in ours] == [len(part) for part in theirs]:
             self._reason = "log-probs of training and rollout do not cover the same tokens"
         else:
-            masks = torch.cat(list(batch[_LOSS_MASKS]))
-            tokens = batch[layout.tokens]
-            self._seen.append(_count(torch.cat(list(ours)), torch.cat(list(theirs)), masks, tokens, responses))
+            self._seen.append(
+                _Microbatch(
+                    ours=ours, theirs=theirs, masks=batch[_LOSS_MASKS], tokens=batch[layout.tokens], responses=responses
+                )
+            )
 
 
-def _count(
-    ours: torch.Tensor,
-    theirs: torch.Tensor,
-    masks: torch.Tensor,
-    tokens: Sequence[torch.Tensor],
-    responses: Sequence[int],
-) -> _Microbatch:
-    """Of [N] log-probs and masks, sample after sample."""
-    place, ours, theirs = ours.device, ours.double(), theirs.to(ours.device).double()
+def _count(microbatch: _Microbatch) -> _Table:
+    ours = torch.cat(list(microbatch.ours)).double()
+    place = ours.device
+    theirs = torch.cat(list(microbatch.theirs)).to(place).double()
     r = ours - theirs
-    trained = masks.to(place) != 0
+    trained = torch.cat(list(microbatch.masks)).to(place) != 0
     is_finite = torch.isfinite(ours) & torch.isfinite(theirs)
     counts = trained & is_finite
     r = torch.where(counts, r, 0.0)
     # compared in float32, what both sides are given in: 1e-06 as a double lies between two of its numbers
     size = r.abs().float()
     classes = torch.where(counts, torch.bucketize(size, torch.tensor(LADDER, device=place)), NUM_CLASSES)
-    position = torch.cat([torch.arange(length, device=place) for length in responses])
+    position = torch.cat([torch.arange(length, device=place) for length in microbatch.responses])
     bands = (position + 1).double().log2().floor().long().clamp(max=NUM_POSITIONS - 1)
     probable = torch.bucketize(theirs.float(), torch.tensor(LOG_PROBS, device=place))
     width = NUM_CLASSES + 1
@@ -115,13 +124,11 @@ def _count(
     table.index_add_(0, (NUM_POSITIONS + probable) * width + classes, one)
     by_position = torch.zeros(NUM_POSITIONS, dtype=torch.float64, device=place).index_add_(0, bands, r.abs())
     at = size.argmax()
-    return _Microbatch(
+    return _Table(
         counts=table.view(-1, width),
         sums=torch.cat([torch.stack([r.abs().sum(), -r.sum(), (r.expm1() - r).sum()]), by_position]),
         largest=torch.stack([size[at].double(), at.double()]),
         num_not_finite=(trained & ~is_finite).sum(),
-        tokens=tokens,
-        responses=responses,
     )
 
 
