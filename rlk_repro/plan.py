@@ -126,11 +126,11 @@ class Plan:
             "trials": [_dump_trial(trial) for trial in self.trials],
         }
 
-    @property
+    @cached_property
     def experiment_hash(self) -> str:
         return sha256_bytes(dump_json(self.experiment))
 
-    @property
+    @cached_property
     def plan_hash(self) -> str:
         return sha256_bytes(dump_json({"experiment": self.experiment, "profile": dump_model(self.profile)}))
 

@@ -127,8 +127,8 @@ class _Group:
         num_leftovers = self._guarded.count_descendants()
         self._guarded.kill()
         self._drain()
-        code = os.waitstatus_to_exitcode(self._guarded.status)
-        killer = signal.Signals(-code) if code < 0 else None
+        code = self._guarded.code
+        killer = signal.Signals(-code) if code is not None and code < 0 else None
         if killer in {signal.SIGTERM, signal.SIGINT} and self._cause is None and self._stop.wait(_WHOLE_STEP_S):
             self._cause = Cause.INTERRUPT  # schedulers signal all processes of a step, the trainer before us
         return Ended(

@@ -1,4 +1,4 @@
-"""Signs of life between the agents of one allocation: a file per node that changes, on the shared file system.
+"""Signs of life between the agents or pods of one job: a file each that changes, on the shared file system.
 
 No clocks are compared: a listener measures by its own how long a pulse stands still.
 """
@@ -16,10 +16,11 @@ _WIDTH: Final = 20
 
 
 class Pulse:
-    """Changes the file from a thread; use as a context manager."""
+    """Changes the file from a thread; use as a context manager.  ``text`` stands below the changing line."""
 
-    def __init__(self, path: Path, interval_s: float) -> None:
+    def __init__(self, path: Path, interval_s: float, text: str = "") -> None:
         self._path = path
+        self._text = text
         self._interval_s = interval_s
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
@@ -43,24 +44,28 @@ class Pulse:
     def _beat(self) -> None:
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            os.pwrite(handle, f"{time.time_ns():{_WIDTH}}".encode(), 0)
+            os.pwrite(handle, f"{time.time_ns():{_WIDTH}}\n{self._text}".encode(), 0)
         finally:
             os.close(handle)
 
 
 class Listener:
-    """How long somebody's pulse has stood still, since it changed or since listening began."""
+    """How long somebody's pulse has stood still, since it changed or since listening began.
+
+    ``has_heard``: whether it ever changed.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen = self._read()
         self._changed = time.monotonic()
+        self.has_heard = False
 
     def measure_silence_s(self) -> float:
         now = time.monotonic()
         found = self._read()
         if found != self._seen:
-            self._seen, self._changed = found, now
+            self._seen, self._changed, self.has_heard = found, now, True
         return now - self._changed
 
     def _read(self) -> bytes:

@@ -1,11 +1,12 @@
 """One command under the guard: start it, poll it, and end it together with all its descendants.
 
-Its owner reads its output and sets its time limit (agent/process.py, agent/ray/node.py).
+Trainers, Ray, and a pod's agent run this way.  The owner reads the output and sets the time limit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
@@ -49,6 +50,12 @@ class Guarded:
             self.status = int(self._socket.recv(_STATUS_BYTES) or signal.SIGKILL)
         return self.status
 
+    @property
+    def code(self) -> int | None:
+        """The exit code, negative after a signal; None while it runs."""
+        status = self.poll()
+        return None if status is None else os.waitstatus_to_exitcode(status)
+
     def count_descendants(self) -> int:
         return len(procfs.find_descendants(self.pid))
 
@@ -56,11 +63,19 @@ class Guarded:
         """Send SIGTERM to the process group."""
         proc.signal_group(self.pid, signal.SIGTERM)
 
-    def ask_command(self) -> None:
-        """Send SIGTERM to the command alone, so that it can end its own children in order."""
+    def ask_command(self) -> bool:
+        """Send SIGTERM to the command alone, so that it can end its own children in order; False: none runs yet."""
         children = {pid: stat for pid, stat in procfs.find_descendants(self.pid).items() if stat.parent == self.pid}
-        if self.poll() is None and children:  # later children of the guard are orphans
-            proc.signal_process(min(children, key=lambda pid: children[pid].start_ticks), signal.SIGTERM)
+        if self.poll() is not None or not children:
+            return False
+        # later children of the guard are orphans
+        return proc.signal_process(min(children, key=lambda pid: children[pid].start_ticks), signal.SIGTERM)
+
+    def end(self, grace_s: float) -> None:
+        """Ask the command to end, wait for it, then kill what is left."""
+        self.ask_command()
+        self.poll(grace_s)
+        self.release()
 
     def kill(self) -> None:
         """Tell the guard to kill everything, itself last; ``poll`` says when that is done."""

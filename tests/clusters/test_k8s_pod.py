@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base.errors import EnvironmentMissing
-from rlk_repro.base.files import write_json
+from rlk_repro.base.files import dump_json_line, write_json, write_text
 from rlk_repro.clusters.k8s.pod import roster
 from rlk_repro.clusters.k8s.pod.children import start_ray
 from rlk_repro.clusters.k8s.pod.inputs import bring_in
@@ -70,7 +70,8 @@ def test_everybody_gets_the_same_roster_with_the_leader_first(run_dir: RunDir) -
 
 
 def test_what_an_earlier_attempt_left_does_not_count(run_dir: RunDir) -> None:
-    write_json(run_dir.pod_join("w9"), {"schema": 1, "pod": "w9", "uid": "old", "node": "n9", "group": "g", "beat": 7})
+    old = {"schema": 1, "pod": "w9", "uid": "old", "node": "n9", "group": "g"}
+    write_text(run_dir.pod_join("w9"), f"7\n{dump_json_line(old)}")
     write_json(run_dir.roster, {"schema": 1, "allocation": "old", "nodes": ["n0", "n1"], "uids": ["old", "older"]})
     threads, found = join_all(run_dir, [seat(1), seat(5, group="other")])
     roster = gather(run_dir, 2)
@@ -136,4 +137,5 @@ def test_rays_command_is_taken_word_by_word(tmp_path: Path, monkeypatch: pytest.
     child = start_ray(command | token)
     wait_until(lambda: child.code is not None)
     assert child.code == 0
+    child.release()
     assert [path.name for path in tmp_path.iterdir()] == [out.name]

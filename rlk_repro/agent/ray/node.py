@@ -69,7 +69,8 @@ class RayNode:
             return
         if self._guarded is not None:
             self.reason = self._explain(self._guarded)
-            self._release()
+            self._guarded.release()
+            self._guarded = None
         if is_joining and time.monotonic() >= self._next_start:
             self._next_start = time.monotonic() + self._retry_s
             self._start()
@@ -77,9 +78,8 @@ class RayNode:
     def end(self) -> None:
         """Ask, wait, kill; nothing is left."""
         if self._guarded is not None:
-            self._guarded.ask_command()
-            self._guarded.poll(self._grace_s)
-            self._release()
+            self._guarded.end(self._grace_s)
+            self._guarded = None
 
     def collect(self, folder: Path, scrub: Callable[[bytes], bytes]) -> None:
         """Move what it wrote to ``folder``, the end of what is long; its own folder is gone afterwards."""
@@ -104,14 +104,7 @@ class RayNode:
             self._guarded = Guarded(argv, self._env, log.fileno())
 
     def _explain(self, guarded: Guarded) -> str:
-        status = guarded.poll()
-        code = 0 if status is None else os.waitstatus_to_exitcode(status)
-        return f"ray start ended with {code}: {quote_end(_read_end(self._log, _TAIL_BYTES))}"
-
-    def _release(self) -> None:
-        if self._guarded is not None:
-            self._guarded.release()
-            self._guarded = None
+        return f"ray start ended with {guarded.code or 0}: {quote_end(_read_end(self._log, _TAIL_BYTES))}"
 
     def _find_logs(self) -> Iterator[tuple[Path, Path]]:
         """Files, and their names in the record: those of the last start, and what ``ray start`` itself said."""

@@ -7,18 +7,20 @@ unique id of its own pod.
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
 
+from rlk_repro.agent.pulse import Listener, Pulse
 from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.base.files import load_json, write_json
+from rlk_repro.base.files import dump_json_line, load_json, parse_json, read_limited, write_json
 from rlk_repro.rundir.paths import RunDir
 
 SCHEMA: Final = 1
 BEAT_S: Final = 1.0
+MAX_SEAT_BYTES: Final = 1 << 16
 _DIGITS: Final = re.compile(r"(\d+)")
 
 
@@ -43,19 +45,17 @@ class Roster:
 
 def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool]) -> Roster | None:
     """Ask to take part until a roster names this pod; None when asked to stop."""
-    beat = 0
+    path = run_dir.pod_join(seat.pod)
     try:
-        while True:
-            beat += 1
-            with contextlib.suppress(OSError):  # the leader may not have made the folder yet
-                _write_join(run_dir, seat, beat)
-            roster = read_roster(run_dir)
-            if roster is not None and seat.uid in roster.uids:
-                return roster
-            if wait(BEAT_S):
-                return None
+        with Pulse(path, BEAT_S, dump_json_line({"schema": SCHEMA, **asdict(seat)})):
+            while True:
+                roster = read_roster(run_dir)
+                if roster is not None and seat.uid in roster.uids:
+                    return roster
+                if wait(BEAT_S):
+                    return None
     finally:
-        run_dir.pod_join(seat.pod).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 class Gathering:
@@ -65,7 +65,7 @@ class Gathering:
         self._run_dir = run_dir
         self._leader = leader
         self._num_missing = num_nodes - 1
-        self._beats: dict[str, int] = {}
+        self._pulses: dict[Path, Listener] = {}
         self._seats: dict[str, PodSeat] = {}
 
     @property
@@ -75,7 +75,7 @@ class Gathering:
     def look(self) -> Roster | None:
         """The roster, written, once everybody is there."""
         for path in self._run_dir.pod_joins():
-            self._see(_read(path))
+            self._see(path)
         if self.num_missing > 0:
             return None
         seats = sorted(self._seats.values(), key=lambda seat: _natural(seat.node))[: self._num_missing]
@@ -88,36 +88,31 @@ class Gathering:
                                           "nodes": list(roster.nodes), "uids": list(roster.uids)})  # fmt: skip
         return roster
 
-    def _see(self, value: Mapping[str, Any] | None) -> None:
-        if value is None or value.get("group") != self._leader.group:
-            return
-        uid, beat = str(value.get("uid")), value.get("beat")
-        if isinstance(beat, int) and self._beats.setdefault(uid, beat) != beat:
-            self._seats[uid] = PodSeat(pod=str(value.get("pod")), uid=uid, node=str(value.get("node")),
-                                    group=self._leader.group)  # fmt: skip
+    def _see(self, path: Path) -> None:
+        if path not in self._pulses:
+            self._pulses[path] = Listener(path)
+        self._pulses[path].measure_silence_s()
+        seat = _read_seat(path) if self._pulses[path].has_heard else None
+        if seat is not None and seat.group == self._leader.group:
+            self._seats[seat.uid] = seat
 
 
 def read_roster(run_dir: RunDir) -> Roster | None:
-    value = _read(run_dir.roster)
-    if value is None:
-        return None
     try:
+        value = load_json(run_dir.roster, schema=SCHEMA)
         return Roster(allocation=value["allocation"], nodes=tuple(value["nodes"]), uids=tuple(value["uids"]))
-    except (KeyError, TypeError):
+    except (BundleUnreadable, KeyError, TypeError):
         return None
 
 
-def _write_join(run_dir: RunDir, seat: PodSeat, beat: int) -> None:
-    value = {"schema": SCHEMA, "pod": seat.pod, "uid": seat.uid, "node": seat.node, "group": seat.group, "beat": beat}
-    write_json(run_dir.pod_join(seat.pod), value, is_durable=False)
-
-
-def _read(path: Any) -> Mapping[str, Any] | None:
+def _read_seat(path: Path) -> PodSeat | None:
+    """Whose file it is; None where it has gone or is none of ours."""
     try:
-        value: Mapping[str, Any] = load_json(path, schema=SCHEMA)
-    except BundleUnreadable:
+        text = read_limited(path, MAX_SEAT_BYTES).partition(b"\n")[2]
+        value = parse_json(str(path), text, schema=SCHEMA)
+        return PodSeat(**{name: str(value[name]) for name in PodSeat.__dataclass_fields__})
+    except (BundleUnreadable, KeyError):
         return None
-    return value
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -14,8 +14,9 @@ from rlk_repro.agent.ray.given import ADDRESS_VARIABLE
 from rlk_repro.agent.stop import Stop
 from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError, code_after
 from rlk_repro.base.files import load_json, write_json
+from rlk_repro.base.guarded import Guarded
 from rlk_repro.bundle.seal import pack
-from rlk_repro.clusters.k8s.pod.children import RAY_GRACE_S, Child, start_agent, start_ray
+from rlk_repro.clusters.k8s.pod.children import RAY_GRACE_S, start_agent, start_ray
 from rlk_repro.clusters.k8s.pod.inputs import bring_in
 from rlk_repro.clusters.k8s.pod.notes import UID_VARIABLE, Notes, is_followed
 from rlk_repro.clusters.k8s.pod.roster import Gathering, PodSeat, Roster, join
@@ -124,7 +125,7 @@ def find_seat(environ: Mapping[str, str]) -> PodSeat:
     return PodSeat(pod=pod, uid=uid, node=node, group=environ.get(GROUP_VARIABLE, ""))
 
 
-def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Child | None, notes: Notes) -> int:
+def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Guarded | None, notes: Notes) -> int:
     seat = find_seat(environ)
     roster = _gather(duty, seat, stop, notes)
     if roster is None:
@@ -152,18 +153,18 @@ def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes) -> Roster | Non
     return roster
 
 
-def _wait_for(agent: Child, stop: Stop, ray: Child | None) -> int:
+def _wait_for(agent: Guarded, stop: Stop, ray: Guarded | None) -> int:
     """Its exit code.  A wish to end is passed on; Ray that ends takes the run with it."""
     is_asked = False
     while (code := agent.code) is None:
         is_over = stop.wait(LOOK_S) or (ray is not None and ray.code is not None)
         if is_over and not is_asked:
-            is_asked = True
-            if ray is not None and ray.code is not None:
+            is_asked = agent.ask_command()
+            if is_asked and ray is not None and ray.code is not None:
                 sys.stderr.write(f"Ray ended with {ray.code}\n")
-            agent.ask()
-        elif is_over:
+        if is_over:
             time.sleep(LOOK_S)
+    agent.release()
     return code if code >= 0 else 128 - code
 
 
@@ -176,7 +177,7 @@ def _hold(duty: Duty, stop: Stop) -> None:
         pass
 
 
-def _stay_for_operator(stop: Stop, ray: Child | None) -> None:
+def _stay_for_operator(stop: Stop, ray: Guarded | None) -> None:
     """KubeRay ends its pods itself; one that ends by itself would be a failure to it."""
     while ray is not None and ray.code is None and not stop.wait(LOOK_S * 5):
         pass
