@@ -14,6 +14,7 @@ import pytest
 
 from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.rundir.paths import RunDir
+from tests import SUPPORT
 from tests.support.slurm.cluster import NODES
 from tests.support.slurm.runs import SETTINGS, Site
 from tests.support.two_node_agent import ADDRESSES, allow_nodes
@@ -36,12 +37,33 @@ def require_ray_around_every_trial(run_dir: RunDir, trials: Mapping[str, str]) -
     assert not run_dir.ray_token.exists()
 
 
-def test_both_variants_run_on_a_ray_of_two_nodes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def two_nodes(site: Site, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The interpreter of the nodes: their agents put up a Ray over both."""
     allow_nodes(monkeypatch)
     agent = site.folder / "agent"
-    agent.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.support.two_node_agent --ray "$@"\n')
+    command = f'{sys.executable} -m tests.support.two_node_agent --ray "$@"'
+    agent.write_text(f'#!/bin/sh\nexport PYTHONPATH="$PYTHONPATH:{SUPPORT}/fake_rl_engine"\nexec {command}\n')
     agent.chmod(0o755)
-    run = site.submit((*SETTINGS, "layouts.cpu.num_nodes=2"), python=str(agent))
+    return str(agent)
+
+
+def test_both_variants_run_on_a_ray_of_two_nodes(site: Site, two_nodes: str) -> None:
+    run = site.submit((*SETTINGS, "layouts.cpu.num_nodes=2"), python=two_nodes)
     assert run.wait_for_end(480).reason == "sealed, 2 of 2 trials ok"
     require_ray_around_every_trial(run.run_dir, TRIALS)
     assert verify_bundle(run.collect()) == []
+
+
+def test_sessions_run_on_a_ray_of_two_nodes(site: Site, two_nodes: str) -> None:
+    """Both variants by turns in the processes of one session, each session in a Ray of its own."""
+    design = ("measure.design=crossover", "measure.sessions=2", "measure.blocks=2", "measure.control_blocks=1")
+    run = site.submit((*design, *SETTINGS[3:], "layouts.cpu.num_nodes=2"), python=two_nodes)
+    assert run.wait_for_end(480).reason == "sealed, 2 of 2 trials ok"
+    require_ray_around_every_trial(run.run_dir, dict.fromkeys(("00-s1-crossover", "01-s2-crossover"), "1"))
+    assert verify_bundle(run.collect()) == []
+    analysis = json.loads(run.run_dir.analysis.read_text())
+    assert [pair["status"] for pair in analysis["pairs"]] == ["scored", "scored"]
+    assert len(analysis["blocks"]) == 6
+    assert not any(block["reason"] for block in analysis["blocks"])
+    assert {trial["proof"] for trial in analysis["trials"]} == {"not requested", "native"}
