@@ -17,7 +17,6 @@ from rlk_repro.spec.files import (
     FromEnv,
     Hardware,
     Layout,
-    Margins,
     Measure,
     Profile,
     Run,
@@ -25,6 +24,7 @@ from rlk_repro.spec.files import (
     run_problems,
 )
 from rlk_repro.spec.kubernetes import KubernetesSettings, kubernetes_problems
+from rlk_repro.spec.margins import Margins
 from rlk_repro.spec.preflight import CheckName, Policy, Preflight
 from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import ContainerSettings, Mount, SlurmSettings

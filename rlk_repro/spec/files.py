@@ -13,6 +13,7 @@ from pydantic import Field
 from rlk_repro.operators import OPERATORS, find_conflicts
 from rlk_repro.spec.compared import OwnSwitch, RlKernel, find_compared_problems
 from rlk_repro.spec.kubernetes import KubernetesSettings, LabelKey, LabelValue
+from rlk_repro.spec.margins import Margins
 from rlk_repro.spec.preflight import Preflight
 from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import AbsolutePath, ContainerSettings, SlurmSettings
@@ -45,33 +46,6 @@ MAX_STEPS: Final = 20_000
 Workload: TypeAlias = Annotated[
     ReferenceWorkload | ModuleWorkload | OperatorsWorkload | VimeWorkload, Field(discriminator="kind")
 ]
-
-
-class Margins(GrowingModel):
-    """How much worse the enabled variant may be before its speed no longer counts (docs/statistics.md)."""
-
-    added_later: ClassVar[frozenset[str]] = frozenset({"shadow_log_prob", "shadow_gradient_share"})
-
-    raw_reward: NonNegative = Field(0.01, description="largest allowed drop of the mean raw_reward, absolute")
-    logprob_abs_diff_ratio: Positive = Field(
-        1.05, description="largest allowed ratio, enabled / baseline, of the mean absolute difference"
-    )
-    logprob_abs_diff_difference: NonNegative = Field(
-        0.001, description="a difference of the means up to this absolute value passes as well"
-    )
-    logprob_abs_diff_cap: Positive = Field(0.1, description="absolute limit for each trial, as in vime's own tests")
-    peak_memory_ratio: Positive = Field(
-        1.02, description="largest allowed ratio, enabled / baseline, of peak device memory"
-    )
-    response_length_pct: Positive = Field(
-        2.0, description="largest allowed difference of the mean response length in either direction, in percent"
-    )
-    shadow_log_prob: Positive = Field(
-        0.01, description="largest allowed difference of one log-prob between the two routes"
-    )
-    shadow_gradient_share: Positive = Field(
-        0.01, description="largest allowed difference of a gradient at the logits, as a share of the largest gradient"
-    )
 
 
 PERIODS_PER_BLOCK: Final = 4
