@@ -379,7 +379,7 @@ def _has_reference_pass(options: Mapping[str, Any]) -> bool:
 
 
 def has_old_policy_pass(options: Mapping[str, Any]) -> bool:
-    """Whether vime runs an old-policy pass: not with one step per rollout, whose loss is its own, nor in fine-tuning."""
+    """Whether vime runs an old-policy pass: not with one step a rollout, whose loss is its own, nor in fine-tuning."""
     has_stored = options.get("use_rollout_logprobs") and not options.get("get_mismatch_metrics")
     if has_stored or not options.get(_ADVANTAGES, True):
         return False
