@@ -15,13 +15,13 @@ from rlk_repro.base.disk import OF_FILE_SYSTEMS, Unwritable
 from rlk_repro.base.errors import EXIT_BUG, RlkReproError
 from rlk_repro.base.escapes import escape_json, printable, printable_lines
 from rlk_repro.cli import bundles, claims, doctor, images, jobs, listing, prepare, profile, replay, report, runs, submit
-from rlk_repro.cli.commands import EXAMPLES, Commands, as_typed
+from rlk_repro.cli.commands import EXAMPLES, CommandGroup, as_typed
 
 PARSER_REFUSED: Final = 2
 
 app: Final = typer.Typer(
     name="rlk-repro",
-    cls=Commands,
+    cls=CommandGroup,
     help="Does RL-Kernel make vime's GRPO training faster or smaller, without hurting it, and can you prove it?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

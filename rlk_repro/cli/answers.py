@@ -59,13 +59,13 @@ class Status(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogLine(Answer):
+class LogAnswer(Answer):
     trial: str
     line: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared(Answer):
+class ComparisonAnswer(Answer):
     level: str
     is_ok: bool
     headline: str
@@ -83,7 +83,7 @@ class Compared(Answer):
 class DiffAnswer(Answer):
     findings: tuple[Finding, ...]
     unsealed: tuple[str, ...]
-    comparison: Compared | None
+    comparison: ComparisonAnswer | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ class PartMissing(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared(Answer):
+class PrepareAnswer(Answer):
     run: str
     prepared_dir: str
     parts: tuple[dict[str, Any], ...]
@@ -251,7 +251,7 @@ class ReplayStopped(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replayed(Compared):
+class Replayed(ComparisonAnswer):
     reanalysis: Reanalysis
     rerun: Rerun
 
@@ -315,8 +315,8 @@ ANSWERS: Final[Mapping[str, Any]] = {
     "index": Index,
     "inspect": dict[str, Any],
     "list": dict[str, dict[str, str]],
-    "logs": LogLine,
-    "prepare": Prepared | list[PartMissing],
+    "logs": LogAnswer,
+    "prepare": PrepareAnswer | list[PartMissing],
     "profile check": ProfileChecked,
     "profile init": NewProfile,
     "profile show": dict[str, Any],

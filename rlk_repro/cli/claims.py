@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlk_repro.cli.commands import Commands
+from rlk_repro.cli.commands import CommandGroup
 from rlk_repro.cli.output import AsJson, note, say, say_json
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Claims
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(
-        cls=Commands, help="Published claims about RL-Kernel, and the wording policy.", no_args_is_help=True
+        cls=CommandGroup, help="Published claims about RL-Kernel, and the wording policy.", no_args_is_help=True
     )
     group.command("list")(list_claims)
     group.command("check")(check)

@@ -58,7 +58,7 @@ def as_typed(text: str) -> str:
     return _TYPED.sub(lambda _: f"{shlex.quote(program)} ", text) if is_by_path else text
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group whose commands show what is said here."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlk_repro.cli.commands import Commands
+from rlk_repro.cli.commands import CommandGroup
 from rlk_repro.cli.completion import complete_stack
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 
@@ -26,7 +26,9 @@ RuntimeName = Annotated[
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(
-        cls=Commands, help="Container images of stacks: list, fetch, build, check, pin, carry.", no_args_is_help=True
+        cls=CommandGroup,
+        help="Container images of stacks: list, fetch, build, check, pin, carry.",
+        no_args_is_help=True,
     )
     group.command("list")(list_)
     group.command("pull")(pull)

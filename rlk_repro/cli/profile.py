@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlk_repro.base.escapes import printable
-from rlk_repro.cli.commands import Commands, as_typed
+from rlk_repro.cli.commands import CommandGroup, as_typed
 from rlk_repro.cli.completion import complete_profile, complete_run
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, say_text
 
@@ -24,7 +24,7 @@ Cluster = Annotated[str, typer.Option(help="local, slurm or k8s.")]
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(
-        cls=Commands, help="Site profiles: write one for a cluster, show it, check it.", no_args_is_help=True
+        cls=CommandGroup, help="Site profiles: write one for a cluster, show it, check it.", no_args_is_help=True
     )
     group.command("init")(init)
     group.command("show")(show)

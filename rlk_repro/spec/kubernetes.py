@@ -44,7 +44,7 @@ class Results(Model):
     path: AbsolutePath = Field("/results", description="path at which the pods mount the claim")
 
 
-class Claim(Model):
+class VolumeClaim(Model):
     """A further PersistentVolumeClaim, such as one with models or data sets."""
 
     claim: ObjectName
@@ -104,7 +104,7 @@ class KubernetesSettings(GrowingModel):
     image_pull_secrets: tuple[ObjectName, ...] = Field((), description="names of image pull secrets in the namespace")
     secrets: dict[EnvName, SecretKey] = Field({}, description="Secret keys of the variables that env takes from_env")
     results: Results = Results()
-    claims: tuple[Claim, ...] = Field((), description="further claims that every pod mounts")
+    claims: tuple[VolumeClaim, ...] = Field((), description="further claims that every pod mounts")
     cpu: Quantity | None = Field(None, description="CPUs of a pod; together with memory it makes the pods Guaranteed")
     memory: Quantity | None = Field(None, description="memory of a pod, including what is written to /dev/shm")
     shm: Quantity = Field("64Gi", description="size of /dev/shm")
