@@ -1,4 +1,4 @@
-"""By which IPv4 address the other nodes reach this one.  Nothing is sent.
+"""Find the IPv4 address at which other nodes reach this one, without sending packets.
 
 Hosts often map their own name to 127.0.0.1, and a node has more than one interface: the way to the other nodes decides.
 """
@@ -22,10 +22,10 @@ _SIOCGIFADDR: Final = 0x8915
 
 
 def find_address(node: str, others: Sequence[str], interface: str | None) -> str:
-    """That of ``interface``, else what this node would send from to the ``others``, else what its name leads to.
+    """The address of ``interface``, else the source address of the route to ``others``, else that of this node's name.
 
     Raises:
-        EnvironmentMissing: the interface is not there or has no address.
+        EnvironmentMissing: the interface is absent or has no address.
     """
     if interface is not None:
         return read_interface(interface)
@@ -57,7 +57,7 @@ def _find_candidates(node: str, others: Sequence[str]) -> Iterator[str]:
 
 
 def _find_route(target: str) -> Iterator[str]:
-    """The own end of a way; connecting a datagram socket looks the route up and sends nothing."""
+    """This node's address on a route; connecting a datagram socket looks up the route without sending."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((target, 9))

@@ -1,4 +1,4 @@
-"""One node agent from start to exit code: load the plan, take the role, refuse what must not be run (again)."""
+"""One node agent from start to exit code: load the plan, take the role, refuse runs that must not start again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlk_repro.workloads import get_workload
 
 
 def run_agent(run_dir: RunDir, place: NodePlace, *, is_resuming: bool, parts: Parts | None = None) -> int:
-    """Run this node's agent to its end; its exit code.
+    """Run this node's agent to its end and return its exit code.
 
     Raises:
-        BundleUnreadable: no readable plan.
+        BundleUnreadable: there is no readable plan.
         SpecError: the directory is sealed, holds trials and ``is_resuming`` is not set, or another agent runs in it.
         EnvironmentMissing: the directory cannot be locked.
     """
@@ -42,7 +42,7 @@ def _load_plan(run_dir: RunDir, place: NodePlace) -> Plan:
 
 def _check_unfinished(run_dir: RunDir, *, is_resuming: bool) -> None:
     if run_dir.is_sealed:
-        raise SpecError(Problem(str(run_dir.root), "already complete: it is sealed", hint="submit a new run"))
+        raise SpecError(Problem(str(run_dir.root), "is already complete and sealed", hint="submit a new run"))
     if not is_resuming and run_dir.trial_dirs():
         raise SpecError(
             Problem(str(run_dir.root), "holds trials of an earlier agent", expected="a new run directory",

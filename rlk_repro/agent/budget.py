@@ -1,4 +1,4 @@
-"""The time of one allocation: which pair still fits into it, and whether another allocation would finish the run."""
+"""The time of one allocation: which pair still fits, and whether another allocation would finish the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EARLY_S: Final = 90.0
 
 
 class OutOfTime(RlkReproError):
-    """The next pair does not fit into what is left of this allocation."""
+    """The next pair does not fit into the rest of this allocation."""
 
     exit_code = 75
     title = "out of time"
@@ -32,10 +32,10 @@ class Budget:
         self._is_out = False
 
     def begin(self, pair: str) -> None:
-        """Say which pair's trial comes next.  The first pair of an allocation always begins, or none ever would.
+        """Announce the next trial's pair.  The first pair of an allocation always begins: else no pair ever would.
 
         Raises:
-            OutOfTime: it is another pair than before, and does not fit.
+            OutOfTime: a new pair does not fit.
         """
         if pair == self._pair:
             return
@@ -51,5 +51,5 @@ class Budget:
 
     @property
     def is_over(self) -> bool:
-        """Whether what ended the work was the end of the allocation."""
+        """Whether the end of the allocation ended the work."""
         return self._is_out or (bool(self._until) and time.time() >= self._until - EARLY_S)

@@ -19,10 +19,10 @@ from rlk_repro.rundir.state import read_state
 
 
 def follow_leader(plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -> int:
-    """Exit code: 0, or 128 + n after signal n.  The leader judges this node's findings.
+    """Follow the leader; returns 0, or 128 + n after signal n.  The leader judges this node's findings.
 
     Raises:
-        EnvironmentMissing: the leader gives no sign of life.
+        EnvironmentMissing: the leader shows no sign of life.
     """
     stop = Stop()
     member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=stop)
@@ -44,7 +44,7 @@ def follow_leader(plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -
 
 
 def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> list[Finding]:
-    """Whether the leader's file system is this node's; that the leader sees ours, it finds out by our record."""
+    """Check that this node sees the leader's files; the leader checks the other direction by this node's record."""
     leader, deadline_s = place.nodes[0], parts.deadlines.followers_s
 
     def is_there() -> bool:
@@ -55,12 +55,12 @@ def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> 
 
     if wait_for(is_there, stop, deadline_s):
         return []
-    expected = f"what node {leader} writes there, within {deadline_s:g} s"
-    return [Finding(Level.BLOCKING, "run directory", expected, "nothing of this allocation")]
+    expected = f"a file of node {leader} within {deadline_s:g} s"
+    return [Finding(Level.BLOCKING, "run directory", expected, "no file of this allocation")]
 
 
 def _follow(member: RayMember, ray: RayFollower) -> float:
-    """Until the leader has ended or this agent is asked to stop: 0; or until there is no sign of life, for so long."""
+    """Follow until the leader ends or this agent is asked to stop; fail after too long without a sign of life."""
     run_dir, leader = member.run_dir, member.place.nodes[0]
     pulse = Listener(run_dir.pulse(leader))
     while not has_ended(run_dir, leader, member.place.allocation):

@@ -1,6 +1,6 @@
-"""What GPUs are doing right now, cheaply and again and again: NVML on NVIDIA, the kernel's own files on AMD.
+"""Sample what GPUs are doing, at low cost: NVML on NVIDIA, the kernel's files on AMD.
 
-Facts that do not change belong to ``rlk_repro.probes``.  What a device refuses to say is None.
+Constant facts are in ``rlk_repro.probes``.  A value that a device does not report is None.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Sensors(Protocol):
         """One telemetry object per GPU."""
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Release the driver."""
 
 
 def open_sensors(root: Path = Path("/")) -> Sensors | None:
-    """None where this process sees no GPU, or has no library to ask it."""
+    """Open the sensors; None where this process sees no GPU or has no library to read it."""
     pynvml = nvml.load_pynvml()
     if pynvml is not None:
         sensors = NvidiaSensors(pynvml)
@@ -46,7 +46,7 @@ NVIDIA_QUESTIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 class NvidiaSensors:
-    """Holds NVML open; a GPU that falls off the bus answers None from then on."""
+    """Holds NVML open; a GPU that falls off the bus then gives None."""
 
     def __init__(self, pynvml: Any) -> None:
         self._lib = pynvml
@@ -78,7 +78,7 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """Reads sysfs.  Throttling is known to amdsmi only, and asking takes it 0.1 s: one GPU in turn at each reading."""
+    """Reads sysfs.  Only amdsmi knows throttling, and it takes 0.1 s, so each reading asks one GPU in turn."""
 
     def __init__(self, root: Path, devices: list[str], amdsmi: Any | None) -> None:
         self._root = root

@@ -1,6 +1,6 @@
 """The agent's own log, ``agent.jsonl``: what it did and when, and every error with its traceback.
 
-A phase that breaks is recorded and does not break the next one: whatever happens, the run directory gets packed.
+A failed phase is recorded and does not stop the next one, so the run directory is always packed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESERVE_BYTES: Final = 256 << 10
 
 
 class Journal:
-    """Appends events of one agent.  Once the run directory is sealed nothing is added to it any more.
+    """Appends events of one agent, until the run directory is sealed.
 
     ``redact`` takes the secrets out of a text.
     """
@@ -36,10 +36,10 @@ class Journal:
         self._redact = redact
 
     def keep_room(self) -> None:
-        """Take room on the disk that is given up when it is full, so that the last words fit.
+        """Reserve disk space, to be freed when the disk is full, so that the last message fits.
 
         Raises:
-            Unwritable: there is none.
+            Unwritable: the disk has no space.
         """
         write_bytes(self._run_dir.reserve, os.urandom(RESERVE_BYTES))
 
@@ -48,7 +48,7 @@ class Journal:
             self._run_dir.reserve.unlink()
 
     def record(self, event: str, **details: Any) -> None:
-        """Add an event; on a full disk it is left out, and the phase that met it says so."""
+        """Add an event; on a full disk it is dropped, and the current phase reports that."""
         if self._run_dir.is_sealed:
             return
         clean = {name: self.clean(item) if isinstance(item, str) else item for name, item in details.items()}
@@ -57,7 +57,7 @@ class Journal:
             stream.write(f"{line}\n".encode())
 
     def clean(self, text: str) -> str:
-        """A text for the record: without secrets, and with this machine's folders by name."""
+        """Make a text fit for the record: without secrets, and with this machine's folders by name."""
         return hide_places(self._redact(text), self._run_dir.root)
 
     def phase(self, name: str) -> PhaseRecord:
@@ -65,7 +65,7 @@ class Journal:
         return PhaseRecord(self, name)
 
     def record_error(self, phase: str, error: BaseException) -> None:
-        """To the journal and to standard error: after sealing, only the latter is left.  Bugs keep their traceback."""
+        """Write an error to the journal (until sealing) and to standard error.  Bugs keep their traceback."""
         is_known = isinstance(error, RlkReproError)
         text = f"{error}\n" if is_known else "".join(traceback.format_exception(error))
         sys.stderr.write(f"{phase}: {self._redact(text)}")
@@ -83,7 +83,7 @@ class PhaseRecord:
 
     @property
     def exit_code(self) -> int:
-        """What the error means for the agent's exit code, 0 without an error."""
+        """The agent's exit code for this error; 0 without an error."""
         if self.error is None:
             return 0
         return self.error.exit_code if isinstance(self.error, RlkReproError) else EXIT_BUG

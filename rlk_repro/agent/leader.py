@@ -1,6 +1,6 @@
 """The agent that leads: preflight, stored rollouts, trials in plan order, analysis, seal, pack.
 
-Whatever breaks or is asked for on the way, the run directory is packed; it is sealed only when every trial has run.
+The run directory is packed in any case; it is sealed only when every trial has run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import profile_env, resolve_env
 
 MAX_FAILED_FIRST: Final = 4
-"""Both variants twice.  Where none of them ends well the others would not either, and would take a run's hours."""
+"""Both variants twice.  If all of these trials fail, the others would fail too, after hours."""
 
 
 class Leader:
@@ -81,7 +81,7 @@ class Leader:
         )
 
     def run(self) -> int:
-        """The agent's exit code (docs/results-directory.md)."""
+        """Run all steps and return the agent's exit code (docs/results-directory.md)."""
         with self._stop.installed(), self._be_visible():
             before = self._count_done()
             code, message = self._run_steps()
@@ -96,18 +96,18 @@ class Leader:
         return code
 
     def _count_done(self) -> int:
-        """What no later allocation has to do: whole pairs and sessions, stored rollouts."""
+        """Count what later allocations need not do: complete pairs and sessions, stored rollouts."""
         return len(find_whole_pairs(self._plan, self._run_dir)) + count_stored(self._run_dir)
 
     def _be_visible(self) -> AbstractContextManager[object]:
-        """For the followers: that this is the file system they share, and that this agent lives."""
+        """Show the followers that they share this file system and that this agent lives."""
         if not self._place.followers:
             return nullcontext()
         write_text(self._run_dir.canary, self._place.allocation)
         return Pulse(self._run_dir.pulse(self._place.node), self._parts.deadlines.pulse_s)
 
     def _run_steps(self) -> tuple[int, str]:
-        """Exit code and message; a step that fails or is interrupted is the last one but for the end markers."""
+        """Run the steps; returns exit code and message.  After a failed step only the end markers follow."""
         steps: tuple[tuple[str, Callable[[], None]], ...] = (
             ("scheduler records", self._clean_records),
             ("set aside", self._set_aside),
@@ -130,7 +130,7 @@ class Leader:
         return self._seal() if code == 0 else (code, message)
 
     def _clean_records(self) -> None:
-        """What Slurm's own tools wrote before this agent started: comments and command lines may hold secrets."""
+        """Scrub what Slurm's tools wrote before this agent started: comments and command lines may hold secrets."""
         for path in self._run_dir.scheduler.glob("*.txt"):
             text = path.read_text(errors="surrogateescape")
             clean = self._journal.clean(text)
@@ -143,7 +143,7 @@ class Leader:
             self._journal.record("set aside", trial=name)
 
     def _check_fitness(self) -> None:
-        """Raises SpecError for what no machine could run, EnvironmentMissing for blocking findings."""
+        """Check plan and nodes; raises SpecError for an impossible plan, EnvironmentMissing for blocking findings."""
         self._progress.enter(Phase.PREFLIGHT)
         problems = self._parts.workload.find_problems(self._plan)
         if problems:
@@ -196,10 +196,10 @@ class Leader:
 
     @contextmanager
     def _serve(self, use: Use, command: Command) -> Iterator[Service]:
-        """What the command needs of all nodes; what was found about them is recorded.
+        """Provide what the command needs on all nodes, and record findings about them.
 
         Raises:
-            EnvironmentMissing: it cannot be had, or a node was lost meanwhile.
+            EnvironmentMissing: a service cannot be started, or a node was lost.
         """
         try:
             with self._ray.serve(use, command) as service:
@@ -231,19 +231,19 @@ class Leader:
 
     @contextmanager
     def _seeing_others(self, trial: Trial) -> Iterator[None]:
-        """A scheduler keeps jobs apart; on the local cluster a run may begin beside this one at any time: a finding."""
+        """Find other runs on this machine: on the local cluster, without a scheduler, one may start at any time."""
         look = self._parts.find_other_runs if self._plan.cluster == "local" else list
         before = look()
         yield
         if found := sorted({*before, *look()}):
             where = f"{trial.name}: host.other_runs"
-            self._note([Finding(Level.WARNING, where, "none beside this one", ", ".join(found))])
+            self._note([Finding(Level.WARNING, where, "no other run", ", ".join(found))])
 
     def _require_one_that_ends_well(self) -> None:
-        """A failed trial is a result, but not when there is nothing else.
+        """Stop when all trials so far failed: a failed trial is a result, but not if every trial fails.
 
         Raises:
-            CheckFailed: every trial so far failed, and there were enough of them.
+            CheckFailed: every trial so far failed, and enough trials ran.
         """
         folders = [self._run_dir.trial(trial.name) for trial in self._plan.trials]
         statuses = {folder.name: read_exit(folder).status for folder in folders}
@@ -251,12 +251,12 @@ class Leader:
         if len(ended) >= MAX_FAILED_FIRST and set(ended.values()) == {TrialStatus.FAILED}:
             last = list(ended)[-1]
             raise CheckFailed(
-                Problem(last, f"failed, as each of the first {len(ended)} did", expected="one that ends well",
+                Problem(last, f"failed, like all of the first {len(ended)} trials", expected="a trial that ends well",
                         hint=f"read its log, trials/{last}/stdout.log")
             )  # fmt: skip
 
     def _wait_until_idle(self, trial: Trial) -> None:
-        """GPUs still busy after the deadline do not stop the run; they are a finding."""
+        """Wait for idle GPUs; GPUs that stay busy are a finding and do not stop the run."""
         if self._plan.num_gpus == 0:
             return
         busy = preflight.wait_until_idle(self._parts.busy_gpus, self._stop.wait, self._parts.deadlines.idle_s)
@@ -315,7 +315,7 @@ class Leader:
         write_json(self._run_dir.analysis, self._parts.analyse(self._run_dir))
 
     def _end_followers(self) -> None:
-        """Nothing may be written any more when the directory is sealed or packed."""
+        """Wait for the followers' end, since no file may be written while the directory is sealed or packed."""
         mark_ended(self._run_dir, self._place)
         for node in self._place.followers:
             is_there = partial(has_ended, self._run_dir, node, self._place.allocation)

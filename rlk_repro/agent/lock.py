@@ -1,4 +1,4 @@
-"""One leading agent per run directory.  The kernel holds the lock: it is gone with the process, however that ended."""
+"""One leading agent per run directory.  The kernel holds the lock and frees it when the process ends in any way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlk_repro.rundir.paths import RunDir
 
 @contextmanager
 def locked(run_dir: RunDir, holder: str) -> Iterator[None]:
-    """Hold the lock for the time of the block; ``holder`` is what a second agent is told.
+    """Hold the lock during the block; a second agent is shown ``holder``.
 
     Raises:
         SpecError: another agent runs in this directory.

@@ -29,7 +29,7 @@ class LogWriter:
 
     ``scrub`` takes whole lines.  ``now`` gives the stamp.  ``find_open`` tells from which byte on whole lines wait for
     the next one.  ``tail`` holds the last 64 KiB, scrubbed and not stamped.
-    What cannot be written raises Unwritable.
+    A failed write raises Unwritable.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LogWriter:
         self.close()
 
     def feed(self, data: bytes) -> bytes:
-        """Take output; the scrubbed lines that it completed are written and returned."""
+        """Take output; write and return the scrubbed lines that it completed."""
         end = data.rfind(b"\n") + 1
         if end:
             end += len(self._held)
@@ -67,7 +67,7 @@ class LogWriter:
         return self._write(end) if end else b""
 
     def close(self) -> None:
-        """Write what is held, and make sure that it is on disk."""
+        """Write held lines and sync them to disk."""
         if self._stream.closed:
             return
         with self._stream:
@@ -75,14 +75,14 @@ class LogWriter:
             self._stream.sync()
 
     def _hold_open_key(self, end: int) -> int:
-        """A private key of which the end has not come yet waits for it: the scrubber must see it whole."""
+        """Hold an unfinished private key, since the scrubber must see the whole key."""
         opened = _OPEN_KEY.search(self._held)
         if opened is None or len(self._held) - opened.start() > MAX_HELD_BYTES:
             return end
         return min(end, self._held.rfind(b"\n", 0, opened.start()) + 1)
 
     def _find_cut(self) -> int:
-        """Where an endless line can be cut so that scrubbing the parts is scrubbing the whole."""
+        """Find where an endless line can be cut so that scrubbing the parts equals scrubbing the whole."""
         limit = len(self._held) - _NEAR_BYTES
         starts = [match.start() for match in _SEPARATOR.finditer(self._held, limit - _NEAR_BYTES, limit)]
         for cut in reversed(starts[-_NUM_CUTS:]):

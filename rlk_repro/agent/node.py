@@ -1,4 +1,4 @@
-"""What the agent of every node does, leader or follower: manifest, preflight record, telemetry, end marker."""
+"""The tasks of every node's agent, leader or follower: manifest, preflight record, telemetry, end marker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def describe_node(
 ) -> list[Finding]:
     """Write this node's manifest and preflight record; an earlier agent's are set aside and compared.
 
-    ``known`` is what the agent has found before.
+    ``known`` are the agent's earlier findings.
     """
     before = preflight.ClockReading.read()
     node = run_dir.node(place.node)
@@ -50,13 +50,13 @@ def describe_node(
 
 
 def with_run_directory(manifest: Manifest, run_dir: RunDir) -> Manifest:
-    """The manifest with what only a job can tell: the file system that its records go to."""
+    """Add the facts that only a job has: those of the file system of its records."""
     facts = folder.probe_folder(run_dir.root)
     return dataclasses.replace(manifest, sections={**manifest.sections, folder.SECTION: facts})
 
 
 def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
-    """What is different on this node since the pairs that an earlier agent finished."""
+    """Find what changed on this node since an earlier agent finished pairs."""
     try:
         before = Manifest.from_json(load_json(earlier.manifest), str(earlier.manifest))
     except BundleUnreadable:
@@ -65,7 +65,7 @@ def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
 
 
 def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: NodePlace) -> list[Finding]:
-    """What the nodes of this job do not share; one that has written no manifest is somebody else's finding."""
+    """Find differences between the nodes of this job; a missing manifest is another check's finding."""
     manifests = []
     for node in place.nodes:
         path = run_dir.node(node).manifest
@@ -82,7 +82,7 @@ def write_preflight(run_dir: RunDir, place: NodePlace, findings: Iterable[Findin
 
 
 def read_preflight(run_dir: RunDir, node: str, allocation: str) -> list[Finding] | None:
-    """Another node's findings, with its name; None until its agent of this allocation has written them."""
+    """Read another node's findings, with its name; None until its agent of this allocation has written them."""
     try:
         record = load_json(run_dir.node(node).preflight, schema=preflight.SCHEMA)
         if record["allocation"] != allocation:
@@ -110,7 +110,7 @@ def has_ended(run_dir: RunDir, node: str, allocation: str) -> bool:
 
 
 def wait_for(is_there: Callable[[], bool], stop: Stop, deadline_s: float) -> bool:
-    """Look every half second until it is there, the deadline is over or the agent is asked to stop."""
+    """Poll every half second until there is a value, the deadline passes or the agent is asked to stop."""
     until = time.monotonic() + deadline_s
     while not is_there():
         if time.monotonic() >= until or stop.wait(POLL_S):

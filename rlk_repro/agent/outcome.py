@@ -1,4 +1,4 @@
-"""How a trial ended, from its exit and the end of its log.  Out of memory is recognised, not guessed."""
+"""Judge how a trial ended, from its exit and the end of its log.  Out of memory is recognised, not guessed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OOM_KILL: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def count_oom_kills() -> int | None:
-    """Processes killed so far for want of memory: in this control group, else on this machine; None where unknown."""
+    """Count processes killed for lack of memory, in this control group, else on this machine; None where unknown."""
     for path in (_EVENTS, _VMSTAT):
         try:
             found = _OOM_KILL.search(path.read_bytes())
@@ -37,7 +37,7 @@ def count_oom_kills() -> int | None:
 def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus, str]:
     """Status and reason; ``tail`` is the end of the log, ``has_oom_kill`` whether the kernel killed for memory.
 
-    A trainer that answers SIGTERM with exit code 0 has not finished either.
+    A trainer that exits with 0 after SIGTERM has not finished.
     """
     how = f"exit code {ended.code}" if ended.signal is None else f"killed by {ended.signal.name}"
     match ended.cause:
@@ -69,5 +69,5 @@ def quote_end(tail: bytes) -> str:
 
 
 def _clean(line: str) -> str:
-    """Without colours and control characters, which a record has no use for."""
+    """Remove colours and control characters."""
     return " ".join("".join(char if char.isprintable() else " " for char in _COLOUR.sub("", line)).split())

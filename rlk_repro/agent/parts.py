@@ -1,4 +1,4 @@
-"""What an agent consists of and calls: its place among the nodes, its limits, and the modules that do the work."""
+"""The parts of an agent: its place among the nodes, its limits, and the functions that do the work."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class NodePlace:
 
 
 def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until: float = 0.0) -> NodePlace:
-    """Check the names, which become folders; a single node may leave the allocation to us.
+    """Check the names, which become folders; for a single node the allocation is optional.
 
     Raises:
-        SpecError: a name no node can have, a node that is not among the nodes, or several nodes without an allocation.
+        SpecError: a name is impossible, the node is not among the nodes, or several nodes have no allocation.
     """
     problems = [
-        Problem("--nodes", "not a node name", got=name, expected="a name without a slash")
+        Problem("--nodes", "is not a node name", got=name, expected="a name without a slash")
         for name in nodes
         if not name or "/" in name or name.startswith(".")
     ]
@@ -72,7 +72,7 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until:
 class Deadlines:
     """How long the agent waits: for a trainer after SIGTERM, for idle GPUs, for agents of other nodes, for Ray.
 
-    An agent whose pulse stands still for ``lost_s`` is gone; shared file systems show a change within a minute.
+    An agent without a new pulse for ``lost_s`` is lost; shared file systems show a change within a minute.
     """
 
     grace_s: float = 20.0
@@ -88,7 +88,7 @@ class Deadlines:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The functions an agent calls.  Tests put their own in place."""
+    """The functions that an agent calls; tests replace them."""
 
     workload: TrialCommands
     probe_node: Callable[[str], Manifest]

@@ -56,7 +56,7 @@ class ProgressWriter:
             self._write(dataclasses.replace(self._state, step=step, step_time_s=step_time_s, eta_s=eta_s))
 
     def _estimate_s(self, step: int | None, step_time_s: float | None) -> float | None:
-        """From whole trials where some have ended, else from the last step."""
+        """Estimate the remaining time from finished trials, else from the last step."""
         num_steps = self._state.num_steps
         done = 0.0 if step is None else (step + 1) / num_steps
         if self._durations_s:

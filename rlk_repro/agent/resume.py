@@ -1,7 +1,7 @@
-"""What an earlier agent left: which pairs are whole, and setting the rest aside.
+"""Find which pairs an earlier agent completed, and set the rest aside.
 
 A pair counts when both trials ended by themselves in one allocation.  Half a pair is never kept: its trials are moved
-to ``interrupted/<n>/`` as evidence and run again.  So is a session that did not end by itself.
+to ``interrupted/<n>/`` as evidence and run again.  An unfinished session is treated alike.
 """
 
 from __future__ import annotations

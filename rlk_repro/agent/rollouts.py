@@ -25,13 +25,13 @@ ROLLOUTS: Final = "rollouts"
 def store_rollouts(
     plan: Plan, run_dir: RunDir, seed: int, command: Command, run: Callable[[Command, Path], Outcome]
 ) -> None:
-    """Make the files of ``run_dir.rollouts_of(seed)`` and record them, unless they are there as recorded.
+    """Make the files of ``run_dir.rollouts_of(seed)`` and record them, unless they exist as recorded.
 
     Args:
         run: executes a command with its output going to a file.
 
     Raises:
-        CheckFailed: the command did not end well or left files out, or recorded files are not what they were.
+        CheckFailed: the command failed or left files out, or recorded files changed.
     """
     folder = run_dir.rollouts_of(seed)
     prepared = _load_prepared(run_dir)

@@ -1,4 +1,4 @@
-"""Asks to stop: SIGTERM and SIGINT to the agent become a flag and wake the waiting thread.  Nothing is stopped here."""
+"""Requests to stop: SIGTERM and SIGINT to the agent set a flag and wake the waiting thread."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one command."""
+    """The outcome of one command."""
 
     status: TrialStatus
     reason: str
@@ -58,9 +58,9 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialWatch:
-    """Who else looks at a running command: at whole scrubbed lines of its log and at the pid of its process group.
+    """Observers of a running command: they get whole scrubbed log lines and the pid of its process group.
 
-    ``find_trouble`` is a reason to end it, ``settle`` has the last word on what became of it.
+    ``find_trouble`` gives a reason to end it; ``settle`` decides the final outcome.
     """
 
     see_output: Callable[[bytes], object]

@@ -1,7 +1,7 @@
 """The switch between a trainer and RL-Kernel: settings from the environment, and ``install_into`` that acts on them.
 
 The functions of ``TIMERS`` are rebound in both variants, for the timers; operators that were asked for are routed
-beneath the timers.  No trainer file is edited, and nothing is used because it happens to be there.
+beneath the timers.  No trainer file is edited, and no operator is used unless it was requested.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the environment asks for.  Unless ``VIME_RL_KERNEL`` is 1 the mode is off and there are no operators.
+    """The settings from the environment.  Unless ``VIME_RL_KERNEL`` is 1 the mode is off, without operators.
 
     ``schedule`` has a letter for the variant of each rollout; without one all of them are enabled.  With a ``commit``
     RL-Kernel comes from the folder of that name.
@@ -81,10 +81,10 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Read the variables; unset and empty are the same, and the mode is ``require`` if not given.
+        """Read the variables; an empty one counts as unset, and the default mode is ``require``.
 
         Raises:
-            SpecError: values that mean nothing, all of them, with the valid ones.
+            SpecError: values are invalid; the error lists all of them, with the valid values.
         """
         problems: list[Problem] = []
         switch = _read_choice(environ, SWITCH_VARIABLE, ("1", "0"), "0", problems)
@@ -94,7 +94,7 @@ class Settings:
         schedule = environ.get(SCHEDULE_VARIABLE, "")
         if not set(schedule) <= LETTERS.keys():
             expected = f"letters {', '.join(LETTERS)}, one a rollout"
-            problems.append(Problem(SCHEDULE_VARIABLE, "is no schedule", got=schedule, expected=expected))
+            problems.append(Problem(SCHEDULE_VARIABLE, "is not a schedule", got=schedule, expected=expected))
         if problems:
             raise SpecError(*problems)
         is_requested = switch == "1" and mode != Mode.OFF

@@ -1,5 +1,5 @@
-"""``rlk-repro prepare``: puts a run's model, data set and stored rollouts on disk once, whole and by content.
+"""``rlk-repro prepare``: put a run's model, data set and stored rollouts on disk once, complete and checked.
 
-Where each of them lies is ``rlk_repro.prepare.layout``'s; here it is fetched, made or converted, and recorded.
-Trainers never download.
+``rlk_repro.prepare.layout`` says where each of them is; this package fetches, makes or converts them and records what
+it did.  Trainers never download.
 """

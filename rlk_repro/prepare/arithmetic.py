@@ -12,7 +12,7 @@ from rlk_repro.base.files import write_bytes
 from rlk_repro.spec import ArithmeticData
 
 RECIPE: Final = 1
-"""Raised whenever the bytes of the same settings would change."""
+"""Version number: increase it whenever equal settings would give other bytes."""
 BYTES_PER_PROMPT: Final = 100
 
 
@@ -32,6 +32,6 @@ def _list_lines(source: ArithmeticData) -> Iterator[str]:
 
 
 def _draw(source: ArithmeticData, number: int, which: int) -> int:
-    """From 0 to ``max_operand``; 64 bits leave no bias worth a word."""
+    """Draw a number from 0 to ``max_operand``; with 64 bits the bias is negligible."""
     digest = hashlib.sha256(f"{source.seed}/{number}/{which}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % (source.max_operand + 1)

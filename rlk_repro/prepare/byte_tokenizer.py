@@ -1,6 +1,6 @@
-"""A tokenizer whose tokens are the 256 bytes and three marks of a chat; it knows every text and needs no download.
+"""A tokenizer with the 256 bytes and three chat marks as tokens; it encodes every text and needs no download.
 
-Written as the files that transformers' AutoTokenizer reads.
+It is written as the files that transformers' AutoTokenizer reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TEMPLATE: Final = (
 
 
 def tokenizer_files() -> dict[str, dict[str, Any]]:
-    """File name to content."""
+    """The tokenizer's files: content by name."""
     marks = [
         {"id": token_id, "content": text, "special": True, "normalized": False, "lstrip": False, "rstrip": False,
          "single_word": False}

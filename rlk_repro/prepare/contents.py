@@ -1,7 +1,8 @@
-"""What lies in one prepared folder, file by file: the record beside it, and checking the folder against it.
+"""The record of one prepared folder, file by file, and the check of the folder against it.
 
-A record is written last, so that a folder with one is whole.  The quick check reads sizes, small files such as an
-index, and both ends of large ones: it sees another header and a file that was cut off.  The full one reads every byte.
+The record is written last, so a folder with a record is complete.  The quick check reads sizes, small files such as an
+index, and both ends of large files: it finds a changed header or a file that was cut off.  The full check reads every
+byte.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from rlk_repro.base.findings import Finding, Level
 
 SCHEMA: Final = 1
 END_BYTES: Final = 1 << 20
-# read whole even by the quick check: configurations, indices, tokenizers
+# even the quick check reads these files completely: configurations, indices, tokenizers
 SMALL_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """One file.  ``ends_sha256`` is over its first and last MiB; of a small file over all of it."""
+    """One file.  ``ends_sha256`` covers its first and last MiB, or all of a small file."""
 
     size_bytes: int
     sha256: str
@@ -33,7 +34,7 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path, sha256: str | None = None) -> FileRecord:
-        """``sha256`` where the caller has just computed it."""
+        """Describe a file; pass ``sha256`` if it was just computed."""
         size_bytes = path.stat().st_size
         digest = sha256_file(path) if sha256 is None else sha256
         return cls(size_bytes=size_bytes, sha256=digest, ends_sha256=hash_ends(path, size_bytes, digest))
@@ -53,9 +54,9 @@ class Contents:
 
     Attributes:
         kind: model, checkpoint, data or rollouts.
-        name: of its folder.
-        source: what it is: repository and revision, or the recipe it was made by.
-        made: how, where that was a command: its words, the commits of the tools.
+        name: the name of its folder.
+        source: repository and revision, or the recipe that made it.
+        made: the command that made it and the commits of its tools, if a command did.
     """
 
     kind: str
@@ -86,20 +87,20 @@ class Contents:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], where: str) -> Contents:
-        """Raises BundleUnreadable for anything that is no such record, or whose digest is not that of its files."""
+        """Rebuild a record; raises BundleUnreadable where it is invalid or its digest does not fit its files."""
         try:
             files = {str(name): FileRecord.from_json(item) for name, item in value["files"].items()}
             contents = cls(kind=str(value["kind"]), name=str(value["name"]), source=dict(value["source"]), files=files,
                         made=dict(value["made"]))  # fmt: skip
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise BundleUnreadable(Problem(where, f"no record of a prepared folder ({error!r})")) from None
+            raise BundleUnreadable(Problem(where, f"not a record of a prepared folder ({error!r})")) from None
         if contents.digest != value.get("digest"):
             raise BundleUnreadable(Problem(where, "digest does not fit the files", got=value.get("digest")))
         return contents
 
 
 def digest_of(sha256s: Mapping[str, str], order: Mapping[str, int] | None = None) -> str:
-    """sha256 over lines ``<sha256>  <name>``, in the order of the names or in the one given."""
+    """The sha256 over lines ``<sha256>  <name>``, in the order of the names or in the given order."""
     names = sorted(sha256s, key=None if order is None else order.__getitem__)
     return sha256_bytes("".join(f"{sha256s[name]}  {name}\n" for name in names).encode())
 
@@ -119,10 +120,10 @@ def record_path(folder: Path) -> Path:
 
 
 def load_contents(folder: Path) -> Contents | None:
-    """The record of a folder, None where it was never finished.
+    """Load the record of a folder; None where the folder was never finished.
 
     Raises:
-        BundleUnreadable: what lies there is no record of ours.
+        BundleUnreadable: the file is not such a record.
     """
     path = record_path(folder)
     if not path.is_file() or not folder.is_dir():
@@ -131,7 +132,7 @@ def load_contents(folder: Path) -> Contents | None:
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
-    """Every file below a folder, by relative path; reads all of them."""
+    """Describe every file below a folder, by relative path; reads all of them."""
     return {name: FileRecord.of(folder / name) for name in list_files(folder)}
 
 
@@ -140,7 +141,7 @@ def list_files(folder: Path) -> list[str]:
 
 
 def check_contents(folder: Path, contents: Contents, *, is_full: bool = False) -> Iterator[Finding]:
-    """A blocking finding for each file that is absent, of another size, or of other content; extra files are fine."""
+    """List a blocking finding for each file that is absent or has another size or content; extra files are allowed."""
     for name, expected in contents.files.items():
         path = folder / name
         where = f"prepared.{contents.kind}.{name}"
@@ -160,7 +161,7 @@ def check_contents(folder: Path, contents: Contents, *, is_full: bool = False) -
 
 
 def write_parts(path: Path, parts: Mapping[str, Contents]) -> None:
-    """Put the records of a run's parts into its ``prepared.json``, beside what else that holds."""
+    """Write the records of a run's parts into its ``prepared.json``, and keep the file's other keys."""
     held = _load_records(path) if path.is_file() else {}
     write_json(path, {**held, **parts_json(parts)})
 
@@ -170,10 +171,10 @@ def parts_json(parts: Mapping[str, Contents]) -> dict[str, Any]:
 
 
 def load_parts(path: Path) -> dict[str, Contents]:
-    """The records in a run's ``prepared.json``; none where it has none.
+    """Load the records in a run's ``prepared.json``; empty without records.
 
     Raises:
-        BundleUnreadable: it cannot be read.
+        BundleUnreadable: the file cannot be read.
     """
     value = _load_records(path).get("parts", {}) if path.is_file() else {}
     if not isinstance(value, dict):
@@ -186,16 +187,16 @@ def _load_records(path: Path) -> Any:
 
 
 def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents]:
-    """The record of each folder, without those that were never finished."""
+    """Load the record of each finished folder."""
     found = ((kind, load_contents(folder)) for kind, folder in folders.items())
     return {kind: contents for kind, contents in found if contents is not None}
 
 
 def diff_contents(recorded: Mapping[str, Contents], here: Mapping[str, Contents]) -> Iterator[Finding]:
-    """What two runs trained on that is not the same, by kind: blocking where weights or data differ.
+    """List differences in what two runs trained on, by kind; blocking where weights or data differ.
 
-    The bytes of a converted checkpoint are those of the tool's threads; two conversions of the same weights by the same
-    commits count as the same.
+    The bytes of a converted checkpoint depend on the tool's threads, so two conversions of equal weights by equal
+    commits count as equal.
     """
     for kind in sorted(recorded.keys() | here.keys()):
         was, now = recorded.get(kind), here.get(kind)

@@ -1,6 +1,6 @@
-"""How far a download may go: to https or the address that was asked, never inwards, and no further than its size.
+"""Limits of a download: only https or the requested address, no internal address, and at most the announced size.
 
-Who serves a file is a stranger: it may send the client elsewhere, and never stop sending.
+A server is a stranger: it may redirect the client anywhere, or send without end.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ _PLAIN: Final = frozenset({"", "identity"})
 
 
 class _RedirectRefused(OSError):
-    """Somebody sent us where we do not go."""
+    """A redirect led to an address that is not allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """``asked`` is the address that the user named; ``what`` the thing that comes, of at most ``limit`` bytes."""
+    """``asked`` is the address that the user gave; ``what`` names the download, of at most ``limit`` bytes."""
 
     asked: str
     what: str
     limit: int
 
     def check_address(self, url: str) -> None:
-        """Raises OSError where this is neither what was asked nor a place to be sent to."""
+        """Check a redirect's address; raises OSError where it is not allowed."""
         if _origin(url) == _origin(self.asked):
             return
         if urlsplit(url).scheme != "https":
-            raise _RedirectRefused(f"sent on to {url}, expected https or the address that was asked")
+            raise _RedirectRefused(f"redirected to {url}, expected https or the requested address")
         if _is_inside(url) and not _is_inside(self.asked):
-            raise _RedirectRefused(f"sent on to {url}, an address of this machine or its network")
+            raise _RedirectRefused(f"redirected to {url}, an address of this machine or its network")
 
     def check_size(self, num_bytes: int) -> None:
-        """Raises BundleUnreadable beyond the limit."""
+        """Check a size; raises BundleUnreadable beyond the limit."""
         if num_bytes > self.limit:
             self._refuse(f"over {format_bytes(num_bytes)}")
 
     def check_headers(self, headers: Any) -> None:
-        """Raises BundleUnreadable for an announced size beyond the limit, or a packing that could hold any size."""
+        """Check headers; raises BundleUnreadable for a size beyond the limit, or for compression."""
         packing = headers.get("content-encoding") or ""
         if packing.lower() not in _PLAIN:
-            self._refuse(f"packed as {packing}")
+            self._refuse(f"compressed as {packing}")
         length = headers.get("content-length") or ""
         self.check_size(int(length) if length.isdecimal() else 0)
 
     def count(self, pieces: Any) -> Iterator[bytes]:
-        """The pieces as they come, as long as they stay within the limit."""
+        """Pass the pieces through while they stay within the limit."""
         total = 0
         for piece in pieces:
             total += len(piece)
@@ -68,13 +68,13 @@ class Bounds:
 
     def _refuse(self, got: str) -> NoReturn:
         expected = f"at most {self.limit} bytes ({format_bytes(self.limit)})"
-        raise BundleUnreadable(Problem(self.what, "is larger than it may be", got=got, expected=expected,
+        raise BundleUnreadable(Problem(self.what, "is larger than allowed", got=got, expected=expected,
                                        hint="fetch it by hand and name its folder by --mirror"))  # fmt: skip
 
 
 @contextmanager
 def open_url(bounds: Bounds) -> Iterator[IO[bytes]]:
-    """What lies at ``bounds.asked``, as a stream; reading beyond the limit raises BundleUnreadable."""
+    """Open ``bounds.asked`` as a stream; reading beyond the limit raises BundleUnreadable."""
     opener = urllib.request.build_opener(_Redirects(bounds))
     with opener.open(bounds.asked, timeout=TIMEOUT_S) as answer:
         bounds.check_headers(answer.headers)
@@ -83,10 +83,10 @@ def open_url(bounds: Bounds) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def guarded(session: Any, bounds: Bounds) -> Iterator[None]:
-    """The hub's client asks within the bounds for the time of the block, at every hop.
+    """Keep the hub's client within the bounds during the block, at every redirect.
 
     Raises:
-        EnvironmentMissing: a client of before version 1.0, which has no place for such checks.
+        EnvironmentMissing: the client is older than version 1.0, which has no hook for these checks.
     """
     before = getattr(session, "event_hooks", None)
     if before is None:
@@ -124,7 +124,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Counted:
-    """A stream of which no more than the limit is read."""
+    """A stream that reads at most the limit."""
 
     def __init__(self, stream: IO[bytes], bounds: Bounds) -> None:
         self._stream = stream
@@ -139,7 +139,7 @@ class _Counted:
 
 
 def _count_stream(response: Any, bounds: Bounds) -> Any:
-    """The client looks whether a stream is of its own kind: httpx, or httpx2 under newer versions of the hub's."""
+    """Make a stream of the class that the client expects: httpx, or httpx2 under newer versions of the hub's client."""
     base: Any = import_module(type(response).__module__.partition(".")[0]).SyncByteStream
     inner = response.stream
     kind = type("Counted", (base,), {"__iter__": lambda _: bounds.count(inner), "close": lambda _: inner.close()})
@@ -152,7 +152,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _is_inside(url: str) -> bool:
-    """Whether its host is this machine or in a private network; a name that only a proxy can resolve is not."""
+    """Whether the host is this machine or in a private network; a name that only a proxy can resolve is not."""
     host = urlsplit(url).hostname or ""
     try:
         found = {item[4][0] for item in socket.getaddrinfo(host, None)}

@@ -1,6 +1,6 @@
 """Fetches a repository file by file into a work folder; every file is hashed before it counts.
 
-A kill at any moment leaves whole files, noted in a journal, and at most one unfinished one, which is fetched again.
+After a kill there are complete files, listed in a journal, and at most one unfinished file, which is fetched again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Fetch:
     origins: Sequence[Origin]
 
     def find(self, work: WorkDir) -> tuple[Origin, Listing]:
-        """Who has it, and what.  One that is not pinned is finished at the commit that an earlier attempt began with.
+        """Find an origin and its list of files.  Without a pin, the commit of an earlier attempt is continued.
 
         Raises:
             EnvironmentMissing, SpecError: as ``find_listing``.
@@ -45,11 +45,11 @@ class Fetch:
         return find_listing(self.origins, dataclasses.replace(self.repository, revision=revision))
 
     def run(self, work: WorkDir, tell: Callable[[str], object]) -> Made:
-        """Fetch everything that is not there yet.
+        """Fetch everything that is still missing.
 
         Raises:
-            EnvironmentMissing: no origin has it, or the connection broke.
-            BundleUnreadable: what came twice was not what was announced.
+            EnvironmentMissing: no origin has the repository, or the connection broke.
+            BundleUnreadable: a file differed from its announced hash twice.
         """
         origin, listing = self.find(work)
         write_text(work.path / _REVISION, listing.revision)
@@ -79,13 +79,13 @@ class Fetch:
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
         raise BundleUnreadable(
-            Problem(f"{self.repository} {file.name}", "came twice, and is not what was announced", got=found,
+            Problem(f"{self.repository} {file.name}", "differs from the announced hash, twice", got=found,
                     expected=file.sha256 or file.git_sha1 or f"{file.size_bytes} bytes")
         )  # fmt: skip
 
 
 def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
-    """The sha256, and what differs from the announcement: nothing where it is as announced.
+    """The sha256 of a file, and how it differs from the announcement, if it does.
 
     https://git-scm.com/book/en/v2/Git-Internals-Git-Objects: git hashes a header, then the bytes.
     """
@@ -108,7 +108,7 @@ def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
 
 
 def _take(work: WorkDir, path: Path, name: str, sha256: str) -> FileRecord:
-    """Move a checked file to its place, then note it; what is noted has reached the disk."""
+    """Move a checked file to its place, sync it, and then add it to the journal."""
     target = work.files / name
     target.parent.mkdir(parents=True, exist_ok=True)
     record = FileRecord.of(path, sha256)
@@ -124,7 +124,7 @@ def _take(work: WorkDir, path: Path, name: str, sha256: str) -> FileRecord:
 
 
 def _load_journal(work: WorkDir) -> dict[str, FileRecord]:
-    """Files that were checked and are there at their size; a line that a kill cut off counts for nothing."""
+    """Load files that were checked and still have their size; a line that a kill cut off is ignored."""
     path = work.path / _JOURNAL
     found = {}
     for line in path.read_text().splitlines() if path.is_file() else ():
@@ -139,5 +139,5 @@ def _load_journal(work: WorkDir) -> dict[str, FileRecord]:
 
 
 def bytes_there(work: WorkDir) -> int:
-    """What an earlier attempt has left that need not come again."""
+    """The bytes of an earlier attempt that need not be fetched again."""
     return sum(record.size_bytes for record in _load_journal(work).values())

@@ -1,6 +1,6 @@
 """A Llama model of a GGUF file in the hub's format: configuration, tokenizer, one safetensors file in bfloat16.
 
-The weights are the file's own, quantised ones put back to numbers by ``gguf``: not those that the authors published.
+``gguf`` converts the file's quantised weights back to numbers, so they differ from those that the authors published.
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 RECIPE: Final = 1
-"""Raised whenever the bytes of the same file would change."""
+"""Version number: increase it whenever an equal file would give other bytes."""
 _TOP: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -46,7 +46,7 @@ def write_model(gguf_file: Path, folder: Path) -> None:
 
     Raises:
         EnvironmentMissing: the package ``gguf`` is not installed.
-        BundleUnreadable: the file is no Llama model, or its tokenizer or a tensor is of a kind not known here.
+        BundleUnreadable: the file is not a Llama model, or has a tokenizer or tensor of an unsupported kind.
     """
     try:
         from gguf import GGUFReader
@@ -58,7 +58,7 @@ def write_model(gguf_file: Path, folder: Path) -> None:
     try:
         reader = GGUFReader(gguf_file)
     except ValueError as error:
-        raise BundleUnreadable(Problem(gguf_file.name, f"is no GGUF file ({error})")) from None
+        raise BundleUnreadable(Problem(gguf_file.name, f"is not a GGUF file ({error})")) from None
     facts = {key: field.contents() for key, field in reader.fields.items()}
     _require(facts, gguf_file.name)
     names = {tensor.name: _map_name(tensor.name, gguf_file.name) for tensor in reader.tensors}
@@ -92,7 +92,7 @@ def _map_name(name: str, where: str) -> str:
         return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.weight"
     top = _TOP.get(name.removesuffix(".weight"))
     if top is None:
-        raise BundleUnreadable(Problem(f"{where}: tensor {name}", "is not known of a Llama model"))
+        raise BundleUnreadable(Problem(f"{where}: tensor {name}", "does not belong to a Llama model"))
     return f"{top}.weight"
 
 
@@ -116,7 +116,7 @@ def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
         "num_hidden_layers": facts["llama.block_count"],
         "num_key_value_heads": facts["llama.attention.head_count_kv"],
         "pad_token_id": facts["tokenizer.ggml.padding_token_id"],
-        # GGUF stores a float32: six digits give back the number that its author wrote
+        # GGUF stores a float32: six digits restore the number that its author wrote
         "rms_norm_eps": float(f"{facts['llama.attention.layer_norm_rms_epsilon']:.6g}"),
         "rope_scaling": None,
         "rope_theta": float(f"{facts['llama.rope.freq_base']:.6g}"),

@@ -1,7 +1,7 @@
-"""Where prepared things lie: the only place that knows a name below a site's ``prepared_dir``.
+"""Every name below a site's ``prepared_dir``; no other module knows one.
 
-One folder per thing, its name made of what it is; whether it is whole and unchanged is recorded beside it by
-``rlk-repro prepare``.  All nodes must see the folder under the same path.
+Each model, checkpoint, data set or set of rollouts has one folder, named after its content.  ``rlk-repro prepare``
+records beside it whether it is complete.  All nodes must see the folder under the same path.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class PreparedDir:
 
     @classmethod
     def of(cls, profile: Profile, run_dir: RunDir) -> PreparedDir:
-        """The profile's, or else the folder ``prepared`` beside the runs, which all nodes see as they see those."""
+        """The profile's folder, else ``prepared`` beside the runs, which all nodes see too."""
         if profile.prepared_dir is not None:
             return cls(Path(profile.prepared_dir))
         return cls(run_dir.root.absolute().parent.parent / HERE)
 
     def model(self, model: VimeModel) -> Path:
-        """The model in the hub's format: configuration, tokenizer, weights (``--hf-checkpoint``)."""
+        """The folder of the model in the hub's format: configuration, tokenizer, weights (``--hf-checkpoint``)."""
         return self.root / "models" / name_model(model)
 
     def checkpoint(self, model: VimeModel, vime_commit: str) -> Path:
-        """The same weights in Megatron's format, converted with these arguments by this vime (``--ref-load``)."""
+        """The folder of the weights in Megatron's format, as this vime converts them (``--ref-load``)."""
         made_of = _digest({"model": name_model(model), "arguments": dict(model.arguments), "vime": vime_commit})
         return self.root / "checkpoints" / f"{name_model(model)}.torch_dist-{made_of}"
 
@@ -45,11 +45,11 @@ class PreparedDir:
         return self.root / "datasets" / name_data(source)
 
     def data_file(self, source: HubData | ArithmeticData) -> Path:
-        """The prompts (``--prompt-data``)."""
+        """The file of the prompts (``--prompt-data``)."""
         return self.data_folder(source) / (source.file if isinstance(source, HubData) else "prompts.jsonl")
 
     def rollouts(self, run: Run) -> RolloutDir | None:
-        """None where the run's lane generates its own, or the run stores its own before its first trial."""
+        """The folder of stored rollouts; None where the run generates them or stores its own before the first trial."""
         name = None if run.lane == "live" else name_rollouts(run)
         return None if name is None else RolloutDir(self.root / "rollouts" / name)
 
@@ -72,7 +72,7 @@ def name_data(source: HubData | ArithmeticData) -> str:
 
 
 def name_rollouts(run: Run) -> str | None:
-    """None where the run names none and asks for none from a seed."""
+    """The name of stored rollouts; None where the run neither names them nor gives a seed for them."""
     if (made := RandomRollouts.of(run)) is not None:
         return f"random-{_digest(made.recipe)}"
     assert isinstance(run.workload, VimeWorkload)

@@ -1,6 +1,6 @@
-"""Makes one prepared folder, once: under a lock, in a work folder beside it, recorded when it is whole.
+"""Make one prepared folder, once: under a lock, in a work folder beside it, recorded when it is complete.
 
-What is killed in between is continued or begun again; a folder with a record is always whole.
+After a kill the work is continued or begun again; a folder with a record is always complete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tell: TypeAlias = Callable[[str], object]
 
 @dataclass(frozen=True)
 class WorkDir:
-    """Where a folder is made: ``files`` become the folder; the rest is gone when it is whole."""
+    """Where a folder is made: ``files`` becomes the folder; the rest is removed at the end."""
 
     path: Path
 
@@ -44,7 +44,7 @@ class WorkDir:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What filled a work folder."""
+    """The result of filling a work folder."""
 
     source: Mapping[str, Any]
     files: Mapping[str, FileRecord]
@@ -53,11 +53,11 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One folder that is to be there.
+    """An order for one folder.
 
     Attributes:
-        is_wanted: whether a recorded source is what this run asks for.
-        make: fills the work folder; what it finds there is of an attempt that was killed.
+        is_wanted: whether a recorded source is the one that this run needs.
+        make: fills the work folder, which may hold files of an attempt that was killed.
     """
 
     kind: str
@@ -67,36 +67,36 @@ class Order:
 
 
 def find_contents(order: Order) -> Contents | None:
-    """What lies there whole, None where it has to be made.
+    """Load the record of a complete folder; None where the folder has to be made.
 
     Raises:
-        SpecError: something else lies there, or a folder that no prepare made.
+        SpecError: another folder has its place, or one that ``prepare`` did not make.
         BundleUnreadable: its record cannot be read.
     """
     contents = load_contents(order.folder)
     if contents is None:
         if order.folder.exists() and not WorkDir.of(order.folder).record.is_file():
             raise SpecError(
-                Problem(str(order.folder), "lies there without a record, so nothing says that it is whole",
+                Problem(str(order.folder), "exists without a record, so it may be incomplete",
                         expected="a folder that prepare made",
                         hint="move it away; a cache of the hub's library can be given as --mirror")
             )  # fmt: skip
         return None
     if contents.kind != order.kind or not order.is_wanted(contents.source):
         raise SpecError(
-            Problem(str(order.folder), "holds something else of this name", got=dict(contents.source),
+            Problem(str(order.folder), "holds other content under this name", got=dict(contents.source),
                     hint="remove the folder and its .json, or give the run's own another name")
         )  # fmt: skip
     return contents
 
 
 def fill(order: Order, tell: Tell) -> Contents:
-    """The folder, whole: what is there, what another process makes just now, or made here.
+    """Return the complete folder: an existing one, one that another process is making, or one made now.
 
     Raises:
-        CheckFailed: what lies there is damaged.
+        CheckFailed: the existing folder is damaged.
         SpecError: as ``find_contents``.
-        EnvironmentMissing: it cannot be had or written here.
+        EnvironmentMissing: the content cannot be fetched, made or written here.
     """
     contents = find_contents(order)
     if contents is None:
@@ -107,9 +107,9 @@ def fill(order: Order, tell: Tell) -> Contents:
 
 
 def require_unchanged(folder: Path, contents: Contents, *, is_full: bool = False) -> None:
-    """Raises CheckFailed, naming each file that is not as recorded."""
+    """Check the folder; raises CheckFailed that names each file that differs from its record."""
     problems = [
-        Problem(f"{folder.name}: {item.where}", "is not as recorded", got=item.found, expected=item.expected,
+        Problem(f"{folder.name}: {item.where}", "differs from its record", got=item.found, expected=item.expected,
                 hint=f"remove {folder} and prepare again")
         for item in check_contents(folder, contents, is_full=is_full)
     ]  # fmt: skip
@@ -119,7 +119,7 @@ def require_unchanged(folder: Path, contents: Contents, *, is_full: bool = False
 
 def _make(order: Order, tell: Tell) -> Contents:
     folder, work = order.folder, WorkDir.of(order.folder)
-    if work.record.is_file():  # killed while it was put in its place
+    if work.record.is_file():  # an earlier process was killed while it moved the folder
         contents = Contents.from_json(load_json(work.record), str(work.record))
     else:
         work.files.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def _locked(folder: Path, tell: Tell) -> Iterator[None]:
         except OSError as error:
             if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
                 raise
-            tell(f"{folder.name}: another prepare is at it; waiting")
+            tell(f"{folder.name}: another prepare is making it; waiting")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:

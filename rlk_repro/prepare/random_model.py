@@ -1,8 +1,8 @@
 """A Qwen3 with random weights in the hub's format: configuration, tokenizer of bytes, one safetensors file.
 
-The bytes follow from the arguments, the seed and nothing else: SHAKE-256 chooses, per weight, one of 256 quantiles of a
-normal distribution, so that no generator, library or processor can change them.  Each piece of a tensor is drawn from
-seed, name and number alone, so that several processes write one file.  https://huggingface.co/docs/safetensors
+The bytes follow only from the arguments and the seed.  SHAKE-256 chooses one of 256 quantiles of a normal distribution
+for each weight, so no generator, library or processor can change them.  Each piece of a tensor is drawn from seed,
+name and number, so several processes can write one file.  https://huggingface.co/docs/safetensors
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlk_repro.prepare.byte_tokenizer import END_OF_TURN, PADDING, VOCABULARY, t
 from rlk_repro.spec import RandomWeights, VimeModel
 
 RECIPE: Final = 1
-"""Raised whenever the bytes of the same model would change."""
+"""Version number: increase it whenever an equal model would have other bytes."""
 WEIGHTS: Final = "model.safetensors"
 CONFIGURATION: Final = "config.json"
 _BLOCK: Final = 4 << 20
@@ -57,7 +57,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What the arguments that build the model in Megatron say of it, in the hub's words."""
+    """The model's sizes with the hub's names, from the arguments that build it in Megatron."""
 
     num_layers: int
     hidden_size: int
@@ -113,7 +113,7 @@ def _number(arguments: Mapping[str, Any], flag: str, default: float) -> float:
 
 
 def list_tensors(sizes: Sizes) -> Iterator[Tensor]:
-    """In the order of the file.  Shapes are [out, in], as torch's Linear has them."""
+    """List the tensors in the order of the file.  Shapes are [out, in], as in torch's Linear."""
     hidden, heads = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     yield Tensor(name="model.embed_tokens.weight", shape=(sizes.vocab_size, hidden))
     for index in range(sizes.num_layers):
@@ -149,7 +149,7 @@ def weights_bytes(sizes: Sizes) -> int:
 
 
 def recipe(model: VimeModel) -> dict[str, Any]:
-    """What the bytes follow from, for the record."""
+    """The values that determine the bytes, for the record."""
     assert isinstance(model.source, RandomWeights)
     return {"recipe": RECIPE, **model.source.model_dump(), "sizes": Sizes.of(model).__dict__}
 
@@ -219,10 +219,10 @@ class Piece:
 
 
 def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_processes: int | None = None) -> None:
-    """A whole safetensors file: length of the header, header, the tensors one after another.
+    """Write a safetensors file: length of the header, header, tensors in order.
 
     Raises:
-        EnvironmentMissing: a process that drew was killed.
+        EnvironmentMissing: a process that draws weights was killed.
     """
     start = make_header(list_tensors(sizes))
     path.write_bytes(start)
@@ -245,7 +245,7 @@ def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_proces
 
 
 def make_header(tensors: Iterable[Tensor]) -> bytes:
-    """What a safetensors file of these bfloat16 tensors begins with; their bytes follow in the same order."""
+    """The header of a safetensors file of these bfloat16 tensors; their bytes follow in this order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
@@ -258,7 +258,7 @@ def make_header(tensors: Iterable[Tensor]) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """A process that draws ends with the one that asked, and leaves interrupts to that one."""
+    """Make a drawing process end with its parent, and leave interrupts to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before
@@ -290,7 +290,7 @@ def _draw(piece: Piece, seed: int, tables: tuple[bytes, bytes]) -> bytes:
 
 
 def _quantile_tables(std: float) -> tuple[bytes, bytes]:
-    """Low and high bytes of the 256 weights there are: the middles of 256 equally likely parts of a normal one."""
+    """Low and high bytes of the 256 possible weights: middles of 256 equally likely parts of a normal distribution."""
     normal = NormalDist(sigma=std)
     values = [_bfloat16(normal.inv_cdf((level + 0.5) / 256)) for level in range(256)]
     return bytes(value[0] for value in values), bytes(value[1] for value in values)

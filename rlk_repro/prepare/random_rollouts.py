@@ -1,7 +1,7 @@
 """Stored rollouts of random tokens, for models with random weights: made from a seed, without a rollout engine.
 
-A model with random weights chooses among all tokens almost alike and hardly ever ends an answer, so that every sample
-has the longest prompt and the longest response that the run allows.
+A model with random weights chooses all tokens almost equally often and hardly ever ends an answer.  So every sample has
+the longest prompt and the longest response that the run allows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.spec import Run, VimeWorkload
 
 RECIPE: Final = 1
-"""Raised whenever the values of the same settings would change."""
+"""Version number: increase it whenever equal settings would give other values."""
 MODULE: Final = "rlk_repro.refengine.random_rollouts"
 _TIME_LIMIT_S: Final = 3600.0
 _BYTES_PER_TOKEN: Final = 5
@@ -25,7 +25,7 @@ _BYTES_PER_EXPERT: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class RandomRollouts:
-    """What one set of files is made of; layers and experts are 0 where the run replays no routing (R3)."""
+    """The settings of one set of files; layers and experts are 0 where the run replays no routing (R3)."""
 
     seed: int
     num_files: int
@@ -39,7 +39,7 @@ class RandomRollouts:
 
     @classmethod
     def of(cls, run: Run) -> RandomRollouts | None:
-        """None where the run does not ask for them."""
+        """Read the settings; None where the run does not use random rollouts."""
         workload = run.workload
         if not isinstance(workload, VimeWorkload) or workload.rollouts_seed is None:
             return None
@@ -66,7 +66,7 @@ class RandomRollouts:
         return num_tokens * (_BYTES_PER_TOKEN + _BYTES_PER_EXPERT * self.num_layers * self.num_experts_per_token)
 
     def write(self, folder: Path) -> None:
-        """Raises EnvironmentMissing where Python has no torch, whose format the files have."""
+        """Write the files; raises EnvironmentMissing where Python has no torch, which defines their format."""
         sizes = [word for name, value in asdict(self).items() for word in (f"--{name.replace('_', '-')}", str(value))]
         done = proc.run([sys.executable, "-m", MODULE, *sizes, str(folder)], timeout_s=_TIME_LIMIT_S)
         if not done.is_ok:

@@ -1,4 +1,4 @@
-"""What one run needs, in the order in which it can be had, and doing it: room first, then one folder after another."""
+"""The steps that prepare one run: check for free space, then make one folder after another."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlk_repro.spec import Hardware, Run, Stack
 
 T = TypeVar("T")
 
-# what is left free beside what is written: file systems slow down and jobs write too
+# space that stays free: full file systems are slow, and jobs write too
 SPARE_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRequest:
-    """Whose needs, where they go, and where they may come from."""
+    """What to prepare, where to put it, and where it may come from."""
 
     run: Run
     stack: Stack
@@ -37,9 +37,9 @@ class PrepareRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareStep:
-    """One folder.  ``estimate`` gives the bytes that are still to be written, None where it is not known before.
+    """One folder.  ``estimate`` gives the bytes still to be written; None where that is not known in advance.
 
-    ``pin`` is where the run would name the revision, of what it leaves to the hub.
+    ``pin`` is the key where the run could name the revision that it leaves to the hub.
     """
 
     order: Order
@@ -55,7 +55,7 @@ class PrepareStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A step and what lies in its folder now."""
+    """A finished step and the content of its folder."""
 
     step: PrepareStep
     contents: Contents
@@ -72,18 +72,18 @@ class Done:
 
     @property
     def unpinned(self) -> dict[str, str] | None:
-        """Where the run leaves a revision to the hub, and what the hub served."""
+        """The keys whose revision the run leaves to the hub, with the served revision."""
         if not self.step.pin:
             return None
         return {"path": self.step.pin, "revision": str(self.contents.source.get("revision"))}
 
 
 def prepare(request: PrepareRequest, steps: Sequence[PrepareStep], tell: Tell, *, is_live: bool) -> list[Done]:
-    """Do everything that is not done.
+    """Do every step that is not done.
 
     Raises:
-        EnvironmentMissing: no room, or something cannot be had here.
-        CheckFailed: something that lies there is damaged, or a conversion failed.
+        EnvironmentMissing: there is no space, or something cannot be fetched here.
+        CheckFailed: an existing folder is damaged, or a conversion failed.
     """
     sizes = {step.order.folder: step.estimate() for step in steps if not step.is_there}
     require_room(request.prepared.root, sum(size or 0 for size in sizes.values()))
@@ -96,26 +96,26 @@ def prepare(request: PrepareRequest, steps: Sequence[PrepareStep], tell: Tell, *
 
 
 def verify(done: Sequence[Done], tell: Tell) -> None:
-    """Read every byte again.  Raises CheckFailed, naming each file that is not as recorded."""
+    """Read every byte again; raises CheckFailed that names each file that differs from its record."""
     for item in done:
         tell(f"{item.contents.name}: hashing {format_bytes(item.contents.size_bytes)}")
         require_unchanged(item.step.order.folder, item.contents, is_full=True)
 
 
 def require_room(root: Path, needed: int) -> None:
-    """Raises EnvironmentMissing where so many bytes would fill the file system."""
+    """Check for space; raises EnvironmentMissing where this many bytes would fill the file system."""
     place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if needed + SPARE_BYTES > free and needed:
         raise EnvironmentMissing(
-            Problem(str(root), "has not enough room", got=f"{format_bytes(free)} free",
+            Problem(str(root), "does not have enough space", got=f"{format_bytes(free)} free",
                     expected=f"{format_bytes(needed)} and {format_bytes(SPARE_BYTES)} to spare",
                     hint="--cache DIR puts it elsewhere")
         )  # fmt: skip
 
 
 def describe_steps(steps: Sequence[PrepareStep]) -> Iterator[str]:
-    """What ``--dry-run`` shows: what is there, and what would be written; sizes are asked of the origins."""
+    """Describe the steps for ``--dry-run``: what exists and what would be written; the origins give sizes."""
     for step in steps:
         kind = f"{step.order.kind:<10}"
         if step.is_there:
@@ -133,7 +133,7 @@ def _describe_size(step: PrepareStep) -> str:
 
 
 def _try(ask: Callable[[], T], default: T) -> T:
-    """An answer that needs an origin, where none may be at hand."""
+    """Try a call that needs an origin, which may be out of reach."""
     try:
         return ask()
     except EnvironmentMissing:

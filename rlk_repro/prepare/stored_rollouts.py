@@ -1,6 +1,6 @@
-"""Stored rollouts from a mirror, or from the archives that the run names; what counts is the digest that it pins.
+"""Fetch stored rollouts from a mirror or from the archives that the run names; the run pins their digest.
 
-An archive is any tar that holds ``0.pt`` … somewhere, such as the bundle of the run that stored them.
+An archive is any tar that holds ``0.pt`` … in any folder, such as the bundle of the run that stored them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlk_repro.spec import StoredRollouts
 
 FOLDER: Final = "rollouts"
 _NUMBERED: Final = re.compile(r"(0|[1-9][0-9]*)\.pt")
-# Nothing says beforehand how large an archive is: this much is read of it, and unpacked from it
+# An archive's size is not known in advance: at most this much is read and unpacked
 MAX_ARCHIVE_BYTES: Final = 64 << 30
 
 
@@ -41,16 +41,16 @@ class Storage:
         return self.stored.model_dump(mode="json", include={"name", "num_files", "digest", "made_by"})
 
     def run(self, work: WorkDir, tell: Tell) -> Made:
-        """Put them there, checked.
+        """Fetch the files and check them.
 
         Raises:
-            EnvironmentMissing: there is no place to have them from.
-            BundleUnreadable: what came is something else, or more than data.
+            EnvironmentMissing: no source has them.
+            BundleUnreadable: the files are other ones, or hold more than data.
         """
         found = self._copy(work) or self._fetch(work, tell)
         if not found:
             raise EnvironmentMissing(
-                Problem(f"rollouts {self.stored.name}", "are not at hand", expected="a mirror or an archive with them",
+                Problem(f"rollouts {self.stored.name}", "are not here", expected="a mirror or an archive with them",
                         hint=f"--mirror DIR, where DIR/{FOLDER}/{self.stored.name}/0.pt and so on lie")
             )  # fmt: skip
         files = record_files(work.files)
@@ -60,16 +60,18 @@ class Storage:
         return Made(source=self.source, files=files)
 
     def check(self, files: Mapping[str, FileRecord]) -> None:
-        """Raises BundleUnreadable unless these are the files, all of them, that the run names by digest."""
+        """Check the files; raises BundleUnreadable unless they are exactly those that the run names by digest."""
         where = f"rollouts {self.stored.name}"
         wanted = {file_name(number): number for number in range(self.stored.num_files)}
         if files.keys() != wanted.keys():
             odd = sorted(files.keys() ^ wanted.keys())
-            raise BundleUnreadable(Problem(where, "other files than the run names", got=odd[0],
+            raise BundleUnreadable(Problem(where, "differ from the files that the run names", got=odd[0],
                                            expected=f"0.pt to {self.stored.num_files - 1}.pt"))  # fmt: skip
         digest = f"sha256:{digest_of({name: item.sha256 for name, item in files.items()}, wanted)}"
         if digest != self.stored.digest:
-            raise BundleUnreadable(Problem(where, "are not those of the run", got=digest, expected=self.stored.digest))
+            raise BundleUnreadable(
+                Problem(where, "differ from those of the run", got=digest, expected=self.stored.digest)
+            )
 
     def _copy(self, work: WorkDir) -> bool:
         folder = None if self.mirror is None else self.mirror / FOLDER / self.stored.name
@@ -116,11 +118,11 @@ def _clear(work: WorkDir) -> None:
 
 
 def _unpack(stream: IO[bytes], folder: Path, num_files: int, bounds: Bounds) -> None:
-    """Only the numbered files, under their own names alone, whatever path an archive gives them.
+    """Unpack only the numbered files, under their base names, from any path in the archive.
 
     Raises:
-        SpecError: a number twice: which is meant cannot be told.
-        BundleUnreadable: more than the bounds allow, packed or unpacked.
+        SpecError: two files have one number.
+        BundleUnreadable: the archive is larger than the limits allow, packed or unpacked.
     """
     unpacked_bytes = 0
     with tarfile.open(fileobj=stream, mode="r|*") as archive:
@@ -137,4 +139,4 @@ def _unpack(stream: IO[bytes], folder: Path, num_files: int, bounds: Bounds) -> 
                 with open_stream(folder / name, "xb") as target:
                     shutil.copyfileobj(data, target)
             except FileExistsError:
-                raise SpecError(Problem("archive of rollouts", "holds two files of one number", got=name)) from None
+                raise SpecError(Problem("archive of rollouts", "holds two files with one number", got=name)) from None

@@ -69,25 +69,17 @@ class Measure(GrowingModel):
     added_later: ClassVar[frozenset[str]] = of_crossover | {"design", "replay_margin_pct"}
 
     design: Literal["parallel", "crossover"] = Field(
-        "parallel",
-        description="parallel: pairs of trials; crossover: both variants by turns in each session; --set may choose "
-        "the other",
+        "parallel", description="pairs of trials, or both variants by turns in each session; --set may choose the other"
     )
-    pairs: Annotated[int, Field(ge=0, le=64)] = Field(
-        6, description="number of pairs, each of one baseline and one enabled trial"
-    )
+    pairs: Annotated[int, Field(ge=0, le=64)] = Field(6, description="number of pairs, baseline and enabled")
     control_pairs: Annotated[int, Field(ge=0, le=64)] = Field(0, description="number of pairs of two baseline trials")
-    warmup_steps: Annotated[int, Field(ge=0, le=10000)] = Field(
-        2, description="number of first rollouts of a trial that are not scored"
-    )
+    warmup_steps: Annotated[int, Field(ge=0, le=10000)] = Field(2, description="number of unscored first rollouts")
     scored_steps: Annotated[int, Field(ge=1, le=10**5)] = Field(10, description="rollouts scored per trial")
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(1234, description="pair i uses seed + i")
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     smallest_effect_pct: Positive = Field(1.0, description="smallest change of step time that matters, in percent")
     replay_margin_pct: Positive | None = Field(
-        None,
-        description="largest difference at which a replay is called reproduced, in percent; default: "
-        "smallest_effect_pct",
+        None, description="largest difference of a reproduced replay, in percent; default: smallest_effect_pct"
     )
     expected_pair_sd_pct: Positive = Field(
         2.0, description="assumed standard deviation of pair effects, in percent, for the power estimate"
@@ -97,9 +89,7 @@ class Measure(GrowingModel):
     sessions: Annotated[int, Field(ge=1, le=64)] = Field(
         4, description="number of sessions, each one set of training processes that runs both variants"
     )
-    blocks: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = Field(
-        8, description="number of blocks in a session, each of four periods"
-    )
+    blocks: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = Field(8, description="blocks in a session, of four periods")
     control_blocks: Annotated[int, Field(ge=0, le=MAX_BLOCKS)] = Field(
         2, description="number of further blocks that run the baseline only"
     )
@@ -189,8 +179,7 @@ class Run(GrowingModel):
     time_limit_min: Minutes | None = Field(
         None,
         description="time limit of one trial, or of one session in design crossover; default: 1.5 times the estimate "
-        "for the "
-        "hardware, 10 minutes at least, and 30 without an estimate",
+        "for the hardware, at least 10 minutes, and 30 without an estimate",
     )
     layouts: Annotated[dict[Name, Layout], Field(min_length=1, max_length=100)]
     measure: Measure = Measure()

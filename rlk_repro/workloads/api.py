@@ -1,4 +1,4 @@
-"""What a workload is: a module with these functions.  The values they pass are defined here, nothing else."""
+"""The interface of a workload, a module with these functions, and the values that they pass."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One trainer process: its arguments and what its environment adds to the node agent's own.
+    """One trainer process: its arguments, and the variables added to the node agent's environment.
 
-    ``from_env`` maps a variable of the trainer to the variable of the node agent that holds its value; the value itself
-    is in no plan and in no file.  Where it ``needs_ray`` the agents start Ray on all nodes before, with the same
-    environment, which Ray's workers inherit; the process finds it by ``RAY_ADDRESS``.  ``stored`` are the rollouts that
-    a session trains on, which the node agent lays out for it in a folder of its own.
+    ``from_env`` maps a variable of the trainer to the node agent's variable that holds its value; no plan or file holds
+    the value.  If it ``needs_ray``, the agents first start Ray on all nodes with this environment, which Ray's workers
+    inherit; the process finds Ray by ``RAY_ADDRESS``.  ``stored`` are the rollouts that a session trains on; the node
+    agent lays them out in a folder.
     """
 
     argv: tuple[str, ...]
@@ -37,7 +37,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """A flag or source with what it names; ``is_known`` where that is this package's or of the pinned sources."""
+    """A flag or source with the code that it names; ``is_known`` if that is in this package or pinned sources."""
 
     where: str
     value: str
@@ -49,7 +49,7 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Brought:
-    """What a plan's workload takes from elsewhere: sources by topic, environment of its trainers, and named code."""
+    """What a plan brings from outside: sources by topic, environment of its trainers, and named code."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -57,32 +57,32 @@ class Brought:
 
 
 class TrialCommands(Protocol):
-    """What the node agent asks of a workload.  All four are pure."""
+    """The functions that the node agent calls.  All four are pure."""
 
     def find_problems(self, plan: Plan) -> list[Problem]:
-        """Why this plan cannot run at all, whatever the machine."""
+        """Find why this plan cannot run on any machine."""
 
     def find_warnings(self, plan: Plan) -> list[Finding]:
-        """What may well go wrong in this plan, or measure less than a reader may think."""
+        """Find what may go wrong in this plan, or measure less than a reader expects."""
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-        """The trainer of one trial."""
+        """The trainer's command for one trial."""
 
     def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-        """By seed, what fills ``run_dir.rollouts_of(seed)`` before the trials; none where the lane stores none."""
+        """By seed, the commands that fill ``run_dir.rollouts_of(seed)`` before the trials; else empty."""
 
 
 class Workload(TrialCommands, Protocol):
     """The module interface; mypy checks each module at its line of the registry."""
 
     def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Name and value of what tells this run from another for a reader, from the plan's own record."""
+        """Names and values that distinguish this run for a reader, from the plan's own record."""
 
     def find_brought(self, plan: Plan) -> Brought:
-        """What a replay shows before it runs somebody else's plan."""
+        """What a replay shows before it runs another person's plan."""
 
     def list_folders(self, run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
-        """By kind, what has to lie on disk before the first trial; none where the workload makes everything itself."""
+        """By kind, the folders needed before the first trial; empty where the workload makes everything itself."""
 
     def list_steps(self, request: PrepareRequest) -> list[PrepareStep]:
-        """How ``rlk-repro prepare`` gets or makes those folders, in order."""
+        """The steps by which ``rlk-repro prepare`` gets or makes those folders, in order."""

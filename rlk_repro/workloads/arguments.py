@@ -1,4 +1,4 @@
-"""What the workloads' command lines share: flags from settings, and layouts that are larger than they can be."""
+"""Shared parts of the workloads' command lines: flags from settings, and layouts that are too large."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlk_repro.plan import Plan
 
 
 def trial_flags(plan: Plan, seed: int, num_rollouts: int | None = None) -> list[str]:
-    """What every trainer is told: seed, number of rollouts (that of a trial unless told), device."""
+    """The flags that every trainer gets: seed, number of rollouts (by default a trial's), device."""
     device = "cpu" if plan.hardware.platform == "cpu" else "cuda"
     return ["--seed", str(seed), "--num-rollout", str(num_rollouts or plan.num_steps), "--device", device]
 
 
 def setting_flags(settings: BaseModel) -> Iterator[str]:
-    """Field names are the trainer's flag names; True is a bare flag, False leaves it out."""
+    """Turn settings into flags of the same names; True is a bare flag, False leaves the flag out."""
     for name, value in settings.model_dump(exclude={"kind"}).items():
         if value is False:
             continue
@@ -27,7 +27,7 @@ def setting_flags(settings: BaseModel) -> Iterator[str]:
 
 
 def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> list[Problem]:
-    """Sizes of the layout above 1, but for those that are ``free``; ``what`` the trainer is instead."""
+    """Find sizes of the layout above 1, except the ``free`` ones; ``what`` describes the trainer in messages."""
     where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}"
     return [
         Problem(f"{where}.{name}", what, got=value, expected="at most 1")

@@ -1,6 +1,6 @@
-"""Checkouts of vime, Megatron-LM and RL-Kernel that are not installed: found by the processes started from here.
+"""Make checkouts of vime, Megatron-LM and RL-Kernel, which are not installed, visible to child processes.
 
-They travel by ``PYTHONPATH`` alone, which no record holds; the manifest takes their commits from the variables.
+Children find them by ``PYTHONPATH``, which no record holds; the manifest takes their commits from the variables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
     """Put the checkouts first on the path of this process's children, and name them in their variables.
 
     Raises:
-        SpecError: a folder that does not hold its package.
+        SpecError: a folder does not hold its package.
     """
     problems = [
         Problem(
@@ -49,14 +49,14 @@ def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
 
 
 def find_given() -> list[CodeSource]:
-    """Those that this process was told to use."""
+    """The checkouts that this process was told to use."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [source for source in FLAGS if os.environ.get(source.variable) in path and os.environ[source.variable]]
 
 
 @contextmanager
 def trainer_path(plan: Plan) -> Iterator[None]:
-    """While it lasts, this process's children find packages where the plan's trainer does: its profile may say so."""
+    """During the block, this process's children find packages where the plan's trainer does, as its profile says."""
     before, path = os.environ.get("PYTHONPATH"), profile_env(plan)[0].get("PYTHONPATH")
     if path is None:
         yield
@@ -77,9 +77,9 @@ def require_importable(
     pins: Mapping[Any, Pin] = MappingProxyType({}),
     commits: Iterable[str] = (),
 ) -> None:
-    """Raises EnvironmentMissing for packages that a child of this process would not find, each with its flag.
+    """Check packages; raises EnvironmentMissing for those that a child would not find, each with its flag.
 
-    ``path`` is the child's PYTHONPATH where it is another one than this process's; ``pins`` say where to get them.
+    ``path`` is the child's PYTHONPATH, if it differs from this process's; ``pins`` say where to get the packages.
     ``commits`` of RL-Kernel are missing too.
     """
     problems = [
@@ -111,6 +111,6 @@ def _name_clone(pin: Pin | None) -> str:
 
 
 def is_found(module: str, path: str) -> bool:
-    """In this Python, or in the folders of a ``PYTHONPATH``."""
+    """Whether a module exists in this Python or in the folders of a ``PYTHONPATH``."""
     folders = [folder for folder in path.split(os.pathsep) if folder]
     return importlib.util.find_spec(module) is not None or PathFinder.find_spec(module, folders) is not None

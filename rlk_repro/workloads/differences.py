@@ -1,8 +1,8 @@
 """What differs between the trials of a pair: arguments, environment and loaded libraries, side by side.
 
-Three things may: the declared switches, the folders that each trial writes its own records to, and the libraries that
-RL-Kernel brings along.  A plan in which anything else differs compares more than RL-Kernel and is refused; secrets are
-compared by the name of their variable.  A record that is not there is named, and never taken for equal.
+Three differences are allowed: the declared switches, the folders for each trial's own records, and the libraries that
+RL-Kernel loads.  A plan with any other difference compares more than RL-Kernel and is refused.  Secrets are compared by
+the name of their variable.  A missing record is named and never counts as equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import VARIANT_SWITCHES, find_switches
 from rlk_repro.workloads.vime.contract import split_arguments
 
-# What RL-Kernel brings along when it is routed in.
+# Libraries that RL-Kernel loads.
 ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages", "sources", "sources.rl_engine"})
 
 COMMAND: Final = "command"
@@ -42,7 +42,7 @@ NOWHERE: Final = RunDir(Path("/runs/run/id"))
 
 
 class Kind(StrEnum):
-    """``FOLDER``: the same value but for the name of the trial that writes there."""
+    """``FOLDER``: equal values except for the name of the trial that writes there."""
 
     SWITCH = "declared switch"
     FOLDER = "record folder"
@@ -51,7 +51,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One variable or flag, with its value in either variant."""
+    """One variable or flag, with its value in each variant."""
 
     name: str
     baseline: str
@@ -64,7 +64,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """What a trial is, or was, started with.  Variables whose value is a secret have the name of their source."""
+    """The arguments and environment of a trial.  A secret variable has the name of its source instead of its value."""
 
     trial: str
     variant: str
@@ -73,15 +73,15 @@ class Started:
 
     @property
     def placeholder(self) -> str:
-        """Stands for the name of any trial of this variant."""
+        """A placeholder for the name of any trial of this variant."""
         return f"<nn>-<pair>-{self.variant}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairRecord:
-    """In what the trials of one pair are recorded to differ, by kind of record: ``command``, ``libraries.0``, ….
+    """The recorded differences between the trials of one pair, by kind of record: ``command``, ``libraries.0``, ….
 
-    A kind that not both trials recorded is absent; ``missing`` says by path in the bundle which record, and why.
+    A kind that only one trial recorded is absent; ``missing`` lists missing records by path, with the reason.
     """
 
     differences: Mapping[str, tuple[Difference, ...]]
@@ -89,7 +89,7 @@ class PairRecord:
 
 
 def compare(baseline: Started, enabled: Started, switches: Collection[str] = VARIANT_SWITCHES) -> Iterator[Difference]:
-    """Everything in which two trials differ, flags before variables; nothing where they are started alike."""
+    """List every difference between two trials, flags before variables."""
     yield from _compare_arguments(baseline, enabled)
     yield from _compare_values((baseline, enabled), baseline.env, enabled.env, switches)
 
@@ -104,7 +104,7 @@ def _compare_arguments(first: Started, second: Started) -> Iterator[Difference]:
 
 
 def list_differences(plan: Plan) -> tuple[Difference, ...]:
-    """Of all pairs of a plan as its workload renders them, each once."""
+    """List the differences of all pairs of a plan, as its workload renders them, each once."""
     command = get_workload(plan.run.workload.kind).trainer_command
     pairs = (
         [_from_command(trial, command(plan, trial, NOWHERE)) for trial in (first, second)]
@@ -114,14 +114,14 @@ def list_differences(plan: Plan) -> tuple[Difference, ...]:
 
 
 def read_differences(plan: Plan, run_dir: RunDir) -> tuple[Difference, ...] | None:
-    """Of all pairs as a run directory records them, each once; None where no pair is recorded."""
+    """List the differences of all pairs that a run directory records, each once; None where it records no pair."""
     records = [read_pair(run_dir, *pair, find_switches(plan)).differences for pair in _list_pairs(plan)]
     found = [record[part] for record in records for part in (COMMAND, ENVIRONMENT) if part in record]
     return _merge(found) if found else None
 
 
 def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection[str] = VARIANT_SWITCHES) -> PairRecord:
-    """What the two trials of a pair were started with, and what each of their ranks loaded."""
+    """Read the commands and environments of a pair's trials, and the libraries of each rank."""
     reader = _RecordReader(run_dir)
     folders = [run_dir.trial(trial.name) for trial in (first, second)]
     started = [Started(trial=trial.name, variant=trial.variant, argv=(), env={}) for trial in (first, second)]
@@ -144,7 +144,7 @@ def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection
 
 
 def _limit(differences: Iterable[Difference]) -> tuple[Difference, ...]:
-    """The first of very many, and one more: those that are not looked at may be undeclared."""
+    """Keep the first differences of a long list, and one more that says that the others may be undeclared."""
     found = tuple(islice(differences, MAX_DIFFERENCES + 1))
     if len(found) <= MAX_DIFFERENCES:
         return found
@@ -153,14 +153,14 @@ def _limit(differences: Iterable[Difference]) -> tuple[Difference, ...]:
 
 
 class _RecordReader:
-    """Reads JSON records of trials; ``missing`` collects those that cannot be read, by path in the bundle, and why."""
+    """Reads JSON records of trials; ``missing`` collects unreadable records, by path in the bundle, with the reason."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self.missing: dict[str, str] = {}
         self._root = run_dir.root
 
     def read(self, path: Path, key: str | None = None, kind: type = dict) -> Any:
-        """The record, or what it holds under ``key``; None where that is no ``kind``."""
+        """Read the record, or its value under ``key``; None where that has not the type ``kind``."""
         try:
             value = load_json(path)
         except BundleUnreadable as error:
@@ -174,7 +174,7 @@ class _RecordReader:
 
 
 def _find_ranks(folder: TrialDir) -> set[int]:
-    """Every rank that left a trace; the first one is in any trial."""
+    """Find every rank that left a record; every trial has the first rank."""
     return {0, *folder.ops_files(), *folder.libraries_files()}
 
 
@@ -191,7 +191,7 @@ def _flatten(libraries: Mapping[str, Any]) -> dict[str, str]:
 
 
 def find_undeclared(plan: Plan) -> list[Problem]:
-    """What keeps the pairs of this plan from comparing RL-Kernel alone; none in any plan that may run."""
+    """Find undeclared differences between the pairs' trials; a plan that may run has none."""
     return [
         Problem(
             f"run {plan.run.run}: {item.name}",
@@ -205,11 +205,11 @@ def find_undeclared(plan: Plan) -> list[Problem]:
 
 
 def describe_differences(differences: Sequence[Difference]) -> str:
-    """In one line: the names of what differs, and what should not."""
+    """Describe the differences in one line, undeclared ones marked."""
     names = {kind: ", ".join(item.name for item in differences if item.kind is kind) for kind in Kind}
     parts = [names[Kind.SWITCH] or "no switch"]
     if names[Kind.FOLDER]:
-        parts.append(f"where a trial writes ({names[Kind.FOLDER]})")
+        parts.append(f"output folders ({names[Kind.FOLDER]})")
     parts.append(f"NOT DECLARED: {names[Kind.UNDECLARED]}" if names[Kind.UNDECLARED] else "nothing else")
     return "; ".join(parts)
 
@@ -230,7 +230,7 @@ def _from_command(trial: Trial, command: Command) -> Started:
 
 
 def _flags(argv: Sequence[str]) -> dict[str, str]:
-    """By flag; one that is given twice has the values of both."""
+    """Values by flag; a flag that is given twice has both values."""
     found: dict[str, str] = {}
     for flag, values in split_arguments(argv):
         shown = " ".join(values) or GIVEN
@@ -256,7 +256,7 @@ def _compare_values(
 
 
 def _show(name: str, value: str | None, started: Started) -> str:
-    """Without what looks like a secret, and with one name for all trials of a variant."""
+    """Format a value without secrets, and with one name for all trials of a variant."""
     if value is None:
         return ABSENT
     if looks_secret(name, value):

@@ -1,7 +1,7 @@
-"""The environment of a trainer: what both variants get, what only enabled gets, and what is taken out.
+"""The environment of a trainer: variables of both variants, of enabled only, and variables that are removed.
 
-Variants differ in the declared switches and in where each trial writes, nowhere else.  Values of ``from_env`` are
-looked up at the last moment.
+Variants differ only in the declared switches and in where each trial writes.  Values of ``from_env`` are read right
+before the start.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ COMMITS: Final = "RLK_COMMITS"
 
 THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
-"""Of every trainer; a workload that has a setting for the threads replaces that one."""
+"""Variables of every trainer; a workload with its own setting for threads replaces that one."""
 
 VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE, SWITCH_COMMIT})
-"""The declared switches: what makes a trial an enabled one, and all that may differ beside where trials write."""
+"""The declared switches: variables that make a trial an enabled one."""
 
 MAY_DIFFER: Final = VARIANT_SWITCHES | {OPS_DIR, LIBRARIES_DIR}
-"""What the trials of a pair may differ in: the switches themselves, and where each trial writes."""
+"""Variables that may differ between the trials of a pair: the switches, and where each trial writes."""
 
-# Left over in somebody's shell, one of these would make a baseline an enabled trial, or change both.
+# If the user's shell exports one of these, it could turn a baseline into an enabled trial, or change both.
 DECLARED: Final = MAY_DIFFER | {ENTROPY_METRIC}
 
-# What decides instead of each switch that somebody may have exported.
+# What sets each switch, for a user who exported it.
 SWITCHES: Final = {
     SWITCH: "the variants decide, --variants",
     SWITCH_MODE: "the run decides, --set rl_kernel.mode=…",
@@ -52,7 +52,7 @@ SWITCHES: Final = {
     ENTROPY_METRIC: "the run decides, --set entropy_metric=…",
 }
 
-# Left over in somebody's shell, one of these would lead to another Ray, or to this one by way of a proxy.
+# If the user's shell exports one of these, the trainer could reach another Ray, or this one through a proxy.
 ASTRAY: Final = frozenset(
     {"RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN", "http_proxy", "https_proxy", "all_proxy"}
     | {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
@@ -73,11 +73,11 @@ RUN_ENV: Final[Mapping[str, str]] = {
     "CUBLAS_WORKSPACE_CONFIG": r":\d{1,6}:\d{1,3}",
     "PYTORCH_CUDA_ALLOC_CONF": r"[a-z_0-9]+:(True|False|[\d.]+)(,[a-z_0-9]+:(True|False|[\d.]+))*",
 }
-"""What a run may set, and what a value must look like: runs travel in bundles, and many variables lead to code."""
+"""The variables that a run may set, with the form of their values; a stranger's run could lead to code by others."""
 
 
 def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
-    """Variables of a run that only a profile may set, which is its user's own, and values that no variable can have."""
+    """Find variables of a run that only the user's own profile may set, and values of the wrong form."""
     problems = []
     for name, value in sorted(env.items()):
         pattern = RUN_ENV.get(name)
@@ -85,7 +85,7 @@ def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
             hint = "env of a profile may set any variable"
             problems.append(
                 Problem(
-                    f"{where}.{name}", "no run may set this variable", expected=", ".join(sorted(RUN_ENV)), hint=hint
+                    f"{where}.{name}", "a run may not set this variable", expected=", ".join(sorted(RUN_ENV)), hint=hint
                 )
             )
         elif re.fullmatch(pattern, value) is None:
@@ -94,7 +94,7 @@ def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
 
 
 def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
-    """What the trainer of one trial gets from us: the records' folders, the run's metrics, the declared switches."""
+    """The variables that rlk-repro sets for a trial: the records' folders, the run's metrics, the declared switches."""
     folder = run_dir.trial(trial.name)
     return record_env(folder) | transport_env(plan, folder) | metric_env(plan) | switch_env(plan, trial)
 
@@ -114,17 +114,17 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
 
 
 def metric_env(plan: Plan) -> dict[str, str]:
-    """What both variants leave out; empty where they compute all that vime does."""
+    """The metrics that both variants leave out; empty where they compute all of vime's metrics."""
     return {} if plan.run.entropy_metric else {ENTROPY_METRIC: "0"}
 
 
 def record_env(trial_dir: TrialDir) -> dict[str, str]:
-    """Where the trial's trainer writes what ran and which libraries it loaded."""
+    """The folders where the trainer writes what ran and which libraries it loaded."""
     return {OPS_DIR: str(trial_dir.ops.absolute()), LIBRARIES_DIR: str(trial_dir.libraries.absolute())}
 
 
 def transport_env(plan: Plan, trial_dir: TrialDir) -> dict[str, str]:
-    """Lets NCCL write down at its start which transport it takes; the log holds addresses and is never packed."""
+    """Make NCCL log its transport at its start; the log holds addresses and is never packed."""
     if plan.num_gpus < 2:
         return {}
     log = trial_dir.libraries.absolute() / ".partial-nccl-%h-%p.log"
@@ -132,9 +132,9 @@ def transport_env(plan: Plan, trial_dir: TrialDir) -> dict[str, str]:
 
 
 def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
-    """The profile's variables: those with a value, and those that name a variable of the node agent.
+    """The profile's variables: those with a value, and those that take a variable of the node agent.
 
-    Its network interface counts for all that nodes say to each other, not for Ray alone.
+    The profile's network interface applies to all traffic between nodes, not only to Ray.
     """
     items, interface = plan.profile.env.items(), plan.profile.ray.interface
     sockets = {} if interface is None else {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
@@ -149,7 +149,7 @@ def find_switches(plan: Plan) -> frozenset[str]:
 
 
 def find_env_problems(plan: Plan) -> list[Problem]:
-    """Variables of the profile that would change what the launcher sets itself, and those that no run may switch."""
+    """Find variables of the profile that the launcher sets itself, and variables that a run may not switch."""
     where = f"profile {plan.profile.profile}: env"
     switch, found = plan.run.switch, []
     sides = {} if switch is None else {BASELINE: switch.baseline, ENABLED: switch.enabled}
@@ -165,7 +165,7 @@ def resolve_env(command: Command, environ: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of the process: ``environ`` without the declared switches, then the command's own.
 
     Raises:
-        SpecError: a variable that ``from_env`` names is not set, all of them at once.
+        SpecError: variables that ``from_env`` names are not set; the error lists all of them.
     """
     absent = sorted({source for source in command.from_env.values() if source not in environ})
     if absent:

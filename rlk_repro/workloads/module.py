@@ -1,6 +1,6 @@
 """The module tier as a workload: a plan becomes the arguments and environment of ``rlk_repro.bench.module``.
 
-Nothing is started here and nothing is read but the plan.
+This module starts no process and reads only the plan.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ TRAINER: Final = "rlk_repro.bench.module"
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Layouts that are not one node with a GPU per tensor parallel rank, and variables that are the launcher's own."""
-    what = "the module tier only splits the vocabulary, over one node's GPUs"
+    """Find layouts other than one node with a GPU per tensor parallel rank, and variables that the launcher sets."""
+    what = "the module tier can only split the vocabulary over the GPUs of one node"
     problems = [
         *find_env_problems(plan),
         *find_layout_problems(plan, what, free={"tensor_parallel", "gpus_per_node"}),
@@ -41,7 +41,7 @@ def find_problems(plan: Plan) -> list[Problem]:
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """One trial; the two trials of a pair differ in the declared switches and in where they write."""
+    """The command of one trial; the trials of a pair differ only in the declared switches and in where they write."""
     workload = plan.run.workload
     assert isinstance(workload, ModuleWorkload)
     num_ranks = plan.layout.tensor_parallel
@@ -58,12 +58,12 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG001
-    """None: the batches follow from the seed."""
+    """No commands: the batches follow from the seed."""
     return {}
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a reader needs to tell this run from another, from the plan's record of the workload."""
+    """Describe what distinguishes this run from others, from the plan's record of the workload."""
     batch = settings["batch"]
     yield (
         "batches",

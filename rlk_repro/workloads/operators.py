@@ -1,6 +1,6 @@
 """The operator tier as a workload: a plan becomes the arguments and environment of ``rlk_repro.bench.operators``.
 
-Its trials are all baseline: each one measures every implementation, and two of them show the spread between processes.
+All its trials are baseline: each one measures every implementation, and two trials show the spread between processes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ TRAINER: Final = "rlk_repro.bench.operators"
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """More than one node or device, and profile variables that are the launcher's own."""
+    """Find layouts with more than one node or device, and profile variables that the launcher sets itself."""
     what = "the operator tier is one process on one device"
     return [*find_env_problems(plan), *find_layout_problems(plan, what)]
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """One trial: ``--num-rollout`` sweeps over the cases of ``--suite``, the workload as JSON."""
+    """The command of one trial: ``--num-rollout`` sweeps over the cases of ``--suite``, the workload as JSON."""
     workload = plan.run.workload
     assert isinstance(workload, OperatorsWorkload)
     suite = json.dumps(workload.model_dump(mode="json"), sort_keys=True)
@@ -45,12 +45,12 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG001
-    """None: the cases follow from the seed."""
+    """No commands: the cases follow from the seed."""
     return {}
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a reader needs to tell this run from another, from the plan's record of the workload."""
+    """Describe what distinguishes this run from others, from the plan's record of the workload."""
     names = dict.fromkeys(grid["operator"] for grid in settings["grids"])
     calls = f"{settings['timed_calls']} timed calls after {settings['warmup_calls']}, per cell and sweep"
     chosen = ", ".join(settings["implementations"]) or "all implementations that serve them"

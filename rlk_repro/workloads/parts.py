@@ -1,4 +1,4 @@
-"""Which folders a plan needs before its first trial: its workload knows."""
+"""The folders that a plan needs before its first trial."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from rlk_repro.workloads import get_workload
 
 
 def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
-    """Folders of a plan by kind, where its profile keeps them; none where its workload makes everything itself."""
+    """Folders of a plan by kind, where its profile keeps them; empty where the workload makes everything itself."""
     prepared = PreparedDir.of(plan.profile, run_dir)
     return get_workload(plan.run.workload.kind).list_folders(plan.run, plan.stack, prepared)

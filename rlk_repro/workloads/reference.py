@@ -1,6 +1,6 @@
 """The reference trainer as a workload: a plan becomes the arguments and environment of ``rlk_repro.refengine``.
 
-Nothing is started here and nothing is read but the plan.
+This module starts no process and reads only the plan.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ INIT_PATH: Final = "rlk_repro.integration.reference.install"
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """More than one node or device, and profile variables that are the launcher's own."""
+    """Find layouts with more than one node or device, and profile variables that the launcher sets itself."""
     what = "the reference trainer is one process on one device"
     return [*find_env_problems(plan), *find_layout_problems(plan, what)]
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """One trial; the two trials of a pair differ in ``switch_env`` and ``record_env`` only."""
+    """The command of one trial; the trials of a pair differ only in ``switch_env`` and ``record_env``."""
     flags, stored = ["--custom-megatron-init-path", INIT_PATH], None
     if plan.run.lane == "train-only":
         stored = run_dir.rollouts_of(trial.seed)
@@ -45,10 +45,10 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """Store the rollouts of the train-only lane: a plain live run per pair.
+    """The commands that store rollouts for the train-only lane: one plain live run per pair.
 
-    The seed makes the weights, and training moves them: any other rollouts would be another policy's, and their
-    train_rollout_logprob_abs_diff would measure that instead of the variants.
+    The seed determines the weights, and training changes them.  Other rollouts would come from another policy, and
+    train_rollout_logprob_abs_diff would measure that difference instead of the variants'.
     """
     if plan.run.lane != "train-only":
         return {}
@@ -77,7 +77,7 @@ def _make_command(plan: Plan, first: list[str], flags: list[str], own: dict[str,
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a reader needs to tell this run from another, from the plan's record of the workload."""
+    """Describe what distinguishes this run from others, from the plan's record of the workload."""
     model, grpo = settings["model"], settings["grpo"]
     yield (
         "model",

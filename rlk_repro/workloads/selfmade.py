@@ -1,4 +1,4 @@
-"""What a workload answers that makes model, data and rollouts itself: no warnings, and nothing to prepare."""
+"""The answers of a workload that makes model, data and rollouts itself: no warnings and no steps to prepare."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def find_warnings(plan: Plan) -> list[Finding]:  # noqa: ARG001
 
 
 def find_brought(plan: Plan) -> Brought:  # noqa: ARG001
-    """Nothing: model, data and code are this package's own."""
+    """Nothing from outside: model, data and code are this package's own."""
     return Brought()
 
 
 def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:  # noqa: ARG001
-    """None: nothing has to lie on disk before a trial."""
+    """No folders: a trial needs no prepared files."""
     return {}
 
 
 def list_steps(request: PrepareRequest) -> list[PrepareStep]:  # noqa: ARG001
-    """None: there is nothing to prepare."""
+    """No steps: this workload needs no preparation."""
     return []

@@ -123,7 +123,7 @@ def test_a_run_in_which_nothing_ends_well_is_given_up(tmp_path: Path) -> None:
     assert list(statuses(run_dir).values()) == ["failed"] * 4
     assert not run_dir.is_sealed
     assert not inspect_bundle(run_dir.bundle).is_sealed
-    assert message(run_dir).startswith("trials: 03-p2-baseline: failed, as each of the first 4 did")
+    assert message(run_dir).startswith("trials: 03-p2-baseline: failed, like all of the first 4 trials")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -196,7 +196,7 @@ def test_a_sealed_directory_is_refused(tmp_path: Path) -> None:
     run_example(run_dir)
     with pytest.raises(SpecError) as caught:
         run_example(run_dir, is_resuming=True)
-    assert str(caught.value) == f"{run_dir.root}: already complete: it is sealed\n  hint: submit a new run"
+    assert str(caught.value) == f"{run_dir.root}: is already complete and sealed\n  hint: submit a new run"
 
 
 def test_a_second_agent_is_refused_while_the_first_one_runs(tmp_path: Path) -> None:

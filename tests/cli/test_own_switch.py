@@ -91,7 +91,7 @@ def test_a_replay_lists_the_variables_before_it_asks(result: dict[str, Any]) -> 
         ({"switch": {**SWITCH, "baseline": SWITCH["enabled"]}}, "switch: is the same in both variants"),
         (
             {"switch": {**SWITCH, "baseline": {"LD_PRELOAD": "a"}, "enabled": {"LD_PRELOAD": "b"}}},
-            "switch.baseline.LD_PRELOAD: no run may set this variable",
+            "switch.baseline.LD_PRELOAD: a run may not set this variable",
         ),
         ({"switch": {**SWITCH, "enabled": {"NCCL_ALGO": "a b; c"}}}, "switch.enabled.NCCL_ALGO: wrong value"),
     ],

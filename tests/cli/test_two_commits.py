@@ -138,7 +138,7 @@ def test_commits_that_cannot_be_compared_are_refused_where_they_are_written(
 def test_sessions_cannot_compare_commits(tmp_path: Path, call: Any) -> None:
     code, _, err = call("submit", write_run(tmp_path), "--set", "measure.design=crossover", "--dry-run")
     assert code == 2
-    assert "measure.design: a process imports one RL-Kernel" in " ".join(err.split())
+    assert "measure.design: cannot change within a session: a process imports one RL-Kernel" in " ".join(err.split())
 
 
 def test_the_how_to_makes_a_run_that_is_planned(tmp_path: Path) -> None:

@@ -135,12 +135,12 @@ def test_5_answers_that_are_no_log_probs(
     change_logp(rl_kernel, monkeypatch, lambda result: result.index_fill(0, torch.tensor([2]), value))
     with pytest.raises(CheckFailed) as caught:
         train(tmp_path / "require", Mode.REQUIRE)
-    assert str(caught.value).startswith(f"logp, step 0: RL-Kernel answered {value} where nothing above 0 can be")
+    assert str(caught.value).startswith(f"logp, step 0: RL-Kernel answered {value} where values above 0 are impossible")
     train(tmp_path / "auto", Mode.AUTO)
     proof = judge(tmp_path / "auto")
     assert (proof.status, proof.reason) == (
         ProofStatus.MISSING,
-        f"logp: ops/0.jsonl:4: RL-Kernel answered {value} where nothing above 0 can be",
+        f"logp: ops/0.jsonl:4: RL-Kernel answered {value} where values above 0 are impossible",
     )
 
 
@@ -209,8 +209,8 @@ def run_rank(rank: int, folder: str, choices: tuple[str | None, str | None], fou
         (("on", None), ("rank 1: has not installed rlk-repro, expected as rank 0: on", "went on")),
         (
             ("on", "off"),
-            ("rank 1: was switched otherwise, got 'off', expected as rank 0: on",
-             "rank 0: was switched otherwise, got 'on', expected as rank 1: off"),
+            ("rank 1: was switched differently, got 'off', expected as rank 0: on",
+             "rank 0: was switched differently, got 'on', expected as rank 1: off"),
         ),
     ],
 )  # fmt: skip
@@ -243,5 +243,5 @@ def test_11_and_where_no_rank_notices_the_proof_does(tmp_path: Path) -> None:
 
 def test_12_an_ops_file_is_left_over(tmp_path: Path) -> None:
     train(tmp_path, Mode.REQUIRE)
-    with pytest.raises(SpecError, match=r"0\.jsonl: is there already, written by another process"):
+    with pytest.raises(SpecError, match=r"0\.jsonl: exists already, written by another process"):
         train(tmp_path, Mode.REQUIRE)

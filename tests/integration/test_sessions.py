@@ -179,13 +179,13 @@ def test_a_rollout_beyond_the_schedule_stops(tmp_path: Path) -> None:
     switches = {"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_SCHEDULE": "be"}
     completed = run_trainer(tmp_path, f"{SMALL} --num-rollout 3", **switches)
     assert not completed.is_ok
-    assert "rollout: is in no schedule, got 2, expected one of the schedule's 2, from 0" in completed.stderr
+    assert "rollout: is not in the schedule, got 2, expected one of the schedule's 2, from 0" in completed.stderr
 
 
 def test_a_text_that_is_no_schedule_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         Settings.from_env({"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_SCHEDULE": "bxe"})
-    message = "VIME_RL_KERNEL_SCHEDULE: is no schedule, got 'bxe', expected letters b, e, s, one a rollout"
+    message = "VIME_RL_KERNEL_SCHEDULE: is not a schedule, got 'bxe', expected letters b, e, s, one a rollout"
     assert str(caught.value) == message
     assert Settings.from_env({"VIME_RL_KERNEL_SCHEDULE": "be"}) == Settings()
 
@@ -266,10 +266,10 @@ else:
     [
         (("beb", "beb"), ("012", "012"), ["[0, 1, 2] agreed"] * 2),
         (("beb", "bee"), ("012", "012"),
-         [f"[] rank {1 - rank}: was switched otherwise, got" for rank in range(2)]),
+         [f"[] rank {1 - rank}: was switched differently, got" for rank in range(2)]),
         (("beb", "beb"), ("012", "021"),
-         ["[0] rank 1: was switched otherwise, got 'rollout 2, baseline, ",
-          "[0] rank 0: was switched otherwise, got 'rollout 1, enabled, "]),
+         ["[0] rank 1: was switched differently, got 'rollout 2, baseline, ",
+          "[0] rank 0: was switched differently, got 'rollout 1, enabled, "]),
     ],
 )  # fmt: skip
 def test_ranks_that_disagree_are_refused_before_the_step(
@@ -289,9 +289,9 @@ def test_a_session_s_step_must_have_begun(tmp_path: Path) -> None:
     _, installation = make_session(tmp_path)
     with installation:
         installation.begin_step(0)
-        with pytest.raises(CheckFailed, match="rollout: is not the one that began, got 1, expected 0"):
+        with pytest.raises(CheckFailed, match="rollout: differs from the rollout that began, got 1, expected 0"):
             installation.end_step(1)
-        with pytest.raises(CheckFailed, match="is in no schedule"):
+        with pytest.raises(CheckFailed, match="is not in the schedule"):
             installation.begin_step(3)
     (step,) = [json.loads(line) for line in (tmp_path / "ops" / "0.jsonl").read_text().splitlines()[2:-1]]
     assert step["variant"] is None

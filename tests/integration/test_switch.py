@@ -277,7 +277,7 @@ def test_in_require_a_refused_call_stops_the_trainer(tmp_path: Path) -> None:
         module.calculate_log_probs_and_entropy(torch.zeros(2, 3), torch.tensor([0, 1]), None, log_prob_keep_mask=mask)
     assert str(caught.value) == (
         "logp: a call cannot be served: cannot leave out the columns that top-p sampling removed, "
-        "expected no fallback, the mode is require"
+        "expected no fallback, because the mode is require"
     )
 
 
@@ -345,7 +345,7 @@ def test_an_ops_file_that_is_there_already_is_refused_and_left_alone(tmp_path: P
     with pytest.raises(SpecError) as caught:
         install(module, make_settings(tmp_path))
     assert str(caught.value) == (
-        f"{path}: is there already, written by another process, expected a folder of its own for every trial\n"
+        f"{path}: exists already, written by another process, expected a folder of its own for every trial\n"
         "  hint: point RLK_REPRO_OPS_DIR elsewhere, or move the old files away"
     )
     assert path.read_text() == "another trial's\n"

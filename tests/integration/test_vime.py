@@ -159,7 +159,7 @@ def test_a_session_that_vime_does_not_begin_at_rollout_0_stops(
     assert installation is not None
     with installation:
         fake_vime.actor.get_data_iterator("data")
-        with pytest.raises(CheckFailed, match="rollout: is not the one that began, got 1, expected 0"):
+        with pytest.raises(CheckFailed, match="rollout: differs from the rollout that began, got 1, expected 0"):
             fake_vime.actor.log_perf_data(1, make_vime_args())
 
 

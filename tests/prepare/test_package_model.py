@@ -162,13 +162,13 @@ def test_what_is_another_wheel_or_no_such_model_is_refused(call: Call, tmp_path:
     places = ("--cache", str(prepared), "--mirror", str(mirror), "--offline")
     code, _, error = call(*arguments(wheel, *places, digest="0" * 64))
     assert code == 3
-    assert "package tiny-model 1.0: is not at hand" in error
+    assert "package tiny-model 1.0: is not here" in error
     code, _, error = call(*arguments(wheel, *places, file="tiny_model/other.gguf"))
     assert code == 5
     assert "has no such file" in error
     code, _, error = call(*arguments(wheel, *places, file="tiny_model-1.0.dist-info/METADATA"))
     assert code == 5
-    assert "is no GGUF file" in error
+    assert "is not a GGUF file" in error
     other, _ = make_wheel(tmp_path / "other", architecture="falcon")
     code, _, error = call(*arguments(other, *places[:2], "--mirror", str(tmp_path / "other"), "--offline"))
     assert code == 5

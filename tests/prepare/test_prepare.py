@@ -94,7 +94,7 @@ def test_a_file_that_is_not_what_the_hub_announced_is_refused(hub: HubServer, ca
     hub.damaged = {"model-00001.safetensors"}
     code, _, error = call(*words("--cache", str(prepared), *from_hub()))
     assert code == 5
-    assert "acme/tiny@111111111111 model-00001.safetensors: came twice, and is not what was announced" in error
+    assert "acme/tiny@111111111111 model-00001.safetensors: differs from the announced hash, twice" in error
     assert hub.gets["model-00001.safetensors"] == 2
     assert not (prepared / MODEL).exists()
     hub.damaged = set()
@@ -108,7 +108,7 @@ def test_a_file_that_is_not_what_the_hub_announced_is_refused(hub: HubServer, ca
         (from_hub("3" * 40), 2, "hub acme/sums: has no such commit, got '3333"),
         (["--set", "workload.model.source={kind: hub, repository: acme/none}"], 2, "hub acme/none: no such repository"),
         (["--set", "workload.data.source={kind: hub, repository: acme/sums, file: no.jsonl}"], 2, "none of the wanted"),
-        ([*from_hub(), "--offline"], 3, "is not at hand, and the hub is not to be asked"),
+        ([*from_hub(), "--offline"], 3, "is not here, and --offline excludes the hub"),
         ([*from_hub(), "--mirror", "/nowhere/at/all"], 2, "--mirror: no such folder"),
         (["--set", "workload.model.arguments.vocab-size=100"], 2, "too small for the tokenizer of bytes, got 100"),
         (["--hardware", "cpu"], 2, "--hardware: run vime-smoke has no layout for it, got 'cpu'"),
@@ -127,7 +127,7 @@ def test_a_hub_that_is_down_leaves_what_is_there(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     code, _, error = call(*words("--cache", str(prepared), *from_hub()))
     assert code == 3
-    assert error.endswith("hint: try again: what is there already is kept\n")
+    assert error.endswith("hint: try again: files that were fetched are kept\n")
 
 
 def test_without_the_client_of_the_hub_the_error_says_how_to_get_it(
@@ -177,7 +177,7 @@ def test_a_mirror_is_not_believed(hub: HubServer, call: Call, prepared: Path, tm
         *words("--cache", str(tmp_path / "other"), *from_hub(), "--mirror", str(prepared), "--offline")
     )
     assert code == 5
-    assert "model-00002.safetensors: came twice, and is not what was announced" in error
+    assert "model-00002.safetensors: differs from the announced hash, twice" in error
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_what_was_damaged_since_is_named(
     damage(prepared / MODEL / "model-00001.safetensors")
     code, _, error = call(*words("--cache", str(prepared), *from_hub()))
     assert code == 1
-    assert "prepared.model.model-00001.safetensors: is not as recorded" in error
+    assert "prepared.model.model-00001.safetensors: differs from its record" in error
     assert f"hint: remove {prepared / MODEL} and prepare again" in error
 
 
@@ -205,7 +205,7 @@ def test_a_folder_that_nobody_prepared_is_not_taken_for_whole(call: Call, prepar
     (prepared / MODEL / "config.json").write_text("{}")
     code, _, error = call(*words("--cache", str(prepared), *from_hub()[:2]))
     assert code == 2
-    assert "lies there without a record, so nothing says that it is whole" in error
+    assert "exists without a record, so it may be incomplete" in error
 
 
 def test_too_little_room_is_told_before_anything_is_written(
@@ -214,7 +214,7 @@ def test_too_little_room_is_told_before_anything_is_written(
     monkeypatch.setattr("rlk_repro.prepare.steps.SPARE_BYTES", 1 << 60)
     code, _, error = call(*words("--cache", str(prepared), *from_hub()))
     assert code == 3
-    assert "has not enough room" in error
+    assert "does not have enough space" in error
     assert "expected 587.8 KiB and" in error
     assert not prepared.exists()
 

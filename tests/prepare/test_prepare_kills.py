@@ -247,4 +247,4 @@ def test_another_vime_than_the_pinned_one_does_not_convert(hub: HubServer, tmp_p
     process = convert(hub, tmp_path)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 3, error
-    assert "code.vime.commit: is not the stack's" in error
+    assert "code.vime.commit: differs from the stack's commit" in error

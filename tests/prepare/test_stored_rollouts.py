@@ -85,10 +85,12 @@ def test_names_that_would_leave_the_folder_stay_in_it(served: tuple[Path, str], 
 def test_other_rollouts_than_the_runs_are_refused(served: tuple[Path, str], tmp_path: Path) -> None:
     folder, url = served
     pack(folder / "a.tgz", FILES | {"7.pt": b"another"})
-    with pytest.raises(BundleUnreadable, match="rollouts first: are not those of the run"):
+    with pytest.raises(BundleUnreadable, match="rollouts first: differ from those of the run"):
         fetch(tmp_path, f"{url}/a.tgz")
     pack(folder / "a.tgz", {name: data for name, data in FILES.items() if name != "5.pt"})
-    with pytest.raises(BundleUnreadable, match=r"other files than the run names, got '5.pt', expected 0.pt to 11.pt"):
+    with pytest.raises(
+        BundleUnreadable, match=r"differ from the files that the run names, got '5.pt', expected 0.pt to 11.pt"
+    ):
         fetch(tmp_path, f"{url}/a.tgz")
     pack(folder / "a.tgz", FILES)
     fetch(tmp_path, f"{url}/a.tgz")
@@ -97,7 +99,7 @@ def test_other_rollouts_than_the_runs_are_refused(served: tuple[Path, str], tmp_
 def test_two_sets_in_one_archive_are_no_answer(served: tuple[Path, str], tmp_path: Path) -> None:
     folder, url = served
     pack(folder / "a.tgz", FILES | {f"1235/{file}": data for file, data in FILES.items()})
-    with pytest.raises(SpecError, match=r"holds two files of one number, got '0.pt'"):
+    with pytest.raises(SpecError, match=r"holds two files with one number, got '0.pt'"):
         fetch(tmp_path, f"{url}/a.tgz")
 
 
@@ -114,5 +116,5 @@ def test_an_archive_that_breaks_off_is_told(served: tuple[Path, str], tmp_path: 
 def test_offline_asks_nobody(served: tuple[Path, str], tmp_path: Path) -> None:
     folder, url = served
     pack(folder / "a.tgz", FILES)
-    with pytest.raises(EnvironmentMissing, match="rollouts first: are not at hand"):
+    with pytest.raises(EnvironmentMissing, match="rollouts first: are not here"):
         fetch(tmp_path, f"{url}/a.tgz", is_offline=True)

@@ -131,8 +131,8 @@ def test_the_baseline_is_called_by_its_entropy_metric(entropy: str, baseline: st
 def test_an_inconclusive_result_names_the_suspects_among_its_findings() -> None:
     analysis = change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1)
     findings = (
-        Finding(Level.WARNING, "00-p1-baseline: host.other_runs", "none beside this one", "theirs"),
-        Finding(Level.WARNING, "01-p1-enabled: host.other_runs", "none beside this one", "theirs"),
+        Finding(Level.WARNING, "00-p1-baseline: host.other_runs", "no other run", "theirs"),
+        Finding(Level.WARNING, "01-p1-enabled: host.other_runs", "no other run", "theirs"),
         Finding(Level.INFO, "host.governor", "performance", "powersave"),
         Finding(Level.WARNING, "host.load_average", "below 8", "40"),
         Finding(Level.WARNING, "nodes", "1", "2"),

@@ -122,7 +122,7 @@ CODE = ("PYTHONPATH", "PYTHONWARNINGS", "BROWSER", "LD_PRELOAD", "PYTHONSTARTUP"
 
 @pytest.mark.parametrize("name", CODE)
 def test_a_run_sets_no_other_variable_than_those_listed(name: str) -> None:
-    with pytest.raises(SpecError, match=rf"placements\.h200\.env\.{name}: no run may set this variable"):
+    with pytest.raises(SpecError, match=rf"placements\.h200\.env\.{name}: a run may not set this variable"):
         render(with_env({name: "1"}), None)
 
 

@@ -59,11 +59,11 @@ def test_a_ray_that_ignores_tokens_is_not_started(monkeypatch: pytest.MonkeyPatc
     clusters = RayClusters(None, lambda *_, **__: None)  # type: ignore[arg-type]  # it never gets to a member
     command = Command(argv=("true",), env={}, from_env={}, needs_ray=True)
     with (
-        pytest.raises(EnvironmentMissing, match="python module ray: cannot keep strangers out"),
+        pytest.raises(EnvironmentMissing, match="python module ray: has no authentication"),
         clusters.serve(Use(trial="00-p1-baseline"), command),
     ):
         pass
-    with pytest.raises(EnvironmentMissing, match="cannot keep strangers out"):
+    with pytest.raises(EnvironmentMissing, match="has no authentication"):
         start_ray({"KUBERAY_GEN_RAY_START_CMD": "true"})
 
 

@@ -119,7 +119,7 @@ def test_a_file_beyond_its_announced_size_is_given_up_as_it_comes(hub: HubServer
     code, _, error = call(*words("--cache", str(prepared), *from_hub()))
     assert stranger.num_sent < 8 * MIB
     assert code == 5
-    assert f"acme/sums@{COMMIT[:12]} data/train.jsonl: is larger than it may be, got 'over " in error
+    assert f"acme/sums@{COMMIT[:12]} data/train.jsonl: is larger than allowed, got 'over " in error
     assert "expected at most 1360 bytes (1.3 KiB)" in error
     assert "hint: fetch it by hand and name its folder by --mirror" in error
     assert left(prepared) == []
@@ -134,7 +134,7 @@ def test_a_list_of_files_has_an_end(call: Call, tmp_path: Path, monkeypatch: pyt
         code, _, error = call(*words("--cache", str(tmp_path / "prepared"), *from_hub()))
     assert stranger.num_sent < 128 * MIB  # what the kernel's buffers took counts as sent
     assert code == 5
-    assert "the list of acme/sums: is larger than it may be" in error
+    assert "the list of acme/sums: is larger than allowed" in error
 
 
 @pytest.mark.parametrize("place", ["file", "list"])
@@ -150,13 +150,13 @@ def test_the_hub_sends_nobody_to_another_plain_address(
         code, _, error = call(*words("--cache", str(prepared), *from_hub()))
     assert stranger.requests == []
     assert code == 3
-    assert f"sent on to {elsewhere}/x, expected https or the address that was asked" in error
+    assert f"redirected to {elsewhere}/x, expected https or the requested address" in error
     assert left(prepared) == []
 
 
 def test_an_archive_sends_nobody_to_another_plain_address(tmp_path: Path) -> None:
     stranger = Stranger()
-    refused = pytest.raises(EnvironmentMissing, match=r"sent on to .*, expected https or the address that was asked")
+    refused = pytest.raises(EnvironmentMissing, match=r"redirected to .*, expected https or the requested address")
     with serve(stranger) as elsewhere, serve(moved(f"{elsewhere}/x")) as front, refused:
         fetch_rollouts(tmp_path, f"{front}/a.tgz")
     assert stranger.requests == []
@@ -204,7 +204,7 @@ def test_where_a_redirect_may_lead(asked: str, target: str, is_allowed: bool) ->
     if is_allowed:
         bounds.check_address(target)
         return
-    with pytest.raises(OSError, match=r"sent on to"):
+    with pytest.raises(OSError, match=r"redirected to"):
         bounds.check_address(target)
 
 
@@ -212,4 +212,4 @@ def test_an_answer_that_is_packed_could_hold_any_size(call: Call, tmp_path: Path
     hub.instead = {"data/train.jsonl": endless(1, **{"Content-Encoding": "gzip"}).give}
     code, _, error = call(*words("--cache", str(tmp_path / "prepared"), *from_hub()))
     assert code == 5
-    assert "got 'packed as gzip'" in error
+    assert "got 'compressed as gzip'" in error

@@ -46,21 +46,23 @@ def test_it_holds_the_patched_megatron(contract: Contract) -> None:
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        (["--num-layer", "3"], "x: --num-layer: vime 1fc199d9 knows no such flag and would ignore it\n"
+        (["--num-layer", "3"], "x: --num-layer: unknown to vime 1fc199d9, which would ignore it\n"
          "  hint: did you mean '--num-layers'?"),
-        (["--enable-rl-kernel"], "x: --enable-rl-kernel: vime 1fc199d9 knows no such flag and would ignore it"),
-        (["--num-layers", "many"], "x: --num-layers: has a value of another type, got 'many', expected a whole number"),
-        (["--num-layers"], "x: --num-layers: has another number of values, got '', expected one value"),
-        (["--num-layers", "3", "4"], "x: --num-layers: has another number of values, got '3 4', expected one value"),
-        (["--swiglu", "true"], "x: --swiglu: has another number of values, got 'true', expected no value"),
-        (["--lr", "fast"], "x: --lr: has a value of another type, got 'fast', expected a number"),
-        (["--train-env-vars", "{A: 1}"], "x: --train-env-vars: has a value of another type, got '{A: 1}', expected"
+        (["--enable-rl-kernel"], "x: --enable-rl-kernel: unknown to vime 1fc199d9, which would ignore it"),
+        (["--num-layers", "many"], "x: --num-layers: has a value of the wrong type, got 'many', expected a whole "
+        "number"),
+        (["--num-layers"], "x: --num-layers: has the wrong number of values, got '', expected one value"),
+        (["--num-layers", "3", "4"], "x: --num-layers: has the wrong number of values, got '3 4', expected one value"),
+        (["--swiglu", "true"], "x: --swiglu: has the wrong number of values, got 'true', expected no value"),
+        (["--lr", "fast"], "x: --lr: has a value of the wrong type, got 'fast', expected a number"),
+        (["--train-env-vars", "{A: 1}"], "x: --train-env-vars: has a value of the wrong type, got '{A: 1}', expected"
          " JSON"),
-        (["--optimizer", "adm"], "x: --optimizer: is none of its choices, got 'adm', expected one of adam, sgd, muon, "
+        (["--optimizer", "adm"], "x: --optimizer: is not one of the choices, got 'adm', expected one of adam, sgd, "
+        "muon, "
          "dist_muon\n  hint: did you mean 'adam'?"),
         (["--seed", "1", "--seed", "2"], "x: --seed: given twice, expected once"),
-        (["--vllm-gpu-memory-utilisation", "0.7"], "x: --vllm-gpu-memory-utilisation: vime 1fc199d9 knows no such flag "
-         "and would ignore it\n  hint: did you mean '--vllm-gpu-memory-utilization'?"),
+        (["--vllm-gpu-memory-utilisation", "0.7"], "x: --vllm-gpu-memory-utilisation: unknown to vime 1fc199d9, which "
+         "would ignore it\n  hint: did you mean '--vllm-gpu-memory-utilization'?"),
     ],
 )  # fmt: skip
 def test_what_it_refuses(contract: Contract, argv: list[str], problem: str) -> None:

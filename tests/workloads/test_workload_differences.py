@@ -160,7 +160,7 @@ def test_the_line_of_a_report_says_what_should_not_be() -> None:
     assert describe_differences((more,)) == "no switch; NOT DECLARED: --lr"
     assert describe_differences(list_differences(PLANS["smoke.cpu"])) == (
         "VIME_RL_KERNEL, VIME_RL_KERNEL_MODE, VIME_RL_KERNEL_OPS; "
-        "where a trial writes (RLK_REPRO_LIBRARIES_DIR, RLK_REPRO_OPS_DIR); nothing else"
+        "output folders (RLK_REPRO_LIBRARIES_DIR, RLK_REPRO_OPS_DIR); nothing else"
     )
 
 

@@ -171,7 +171,7 @@ def test_sessions_on_rollouts_that_were_stored_before_need_one_for_each_step_of_
 
 def test_sessions_of_a_run_that_times_nothing_are_refused() -> None:
     (problem,) = vime.find_problems(with_workload(plan_sessions("live"), what_for="profiler"))
-    assert "measure.design: a profiler run times nothing, got 'crossover', expected parallel" in str(problem)
+    assert "measure.design: a profiler run does not measure time, got 'crossover', expected parallel" in str(problem)
 
 
 def test_a_run_in_sessions_is_profiled_by_one_pair_and_timed_without_a_profiler() -> None:
@@ -210,7 +210,8 @@ def test_what_does_not_time_is_apart(what_for: str, flags: set[str], variable: s
     timing = plan_for("qwen3-4b", "h200", settings=LIVE)
     plan = with_workload(timing, what_for=what_for)
     assert [str(problem) for problem in vime.find_problems(plan)] == [
-        f"run qwen3-4b: measure.pairs: a {what_for} run times nothing, got 6, expected at most 5, which carry no "
+        f"run qwen3-4b: measure.pairs: a {what_for} run does not measure time, got 6, expected at most 5, too few for "
+        "a "
         "verdict on speed"
     ]
     few = plan_for("qwen3-4b", "h200", settings=(*LIVE, f"workload.what_for={what_for}"))
@@ -245,9 +246,9 @@ SETTINGS = [
     ("workload.arguments={vllm-max-model-len: 4096}", "workload.arguments.vllm-max-model-len: the longest sample has"),
     ("workload.arguments={vllm-max-model-len: 8k}", "workload.arguments.vllm-max-model-len: the longest sample has "
      "5120 tokens, got '8k', expected a number from 5120 to 100000000"),
-    ("workload.arguments={num-layer: 3}", "--num-layer: vime 1fc199d9 knows no such flag and would ignore it"),
-    ("workload.arguments={enable-rl-kernel: true}", "--enable-rl-kernel: vime 1fc199d9 knows no such flag"),
-    ("workload.arguments={lr-decay-style: sudden}", "--lr-decay-style: is none of its choices, got 'sudden'"),
+    ("workload.arguments={num-layer: 3}", "--num-layer: unknown to vime 1fc199d9, which would ignore it"),
+    ("workload.arguments={enable-rl-kernel: true}", "--enable-rl-kernel: unknown to vime 1fc199d9"),
+    ("workload.arguments={lr-decay-style: sudden}", "--lr-decay-style: is not one of the choices, got 'sudden'"),
     ("workload.arguments={seed: 7}", "workload.arguments.seed: follows from other settings"),
     ("workload.arguments={custom-megatron-init-path: a.b}", "workload.arguments.custom-megatron-init-path: follows"),
     ("workload.arguments={colocate: true}", "workload.arguments.colocate: follows from other settings"),
@@ -258,11 +259,13 @@ SETTINGS = [
     ("workload.arguments={use-wandb: true}", "workload.arguments.use-wandb: publishes or logs elsewhere"),
     ("workload.arguments={loss-type: sft_loss}", "workload.arguments.loss-type: replaces the loss that is measured"),
     ("workload.model.arguments.load=/x", "workload.model.arguments.load: makes the trials of a run differ"),
-    ("workload.model.arguments.hidden-size=wide", "--hidden-size: has a value of another type, got 'wide', expected a "
+    ("workload.model.arguments.hidden-size=wide", "--hidden-size: has a value of the wrong type, got 'wide', expected "
+    "a "
      "whole number"),
-    ("workload.data.input_key=messages", "workload.data.input_key: this data set has another, got 'messages', expected "
+    ("workload.data.input_key=messages", "workload.data.input_key: differs from this data set's key, got 'messages', "
+    "expected "
      "prompt"),
-    ("workload.data.rm_type=gpqa", "workload.data.rm_type: this data set has another, got 'gpqa'"),
+    ("workload.data.rm_type=gpqa", "workload.data.rm_type: differs from this data set's key, got 'gpqa'"),
 ]  # fmt: skip
 
 
@@ -317,7 +320,7 @@ def test_mistakes_that_the_file_itself_shows(setting: str, problem: str) -> None
 def test_wrong_keys_for_gsm8k_are_refused() -> None:
     plan = plan_for("qwen3-4b", "h200", settings=("workload.data.input_key=question",))
     assert [str(problem) for problem in vime.find_problems(plan)] == [
-        "run qwen3-4b: workload.data.input_key: this data set has another, got 'question', expected messages"
+        "run qwen3-4b: workload.data.input_key: differs from this data set's key, got 'question', expected messages"
     ]
 
 
@@ -336,7 +339,7 @@ def test_routing_replay_needs_a_kernel_that_tells_its_experts(lane: str) -> None
     settings = ("workload.arguments.vllm-moe-backend=auto", f"lane={lane}")
     plan = plan_for("vime-train-only-r3", "gb200", settings=settings)
     (problem,) = vime.find_problems(plan)
-    assert "workload.arguments.vllm-moe-backend: may not tell which experts were chosen, got 'auto'" in str(problem)
+    assert "workload.arguments.vllm-moe-backend: may not report which experts were chosen, got 'auto'" in str(problem)
     stored = STORED.model_copy(update={"num_files": 100})
     assert lane != "train-only" or vime.find_problems(with_workload(plan, rollouts=stored)) == []
 
@@ -350,7 +353,7 @@ def test_require_with_an_operator_that_cannot_run_is_refused() -> None:
 
 def test_a_stack_without_vime_is_refused() -> None:
     (problem,) = vime.find_problems(plan_for("vime-smoke", "h200", stack="host"))
-    assert str(problem).startswith("stack host: pins.vime: missing: no flag can be checked without it")
+    assert str(problem).startswith("stack host: pins.vime: missing, but needed to check the flags")
 
 
 def test_a_layout_that_may_not_fit_is_warned_of() -> None:
@@ -390,7 +393,7 @@ def test_rollouts_must_all_be_there_before_vime_starts(tmp_path: Path) -> None:
         check_rollouts(argv)
     (tmp_path / "1.pt").write_bytes(make_rollout(0))
     check_rollouts(argv)
-    with pytest.raises(CheckFailed, match="one file for all steps"):
+    with pytest.raises(CheckFailed, match="gives all steps one file"):
         check_rollouts(["--load-debug-rollout-data", str(tmp_path / "0.pt")])
     check_rollouts(["--num-rollout", "3"])
 

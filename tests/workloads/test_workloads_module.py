@@ -77,12 +77,14 @@ def test_without_the_entropy_metric_both_variants_are_told_so_whatever_the_shell
         ),
         (
             ["layouts.h200.num_nodes=2"],
-            "layouts.h200.num_nodes: the module tier only splits the vocabulary, over one node's GPUs, got 2, expected "
+            "layouts.h200.num_nodes: the module tier can only split the vocabulary over the GPUs of one node, got 2, "
+            "expected "
             "at most 1",
         ),
         (
             ["layouts.h200.expert_parallel=8"],
-            "layouts.h200.expert_parallel: the module tier only splits the vocabulary, over one node's GPUs, got 8, "
+            "layouts.h200.expert_parallel: the module tier can only split the vocabulary over the GPUs of one node, "
+            "got 8, "
             "expected at most 1",
         ),
     ],

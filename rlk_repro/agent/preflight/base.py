@@ -1,6 +1,6 @@
-"""What a preflight check is: a pure function from a node's facts to complaints, and a policy that makes them findings.
+"""A preflight check: a pure function from a node's facts to complaints, and a policy that turns them into findings.
 
-A fact that is unknown is judged by no check: its reason is in the manifest.
+No check judges an unknown fact; the manifest holds its reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OTHER_POLICIES: Final[dict[CheckName, Policy]] = {
 
 
 class Complaint(NamedTuple):
-    """What a check saw; how much it matters is not its business."""
+    """What a check saw; the policy decides how much it matters."""
 
     where: str
     expected: str
@@ -34,7 +34,7 @@ class Complaint(NamedTuple):
 
 
 class Scope(Enum):
-    """The plans for which a check means anything: what only disturbs times is not asked of a run without GPUs."""
+    """The plans that a check applies to: a check of disturbed times does not apply to a run without GPUs."""
 
     ANY = auto()
     GPUS = auto()
@@ -43,7 +43,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """One node's facts, and what the plan wants of it."""
+    """One node's facts, and the plan's requirements."""
 
     manifest: Manifest
     hardware: Hardware
@@ -56,7 +56,7 @@ class Situation:
         return self.manifest.sections.get(section, {}).get(name, Unknown("not recorded"))
 
     def mapping(self, section: str, name: str) -> dict[str, Any]:
-        """The fact's own facts; none where it is unknown."""
+        """The facts inside a fact; empty where it is unknown."""
         value = self.fact(section, name)
         return value if isinstance(value, dict) else {}
 
@@ -76,7 +76,7 @@ Judge: TypeAlias = Callable[[Situation], Iterable[Complaint]]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A judge by name, the plans that it is for, and what its complaints do where the profile does not say."""
+    """A named check, the plans that it applies to, and the default effect of its complaints."""
 
     name: CheckName
     scope: Scope
@@ -85,7 +85,7 @@ class Check:
 
 
 def judge_node(checks: Iterable[Check], situation: Situation) -> Iterator[Finding]:
-    """The complaints of every check that this plan asks for, as findings of the level that the policy says."""
+    """Run every check that applies to this plan; complaints become findings with the policy's level."""
     for check in checks:
         if situation.has(check.scope):
             level = LEVELS[situation.limits.policy.get(check.name, check.policy)]
@@ -99,6 +99,6 @@ def find_level(name: CheckName, limits: Preflight) -> Level:
 
 
 def name_gpus(devices: Iterable[dict[str, Any]], is_bad: Callable[[dict[str, Any]], bool]) -> str:
-    """The indices of the GPUs that something is wrong with: ``GPU 0, 3``, or nothing."""
+    """Name the GPUs with a problem: ``GPU 0, 3``, or an empty text."""
     numbers = [str(device.get("index")) for device in devices if is_bad(device)]
     return f"GPU {', '.join(numbers)}" if numbers else ""

@@ -1,7 +1,7 @@
-"""Is this node fit to run the plan?  Findings, never an exception: what they do to the job is the profile's choice.
+"""Is this node fit to run the plan?  Checks give findings, never an exception; the profile decides their effect.
 
-Hardware is judged by the node's manifest, so that preflight and bundle speak of the same facts.  Here is what any job
-needs; what a site may weigh otherwise is in ``rlk_repro.agent.preflight.checks``.
+Hardware is judged by the node's manifest, so that preflight and bundle use the same facts.  This module has the checks
+that every job needs; those that a site may weigh differently are in ``rlk_repro.agent.preflight.checks``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ClockReading:
 
 
 def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUse] | Unknown) -> list[Finding]:
-    """Everything that this node's agent can find out before the first trial."""
+    """Run every check of this node before the first trial."""
     limits = plan.profile.preflight
     situation = Situation(
         manifest=manifest,
@@ -85,7 +85,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
 
 
 def check_writable(run_dir: RunDir) -> Iterator[Finding]:
-    """A file can be made where trials write."""
+    """Check that a file can be created where trials write."""
     try:
         run_dir.trials.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=run_dir.trials, prefix=".partial-") as stream:
@@ -96,7 +96,7 @@ def check_writable(run_dir: RunDir) -> Iterator[Finding]:
 
 
 def check_clock(before: ClockReading, now: ClockReading) -> Iterator[Finding]:
-    """UTC is plausible and moves as fast as the clock that durations are measured with."""
+    """Check that UTC is plausible and runs as fast as the clock for durations."""
     year = time.gmtime(now.unix_s).tm_year
     if not YEARS[0] <= year <= YEARS[1]:
         yield Finding(Level.WARNING, "clock", f"a year from {YEARS[0]} to {YEARS[1]}", str(year))
@@ -113,7 +113,7 @@ def check_room(what: str, free_bytes: int | None, min_gib: float) -> Iterator[Fi
 
 
 def read_free_memory(path: Path = _MEMINFO) -> int | None:
-    """What the kernel says can be had without swapping, in bytes."""
+    """The bytes of memory that the kernel can give without swapping."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -123,16 +123,16 @@ def read_free_memory(path: Path = _MEMINFO) -> int | None:
 
 
 def check_modules(names: Iterable[str], trainer_path: str = "") -> Iterator[Finding]:
-    """The trainer runs in this Python."""
+    """Check that this Python has the trainer's modules."""
     for name in names:
         if not is_found(name, trainer_path):
             yield Finding(Level.BLOCKING, f"python module {name}", "installed", "missing")
 
 
 def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
-    """Whether the enabled variant's trainer will find RL-Kernel; looked for, never imported.
+    """Check that the enabled variant's trainer will find RL-Kernel, without importing it.
 
-    Where it is found an operator may still have no route: the trainer knows, and refuses before its first step.
+    An operator may still have no route; the trainer then refuses before its first step.
     """
     if not plan.needs_rl_kernel:
         return
@@ -150,7 +150,7 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
 
 
 def check_ray_version(plan: Plan) -> Iterator[Finding]:
-    """KubeRay makes the pods by the version that it is told; the Ray in them is the image's."""
+    """Check that the image's Ray has the version from which KubeRay makes the pods."""
     settings = plan.profile.kubernetes
     if settings is None or settings.kind != "rayjob" or settings.ray_version is None:
         return
@@ -168,7 +168,7 @@ def _trainer_path(plan: Plan) -> str:
 
 
 def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Iterator[Finding]:
-    """The machine and its GPUs are those of the plan.  A GPU that could not be described counts as another one."""
+    """Check that the machine and its GPUs are those of the plan; a GPU that could not be described does not count."""
     machine = manifest.sections.get("host", {}).get("machine")
     if hardware.machine != "any" and isinstance(machine, str) and machine != hardware.machine:
         yield Finding(Level.BLOCKING, "host.machine", hardware.machine, machine)
@@ -193,7 +193,7 @@ def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Ite
 
 
 def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Products of one name differ in memory: an A100 has 40 or 80 GB."""
+    """Check the memory, because products with one name differ: an A100 has 40 or 80 GB."""
     where, expected = "gpu.devices.memory_total_mib", f"{expected_gib:g} GiB within {MEMORY_TOLERANCE:.0%}"
     for found in sorted({item.get("memory_total_mib", Unknown("not recorded")) for item in devices}, key=str):
         if isinstance(found, Unknown):
@@ -205,12 +205,12 @@ def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Ite
 def check_pins(
     stack: Stack, manifest: Manifest, image: ImageRecord | None = None, patched: Collection[PinName] = ()
 ) -> Iterator[Finding]:
-    """The sources that the stack pins are those of this node; a pin that cannot be confirmed must not be claimed.
+    """Check that this node has the sources that the stack pins; an unconfirmed pin must not be claimed.
 
-    Of the ``patched`` ones only files with the patch will do, where the stack knows their hash.
+    ``patched`` sources must have the patch, where the stack knows their hash.
 
-    Files that have the pinned tree are those of the commit, from wherever.  The image around this node may have
-    been built with a patch: with the very changes that its record names the sources are as pinned.
+    Files with the pinned tree count as the commit, from any source.  If this node's image was built with a patch,
+    sources with exactly the changes in its record count as pinned.
     """
     code = manifest.sections.get("code", {})
     for name, pin in stack.pins.items():
@@ -236,9 +236,9 @@ def check_pins(
 
 
 def _explain_pin(expected: str, stack: Stack, commit: str = "") -> str:
-    """What the stack pins, and the way to measure something else."""
+    """Explain the pinned value, and how to measure other sources."""
     files = f" (the files of {commit[:12]})" if commit else ""
-    return f"{expected}{files}, as stack {stack.stack} pins; --stack host takes what is there"
+    return f"{expected}{files}, pinned by stack {stack.stack}; --stack host uses what is installed"
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -256,9 +256,9 @@ def check_idle(busy: list[GpuUse] | Unknown, level: Level, where: str = "gpu") -
 def wait_until_idle(
     busy_gpus: Callable[[], list[GpuUse] | Unknown], wait: Callable[[float], bool], deadline_s: float
 ) -> list[GpuUse] | Unknown:
-    """The GPUs that are still busy at the end; memory of a process that was killed takes a moment to go.
+    """Wait and return the GPUs that are still busy; freeing a killed process's memory takes a moment.
 
-    ``wait`` sleeps, and answers True when it is time to give up.
+    ``wait`` sleeps, and returns True when the time is over.
     """
     until = time.monotonic() + deadline_s
     pause_s = 0.1
@@ -268,7 +268,7 @@ def wait_until_idle(
 
 
 def preflight_record(node: str, allocation: str, findings: Iterable[Finding]) -> dict[str, Any]:
-    """What ``preflight.json`` holds."""
+    """The content of ``preflight.json``."""
     return {
         "schema": SCHEMA,
         "node": node,

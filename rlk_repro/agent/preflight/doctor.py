@@ -1,6 +1,6 @@
-"""Can this machine run rlk-repro, and what would make it better?  Judgements over a manifest, each with one next step.
+"""Can this machine run rlk-repro, and what would improve it?  Judgements over a manifest, each with one next step.
 
-``look_around`` gathers what no manifest holds; ``diagnose`` only judges.  Nothing is changed, nothing is submitted.
+``look_around`` collects what no manifest holds; ``diagnose`` only judges.  The doctor changes and submits nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "gpu_memory_repair": "drain the node, reset the GPU, and have it replaced where repair failed",
     "gpu_ecc_mode": "switch it on (nvidia-smi -e 1) or keep it off on every node",
     "gpu_partition": "ask for whole GPUs: MIG off (nvidia-smi -mig 0), SPX and NPS1 mode",
-    "gpu_slowdown": "check cooling and power of the node: its times mean nothing now",
+    "gpu_slowdown": "check cooling and power of the node: its times are not usable now",
     "gpu_fabric": "restart nvidia-fabricmanager or nvidia-imex on the node",
 }
 """The next step by check of preflight."""
@@ -69,7 +69,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What this process sees beside the manifest."""
+    """What this process sees in addition to the manifest."""
 
     disk_free_bytes: int
     can_make_runs: bool
@@ -103,14 +103,14 @@ def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
 
 
 def _find_existing(path: Path) -> Path:
-    """The path, or the nearest one above that is there and can be looked at."""
+    """The path, or the nearest readable parent."""
     return next((place for place in (path, *path.parents) if os.path.exists(place)), Path("/"))  # noqa: PTH110
 
 
 def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> list[Diagnosis]:
-    """Every judgement, in the order in which they are worth reading; of preflight's checks those that complain.
+    """Every judgement, most useful first; of preflight's checks only those with complaints.
 
-    ``hardware`` is what the GPUs of this machine are taken for.
+    ``hardware`` is the hardware that this machine is judged as.
     """
     layout = Layout(gpus_per_node=len(_devices(manifest)))
     situation = Situation(manifest=manifest, hardware=hardware, layout=layout, limits=Preflight())
@@ -121,13 +121,13 @@ def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> li
 
 
 def _complain(check: Check, situation: Situation) -> Diagnosis | None:
-    """What one of preflight's checks says of this node, with its own threshold; None where it has no complaint."""
+    """Run one of preflight's checks on this node, with its threshold; None without a complaint."""
     complaints = list(check.judge(situation))
     if not complaints:
         return None
     found = "; ".join(f"{item.where} {item.found}, expected {item.expected}" for item in complaints)
     tell = _fail if check.policy == "fail" else _warn
-    return tell(check.name, found, ADVICE.get(check.name, "read why in docs/preflight.md"))
+    return tell(check.name, found, ADVICE.get(check.name, "docs/preflight.md explains this check"))
 
 
 def _ok(name: str, found: object) -> Diagnosis:
@@ -239,7 +239,7 @@ def _gpus(manifest: Manifest, _: Surroundings) -> Diagnosis:
 
 def _gpu_use(_: Manifest, around: Surroundings) -> Diagnosis:
     if isinstance(around.busy, Unknown):
-        return _warn("gpu use", around.busy, "check by hand that nobody else uses the GPUs")
+        return _warn("gpu use", around.busy, "check by hand that no other process uses the GPUs")
     if around.busy:
         return _warn("gpu use", "; ".join(map(str, around.busy)), "wait for these processes, or ask for whole nodes")
     return _ok("gpu use", "idle")

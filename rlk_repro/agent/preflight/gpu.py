@@ -19,12 +19,12 @@ VISIBILITY: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBL
 HARDWARE_SLOWDOWN: Final = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 REPAIRS: Final = {"remapped_rows": "row remapping", "retired_pages": "page retirement"}
 WHOLE: Final = {"compute_partition": "SPX", "memory_partition": "NPS1"}
-# what GPUs of one node share where no setting of one of them was changed
+# settings that are equal on all GPUs of a node unless one GPU was changed
 SHARED: Final = ("name", "memory_total_mib", "vbios", "ecc_mode", "power_limit_w", "clocks_max_sm_mhz", "pcie_width")
 
 
 def check_driver(situation: Situation) -> Iterator[Complaint]:
-    """The driver, or CUDA's forward-compatibility library in its place, serves the toolkit of this environment."""
+    """Check that the driver, or CUDA's forward-compatibility library, supports this environment's toolkit."""
     toolkit = find_toolkit(situation.mapping("code", "packages"), situation.fact("environment", "CUDA_VERSION"))
     driver, compat = situation.fact("gpu", "driver"), situation.fact("gpu", "compat_libcuda")
     if toolkit is None or situation.fact("gpu", "vendor") != gpu_nvidia.VENDOR or not isinstance(driver, str):
@@ -61,7 +61,7 @@ def check_ecc_mode(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_memory_repair(situation: Situation) -> Iterator[Complaint]:
-    """Broken memory that could not be taken out of use, or that waits for a reset to be."""
+    """Check for broken memory that could not be retired, or that needs a reset first."""
     for fact, words in REPAIRS.items():
         for state in ("failed", "pending"):
             bad = name_gpus(situation.devices, partial(_is_marked, fact, f"is_{state}"))
@@ -70,7 +70,7 @@ def check_memory_repair(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_links(situation: Situation) -> Iterator[Complaint]:
-    """Every link between the GPUs is up; a job with one GPU per node uses none."""
+    """Check that every link between the GPUs is up; a job with one GPU per node uses no links."""
     expected, devices = situation.hardware.links_per_gpu, situation.devices
     if expected == 0 or situation.layout.gpus_per_node < 2 or not devices:
         return
@@ -113,7 +113,7 @@ def check_partition(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_compute_mode(situation: Situation) -> Iterator[Complaint]:
-    """Trainer and rollout engine share a GPU where they are colocated: two processes."""
+    """Check the compute mode: a colocated trainer and rollout engine share a GPU as two processes."""
     for mode in sorted(
         {str(device["compute_mode"]) for device in situation.devices if _is_known(device, "compute_mode")}
     ):
@@ -143,7 +143,7 @@ def check_persistence(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_alike(situation: Situation) -> Iterator[Complaint]:
-    """The slowest GPU of a node sets the pace of all."""
+    """Check that GPUs are alike, because the slowest GPU of a node slows all."""
     for name in SHARED:
         found = {str(device[name]) for device in situation.devices if _is_known(device, name)}
         if len(found) > 1:
@@ -178,7 +178,7 @@ def _are_in_rows(listed: str, size: int) -> bool:
 
 
 def check_rl_kernel(situation: Situation) -> Iterator[Complaint]:
-    """RL-Kernel's extension holds code for these GPUs; without it every call would raise, or nothing compiled runs."""
+    """Check that RL-Kernel's extension holds code for these GPUs; without it calls fail or run uncompiled."""
     built = situation.mapping("code", "rl_kernel").get("extension_architectures")
     if not situation.has_enabled or not isinstance(built, list):
         return

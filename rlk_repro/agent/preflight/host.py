@@ -41,17 +41,17 @@ def check_load(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_stale_processes(situation: Situation) -> Iterator[Complaint]:
-    """Preflight runs before this job starts anything: a Ray or an engine that is there is another job's."""
+    """Check for Ray or engine processes; preflight runs first, so they belong to another job."""
     names = situation.fact("host", "trainer_processes")
     if isinstance(names, list) and names:
-        yield Complaint("host.trainer_processes", "none before the first trial", ", ".join(map(str, names)))
+        yield Complaint("host.trainer_processes", "no such process before the first trial", ", ".join(map(str, names)))
 
 
 def check_other_runs(situation: Situation) -> Iterator[Complaint]:
-    """Two runs at once measure each other, and neither's GPUs need be busy at the moment when the other looks."""
+    """Check for other runs: two runs disturb each other, even if the other's GPUs are idle at this moment."""
     runs = situation.fact("host", "other_runs")
     if isinstance(runs, list) and runs:
-        yield Complaint("host.other_runs", "none beside this one", ", ".join(map(str, runs)))
+        yield Complaint("host.other_runs", "no other run", ", ".join(map(str, runs)))
 
 
 def check_shared_memory(situation: Situation) -> Iterator[Complaint]:
@@ -75,7 +75,7 @@ def check_open_files(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_locked_memory(situation: Situation) -> Iterator[Complaint]:
-    """InfiniBand and RoCE register memory by locking it; without an adapter nothing does."""
+    """Check locked memory: InfiniBand and RoCE lock the memory that they register."""
     soft = _limit(situation, "memlock", "soft")
     if situation.mapping("network", "rdma_devices") and isinstance(soft, int) and soft < MIN_LOCKED_BYTES:
         yield Complaint("host.limits.memlock.soft", "unlimited", f"{soft} bytes")

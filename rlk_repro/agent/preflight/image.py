@@ -1,4 +1,4 @@
-"""Whether the container around this node's agent is the stack's image, whole and unchanged."""
+"""Check that the container of this node's agent is the stack's image, complete and unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlk_repro.rundir.manifest import Manifest
 
 
 def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
-    """Nothing outside of containers, where the pins alone are held; without GPUs any image may be used."""
+    """Check the image; outside containers only the pins are checked, and without GPUs any image is allowed."""
     platform = plan.hardware.image_platform
     is_container = manifest.sections.get("container", {}).get("is_container") is True
     is_required = is_container and platform != "cpu" and platform in plan.stack.images
@@ -21,7 +21,7 @@ def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Findi
 
 
 def find_record(root: Path = ROOT) -> ImageRecord | None:
-    """None where there is none to be believed; ``check_image`` says why."""
+    """The image's record; None where it cannot be trusted, and ``check_image`` says why."""
     try:
         record = read_record(root)
     except BundleUnreadable:

@@ -1,4 +1,4 @@
-"""Can the trainer's modules be imported?  A child process tries, before the first trial; nothing is imported here."""
+"""Can the trainer's modules be imported?  A child process tries it before the first trial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT: Final = Path(__file__).with_name("try_import.py")
 # torch and Megatron-LM from a cold file system
 TIMEOUT_S: Final = 600.0
 MAX_CHARS: Final = 300
-# modules that are not called as what brings them
+# modules whose package has another name
 DISTRIBUTIONS: Final = {"PIL": "pillow", "yaml": "pyyaml", "cv2": "opencv-python", "sklearn": "scikit-learn"}
 
 
@@ -37,7 +37,7 @@ def check_imports(plan: Plan) -> Iterator[Finding]:
             Level.BLOCKING, where, f"installed packages: pip install {wanted}", f"missing {', '.join(missing)}"
         )
     elif done.is_timeout:
-        yield Finding(Level.WARNING, where, f"done in {TIMEOUT_S:g} s", "it still goes on")
+        yield Finding(Level.WARNING, where, f"done in {TIMEOUT_S:g} s", "it is still running")
     elif not done.is_ok:
         yield Finding(Level.BLOCKING, where, "no error", hide_places(done.last_words)[:MAX_CHARS])
 

@@ -21,14 +21,14 @@ PEER_MODULES: Final = ("nvidia_peermem", "nv_peer_mem")
 
 
 def check_rdma_active(situation: Situation) -> Iterator[Complaint]:
-    """A node whose adapters are all down would train over its management network."""
+    """Check that an adapter is up; otherwise the node would train over its management network."""
     ports = dict(list_ports(situation))
     if ports and not any(port.get("state") == ACTIVE for port in ports.values()):
         yield Complaint("network.rdma_devices", "an active port", f"none of {len(ports)}")
 
 
 def check_rdma_opens(situation: Situation) -> Iterator[Complaint]:
-    """Where a port is active but no device opens here, NCCL falls back to TCP without a word."""
+    """Check that a device with an active port opens here; otherwise NCCL silently falls back to TCP."""
     verbs = situation.mapping("network", "rdma_verbs")
     active = {name.partition(".ports.")[0] for name, port in list_ports(situation) if port.get("state") == ACTIVE}
     answers = {name: str(answer) for name, answer in verbs.items() if name in active}
@@ -38,7 +38,7 @@ def check_rdma_opens(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_rdma_ports(situation: Situation) -> Iterator[Complaint]:
-    """Every port is up, and all that are run at one speed."""
+    """Check that every port is up and that active ports run at one speed."""
     rates: set[str] = set()
     for name, port in list_ports(situation):
         state, rate = port.get("state"), port.get("rate")
@@ -75,7 +75,7 @@ def check_ephemeral_ports(situation: Situation) -> Iterator[Complaint]:
 
 
 def compare_nodes(manifests: Sequence[Manifest], limits: Preflight) -> list[Finding]:
-    """What the nodes of one job must share, held against the first, which leads."""
+    """Compare what the nodes of one job must share with the first node, which leads."""
     found = [finding for other in manifests[1:] for finding in _compare(manifests[0], other, limits)]
     return [*found, *_check_imex(manifests, limits)]
 
@@ -97,7 +97,7 @@ def _compare(first: Manifest, other: Manifest, limits: Preflight) -> Iterator[Fi
 
 
 def _check_imex(manifests: Sequence[Manifest], limits: Preflight) -> Iterator[Finding]:
-    """Nodes of one NVLink domain reach each other's memory through an IMEX channel, which each of them must have."""
+    """Check IMEX channels: each node of an NVLink domain needs one to reach the others' memory."""
     domains = Counter(filter(None, map(find_domain, manifests)))
     for manifest in manifests:
         domain = find_domain(manifest)
@@ -117,7 +117,7 @@ def find_domain(manifest: Manifest) -> str | None:
 
 
 def _has_channels(manifest: Manifest) -> bool:
-    """Only nodes of a rack-scale domain have them."""
+    """Whether a node has IMEX channels; only nodes of a rack-scale domain have them."""
     return isinstance(manifest.sections.get("gpu", {}).get("imex_channels"), int)
 
 

@@ -1,4 +1,4 @@
-"""What a run was given on disk: recorded in its run directory once, checked on every node before the first trial."""
+"""The files that a run needs: recorded once in its run directory, checked on every node before the first trial."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROLLOUTS = "rollouts"
 
 
 def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
-    """Whether this node sees what was prepared, the same that was recorded at submission, and for every rollout."""
+    """Check that this node sees the prepared files that submission recorded, for every rollout."""
     folders = list_run_folders(plan, run_dir)
     try:
         recorded, found = load_parts(run_dir.prepared), find_parts(folders)
@@ -42,7 +42,7 @@ def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 
 def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding]:
-    """vime takes rollout 0 for one that is missing, and says nothing."""
+    """Check the number of rollouts: vime silently takes rollout 0 for a missing one."""
     stored = found.get(ROLLOUTS)
     if stored is None:
         return
@@ -54,7 +54,7 @@ def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding
 
 
 def record_prepared(plan: Plan, run_dir: RunDir) -> None:
-    """Write what lies here into ``prepared.json``, unless submission has; take rollouts along that travel with it."""
+    """Record the files in ``prepared.json``, unless submission has, and copy rollouts that the bundle will hold."""
     folders = list_run_folders(plan, run_dir)
     if not folders:
         return

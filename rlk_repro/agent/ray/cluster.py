@@ -1,7 +1,7 @@
 """Ray on all nodes, as the leader sees it: up before a command that needs it, down after it, and what went wrong.
 
-A node that is lost says nothing about the variant: its trial is interrupted.  Ray that ends while its agent lives may
-be the trial's own doing: that one failed.
+A lost node says nothing about the variant, so its trial is interrupted.  If Ray ends while its agent lives, the trial
+may be the cause, so it failed.
 """
 
 from __future__ import annotations
@@ -224,13 +224,13 @@ class _Cluster:
         """The nodes that have not joined, with what they say; Ray's own records are asked when all claim to be up."""
         place = self._member.place
         reports = {node: self._read_report(node) for node in place.followers}
-        reasons = {node: "no word of it" if report is None else report.reason for node, report in reports.items()}
+        reasons = {node: "no report from it" if report is None else report.reason for node, report in reports.items()}
         reasons[place.node] = self._own.reason
         if not self._own.is_up:
             return [self._explain_absence(place.node, reasons[place.node])]
         absent = [node for node, report in reports.items() if report is None or report.condition is not Condition.UP]
         absent = absent or self._ask_head_for_absent(until - time.monotonic())
-        return [self._explain_absence(node, reasons[node] or "Ray's head does not know it") for node in absent]
+        return [self._explain_absence(node, reasons[node] or "unknown to Ray's head") for node in absent]
 
     def _explain_absence(self, node: str, reason: str) -> Problem:
         deadline_s = self._member.parts.deadlines.ray_up_s

@@ -55,7 +55,7 @@ class RayFollower:
         return member.make_node(member.make_seat(address, order.head), order.use)
 
     def _take_down(self, condition: Condition = Condition.DOWN) -> None:
-        """Also where it was never up: the leader waits for the word."""
+        """Take Ray down and report it, even if it was never up: the leader waits for the report."""
         if self._order is None:
             return
         reason, busy = "", tuple[str, ...]()

@@ -74,17 +74,17 @@ class RaySeat:
 
 
 def require_tokens() -> None:
-    """Refuse a Ray that ignores the wish for a token: anyone who reaches its ports could run any code.
+    """Refuse a Ray that does not support tokens: anyone who reaches its ports could run any code.
 
     Raises:
-        EnvironmentMissing: the installed Ray is such a one.
+        EnvironmentMissing: the installed Ray does not support tokens.
     """
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
         return  # then nothing of it starts
     if not knows_tokens(version):
-        raise EnvironmentMissing(Problem("python module ray", "cannot keep strangers out", got=version,
+        raise EnvironmentMissing(Problem("python module ray", "has no authentication", got=version,
                                          expected="2.52 or later, which authenticates by token"))  # fmt: skip
 
 

@@ -35,7 +35,7 @@ class RayMember:
     stop: Stop
 
     def find_command(self, use: Use) -> Command:
-        """The same on every node: workloads are pure."""
+        """Find the command, which is equal on every node, because workloads are pure."""
         workload = self.parts.workload
         if use.trial is None:
             assert use.seed is not None

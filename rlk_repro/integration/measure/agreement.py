@@ -1,4 +1,4 @@
-"""Per token: how far the trainer's log-probs lie from those that the rollout gave the same tokens.
+"""Measure, token by token, how far the trainer's log-probs differ from the rollout's.
 
 During a step only references to the trainer's tensors are kept: anything computed, or copied to the device, would make
 the host wait for it between forward and backward.  When the step has ended, everything is added up on the device and
@@ -45,14 +45,14 @@ class _Table:
 
 
 class TokenRecord:
-    """Follows the trainer's loss; ``refusal`` is why there can be no record in this run."""
+    """Follows the trainer's loss; ``refusal`` says why this run can have no record."""
 
     def __init__(self, layout: RowLayout, refusal: str = "") -> None:
         self._layout, self._refusal, self._reason = layout, refusal, refusal
         self._seen: list[_Microbatch] = []
 
     def follow_loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the trainer's loss of a microbatch; what it is called with is recorded after it has been called."""
+        """Wrap the trainer's loss of a microbatch, and record its arguments after the call."""
 
         def compute(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
             result = function(args, batch, logits, sum_of_sample_mean)
@@ -63,7 +63,7 @@ class TokenRecord:
         return functools.update_wrapper(compute, function, updated=())
 
     def end_step(self) -> dict[str, Any] | None:
-        """The step's table as plain values, or the ``reason`` why it has none; None where the loss was not called."""
+        """The step's table as plain values, or the ``reason`` why it is missing; None where the loss was not called."""
         seen, self._seen = self._seen, []
         reason, self._reason = self._reason, self._refusal
         if reason or not seen:

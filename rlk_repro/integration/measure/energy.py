@@ -10,7 +10,7 @@ from rlk_repro.operators import Platform
 
 
 class EnergyCounter:
-    """Holds NVML open.  The counter is the whole device's, of all processes on it."""
+    """Holds NVML open.  The counter covers all processes on the device."""
 
     def __init__(self, nvml: Any, device: Any) -> None:
         self._nvml, self._device = nvml, device
@@ -18,7 +18,7 @@ class EnergyCounter:
 
     @classmethod
     def open(cls, uuid: str) -> Self | None:
-        """The device by its UUID, as numbers depend on what a process may see; None where NVML does not serve it."""
+        """Open the device by its UUID, because numbers depend on the visible devices; None where NVML lacks it."""
         try:
             import pynvml
         except ImportError:
@@ -47,7 +47,7 @@ class EnergyCounter:
 
 
 def open_energy(platform: str) -> EnergyCounter | None:
-    """The counter of the current device; None off NVIDIA, and where torch does not tell devices by UUID."""
+    """Open the counter of the current device; None without NVIDIA, and where torch gives no UUID."""
     if platform != Platform.CUDA:
         return None
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)

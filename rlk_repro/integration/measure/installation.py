@@ -1,4 +1,4 @@
-"""What was put into one trainer, and how to take it out again.  What to put in is the switch's business."""
+"""Functions that were replaced in one trainer, and how to restore them; ``switch`` decides which."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Installation:
             return
         if not 0 <= rollout_id < len(self._schedule):
             expected = f"one of the schedule's {len(self._schedule)}, from 0"
-            raise CheckFailed(Problem("rollout", "is in no schedule", got=rollout_id, expected=expected))
+            raise CheckFailed(Problem("rollout", "is not in the schedule", got=rollout_id, expected=expected))
         variant = LETTERS[self._schedule[rollout_id]]
         digest = hashlib.sha256(self._schedule.encode()).hexdigest()[:12]
         check_ranks_agree(*find_rank(), f"rollout {rollout_id}, {variant}, schedule {digest}")
@@ -99,10 +99,10 @@ class Installation:
             self.shadow.begin_step(rollout_id if self._schedule[rollout_id] == SHADOW else None)
 
     def end_step(self, rollout_id: int) -> None:
-        """Write what one rollout's training took, and with the first one which libraries did it.
+        """Write the times and memory of one rollout's training, and after the first one the loaded libraries.
 
         Raises:
-            CheckFailed: RL-Kernel's answers were odd, and the mode forbids going on; or another rollout had begun.
+            CheckFailed: RL-Kernel's answers were invalid and the mode forbids going on, or another rollout had begun.
         """
         if self.shadow is not None:
             self.shadow.begin_step(None)
@@ -118,7 +118,7 @@ class Installation:
         self.ledger.end_step(rollout_id, timers, memory, odd, more | self._end_turn(rollout_id))
         if self._begun not in {None, rollout_id}:
             raise CheckFailed(
-                Problem("rollout", "is not the one that began", got=rollout_id, expected=str(self._begun))
+                Problem("rollout", "differs from the rollout that began", got=rollout_id, expected=str(self._begun))
             )
 
     def _end_turn(self, rollout_id: int) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Installation:
 
 
 def find_installation(owner: Any, names: Iterable[str]) -> Installation | None:
-    """The installation that has replaced one of these functions, if any has."""
+    """Find an installation that has replaced one of these functions."""
     found = (getattr(getattr(owner, name, None), _HANDLE, None) for name in names)
     return next((item for item in found if item is not None), None)
 
@@ -149,7 +149,7 @@ def check_signatures(owner: Any, expected: Mapping[str, str]) -> None:
 
 
 def find_signature_problems(owner: Any, expected: Mapping[str, str]) -> list[Problem]:
-    """Where names, order or kinds of parameters are others than expected, or a function is absent."""
+    """Find functions that are absent, or whose parameters differ in name, order or kind."""
     found = (_check_signature(owner, name, text) for name, text in expected.items())
     return [problem for problem in found if problem is not None]
 

@@ -1,4 +1,4 @@
-"""What each operator resolved to, how often it ran, and the file of this rank that says so."""
+"""Record what each operator resolved to and how often it ran, in this rank's ops file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OpsWriter:
         """Create the file.
 
         Raises:
-            SpecError: it is there already: lines of two processes must not mix.
+            SpecError: the file exists already; lines of two processes must not mix.
         """
         path = ops_file(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class OpsWriter:
             raise SpecError(
                 Problem(
                     str(path),
-                    "is there already, written by another process",
+                    "exists already, written by another process",
                     expected="a folder of its own for every trial",
                     hint="point RLK_REPRO_OPS_DIR elsewhere, or move the old files away",
                 )
@@ -116,7 +116,9 @@ class Ledger:
             CheckFailed: the mode forbids it.
         """
         if not self._is_fallback_allowed:
-            problem = Problem(op, f"a call cannot be served: {refusal}", expected="no fallback, the mode is require")
+            problem = Problem(
+                op, f"a call cannot be served: {refusal}", expected="no fallback, because the mode is require"
+            )
             raise CheckFailed(problem)
         self.decide(op, refusal)
 

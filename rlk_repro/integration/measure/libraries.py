@@ -1,6 +1,6 @@
-"""The libraries this training process has loaded, as they are and not as they were meant to be.
+"""The libraries that this training process has loaded, as found in the process.
 
-What cannot be learnt is ``{"unknown": reason}``.  Nothing is imported for this.
+An unknown fact is ``{"unknown": reason}``.  This imports no module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
         "schema": SCHEMA,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
-        "torch_git": torch.version.git_version or _unknown("this build does not say"),
+        "torch_git": torch.version.git_version or _unknown("this build does not report it"),
         "cuda": torch.version.cuda or _unknown("torch was built without CUDA"),
         "hip": torch.version.hip or _unknown("torch was built without HIP"),
         "cudnn": _find_cudnn_version(),
@@ -104,7 +104,7 @@ def _find_version(modules: Mapping[str, ModuleType], name: str) -> Any:
     if name not in modules:
         return _unknown("not loaded")
     version = getattr(modules[name], "__version__", None)
-    return str(version) if version is not None else _unknown("the module does not say")
+    return str(version) if version is not None else _unknown("the module does not report it")
 
 
 def _find_file(modules: Mapping[str, ModuleType], name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Which rank this is, and whether all ranks were switched alike: collectives of two kinds of rank never meet."""
+"""This process's rank, and a check that all ranks use the same switch: otherwise their collectives would hang."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_ranks_agree(rank: int, world_size: int, choice: str, *, wait_s: float 
             break
         found = store.get(str(other)).decode()
         if found != choice:
-            what = "was switched otherwise"
+            what = "was switched differently"
             problems.append(Problem(f"rank {other}", what, got=found, expected=expected, hint=hint))
     if problems:
         raise CheckFailed(*problems)

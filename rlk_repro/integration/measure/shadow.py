@@ -1,6 +1,6 @@
-"""Shadow steps: one microbatch computed by both routes, the trainer's own and RL-Kernel's, and how far they differ.
+"""Shadow steps: compute one microbatch by both routes, the trainer's and RL-Kernel's, and measure their difference.
 
-It is done beside the training, on detached logits: a second backward pass through the model would add to its gradients.
+This uses detached logits beside the training: a second backward pass through the model would add to its gradients.
 The first rows of the logits go through both routes; the other rows keep the log-probs that the trainer has just found,
 so that the loss is the whole loss of the microbatch.
 """

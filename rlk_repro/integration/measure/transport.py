@@ -1,6 +1,6 @@
-"""By which transport NCCL carries this process's data, from its own log: the one place where NCCL says it.
+"""Find the transport of NCCL's data from NCCL's log, the only place that reports it.
 
-Without a fabric NCCL falls back to TCP, and every figure of a run is then the network's.
+Without a fabric NCCL falls back to TCP, and every figure of a run then measures the network.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class RowLayout:
         return batch.get(self.rollout_log_probs if is_rollouts else self.log_probs) or ()
 
     def pack_old(self, args: Any, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor | None:
-        """[num_rows] float32, 0 where no response token is predicted; None where there are none or they do not fit."""
+        """[num_rows] float32, 0 where no response token is predicted; None where the batch has no fitting log-probs."""
         parts = self.find_old(args, batch)
         totals, responses = (batch.get(key) for key in (self.total_lengths, self.response_lengths))
         if not parts or not totals or not responses or sum(totals) > num_rows or responses != [len(p) for p in parts]:
@@ -75,6 +75,6 @@ class CurrentBatch:
             self.args = self.batch = self.num_rows = None
 
     def find_old_log_probs(self, num_rows: int) -> torch.Tensor | None:
-        """[num_rows] float32, 0 where no response token is predicted; None where there are none or they do not fit."""
+        """[num_rows] float32, 0 where no response token is predicted; None where the batch has no fitting log-probs."""
         found = None if self.batch is None else self.layout.pack_old(self.args, self.batch, self.num_rows or num_rows)
         return None if found is None else found[:num_rows]

@@ -75,7 +75,7 @@ def _find_call_refusal(call: Call) -> Refusal | None:
 
 
 def find_weight_refusal(weight: torch.Tensor, implementation: str) -> Refusal | None:
-    """Where the class would hand over to another one without a word."""
+    """Say where the class would silently delegate to another one."""
     is_fit = weight.dtype == torch.bfloat16 and weight.shape[1] % SM90_COLUMNS == 0
     if implementation != SM90 or is_fit:
         return None

@@ -1,7 +1,7 @@
 """RL-Kernel as it is installed: which generation, which operator object, and whether that is one that counts.
 
-Its registry answers an unknown name with a native operator and says nothing where its extension is absent, so nothing
-it says is taken on trust: the class is held against our own table, and the compiled symbols are looked up.
+Its registry answers an unknown name with a native operator, and does not report an absent extension.  So its answers
+are always checked: the class against our own table, and the compiled symbols in the extension.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RL-Kernel's routes by operator.  An operator that is not here falls back or is refused, as the mode says."""
+"""RL-Kernel's routes by operator.  An operator without a route falls back or is refused, depending on the mode."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators,
 
 
 def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
-    """Its indexed kernel starts one block a row and leaves at once where the index is none of a row's."""
+    """Its indexed kernel starts one block per row, which ends at once where the index belongs to no row."""
 
     def find(logits: torch.Tensor, columns: torch.Tensor, is_near: torch.Tensor) -> torch.Tensor:
         rows = torch.arange(len(logits), device=logits.device)

@@ -1,7 +1,7 @@
-"""Looks after RL-Kernel's answers without waiting for the device: what is odd is known when the step ends.
+"""Watch RL-Kernel's answers without waiting for the device; invalid answers are reported when the step ends.
 
-Two reductions of a [T] vector per call.  Not a check of accuracy: it sees what cannot be a log-prob, and what no
-vocabulary holds.
+Two reductions of a [T] vector per call.  This does not check accuracy: it finds values that cannot be log-probs,
+and token ids outside the vocabulary.
 """
 
 from __future__ import annotations
@@ -59,5 +59,5 @@ class Watch:
             if low < 0 or high >= item.num_columns:
                 odd.setdefault(item.op, f"token ids from {low} to {high} in a vocabulary of {item.num_columns}")
             if not value <= HIGHEST:
-                odd.setdefault(item.op, f"RL-Kernel answered {value} where nothing above 0 can be")
+                odd.setdefault(item.op, f"RL-Kernel answered {value} where values above 0 are impossible")
         return odd

@@ -1,7 +1,7 @@
 """vime's own trainer as a workload: a plan becomes the arguments and environment of vime's ``train.py`` on Ray.
 
-Nothing is started here and nothing is read but the plan and the argument contract of the plan's vime.  Upstream's
-launch scripts are not used: they end every Python process of the host.
+This module starts no process and reads only the plan and the argument contract of the plan's vime.  Upstream's launch
+scripts are not used, because they end every Python process of the host.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ __all__ = [
 
 TRAINER: Final = "rlk_repro.integration.start_vime"
 NOWHERE: Final = Path("/runs/run/id")
-"""Stands for a run directory where only flags and types are looked at."""
+"""A placeholder for a run directory where only flags and types are checked."""
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Everything that vime, Megatron-LM or vLLM would stumble over, or silently do otherwise, in this plan."""
+    """Find everything in this plan that vime, Megatron-LM or vLLM would refuse or silently change."""
     problems = [*find_env_problems(plan), *rules.find_problems(plan)]
     if "vime" not in plan.stack.pins:
         return problems
@@ -54,7 +54,7 @@ def find_problems(plan: Plan) -> list[Problem]:
     except SpecError as error:
         return [*problems, *error.problems]
     where = f"run {plan.run.run}"
-    if problems:  # only what its author wrote says anything new of such a plan: a slip there may be the reason
+    if problems:  # for such a plan only the author's own flags can add information: a mistake there may be the cause
         return [*problems, *contract.find_problems(_spell_written(plan), where, is_whole=False)]
     found: dict[str, Problem] = {}
     for argv in _all_arguments(plan):
@@ -63,12 +63,12 @@ def find_problems(plan: Plan) -> list[Problem]:
 
 
 def find_warnings(plan: Plan) -> list[Finding]:
-    """What may well go wrong, or measure less than a reader may think."""
+    """Find what may go wrong, or measure less than a reader expects."""
     return rules.find_warnings(plan)
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """One trial; the two trials of a pair differ in ``switch_env`` and ``record_env`` only."""
+    """The command of one trial; the trials of a pair differ only in ``switch_env`` and ``record_env``."""
     files, stored = find_files(plan, run_dir), None
     if plan.is_crossover and plan.run.lane != "live":
         stored = _find_stored(plan, run_dir)
@@ -78,9 +78,9 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """Store the rollouts that the trials of a lane without its own are given: one live run of the baseline.
+    """The commands that store rollouts for a lane that does not generate them: one live run of the baseline.
 
-    All trials train on the same: pairs then differ in nothing but the moment.
+    All trials train on the same rollouts, so pairs differ only in time.
     """
     if plan.run.lane == "live" or PreparedDir.of(plan.profile, run_dir).rollouts(plan.run) is not None:
         return {}
@@ -98,7 +98,7 @@ def list_steps(request: PrepareRequest) -> list[PrepareStep]:
 
 
 def find_files(plan: Plan, run_dir: RunDir) -> Files:
-    """Where this plan's model, data and rollouts lie."""
+    """Where this plan's model, data and rollouts are."""
     workload = vime_of(plan)
     prepared = PreparedDir.of(plan.profile, run_dir)
     return Files(
@@ -115,7 +115,7 @@ def _find_stored(plan: Plan, run_dir: RunDir) -> RolloutDir:
 
 
 def _all_arguments(plan: Plan) -> list[list[str]]:
-    """Of a trial, and of a live run, which takes the flags that other lanes leave out."""
+    """The arguments of a trial, and of a live run, which takes flags that other lanes leave out."""
     run_dir = RunDir(NOWHERE)
     trial = trainer_command(plan, plan.trials[0], run_dir).argv[3:]
     return [list(trial), render_store_arguments(plan, find_files(plan, run_dir), seed=plan.run.measure.seed)]

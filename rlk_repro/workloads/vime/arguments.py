@@ -1,7 +1,7 @@
 """The argument list of vime's ``train.py`` and its environment, from a plan.
 
-Values only: whether vime knows these flags is for its argument contract to say, whether they fit together is for
-``rules``.
+This module only makes values: the argument contract says whether vime knows the flags, and ``rules`` whether they fit
+together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INIT_PATH: Final = "rlk_repro.integration.vime.install"
 FORGE: Final = "vime.rollout.forge_load.generate_rollout"
 NUM_PROFILED_STEPS: Final = 3
 
-# what upstream's scripts give every model; a run may say otherwise in its arguments
+# flags that upstream's scripts give every model; a run may change them in its arguments
 USUAL: Final[Mapping[str, Any]] = {
     "accumulate-allreduce-grads-in-fp32": True,
     "attention-backend": "flash",
@@ -53,7 +53,7 @@ SOMETIMES: Final = frozenset(
     | {"offload", "offload-train", "no-offload-train", "offload-rollout", "no-offload-rollout", "rm-type"}
     | {"sequence-parallel", "use-routing-replay", "vllm-enable-deterministic-inference"}
 )
-"""Flags that some settings give and others leave out."""
+"""Flags that only some settings produce."""
 ENV: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 DETERMINISTIC_ENV: Final = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -64,7 +64,7 @@ DETERMINISTIC_ENV: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """``rollouts`` is a template with ``{rollout_id}`` in it, which is vime's to fill in."""
+    """``rollouts`` is a template with ``{rollout_id}``, which vime fills in."""
 
     model: Path
     checkpoint: Path
@@ -73,25 +73,25 @@ class Files:
 
 
 def render_arguments(plan: Plan, files: Files, *, seed: int, traces: Path) -> list[str]:
-    """Everything after ``train.py`` for a trial with this seed."""
+    """Render everything after ``train.py`` for a trial with this seed."""
     return _to_words({**_common(plan, files, seed), **_lane(plan, files), **_purpose(plan, traces)})
 
 
 def render_store_arguments(plan: Plan, files: Files, *, seed: int) -> list[str]:
-    """The arguments of the live run that stores the rollouts of another lane."""
+    """Render the arguments of the live run that stores rollouts for another lane."""
     common = {**_common(plan, files, seed, lane="live"), "num-rollout": plan.run.measure.num_stored}
     return _to_words({**common, **_live(plan, files), "save-debug-rollout-data": files.rollouts})
 
 
 def render_env(plan: Plan) -> dict[str, str]:
-    """Of the driver, and by way of Ray of every process of vime."""
+    """The environment of the driver and, through Ray, of every vime process."""
     workload = vime_of(plan)
     own = DETERMINISTIC_ENV if workload.what_for == "deterministic" else {}
     return {**ENV, **own, **workload.placements[plan.hardware.hardware].env}
 
 
 def list_decided(plan: Plan, files: Files, traces: Path) -> frozenset[str]:
-    """The flags that follow from other settings: a run's ``arguments`` may not hold them."""
+    """List the flags that follow from other settings; a run's ``arguments`` may not hold them."""
     decided = {
         **_decided(plan, files, 0, plan.run.lane),
         **_live(plan, files),
@@ -128,14 +128,14 @@ def _decided(plan: Plan, files: Files, seed: int, lane: str) -> dict[str, Any]:
 
 
 def _weights(model: VimeModel, files: Files) -> dict[str, Any]:
-    """Where training starts; without ``load`` it is the reference's weights, with a fresh optimizer."""
+    """The flags for the initial weights; without ``load`` vime starts from the reference's with a fresh optimizer."""
     if model.checkpoint == "bridge":
         return {"hf-checkpoint": files.model, "ref-load": files.model, "megatron-to-hf-mode": "bridge"}
     return {"hf-checkpoint": files.model, "ref-load": files.checkpoint}
 
 
 def _grpo(grpo: VimeGrpo) -> dict[str, Any]:
-    """Field by field; what is false is left out."""
+    """The GRPO flags, field by field, without false ones."""
     optimizer = {"lr", "weight_decay", "adam_beta1", "adam_beta2", "clip_grad"}
     values = grpo.model_dump(exclude=optimizer)
     return {name.replace("_", "-"): value for name, value in values.items() if value is not False}
@@ -168,7 +168,7 @@ def _parallel(division: Division) -> dict[str, Any]:
 
 
 def _place(division: Division, lane: str) -> dict[str, Any]:
-    """vime takes nodes to have 8 GPUs unless it is told."""
+    """The flags for nodes and GPUs; by default vime assumes 8 GPUs per node."""
     placement = division.placement
     where: dict[str, Any] = {
         "actor-num-nodes": division.actor_num_nodes,
@@ -203,7 +203,7 @@ def _lane(plan: Plan, files: Files) -> dict[str, Any]:
 
 
 def _stored(files: Files) -> dict[str, Any]:
-    """vime's two ways of loading rollouts, both as templates: a literal path would give one file to every step."""
+    """The flags for vime's two ways of loading rollouts; a path without a template would give every step one file."""
     return {
         "rollout-function-path": FORGE,
         "load-forge-rollout-data": files.rollouts,
@@ -256,5 +256,5 @@ def _profiling(plan: Plan, traces: Path) -> dict[str, Any]:
 
 
 def _to_words(arguments: Mapping[str, Any]) -> list[str]:
-    """In the order of their names: two argument lists can be compared line by line."""
+    """Join flags in the order of their names, so that two argument lists can be compared line by line."""
     return spell_flags(dict(sorted(arguments.items())))

@@ -1,7 +1,7 @@
-"""What a run of vime executes because its author named it: Python functions, and all that may lead to code.
+"""Find the code that a vime run executes because its author named it: Python functions, and flags that lead to code.
 
-vime imports whatever functions its flags name, and loads a model's own Python files. What is neither of this package
-nor of the sources that the stack pins is foreign: a replay runs it only where its user trusts it.
+vime imports the functions that its flags name, and loads a model's own Python files. Code outside this package and
+outside the sources that the stack pins is foreign: a replay runs it only if its user trusts it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rlk_repro.workloads.vime.contract import Contract, load_contract, spell_fla
 from rlk_repro.workloads.vime.layout import vime_of
 
 KNOWN_PACKAGES: Final = frozenset({"rlk_repro", "vime", "vime_plugins", "megatron"})
-"""This package, and those of the checkouts that a stack pins."""
+"""This package and the packages of the checkouts that a stack pins."""
 CODE_SWITCHES: Final = frozenset(
     {"--trust-remote-code", "--vllm-trust-request-chat-template"}
     | {"--run-workload-inspector-server", "--langrl-external-server"}
 )
-"""Flags without a value that let others decide what runs."""
+"""Flags without a value that let other files decide what runs."""
 PLAIN_TEXTS: Final = frozenset(
     {"--cp-comm-type", "--offload-modules", "--recompute-modules"}
     | {"--vllm-attention-backend", "--vllm-optimization-level", "--vllm-quantization"}
 )
-"""Flags whose text is a word out of a list that no parser knows, not the name of code, a file or an address."""
+"""Flags whose text is a word from a fixed list that no parser checks; it never names code, a file or an address."""
 _NUMBERS: Final = re.compile(r"(?=.*\d)[\d\[\]()*+,. kKmMgGtT-]*")
 _FUNCTIONS: Final = re.compile(
     r"--(custom-(?!config).*-path|.*-(filter|process|postprocess|function)-path|data-source-path|spec)"
@@ -41,7 +41,7 @@ _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def find_brought(plan: Plan) -> Brought:
-    """Sources of model, data and rollouts, the run's own environment, and every named piece of code of a vime plan."""
+    """Find the sources of model, data and rollouts, the run's environment, and all code that a vime plan names."""
     workload = vime_of(plan)
     env = workload.placements[plan.hardware.hardware].env
     code = (*_find_model_code(workload), *_list_flags(plan))
@@ -67,7 +67,7 @@ def _list_sources(workload: VimeWorkload, lane: str) -> Iterator[tuple[str, str]
 
 
 def _find_model_code(workload: VimeWorkload) -> Iterator[Code]:
-    """vime loads every model with the permission to run the Python files beside it."""
+    """Find a model's own Python files, which vime may run when it loads the model."""
     source = workload.model.source
     if isinstance(source, HubSource):
         value = f"{source.repository} at {source.revision or 'any commit'}"
@@ -82,7 +82,7 @@ def _list_shipped_models() -> frozenset[HubSource]:
 
 
 def _list_flags(plan: Plan) -> Iterator[Code]:
-    """As words, the way vime reads them: a value that begins with two dashes is a flag as well."""
+    """List flags as vime reads them: a value that begins with two dashes counts as a flag."""
     workload = vime_of(plan)
     data = workload.data
     words = spell_flags({**workload.model.arguments, **workload.arguments_on(plan.hardware.hardware)})
@@ -97,12 +97,12 @@ def _list_flags(plan: Plan) -> Iterator[Code]:
 def _find_contract(plan: Plan) -> Contract | None:
     try:
         return load_contract(plan.stack.pins["vime"].commit)
-    except (KeyError, SpecError):  # such a plan is refused for that alone
+    except (KeyError, SpecError):  # such a plan is refused for this reason alone
         return None
 
 
 def _is_data(contract: Contract, flag: str, values: Sequence[str]) -> bool:
-    """Numbers, choices of the parser's own, and words that are neither code nor a place."""
+    """Whether a value is plain data: a number, one of the parser's choices, or a word that is not code or a path."""
     definitions = contract.by_flag.get(flag, ())
     if not definitions or flag in CODE_SWITCHES:
         return False
@@ -114,7 +114,7 @@ def _is_data(contract: Contract, flag: str, values: Sequence[str]) -> bool:
 
 
 def _is_known(flag: str, values: Sequence[str]) -> bool:
-    """Whether what is imported is known: anything else that such a text names, a file say, is not."""
+    """Whether a text names a known module; other things that it may name, such as a file, are not known."""
     dotted = [value for value in values if not value.isidentifier()]
     are_known = all(_DOTTED.fullmatch(value) and value.partition(".")[0] in KNOWN_PACKAGES for value in dotted)
     return bool(dotted) and are_known and _FUNCTIONS.fullmatch(flag) is not None

@@ -1,6 +1,6 @@
 """Argument contracts: which flags a pinned vime reads, recorded from its own parsers by ``python -m tools.contract``.
 
-vime ignores what it does not know and goes on, so an argument list is held against these before anything starts.
+vime silently ignores unknown flags, so every argument list is checked against a contract before the start.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rlk_repro.spec.values import Commit, Schema
 
 Nargs: TypeAlias = int | Literal["?", "*", "+"] | None
 Kind: TypeAlias = Literal["text", "int", "float", "bool", "json", "other"]
-"""What a value is turned into; ``other`` are functions of the parser's own, whose values are not judged here."""
+"""The type of a value; ``other`` is a parser's own function, whose values are not checked."""
 
 
 class Flag(BaseModel):
-    """One flag as one parser defines it.  ``flags`` are all spellings; without ``takes_value`` it stands alone."""
+    """One flag as one parser defines it.  ``flags`` are all spellings; without ``takes_value`` it has no value."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -42,7 +42,7 @@ class Flag(BaseModel):
 
 
 class Contract(BaseModel):
-    """All flags of one vime.  ``missing`` says which part of the command line no parser was at hand for."""
+    """All flags of one vime.  ``missing`` names the part of the command line whose parser was not available."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -56,7 +56,7 @@ class Contract(BaseModel):
 
     @cached_property
     def by_flag(self) -> Mapping[str, tuple[Flag, ...]]:
-        """Every spelling; those that several parsers read have a definition of each."""
+        """Definitions by spelling; a flag that several parsers read has one definition from each."""
         found: dict[str, tuple[Flag, ...]] = {}
         for item in self.flags:
             for spelling in item.flags:
@@ -64,12 +64,12 @@ class Contract(BaseModel):
         return found
 
     def find_problems(self, argv: Sequence[str], where: str, *, is_whole: bool = True) -> list[Problem]:
-        """Everything in an argument list that vime would refuse or, worse, pass over.
+        """Find everything in an argument list that vime would refuse or silently ignore.
 
         Args:
-            argv: what follows ``train.py``, or some of it.
-            where: what problems begin with.
-            is_whole: whether it is all that follows, so that what vime requires must be in it.
+            argv: the arguments after ``train.py``, or some of them.
+            where: the prefix of problems.
+            is_whole: whether ``argv`` is complete, so that it must hold the flags that vime requires.
         """
         problems: list[Problem] = []
         seen: set[str] = set()
@@ -86,14 +86,14 @@ class Contract(BaseModel):
     def _find_flag_problems(self, place: str, flag: str, values: Sequence[str]) -> list[Problem]:
         definitions = self.by_flag.get(flag)
         if definitions is None:
-            what = f"vime {self.vime[:8]} knows no such flag and would ignore it"
+            what = f"unknown to vime {self.vime[:8]}, which would ignore it"
             return [Problem(place, what, hint=suggest(flag, sorted(self.by_flag)))]
         found = (_find_value_problem(place, item, values) for item in definitions)
         return [problem for problem in found if problem is not None][:1]
 
 
 def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """The words of flags, in their order; with True one stands alone, a tuple or list are its values."""
+    """The words of flags, in their order; True is a flag without a value, a tuple or list gives several values."""
     return [word for flag, value in arguments.items() for word in _spell_flag(flag, value)]
 
 
@@ -121,14 +121,14 @@ def split_arguments(argv: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]
 def _find_value_problem(place: str, item: Flag, values: Sequence[str]) -> Problem | None:
     expected, least, most = _find_range(item)
     if not least <= len(values) <= most:
-        return Problem(place, "has another number of values", got=" ".join(values), expected=expected)
+        return Problem(place, "has the wrong number of values", got=" ".join(values), expected=expected)
     for value in values:
         if item.choices is not None and value not in {str(choice) for choice in item.choices}:
             menu = ", ".join(str(choice) for choice in item.choices)
-            return Problem(place, "is none of its choices", got=value, expected=f"one of {menu}",
+            return Problem(place, "is not one of the choices", got=value, expected=f"one of {menu}",
                            hint=suggest(value, [str(choice) for choice in item.choices]))  # fmt: skip
         if not _reads(item.kind, value):
-            return Problem(place, "has a value of another type", got=value, expected=_KINDS[item.kind])
+            return Problem(place, "has a value of the wrong type", got=value, expected=_KINDS[item.kind])
     return None
 
 
@@ -141,7 +141,7 @@ _NUMBERS: Final[Mapping[Nargs, tuple[str, int, float]]] = {
 
 
 def _find_range(item: Flag) -> tuple[str, float, float]:
-    """How many values it takes: in words, at least, at most."""
+    """How many values a flag takes: in words, the least and the most."""
     if not item.takes_value:
         return "no value", 0, 0
     if isinstance(item.nargs, int):
@@ -175,10 +175,10 @@ def contract_file(vime_commit: str) -> str:
 
 @cache
 def load_contract(vime_commit: str) -> Contract:
-    """The contract of one vime.
+    """Load the contract of one vime.
 
     Raises:
-        SpecError: no contract is shipped for it, or it is not of this commit.
+        SpecError: there is no contract for this commit, or it names another commit.
     """
     folder = data_dir("manifests") / "contracts"
     path = folder / contract_file(vime_commit)
@@ -195,5 +195,5 @@ def load_contract(vime_commit: str) -> Contract:
         place = ".".join(str(part) for part in first["loc"])
         raise SpecError(Problem(f"{name}: {place}", f"not an argument contract ({first['msg']})")) from None
     if contract.vime != vime_commit:
-        raise SpecError(Problem(f"{name}: vime", "another commit than the file's name", got=contract.vime))
+        raise SpecError(Problem(f"{name}: vime", "differs from the commit in the file's name", got=contract.vime))
     return contract

@@ -1,7 +1,7 @@
-"""Turns a model into Megatron's format by vime's own tool, with vime and Megatron-LM as the stack pins them.
+"""Convert a model to Megatron's format with vime's own tool, at the commits of vime and Megatron-LM that a stack pins.
 
-The tool needs a GPU per process.  What it wrote counts only when it ended well and marked the checkpoint as whole; an
-attempt that was cut off is begun again.
+The tool needs a GPU per process.  Its output counts only if it ended well and marked the checkpoint as complete.  After
+an interruption the conversion is begun again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ TOOL: Final = Path("tools") / "convert_hf_to_torch_dist.py"
 TRACKER: Final = "latest_checkpointed_iteration.txt"
 RELEASE: Final = "release"
 TIME_LIMIT_S: Final = 4 * 3600.0
-# what one GPU of any of our targets holds besides what it needs to convert
+# memory for weights on one GPU of any supported hardware, besides what the conversion itself needs
 ONE_PROCESS_BYTES: Final = 30 << 30
 _LOG: Final = "convert.log"
-# nothing is trained: without this Megatron-LM wants an extension of apex before it builds the model
+# the tool does not train; without this flag Megatron-LM needs an extension of apex to build the model
 _WORDS: Final = ("--no-gradient-accumulation-fusion",)
 # upstream's own recipe for AMD GPUs
 _ROCM_WORDS: Final = ("--attention-backend", "flash")
@@ -42,7 +42,7 @@ _ROCM_WORDS: Final = ("--attention-backend", "flash")
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """One model's conversion: its arguments, the stack's commits, and how many processes share it."""
+    """One model's conversion: its arguments, the stack's commits, and the number of processes."""
 
     model: VimeModel
     folder: Path
@@ -52,7 +52,7 @@ class Conversion:
 
     @property
     def source(self) -> dict[str, Any]:
-        """What the checkpoint is made of, for its record."""
+        """The values that determine the checkpoint, for its record."""
         contents = load_contents(self.folder)
         return {
             "model": None if contents is None else contents.digest,
@@ -65,7 +65,7 @@ class Conversion:
         return [*spell_flags(self.model.arguments), *_WORDS, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
 
     def command(self, tool: Path, save: Path, num_bytes: int) -> list[str]:
-        """The tool, as its first lines and vime's docs have it called: one process per GPU that it needs."""
+        """The tool's command line, as its first lines and vime's docs show it: one process per GPU."""
         launcher = [sys.executable]
         num_processes = self.num_processes(num_bytes)
         if num_processes > 1:
@@ -73,13 +73,13 @@ class Conversion:
         return [*launcher, str(tool), *self.words, "--hf-checkpoint", str(self.folder), "--save", str(save)]
 
     def num_processes(self, num_bytes: int) -> int:
-        """The tool splits the layers over its processes, and wants no more of them than layers."""
+        """The number of processes; the tool splits the layers over them, so there are at most as many as layers."""
         if num_bytes <= ONE_PROCESS_BYTES:
             return 1
         return max(1, min(self.layout.gpus_per_node, self.model.size("num-layers", 1)))
 
     def run(self, work: WorkDir, tell: Tell) -> Made:
-        """Raises EnvironmentMissing where vime is absent or another one, CheckFailed where the tool failed."""
+        """Convert; raises EnvironmentMissing without vime at the pinned commit, CheckFailed where the tool failed."""
         vime, megatron = (_find_root(source) for source in (VIME, MEGATRON))
         commits = _require_pinned(self.stack)
         contents = load_contents(self.folder)
@@ -100,7 +100,7 @@ class Conversion:
         return Made(source=self.source, files=record_files(work.files), made=made)
 
     def _hide_places(self, word: str, work: WorkDir) -> str:
-        """Records name no folder of a machine."""
+        """Replace folders by names, since records hold no folder of a machine."""
         own = word.replace(str(work.path), "{work}").replace(str(self.folder.parent.parent), "{prepared}")
         return hide_places(own)
 
@@ -110,7 +110,7 @@ def _find_root(source: CodeSource) -> Path:
     root = None if isinstance(package, Unknown) else package.parent
     if root is None or (source is VIME and not (root / TOOL).is_file()):
         raise EnvironmentMissing(
-            Problem(f"{source.module}: {TOOL}" if source is VIME else source.module, "is not at hand",
+            Problem(f"{source.module}: {TOOL}" if source is VIME else source.module, "is not here",
                     expected="a checkout, as in the stack's image", hint=_where_to_run(source))
         )  # fmt: skip
     return root
@@ -121,9 +121,9 @@ def _where_to_run(source: CodeSource) -> str:
 
 
 def _require_pinned(stack: Stack) -> dict[str, str]:
-    """The commits of vime and Megatron-LM here, which must be the pinned ones: a checkpoint's record names them.
+    """Check that vime and Megatron-LM here are at the pinned commits, which the checkpoint's record names.
 
-    Files with the pinned hash are the commit's, also where no git tells so (an unpacked archive).
+    Files with the pinned hash count as the commit, even without git (an unpacked archive).
     """
     facts = code.probe()
     commits, problems = {}, []
@@ -136,7 +136,7 @@ def _require_pinned(stack: Stack) -> dict[str, str]:
             commit = pin.commit
         commits[name] = str(commit)
         if pin is not None and commit != pin.commit:
-            problems.append(Problem(f"code.{section}.commit", "is not the stack's", got=str(commit),
+            problems.append(Problem(f"code.{section}.commit", "differs from the stack's commit", got=str(commit),
                                     expected=pin.commit))  # fmt: skip
     if problems:
         raise EnvironmentMissing(*problems)
@@ -150,7 +150,7 @@ def _make_env(vime: Path, megatron: Path) -> dict[str, str]:
 
 
 def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-    """Under the guard of trials: nothing of it outlives us, so that two never write into one folder."""
+    """Run the tool under the guard, so that it ends with this process and two tools never write into one folder."""
     with log.open("wb") as stream:
         tool = Guarded(argv, env, stream.fileno())
         try:
@@ -174,8 +174,15 @@ def _describe(code_: int) -> str:
 
 
 def _require_whole(work: WorkDir) -> None:
-    """The tool names the checkpoint a release as its last step."""
+    """Check for the file ``release``, which the tool writes as its last step."""
     tracker = work.files / TRACKER
     found = tracker.read_text().strip() if tracker.is_file() else "no such file"
     if found != RELEASE or not (work.files / RELEASE).is_dir():
-        raise CheckFailed(Problem(f"checkpoint: {TRACKER}", "the tool left no release", got=found, expected=RELEASE))
+        raise CheckFailed(
+            Problem(
+                f"checkpoint: {TRACKER}",
+                "the tool did not mark the checkpoint as a release",
+                got=found,
+                expected=RELEASE,
+            )
+        )

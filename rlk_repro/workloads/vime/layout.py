@@ -13,7 +13,7 @@ from rlk_repro.spec import Layout, Placement, Run, Stack, VimeWorkload
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """``actor`` GPUs train; ``rollout`` GPUs generate, the same ones where ``is_colocated``."""
+    """``actor`` GPUs train and ``rollout`` GPUs generate; they are the same GPUs if ``is_colocated``."""
 
     layout: Layout
     placement: Placement
@@ -28,7 +28,7 @@ class Division:
 
     @property
     def actor_num_nodes(self) -> int:
-        """On one node the training keeps what the engines leave; of several nodes it keeps whole ones."""
+        """The training's nodes: on one node it gets the GPUs that the engines leave, on several nodes whole nodes."""
         if self.layout.num_nodes == 1:
             return 1
         return self.layout.num_nodes - self.placement.rollout_num_gpus // self.layout.gpus_per_node
@@ -49,12 +49,12 @@ class Division:
 
     @property
     def model_parallel(self) -> int:
-        """GPUs of one copy of the dense part, its sequences split by context parallelism."""
+        """The number of GPUs for one copy of the dense part, with sequences split by context parallelism."""
         return self.layout.tensor_parallel * self.layout.pipeline_parallel * self.layout.context_parallel
 
     @property
     def expert_model_parallel(self) -> int:
-        """GPUs of one copy of the experts."""
+        """The number of GPUs for one copy of the experts."""
         layout = self.layout
         return self.placement.expert_tensor_parallel * layout.expert_parallel * layout.pipeline_parallel
 

@@ -1,6 +1,6 @@
-"""How much memory a plan of vime may need: from the sizes of the model and the layout, nothing measured.
+"""Estimate how much memory a vime plan needs, from the sizes of the model and the layout, without measuring.
 
-Good to a few ten percent: allocator fragmentation, communication buffers and CUDA graphs are not in it.
+The error is a few tens of percent: allocator fragmentation, communication buffers and CUDA graphs are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Parameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """GiB of one GPU."""
+    """Memory of one GPU in GiB."""
 
     states_gib: float
     activations_gib: float
@@ -52,7 +52,7 @@ class Estimate:
 
 
 def count_parameters(model: VimeModel) -> Parameters:
-    """Of a decoder with grouped-query attention and gated feed-forward layers; latent attention is counted alike."""
+    """Count a decoder's parameters, with gated feed-forward layers; grouped-query and latent attention count alike."""
     size = model.size
     hidden, layers = size("hidden-size"), size("num-layers")
     heads, groups = size("num-attention-heads"), size("num-query-groups", size("num-attention-heads"))
@@ -69,7 +69,7 @@ def count_parameters(model: VimeModel) -> Parameters:
 
 
 def count_moe_layers(model: VimeModel) -> int:
-    """From ``moe-layer-freq``: a number, or a pattern such as ``[0]*1+[1]*45``."""
+    """Count the MoE layers from ``moe-layer-freq``: a number, or a pattern such as ``[0]*1+[1]*45``."""
     layers = model.size("num-layers")
     if not model.num_experts:
         return 0
@@ -92,7 +92,7 @@ def estimate_memory(plan: Plan) -> Estimate:
 
 
 def _states_bytes(parameters: Parameters, division: Division) -> float:
-    """Weights and gradients of this GPU's part, and its share of the optimizer's state."""
+    """The bytes of this GPU's weights and gradients, and of its share of the optimizer's state."""
     layout, number = division.layout, division.actor_num_gpus
     dense = parameters.dense / (layout.tensor_parallel * layout.pipeline_parallel)
     experts = parameters.experts / division.expert_model_parallel
@@ -105,7 +105,7 @@ def _states_bytes(parameters: Parameters, division: Division) -> float:
 
 
 def _activation_bytes(model: VimeModel, division: Division) -> float:
-    """With full recomputation the input of each layer and all of one layer; else all of every layer."""
+    """The bytes of activations: with full recomputation each layer's input and one whole layer, else all layers."""
     tokens, hidden = division.placement.max_tokens_per_gpu, model.size("hidden-size")
     layers = model.size("num-layers") / division.layout.pipeline_parallel
     split = division.layout.tensor_parallel if division.placement.sequence_parallel else 1

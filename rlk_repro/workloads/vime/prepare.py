@@ -23,10 +23,10 @@ from rlk_repro.workloads.vime.layout import list_folders
 
 
 def list_steps(request: PrepareRequest) -> list[PrepareStep]:
-    """One for each folder that the run needs, in the order in which they can be had.
+    """The steps for the folders that the run needs, in a possible order.
 
     Raises:
-        SpecError: the mirror is no folder, or a random model lacks a size.
+        SpecError: the mirror is not a folder, or a random model lacks a size.
     """
     workload = request.run.workload
     assert isinstance(workload, VimeWorkload)
@@ -98,7 +98,7 @@ def _data_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) 
 def _recipe_step(
     kind: str, folder: Path, recipe: Mapping[str, Any], write: Callable[[WorkDir], None], num_bytes: int | None
 ) -> PrepareStep:
-    """Made here, the same bytes everywhere; an attempt that was cut off is begun again."""
+    """A step that makes a folder with equal bytes on every machine; after an interruption it begins again."""
 
     def make(work: WorkDir, tell: Tell) -> Made:
         shutil.rmtree(work.files, ignore_errors=True)
@@ -122,11 +122,11 @@ def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Pa
 
     def is_wanted(source: Mapping[str, Any]) -> bool:
         wanted = conversion.source
-        is_known = wanted["model"] is not None  # else it is fetched first, and asked again
+        is_known = wanted["model"] is not None  # otherwise the model is fetched first and this is called again
         return all(source.get(key) == value for key, value in wanted.items() if is_known or key != "model")
 
     def estimate() -> int | None:
-        """The same weights once more."""
+        """The checkpoint's bytes: the weights once more."""
         contents = load_contents(model.order.folder)
         return model.estimate() if contents is None else contents.size_bytes
 

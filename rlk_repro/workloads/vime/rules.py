@@ -1,4 +1,4 @@
-"""Plans of vime that cannot be: what vime, Megatron-LM or vLLM would refuse after minutes, or silently do otherwise."""
+"""Rules for vime plans: find what vime, Megatron-LM or vLLM would refuse after minutes or silently change."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ MOST_PAIRS_WITHOUT_VERDICT: Final = 5
 FULL: Final = 0.9
 MOST_TOKENS: Final = 10**8  # of a sequence: far beyond any model
 
-# of a benchmark: each of these would add its time to some step, write checkpoints of hundreds of gigabytes, publish, or
-# change what is trained
+# a benchmark may not use these: each would add its time to some step, write checkpoints of hundreds of gigabytes,
+# publish, or change what is trained
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("eval-interval", "eval-prompt-data", "eval-config", "eval-function-path"), "evaluates between steps"
     ),
     **dict.fromkeys(("save", "save-interval", "save-hf", "async-save", "release-train"), "saves checkpoints"),
-    **dict.fromkeys(("profile", "profile-ranks", "memory-recorder"), "profiles; what_for says so"),
+    **dict.fromkeys(("profile", "profile-ranks", "memory-recorder"), "profiles; set what_for instead"),
     **dict.fromkeys(("save-debug-train-data", "save-debug-rollout-data", "dump-details"), "writes files between steps"),
     **dict.fromkeys(("use-wandb", "wandb-key", "use-tensorboard"), "publishes or logs elsewhere"),
     **dict.fromkeys(("ci-test", "check-weight-update-equal"), "checks between steps"),
     **dict.fromkeys(("load", "start-rollout-id", "num-epoch"), "makes the trials of a run differ"),
-    **dict.fromkeys(("debug-rollout-only", "rollout-external-engine-addrs"), "trains nothing, or elsewhere"),
+    **dict.fromkeys(("debug-rollout-only", "rollout-external-engine-addrs"), "does not train here"),
     **dict.fromkeys(("load-debug-rollout-data-subsample", "partial-rollout"), "changes what is trained on"),
     **dict.fromkeys(("loss-type", "custom-loss-function-path"), "replaces the loss that is measured"),
-    **dict.fromkeys(("custom-config-path", "yaml-cfg"), "sets arguments that nobody checks"),
+    **dict.fromkeys(("custom-config-path", "yaml-cfg"), "sets arguments that are not checked"),
 }
-# the keys that upstream's recipes use for these data sets; vime finds nothing under others and says so late
+# the keys that upstream's recipes use for these data sets; under other keys vime finds no data and fails late
 KNOWN_DATA: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "zhuzilin/gsm8k": {"input_key": ("messages",), "label_key": ("label",), "rm_type": ("math",)},
     "zhuzilin/dapo-math-17k": {
@@ -51,14 +51,14 @@ Rule: TypeAlias = Callable[[Plan, Division], Iterator[Problem]]
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """All of them, rule by rule; those about sizes only where the layout itself can be."""
+    """Apply all rules; rules about sizes apply only to a possible layout."""
     division = divide(plan)
     first = [problem for rule in FIRST_RULES for problem in rule(plan, division)]
     return first or [problem for rule in RULES for problem in rule(plan, division)]
 
 
 def find_warnings(plan: Plan) -> list[Finding]:
-    """What is allowed, and may still surprise."""
+    """Find allowed settings that may surprise."""
     return [*_warn_of_memory(plan), *_warn_of_settings(plan)]
 
 
@@ -80,7 +80,7 @@ def _check_platform(plan: Plan, division: Division) -> Iterator[Problem]:
         yield Problem(where, "vime trains on GPUs", got=division.layout.gpus_per_node, expected="1 or more")
     if "vime" not in plan.stack.pins:
         where, hint = f"stack {plan.stack.stack}: pins.vime", "--stack 2026-07"
-        yield Problem(where, "missing: no flag can be checked without it", expected="a commit", hint=hint)
+        yield Problem(where, "missing, but needed to check the flags", expected="a commit", hint=hint)
 
 
 def _check_division(plan: Plan, division: Division) -> Iterator[Problem]:
@@ -94,7 +94,7 @@ def _check_division(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_parallel(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Both products must divide the training's GPUs: that of the dense part, and that of the experts."""
+    """The product of parallel sizes must divide the number of training GPUs, for the dense part and for the experts."""
     number = division.actor_num_gpus
     if number % division.model_parallel:
         what = f"tensor x pipeline x context parallel is {division.model_parallel}"
@@ -108,7 +108,7 @@ FIRST_RULES: Final[tuple[Rule, ...]] = (_check_platform, _check_division, _check
 
 
 def _check_model(plan: Plan, division: Division) -> Iterator[Problem]:
-    """What each dimension splits must come out whole."""
+    """Each parallel size must divide what it splits."""
     model, layout = vime_of(plan).model, division.layout
     splits = [
         ("tensor_parallel", "num-attention-heads", layout.tensor_parallel),
@@ -131,7 +131,7 @@ def _check_model(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_batch(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Each optimizer step gives every data parallel rank the same number of samples."""
+    """Each optimizer step must give every data parallel rank equally many samples."""
     size = vime_of(plan).grpo.global_batch_size
     if size % division.data_parallel:
         yield Problem(_where(plan, "workload.grpo.global_batch_size"), "does not divide among the data parallel ranks",
@@ -148,7 +148,7 @@ def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
                       got=division.placement.max_tokens_per_gpu,
                       expected=f"{-(-longest // division.layout.context_parallel)} or more")  # fmt: skip
     model_len = _written(plan, "vllm-max-model-len")
-    # vLLM also reads words as "8k": whether those are enough cannot be checked here
+    # vLLM also accepts texts such as "8k", which are not checked here
     if model_len is not None and not (isinstance(model_len, int) and longest <= model_len <= MOST_TOKENS):
         yield Problem(_where(plan, "workload.arguments.vllm-max-model-len"), f"the longest sample has {longest} tokens",
                       got=model_len, expected=f"a number from {longest} to {MOST_TOKENS}")  # fmt: skip
@@ -191,20 +191,22 @@ def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
         return
     kernel = _written(plan, "vllm-moe-backend")
     if kernel != "triton":
-        yield Problem(_where(plan, "workload.arguments.vllm-moe-backend"), "may not tell which experts were chosen",
+        yield Problem(_where(plan, "workload.arguments.vllm-moe-backend"), "may not report which experts were chosen",
                       got=kernel, expected="triton, for routing replay")  # fmt: skip
 
 
 def _check_rollouts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """vime's forge loading takes file 0 for any that is missing, without a word."""
+    """Check the number of stored rollouts: vime's forge loading silently takes file 0 for any missing file."""
     stored = vime_of(plan).rollouts
     if stored is None:
         return
     where = _where(plan, "workload.rollouts")
     if plan.run.lane == "live":
-        yield Problem(where, "the live lane generates its own", got=stored.name, expected="none, or another lane")
+        yield Problem(
+            where, "the live lane generates its own rollouts", got=stored.name, expected="no rollouts, or another lane"
+        )
     elif stored.num_files < plan.run.measure.num_stored:
-        yield Problem(f"{where}.num_files", "vime would train on file 0 again", got=stored.num_files,
+        yield Problem(f"{where}.num_files", "is too small: vime would train on file 0 again", got=stored.num_files,
                       expected=f"{plan.run.measure.num_stored} or more, one per step")  # fmt: skip
 
 
@@ -225,7 +227,7 @@ def _check_data(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: A
     for name, values in (known or {}).items():
         got = getattr(data, name)
         if got not in values and not (name == "rm_type" and data.custom_rm_path):
-            yield Problem(_where(plan, f"workload.data.{name}"), "this data set has another", got=got,
+            yield Problem(_where(plan, f"workload.data.{name}"), "differs from this data set's key", got=got,
                           expected=" or ".join(values))  # fmt: skip
 
 
@@ -234,23 +236,23 @@ def _check_env(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Runs that do not time carry no verdict on speed: they have too few pairs for one."""
+    """Runs that do not measure time must have too few pairs for a verdict on speed."""
     what_for, measure = vime_of(plan).what_for, plan.run.measure
     if what_for != "timing" and plan.is_crossover:
-        yield Problem(_where(plan, "measure.design"), f"a {what_for} run times nothing", got=measure.design,
+        yield Problem(_where(plan, "measure.design"), f"a {what_for} run does not measure time", got=measure.design,
                       expected="parallel")  # fmt: skip
     elif what_for != "timing" and measure.pairs > MOST_PAIRS_WITHOUT_VERDICT:
-        yield Problem(_where(plan, "measure.pairs"), f"a {what_for} run times nothing", got=measure.pairs,
-                      expected=f"at most {MOST_PAIRS_WITHOUT_VERDICT}, which carry no verdict on speed")  # fmt: skip
+        yield Problem(_where(plan, "measure.pairs"), f"a {what_for} run does not measure time", got=measure.pairs,
+                      expected=f"at most {MOST_PAIRS_WITHOUT_VERDICT}, too few for a verdict on speed")  # fmt: skip
     if what_for == "deterministic" and plan.hardware.platform == "rocm" and plan.run.lane != "train-only":
         where = _where(plan, "workload.what_for")
         yield Problem(
-            where, "vLLM's deterministic attention is NVIDIA's only", got=what_for, expected="lane train-only"
+            where, "vLLM's deterministic attention needs NVIDIA GPUs", got=what_for, expected="lane train-only"
         )
 
 
 def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """``require`` refuses to start with an operator that cannot run: better said before there is a job."""
+    """Report operators that cannot run before the job, because ``require`` would refuse to start with them."""
     if plan.run.rl_kernel.mode != "require" or not plan.needs_rl_kernel:
         return
     for item in plan.eligibilities():

@@ -188,12 +188,12 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "stale_processes": (
         {"host": {"trainer_processes": ["raylet"]}},
         Level.WARNING,
-        ("host.trainer_processes", "none before the first trial", "raylet"),
+        ("host.trainer_processes", "no such process before the first trial", "raylet"),
     ),
     "other_runs": (
         {"host": {"other_runs": ["20261120T120000Z-0123abcd-4567"]}},
         Level.BLOCKING,
-        ("host.other_runs", "none beside this one", "20261120T120000Z-0123abcd-4567"),
+        ("host.other_runs", "no other run", "20261120T120000Z-0123abcd-4567"),
     ),
     "shared_memory": ({"host": {"dev_shm_gib": 0.06}}, Level.WARNING, ("host.dev_shm_gib", "at least 1", "0.06")),
     "scratch_room": ({"host": {"tmp_free_gib": 2.5}}, Level.WARNING, ("host.tmp_free_gib", "at least 10", "2.5")),

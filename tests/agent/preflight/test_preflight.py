@@ -203,7 +203,7 @@ def test_a_gpu_of_the_same_name_with_other_memory_blocks(memory_mib: object, lev
 PINNED = Stack(
     stack="pinned", purpose="x", pins={"megatron_lm": Pin(repository="https://git.example/x", commit="1" * 40)}
 )
-WAY_OUT = ", as stack pinned pins; --stack host takes what is there"
+WAY_OUT = ", pinned by stack pinned; --stack host uses what is installed"
 
 
 @pytest.mark.parametrize(
