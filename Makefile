@@ -27,7 +27,7 @@ BUILDER ?= rlk-repro-$(word 2,$(subst :, ,$(firstword $(subst @, ,$(BUILDKIT_IMA
 # What the demo runs on; by default what this machine is.
 HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
 
-.PHONY: help demo demo-rl-kernel test test-real test-long fuzz lint types fmt goldens docs-check site images lock bench clean
+.PHONY: help demo demo-rl-kernel test test-real test-long fuzz lint types fmt goldens docs-check site images lock lock-stack bench clean
 
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ lock: ## Rewrite the hash locks (needs uv)
 	$(COMPILE) -c requirements/base.txt --group build -o requirements/build.txt
 	$(COMPILE) -c requirements/base.txt --group dev -o requirements/dev.txt
 	$(COMPILE) --group rl-kernel -o requirements/rl-kernel.txt
+
+lock-stack: $(VENV)/.dev ## Rewrite the package locks of a stack (STACK; needs uv); its file names the hashes that this prints
+	$(BIN)/python -m tools.lock_stack "$(STACK)"
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

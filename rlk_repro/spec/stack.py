@@ -97,7 +97,7 @@ class Component(Model):
 class Stack(GrowingModel):
     """A named set of pins, ``manifests/stacks/<stack>.yaml``.  Without an image the run uses the host's software."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"unpublished", "bases", "components", "moving"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"unpublished", "bases", "locks", "components", "moving"})
 
     schema_: Schema = Field(alias="schema", default=1)
     stack: Name
@@ -106,6 +106,9 @@ class Stack(GrowingModel):
     unpublished: dict[ImagePlatform, Unpublished] = Field({}, description="images that are planned but not published")
     pins: dict[PinName, Pin] = Field({}, description="versions that every node must have before the first trial")
     bases: dict[ImagePlatform, BaseImage] = Field({})
+    locks: dict[ImagePlatform, Digest] = Field(
+        {}, description="hash of requirements/STACK-PLATFORM.txt: every Python package by version and hash"
+    )
     components: dict[Name, Component] = Field(
         {}, description="further parts, recorded but not checked: the image's own record names them"
     )

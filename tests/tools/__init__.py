@@ -1,0 +1,1 @@
+"""What only the Makefile and tests use."""
