@@ -133,7 +133,7 @@ class GzipReader:
     def _read_header(self) -> bytes | None:
         header = self._stream.read(_PLAIN_HEADER_BYTES)
         if len(header) < _PLAIN_HEADER_BYTES or not header.startswith(_MAGIC):
-            self._place.refuse("not a gzip file, as every bundle.tgz is", hint=FIND_BUNDLE)
+            self._place.refuse("not a gzip file", hint=FIND_BUNDLE)
         flags = header[len(_MAGIC)]
         if flags == _FLAG_EXTRA:
             header += self._stream.read(len(_OUR_HEADER) - _PLAIN_HEADER_BYTES)

@@ -10,7 +10,9 @@ from rlk_repro.base.errors import shorten
 from rlk_repro.base.findings import Level
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.units import count, format_number, format_percent
+from rlk_repro.report.operators import find_speedup
 from rlk_repro.report.view import View
+from rlk_repro.rundir.operator_results import OperatorKind
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
 from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.crossover import MIN_SESSIONS
@@ -73,7 +75,7 @@ def describe_answer(view: View) -> str:
     analysis = view.analysis
     word, effect = analysis.verdict.word, analysis.effect(view.primary)
     if word is VerdictWord.NO_COMPARISON:
-        return "Result: operators were measured one by one; no variants were compared."
+        return _describe_operators(analysis)
     if effect is None or effect.ratio is None:
         return f"Result: nothing was compared. {_first(analysis)}"
     if word is VerdictWord.NOT_COMPARABLE:
@@ -86,6 +88,20 @@ def describe_answer(view: View) -> str:
         share = format_number(100 * analysis.verdict.smallest_effect, 3)
         return f"Result: with {subject} {what} the same time within {share} %: {_size(view, effect)}{memory}."
     return f"Result: with {subject} {what} {_size(view, effect)}{memory}."
+
+
+def _describe_operators(analysis: Analysis) -> str:
+    """The lowest and highest case of each operator of RL-Kernel that has kernels of its own."""
+    found: dict[str, list[float]] = {}
+    for result in analysis.operators:
+        speedup = find_speedup(result)
+        if result.kind is OperatorKind.FUSED and speedup is not None:
+            found.setdefault(result.case.operator, []).append(speedup)
+    ends = {name: dict.fromkeys(f"{end:.3g}" for end in (min(speeds), max(speeds))) for name, speeds in found.items()}
+    shown = [f"{name} {' to '.join(texts)}" for name, texts in ends.items()]
+    if not shown:
+        return "Result: operators were measured one by one; no variants were compared."
+    return f"Result: RL-Kernel's operators alone, in multiples of vime's speed: {', '.join(shown)}."
 
 
 def _first(analysis: Analysis) -> str:
@@ -159,8 +175,8 @@ def describe_publishing(view: View) -> str:
     analysis, bundle_id = view.analysis, view.context.bundle_id
     if not bundle_id or analysis.verdict.word not in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}:
         return ""
-    words = describe_answer(view).removeprefix("Result: ").removesuffix(".")
-    return f"the bundle, its id {bundle_id}, and no more than: {words}, {describe_ground(analysis)}"
+    ground = describe_ground(analysis)
+    return f"To publish: the bundle, its id {bundle_id}, this result with its interval, and what it rests on: {ground}."
 
 
 def list_suspects(view: View) -> str:

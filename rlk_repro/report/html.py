@@ -27,7 +27,7 @@ from rlk_repro.report.evidence import MetricEvidence, make_evidence, make_step_t
 from rlk_repro.report.figure import Figure
 from rlk_repro.report.labels import clean
 from rlk_repro.report.plots import make_figures
-from rlk_repro.report.sections import VERDICT_TONES
+from rlk_repro.report.sections import choose_tone
 from rlk_repro.report.surroundings import make_cautions, make_sections
 from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.rundir.results import Analysis
@@ -69,7 +69,7 @@ def _render_lines(view: View) -> Iterator[str]:
     yield from _render_head(view)
     yield "<main>"
     figures = make_figures(view)
-    first, rest = (figures[:1], figures[1:]) if view.is_comparison else ((), figures)
+    first, rest = figures[:1], figures[1:]
     yield from _render_verdict(view, first)
     yield from _render_contents(sections)
     yield from _render_basis(view)
@@ -97,7 +97,7 @@ def _render_head(view: View) -> Iterator[str]:
 
 def _render_verdict(view: View, figures: Sequence[Figure]) -> Iterator[str]:
     """What a reader sees first: the word, its size, what it is of, the plot that it rests on, and what to do now."""
-    tone = VERDICT_TONES[view.analysis.verdict.word]
+    tone = choose_tone(view.analysis)
     yield f'<section id="verdict" class="verdict {tone}" aria-labelledby="verdict-word"><div class="first"><div>'
     yield f'<h2 id="verdict-word">{_escape(describe_words(view.analysis))}</h2>'
     yield f'<p class="answer">{_escape(describe_answer(view))}</p>'
@@ -108,11 +108,11 @@ def _render_verdict(view: View, figures: Sequence[Figure]) -> Iterator[str]:
     what_now = _escape(suggest_next(view, view.context.bundle))
     suspects = _escape(list_suspects(view))
     more = f"<dt>suspects</dt><dd>{suspects}</dd>" if suspects else ""
-    if publishing := _escape(describe_publishing(view)):
-        more += f"<dt>to publish</dt><dd>{publishing}</dd>"
     yield f'<dl class="next"><dt>what now</dt><dd><code>{what_now}</code></dd>{more}</dl></div>'
     yield from map(_render_figure, figures)
     yield "</div>"
+    if publishing := describe_publishing(view):
+        yield f"<p>{_escape(publishing)}</p>"
     yield from (f'<p class="caution">{_escape(caution)}</p>' for caution in make_cautions(view))
     yield "</section>"
 

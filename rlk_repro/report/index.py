@@ -14,15 +14,15 @@ from rlk_repro.report.answer import describe_baseline, describe_words
 from rlk_repro.report.basis import SHOWN_HASH, describe_interval, find_commit, find_date
 from rlk_repro.report.blocks import Column, Section, Table, TableCell
 from rlk_repro.report.html import render_page
-from rlk_repro.report.sections import VERDICT_TONES
+from rlk_repro.report.sections import choose_tone
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis
 
 INDEX_NAME: Final = "index.html"
 _COLUMNS: Final = (
     *(Column(name="run"), Column(name="verdict")),
-    *(Column(name=name, is_number=True) for name in ("time of a step", "95 % interval", "n")),
-    *(Column(name=name) for name in ("what a step is", "baseline", "date", "stack", "RL-Kernel", "bundle")),
+    *(Column(name=name) for name in ("time of a step (95 % interval)", "n", "date", "RL-Kernel", "bundle")),
+    Column(name="what a step is", is_prose=True),
 )
 STEPS: Final = {
     "module": "vime's loss functions alone",
@@ -94,17 +94,17 @@ def _make_row(entry: Entry) -> tuple[TableCell, ...]:
     analysis = entry.analysis
     view = make_view(analysis, entry.context)
     effect = analysis.effect(view.primary)
-    figures = ["not compared", "", ""]
+    figures = ["not compared", ""]
+    step = STEPS.get(analysis.workload, analysis.workload)
+    baseline = f", against {describe_baseline(view)}" if view.is_comparison else ""
     if effect is not None and effect.ratio is not None:
-        figures = [format_percent(effect.ratio), describe_interval(effect), count(effect.n, analysis.unit)]
+        figures = [f"{format_percent(effect.ratio)} ({describe_interval(effect)})", count(effect.n, analysis.unit)]
     return (
         TableCell(text=analysis.run, target=f"{entry.shown_id}/{HTML_NAME}"),
-        TableCell(text=describe_words(analysis), tone=VERDICT_TONES[analysis.verdict.word]),
+        TableCell(text=describe_words(analysis), tone=choose_tone(analysis)),
         *(TableCell(text=text) for text in figures),
-        TableCell(text=STEPS.get(analysis.workload, analysis.workload)),
-        TableCell(text=describe_baseline(view) if view.is_comparison else ""),
         TableCell(text=find_date(analysis)),
-        TableCell(text=analysis.stack),
         TableCell(text=find_commit(analysis, "RL-Kernel"), is_code=True),
         TableCell(text=entry.shown_id, is_code=True),
+        TableCell(text=f"{step}{baseline}; stack {analysis.stack}"),
     )

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rlk_repro.report.figure import LEGEND_Y, Figure, is_drawable, make_figure
-from rlk_repro.report.operators import describe_case, describe_speedup, group_by_case
+from rlk_repro.report.figure import LEGEND_Y, Figure, make_figure
+from rlk_repro.report.operators import describe_case, describe_speedup, find_speedup, group_by_case
 from rlk_repro.report.svg import WIDTH, Scale, line, marker, text
 from rlk_repro.report.view import View
-from rlk_repro.rundir.operator_results import REFERENCE, OperatorCase, OperatorKind, OperatorResult
+from rlk_repro.rundir.operator_results import OperatorCase, OperatorKind, OperatorResult
 
 LEFT: Final = 200
 RIGHT: Final = WIDTH - 14
@@ -28,7 +28,7 @@ STYLES: Final = {
 
 def plot_speedups(view: View) -> tuple[Figure, ...]:
     """One figure per operator that has a speedup; what has none is in the tables."""
-    results = [result for result in view.analysis.operators if _find_speedup(result) is not None]
+    results = [result for result in view.analysis.operators if find_speedup(result) is not None]
     operators = list(dict.fromkeys(result.case.operator for result in results))
     return tuple(
         _plot_operator(place, operator, [result for result in results if result.case.operator == operator])
@@ -36,18 +36,10 @@ def plot_speedups(view: View) -> tuple[Figure, ...]:
     )
 
 
-def _find_speedup(result: OperatorResult) -> float | None:
-    """The geometric middle of the processes; none for the reference, which is 1 by definition."""
-    speedups = [trial.speedup for trial in result.trials if is_drawable(trial.speedup) and trial.speedup > 0]
-    if result.implementation == REFERENCE or not speedups:
-        return None
-    return math.exp(math.fsum(map(math.log, speedups)) / len(speedups))
-
-
 def _plot_operator(place: int, operator: str, results: Sequence[OperatorResult]) -> Figure:
     cases = group_by_case(results)
     shown = cases[:MAX_ROWS]
-    logs = [math.log2(speedup) for result in results if (speedup := _find_speedup(result)) is not None]
+    logs = [math.log2(speedup) for result in results if (speedup := find_speedup(result)) is not None]
     x = Scale(min(-1.0, math.floor(min(logs))), max(1.0, math.ceil(max(logs))), LEFT, RIGHT)
     bottom = TOP + ROW * len(shown) + 6
     kinds = [kind for kind in STYLES if any(result.kind is kind for result in results)]
@@ -84,7 +76,7 @@ def _draw_legend(kinds: Sequence[OperatorKind]) -> Iterator[str]:
 def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y: float) -> Iterator[str]:
     yield text(LEFT - 8, y + 4, _label(case), "tick", "end")
     for result in sorted(results, key=lambda item: item.kind is OperatorKind.FUSED):  # on top where marks meet
-        speedup = _find_speedup(result)
+        speedup = find_speedup(result)
         if speedup is None or result.kind not in STYLES:
             continue
         shape, style, _ = STYLES[result.kind]

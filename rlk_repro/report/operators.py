@@ -22,6 +22,7 @@ from rlk_repro.report.blocks import (
     make_columns,
     make_row,
 )
+from rlk_repro.report.figure import is_drawable
 from rlk_repro.report.labels import NOT_RECORDED, format_fixed
 from rlk_repro.report.view import View, log_path
 from rlk_repro.rundir.operator_results import (
@@ -146,6 +147,14 @@ def describe_median(result: OperatorResult) -> str:
     if not values:
         return result.status.value
     return _show_range(dict.fromkeys((format_ms(values[0]), format_ms(values[-1]))))
+
+
+def find_speedup(result: OperatorResult) -> float | None:
+    """The geometric middle of the processes; none for the reference, which is 1 by definition."""
+    speedups = [trial.speedup for trial in result.trials if is_drawable(trial.speedup) and trial.speedup > 0]
+    if result.implementation == REFERENCE or not speedups:
+        return None
+    return math.exp(math.fsum(map(math.log, speedups)) / len(speedups))
 
 
 def describe_speedup(result: OperatorResult) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 
 from rlk_repro.base.units import format_count, format_duration, format_number, format_percent
 from rlk_repro.operators import OPERATORS
+from rlk_repro.report.answer import did_not_run
 from rlk_repro.report.basis import describe_confidence, describe_interval
 from rlk_repro.report.blocks import (
     Block,
@@ -27,6 +28,7 @@ from rlk_repro.report.blocks import (
 from rlk_repro.report.labels import NOT_RECORDED, start_sentence
 from rlk_repro.report.view import View, log_path
 from rlk_repro.rundir.results import (
+    Analysis,
     DecisionSummary,
     Effect,
     Gate,
@@ -69,6 +71,11 @@ INSIDE_NOTE: Final = (
     "so that this timer holds other work in enabled than in baseline. The GRPO loss as a whole is comparable."
 )
 PAIR_TONES: Final = {PairStatus.SCORED: Tone.PLAIN, PairStatus.VOID: Tone.BAD, PairStatus.DROPPED: Tone.BAD}
+
+
+def choose_tone(analysis: Analysis) -> Tone:
+    """What did not run with RL-Kernel is an open question, not a bad answer."""
+    return Tone.OPEN if did_not_run(analysis) else VERDICT_TONES[analysis.verdict.word]
 
 
 def make_effects(view: View) -> Section:

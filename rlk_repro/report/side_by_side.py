@@ -12,7 +12,7 @@ from rlk_repro.report.basis import SHOWN_HASH, describe_interval, make_identity,
 from rlk_repro.report.blocks import Column, Section, Table, TableCell
 from rlk_repro.report.html import render_page
 from rlk_repro.report.index import INDEX_NAME
-from rlk_repro.report.sections import GATE_TONES, VERDICT_TONES
+from rlk_repro.report.sections import GATE_TONES, choose_tone
 from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.rundir.results import Analysis, Effect
 
@@ -67,7 +67,7 @@ def _mark(cells: Sequence[TableCell]) -> str:
 
 def _list_answers(view: View) -> Iterable[tuple[str, TableCell]]:
     analysis = view.analysis
-    yield "verdict", TableCell(text=describe_words(analysis), tone=VERDICT_TONES[analysis.verdict.word])
+    yield "verdict", TableCell(text=describe_words(analysis), tone=choose_tone(analysis))
     yield "answer", TableCell(text=describe_answer(view).removeprefix("Result: "))
     yield "rests on", TableCell(text=describe_ground(analysis))
     yield "bundle", TableCell(text=view.context.bundle_id[:SHOWN_HASH] or "not sealed", is_code=True)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rlk_repro.base.findings import Level, sort_findings
 from rlk_repro.base.units import format_percent
-from rlk_repro.report.answer import describe_answer, describe_ground, did_not_run, list_suspects, suggest_next
+from rlk_repro.report.answer import describe_answer, describe_ground, list_suspects, suggest_next
 from rlk_repro.report.basis import describe_headline, describe_interval, make_basis, make_identity
 from rlk_repro.report.blocks import TableCell, Tone
 from rlk_repro.report.labels import NOT_RECORDED, clean
@@ -30,7 +30,7 @@ from rlk_repro.report.operators import (
     describe_speedup,
     group_by_case,
 )
-from rlk_repro.report.sections import GATE_TONES, VERDICT_TONES, describe_floor, make_proof_cell
+from rlk_repro.report.sections import GATE_TONES, choose_tone, describe_floor, make_proof_cell
 from rlk_repro.report.surroundings import describe_range, list_unrecorded, make_cautions, make_commands
 from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.rundir.operator_results import OperatorResult
@@ -88,10 +88,7 @@ def print_answer(
 
 
 def _print_word(analysis: Analysis, console: Console) -> None:
-    """What did not run with RL-Kernel is an open question, not a bad answer."""
-    word = analysis.verdict.word
-    tone = Tone.OPEN if did_not_run(analysis) else VERDICT_TONES[word]
-    console.print(_text(word.value.upper(), f"bold {STYLES[tone]}".strip()))
+    console.print(_text(analysis.verdict.word.value.upper(), f"bold {STYLES[choose_tone(analysis)]}".strip()))
 
 
 def print_summary(analysis: Analysis, console: Console, context: Context | None = None) -> None:

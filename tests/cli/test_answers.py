@@ -14,13 +14,15 @@ from rlk_repro.base.resources import data_dir
 from rlk_repro.cli.answers import ANSWERS
 from rlk_repro.cli.commands import EXAMPLES
 from tests import ROOT
+from tests.support.images.container_image import make_image
 
 Call = Callable[..., tuple[int, str, str]]
 EVIDENCE = ROOT / "docs" / "evidence"
 OPERATORS, MODULE, VIME = (str(EVIDENCE / f"{name}-h200.tgz") for name in ("operators", "module-qwen3-4b", "vime-tp2"))
 SMALL = ("--set", "measure.pairs=1", "--set", "workload.grpo.rollout_batch_size=2", "--pairs", "1")
 ALONE = (
-    "claims list", "claims lint x.md", "doctor", "images list", "list", "prepare smoke",
+    "claims list", "claims lint x.md", "claims check ratio-kl-forward",
+    "images check image.tar", "doctor", "images list", "list", "prepare smoke",
     "images build --stack 2026-07 --platform cuda-amd64 --dry-run", "images pin vime-host",
     "prepare vime-train-only --hardware h200 --dry-run", "profile init --cluster local -o mine.yaml",
     "profile check local", "profile show generic-h200", "runs list", "runs show qwen3-4b", "submit qwen3-30b-a3b "
@@ -30,14 +32,19 @@ ALONE = (
 )  # fmt: skip
 
 
+def load_schema() -> Any:
+    return json.loads((data_dir("manifests") / "schema" / "answers.schema.json").read_text())
+
+
 @pytest.fixture(scope="module")
 def schema() -> Any:
-    return json.loads((data_dir("manifests") / "schema" / "answers.schema.json").read_text())
+    return load_schema()
 
 
 @pytest.fixture(autouse=True)
 def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "image.tar").write_bytes(make_image().archive())
     (tmp_path / "x.md").write_text("RL-Kernel makes expert kernels of MoE models faster.\n")
 
 

@@ -33,6 +33,8 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Stack
 from rlk_repro.submit import planning, sending
 from tests import ROOT
+from tests.cli.test_answers import check as check_answer
+from tests.cli.test_answers import load_schema
 from tests.docs.test_first_commands import ELSEWHERE, read_transcripts, require_shown
 from tests.support.git_mirror import ADDRESS, render_config
 from tests.support.images import examples
@@ -185,7 +187,7 @@ def test_the_same_inputs_give_the_same_files(built: Workshop) -> None:
 
 
 def test_the_first_commands_are_answered_in_a_container_without_a_scheduler(built: Workshop) -> None:
-    start = ("podman", "run", "--rm", "--cgroups=disabled", "--network=host", f"--volume={ROOT}/docs:/here/docs:ro")
+    start = ("podman", "run", "--rm", "--network=host", f"--volume={ROOT}/docs:/here/docs:ro")
     for words, lines, exit_code in read_transcripts(ELSEWHERE):
         done = built.engine.run(*start, "--workdir=/here", "localhost/ours", "rlk-repro", *words, check=False)
         assert done.returncode == exit_code, done.stderr
@@ -263,6 +265,10 @@ def test_an_image_is_published_pulled_carried_and_checked(
     code, out, _ = call("images", "import", str(carried), "--to", f"docker://{built.host}/elsewhere:1", "--stack",
                         str(published))  # fmt: skip
     assert (code, out) == (0, f"docker://{built.host}/elsewhere:1: {digest}\n")
+    for line in (f"pull --stack {published} --runtime podman", f"export --stack {published} -o {tmp_path / 'again'}",
+                 f"import {carried} --to docker://{built.host}/elsewhere:3 --stack {published}",
+                 f"check {where}@{digest} --runtime podman --stack {published}"):  # fmt: skip
+        assert check_answer(call, load_schema(), f"images {line}")["findings"] == []
     blob = max((carried / "blobs/sha256").iterdir(), key=lambda file: file.stat().st_size)
     with blob.open("r+b") as stream:
         stream.write(b"\0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
 
@@ -13,13 +14,18 @@ import pytest
 from rlk_repro.base import proc
 from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.html import render_html
+from rlk_repro.report.index import Entry, render_index
+from rlk_repro.report.view import Context
+from rlk_repro.rundir.results import Analysis
 from tests import ROOT
 from tests.support.analysis_examples import EXAMPLES
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
 WANTED = ("#verdict-word", "#verdict .answer", "#verdict .next", "#verdict figure svg")
 SCRIPT = """<script>document.title = JSON.stringify({height: document.documentElement.scrollHeight,
-bottoms: %s.map(name => document.querySelector(name)?.getBoundingClientRect().bottom)})</script></body>"""
+boxes: %s.map(name => document.querySelector(name)?.getBoundingClientRect())})</script></body>"""
+
+SCREENS = ((1280, 800), (390, 844))
 
 pytestmark = [
     pytest.mark.real,
@@ -27,9 +33,11 @@ pytestmark = [
 ]
 
 
-def measure(page: str, folder: Path, width: int, height: int) -> tuple[int, list[float]]:
-    """The height of the page, and how far down each wanted part ends, as a browser of this size lays it out."""
-    page = re.sub(r"<meta http-equiv[^>]*>", "", page).replace("</body>", SCRIPT % json.dumps(WANTED))
+def measure(
+    page: str, folder: Path, width: int, height: int, wanted: Sequence[str] = WANTED
+) -> tuple[int, list[dict[str, float]]]:
+    """The height of the page, and the box of each wanted part, as a browser of this size lays it out."""
+    page = re.sub(r"<meta http-equiv[^>]*>", "", page).replace("</body>", SCRIPT % json.dumps(wanted))
     (folder / "page.html").write_text(page)
     frame = f'<iframe src="page.html" style="width:{width}px;height:{height}px"></iframe>'
     (folder / "frame.html").write_text(
@@ -49,20 +57,50 @@ def measure(page: str, folder: Path, width: int, height: int) -> tuple[int, list
     )
     (title,) = re.findall("<title>(.*?)</title>", done.stdout)
     found = json.loads(unescape(title))
-    return found["height"], found["bottoms"]
+    assert None not in found["boxes"], wanted
+    return found["height"], found["boxes"]
 
 
-@pytest.mark.parametrize("name", ["faster", "inconclusive", "not-comparable"])
-@pytest.mark.parametrize(("width", "height", "num_parts"), [(1280, 800, 4), (390, 844, 3)])
-def test_the_first_screen_holds_the_answer(name: str, width: int, height: int, num_parts: int, tmp_path: Path) -> None:
-    """On a telephone the plot begins there and ends below."""
-    _, bottoms = measure(render_html(EXAMPLES[name]()), tmp_path, width, height)
-    assert max(bottoms[:num_parts]) <= height, bottoms
+def require_seen(boxes: Sequence[dict[str, float]], width: int, height: int) -> None:
+    """Nothing is below the screen or beside it."""
+    assert max(box["bottom"] for box in boxes) <= height, boxes
+    assert max(box["right"] for box in boxes) <= width, boxes
+
+
+def load(name: str) -> tuple[Analysis, Context]:
+    return load_result(ROOT / "docs" / "evidence" / f"{name}.tgz", is_linked=False)
+
+
+@pytest.mark.parametrize("name", ["faster", "inconclusive", "not-comparable", "all-fallback", "evidence"])
+@pytest.mark.parametrize(("width", "height"), SCREENS)
+def test_the_first_screen_holds_the_answer(name: str, width: int, height: int, tmp_path: Path) -> None:
+    """On a telephone the plot begins there and ends below; ``all-fallback`` is what a demo without RL-Kernel gives."""
+    page = render_html(*load("qwen3-4b-random-h200")) if name == "evidence" else render_html(EXAMPLES[name]())
+    _, boxes = measure(page, tmp_path, width, height)
+    *parts, plot = boxes
+    require_seen(parts, width, height)
+    assert (plot["bottom"] if width > height else plot["top"]) <= height
+
+
+@pytest.mark.parametrize(("width", "height"), SCREENS)
+def test_the_first_screen_of_operators_holds_their_sizes_and_a_plot(width: int, height: int, tmp_path: Path) -> None:
+    page = render_html(*load("operators-h200"))
+    assert "in multiples of vime&#x27;s speed: logp 3.05 to 15.6" in page
+    require_seen(measure(page, tmp_path, width, height)[1], width, height)
+
+
+@pytest.mark.parametrize(("width", "height"), SCREENS)
+def test_the_first_screen_of_the_index_holds_verdict_size_and_interval(width: int, height: int, tmp_path: Path) -> None:
+    found = map(load, ("qwen3-4b-random-h200", "vime-live-h200"))
+    entries = [Entry(analysis=analysis, context=context) for analysis, context in found]
+    page = render_index(entries)
+    assert "-2.37 % (-3.22 % to -1.52 %)" in page.replace("\u00a0", " ")
+    wanted = [f"tbody tr:nth-child({row}) > :nth-child({cell})" for row in (1, 2) for cell in range(1, 8)]
+    require_seen(measure(page, tmp_path, width, height, wanted)[1], width, height)
 
 
 @pytest.mark.parametrize("name", ["vime-live-h200", "vime-train-only-r3-h200", "module-qwen3-4b-sessions-h200"])
 def test_a_folded_page_is_short(name: str, tmp_path: Path) -> None:
-    analysis, context = load_result(ROOT / "docs" / "evidence" / f"{name}.tgz", is_linked=False)
-    height, bottoms = measure(render_html(analysis, context), tmp_path, 1280, 800)
+    height, boxes = measure(render_html(*load(name)), tmp_path, 1280, 800)
     assert height <= 8000
-    assert all(bottom <= 800 for bottom in bottoms)
+    require_seen(boxes, 1280, 800)
