@@ -92,9 +92,9 @@ def build(
         str | None, typer.Option(help="Name of the image; default: localhost/rlk-repro:STACK-PLATFORM.")
     ] = None,
     base: Annotated[
-        str | None, typer.Option(metavar="NAME@DIGEST", help="Build on this image instead of the stack's base.")
+        str | None, typer.Option(metavar="NAME@DIGEST", help="Build on this, not on the stack's base.")
     ] = None,
-    is_bake: Annotated[bool, typer.Option("--bake", help="Print the environment of docker/docker-bake.hcl.")] = False,
+    is_bake: Annotated[bool, typer.Option("--bake", help="Print the variables of docker-bake.hcl.")] = False,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command line, run nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:

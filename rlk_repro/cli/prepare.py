@@ -34,11 +34,9 @@ def prepare(
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the run; repeatable.")
     ] = None,
     mirror: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Look there first: a prepared directory, or a hub cache.")
+        Path | None, typer.Option(metavar="DIR", help="Look there first: prepared, or a hub cache.")
     ] = None,
-    cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where it goes; default the profile's prepared_dir.")
-    ] = None,
+    cache: Annotated[Path | None, typer.Option(metavar="DIR", help="Where it goes; default: the profile's.")] = None,
     is_offline: Annotated[bool, typer.Option("--offline", help="Ask no hub and fetch no archive.")] = False,
     is_verifying: Annotated[bool, typer.Option("--verify", help="Hash again every byte that is there.")] = False,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is missing and its size.")] = False,

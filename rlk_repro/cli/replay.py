@@ -42,26 +42,22 @@ def replay(
     profile: Annotated[
         str | None,
         typer.Option(
-            help="A profile of yours; the bundle's is never used.",
+            help="Yours, never the bundle's.",
             show_default="local",
             autocompletion=complete_profile,
         ),
     ] = None,
     is_on_same_nodes: Annotated[
-        bool, typer.Option("--same-nodes", help="Ask the cluster for the recorded nodes, by name.")
+        bool, typer.Option("--same-nodes", help="Ask for the recorded nodes, by name.")
     ] = False,
     vime_src: VimeSource = None,
     megatron_src: MegatronSource = None,
     rl_kernel_src: RlKernelSource = None,
-    is_accepted: Annotated[
-        bool, typer.Option("--yes", help="Run what was shown without asking, in spite of blocking drift.")
-    ] = False,
-    is_trusted: Annotated[
-        bool, typer.Option("--trust", help="Run code that the bundle names and no pinned source holds.")
-    ] = False,
+    is_accepted: Annotated[bool, typer.Option("--yes", help="Do not ask; run in spite of drift.")] = False,
+    is_trusted: Annotated[bool, typer.Option("--trust", help="Run code that no pinned source holds.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a bundle, repeat its analysis, run the same experiment again and compare."""
+    """Check a bundle, analyse it again, run it again and compare."""
     from rlk_repro.replay import steps
 
     recorded = steps.reanalyse(bundle)

@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from rlk_repro.plan import Plan
     from rlk_repro.probes.code import CodeSource
 
-VimeSource: TypeAlias = Annotated[
-    Path | None, typer.Option("--vime-src", help="Checkout of vime; else VIME_SRC, else the installed one.")
-]
+VimeSource: TypeAlias = Annotated[Path | None, typer.Option("--vime-src", help="Checkout of vime, or VIME_SRC.")]
 MegatronSource: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--megatron-src", help="Checkout of Megatron-LM; else MEGATRON_SRC, else the installed one."),
+    typer.Option("--megatron-src", help="Checkout of Megatron-LM, or MEGATRON_SRC."),
 ]
 RlKernelSource: TypeAlias = Annotated[
-    Path | None, typer.Option("--rl-kernel-src", help="Checkout of RL-Kernel; else RLK_SRC, else the installed one.")
+    Path | None, typer.Option("--rl-kernel-src", help="Checkout of RL-Kernel, or RLK_SRC.")
 ]
 
 

@@ -37,6 +37,15 @@ def test_help_shows_the_example_and_no_type_of_a_flag(call: Call, words: str, mo
     assert "<bool>" not in out
 
 
+@pytest.mark.parametrize("words", sorted(EXAMPLES))
+def test_help_fits_a_terminal_of_24_lines_where_the_options_do(
+    call: Call, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    longest = {"submit": 37, "replay": 27, "prepare": 26}
+    assert len(call(*words.split(), "-h")[1].splitlines()) <= longest.get(words, 24)
+
+
 @pytest.mark.parametrize("words", ["", "claims", "images", "profile", "runs"])
 def test_the_help_of_a_group_shows_no_type_of_a_flag(call: Call, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
