@@ -7,18 +7,21 @@ python=$1/bin/python
 pip() { "$python" -m pip --disable-pip-version-check --no-input "$@"; }
 
 "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' && exit
+say() { echo "make: fetches $1 now: 0.2 GB without CUDA, several GB with it (docs/testing.md); pip names each file's size" >&2; }
 if [ -n "${2-}" ]; then
-  pip install --quiet "$2"
+  say "$2"
+  pip install "$2"
   exit
 fi
 lock=requirements/torch.txt
 wanted=$(grep -o '^torch==[0-9.]*' "$lock")
 folder=$1/torch
 trap 'rm -rf "$folder"' EXIT
-pip download --quiet --no-deps --dest "$folder" "$wanted"
+say "$wanted"
+pip download --no-deps --dest "$folder" "$wanted"
 if ! pip install --quiet --no-deps --no-index --find-links "$folder" --require-hashes -r "$lock"; then
   echo "make: this index serves another build of $wanted than those of $lock: $(ls "$folder")" >&2
   echo "  hint: make TORCH=$wanted takes it unchecked; docs/testing.md" >&2
   exit 1
 fi
-pip install --quiet "$wanted"
+pip install "$wanted"

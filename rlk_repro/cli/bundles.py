@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, Unsealed, say, say_findings, say_json
+from rlk_repro.cli.output import AsJson, Unsealed, note, say, say_findings, say_json
 
 if TYPE_CHECKING:
     from rlk_repro.bundle.verify import Verification
@@ -77,6 +77,10 @@ def diff(
     is_gate: Annotated[
         bool, typer.Option("--gate", help="Ask one thing: is the second worse than the first? Exit 1 if so.")
     ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Write both reports and one page, side by side."),
+    ] = None,
     is_unsealed_fine: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
@@ -108,8 +112,24 @@ def diff(
             say("identical: plan, manifests and recorded code")
         for line in [] if comparison is None else comparison.lines():
             say(line)
+    if output is not None:
+        _write_pages((first, second), output)
     if has_blocking(difference.findings) or (unsealed and not is_unsealed_fine):
         raise typer.Exit(1)
+
+
+def _write_pages(sources: tuple[Path, Path], output: Path) -> None:
+    from rlk_repro.base.disk import writing
+    from rlk_repro.replay.recorded import load_result
+    from rlk_repro.report import write_report
+    from rlk_repro.report.side_by_side import write_side_by_side
+
+    written = []
+    with writing(output, hint="-o names another folder"):
+        for number, source in enumerate(sources, start=1):
+            analysis, context = load_result(source, is_linked=False)
+            written.append((analysis, context, write_report(analysis, output / str(number), context).html))
+        note(f"side by side: {write_side_by_side(written, output)}")
 
 
 def _judge_gate(reference: Path, later: Path, *, as_json: bool) -> None:

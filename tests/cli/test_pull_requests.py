@@ -128,3 +128,9 @@ def test_what_differs_on_another_machine_fits_a_screen(call: Call, monkeypatch: 
     assert out.index("inconclusive: too noisy to tell") < out.index("drift of this machine")
     assert " values differ or are missing here: " in out
     assert "blocking: gpu.count: expected 1, found 0" in out
+
+
+def test_diff_writes_one_page_side_by_side(call: Call, tmp_path: Path) -> None:
+    _, _, err = call("diff", SESSIONS, AGAIN, "-o", str(tmp_path / "both"))
+    assert err == f"side by side: {tmp_path / 'both' / 'index.html'}\n"
+    assert (tmp_path / "both" / "2" / "report.html").exists()
