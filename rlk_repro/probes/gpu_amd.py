@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.base.units import MIB
-from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
+from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.probes.sources import ask, derive, link_name, list_names, locate, parse_int, read_int, read_text
 from rlk_repro.rundir.manifest import Fact, Unknown
 
@@ -66,7 +66,7 @@ def read_use(root: Path = Path("/")) -> list[GpuUse] | Unknown:
         GpuUse(
             index=index,
             memory_used_mib=_mib(root, f"{gpu.device}/mem_info_vram_used"),
-            processes=tuple(_processes(root, gpu, pids)),
+            pids=tuple(_pids(root, gpu, pids)),
         )
         for index, gpu in enumerate(gpus)
     ] or _no_gpu(root)
@@ -173,11 +173,10 @@ def _mib(root: Path, path: str) -> int | Unknown:
     return derive(read_int(root, path), lambda size_bytes: size_bytes // MIB)
 
 
-def _processes(root: Path, gpu: KfdGpu, pids: list[str]) -> Iterator[GpuProcess]:
+def _pids(root: Path, gpu: KfdGpu, pids: list[str]) -> Iterator[int]:
     for pid in pids:
-        used_mib = _mib(root, f"{KFD}/proc/{pid}/vram_{gpu.gpu_id}")
-        if not isinstance(used_mib, Unknown):
-            yield GpuProcess(pid=int(pid), memory_mib=used_mib)
+        if not isinstance(read_int(root, f"{KFD}/proc/{pid}/vram_{gpu.gpu_id}"), Unknown):
+            yield int(pid)
 
 
 def _links(root: Path, gpus: list[KfdGpu]) -> dict[str, int]:

@@ -12,28 +12,23 @@ IDLE_MEMORY_MIB: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuProcess:
-    """A process that holds memory on a GPU; inside a container its id may be that of the host."""
-
-    pid: int
-    memory_mib: float | Unknown
-
-
-@dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """Memory in use on one GPU, and the processes that use it; a container may not see all of them."""
+    """Memory in use on one GPU, and the processes that use it.
+
+    A container may not see all of them, and may see the host's ids.
+    """
 
     index: int
     memory_used_mib: float | Unknown
-    processes: tuple[GpuProcess, ...] = ()
+    pids: tuple[int, ...] = ()
 
     @property
     def is_busy(self) -> bool:
         used = self.memory_used_mib
-        return bool(self.processes) or (not isinstance(used, Unknown) and used > IDLE_MEMORY_MIB)
+        return bool(self.pids) or (not isinstance(used, Unknown) and used > IDLE_MEMORY_MIB)
 
     def __str__(self) -> str:
-        pids = ", ".join(str(process.pid) for process in self.processes) or "none visible"
+        pids = ", ".join(map(str, self.pids)) or "none visible"
         used = self.memory_used_mib
         memory = str(used) if isinstance(used, Unknown) else f"{used:.0f} MiB"
         return f"GPU {self.index}: {memory} in use, processes: {pids}"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
+from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.probes.sources import ask, derive, parse_int
 from rlk_repro.probes.visible import select_given
 from rlk_repro.rundir.manifest import Fact, Unknown
@@ -80,19 +80,15 @@ def read_devices() -> list[dict[str, Fact]] | Unknown:
 def read_use() -> list[GpuUse] | Unknown:
     """Memory and processes of every GPU this job was given."""
     rows = _query("index", "uuid", "memory.used")
-    apps = _table(ask([TOOL, "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits"]))
-    processes = [row for row in ([] if isinstance(apps, Unknown) else apps) if len(row) == 3 and row[1].isdigit()]
+    apps = _table(ask([TOOL, "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits"]))
+    processes = [row for row in ([] if isinstance(apps, Unknown) else apps) if len(row) == 2 and row[1].isdigit()]
     if isinstance(rows, Unknown):
         return rows
     return [
         GpuUse(
             index=int(index),
             memory_used_mib=parse_int(used, TOOL),
-            processes=tuple(
-                GpuProcess(pid=int(pid), memory_mib=parse_int(memory, TOOL))
-                for owner, pid, memory in processes
-                if owner == uuid
-            ),
+            pids=tuple(int(pid) for owner, pid in processes if owner == uuid),
         )
         for index, uuid, used in select_given(rows, lambda row: (parse_int(row[0], TOOL), row[1]))
         if index.isdigit()

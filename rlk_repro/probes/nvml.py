@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 from rlk_repro.base.units import MIB
-from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
+from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.probes.visible import select_given
 from rlk_repro.rundir.manifest import Fact, Unknown
 
@@ -179,7 +179,7 @@ def read_use(nvml: Any) -> list[GpuUse]:
         GpuUse(
             index=index,
             memory_used_mib=_ask(nvml, QUESTIONS["memory_used_mib"], gpu),
-            processes=tuple(_processes(nvml, gpu)),
+            pids=tuple(_pids(nvml, gpu)),
         )
         for index, gpu in given_handles(nvml)
     ]
@@ -199,9 +199,6 @@ def given_handles(nvml: Any) -> list[tuple[int, Any]]:
     return select_given(handles, lambda handle: (handle[0], _ask(nvml, QUESTIONS["uuid"], handle[1])))
 
 
-def _processes(nvml: Any, gpu: Any) -> Iterator[GpuProcess]:
+def _pids(nvml: Any, gpu: Any) -> list[int]:
     found = _ask(nvml, lambda module, handle: module.nvmlDeviceGetComputeRunningProcesses(handle), gpu)
-    for process in [] if isinstance(found, Unknown) else found:
-        used = process.usedGpuMemory
-        memory_mib = Unknown("NVML: not available") if used is None else used // MIB
-        yield GpuProcess(pid=process.pid, memory_mib=memory_mib)
+    return [] if isinstance(found, Unknown) else [process.pid for process in found]

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from rlk_repro.probes import gpu, gpu_amd, gpu_nvidia, nvidia_smi, nvml
-from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
+from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Unknown
 from tests.support.probe_examples import (
     AMD_SMI_LIST,
@@ -122,7 +122,7 @@ def test_processes_that_nvidia_smi_describes_in_words_are_left_out(tools):
     write_tool(tools, "nvidia-smi", SMI_ANSWERS | {"--query-compute-apps": "No running processes found"})
     use = nvidia_smi.read_use()
     assert isinstance(use, list)
-    assert [gpu.processes for gpu in use] == [(), ()]
+    assert [gpu.pids for gpu in use] == [(), ()]
 
 
 def test_the_matrix_of_a_single_gpu_has_no_pairs():
@@ -135,7 +135,7 @@ def test_use_names_the_processes_behind_it(tools):
     write_tool(tools, "nvidia-smi", SMI_ANSWERS)
     by_smi, by_nvml = gpu_nvidia.read_use(NO_NVML), gpu_nvidia.read_use(FakeNvml())
     assert by_smi == [
-        GpuUse(index=0, memory_used_mib=4715, processes=(GpuProcess(pid=404, memory_mib=4706),)),
+        GpuUse(index=0, memory_used_mib=4715, pids=(404,)),
         GpuUse(index=1, memory_used_mib=600),
     ]
     assert isinstance(by_nvml, list)
@@ -215,7 +215,7 @@ def test_kernel_architectures_are_named_as_the_compiler_does():
 
 def test_use_of_amd_gpus_comes_from_the_kernel(tmp_path):
     assert gpu_amd.read_use(write_amd(tmp_path)) == [
-        GpuUse(index=0, memory_used_mib=284, processes=(GpuProcess(pid=4711, memory_mib=1024),)),
+        GpuUse(index=0, memory_used_mib=284, pids=(4711,)),
         GpuUse(index=1, memory_used_mib=284),
     ]
 

@@ -93,7 +93,7 @@ SMI_ANSWERS = {
     "--query-gpu=index,name": "\n".join(SMI_DEVICE.format(index=index, uuid=uuid) for index, uuid in enumerate(UUIDS)),
     "--query-gpu=driver_version": "580.159.04\n580.159.04",
     "--query-gpu=index,uuid,memory.used": f"0, {UUIDS[0]}, 4715\n1, {UUIDS[1]}, 600",
-    "--query-compute-apps": f"{UUIDS[0]}, 404, 4706",
+    "--query-compute-apps": f"{UUIDS[0]}, 404",
     "--version": "NVIDIA-SMI version  : 580.159.04\nCUDA Version        : 13.0",
     "topo": TOPOLOGY,
 }
@@ -240,7 +240,7 @@ def _fill_fabric(_: int, info: Any) -> None:
 
 
 def _processes(gpu: int) -> list[Any]:
-    pair = [SimpleNamespace(pid=404, usedGpuMemory=4706 << 20), SimpleNamespace(pid=9, usedGpuMemory=None)]
+    pair = [SimpleNamespace(pid=404), SimpleNamespace(pid=9)]
     return [] if gpu else pair
 
 

@@ -39,7 +39,6 @@ class Sent:
     name: str
     has_domain: bool = False
     has_policy: bool = False
-    has_claim: bool = True
 
     @property
     def job_id(self) -> str:
@@ -64,7 +63,6 @@ class Sent:
             name=make_name(run_dir),
             has_domain=settings.compute_domain,
             has_policy=settings.network_policy,
-            has_claim=settings.results.claim is not None,
         )
 
 

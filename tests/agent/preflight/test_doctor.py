@@ -14,7 +14,7 @@ from rlk_repro.agent.preflight.doctor import (
     look_around,
 )
 from rlk_repro.base.resources import hardware_folders
-from rlk_repro.probes.gpu_use import GpuProcess, GpuUse
+from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.probes.node import probe_node
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.spec.load import load_hardware
@@ -168,7 +168,7 @@ def test_what_surrounds_the_process_is_judged_too(name, around, status, found):
 
 
 def test_a_gpu_in_use_names_the_process():
-    busy = [GpuUse(index=1, memory_used_mib=9000, processes=(GpuProcess(pid=77, memory_mib=9000),))]
+    busy = [GpuUse(index=1, memory_used_mib=9000, pids=(77,))]
     check = judged("gpu use", around=replace(AROUND, busy=busy))
     assert check.found == "GPU 1: 9000 MiB in use, processes: 77"
 
