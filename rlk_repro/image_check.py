@@ -64,7 +64,7 @@ def _report(findings: list[Finding], *, as_json: bool) -> int:
         sys.stdout.write(dump_json(value).decode())
     else:
         sys.stdout.writelines(f"  {finding}\n" for finding in findings)
-        sys.stdout.write(f"{record}: {'is what its record says' if is_ok else 'must not be used'}\n")
+        sys.stdout.write(f"{record}: {'matches its record' if is_ok else 'must not be used'}\n")
     return 0 if is_ok else 1 if not record.startswith("no ") else EnvironmentMissing.exit_code
 
 

@@ -210,7 +210,7 @@ def _make_pairs(plan: Plan, found: Sequence[TrialResult], misfits: Mapping[str, 
 def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: str) -> tuple[PairStatus, str]:
     for trial in (first, second):
         if not plan.run.has_rl_kernel(trial.variant) and trial.proof is not ProofStatus.NOT_REQUESTED:
-            return PairStatus.VOID, f"{trial.name}: the baseline is none ({trial.proof_reason or trial.proof})"
+            return PairStatus.VOID, f"{trial.name}: the baseline is not one ({trial.proof_reason or trial.proof})"
     ended_badly = [trial for trial in (first, second) if trial.status is not TrialStatus.OK]
     if ended_badly:
         return PairStatus.DROPPED, "; ".join(f"{trial.name}: {trial.status}" for trial in ended_badly)
@@ -252,7 +252,7 @@ def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
             preflight = load_json(node.preflight)
             findings += [Finding.from_json(item) for item in preflight["findings"]]
         except (BundleUnreadable, KeyError, TypeError, ValueError):
-            findings.append(Finding(Level.WARNING, f"nodes.{name}", "a preflight record", "none that can be read"))
+            findings.append(Finding(Level.WARNING, f"nodes.{name}", "a preflight record", "no readable manifest"))
     findings += diff_nodes(manifests)
     return manifests, findings
 
@@ -280,7 +280,7 @@ def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
     for name in found:
         if name not in names:
             where = f"{run_dir.trials.name}/{printable(name)}"
-            yield Finding(Level.WARNING, where, "trials of the plan and nothing else", "not in the plan")
+            yield Finding(Level.WARNING, where, "only trials of the plan", "not in the plan")
 
 
 def _limit(findings: Sequence[Finding]) -> Iterator[Finding]:

@@ -290,7 +290,7 @@ def _stored_gate(evidence: Evidence, name: str) -> Gate:
 
 def _manifests_gate(evidence: Evidence) -> Gate:
     if evidence.differences is None:
-        return _plain_gate(MANIFESTS, GateStatus.UNDECIDED, "nobody compared them", len(evidence.scored))
+        return _plain_gate(MANIFESTS, GateStatus.UNDECIDED, "were not compared", len(evidence.scored))
     blocking = [item.where for item in evidence.differences if item.level is Level.BLOCKING]
     if blocking:
         return _plain_gate(MANIFESTS, GateStatus.FAILED, f"differ in {name_some(blocking)}", len(evidence.scored))
@@ -334,7 +334,7 @@ def _active_gate(evidence: Evidence) -> Gate:
         detail = f"no proof that RL-Kernel ran in {name_some(by_proof[ProofStatus.MISSING])}"
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, detail, n)
     if ProofStatus.NATIVE in by_proof:
-        detail = "RL-Kernel's operators ran as plain PyTorch, which proves the route and never a speed"
+        detail = "RL-Kernel's operators ran as plain PyTorch, which proves the route but supports no speed verdict"
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, detail, n)
     if not n:
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, f"no scored {evidence.unit}", 0)
@@ -368,7 +368,7 @@ def _control_blocks_gate(evidence: Evidence) -> Gate:
     found = evidence.blocks_of(is_control=True)
     values = [block.log_ratio for block in found if block.log_ratio is not None and not block.reason]
     if len(values) < MIN_BLOCKS:
-        detail = f"a judgement needs {MIN_BLOCKS} control blocks in all sessions together, found {len(values)}"
+        detail = f"{len(values)} control blocks found in all sessions, {MIN_BLOCKS} are needed"
         return _plain_gate(CONTROL_BLOCKS, GateStatus.UNDECIDED, detail, len(values))
     margin = max(math.log1p(evidence.measure.smallest_effect_pct / 100), _nearest_end(evidence))
     is_longer = bool(values) and mean(values) >= 0

@@ -93,11 +93,11 @@ def _find_gap(ops_log: OpsLog) -> str:
         if rank.rejects:
             return f"{rank.source}: {rank.rejects[0]}"
         if rank.install is None:
-            return f"{rank.source}: does not say how the trainer was set up"
+            return f"{rank.source}: has no record of the trainer's setup"
         if not rank.install.is_requested:
             return f"{rank.source}: the trainer was started with RL-Kernel off"
         if lacking := steps - set(rank.steps):
-            return f"{rank.source}: says nothing of step {min(lacking)}"
+            return f"{rank.source}: has no record of step {min(lacking)}"
     return "" if steps else "no step was recorded"
 
 

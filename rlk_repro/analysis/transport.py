@@ -28,7 +28,7 @@ def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -
         ranks = [str(rank) for rank, path in sorted(files.items()) if SOCKET in _read_network(path).split(", ")]
         if ranks:
             where = f"{trial.name}.libraries.transport"
-            expected = f"RDMA: {num_active} ports of the nodes are active"
+            expected = f"RDMA, because {num_active} ports of the nodes are active"
             yield Finding(Level.BLOCKING, where, expected, f"{SOCKET}, by rank {', '.join(ranks)}")
 
 

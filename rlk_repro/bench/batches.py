@@ -123,7 +123,7 @@ def _make_taken(shape: BatchShape, device: torch.device, generator: torch.Genera
 def _make_batch(
     shape: BatchShape, device: torch.device, generator: torch.Generator
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """The batch, and the next token of each row on the CPU; -1 where there is none."""
+    """The batch, and the next token of each row on the CPU; -1 for a row without one."""
     totals = split_tokens(shape.num_tokens, shape.num_samples, generator)
     responses = [total - min(max(round(total * shape.prompt_fraction), 1), total - 1) for total in totals]
     tokens = torch.randint(shape.vocab_size, (shape.num_tokens,), generator=generator)

@@ -180,7 +180,7 @@ def _split_rows(case: OperatorCase) -> tuple[int, int, int]:
 
 
 def estimate_bytes(case: OperatorCase) -> int:
-    """Device memory that a straightforward implementation needs: the inputs, fp32 logits if there are none, and one
+    """Device memory that a straightforward implementation needs: inputs, fp32 logits if the inputs have none, and one
     fp32 intermediate as large as the logits for each direction."""
     size = find_dtype(case).itemsize
     logits = 4 * case.num_tokens * case.vocab_size

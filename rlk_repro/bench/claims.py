@@ -133,7 +133,7 @@ def _time(task: Task, call: Call, *, is_cold: bool) -> Timing:
 
 
 def load_operator(task: Task, cell: Cell) -> Any | Blocked | None:
-    """The operator's instance, or why there is none; None where the claim's baseline is plain PyTorch."""
+    """The operator's instance, or why it is missing; None where the claim's baseline is plain PyTorch."""
     key = (task.operator, cell.implementation)
     if key in FUNCTIONS:
         return None

@@ -54,9 +54,9 @@ def _id_lines(found: Verification, expected_id: str | None) -> Iterator[str]:
         return
     yield f"id {found.bundle_id}"
     if found.claimed_id is not None:
-        yield f"  of these files; its SHA256SUMS would give another one, {found.claimed_id}"
+        yield f"  computed from these files; its SHA256SUMS gives another id, {found.claimed_id}"
     if expected_id is not None and not found.bundle_id.startswith(expected_id):
-        yield f"  and not {expected_id}, which --id expects"
+        yield f"  but --id expects {expected_id}"
 
 
 def inspect(bundle: BundlePath, as_json: AsJson = False) -> None:
@@ -106,7 +106,7 @@ def diff(
         )
     else:
         for source in unsealed:
-            say(f"{source}: not sealed: nothing shows that its files are still what the run wrote")
+            say(f"{source}: not sealed: its files may have changed since the run")
         say_findings(difference.findings)
         if not difference.findings:
             say("identical: plan, manifests and recorded code")

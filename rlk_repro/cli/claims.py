@@ -66,7 +66,7 @@ def check(
     if output is not None and found.has_measured:
         write_json(output, found.to_json())
     elif output is not None:
-        note(f"{output}: not written, since nothing could be measured here")
+        note(f"{output}: not written, because this machine could measure no claim")
     if as_json:
         say_json(found.to_json())
     else:

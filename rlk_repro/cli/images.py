@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 def list_(
     stacks: Annotated[list[str] | None, typer.Argument(metavar="[STACK]...", help="Default: all of them.")] = None,
     size: Annotated[
-        bool, typer.Option("--size", help="Ask the registries whether they are there and how large.")
+        bool, typer.Option("--size", help="Ask the registries whether they exist, and their size.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -116,10 +116,8 @@ def build(
 
 
 def check(
-    image: Annotated[
-        str, typer.Argument(metavar="REF", help="An OCI archive or layout, or an image that a runtime has.")
-    ],
-    stack: Annotated[str | None, typer.Option("--stack", help="Hold it against this stack.")] = None,
+    image: Annotated[str, typer.Argument(metavar="REF", help="An OCI archive or layout, or an image in a runtime.")],
+    stack: Annotated[str | None, typer.Option("--stack", help="Check it against this stack.")] = None,
     platform: Platform = None,
     runtime: RuntimeName = None,
     as_json: AsJson = False,
@@ -168,10 +166,10 @@ def pin(
     if as_json:
         say_json({"stack": known.stack, "is_changed": bool(lines), "diff": lines})
         return
-    for line in lines or [f"stack {known.stack}: nothing has moved"]:
+    for line in lines or [f"stack {known.stack}: no pin has moved"]:
         say(line)
     if lines and output is None:
-        note(f"look at it, then write it: -o {display_name(path)}")
+        note(f"review it, then write it: -o {display_name(path)}")
 
 
 def export(
@@ -198,7 +196,7 @@ def import_(
     target: Annotated[
         str, typer.Option("--to", help="docker://REGISTRY/NAME, docker-daemon:NAME:TAG, containers-storage:NAME.")
     ],
-    stack: Annotated[str | None, typer.Option("--stack", help="Hold it against this stack.")] = None,
+    stack: Annotated[str | None, typer.Option("--stack", help="Check it against this stack.")] = None,
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
@@ -233,6 +231,6 @@ def _report(what: str, value: dict[str, Any], findings: list[Finding], as_json: 
         say_json({**value, "is_ok": is_ok, "findings": [finding.to_json() for finding in findings]})
     else:
         say_findings(findings)
-        say(f"{what}: {'is what its record says' if is_ok else 'must not be used'}")
+        say(f"{what}: {'matches its record' if is_ok else 'must not be used'}")
     if not is_ok:
         raise typer.Exit(1)

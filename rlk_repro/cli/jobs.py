@@ -22,8 +22,8 @@ RunId = Annotated[
 ]
 
 
-STAGED: Final = "staged, never submitted"
-NOT_OURS: Final = "not submitted by you: only its files were read, no cluster was asked"
+STAGED: Final = "staged but not submitted"
+NOT_OURS: Final = "not submitted by you: only its files were read"
 
 
 def register(app: typer.Typer) -> None:
@@ -83,7 +83,7 @@ def status(
 
 
 def _suggest_resume(run_dir: RunDir) -> str:
-    return f"it was ended from outside; rlk-repro submit --resume {run_dir.run_id} goes on with it"
+    return f"it was killed from outside; resume with rlk-repro submit --resume {run_dir.run_id}"
 
 
 def logs(

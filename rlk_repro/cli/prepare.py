@@ -26,7 +26,7 @@ def prepare(
     name: RunName,
     hardware: HardwareName = None,
     profile: Annotated[
-        str | None, typer.Option(help="Site profile, whose prepared_dir it goes to.", autocompletion=complete_profile)
+        str | None, typer.Option(help="Site profile; its prepared_dir is the target.", autocompletion=complete_profile)
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="Cluster of the profile.", show_default="local")] = None,
     stack: PinsName = None,
@@ -118,7 +118,7 @@ def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:
     menu = f"one of {', '.join(known)}"
     name = hardware or site.hardware or (known[0] if len(known) == 1 else None)
     if name is None:
-        raise SpecError(Problem("--hardware", "missing, and the profile names none", expected=menu))
+        raise SpecError(Problem("--hardware", "missing; the profile has no hardware", expected=menu))
     if name not in run.layouts:
         raise SpecError(Problem("--hardware", f"run {run.run} has no layout for it", got=name, expected=menu))
     return name
@@ -139,4 +139,4 @@ def _show(request: PrepareRequest, done: list[Done], *, as_json: bool) -> None:
     if not done:
         say(_NOTHING)
     for pin in unpinned:
-        say(f"not pinned: the hub served {pin['revision']}; after review write it to {pin['path']}")
+        say(f"not pinned: the hub served {pin['revision']}; review it, then write it to {pin['path']}")

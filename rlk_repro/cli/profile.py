@@ -38,7 +38,7 @@ def init(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Default: your own folder of profiles.")
     ] = None,
     is_taking_likeliest: Annotated[
-        bool, typer.Option("--yes", help="Take the likeliest answers; ask nothing.")
+        bool, typer.Option("--yes", help="Take the most likely answers without asking.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

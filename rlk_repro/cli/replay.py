@@ -38,7 +38,7 @@ def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a sealed run directory.")],
     is_analyze_only: Annotated[bool, typer.Option("--analyze-only", help="Stop after the re-analysis.")] = False,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show drift and the job; send nothing.")] = False,
-    cluster: Annotated[str | None, typer.Option(help="Where to run; default as recorded.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Cluster to run on; default: as recorded.")] = None,
     profile: Annotated[
         str | None,
         typer.Option(
@@ -197,7 +197,7 @@ def _describe_analysis(recorded: Recorded) -> dict[str, Any]:
 
 
 def _say_analysis(bundle: Path, recorded: Recorded) -> None:
-    how = "value for value (its words are another version's)" if recorded.is_reworded else "byte for byte"
+    how = "value for value (wording from another version)" if recorded.is_reworded else "byte for byte"
     say(f"{bundle}: the analysis is reproduced {how} from its logs (level: re-analysis, exact)")
     say(recorded.analysis.verdict.headline)
 
@@ -207,7 +207,7 @@ def _say_drift(prepared: PreparedReplay) -> None:
 
     found = prepared.known_drift
     if prepared.drift is None:
-        say("how the nodes differ from the recorded ones is found by the run")
+        say("the run will compare its nodes with the recorded ones")
         if not found:
             return
     shown = [finding for finding in found if finding.level is not Level.INFO]

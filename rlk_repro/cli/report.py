@@ -20,7 +20,9 @@ def register(app: typer.Typer) -> None:
 def report(
     sources: Annotated[list[Path], typer.Argument(metavar="BUNDLE|RUN_DIR...", help="What to report on.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Where to write.")] = None,
-    fail_on: Annotated[str, typer.Option("--fail-on", metavar="WORDS", help="Verdicts that exit with 1.")] = "",
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these verdicts, for example slower.")
+    ] = "",
     is_unsealed_fine: Unsealed = False,
     is_summary: Annotated[
         bool, typer.Option("--summary", help="Write nothing; print Markdown for a pull request instead.")
@@ -108,8 +110,8 @@ def _folder(source: Path, output: Path | None, number: int | None) -> Path:
     else:
         folder = source.parent / f"{source.name.removesuffix('.tgz')}-report"
     if folder.is_symlink():
-        what = "is a link, and a report is not written through one that nobody named"
-        raise BundleUnreadable(Problem(str(folder), what, expected="a folder", hint="-o names where it goes"))
+        what = "is a link; a report is written through a link only if you name it"
+        raise BundleUnreadable(Problem(str(folder), what, expected="a folder", hint="name the target with -o"))
     return folder
 
 

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def list_runs(
     is_submitted: Annotated[
-        bool, typer.Option("--submitted", help="List what was submitted instead, and ask its clusters where it stands.")
+        bool, typer.Option("--submitted", help="List submitted runs instead, with their state from the clusters.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +74,7 @@ def _list_submitted(*, as_json: bool) -> None:
 
 
 def _read_verdict(run_dir: RunDir) -> str:
-    """The word of a sealed run; empty where there is none to read."""
+    """The verdict of a sealed run; empty if it cannot be read."""
     from rlk_repro.base.errors import BundleUnreadable
     from rlk_repro.base.files import MAX_ANALYSIS_BYTES, load_json
     from rlk_repro.rundir.results import Analysis

@@ -47,7 +47,7 @@ def submit(
             autocompletion=complete_run,
         ),
     ] = "",
-    run: Annotated[str, typer.Option("--run", help="The same as RUN.", autocompletion=complete_run)] = "",
+    run: Annotated[str, typer.Option("--run", help="Another way to give RUN.", autocompletion=complete_run)] = "",
     cluster: Annotated[str | None, typer.Option(help="local, slurm or k8s.", show_default="local")] = None,
     hardware: HardwareName = None,
     profile: Annotated[
@@ -68,7 +68,9 @@ def submit(
         str | None, typer.Option(metavar="TIME", help="Slurm: spread pairs over jobs of 4h.")
     ] = None,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show plan and job; send nothing.")] = False,
-    is_waiting: Annotated[bool, typer.Option("--wait", help="Stay until it is sealed; show progress.")] = False,
+    is_waiting: Annotated[
+        bool, typer.Option("--wait", help="Wait until the run is sealed, and show progress.")
+    ] = False,
     resume: Annotated[
         str | None, typer.Option(metavar="ID", help="Redo the incomplete pairs of a run.", autocompletion=complete_id)
     ] = None,

@@ -25,7 +25,7 @@ def require_ended(status: JobStatus, run_dir: RunDir) -> None:
 
 
 def asked_rarely(is_over: Callable[[], bool], every_s: float) -> Callable[[], bool]:
-    """The same question, asked every ``every_s`` seconds at most, and never again once the answer was yes."""
+    """Ask a question every ``every_s`` seconds at most, and never again after a yes."""
     asked_s = -every_s
     was_over = False
 

@@ -68,9 +68,9 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     if plan.stack.images:
         yield Problem(
             f"stack {plan.stack.stack}",
-            "names images, and the local cluster starts no container",
+            "has images, but the local cluster starts no containers",
             expected="a stack without images",
-            hint="--stack host uses what this machine has",
+            hint="--stack host uses the software of this machine",
         )
     if plan.layout.num_nodes > 1:
         yield Problem(
@@ -169,7 +169,7 @@ def propose_profile(ask: Ask) -> tuple[Proposal, str]:  # noqa: ARG001
     values = {"schema": 1, "profile": "here", "cluster": "local", "purpose": "This machine."}
     if found:
         return Proposal(values={**values, "hardware": found[0]}), "this machine"
-    remark = "the GPUs here are none of the known hardware: submit with --hardware"
+    remark = "the GPUs here are not known hardware: submit with --hardware"
     return Proposal(values=values, remarks=[remark]), "this machine"
 
 
@@ -223,7 +223,7 @@ def _require_this_host(submission: Submission, run_dir: RunDir) -> None:
     if elsewhere is not None:
         host = submission.details["host"]
         raise EnvironmentMissing(
-            Problem(run_dir.run_id, elsewhere, hint=f"give this command on {host}, which knows whether it runs")
+            Problem(run_dir.run_id, elsewhere, hint=f"run this command on {host}, which knows its state")
         )
 
 
@@ -252,5 +252,5 @@ def _describe_end(run_dir: RunDir) -> JobStatus:
     if run_dir.is_sealed:
         return JobStatus(state=JobState.DONE, reason=last.message)
     if last.exit_code is None:
-        return JobStatus(state=JobState.FAILED, reason="the agent ended without a word")
+        return JobStatus(state=JobState.FAILED, reason="the agent was killed or crashed without a report")
     return JobStatus(state=JobState.CANCELLED if last.is_interrupted else JobState.FAILED, reason=last.message)

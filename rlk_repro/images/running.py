@@ -41,7 +41,7 @@ def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
 def check_running(
     code: Section, stack: Stack | None, platform: str | None, *, root: Path = ROOT, is_required: bool = False
 ) -> list[Finding]:
-    """Every disagreement between this container, its record and the stack; nothing where there is no image of ours.
+    """Find every disagreement between this container, its record and the stack; outside our images the list is empty.
 
     ``code`` is the section of that name as it is now.  RL-Kernel's registry is asked in a process of its own.
     """

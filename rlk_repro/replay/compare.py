@@ -46,8 +46,8 @@ class Match(StrEnum):
 
 
 MEANINGS: Final = {
-    Match.UNDECIDED: "a bundle lacks what shows that the same code ran",
-    Match.NOT_COMPARABLE: "the two results cannot be held against each other",
+    Match.UNDECIDED: "cannot prove that the same code ran: hashes missing",
+    Match.NOT_COMPARABLE: "the two results cannot be compared",
 }
 
 

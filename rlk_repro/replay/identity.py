@@ -28,7 +28,7 @@ SOURCES: Final = "sources"
 DECISIONS: Final = "decisions"
 IMPLEMENTATION: Final = "implementation"
 MISSING: Final = "not recorded"
-NOT_YET: Final = "not recorded by the format of that time"
+NOT_YET: Final = "not recorded by this older format"
 # what ``integration`` writes as an operator's version: ``0.1.0 at 202f0e30e567 (registry), held against another``
 _VERSION: Final = re.compile(
     r"(?P<version>.*?)(?: at (?P<commit>[0-9a-f]{7,40}))?(?: \((?P<registry>[^()]*)\))?"
@@ -139,7 +139,7 @@ def _compare_sources(old: Identity, new: Identity) -> Iterator[Finding]:
 
 
 def _compare_networks(old: Identity, new: Identity) -> Iterator[Finding]:
-    """Bundles of one node, and those of before it was recorded, name none."""
+    """Compare the networks; bundles of one node and older bundles record none."""
     if old.networks and new.networks and old.networks != new.networks:
         yield _describe("transport", (old, old.networks), (new, new.networks))
 

@@ -58,10 +58,10 @@ def require_as_authored(plan: Plan, run_dir: RunDir) -> None:
     Raises:
         CheckFailed: naming each value that comes from neither.
     """
-    _refuse(find_rewritten(plan, run_dir), "not what the author's files and the recorded flags give")
+    _refuse(find_rewritten(plan, run_dir), "differs from what the author's files and the recorded flags give")
 
 
-def _refuse(findings: Iterable[Finding], what: str = "not what was sealed") -> None:
+def _refuse(findings: Iterable[Finding], what: str = "differs from what was sealed") -> None:
     problems = [
         Problem(f"bundle: {item.where}", what, got=item.found, expected=item.expected)
         for item in findings

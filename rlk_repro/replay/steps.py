@@ -109,10 +109,10 @@ def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> L
 def prepare(
     recorded: Recorded, *, cluster: str | None = None, profile: str | None = None, is_on_same_nodes: bool = False
 ) -> PreparedReplay:
-    """The same experiment, rendered for a site of this user, and how this machine differs from the recorded one.
+    """Render the experiment for this user's site, and find how this machine differs from the recorded one.
 
     Raises:
-        SpecError: no such profile, one that belongs to another cluster, or nodes that it cannot be asked for.
+        SpecError: the profile does not exist or belongs to another cluster, or the recorded nodes cannot be requested.
     """
     site = find_site(recorded, cluster, profile)
     plan = dataclasses.replace(recorded.plan, profile=site.model)
@@ -137,7 +137,7 @@ def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None
     if blocking and not is_accepted:
         problems = [Problem(item.where, "differs from the recorded machine", got=item.found, expected=item.expected)
                     for item in blocking]  # fmt: skip
-        last = dataclasses.replace(problems[-1], hint="--yes runs it all the same; the comparison will say so")
+        last = dataclasses.replace(problems[-1], hint="--yes runs it anyway; the comparison will list the differences")
         raise CheckFailed(*problems[:-1], last)
 
 
@@ -149,7 +149,8 @@ def require_consent(*, is_accepted: bool) -> None:
     """
     if not is_accepted:
         raise SpecError(
-            Problem("replay", "runs what the bundle says, and nobody agreed to that", expected="--yes, or a terminal",
+            Problem("replay", "would run the bundle's code, which you have not confirmed", expected="--yes, or a "
+            "terminal",
                     hint="--dry-run shows what would run; --yes runs it")
         )  # fmt: skip
 
@@ -238,7 +239,7 @@ def _require_same_analysis(run_dir: RunDir) -> Analysis:
         raise CheckFailed(
             Problem(
                 f"bundle: {name}",
-                f"is not what the logs give ({difference})",
+                f"differs from what the logs give ({difference})",
                 expected="the same bytes",
                 hint="the logs, the analysis or rlk-repro itself was changed",
             )

@@ -37,8 +37,8 @@ SUSPECTS: Final = {
     "host.load_average": "a busy host",
     "host.governor": "a processor that saves power",
     "host.numa_balancing": "a kernel that moves memory",
-    "gpu.devices": "GPUs that were not as they should be",
-    "gpu": "GPUs that were in use",
+    "gpu.devices": "GPUs with problems",
+    "gpu": "GPUs in use by other processes",
 }
 """By the beginning of a finding's place, the first that fits: what widens the spread of step times."""
 MAX_FOUND: Final = 80

@@ -44,7 +44,7 @@ def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 
 def find_date(analysis: Analysis) -> str:
-    """The day of the run, from its id; empty where that is none of ours."""
+    """The day of the run, from its id; empty for an id of another form."""
     day = analysis.run_id[:8]
     return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdecimal() and len(day) == 8 else ""
 
@@ -121,8 +121,7 @@ def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
         return f"none: {analysis.unit} effects spread by {spread_pct:.3g} %"
     found = f"{effect.n} {analysis.unit}s"
     return (
-        f"a speed-up of {seen * 100:.3g} % or more is seen 9 times in 10 by {found} whose effects spread by "
-        f"{spread_pct:.3g} %, as these"
+        f"{found} this noisy (spread {spread_pct:.3g} %) reliably detect only a speed-up of {seen * 100:.3g} % or more"
     )
 
 

@@ -59,7 +59,7 @@ def write_index(entries: Sequence[Entry], folder: Path) -> Path:
 
 
 def render_index(entries: Sequence[Entry]) -> str:
-    """The same bytes for the same bundles, in whichever order they are given."""
+    """Render the index; equal bundles in any order give equal bytes."""
     ordered = sorted(entries, key=lambda item: (item.analysis.run, item.analysis.run_id, item.context.bundle_id))
     about = "each analysed again from its logs. An id is the sha256 of the bundle's checksums."
     return render_page(

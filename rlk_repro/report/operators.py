@@ -142,7 +142,7 @@ def format_ms(seconds: float) -> str:
 
 
 def describe_median(result: OperatorResult) -> str:
-    """``4.480 – 4.482`` over the processes, or the status where there is none."""
+    """``4.480 – 4.482`` over the processes, or the status without a median."""
     values = sorted(trial.median_s for trial in result.trials if trial.median_s is not None)
     if not values:
         return result.status.value
@@ -158,7 +158,7 @@ def find_speedup(result: OperatorResult) -> float | None:
 
 
 def describe_speedup(result: OperatorResult) -> str:
-    """``3.07``, ``3.05 – 3.09``; ``1`` for the reference itself, empty where there is none."""
+    """``3.07``, ``3.05 – 3.09``; ``1`` for the reference itself, empty without a value."""
     if result.implementation == REFERENCE:
         return "1" if result.status is OperatorStatus.PASSED else ""
     values = sorted(trial.speedup for trial in result.trials if trial.speedup is not None)
@@ -285,7 +285,7 @@ def _describe_processes(results: Sequence[OperatorResult]) -> str:
     num_processes = len({trial.trial for result in results for trial in result.trials})
     spreads = sorted(result.process_spread for result in results if result.process_spread is not None)
     if not spreads:
-        return f"{num_processes}, nothing to tell their spread by"
+        return f"{num_processes}, too few to show their spread"
     middle, largest = (_show_percent(spreads[place]) for place in (len(spreads) // 2, -1))
     return f"{num_processes}, whose medians of a cell lie {middle} apart in half the cells, {largest} at most"
 
@@ -294,7 +294,7 @@ def _describe_reference(results: Sequence[OperatorResult]) -> str:
     found = [result for result in results if result.implementation == REFERENCE]
     passed = sum(result.status is OperatorStatus.PASSED for result in found)
     if found and not passed:
-        return f"nothing is relative to it: {found[0].status} ({found[0].reason})"
+        return f"no speedup relative to it: {found[0].status} ({found[0].reason})"
     return f"measured in {passed} of {len(found)} cases" if found else "not in this run"
 
 

@@ -27,7 +27,7 @@ def write_side_by_side(results: Sequence[tuple[Analysis, Context, Path]], folder
 
 
 def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
-    """The same bytes for the same results; each column is headed by its run and links to its report."""
+    """Render results side by side; each column names its run and links to its report."""
     names = [f"{number}: {view.analysis.run}" for number, view in enumerate(views, start=1)]
 
     def section(

@@ -66,7 +66,7 @@ MODULE_SENTENCE: Final = (
     "A step here is vime's loss functions and nothing else: how much faster training gets does not follow."
 )
 SCOPES: Final = {"reference": REFERENCE_SENTENCE, "module": MODULE_SENTENCE, "operators": OPERATORS_SENTENCE}
-UNSEALED: Final = "Not sealed: nothing shows that these files are still what the run wrote."
+UNSEALED: Final = "Not sealed: these files may have changed since the run."
 VARIANTS: Final = "What differs between the variants"
 PLANNED_VARIANTS: Final = f"{VARIANTS}, as planned"
 MAY_NOT_CLAIM: Final = (
@@ -288,7 +288,7 @@ def make_cautions(view: View) -> tuple[str, ...]:
     if analysis.workload in SCOPES:
         cautions.append(SCOPES[analysis.workload])
     if any(pair.status is PairStatus.SCORED and not pair.is_control for pair in analysis.pairs):
-        cautions += view.context.own_work  # of a gain; without a scored pair there is none to share out
+        cautions += view.context.own_work  # these explain a gain, which needs a scored pair
     if analysis.verdict.is_exploratory:
         cautions.append("Exploratory: the plan was not the one fixed before the first trial.")
     if view.context.rule_changes:

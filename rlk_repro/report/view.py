@@ -38,7 +38,7 @@ class Context:
 
     ``bundle`` is the path as it appears in commands, ``bundle_id`` the sha256 of its seal, empty without one;
     ``run_directory`` leads from the report's folder to the unpacked
-    run directory, ``""`` where there is none to link to.  ``findings`` are those of verify, diff or replay.
+    run directory, ``""`` without a link target.  ``findings`` are those of verify, diff or replay.
     ``may_claim`` and ``may_not_claim`` are the run's own sentences, ``setting`` what tells it from another run of the
     same name, ``rule_changes`` how its rules are not the shipped ones, ``differences`` what its variants were started
     with that is not the same, as planned where no trial recorded it, ``own_work`` what enabled gains and RL-Kernel does

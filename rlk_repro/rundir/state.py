@@ -70,5 +70,5 @@ def read_state(run_dir: RunDir) -> Progress | None:
 
 
 def read_last_word(run_dir: RunDir) -> Progress:
-    """The same, and where there is none that of an agent that has said nothing; ``exit_code`` is None until its end."""
+    """The state, or that of an agent without a report; ``exit_code`` is None until its end."""
     return read_state(run_dir) or Progress(phase=Phase.PREFLIGHT, num_trials=0, num_steps=0)

@@ -94,7 +94,7 @@ def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
             written = dump_model(_load(model, path, changed))
         except SpecError as error:
             for item in error.problems:
-                yield Finding(Level.BLOCKING, item.where, "what the plan was made of", item.what)
+                yield Finding(Level.BLOCKING, item.where, "the values that the plan was made of", item.what)
         else:
             yield from diff_values(f"{name}: {path.stem}", written, dump_model(part), Level.BLOCKING)
 

@@ -27,8 +27,8 @@ def find_foreign(plan: Plan) -> list[Code]:
 def require_trust(plan: Plan) -> None:
     """Raises CheckFailed where a plan names foreign code, each place with what it names."""
     problems = [
-        Problem(item.where, "may run code that neither this package nor a pinned source holds", got=item.value,
-                hint="look at it; --trust runs it")
+        Problem(item.where, "may run code from outside this package and the pinned sources", got=item.value,
+                hint="review it; --trust runs it")
         for item in find_foreign(plan)
     ]  # fmt: skip
     if problems:
@@ -55,7 +55,10 @@ def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from brought.sources.items()
     yield "environment", _join(brought.env) + (", and what this shell has" if plan.cluster == "local" else "")
     code = _list_code(plan)
-    yield "named code", "; ".join(_mark(item) for item in code) or "none: the trainer is this package's own"
+    yield (
+        "named code",
+        "; ".join(_mark(item) for item in code) or "no foreign code: the trainer is part of this package",
+    )
 
 
 def _list_code(plan: Plan) -> list[Code]:
@@ -76,4 +79,6 @@ def _mark(item: Code) -> str:
 
 
 def _join(env: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={printable(value)}" for name, value in sorted(env.items())) or "nothing of the bundle"
+    return (
+        ", ".join(f"{name}={printable(value)}" for name, value in sorted(env.items())) or "no variables of the bundle"
+    )

@@ -110,7 +110,7 @@ def _explain_end(launched: Launched) -> RlkReproError:
     if state is not None and refusal is not None:
         hint = f"see {run_dir.agent_log}" if code == EXIT_BUG else None
         return refusal(*(Problem(run_dir.run_id, line, hint=hint) for line in state.message.splitlines() or [""]))
-    reason = poll(launched).reason or "its agent did not say why"
+    reason = poll(launched).reason or "its agent gave no reason"
     log = _find_output(launched) if code is None else run_dir.agent_log
     return CheckFailed(
         Problem(run_dir.run_id, f"ended without being sealed ({reason})", expected="a sealed bundle",
@@ -120,7 +120,7 @@ def _explain_end(launched: Launched) -> RlkReproError:
 
 
 def _read_end(log: Path) -> tuple[str, ...]:
-    """The last lines of what was printed outside of the agent's own log; none where nothing was."""
+    """The last lines printed outside the agent's own log, if any."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - MAX_SHOWN_BYTES))

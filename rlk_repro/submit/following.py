@@ -49,8 +49,8 @@ def follow(
 ) -> JobStatus:
     """Tell progress until the submission ends; its last status.
 
-    ``poll`` asks the cluster and is called every two seconds at most.  A submission that nobody knows, five times in a
-    row, has ended too.  ``tell`` gets a line when phase or trial change and every ten seconds, or every change where
+    ``poll`` asks the cluster and is called every two seconds at most.  A submission that is unknown five times in a
+    row has ended too.  ``tell`` gets a line when phase or trial change and every ten seconds, or every change where
     ``is_live``.
     """
     told = _Told(tell, is_live=is_live)
@@ -63,7 +63,7 @@ def follow(
         is_over = status.state.is_final or num_unknown == NUM_UNKNOWN
         if is_over and state is not None:
             state = drop_forecast(state)
-            if state.exit_code and not run_dir.is_sealed:  # whoever waited is told why, and once is enough
+            if state.exit_code and not run_dir.is_sealed:  # the waiting user gets the reason once
                 state = dataclasses.replace(state, message="")
         told.see(state, status, is_last=is_over)
         if is_over:

@@ -90,7 +90,9 @@ def prepare(request: Request) -> Prepared:
     if hardware_name is None:
         choices = sorted(run.model.layouts)
         hint = f"rlk-repro submit {request.run} --cluster {request.cluster or LOCAL} --hardware {choices[0]}"
-        what = "missing, and the nodes name none" if found.is_proposed else "missing, and the profile names none"
+        what = (
+            "missing; the nodes show no known hardware" if found.is_proposed else "missing; the profile has no hardware"
+        )
         raise SpecError(Problem("--hardware", what, expected=f"one of {', '.join(choices)}", hint=hint))
     hardware = load_hardware(hardware_name, hardware_folders())
     stack = load_stack(request.stack or run.model.stack, stack_folders())
@@ -148,7 +150,7 @@ def _find_profile(request: Request, run: Run) -> _Found:
         raise SpecError(*(replace(problem, hint=hint) for problem in _missing_profile(cluster).problems))
     hardware = request.hardware or next((name for name in HEADLINE if name in run.layouts), next(iter(run.layouts)))
     name = f"generic-{hardware}"
-    remark = f"{reason}: shown with profile {name}, whose paths are not yours"
+    remark = f"{reason}: shown with the shipped profile {name}, whose paths are examples"
     return _Found(profile=resolve_profile(name, cluster, overrides), remarks=(remark,))
 
 

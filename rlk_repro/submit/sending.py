@@ -116,7 +116,9 @@ def load_submission(run_dir: RunDir) -> Submission | None:
     if sent is None or (sent.cluster, sent.job_id) != (told.cluster, told.job_id):
         expected = "none" if sent is None else f"{sent.job_id} on {sent.cluster}"
         got = f"{told.job_id} on {told.cluster}"
-        raise CheckFailed(Problem(str(run_dir.submission), "is not what was submitted", got=got, expected=expected))
+        raise CheckFailed(
+            Problem(str(run_dir.submission), "differs from what was submitted", got=got, expected=expected)
+        )
     return sent
 
 

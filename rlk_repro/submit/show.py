@@ -154,7 +154,7 @@ def plan_lines(plan: Plan) -> list[str]:
     rows += [
         ("warning", f"{item['where']}: {item['found']}, expected {item['expected']}") for item in summary["warnings"]
     ]
-    rows += [("foreign code", f"{printable(str(item))}: look at it before you submit") for item in find_foreign(plan)]
+    rows += [("foreign code", f"{printable(str(item))}: review it before you submit") for item in find_foreign(plan)]
     if plan.is_exploratory:
         rows.append(("exploratory", "measurement rules were changed; the verdict will say so"))
     changed = [f"{path} ({source})" for path, source in plan.sources.items() if source.startswith("--")]
@@ -189,7 +189,7 @@ def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:
     """What the layout allows; whether RL-Kernel is there is for the job's preflight to say."""
-    rows = [("rl-kernel", f"mode {plan.run.rl_kernel.mode}; what this layout allows, if RL-Kernel is there:")]
+    rows = [("rl-kernel", f"mode {plan.run.rl_kernel.mode}; what this layout allows, if RL-Kernel is installed:")]
     for item in summary["operators"]:
         rows.append((f"  {item['op']}", "eligible" if item["is_eligible"] else f"not eligible: {item['reason']}"))
     return rows
@@ -199,7 +199,7 @@ def _difference_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """All in which an enabled trial is started otherwise than a baseline."""
     for number, item in enumerate(summary["differences"]):
         values = f"{item['baseline']} in baseline, {item['enabled']} in enabled"
-        what = "where a trial writes" if item["kind"] == Kind.FOLDER else values
+        what = "output folders" if item["kind"] == Kind.FOLDER else values
         yield "" if number else "variants differ", f"{item['name']}: {what}"
     kinds = {item["kind"] for item in summary["differences"]}
     if kinds:
@@ -220,7 +220,7 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
         if effect is None:
             return "none: faster or slower needs 3 sessions of 6 blocks"
         return (
-            f"{effect * 100:.1f} % of step time is seen 9 times in 10 by {measure.sessions} sessions, if block effects "
+            f"{effect * 100:.1f} % of step time, reliably detected by {measure.sessions} sessions if block effects "
             f"spread by {measure.expected_block_sd_pct:g} % (verdict beyond {measure.smallest_effect_pct:g} %)"
         )
     if summary["num_pairs"] < 6:
@@ -228,10 +228,10 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
     gates = _find_gates_chance(measure, plan.run.lane)
     if effect is None:
         return (
-            f"none is seen 9 times in 10: the gates on rewards and lengths pass in {gates * 100:.1f} % of runs without "
-            "a true difference; more pairs or steps decide them"
+            f"no size is detected reliably: the gates on rewards and lengths pass in {gates * 100:.1f} % of runs "
+            "without a true difference; more pairs or steps decide them"
         )
     return (
-        f"{effect * 100:.1f} % of step time is seen 9 times in 10 by {summary['num_pairs']} pairs, if pair effects "
+        f"{effect * 100:.1f} % of step time, reliably detected by {summary['num_pairs']} pairs if pair effects "
         f"spread by {measure.expected_pair_sd_pct:g} % (verdict beyond {measure.smallest_effect_pct:g} %)"
     )

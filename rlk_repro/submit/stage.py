@@ -119,5 +119,7 @@ def _write_files(folder: Path, files: Mapping[Path, bytes]) -> None:
 def _list_job_files(folder: Path, job: Job) -> Iterator[tuple[Path, bytes]]:
     for name, text in job.files.items():
         if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise SpecError(Problem("job file", "leaves the job folder", got=name, expected="a relative path"))
+            raise SpecError(
+                Problem("job file", "would be outside the job folder", got=name, expected="a relative path")
+            )
         yield folder / name, text.encode()

@@ -206,7 +206,7 @@ def test_margins_come_from_the_measurement_plan() -> None:
 @pytest.mark.parametrize(
     ("differences", "status", "detail"),
     [
-        (None, UNDECIDED, "nobody compared them"),
+        (None, UNDECIDED, "were not compared"),
         ((), PASSED, "equal outside the declared switches"),
         ((Finding(Level.WARNING, "host.kernel", "6.8", "6.9"),), PASSED, "equal outside the declared switches"),
         (
@@ -234,7 +234,7 @@ def test_every_scored_step_must_be_there() -> None:
         (
             ProofStatus.NATIVE,
             UNDECIDED,
-            "RL-Kernel's operators ran as plain PyTorch, which proves the route and never a speed",
+            "RL-Kernel's operators ran as plain PyTorch, which proves the route but supports no speed verdict",
         ),
         (ProofStatus.MISSING, UNDECIDED, "no proof that RL-Kernel ran in p1, p2, p3 and 3 more"),
         (ProofStatus.FALLBACK, FAILED, "RL-Kernel did not run, or not everywhere, in p1, p2, p3 and 3 more"),

@@ -136,7 +136,7 @@ def test_a_forged_verdict_is_not_reported(call, sealed: RunDir) -> None:
     for command in (["report", str(sealed.root)], ["diff", str(sealed.root), str(sealed.bundle)]):
         code, out, err = call(*command)
         assert (code, out) == (1, "")
-        assert "bundle: analysis/analysis.json: not what was sealed" in err
+        assert "bundle: analysis/analysis.json: differs from what was sealed" in err
 
 
 def test_a_verdict_forged_with_its_checksums_is_computed_away(call, sealed: RunDir, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_questions_about_nothing_have_an_answer(call) -> None:
 
 
 def test_a_run_is_found_by_its_beginning(call, sealed: RunDir) -> None:
-    assert call("status", "20261120T")[1] == "20261120T000000Z-made: staged, never submitted\n"
+    assert call("status", "20261120T")[1] == "20261120T000000Z-made: staged but not submitted\n"
     code, _, err = call("status", "2027")
     assert code == 2
     assert "no run directory of this id, got '2027', expected an id, newest first: 20261120T000000Z-made" in err

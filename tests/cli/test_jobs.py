@@ -64,11 +64,11 @@ def test_a_staged_run_has_a_state_of_null(call: Call) -> None:
     assert json.loads(out) == {
         "id": run_dir.run_id,
         "state": None,
-        "reason": "staged, never submitted",
+        "reason": "staged but not submitted",
         "is_sealed": False,
         "progress": None,
     }
-    assert call("status")[1] == f"{run_dir.run_id}: staged, never submitted\n"
+    assert call("status")[1] == f"{run_dir.run_id}: staged but not submitted\n"
 
 
 def test_a_run_whose_agent_died_has_no_time_left_and_says_where_to_look(call: Call) -> None:
@@ -81,7 +81,7 @@ def test_a_run_whose_agent_died_has_no_time_left_and_says_where_to_look(call: Ca
     lines = call("status")[1].splitlines()
     assert lines[1:4] == [
         "  ended in trial 3/12 (02-p2-enabled)",
-        f"  hint: it was ended from outside; rlk-repro submit --resume {run_dir.run_id} goes on with it",
+        f"  hint: it was killed from outside; resume with rlk-repro submit --resume {run_dir.run_id}",
         f"  its agent's log: {run_dir.agent_log}",
     ]
     shown = json.loads(call("status", "--json")[1])["progress"]
@@ -103,7 +103,7 @@ def test_logs_name_their_trial_once_or_on_every_json_line(call: Call) -> None:
 
 def test_cancelling_says_what_came_of_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = staged()
-    assert call("cancel")[1] == f"{run_dir.run_id}: staged, never submitted\n"
+    assert call("cancel")[1] == f"{run_dir.run_id}: staged but not submitted\n"
     sending.record_submission(run_dir, GONE)
     assert call("cancel")[1] == f"{run_dir.run_id}: has ended already\n"
     monkeypatch.setattr(local, "cancel", lambda *_: True)

@@ -33,8 +33,8 @@ def test_a_profile_is_written_where_it_is_found_by_its_name(call: Call, tools: P
     assert (code, out) == (0, f"wrote {path}\nnext: rlk-repro profile check {path}\n")
     images = home / "rlk-repro-images"
     assert err == (
-        f"look at: images are imported once to {images}: it must lie on a file system that the nodes share\n"
-        f"look at: without a container the nodes run {sys.executable}: it must be there as well\n"
+        f"look at: images are imported once to {images}, which must be on a file system that the nodes share\n"
+        f"look at: without a container the nodes run {sys.executable}, so it must exist there too\n"
     )
     assert load_profile("dgx", [path.parent]).model.hardware == "h200"
     path.unlink()

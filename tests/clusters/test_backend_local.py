@@ -90,7 +90,7 @@ def test_an_agent_that_was_killed_is_packed_when_collected(tmp_path: Path) -> No
     wait_until(run_dir.trial("00-p1-baseline").stdout.exists)
     os.kill(int(submission.job_id.split(":")[0]), signal.SIGKILL)
     assert wait_for_end(submission, run_dir) is JobState.FAILED
-    assert local.poll(submission, run_dir).reason == "the agent ended without a word"
+    assert local.poll(submission, run_dir).reason == "the agent was killed or crashed without a report"
     assert not run_dir.bundle.exists()
     assert local.collect(submission, run_dir) == run_dir.bundle
     assert inspect_bundle(run_dir.bundle).trials.keys() == {"00-p1-baseline"}
@@ -160,9 +160,7 @@ def test_another_host_does_not_guess_and_does_not_touch(tmp_path: Path) -> None:
     for ask in (local.cancel, local.collect):
         with pytest.raises(EnvironmentMissing) as caught:
             ask(submission, run_dir)
-        assert str(caught.value) == (
-            f"run: {reason}\n  hint: give this command on elsewhere, which knows whether it runs"
-        )
+        assert str(caught.value) == (f"run: {reason}\n  hint: run this command on elsewhere, which knows its state")
     assert not run_dir.bundle.exists()
 
 
@@ -174,8 +172,8 @@ def test_a_plan_that_needs_containers_or_nodes_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         local.render(dataclasses.replace(plan, run=run, stack=stack), RunDir(Path("/run")))
     assert str(caught.value).splitlines() == [
-        "stack example: names images, and the local cluster starts no container, expected a stack without images",
-        "  hint: --stack host uses what this machine has",
+        "stack example: has images, but the local cluster starts no containers, expected a stack without images",
+        "  hint: --stack host uses the software of this machine",
         "run smoke: layouts.cpu.num_nodes: the local cluster is one node, got 4, expected 1",
     ]
 
@@ -244,7 +242,7 @@ def test_staging_writes_the_authors_bytes_the_plan_and_the_job(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", ""])
 def test_a_job_file_stays_in_its_folder(tmp_path: Path, name: str) -> None:
     plan, inputs = make_example_plan()
-    with pytest.raises(SpecError, match="leaves the job folder"):
+    with pytest.raises(SpecError, match="would be outside the job folder"):
         stage(plan, inputs, RunDir(tmp_path / "run"), Job(files={name: ""}, command=("x",)))
     assert list(tmp_path.iterdir()) == []
 

@@ -156,11 +156,11 @@ def test_a_machine_without_slurm_says_so(run_dir: RunDir, fake: FakeSlurm, monke
         ("12|CONFIGURING|None|node-0|N/A", JobState.PENDING, "CONFIGURING"),
         ("12|RUNNING|None|node-[0-1]|2026-11-20T18:07:35", JobState.RUNNING, "on node-[0-1]"),
         ("12|COMPLETING|None|node-1|2026-11-20T18:07:35", JobState.RUNNING, "COMPLETING, on node-1"),
-        ("12|TIMEOUT|TimeLimit|node-1|x", JobState.FAILED, "Slurm says TIMEOUT, its agent left no last word"),
-        ("12|CANCELLED|None||N/A", JobState.CANCELLED, "Slurm says CANCELLED, its agent left no last word"),
-        ("12|COMPLETED|None|node-1|x", JobState.FAILED, "Slurm says COMPLETED, its agent left no last word"),
+        ("12|TIMEOUT|TimeLimit|node-1|x", JobState.FAILED, "Slurm says TIMEOUT, its agent ended without a report"),
+        ("12|CANCELLED|None||N/A", JobState.CANCELLED, "Slurm says CANCELLED, its agent ended without a report"),
+        ("12|COMPLETED|None|node-1|x", JobState.FAILED, "Slurm says COMPLETED, its agent ended without a report"),
         ("12|LATER|None|node-1|x", JobState.UNKNOWN, "Slurm says LATER"),
-        ("13|RUNNING|None|node-1|x", JobState.FAILED, "Slurm no longer knows job 12, its agent left no last word"),
+        ("13|RUNNING|None|node-1|x", JobState.FAILED, "Slurm no longer knows job 12, its agent ended without a report"),
     ],
 )  # fmt: skip
 def test_slurms_words_become_ours(fake: FakeSlurm, run_dir: RunDir, row: str, state: JobState, reason: str) -> None:
@@ -187,14 +187,14 @@ def test_what_a_run_left_outranks_what_slurm_thinks_of_its_script(fake: FakeSlur
 def test_accounting_remembers_what_the_controller_forgot(fake: FakeSlurm, run_dir: RunDir) -> None:
     fake.queue()
     fake.answer("sacct", "12|NODE_FAIL|0:0|node-[0-1]\n12.batch|CANCELLED|0:15|node-0\n")
-    assert slurm.poll(SUBMISSION, run_dir).reason == "Slurm says NODE_FAIL, its agent left no last word"
+    assert slurm.poll(SUBMISSION, run_dir).reason == "Slurm says NODE_FAIL, its agent ended without a report"
 
 
 def test_a_job_of_another_cluster_is_not_taken_for_a_forgotten_one(fake: FakeSlurm, run_dir: RunDir) -> None:
     fake.queue()
     fake.answer("config", "ClusterName             = west\n")
     answer = slurm.poll(SUBMISSION, run_dir)
-    assert (answer.state, answer.reason) == (JobState.UNKNOWN, "submitted to cluster test, this one is west")
+    assert (answer.state, answer.reason) == (JobState.UNKNOWN, "submitted to cluster test, but this is cluster west")
 
 
 def test_a_job_of_a_federation_is_asked_for_there(fake: FakeSlurm, run_dir: RunDir) -> None:

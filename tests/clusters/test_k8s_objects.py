@@ -162,7 +162,7 @@ def test_nodes_that_are_asked_for_are_terms_of_their_own() -> None:
     rule = template(item)["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     fields = [term["matchFields"][0]["values"] for term in rule["nodeSelectorTerms"]]
     assert fields == [["n1"]] * 3 + [["n2"]] * 3
-    with pytest.raises(SpecError, match="not as many as the layout has"):
+    with pytest.raises(SpecError, match="differs from the layout's number of nodes"):
         render_objects(plan, run_dir_of(plan), nodes=("n1",))
 
 
@@ -170,7 +170,7 @@ def test_secrets_are_references() -> None:
     text = (EXAMPLES / "smoke.h200.rayjob.secret-and-models.yaml").read_text()
     assert "secretKeyRef" in text
     plan = with_site(plan_for(), env={"HF_TOKEN": {"from_env": "HF_TOKEN"}})
-    with pytest.raises(SpecError, match="the variables of this shell do not reach a pod"):
+    with pytest.raises(SpecError, match="a pod does not get this shell's variables"):
         render_objects(plan, run_dir_of(plan))
 
 
@@ -182,15 +182,15 @@ def test_secrets_are_references() -> None:
         ({"gpu_products": ["NVIDIA-H200-MIG-1g.18gb"]}, "a partition or a share of a GPU"),
         ({"gpu_resource": "nvidia.com/mig-1g.18gb"}, "a partition or a share of a GPU"),
         ({"gpu_resource": "nvidia.com/gpu.shared"}, "a partition or a share of a GPU"),
-        ({"max_time_min": 1.0}, "shorter than one pair"),
-        ({"shm": "2000Gi"}, "what is written to the memory volume counts"),
+        ({"max_time_min": 1.0}, "is shorter than the time limit of one pair"),
+        ({"shm": "2000Gi"}, "is too small: the memory volume counts"),
         ({"node_labels": {"nvidia.com/gpu.product": ["NVIDIA-H200-MIG-1g.18gb"]}}, "a partition or a share of a GPU"),
         ({"node_labels": {"kubernetes.io/arch": ["arm64"]}}, "no node has NVIDIA-H200 with this processor"),
         ({"gpu_products": ["NVIDIA-GB200"]}, "no node has NVIDIA-GB200 with this processor"),
-        ({"rdma": {"resource": "nvidia.com/gpu"}}, "without an RDMA device nothing needs it"),
-        ({"rdma": {"resource": "hca"}}, "without an RDMA device nothing needs it"),
-        ({"claims": [{"claim": "models", "path": "/results"}]}, "two at one path"),
-        ({"claims": [{"claim": "models", "path": "/dev/shm"}]}, "two at one path"),
+        ({"rdma": {"resource": "nvidia.com/gpu"}}, "only RDMA devices need it"),
+        ({"rdma": {"resource": "hca"}}, "only RDMA devices need it"),
+        ({"claims": [{"claim": "models", "path": "/results"}]}, "two claims have one path"),
+        ({"claims": [{"claim": "models", "path": "/dev/shm"}]}, "two claims have one path"),
     ],
 )
 def test_a_profile_that_cannot_work_is_refused(values: dict[str, Any], words: str) -> None:
@@ -209,14 +209,14 @@ def test_an_image_whose_repository_ends_in_a_tag_is_refused() -> None:
     plan = plan_for()
     images = {name: image.model_copy(update={"reference": "cuda:12"}) for name, image in plan.stack.images.items()}
     plan = dataclasses.replace(plan, stack=plan.stack.model_copy(update={"images": images}))
-    with pytest.raises(SpecError, match="names a tag as well"):
+    with pytest.raises(SpecError, match="has a tag as well"):
         render_objects(plan, run_dir_of(plan))
 
 
 def test_a_variable_that_every_pod_has_is_none_of_a_secret() -> None:
     secrets = {"RLK_REPRO_NODE": {"secret": "names", "key": "node"}}
     plan = with_site(plan_for(), env={"NODE": {"from_env": "RLK_REPRO_NODE"}}, secrets=secrets)
-    with pytest.raises(SpecError, match="the last one of a name wins silently"):
+    with pytest.raises(SpecError, match="Kubernetes silently takes the last one of a name"):
         render_objects(plan, run_dir_of(plan))
 
 

@@ -89,7 +89,7 @@ def test_what_names_our_objects_stays_ours_and_values_are_replaced() -> None:
 def test_an_overlay_and_several_nodes_without_a_gang_scheduler_are_warned_about() -> None:
     plan = with_overlay({"pod_spec": {"schedulerName": "kai-scheduler"}})
     assert backend.render(plan, run_dir_of(plan)).remarks == (
-        "the profile's overlay is merged as it is, and nothing here checks it: pod_spec.schedulerName",
+        "the profile's overlay is merged unchanged and not checked: pod_spec.schedulerName",
     )
     (gang,) = backend.render(PLAN, run_dir_of(PLAN)).remarks
     assert gang.startswith("2 nodes without a gang scheduler")

@@ -126,7 +126,7 @@ def test_a_pod_that_is_none_of_ours_is_told(run_dir: RunDir, capsys: pytest.Capt
     with pytest.raises(EnvironmentMissing, match=r"a pod that KubeRay 1\.5\.1 or later made"):
         start_ray({})
     assert main(["serve", str(run_dir.root)]) == 3
-    assert "no agent ever began" in capsys.readouterr().err
+    assert "because no agent started" in capsys.readouterr().err
 
 
 def test_rays_command_is_taken_word_by_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

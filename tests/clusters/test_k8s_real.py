@@ -138,7 +138,7 @@ def test_a_pod_that_admission_refuses_is_told(controlled: RealCluster, tmp_path:
     launched = submit(tmp_path, kind="job")
     status = wait_until(launched, lambda status: bool(status.reason))
     assert status.state is JobState.PENDING
-    assert "a pod may not be made (quota or admission)" in status.reason
+    assert "a pod may not be created (quota or admission)" in status.reason
     assert "violates PodSecurity" in status.reason
     assert get_backend("k8s").cancel(launched.submission, launched.run_dir)
     assert wait_for_end(launched).state is JobState.CANCELLED
@@ -162,7 +162,7 @@ def test_a_queue_that_takes_the_nodes_back_is_waited_for(controlled: RealCluster
     suspend(server, launched, True)
     status = wait_until(launched, lambda status: status.state is not JobState.RUNNING)
     assert status.state is JobState.PENDING
-    words = "held back, by its queue or by hand (JobSuspended: Job suspended)"
+    words = "suspended by its queue or by hand (JobSuspended: Job suspended)"
     status = wait_until(launched, lambda status: status.reason == words)  # after those of the pod that ends
     assert status.state is JobState.PENDING
     launched.run_dir.state.unlink()  # what the pod said that is gone

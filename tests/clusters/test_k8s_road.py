@@ -393,7 +393,7 @@ def test_results_that_went_with_their_pod_are_told(server: Cluster, tmp_path: Pa
     server.delete("jobs", launched.submission.details["name"])
     wait_for_end(launched)
     wait_gone(server)
-    with pytest.raises(CheckFailed, match="its results were in its leading pod, which is gone"):
+    with pytest.raises(CheckFailed, match="its results are lost: they were in its leading pod, which is gone"):
         collect(launched)
 
 

@@ -239,7 +239,9 @@ def test_an_event_speaks_where_nothing_else_does() -> None:
         {"type": "Warning", "reason": "FailedCreate", "message": "exceeded quota", "lastTimestamp": "2026-01-03"},
         {"type": "Normal", "reason": "Pulled", "message": "ok", "lastTimestamp": "2026-01-04"},
     ]
-    assert judge(JOB, [], events).reason == "a pod may not be made (quota or admission) (FailedCreate: exceeded quota)"
+    assert (
+        judge(JOB, [], events).reason == "a pod may not be created (quota or admission) (FailedCreate: exceeded quota)"
+    )
 
 
 @pytest.mark.parametrize(

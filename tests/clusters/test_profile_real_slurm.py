@@ -60,7 +60,7 @@ def test_slurm_itself_says_whether_it_would_take_the_job(call: Call, profile: Pa
         (
             "gres:",
             "reservation: r\n  gres:",
-            "slurm.reservation: expected none: the cluster has no reservation, found r",
+            "slurm.reservation: expected no reservation: the cluster has none, found r",
         ),
     ],
 )

@@ -195,7 +195,7 @@ def test_a_job_time_of_the_command_line_is_the_profile_s(call) -> None:
     assert plain["experiment_hash"] == shown["plan"]["experiment_hash"]
     for words, answer in {
         ("--cluster", "slurm", "--max-job-time", "soon"): "--max-job-time: no time, got 'soon'",
-        ("--cluster", "slurm", "--max-job-time", "2m"): "shorter than one pair of trials may take",
+        ("--cluster", "slurm", "--max-job-time", "2m"): "is shorter than the time limit of one pair of trials",
         ("--max-job-time", "4h"): "--max-job-time: cannot be kept here, got 'local', expected --cluster slurm",
     }.items():
         code, _, err = call(*flags[:-1], *words)
@@ -308,7 +308,7 @@ def test_headline_runs_are_shown_in_a_container_whose_digest_is_not_published(ca
         assert (code, f"{form}<not published: rlk-repro images build>" in out) == (0, True), out
         assert "stack 2026-07 has no published image for h200: submit refuses this job" in err
     host = with_site(plan_for("qwen3-4b"), container={"runtime": "host"})
-    assert "names images, and runtime host starts no container" in refusal_of(host)
+    assert "has images, but runtime host starts no container" in refusal_of(host)
 
 
 def test_a_stack_without_images_says_that_the_profile_s_runtime_is_not_used(call) -> None:
@@ -378,7 +378,7 @@ def test_mounts_of_docker_and_apptainer_keep_commas() -> None:
 def test_what_cannot_be_told_is_refused() -> None:
     example = plan_for(stack="example")
     assert refusal_of(with_site(example, container={"runtime": "host"})) == (
-        "stack example: names images, and runtime host starts no container, "
+        "stack example: has images, but runtime host starts no container, "
         "expected a stack without images, or another container.runtime"
     )
     no_folder = with_site(example, container={"runtime": "apptainer", "image_dir": None})
@@ -386,10 +386,10 @@ def test_what_cannot_be_told_is_refused() -> None:
         "profile generic-h200: container.image_dir: missing, expected a shared folder for the images of apptainer"
     )
     assert refusal_of(example, RunDir(Path("/runs/a b"))) == (
-        "mount: pyxis cannot be told this path, got '/runs/a b', expected no space, comma or colon"
+        "mount: pyxis cannot take this path, got '/runs/a b', expected no space, comma or colon"
     )
     podman = with_site(example, container={"runtime": "podman", "mounts": [{"source": "/a:b"}]})
-    assert refusal_of(podman) == "mount: podman cannot be told this path, got '/a:b', expected no colon"
+    assert refusal_of(podman) == "mount: podman cannot take this path, got '/a:b', expected no colon"
     shared = with_site(example, slurm={"exclusive": False}, container={"runtime": "docker"})
     assert refusal_of(shared) == (
         "profile generic-h200: slurm.exclusive: docker shows all GPUs of a node, got False, expected true"
@@ -403,10 +403,13 @@ def test_what_cannot_be_told_is_refused() -> None:
 def test_what_slurm_cannot_be_asked_for_is_refused() -> None:
     plan = plan_for()
     assert refusal_of(with_site(plan, slurm={"max_time_min": 10.0})) == (
-        "profile generic-h200: slurm.max_time_min: shorter than one pair of trials may take, "
+        "profile generic-h200: slurm.max_time_min: is shorter than the time limit of one pair of trials, "
         "got 10.0, expected at least 15"
     )
-    assert refusal_of(plan, nodes=["a", "b"]) == "--same-nodes: not as many as the layout has, got 2, expected 1"
+    assert (
+        refusal_of(plan, nodes=["a", "b"])
+        == "--same-nodes: differs from the layout's number of nodes, got 2, expected 1"
+    )
     assert (
         refusal_of(plan, nodes=["n[1-2]"]) == "--same-nodes: not a node name, got 'n[1-2]', expected one name per node"
     )

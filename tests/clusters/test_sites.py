@@ -172,7 +172,7 @@ def test_a_site_without_gres_asks_for_none() -> None:
 def test_gpus_that_nobody_names_are_left_open() -> None:
     proposal = propose_slurm(make_site("x*|up|infinite|1|idle|gpu:8|(null)\n"), HARDWARE, Path("/i"), take_likeliest)
     assert "hardware" not in proposal.values
-    assert "hardware: neither GRES nor features name a known GPU" in proposal.remarks[0]
+    assert "hardware: GRES and features name no known GPU" in proposal.remarks[0]
 
 
 def test_what_a_cluster_does_not_say_is_asked() -> None:
@@ -267,12 +267,12 @@ def test_a_profile_that_fits_has_no_findings() -> None:
         (("gpu:nvidia_h200", "gpu:h200"), blocking("slurm.gres", "what batch has: gpu:nvidia_h200", "gpu:h200")),
         (
             ('gres: "gpu:nvidia_h200"', "gres: none"),
-            warning("slurm.gres", "gpu:nvidia_h200", "none: Slurm may hide GPUs that were not asked for"),
+            warning("slurm.gres", "gpu:nvidia_h200", "none: Slurm may hide GPUs that were not requested"),
         ),
         (("hardware: h200", "hardware: a100"), warning("hardware", "h200, by GRES and features", "a100")),
         (
             ("slurm: {", "slurm: {reservation: mine, "),
-            blocking("slurm.reservation", "none: the cluster has no reservation", "mine"),
+            blocking("slurm.reservation", "no reservation: the cluster has none", "mine"),
         ),
         (
             ("slurm: {", "slurm: {block_size: 18, "),
@@ -343,14 +343,14 @@ def test_an_account_that_is_not_yours_is_refused_where_accounts_count(enforces: 
 
 
 def test_pyxis_must_be_known_to_srun_itself() -> None:
-    expected = blocking("container.runtime", "an srun that knows --container-image", "no pyxis here")
+    expected = blocking("container.runtime", "an srun that supports --container-image", "pyxis is not installed here")
     assert judged(site=make_site(runtimes=frozenset())) == expected
 
 
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"is_runs_root_shared": False}, "a file system of this machine's own"),
+        ({"is_runs_root_shared": False}, "a file system of this machine only"),
         ({"runs_root": Path("/tmp/runs")}, "a folder for temporary files"),
     ],
 )

@@ -258,7 +258,7 @@ def test_an_image_is_published_pulled_carried_and_checked(
     assert json.loads(out)["images"][0]["status"] == "published"
     assert json.loads(out)["images"][0]["size_bytes"] > 1_000_000
     code, out, error = call("images", "pull", "--stack", str(published), "--runtime", "podman")
-    assert (code, out) == (0, f"{where}@{digest}: is what its record says\n"), error
+    assert (code, out) == (0, f"{where}@{digest}: matches its record\n"), error
     carried = tmp_path / "carried"
     assert call("images", "export", "--stack", str(published), "-o", str(carried))[0] == 0
     examples.run("sha256sum", "--quiet", "-c", "SHA256SUMS", cwd=carried)
@@ -464,7 +464,7 @@ def test_an_image_that_answers_falsely_for_itself_is_found_where_it_is_not_run(
              "file.write_bytes(file.read_bytes() + bytes(1))")  # fmt: skip
     built.change("localhost/liar", "run", "python3", "-c", words)
     code, out, _ = call("images", "check", "localhost/liar", "--runtime", "podman")
-    assert (code, out) == (0, "localhost/liar: is what its record says\n")
+    assert (code, out) == (0, "localhost/liar: matches its record\n")
     found = check_archive(built.archive("localhost/liar", "liar"), built.stack, "cuda-amd64").findings
     assert [finding.where for finding in found] == ["rl_engine._C"]
 

@@ -259,7 +259,7 @@ def test_native_operators_count_as_invoked_and_no_more(tmp_path: Path) -> None:
         (0, make_install(is_requested=False, mode="off"), ProofStatus.MISSING,
          "ops/0.jsonl: the trainer was started with RL-Kernel off"),
         (0, make_install(world_size=4), ProofStatus.MISSING, "no ops file of rank 1, 2, 3"),
-        (0, {"event": "end"}, ProofStatus.MISSING, "ops/0.jsonl: does not say how the trainer was set up"),
+        (0, {"event": "end"}, ProofStatus.MISSING, "ops/0.jsonl: has no record of the trainer's setup"),
         (1, {"event": "end"}, ProofStatus.MISSING, "logp: no decision on rank 0"),
         (1, make_decision("logp", is_rl_kernel=False, implementation="vime", reason="RL-Kernel cannot be imported"),
          ProofStatus.FALLBACK, "logp: RL-Kernel cannot be imported"),
@@ -297,7 +297,7 @@ def test_a_rank_that_says_nothing_of_a_step_proves_nothing(tmp_path: Path) -> No
     for rank in range(2):
         write_rank(trial, rank, make_events(rank, world_size=2, num_steps=3 - rank))
     proof = prove_log(read_ops(trial))
-    assert (proof.status, proof.reason) == (ProofStatus.MISSING, "ops/1.jsonl: says nothing of step 2")
+    assert (proof.status, proof.reason) == (ProofStatus.MISSING, "ops/1.jsonl: has no record of step 2")
 
 
 def test_a_baseline_asks_for_nothing_and_is_exposed_if_rl_kernel_ran_in_it(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_revision_that_nobody_pinned_is_resolved_and_told(hub: HubServer, call
     fill_hub(hub, LATER)
     code, out, _ = call(*words("--cache", str(prepared), *from_hub(None)))
     assert code == 0
-    assert f"not pinned: the hub served {COMMIT}; after review write it to workload.model.source.revision\n" in out
+    assert f"not pinned: the hub served {COMMIT}; review it, then write it to workload.model.source.revision\n" in out
 
 
 def test_a_file_that_is_not_what_the_hub_announced_is_refused(hub: HubServer, call: Call, prepared: Path) -> None:

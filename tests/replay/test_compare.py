@@ -192,7 +192,7 @@ def test_another_experiment_is_never_a_match(analysis: Analysis) -> None:
     comparison = compare_analyses(analysis, other)
     assert comparison.level is Match.NOT_COMPARABLE
     assert comparison.lines()[:2] == [
-        "replay level: not comparable (the two results cannot be held against each other)",
+        "replay level: not comparable (the two results cannot be compared)",
         "  the experiments differ",
     ]
 

@@ -89,7 +89,7 @@ def test_sources_that_are_missing_leave_the_level_undecided(tmp_path: Path) -> N
     assert difference.comparison.level is Match.UNDECIDED
     assert not difference.comparison.is_ok
     assert difference.comparison.lines()[:2] == [
-        "replay level: undecided (a bundle lacks what shows that the same code ran)",
+        "replay level: undecided (cannot prove that the same code ran: hashes missing)",
         "  sources.rl_engine: not recorded in the old bundle, not recorded in the new one",
     ]
     assert difference.comparison.to_json()["unidentified"]
@@ -159,7 +159,7 @@ def test_a_bundle_of_an_earlier_format_is_reproduced_with_a_caution(tmp_path: Pa
         r"difference -0\.\d\d %, 95 % interval -0\.\d\d to -0\.\d\d %\)",
         lines[0],
     )
-    not_yet = "not recorded by the format of that time in the old bundle"
+    not_yet = "not recorded by this older format in the old bundle"
     assert lines[1:4] == [
         f"  caution: sources.rl_engine: {not_yet}, {TREE} in the new one",
         f"  caution: decisions.logp.commit: {not_yet}, 202f0e30e567 in the new one",

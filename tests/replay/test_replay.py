@@ -68,14 +68,14 @@ def test_a_changed_log_with_redone_checksums_is_refused(sealed: RunDir) -> None:
         "'perf/step_time': 1.", "'perf/step_time': 0.9"))  # fmt: skip
     with pytest.raises(CheckFailed) as caught:
         reanalyse(reseal(sealed))
-    assert "analysis/analysis.json: is not what the logs give (line" in str(caught.value)
+    assert "analysis/analysis.json: differs from what the logs give (line" in str(caught.value)
 
 
 def test_a_changed_verdict_with_redone_checksums_is_refused(sealed: RunDir) -> None:
     value = load_json(sealed.analysis)
     value["verdict"]["word"] = "faster"
     write_json(sealed.analysis, value)
-    with pytest.raises(CheckFailed, match="is not what the logs give"):
+    with pytest.raises(CheckFailed, match="differs from what the logs give"):
         reanalyse(reseal(sealed))
 
 
@@ -96,13 +96,13 @@ def test_forged_values_are_refused(sealed: RunDir, part: str, key: str, forged: 
     value = load_json(sealed.analysis)
     value[part][key] = forged
     write_json(sealed.analysis, value)
-    with pytest.raises(CheckFailed, match="is not what the logs give"):
+    with pytest.raises(CheckFailed, match="differs from what the logs give"):
         reanalyse(reseal(sealed))
 
 
 def test_a_missing_analysis_is_refused(sealed: RunDir) -> None:
     sealed.analysis.unlink()
-    with pytest.raises(CheckFailed, match="is not what the logs give"):
+    with pytest.raises(CheckFailed, match="differs from what the logs give"):
         reanalyse(reseal(sealed))
 
 
@@ -134,7 +134,7 @@ def test_blocking_drift_stops_unless_accepted() -> None:
         check_drift(drift, is_accepted=False)
     assert str(caught.value) == (
         "gpu.devices.0.name: differs from the recorded machine, got 'none', expected NVIDIA H200\n"
-        "  hint: --yes runs it all the same; the comparison will say so"
+        "  hint: --yes runs it anyway; the comparison will list the differences"
     )
     check_drift(drift, is_accepted=True)
     check_drift(drift[1:], is_accepted=False)

@@ -147,14 +147,14 @@ def test_what_i_submitted_is_not_redirected_by_its_own_folder(call, fake: FakeSl
     write_json(run_dir.submission, Submission(cluster="slurm", job_id="12", submitted_at="").to_json())
     for command in ("status", "cancel", "collect"):
         code, _, err = call(command, "mine")
-        assert (code, "is not what was submitted, got '12 on slurm', expected 11 on slurm" in err) == (1, True)
+        assert (code, "differs from what was submitted, got '12 on slurm', expected 11 on slurm" in err) == (1, True)
     assert not fake.count("scancel")
 
 
 def test_a_moved_run_directory_is_still_mine(call, tmp_path: Path) -> None:
     run_dir = make_staged(tmp_path / "somewhere")[1]
     moved = Path(shutil.move(run_dir.root, tmp_path / "else where"))
-    assert call("status", str(moved))[1] == "else where: staged, never submitted\n"
+    assert call("status", str(moved))[1] == "else where: staged but not submitted\n"
 
 
 def test_without_a_state_folder_nothing_is_sent(call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_without_a_terminal_and_a_yes_nothing_runs(call, tmp_path: Path) -> None
     code, out, err = call("replay", str(pack_stranger(tmp_path / "id", change=describe_here)))
     assert (code, submitted()) == (2, [])
     assert err == (
-        "rlk-repro: replay: runs what the bundle says, and nobody agreed to that, expected --yes, or a terminal\n"
+        "rlk-repro: replay: would run the bundle's code, which you have not confirmed, expected --yes, or a terminal\n"
         "  hint: --dry-run shows what would run; --yes runs it\n"
     )
     assert (
@@ -103,7 +103,7 @@ def test_missing_manifests_are_blocking(call, tmp_path: Path, what: str) -> None
     code, _, err = call("replay", bundle)
     assert (code, submitted()) == (1, [])
     assert "differs from the recorded machine" in err
-    assert "--yes runs it all the same" in err
+    assert "--yes runs it anyway" in err
 
 
 def with_env(env: dict[str, str]) -> Plan:

@@ -75,7 +75,7 @@ FLAGS: dict[str, Any] = {
 @pytest.mark.parametrize("flag", sorted(FLAGS))
 def test_flags_that_lead_to_foreign_code_want_trust(flag: str) -> None:
     plan = with_workload(plan_for("vime-smoke", "h200"), arguments={flag: FLAGS[flag]})
-    with pytest.raises(CheckFailed, match=rf"--{flag}: may run code that neither this package nor a pinned source"):
+    with pytest.raises(CheckFailed, match=rf"--{flag}: may run code from outside this package and the pinned"):
         require_trust(plan)
 
 
@@ -146,7 +146,7 @@ def test_a_yes_does_not_trust(call, bundle: Path, tmp_path: Path, monkeypatch: p
     code, out, err = call("replay", str(bundle), *sources, "--yes")
     assert (code, list(runs_root().glob("*/*/plan.json"))) == (6, [])
     assert "--custom-rm-path evil.reward (FOREIGN: needs --trust)" in out
-    assert "hint: look at it; --trust runs it" in err
+    assert "hint: review it; --trust runs it" in err
 
 
 class Call:

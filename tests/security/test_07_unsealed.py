@@ -12,7 +12,7 @@ from rlk_repro.bundle.seal import pack
 from rlk_repro.rundir.paths import RunDir
 from tests.support.make_run import finish_run, make_run
 
-CAUTION = "Not sealed: nothing shows that these files are still what the run wrote."
+CAUTION = "Not sealed: these files may have changed since the run."
 
 
 @pytest.fixture

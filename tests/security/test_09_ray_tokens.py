@@ -49,7 +49,7 @@ def test_a_profile_that_names_a_ray_without_tokens_is_refused() -> None:
 def test_a_pod_starts_no_ray_without_a_token(given: dict[str, str], tmp_path: Path) -> None:
     """An operator that is older than authOptions drops them without a word."""
     mark = tmp_path / "started"
-    with pytest.raises(EnvironmentMissing, match=r"whoever reaches Ray's ports .* KubeRay 1\.5\.1"):
+    with pytest.raises(EnvironmentMissing, match=r"anyone who reaches Ray's ports .* KubeRay 1\.5\.1"):
         start_ray({"KUBERAY_GEN_RAY_START_CMD": f"touch {mark}", "PATH": "/usr/bin:/bin", **given})
     assert not mark.exists()
 

@@ -124,7 +124,7 @@ def test_folders_of_no_planned_trial_are_findings(tmp_path: Path) -> None:
         (run_dir.trials / "note\x1b.txt").write_text("x")
 
     findings = {str(item) for item in analyse(make_run(tmp_path / "id", change=add)).findings}
-    expected = "expected trials of the plan and nothing else, found not in the plan"
+    expected = "expected only trials of the plan, found not in the plan"
     assert findings == {
         f"warning: trials/12-p7-enabled: {expected}",
         f"warning: trials/note\\x1b.txt: {expected}",

@@ -66,7 +66,7 @@ def test_a_profile_that_sets_a_switch_of_the_variants_is_refused(tmp_path: Path)
 
 
 def test_pinned_images_are_not_claimed_where_no_container_is_started() -> None:
-    with pytest.raises(SpecError, match="stack example: names images, and the local cluster starts no container"):
+    with pytest.raises(SpecError, match="stack example: has images, but the local cluster starts no containers"):
         planning.prepare(planning.Request(run="smoke", stack="example"))
 
 
@@ -134,7 +134,8 @@ def test_only_an_interrupted_run_is_advised_to_resume() -> None:
     )
     run_dir.state.unlink()
     assert str(explain(run_dir)) == (
-        f"{run_dir.run_id}: ended without being sealed (the agent ended without a word), expected a sealed bundle\n"
+        f"{run_dir.run_id}: ended without being sealed (the agent was killed or crashed without a report), expected a "
+        "sealed bundle\n"
         f"  hint: see {run_dir.agent_output}, then rlk-repro submit --resume {run_dir.run_id}"
     )
 

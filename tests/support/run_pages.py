@@ -133,7 +133,7 @@ def _operators(plans: Plans) -> Iterator[str]:
     if not _first(plans).has_enabled:
         yield "None is routed in: the trials measure operators alone."
         return
-    yield f"Mode `{_first(plans).run.rl_kernel.mode}`; what each layout allows, if RL-Kernel is there:"
+    yield f"Mode `{_first(plans).run.rl_kernel.mode}`; what each layout allows, if RL-Kernel is installed:"
     yield ""
     found: dict[tuple[str, str, str], list[str]] = {}
     for name, plan in plans.items():
@@ -309,9 +309,9 @@ def _describe_power(plan: Plan, effect: float | None) -> str:
     if plan.run.measure.pairs < 6:
         return "No verdict on speed: fewer than 6 pairs carry none."
     if effect is None:
-        return "No change of step time is seen 9 times in 10: the gates on rewards and lengths often stay undecided."
+        return "No change of step time is detected reliably: the gates on rewards and lengths often stay undecided."
     return (
-        f"A change of step time of {effect * 100:.1f} % is seen 9 times in 10, if pair effects spread by "
+        f"A change of step time of {effect * 100:.1f} % is reliably detected if pair effects spread by "
         f"{measure.expected_pair_sd_pct:g} %; `faster` and `slower` need more than {measure.smallest_effect_pct:g} %."
     )
 

@@ -80,7 +80,7 @@ def install_without_kernels(pin: Pin) -> BuildRecord:
     """For ROCm: at the pinned commit RL-Kernel's routes there are Triton's, and its setup compiles nothing.
 
     Raises:
-        CheckFailed: an extension was built after all, and nobody has said what it holds.
+        CheckFailed: an unexpected extension was built, whose content is unknown.
     """
     import importlib.util
 
@@ -160,7 +160,7 @@ def check_extension(folder: Path) -> None:
     """
     extensions = find_extensions(folder)
     if not extensions:
-        hint = "RL-Kernel's setup leaves it out, without a word, where torch reports no GPU"
+        hint = "RL-Kernel's setup silently leaves it out where torch reports no GPU"
         raise CheckFailed(Problem("rl_engine._C", "was not built", hint=hint))
     problems = list(_find_problems(extensions[0]))
     if problems:

@@ -28,7 +28,7 @@ def choose_architectures(arguments: Sequence[str], generic: Sequence[str]) -> tu
 
 
 def rewrite(arguments: Sequence[str], generic: Sequence[str]) -> list[str]:
-    """The same arguments with the file's own architectures."""
+    """Change the arguments to the file's own architectures."""
     chosen = choose_architectures(arguments, generic)
     if not chosen:
         return list(arguments)

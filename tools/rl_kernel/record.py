@@ -30,7 +30,7 @@ def find_distribution() -> metadata.Distribution | None:
 
 
 def is_installed(record: BuildRecord) -> bool:
-    """Whether exactly this build is in this very environment, and nobody has changed its files."""
+    """Whether this environment has exactly this build, with unchanged files."""
     distribution = find_distribution()
     if distribution is None or load_build_record(distribution) != record:
         return False

@@ -208,7 +208,7 @@ def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod
         return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).message), None
     sent = read_sent(submission)
     if sent is None:
-        return JobStatus(state=JobState.UNKNOWN, reason=f"{submission.job_id!r} is no job of Kubernetes"), None
+        return JobStatus(state=JobState.UNKNOWN, reason=f"{submission.job_id!r} is not a job of Kubernetes"), None
     try:
         found = find_objects(sent)
     except (EnvironmentMissing, SchedulerRefused) as error:
@@ -269,7 +269,7 @@ def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
     gone = "" if _is_collected(run_dir) else f"no {sent.kind} {sent.name} in namespace {sent.place.namespace} any more"
     if run_dir.cancelled.exists():
         return JobStatus(state=JobState.CANCELLED, reason=join_words(gone, last.message))
-    return JobStatus(state=JobState.FAILED, reason=join_words(gone, last.message or "its agent left no last word"))
+    return JobStatus(state=JobState.FAILED, reason=join_words(gone, last.message or "its agent ended without a report"))
 
 
 def _remove_earlier(sent: Sent) -> None:
@@ -282,8 +282,8 @@ def _remove_earlier(sent: Sent) -> None:
     until = time.monotonic() + GONE_TIMEOUT_S
     while not find_objects(sent).is_empty:
         if time.monotonic() >= until:
-            raise SchedulerRefused(Problem("kubernetes", f"earlier objects of {sent.name} are still there",
-                                           expected="none with its label"))  # fmt: skip
+            raise SchedulerRefused(Problem("kubernetes", f"earlier objects of {sent.name} still exist",
+                                           expected="no object with its label"))  # fmt: skip
         time.sleep(1.0)
 
 

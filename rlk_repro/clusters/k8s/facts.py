@@ -57,7 +57,7 @@ class Facts:
             trials = tuple(TrialLog(**item) for item in value["trials"])
             return cls(**{**{key: value[key] for key in cls.__dataclass_fields__}, "trials": trials})
         except (KeyError, TypeError) as error:
-            raise BundleUnreadable(Problem("pod", f"does not answer as ours do ({error!r})")) from None
+            raise BundleUnreadable(Problem("pod", f"gives an unexpected answer ({error!r})")) from None
 
 
 def make_log_name(trial: str) -> str:

@@ -53,7 +53,7 @@ def fetch_bundle(
     found = sha256_file(part)
     if found != digest:
         part.unlink()
-        raise CheckFailed(Problem(run_dir.run_id, "its bundle did not arrive as it is", got=found, expected=digest))
+        raise CheckFailed(Problem(run_dir.run_id, "its bundle was damaged on the way", got=found, expected=digest))
     part.replace(run_dir.bundle)
     return run_dir.bundle
 
@@ -86,7 +86,7 @@ def _fill(
         stream.truncate(offset)
         stream.seek(offset)
         if offset:
-            tell(f"{format_bytes(offset)} are here already")
+            tell(f"{format_bytes(offset)} were fetched before")
         num_failures, told = 0, time.monotonic()
         while offset < size_bytes:
             wanted = min(block_bytes, size_bytes - offset)
@@ -96,7 +96,7 @@ def _fill(
                 if num_failures == MAX_FAILURES:
                     raise Unreachable(
                         Problem("kubernetes", f"the connection was lost after {offset} of {size_bytes} bytes",
-                                hint="the same command goes on from there")
+                                hint="the same command continues from there")
                     )  # fmt: skip
                 sleep(min(FIRST_PAUSE_S * 2 ** (num_failures - 1), MAX_PAUSE_S))
                 continue

@@ -29,7 +29,7 @@ def gpu_resource(plan: Plan, settings: KubernetesSettings) -> str:
 
 
 def list_products(hardware: Hardware, settings: KubernetesSettings) -> Sequence[tuple[str, tuple[str, ...]]]:
-    """Labels by which the hardware is known, any one of which will do; none for hardware without GPUs."""
+    """Labels that identify the hardware (one match is enough); empty for hardware without GPUs."""
     if hardware.platform == "cpu":
         return ()
     if settings.gpu_products:
@@ -42,19 +42,19 @@ def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence
     yield from _find_product_problems(plan, settings, where)
     resource = gpu_resource(plan, settings)
     if plan.num_gpus and _is_partial(resource):
-        what = "a partition or a share of a GPU measures something else"
+        what = "a partition or a share of a GPU is not comparable with a whole GPU"
         yield Problem(f"{where}.gpu_resource", what, got=resource, expected="whole GPUs")
     device = None if settings.rdma is None else settings.rdma.resource
     if device is not None and (
         "/" not in device or device == resource or device.endswith("/gpu") or _is_partial(device)
     ):
-        what = "IPC_LOCK: only a privileged namespace takes it, and without an RDMA device nothing needs it"
+        what = "IPC_LOCK needs a privileged namespace, and only RDMA devices need it"
         yield Problem(f"{where}.rdma.resource", what, got=device, expected="an RDMA device, such as rdma/ib")
     if settings.compute_domain and plan.hardware.platform != "cuda":
-        yield Problem(f"{where}.compute_domain", "there is none on this hardware", got=True, expected="false")
+        yield Problem(f"{where}.compute_domain", "this hardware has none", got=True, expected="false")
     if nodes and len(nodes) != plan.layout.num_nodes:
         expected = f"{plan.layout.num_nodes}"
-        yield Problem("--same-nodes", "not as many as the layout has", got=len(nodes), expected=expected)
+        yield Problem("--same-nodes", "differs from the layout's number of nodes", got=len(nodes), expected=expected)
 
 
 def _is_partial(resource: str) -> bool:
@@ -62,13 +62,13 @@ def _is_partial(resource: str) -> bool:
 
 
 def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str) -> Iterator[Problem]:
-    """Labels that contradict each other make a pod wait for ever, without a word about why."""
+    """Find labels that contradict each other: a pod would wait forever without a reason."""
     named = {f"node_labels[{key}]": values for key, values in settings.node_labels.items() if "product" in key}
     for key, products in {"gpu_products": settings.gpu_products, **named}.items():
         for product in products:
             for part in sorted(_PARTIAL.union(plan.hardware.refused_name_parts)):
                 if part.lower() in product.lower():
-                    what = "a partition or a share of a GPU measures something else"
+                    what = "a partition or a share of a GPU is not comparable with a whole GPU"
                     yield Problem(f"{where}.{key}", what, got=product, expected=f"no {part}")
     for term in make_node_terms(plan, settings, ()):
         values = {item["key"]: item["values"] for item in term["matchExpressions"]}

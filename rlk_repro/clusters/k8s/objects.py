@@ -94,11 +94,12 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
         yield Problem(f"profile {plan.profile.profile}: {'.'.join(path)}", what, got=got, expected=expected)
     where = f"profile {plan.profile.profile}: kubernetes"
     if settings.kind == "rayjob" and settings.ray_version is not None and not knows_tokens(settings.ray_version):
-        yield Problem(f"{where}.ray_version", "has no authentication by token: whoever reaches Ray runs what they like",
+        yield Problem(f"{where}.ray_version", "has no authentication by token, so anyone who reaches Ray could run "
+        "any code",
                       got=settings.ray_version, expected="2.52.0 or later")  # fmt: skip
     pair_min = plan.group_limit_min
     if settings.max_time_min is not None and settings.max_time_min < pair_min:
-        yield Problem(f"{where}.max_time_min", "shorter than one pair of trials may take",
+        yield Problem(f"{where}.max_time_min", "is shorter than the time limit of one pair of trials",
                       got=settings.max_time_min, expected=f"at least {pair_min:g}")  # fmt: skip
 
 

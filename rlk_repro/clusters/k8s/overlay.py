@@ -37,7 +37,7 @@ def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
         )
     if overlay is not None:
         paths = [".".join(path) for path in list_leaves(overlay.model_dump()) if path[1:]]
-        yield f"the profile's overlay is merged as it is, and nothing here checks it: {', '.join(paths)}"
+        yield f"the profile's overlay is merged unchanged and not checked: {', '.join(paths)}"
 
 
 def _merge(first: Any, second: Any) -> Any:

@@ -94,7 +94,7 @@ def parse_facts(done: proc.Completed) -> Facts | None:
 
 
 def find_leader(sent: Sent) -> str:
-    """The name of the leading pod, empty where none runs.
+    """The name of the leading pod; empty where no such pod runs.
 
     Raises:
         Unreachable, SchedulerRefused: with kubectl's own words.
@@ -121,8 +121,8 @@ def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
             return
     claim = kubernetes_settings(plan).results.claim
     if claim is None:
-        what = "its results were in its leading pod, which is gone"
-        raise CheckFailed(Problem(run_dir.run_id, what, expected="kubernetes.results.claim for the next one"))
+        what = "its results are lost: they were in its leading pod, which is gone"
+        raise CheckFailed(Problem(run_dir.run_id, what, expected="set kubernetes.results.claim for the next run"))
     collector = Pod(place=sent.place, name=_start_collector(sent, plan, run_dir), plan=plan, run_dir=run_dir)
     tell(f"waiting for pod {collector.name}, which reads claim {claim}")
     try:
@@ -196,7 +196,7 @@ def _wait_for_collector(pod: Pod) -> Facts:
                 reason = kubectl.quote_words(done)
             elif facts.failure:
                 raise CheckFailed(Problem(run_id, "cannot be packed in the cluster", got=facts.failure,
-                                          hint="room on the results claim; then collect again"))  # fmt: skip
+                                          hint="free space on the results claim, then collect again"))  # fmt: skip
             elif facts.bundle_bytes is not None:
                 return facts
         if items[0].get("status", {}).get("phase") in {"Failed", "Succeeded"}:

@@ -55,7 +55,7 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}, and pods need one",
                       expected="an image by digest", hint=hint)  # fmt: skip
     elif ":" in image.reference.rpartition("/")[2]:
-        what = "names a tag as well, which nobody checks"
+        what = "has a tag as well, which is not checked"
         yield Problem(f"stack {plan.stack.stack}: images.{plan.hardware.image_platform}.reference", what,
                       got=image.reference, expected="a registry and a repository")  # fmt: skip
     for block in ("slurm", "container"):
@@ -63,7 +63,7 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
             yield Problem(f"{where}: {block}", "has no meaning in a Kubernetes cluster", expected="kubernetes alone")
     wanted = [value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)]
     for name in sorted(set(wanted) - settings.secrets.keys()):
-        yield Problem(f"{where}: kubernetes.secrets.{name}", "missing: the variables of this shell do not reach a pod",
+        yield Problem(f"{where}: kubernetes.secrets.{name}", "missing: a pod does not get this shell's variables",
                       expected="secret and key")  # fmt: skip
     if settings.results.claim is None and plan.layout.num_nodes > 1:
         what = "missing: the agents of several nodes share a run directory"
@@ -77,14 +77,16 @@ def _find_clashes(settings: KubernetesSettings, wanted: Sequence[str], where: st
     own = load_base("pod")["spec"]["containers"][0]
     doubled = sorted({DIGEST_VARIABLE, GROUP_VARIABLE, *(item["name"] for item in own["env"])}.intersection(wanted))
     if doubled:
-        yield Problem(f"{where}: env", "the last one of a name wins silently", got=doubled, expected="each once")
+        yield Problem(
+            f"{where}: env", "Kubernetes silently takes the last one of a name", got=doubled, expected="each once"
+        )
     paths = [settings.results.path, INPUTS_PATH, *(claim.path for claim in settings.claims)]
     paths += [mount["mountPath"] for mount in own["volumeMounts"] if mount["name"] != "results"]
     if len(set(paths)) < len(paths):
-        yield Problem(f"{where}: kubernetes.claims", "two at one path", got=paths, expected="each path once")
+        yield Problem(f"{where}: kubernetes.claims", "two claims have one path", got=paths, expected="each path once")
     memory, shm = parse_quantity(settings.memory), parse_quantity(settings.shm)
     if memory is not None and shm is not None and shm >= memory:
-        what = "what is written to the memory volume counts, and it would take all of it"
+        what = "is too small: the memory volume counts and would use all of it"
         yield Problem(f"{where}: kubernetes.memory", what, got=settings.memory, expected=f"more than {settings.shm}")
 
 

@@ -39,7 +39,7 @@ def propose_kubernetes(site: KubernetesSite, hardware: Mapping[str, Hardware], a
     if len(ordered) > 1:
         name = ask("Which hardware?", ordered, ordered[0])
     if name is None:
-        remarks.append("hardware: no node has a product label that is known; set it, or kubernetes.gpu_products")
+        remarks.append("hardware: no node has a known product label; set hardware, or kubernetes.gpu_products")
     values: dict[str, Any] = {
         "schema": 1,
         "profile": make_name(site.place.context or site.place.namespace),
@@ -71,7 +71,7 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
         remarks.append("run_as: the namespace is restricted; the image must work as a user other than root")
     if any(permission.resource == "networkpolicies" for permission in site.denied):
         values["network_policy"] = False
-        remarks.append("network_policy: you may not create one; any pod of the cluster reaches those of a run")
+        remarks.append("network_policy: you may not create one, so any pod of the cluster can reach a run's pods")
     if "compute_domain" in site.operators and any("nvidia.com/gpu.clique" in node.labels for node in nodes):
         values["compute_domain"] = True
     known = {"nvidia.com/gpu", "amd.com/gpu", "kubernetes.io/arch"}
@@ -120,7 +120,7 @@ def judge_kubernetes(
 
 def _way_round(denied: Permission) -> str:
     """What a profile may say where the permission is not to be had."""
-    return "; kubernetes.network_policy: false needs none" if denied.resource == "networkpolicies" else ""
+    return "; kubernetes.network_policy: false avoids it" if denied.resource == "networkpolicies" else ""
 
 
 def _judge_operators(settings: KubernetesSettings, site: KubernetesSite) -> Iterator[Finding]:
@@ -133,11 +133,11 @@ def _judge_operators(settings: KubernetesSettings, site: KubernetesSite) -> Iter
         if _release(site.version) < CLAIMS_RELEASE:
             yield Finding(Level.BLOCKING, "kubernetes.compute_domain", "Kubernetes 1.32 or newer", site.version)
     if settings.queue is not None and settings.queue not in site.queues:
-        menu = f"one of {', '.join(site.queues)}" if site.queues else "none: the namespace has no queue"
+        menu = f"one of {', '.join(site.queues)}" if site.queues else "not set: the namespace has no queue"
         yield Finding(Level.BLOCKING, "kubernetes.queue", menu, settings.queue)
     elif settings.queue is None and site.queues:
         menu = f"one of {', '.join(site.queues)}"
-        yield Finding(Level.WARNING, "kubernetes.queue", menu, "not set: jobs may be held back, or not counted")
+        yield Finding(Level.WARNING, "kubernetes.queue", menu, "not set: jobs may wait, or not be counted")
 
 
 def _judge_results(settings: KubernetesSettings, site: KubernetesSite, num_nodes: int) -> Iterator[Finding]:
@@ -146,7 +146,7 @@ def _judge_results(settings: KubernetesSettings, site: KubernetesSite, num_nodes
     name = settings.results.claim
     if name is None:
         level = Level.BLOCKING if num_nodes > 1 else Level.WARNING
-        yield Finding(level, where, "a claim", "none: results are gone with their pod")
+        yield Finding(level, where, "a claim", "not set: results are lost with their pod")
     elif name not in claims:
         menu = f"one of {', '.join(claims)}" if claims else "a claim in the namespace, which has none"
         yield Finding(Level.BLOCKING, where, menu, name)
@@ -170,7 +170,7 @@ def _judge_security(settings: KubernetesSettings, site: KubernetesSite) -> Itera
 def _judge_secrets(profile: Profile, settings: KubernetesSettings, site: KubernetesSite) -> Iterator[Finding]:
     for name, value in profile.env.items():
         if isinstance(value, FromEnv) and value.from_env not in settings.secrets:
-            expected = "secret and key: this shell's variables do not reach a pod"
+            expected = "secret and key, because a pod does not get this shell's variables"
             yield Finding(Level.BLOCKING, f"kubernetes.secrets.{value.from_env}", expected, f"missing, for env.{name}")
     wanted = {place.secret for place in settings.secrets.values()} | set(settings.image_pull_secrets)
     for name in sorted(wanted - (site.secrets or wanted)):

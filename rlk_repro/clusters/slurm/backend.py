@@ -87,7 +87,7 @@ def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
 
 
 def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
-    """Ask once for all of them; a second time for those that Slurm forgot and that left no word either."""
+    """Ask once for all of them; a second time for those that Slurm forgot and whose agent left no report either."""
     ids = [slurmctl.parse_job_id(submission.job_id) for submission, _ in items]
     open_ids = {
         job_id for job_id, (_, run_dir) in zip(ids, items, strict=True) if job_id and not _is_over(run_dir)
@@ -243,7 +243,9 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
     if facts is None:
         home = submission.details.get(CLUSTER_NAME, "")
         if elsewhere and home != elsewhere:
-            return JobStatus(state=JobState.UNKNOWN, reason=f"submitted to cluster {home}, this one is {elsewhere}")
+            return JobStatus(
+                state=JobState.UNKNOWN, reason=f"submitted to cluster {home}, but this is cluster {elsewhere}"
+            )
         if not run_dir.plan.is_file():
             return JobStatus(state=JobState.UNKNOWN, reason=f"no job {submission.job_id} and no run directory")
         return _judge_end(run_dir, JobState.FAILED, f"Slurm no longer knows job {submission.job_id}")
@@ -268,7 +270,7 @@ def _judge_end(run_dir: RunDir, state: JobState, word: str) -> JobStatus:
         return JobStatus(state=JobState.DONE, reason=last.message)
     if run_dir.cancelled.exists():  # Slurm's word is then that of a script which was told to end
         return JobStatus(state=JobState.CANCELLED, reason=last.message or word)
-    said = last.message or ("" if last.exit_code is not None else "its agent left no last word")
+    said = last.message or ("" if last.exit_code is not None else "its agent ended without a report")
     if word == _SCRIPT_FAILED and last.is_interrupted:
         said += ", which Slurm sends before the time limit"
     return JobStatus(state=state if state is JobState.CANCELLED else JobState.FAILED, reason=join_words(word, said))

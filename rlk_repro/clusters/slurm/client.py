@@ -200,7 +200,7 @@ def ask_accounting(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
 
 
 def find_sacct_fields() -> list[str]:
-    """Those of SACCT_FIELDS that this Slurm knows; none where there is no accounting to ask."""
+    """The SACCT_FIELDS that this Slurm knows; empty without accounting."""
     done = run_client("sacct", "--helpformat")
     known = set(done.stdout.split()) if done.is_ok else set()
     return [name for name in SACCT_FIELDS if name in known]

@@ -84,7 +84,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     where = f"profile {plan.profile.profile}: container"
     if runtime == "host":
         if plan.stack.images or plan.stack.unpublished:
-            yield Problem(f"stack {plan.stack.stack}", "names images, and runtime host starts no container",
+            yield Problem(f"stack {plan.stack.stack}", "has images, but runtime host starts no container",
                           expected="a stack without images, or another container.runtime")  # fmt: skip
         return
     if shown_image(plan) is None:
@@ -180,7 +180,7 @@ def _find_path_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     paths = {path for bind in list_binds(plan, run_dir) for path in (bind.source, bind.target)} | {*list_fabric(plan)}
     for path in sorted(paths):
         if pattern.search(path):
-            yield Problem("mount", f"{runtime} cannot be told this path", got=path, expected=f"no {what}")
+            yield Problem("mount", f"{runtime} cannot take this path", got=path, expected=f"no {what}")
 
 
 _UNSAYABLE: Final = {

@@ -67,7 +67,7 @@ def _judge_partition(
         return
     name = pools[0].partition
     if not any(pool.is_up for pool in pools):
-        yield Finding(Level.BLOCKING, where, "a partition that is up", f"{name} is not")
+        yield Finding(Level.BLOCKING, where, "a partition that is up", f"{name} is not up")
     if name not in site.visible:
         yield Finding(Level.WARNING, where, f"one that sinfo shows you: {', '.join(sorted(site.visible))}", name)
     num_nodes = sum(pool.num_nodes for pool in pools)
@@ -97,7 +97,7 @@ def _judge_gpus(
     menu = ", ".join(sorted(f"gpu:{kind}" if kind else "gpu" for kind in kinds)) or "none"
     wanted, _, kind = settings.gres.partition(":")
     if wanted == "none" and kinds and needs.gpus_per_node:
-        yield Finding(Level.WARNING, where, menu, "none: Slurm may hide GPUs that were not asked for")
+        yield Finding(Level.WARNING, where, menu, "none: Slurm may hide GPUs that were not requested")
     elif wanted == "gpu" and needs.gpus_per_node and (not kinds or (kind and kind not in kinds)):
         yield Finding(Level.BLOCKING, where, f"what {pools[0].partition} has: {menu}", settings.gres)
     elif wanted == "gpu":
@@ -136,7 +136,7 @@ def _judge_account(settings: SlurmSettings, site: SlurmSite) -> Iterator[Finding
 
 def _judge_reservation(settings: SlurmSettings, site: SlurmSite) -> Iterator[Finding]:
     if settings.reservation is not None and settings.reservation not in site.reservations:
-        menu = ", ".join(sorted(site.reservations)) or "none: the cluster has no reservation"
+        menu = ", ".join(sorted(site.reservations)) or "no reservation: the cluster has none"
         yield Finding(Level.BLOCKING, "slurm.reservation", menu, settings.reservation)
 
 
@@ -160,7 +160,12 @@ def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHer
     """Nodes may have what this machine lacks, but for pyxis: srun itself must know its options."""
     runtime = settings.runtime
     if runtime == "pyxis" and runtime not in site.runtimes:
-        yield Finding(Level.BLOCKING, "container.runtime", "an srun that knows --container-image", "no pyxis here")
+        yield Finding(
+            Level.BLOCKING,
+            "container.runtime",
+            "an srun that supports --container-image",
+            "pyxis is not installed here",
+        )
     elif runtime not in ("host", *site.runtimes):
         yield Finding(Level.WARNING, "container.runtime", f"{runtime} on the nodes", "not on this machine")
     if runtime in IMPORTING and settings.image_dir is None:
@@ -197,4 +202,4 @@ def _judge_runs_root(here: UserHere) -> Iterator[Finding]:
     if str(here.runs_root).startswith(tuple(f"{folder}/" for folder in NOT_FOR_JOBS)):
         yield Finding(Level.WARNING, "run directories", expected, "a folder for temporary files")
     elif here.is_runs_root_shared is False:
-        yield Finding(Level.WARNING, "run directories", expected, "a file system of this machine's own")
+        yield Finding(Level.WARNING, "run directories", expected, "a file system of this machine only")

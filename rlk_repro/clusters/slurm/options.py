@@ -57,17 +57,20 @@ def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     if settings.max_time_min is not None and settings.max_time_min < pair_min:
         yield Problem(
             f"profile {plan.profile.profile}: slurm.max_time_min",
-            f"shorter than one {'session' if plan.is_crossover else 'pair of trials'} may take",
+            f"is shorter than the time limit of one {'session' if plan.is_crossover else 'pair of trials'} ",
             got=settings.max_time_min,
             expected=f"at least {pair_min:g}",
         )
     if nodes and len(nodes) != plan.layout.num_nodes:
         yield Problem(
-            "--same-nodes", "not as many as the layout has", got=len(nodes), expected=f"{plan.layout.num_nodes}"
+            "--same-nodes",
+            "differs from the layout's number of nodes",
+            got=len(nodes),
+            expected=f"{plan.layout.num_nodes}",
         )
     for name in nodes:
         if _NODE.fullmatch(name) is None:
-            yield Problem("--same-nodes", "not a node name", got=name, expected="one name per node")
+            yield Problem("--same-nodes", "is not a node name", got=name, expected="one name per node")
 
 
 def list_options(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> list[str]:

@@ -35,9 +35,9 @@ def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Pat
     }
     if runtime in IMPORTING:
         values["container"]["image_dir"] = str(images)
-        remarks.append(f"images are imported once to {images}: it must lie on a file system that the nodes share")
+        remarks.append(f"images are imported once to {images}, which must be on a file system that the nodes share")
     values["container"]["python" if runtime == "host" else "host_python"] = sys.executable
-    remarks.append(f"without a container the nodes run {sys.executable}: it must be there as well")
+    remarks.append(f"without a container the nodes run {sys.executable}, so it must exist there too")
     return Proposal(values={key: value for key, value in values.items() if value is not None}, remarks=remarks)
 
 
@@ -64,7 +64,7 @@ def _choose_hardware(
     none = "none of these"
     answer = ask("Which hardware is it?", [*(found or hardware), none], found[0] if found else none)
     if answer == none:
-        remarks.append("hardware: neither GRES nor features name a known GPU; set it, or submit with --hardware")
+        remarks.append("hardware: GRES and features name no known GPU; set it, or submit with --hardware")
         return None
     return answer
 

@@ -18,7 +18,7 @@ from rlk_repro.rundir.state import read_state
 
 
 def read_facts(run_dir: RunDir, environ: Mapping[str, str]) -> Facts:
-    """Raises CheckFailed where the pod's first process has left no word yet."""
+    """Raises CheckFailed where the pod's first process has not reported yet."""
     note = _require_note(run_dir, environ)
     state = read_state(run_dir)
     return Facts(
@@ -41,7 +41,7 @@ def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
     trial = what.removeprefix(f"{TRIALS}/") if what.startswith(f"{TRIALS}/") else ""
     path = _find_file(run_dir, what, trial)
     if path is None or offset < 0 or not 0 <= size <= BLOCK_BYTES:
-        raise CheckFailed(Problem(f"{what} {offset} {size}", "is not shown",
+        raise CheckFailed(Problem(f"{what} {offset} {size}", "cannot be requested",
                                   expected=f"{BUNDLE} or {TRIALS}/NAME, at most {BLOCK_BYTES} bytes"))  # fmt: skip
     try:
         with path.open("rb") as stream:
@@ -62,7 +62,7 @@ def ask_to_stop(run_dir: RunDir, environ: Mapping[str, str]) -> bool:
 def _require_note(run_dir: RunDir, environ: Mapping[str, str]) -> Note:
     note = read_note(run_dir, environ)
     if note is None:
-        raise CheckFailed(Problem(str(run_dir.root), "the pod's first process has left no word yet", hint="ask again"))
+        raise CheckFailed(Problem(str(run_dir.root), "the pod's first process has not reported yet", hint="ask again"))
     return note
 
 

@@ -32,7 +32,7 @@ def start_ray(environ: Mapping[str, str]) -> Guarded:
     if not command:
         raise EnvironmentMissing(Problem(RAY_COMMAND, "not set", expected=MAKER))
     if environ.get("RAY_AUTH_MODE") != "token" or not environ.get("RAY_AUTH_TOKEN"):
-        what = "not set: whoever reaches Ray's ports would run what they like"
+        what = "not set: anyone who reaches Ray's ports could run any code"
         raise EnvironmentMissing(Problem("RAY_AUTH_TOKEN", what, expected=MAKER))
     raise_file_limit()
     words = [os.path.expandvars(word) for word in shlex.split(command)]

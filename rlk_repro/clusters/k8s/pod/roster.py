@@ -106,7 +106,7 @@ def read_roster(run_dir: RunDir) -> Roster | None:
 
 
 def _read_seat(path: Path) -> PodSeat | None:
-    """Whose file it is; None where it has gone or is none of ours."""
+    """Read whose file it is; None where it vanished or is not a seat file."""
     try:
         text = read_limited(path, MAX_SEAT_BYTES).partition(b"\n")[2]
         value = parse_json(str(path), text, schema=SCHEMA)

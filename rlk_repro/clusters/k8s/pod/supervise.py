@@ -89,7 +89,7 @@ def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
         EnvironmentMissing: no agent ever wrote anything, or nothing can be written.
     """
     if not run_dir.plan.is_file():
-        raise EnvironmentMissing(Problem(str(run_dir.root), "holds no run: no agent ever began"))
+        raise EnvironmentMissing(Problem(str(run_dir.root), "holds no run, because no agent started"))
     stop = Stop()
     with stop.installed():
         notes = Notes(run_dir, environ)
@@ -145,7 +145,7 @@ def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes) -> Roster | Non
     while (roster := gathering.look()) is None:
         notes.write(waits_for=f"{gathering.num_missing} of {duty.num_nodes} pods")
         if time.monotonic() >= until:
-            raise EnvironmentMissing(Problem("pods", f"{gathering.num_missing} did not come within {GATHER_S:g} s",
+            raise EnvironmentMissing(Problem("pods", f"{gathering.num_missing} did not join within {GATHER_S:g} s",
                                              expected=f"{duty.num_nodes}"))  # fmt: skip
         if stop.wait(LOOK_S):
             return None
