@@ -37,8 +37,8 @@ def prepare(
         Path | None, typer.Option(metavar="DIR", help="Look there first: prepared, or a hub cache.")
     ] = None,
     cache: Annotated[Path | None, typer.Option(metavar="DIR", help="Where it goes; default: the profile's.")] = None,
-    is_offline: Annotated[bool, typer.Option("--offline", help="Ask no hub and fetch no archive.")] = False,
-    is_verifying: Annotated[bool, typer.Option("--verify", help="Hash again every byte that is there.")] = False,
+    is_offline: Annotated[bool, typer.Option("--offline", help="Do not use the network.")] = False,
+    is_verifying: Annotated[bool, typer.Option("--verify", help="Check every existing byte again.")] = False,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is missing and its size.")] = False,
     as_json: AsJson = False,
 ) -> None:
