@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -241,18 +242,39 @@ def test_another_vime_is_refused_before_anything_is_replaced(
     assert not (tmp_path / "ops").exists()
 
 
-@pytest.mark.skipif(
+needs_vime = pytest.mark.skipif(
     not (os.environ.get("VIME_SRC") and os.environ.get("MEGATRON_SRC")),
     reason="VIME_SRC and MEGATRON_SRC do not name checkouts of vime and Megatron-LM",
 )
-def test_vime_s_own_loss_is_bitwise_the_same_under_the_timers() -> None:
+
+
+def run_seam(folder: Path, world: int) -> list[dict[str, Any]]:
+    """What each rank says of vime's own loss, the vocabulary being split over all of them."""
     sources = [str(REPOSITORY), os.environ["VIME_SRC"], os.environ["MEGATRON_SRC"], os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sources), "OMP_NUM_THREADS": "1"}
-    completed = proc.run(
-        [sys.executable, "-m", "tests.support.vime_seam"], cwd=REPOSITORY, env=environment, timeout_s=240
-    )
-    assert completed.is_ok, completed.stderr
-    result = json.loads(completed.stdout.splitlines()[-1])
+
+    def run(rank: int) -> proc.Completed:
+        command = [sys.executable, "-m", "tests.support.vime_seam", str(rank), str(world), str(folder)]
+        return proc.run(command, cwd=REPOSITORY, env=environment, timeout_s=240)
+
+    with ThreadPoolExecutor(world) as pool:
+        completed = list(pool.map(run, range(world)))
+    assert all(item.is_ok for item in completed), completed[0].stderr
+    return [json.loads(item.stdout.splitlines()[-1]) for item in completed]
+
+
+@needs_vime
+def test_a_session_over_a_split_vocabulary_switches_on_both_ranks(tmp_path: Path) -> None:
+    for result in run_seam(tmp_path, 2):
+        assert result["is_same"]
+        assert result["is_same_by_turn"] == [True, False, True, True]
+        assert [(shadow["step"], shadow["case"]) for shadow in result["shadows"]] == [(3, "as trained"), (3, "peaked")]
+        assert not any("error" in shadow for shadow in result["shadows"])
+
+
+@needs_vime
+def test_vime_s_own_loss_is_bitwise_the_same_under_the_timers(tmp_path: Path) -> None:
+    (result,) = run_seam(tmp_path, 1)
     assert result["is_same"]
     assert result["is_same_by_turn"] == [True, False, True, True]
     assert [(shadow["step"], shadow["case"]) for shadow in result["shadows"]] == [(3, "as trained"), (3, "peaked")]

@@ -1,6 +1,7 @@
 """Run by test_integration_vime with vime and Megatron-LM on the path: vime's own loss, bare and with the timers in it.
 
-Prints one JSON object: whether every number is bitwise the same, and the timers.
+Its arguments are rank, number of ranks that share the vocabulary, and their folder.  Prints one JSON object: whether
+every number is bitwise the same, and the timers.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ OPTIONS = {
 def train_once(loss_module: Any, args: argparse.Namespace) -> list[torch.Tensor]:
     from tests.support.loss_examples import make_batch, make_logits
 
-    batch, leaf = make_batch(), make_logits().requires_grad_()
+    batch, leaf = make_batch(), make_logits(torch.distributed.get_rank()).requires_grad_()
     reducer = loss_module.get_sum_of_sample_mean(
         batch["total_lengths"], batch["response_lengths"], batch["loss_masks"], batch["rollout_mask_sums"]
     )
@@ -70,8 +70,9 @@ def train_by_turns(
 
         return Route(implementation="NativeLogpOp", version="0.1.0", refuse=lambda _: None, run=run)
 
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     settings = Settings(mode=Mode.REQUIRE, ops=("logp",), schedule="bebs", ops_dir=folder / "ops")
-    case = Case(platform="cpu", loss=read_loss_options(vars(args)))
+    case = Case(platform="cpu", tensor_parallel=world, loss=read_loss_options(vars(args)))
     routes = {"logp": make_route}
     found = []
     with install_into(loss_module, settings, trainer="vime", case=case, args=args, routes=routes) as installation:
@@ -79,7 +80,7 @@ def train_by_turns(
             installation.begin_step(step)
             found.append(all(map(torch.equal, train_once(loss_module, args), expected)))
             installation.end_step(step)
-    return found, [json.loads(line) for line in (folder / "ops" / "0.jsonl").read_text().splitlines()]
+    return found, [json.loads(line) for line in (folder / "ops" / f"{rank}.jsonl").read_text().splitlines()]
 
 
 def main() -> None:
@@ -89,20 +90,20 @@ def main() -> None:
     from rlk_repro.integration.switch import Settings, install_into
     from rlk_repro.operators import Case, read_loss_options
 
-    with tempfile.TemporaryDirectory() as folder:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
-        mpu.initialize_model_parallel(1, 1)
-        args = argparse.Namespace(**OPTIONS)
-        expected = train_once(loss_module, args)
-        case = Case(platform="cpu", loss=read_loss_options(vars(args)))
-        with install_into(loss_module, Settings(), trainer="vime", case=case) as installation:
-            found = train_once(loss_module, args)
-            timers, _ = installation.profile.end_step()
-        is_same_by_turn, lines = train_by_turns(loss_module, args, expected, Path(folder))
-        torch.distributed.destroy_process_group()
+    rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
+    mpu.initialize_model_parallel(world, 1)
+    args = argparse.Namespace(**OPTIONS)
+    expected = train_once(loss_module, args)
+    case = Case(platform="cpu", tensor_parallel=world, loss=read_loss_options(vars(args)))
+    with install_into(loss_module, Settings(), trainer="vime", case=case) as installation:
+        found = train_once(loss_module, args)
+        timers, _ = installation.profile.end_step()
+    is_same_by_turn, lines = train_by_turns(loss_module, args, expected, folder)
+    torch.distributed.destroy_process_group()
     is_same = all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     shadows = [line for line in lines if line["event"] == "shadow"]
-    agreement = [line["agreement"] for line in lines if line["event"] == "step"]
+    agreement = [line["agreement"] for line in lines if "agreement" in line]
     result = {
         "is_same": is_same,
         "is_same_by_turn": is_same_by_turn,
