@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.crossover import SCENARIOS, Outcome, compare_costs, find_misses, render_table, simulate
+from benchmarks.crossover import SCENARIOS, Outcome, compare_costs, find_misses, judge_one, render_table, simulate
+from rlk_repro.statistics.stats import STEP_TIME, UNADJUSTED
 from tests import ROOT
 
 NAMED = {scenario.name: scenario for scenario in SCENARIOS}
@@ -37,3 +39,16 @@ def test_the_page_holds_the_sealed_figures() -> None:
 
 def test_an_answer_costs_less_than_a_tenth() -> None:
     assert all(ours < theirs / 10 for _, ours, theirs in compare_costs())
+
+
+def test_live_sessions_are_adjusted_for_tokens_and_the_other_effect_stands_beside() -> None:
+    scenario = NAMED["A/A, live, tokens 5 %"]
+    source = random.Random(7)
+    widths = {STEP_TIME: 0.0, UNADJUSTED: 0.0}
+    for _ in range(20):
+        effects = {effect.metric: effect for effect in judge_one(scenario, source).effects}
+        for metric in widths:
+            assert effects[metric].n == scenario.sessions
+            widths[metric] += effects[metric].sd_log or 0.0
+        assert effects[UNADJUSTED].role == "diagnostic"
+    assert widths[STEP_TIME] < widths[UNADJUSTED] / 2
