@@ -44,6 +44,9 @@ def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence
     if plan.num_gpus and _is_partial(resource):
         what = "a partition or a share of a GPU is not comparable with a whole GPU"
         yield Problem(f"{where}.gpu_resource", what, got=resource, expected="whole GPUs")
+    own = GPU_RESOURCES.get(plan.hardware.platform, resource)
+    if resource != own and resource in GPU_RESOURCES.values():
+        yield Problem(f"{where}.gpu_resource", "is another vendor's GPU", got=resource, expected=own)
     device = None if settings.rdma is None else settings.rdma.resource
     if device is not None and (
         "/" not in device or device == resource or device.endswith("/gpu") or _is_partial(device)

@@ -226,7 +226,7 @@ def _check_security(template: Template) -> Iterator[Problem]:
     for number, container in enumerate(map(as_map, as_list(spec.get("containers")))):
         own = as_map(as_map(container.get("securityContext")).get("seccompProfile")).get("type")
         limits = as_map(as_map(container.get("resources")).get("limits"))
-        if own is not None and "amd.com/gpu" not in limits:
+        if own is not None and "nvidia.com/gpu" in limits:
             place = f"{template.where}.spec.containers.{number}.securityContext.seccompProfile"
             yield wrong(place, "ROCm alone needs another one than the pod's", own, "not set")
 
