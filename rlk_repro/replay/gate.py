@@ -21,16 +21,13 @@ from rlk_repro.plan import Plan
 from rlk_repro.replay.compare import find_other_hardware
 from rlk_repro.replay.difference import find_difference
 from rlk_repro.replay.recorded import require_intact
-from rlk_repro.rundir.results import Analysis, VerdictWord
+from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec.values import dump_model
 from rlk_repro.statistics.stats import STEP_TIME
 
 SAME: Final = ("run", "lane", "design", "layout", "entropy_metric", "rl_kernel", "switch", "workload")
 """What of a run must be the same; its stack, its margins and its number of pairs or sessions may differ."""
 MOST_SHOWN: Final = 3
-_SPEED_WORDS: Final = frozenset(
-    {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT, VerdictWord.INCONCLUSIVE}
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +96,7 @@ def _find_obstacles(plans: Sequence[Plan], was: Analysis, now: Analysis) -> Iter
         yield f"{item.where}: {item.expected} in the reference, {item.found} later"
     yield from find_other_hardware(was, now)
     for which, result in (("reference", was), ("later result", now)):
-        if result.verdict.word not in _SPEED_WORDS:
+        if not result.verdict.word.is_of_speed:
             yield f"the {which} is {result.verdict.word}"
 
 

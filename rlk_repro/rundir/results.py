@@ -58,6 +58,11 @@ class VerdictWord(StrEnum):
     NO_COMPARISON = "no comparison"
     """The run does not compare variants: it measures operators one by one."""
 
+    @property
+    def is_of_speed(self) -> bool:
+        """Whether the two variants could be compared, however the comparison ended."""
+        return self not in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}
+
 
 class ProofStatus(StrEnum):
     """Whether RL-Kernel ran in a trial, according to its ops files.
