@@ -38,7 +38,7 @@ def say_text(text: str) -> None:
 
 def note(line: str) -> None:
     """One line of progress or a remark, to standard error."""
-    typer.echo(printable(line), err=True)
+    typer.echo(printable(as_typed(line)), err=True)
 
 
 def say_json(value: Any) -> None:

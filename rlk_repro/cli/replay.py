@@ -15,7 +15,6 @@ import typer
 from rlk_repro.base.console import silence
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, NotReproduced, Problem, RlkReproError
 from rlk_repro.base.units import count
-from rlk_repro.cli.commands import as_typed
 from rlk_repro.cli.completion import complete_profile
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, show
 from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
@@ -134,7 +133,7 @@ def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> No
     """All that is missing, each with its command, and the recorded answer below it."""
     for need, following in zip(needs, (*needs[1:], None), strict=True):
         is_shared = following is not None and following.hint == need.hint
-        for line in as_typed(f"rlk-repro: {replace(need, hint=None) if is_shared else need}").splitlines():
+        for line in f"rlk-repro: {replace(need, hint=None) if is_shared else need}".splitlines():
             note(line)
     sys.stderr.flush()
     found = f"re-analysis, exact; not run again: {count(len(needs), 'thing')} missing here, listed above"
