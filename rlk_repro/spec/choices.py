@@ -25,8 +25,9 @@ def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
     layout = run.layouts.get(name)
     if layout is None:
         known = sorted(run.layouts)
+        hint = suggest(name, known) or f"--hardware {known[0]} --dry-run shows its job"
         return [Problem(f"run {run.run}", "has no layout for this hardware", got=name,
-                        expected=f"one of {', '.join(known)}", hint=suggest(name, known))]  # fmt: skip
+                        expected=f"one of {', '.join(known)}", hint=hint)]  # fmt: skip
     if (layout.gpus_per_node == 0) is not (hardware.platform == "cpu"):
         expected = "0 on a CPU" if hardware.platform == "cpu" else "1 or more"
         return [Problem(f"run {run.run}: layouts.{name}.gpus_per_node", "does not fit the hardware",

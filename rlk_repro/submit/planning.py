@@ -86,14 +86,7 @@ def prepare(request: Request) -> Prepared:
     run = load_run(request.run, run_folders(), overrides)
     found = _find_profile(request, run.model)
     profile = found.profile
-    hardware_name = request.hardware or profile.model.hardware
-    if hardware_name is None:
-        choices = sorted(run.model.layouts)
-        hint = f"rlk-repro submit {request.run} --cluster {request.cluster or LOCAL} --hardware {choices[0]}"
-        what = (
-            "missing; the nodes show no known hardware" if found.is_proposed else "missing; the profile has no hardware"
-        )
-        raise SpecError(Problem("--hardware", what, expected=f"one of {', '.join(choices)}", hint=hint))
+    hardware_name, shown_for = _choose_hardware(request, run.model, found)
     hardware = load_hardware(hardware_name, hardware_folders())
     stack = load_stack(request.stack or run.model.stack, stack_folders())
     plan = make_plan(
@@ -112,7 +105,31 @@ def prepare(request: Request) -> Prepared:
         prepared = render(plan, inputs)
     except SpecError as error:
         raise (_name_the_file(error, plan.cluster) if found.is_proposed else error) from None
-    return replace(prepared, remarks=(*found.remarks, *prepared.remarks), is_proposed=found.is_proposed)
+    return replace(prepared, remarks=(*found.remarks, *shown_for, *prepared.remarks), is_proposed=found.is_proposed)
+
+
+def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tuple[str, ...]]:
+    """The hardware's name, and in a dry run a remark where neither flag nor profile names one of the run's.
+
+    Raises:
+        SpecError: none is named, and a job is to be sent.
+    """
+    name = request.hardware or found.profile.model.hardware
+    if request.is_dry_run and request.hardware is None and name not in run.layouts:
+        name = _find_headline(run)
+        return name, (f"no --hardware given: shown for {name}",)
+    if name is None:
+        choices = sorted(run.layouts)
+        hint = f"rlk-repro submit {request.run} --cluster {request.cluster or LOCAL} --hardware {choices[0]}"
+        what = (
+            "missing; the nodes show no known hardware" if found.is_proposed else "missing; the profile has no hardware"
+        )
+        raise SpecError(Problem("--hardware", what, expected=f"one of {', '.join(choices)}", hint=hint))
+    return name, ()
+
+
+def _find_headline(run: Run) -> str:
+    return next((name for name in HEADLINE if name in run.layouts), next(iter(run.layouts)))
 
 
 def _name_the_file(error: SpecError, cluster: str) -> SpecError:
@@ -148,7 +165,7 @@ def _find_profile(request: Request, run: Run) -> _Found:
         where = f"{reason}: submit where it is, or write a profile there with rlk-repro profile init"
         hint = f"{where}; --dry-run shows the job here"
         raise SpecError(*(replace(problem, hint=hint) for problem in _missing_profile(cluster).problems))
-    hardware = request.hardware or next((name for name in HEADLINE if name in run.layouts), next(iter(run.layouts)))
+    hardware = request.hardware or _find_headline(run)
     name = f"generic-{hardware}"
     remark = f"{reason}: shown with the shipped profile {name}, whose paths are examples"
     return _Found(profile=resolve_profile(name, cluster, overrides), remarks=(remark,))
