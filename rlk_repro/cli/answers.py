@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 from pydantic import ConfigDict
 
+from rlk_repro.agent.preflight.doctor import Diagnosis
 from rlk_repro.base.findings import Finding
 from rlk_repro.claims.files import Claim
 from rlk_repro.claims.results import ClaimsCheck
@@ -92,16 +93,8 @@ class GateAnswer(DiffGate, Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorRow(Answer):
-    name: str
-    status: str
-    found: str
-    advice: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Doctor(Answer):
-    checks: tuple[DoctorRow, ...]
+    checks: tuple[Diagnosis, ...]
     manifest: dict[str, Any]
 
 
