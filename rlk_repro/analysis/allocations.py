@@ -1,4 +1,4 @@
-"""Where and when each trial ran: exit records, held against the agent's own log and the nodes' records.
+"""Where and when each trial ran: exit records, compared with the agent's own log and the nodes' records.
 
 A pair counts only where one agent ran its two trials, one after the other, in one allocation.  This finds records that
 do not belong together, such as trials of two runs in one folder.  It cannot find records that were invented to fit.

@@ -64,7 +64,7 @@ class Evidence:
     switches, None where the manifests were not compared; ``missing`` names records of scored pairs that could not be.
     ``workload`` is the kind of what was run.  ``blocks`` and ``shadows`` are of the design ``crossover``.
     ``switch`` is what the variants differ in where that is not RL-Kernel.  Without ``has_rollout_log_probs`` no rollout
-    engine took part, so that the trainer's log-probs can be held against nothing.
+    engine took part, so that the trainer's log-probs have nothing to be compared with.
     """
 
     measure: Measure

@@ -1,4 +1,4 @@
-"""What shadow steps found: one microbatch by both routes, on every rank, held against a declared margin."""
+"""What shadow steps found: one microbatch by both routes, on every rank, compared with a declared margin."""
 
 from __future__ import annotations
 

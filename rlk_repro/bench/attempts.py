@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no number."""
+    """Why there is not a number."""
 
     status: OperatorStatus
     reason: str

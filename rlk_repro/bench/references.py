@@ -1,4 +1,4 @@
-"""What implementations are held against: vime's own functions for time, float64 for numbers."""
+"""What implementations are compared with: vime's own functions for time, float64 for numbers."""
 
 from __future__ import annotations
 

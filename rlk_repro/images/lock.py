@@ -36,7 +36,7 @@ def lock_path(stack: str, platform: str) -> Path:
 
 
 def read_lock(stack: Stack, platform: ImagePlatform) -> list[Locked]:
-    """The packages, held against the hash of the lock that the stack names.
+    """The packages, checked against the hash of the lock that the stack names.
 
     Raises:
         EnvironmentMissing: this is no checkout.

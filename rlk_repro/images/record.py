@@ -2,7 +2,7 @@
 
 It holds no time and no path of the build machine, so that equal inputs give equal records but for the hash of the
 compiled extension, in which the compiler gives names of its own at every build.  Its ``digest`` is over everything
-else in it: that catches a careless edit; what catches a careful one is that every fact is held against the image
+else in it: that catches a careless edit; what catches a careful one is that every fact is compared with the image
 itself.
 """
 

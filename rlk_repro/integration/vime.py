@@ -80,7 +80,7 @@ def _prepare_model(installation: Installation, abi: Abi, initialize: Callable[..
 
 
 def _begin_step_before(installation: Installation, begin: Callable[..., Any]) -> Callable[..., Any]:
-    """vime says a rollout's number only after its passes without gradient: it is counted here, and held against vime's
+    """vime says a rollout's number only after its passes without gradient: it is counted here, and compared with vime's
     own when the step ends."""
     numbers = itertools.count()
 

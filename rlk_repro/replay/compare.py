@@ -107,7 +107,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparand:
-    """One quantity held against itself."""
+    """One quantity in both results."""
 
     is_compatible: bool
     text: str

@@ -1,4 +1,4 @@
-"""The tables of an operator run: every implementation of a case in a row, held against vime's own function.
+"""The tables of an operator run: every implementation of a case in a row, compared with vime's own function.
 
 Pure layout, like ``sections``.  A native implementation is called native wherever it is shown.
 """

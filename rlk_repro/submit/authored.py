@@ -47,7 +47,7 @@ def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
 def describe_rule_changes(plan: Plan) -> str:
     """How the plan's rules differ from those of the shipped run of its name; empty where they do not.
 
-    A run that is not shipped is held against the defaults of how a run is judged.
+    A run that is not shipped is compared with the defaults of how a run is judged.
     """
     name = plan.run.run
     is_shipped = name in list_names(run_folders())

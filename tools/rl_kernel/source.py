@@ -1,7 +1,7 @@
 """RL-Kernel's sources in a folder of our own: fetched, or copied from a checkout or an unpacked archive.
 
 The user's folder is only read.  Sources are known by git's hash of their files, so that an archive, which names no
-commit, can be held against a pin as well.
+commit, can be compared with a pin as well.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
 
 
 def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators, str]:
-    """What the log-probs are held against, and its name: ``logp`` where that is offered, else the entropy's pass."""
+    """What the log-probs are compared with, and its name: ``logp`` where that is offered, else the entropy's pass."""
     logp = load_operator("logp", platform)
     if isinstance(logp, Refusal):
         return Operators(ratio_kl=ratio_kl.op, logp=log_probs.select_by_moments), "torch"
