@@ -14,7 +14,21 @@ from rlk_repro import __version__
 from rlk_repro.base.disk import OF_FILE_SYSTEMS, Unwritable
 from rlk_repro.base.errors import EXIT_BUG, RlkReproError
 from rlk_repro.base.escapes import escape_json, printable, printable_lines
-from rlk_repro.cli import bundles, claims, doctor, images, jobs, listing, prepare, profile, replay, report, runs, submit
+from rlk_repro.cli import (
+    bundles,
+    claims,
+    doctor,
+    env,
+    images,
+    jobs,
+    listing,
+    prepare,
+    profile,
+    replay,
+    report,
+    runs,
+    submit,
+)
 from rlk_repro.cli.commands import EXAMPLES, CommandGroup, as_typed
 
 PARSER_REFUSED: Final = 2
@@ -52,6 +66,7 @@ report.register(app)
 claims.register(app)
 profile.register(app)
 images.register(app)
+env.register(app)
 prepare.register(app)
 doctor.register(app)
 

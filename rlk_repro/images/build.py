@@ -15,6 +15,7 @@ from typing import Final
 from rlk_repro.base import git, proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.resources import PACKAGE
+from rlk_repro.images.lock import read_lock
 from rlk_repro.images.stacks import choose_platform
 from rlk_repro.spec import BaseImage, ImagePlatform, Stack
 
@@ -64,23 +65,30 @@ def make_build(
     """
     chosen = choose_platform(stack, list(stack.bases), platform, "base image")
     gpu = chosen.partition("-")[0]
-    dockerfile = ROOT / "docker" / f"Dockerfile.{gpu}"
+    dockerfile = ROOT / "docker" / f"Dockerfile.{'locked' if chosen in stack.locks else gpu}"
     if not dockerfile.is_file():
         hint = "images are built from a checkout of rlk-repro"
         raise EnvironmentMissing(Problem(str(dockerfile), "is not there", hint=hint))
     name, digest = _base(stack, chosen, base)
+    if chosen in stack.locks:
+        read_lock(stack, chosen)
+    arguments = make_arguments(stack, chosen, name, digest)
+    return Build(engine=_find_engine(engine), dockerfile=dockerfile, arguments=arguments,
+                 tag=tag or f"localhost/rlk-repro:{stack.stack}-{chosen}")  # fmt: skip
+
+
+def make_arguments(stack: Stack, platform: ImagePlatform, base: str, digest: str) -> dict[str, str]:
+    """What every step of a build is told: the stack's pins, what they are put on, our own commit and its time."""
     commit, epoch = _own_commit()
-    arguments = {
-        "BASE_NAME": name,
+    return {
+        "BASE_NAME": base,
         "BASE_DIGEST": digest,
         "STACK": stack.stack,
-        "IMAGE_PLATFORM": chosen,
+        "IMAGE_PLATFORM": platform,
         "REVISION": commit,
         "SOURCE_DATE_EPOCH": epoch,
         **_pin_arguments(stack),
     }
-    return Build(engine=_find_engine(engine), dockerfile=dockerfile, arguments=arguments,
-                 tag=tag or f"localhost/rlk-repro:{stack.stack}-{chosen}")  # fmt: skip
 
 
 def bake_variables(stack: Stack, base: str | None = None) -> dict[str, str]:
@@ -126,15 +134,20 @@ def run_build(build: Build) -> None:
         SpecError: our own files are not those of the commit that the image would name.
         CheckFailed: the build failed; it has said why.
     """
-    changed = _git("status", "--porcelain", "--", *CONTEXT)
-    if changed:
-        raise SpecError(
-            Problem("this checkout", "has changed files, and the image would name its commit",
-                    got=changed.splitlines()[0].strip(), hint="commit them, or git stash them")
-        )  # fmt: skip
+    require_clean()
     code = proc.run_shown(build.argv, timeout_s=TIMEOUT_S, cwd=ROOT)
     if code != 0:
         raise CheckFailed(Problem(f"{build.engine} build", f"ended with {code}"))
+
+
+def require_clean() -> None:
+    """Refuse a checkout whose files are not those of the commit that the record would name."""
+    changed = _git("status", "--porcelain", "--", *CONTEXT)
+    if changed:
+        raise SpecError(
+            Problem("this checkout", "has changed files, and the record would name its commit",
+                    got=changed.splitlines()[0].strip(), hint="commit them, or git stash them")
+        )  # fmt: skip
 
 
 def _base(stack: Stack, platform: ImagePlatform, given: str | None) -> tuple[str, str]:

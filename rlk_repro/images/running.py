@@ -17,7 +17,7 @@ from rlk_repro.images.match import (
 )
 from rlk_repro.images.record import ImageRecord, parse_record
 from rlk_repro.images.resolve import ask_registry
-from rlk_repro.probes.container import PROVENANCE
+from rlk_repro.probes.container import find_record
 from rlk_repro.probes.sources import locate
 from rlk_repro.rundir.manifest import Section, Unknown
 from rlk_repro.spec import Stack
@@ -31,10 +31,11 @@ def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
     Raises:
         BundleUnreadable: there is one, and it cannot be believed.
     """
+    path = find_record(root)
     try:
-        data = locate(root, PROVENANCE).read_bytes()
+        data = locate(root, path).read_bytes()
     except OSError as error:
-        return Unknown(f"{PROVENANCE}: {str(error.strerror).lower()}")
+        return Unknown(f"{path}: {str(error.strerror).lower()}")
     return parse_record(data)
 
 
@@ -52,7 +53,7 @@ def check_running(
     if isinstance(record, Unknown):
         return [missing_record(record.reason)] if is_required else []
     findings = [*check_sources(record), *check_kernels(record), *match_running(record, code)]
-    if stack is not None and stack.images:
+    if stack is not None and (stack.images or stack.locks):
         findings += match_stack(record, stack, platform)
     answer = ask_registry()
     if isinstance(answer, Unknown):

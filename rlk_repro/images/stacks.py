@@ -13,7 +13,7 @@ from rlk_repro.base.resources import list_names, stack_folders
 from rlk_repro.images.registry import ask_size
 from rlk_repro.probes import gpu_amd
 from rlk_repro.rundir.manifest import Unknown
-from rlk_repro.spec import Image, ImagePlatform, Stack
+from rlk_repro.spec import Image, ImagePlatform, Stack, Unpublished
 from rlk_repro.spec.load import load_stack
 
 AMD_DRIVER: Final = Path(gpu_amd.KFD)
@@ -69,7 +69,7 @@ def choose_platform(stack: Stack, names: Sequence[ImagePlatform], platform: str 
 
 def list_platforms(stack: Stack) -> list[ImagePlatform]:
     """Those that the stack has images for, or is meant to."""
-    return list(dict.fromkeys([*stack.images, *stack.unpublished]))
+    return list(dict.fromkeys([*stack.images, *stack.unpublished, *stack.locks]))
 
 
 def _is_example(image: Image) -> bool:
@@ -90,7 +90,7 @@ def _rows(stack: Stack, *, asks_registry: bool) -> Iterator[StackRow]:
         status = f"not to be had: {size.reason}" if isinstance(size, Unknown) else status
         yield StackRow(stack=stack.stack, platform=platform, reference=image.reference, digest=image.digest,
                   size_bytes=size if isinstance(size, int) else None, status=status)  # fmt: skip
-    for platform, missing in stack.unpublished.items():
+    for platform, missing in find_unpublished(stack).items():
         yield StackRow(stack=stack.stack, platform=platform, reference=None, digest=None, size_bytes=None,
                   status=f"not published ({missing.reason}); {missing.build}")  # fmt: skip
 
@@ -104,7 +104,19 @@ def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]
     chosen = choose_platform(stack, list_platforms(stack), platform, "image")
     if chosen in stack.images:
         return chosen, stack.images[chosen]
-    missing = stack.unpublished[chosen]
+    missing = find_unpublished(stack)[chosen]
     where = f"stack {stack.stack}: {chosen}"
     hint = f"{missing.build}  # {BUILD_COST}; the tag images-{stack.stack} makes the workflow publish it"
     raise SpecError(Problem(where, f"its image is not published ({missing.reason})", hint=hint))
+
+
+def find_unpublished(stack: Stack) -> dict[ImagePlatform, Unpublished]:
+    """Images that are meant to be.  An image of a locked stack that no registry has can be built anywhere."""
+    build = f"rlk-repro images build --stack {stack.stack} --platform"
+    reason = f"no registry serves it; without a container: rlk-repro env create DIR --stack {stack.stack}"
+    locked: dict[ImagePlatform, Unpublished] = {
+        platform: Unpublished(build=f"{build} {platform}", reason=reason)
+        for platform in stack.locks
+        if platform not in stack.images
+    }
+    return locked | stack.unpublished

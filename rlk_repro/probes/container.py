@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,8 @@ from rlk_repro.rundir.manifest import Fact, Unknown
 SECTION: Final = "container"
 DIGEST_VARIABLE: Final = "RLK_REPRO_IMAGE_DIGEST"
 PROVENANCE: Final = "/opt/rlk-repro/provenance.json"
+LOCK: Final = "lock.txt"
+"""In the folder of an environment that was made from a stack's lock: its record lies there too."""
 NONE: Final = "none"
 
 # The first match decides: a pod's container also has the marks of the engine below it
@@ -48,7 +51,7 @@ def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> d
         "is_container": runtime != NONE,
         "runtime": runtime,
         "image_digest": _digest(variables, record, runtime),
-        "image_record_sha256": derive(read_text(root, PROVENANCE), lambda text: sha256_bytes(text.encode())),
+        "image_record_sha256": derive(read_text(root, find_record(root)), lambda text: sha256_bytes(text.encode())),
     }
 
 
@@ -61,9 +64,15 @@ def find_runtime(root: Path, environ: Mapping[str, str]) -> str:
     return next(iter([*by_variable, *by_marker, *by_group, *named]), NONE)
 
 
+def find_record(root: Path = Path("/")) -> str:
+    """Where the record is of what this Python runs in: an environment made from a lock, else an image."""
+    own = Path(sys.prefix)
+    return str(own / "provenance.json") if root == Path("/") and (own / LOCK).is_file() else PROVENANCE
+
+
 def load_provenance(root: Path) -> dict[str, Any] | Unknown:
-    """The image's own record of what was built into it."""
-    return derive(read_text(root, PROVENANCE), _parse_object)
+    """The own record of the image or environment, of what was built into it."""
+    return derive(read_text(root, find_record(root)), _parse_object)
 
 
 def _digest(environ: Mapping[str, str], record: dict[str, Any] | Unknown, runtime: str) -> str | Unknown:

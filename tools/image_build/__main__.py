@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from rlk_repro.base.errors import RlkReproError
+from rlk_repro.probes.container import LOCK
 from tools.image_build import inputs as arguments
 from tools.image_build.inputs import Inputs
 
 VIME_FOLDER: Final = Path("/root/vime")
+
+
+def is_locked() -> bool:
+    """Whether this Python's packages are those of a lock."""
+    return (Path(sys.prefix) / LOCK).is_file()
+
+
+def check_inputs(inputs: Inputs) -> None:
+    """The arguments were read; where the stack has a lock, the packages are held against it."""
+    if is_locked():
+        from rlk_repro.images.stacks import get_stack
+        from tools.image_build.locked import check_packages
+
+        check_packages(get_stack(inputs.stack), inputs.platform)  # type: ignore[arg-type]
+
+
+def install_transformer_engine(inputs: Inputs) -> None:
+    from tools.image_build.locked import install_transformer_engine as install
+
+    install(inputs)
+
+
+def install_sources(inputs: Inputs) -> None:
+    from tools.image_build.locked import install_sources as install
+
+    install(inputs)
 
 
 def install_package(_inputs: Inputs) -> None:
@@ -53,7 +81,9 @@ def write_record(inputs: Inputs) -> None:
 
 
 STEPS: Final[Mapping[str, Callable[[Inputs], None]]] = {
-    "inputs": lambda _inputs: None,
+    "inputs": check_inputs,
+    "transformer-engine": install_transformer_engine,
+    "sources": install_sources,
     "gfx": check_gfx,
     "package": install_package,
     "vime": install_vime,
@@ -64,6 +94,10 @@ STEPS: Final[Mapping[str, Callable[[Inputs], None]]] = {
 
 def main() -> int:
     try:
+        if is_locked():
+            from tools.image_build.toolkit import use_toolkit
+
+            os.environ.update(use_toolkit(os.environ))
         STEPS[sys.argv[1]](arguments.read_inputs())
     except RlkReproError as error:
         sys.stderr.write(f"{error}\n")

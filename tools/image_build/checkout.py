@@ -32,7 +32,7 @@ def install_vime(folder: Path, repository: str, commit: str) -> None:
     _git(folder, "checkout", "--quiet", "--force", "--detach", commit, "--")
     # the repository of vime is installed in place: what Python imports is the checkout
     pip_install("--no-build-isolation", "--editable", str(folder))
-    _forget_time(folder)
+    forget_time(folder)
     facts = probe_checkout(folder)
     if facts["commit"] != commit:
         raise CheckFailed(Problem(str(folder), "is at another commit", got=facts["commit"], expected=commit))
@@ -40,7 +40,7 @@ def install_vime(folder: Path, repository: str, commit: str) -> None:
         raise CheckFailed(Problem(str(folder), "has changed files", got=_git(folder, "status", "--short")[:200]))
 
 
-def _forget_time(folder: Path) -> None:
+def forget_time(folder: Path) -> None:
     """The index holds times and inode numbers; read anew it holds neither until somebody runs git there."""
     for name in TRACES:
         path = folder / ".git" / name

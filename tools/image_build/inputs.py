@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.probes.container import find_record
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 REPOSITORY: Final = re.compile(r"https://[A-Za-z0-9][A-Za-z0-9.:/_~-]*")
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
-BASE_PACKAGES: Final = Path("/opt/rlk-repro/base-packages.json")
+BASE_PACKAGES: Final = Path(find_record()).with_name("base-packages.json")
 NAMES: Final = (
     *("BASE_NAME", "BASE_DIGEST", "STACK", "GPU_PLATFORM", "IMAGE_PLATFORM", "REVISION", "SOURCE_DATE_EPOCH"),
     *("VIME_REPOSITORY", "VIME_COMMIT", "RL_KERNEL_REPOSITORY", "RL_KERNEL_COMMIT", "RL_KERNEL_ARCHITECTURES"),

@@ -50,7 +50,9 @@ def select_missing(lock: str, present: Iterable[str]) -> dict[str, str]:
     return {name: text for name, text in entries.items() if name not in names and not _MARKER.search(text)}
 
 
-def pip_install(*arguments: str, path: Path | None = None, cwd: Path | None = None) -> None:
+def pip_install(
+    *arguments: str, path: Path | None = None, cwd: Path | None = None, timeout_s: float = TIMEOUT_S
+) -> None:
     """Install without dependencies, cache and compiled files.
 
     Raises:
@@ -59,7 +61,7 @@ def pip_install(*arguments: str, path: Path | None = None, cwd: Path | None = No
     import os
 
     environ = dict(os.environ) | ({"PYTHONPATH": str(path)} if path else {})
-    done = proc.run([*PIP, *arguments], env=environ, timeout_s=TIMEOUT_S, cwd=cwd)
+    done = proc.run([*PIP, *arguments], env=environ, timeout_s=timeout_s, cwd=cwd)
     if not done.is_ok:
         words = ["no end in time"] if done.is_timeout else done.stderr.strip().splitlines()[-6:]
         raise CheckFailed(Problem(f"pip install {arguments[-1]}", "did not finish:", quoted=tuple(words)))

@@ -16,7 +16,7 @@ from rlk_repro.images.match import check_kernels, check_sources, match_operators
 from rlk_repro.images.record import Base, ImageRecord
 from rlk_repro.images.resolve import ask_registry
 from rlk_repro.probes import code
-from rlk_repro.probes.container import PROVENANCE
+from rlk_repro.probes.container import find_record
 from rlk_repro.probes.installed import load_build_record
 from rlk_repro.rundir.manifest import Unknown
 from tools.image_build.inputs import BASE_PACKAGES, Inputs
@@ -44,7 +44,7 @@ def write_record(inputs: Inputs) -> None:
     if has_blocking(findings):
         raise CheckFailed(*(Problem(item.where, "is another one", got=item.found, expected=item.expected)
                             for item in findings))  # fmt: skip
-    write_json(Path(PROVENANCE), made.to_json())
+    write_json(Path(find_record()), made.to_json())
 
 
 def make_record(inputs: Inputs, added: tuple[str, ...]) -> ImageRecord:

@@ -1,4 +1,4 @@
-"""Check that the container of this node's agent is the stack's image, complete and unchanged."""
+"""Whether the container around this node's agent is the stack's image, whole and unchanged."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from rlk_repro.rundir.manifest import Manifest
 
 
 def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
-    """Check the image; outside containers only the pins are checked, and without GPUs any image is allowed."""
+    """Check the image, or the environment where the stack has a lock; elsewhere only the pins are checked.
+
+    Without GPUs any image is allowed.
+    """
     platform = plan.hardware.image_platform
     is_container = manifest.sections.get("container", {}).get("is_container") is True
-    is_required = is_container and platform != "cpu" and platform in plan.stack.images
+    is_meant = platform in plan.stack.locks or (is_container and platform in plan.stack.images)
+    is_required = is_meant and platform != "cpu"
     return check_running(manifest.sections.get("code", {}), plan.stack, platform, root=root, is_required=is_required)
 
 
 def find_record(root: Path = ROOT) -> ImageRecord | None:
-    """The image's record; None where it cannot be trusted, and ``check_image`` says why."""
+    """None where there is none to be believed; ``check_image`` says why."""
     try:
         record = read_record(root)
     except BundleUnreadable:

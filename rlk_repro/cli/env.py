@@ -1,0 +1,67 @@
+"""``env create|check|export``: a stack as a virtual environment, for hosts without containers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlk_repro.cli.commands import CommandGroup
+from rlk_repro.cli.completion import complete_stack
+from rlk_repro.cli.output import say
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The environment.")]
+StackName = Annotated[
+    str | None, typer.Option("--stack", help="A name or a file; default: the newest.", autocompletion=complete_stack)
+]
+Platform = Annotated[str | None, typer.Option(help="cuda-amd64 or cuda-arm64; default: this machine's.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        cls=CommandGroup,
+        help="A stack without a container: create its environment, check, carry.",
+        no_args_is_help=True,
+    )
+    group.command("create")(create)
+    group.command("check")(check)
+    group.command("export")(export)
+    app.add_typer(group, name="env")
+
+
+def create(
+    folder: Folder,
+    stack: StackName = None,
+    platform: Platform = None,
+    bundle: Annotated[
+        Path | None, typer.Option("--from", metavar="FOLDER", help="What env export wrote, instead of the network.")
+    ] = None,
+) -> None:
+    """Create a stack's environment from its lock and commits; repeated, it goes on. No GPU is needed."""
+    from rlk_repro.images import environment
+    from rlk_repro.images.stacks import get_stack
+
+    environment.create(get_stack(stack), platform, folder, bundle=bundle)
+    say(f"{folder}: run it by {folder.absolute()}/bin/python (a profile's container.host_python)")
+
+
+def check(folder: Folder, stack: StackName = None, platform: Platform = None) -> None:
+    """Check what is inside an environment against its record and its stack; no GPU is needed."""
+    from rlk_repro.images import environment
+
+    if not environment.check(folder, stack, platform):
+        raise typer.Exit(1)
+
+
+def export(
+    folder: Folder,
+    target: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where wheels and sources go.")],
+    stack: StackName = None,
+) -> None:
+    """Write an environment's wheels and sources with checksums, for env create --from without a network."""
+    from rlk_repro.images import environment
+    from rlk_repro.images.stacks import get_stack
+
+    environment.export(get_stack(stack), folder, target)
+    say(f"{target}: check it anywhere with sha256sum -c SHA256SUMS")

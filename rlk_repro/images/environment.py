@@ -1,0 +1,219 @@
+"""A stack as a virtual environment for hosts without containers: packages, sources, kernels and record of its image.
+
+Every step is one of docker/Dockerfile.locked.  Finished steps are kept, so the same command continues a build that was
+interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base import git, proc
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.files import load_json, sha256_bytes, write_json, write_text
+from rlk_repro.base.units import format_bytes, format_duration
+from rlk_repro.images.build import ROOT, make_arguments, require_clean
+from rlk_repro.images.lock import Locked, lock_path, read_lock
+from rlk_repro.images.stacks import choose_platform
+from rlk_repro.probes.container import LOCK
+from rlk_repro.spec import ImagePlatform, Stack
+
+PYTHON: Final = "3.12"
+UNPACKED: Final = 2.6
+"""Times the download: what the packages take on disk."""
+STEPS: Final = ("inputs", "transformer-engine", "package", "sources", "rl-kernel", "record")
+KEPT: Final = ("transformer-engine", "sources", "rl-kernel")
+"""Steps that are not repeated while lock and pins stay: each takes minutes."""
+TIMEOUT_S: Final = 4 * 3600.0
+ARCHITECTURES: Final = "80 90 100"
+"""As the Dockerfile's argument."""
+PIP: Final = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
+
+
+def create(stack: Stack, platform: str | None, folder: Path, *, bundle: Path | None = None) -> None:
+    """Create the environment, or go on with it; ``bundle`` is a folder that `export` wrote.
+
+    Raises:
+        RlkReproError: what is missing or is another one than the stack says.
+    """
+    chosen = choose_platform(stack, list(stack.locks), platform, "lock")
+    locked = read_lock(stack, chosen)
+    require_clean()
+    _check_space(folder, locked)
+    size = format_bytes(sum(item.size_bytes for item in locked))
+    _make_venv(folder)
+    with _timed("packages", f"{len(locked)} of them, {size} to download where no cache has them"):
+        _install(folder, lock_path(stack.stack, chosen), bundle)
+    write_text(folder / LOCK, lock_path(stack.stack, chosen).read_text())
+    given = make_arguments(stack, chosen, f"requirements/{lock_path(stack.stack, chosen).name}", stack.locks[chosen])
+    given |= {
+        "PYTHONPATH": "",
+        "GPU_PLATFORM": "cuda",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "RL_KERNEL_ARCHITECTURES": ARCHITECTURES,
+    } | (_use_bundle(stack, folder, bundle.resolve()) if bundle else {})
+    _run_steps(stack, chosen, folder, given)
+
+
+def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mapping[str, str]) -> None:
+    done = _read_steps(folder)
+    for step in STEPS:
+        key = _key(stack, chosen, step)
+        if done.get(step) == key:
+            _say(f"{step}: done already")
+            continue
+        words = "compiling; MAX_JOBS bounds memory" if step in {"transformer-engine", "rl-kernel"} else "running"
+        # the checkout's own modules, of the commit that the record names
+        argv = [str(_python(folder)), "-m", "tools.image_build", step]
+        with _timed(step, words):
+            _require(f"step {step}", _shown(argv, environ))
+        if step in KEPT:
+            done[step] = key
+            write_json(folder / "steps.json", done)
+
+
+def check(folder: Path, stack: str | None, platform: str | None) -> bool:
+    """Whether the environment is what its record says; the differences are printed."""
+    named = [*(["--stack", stack] if stack else []), *(["--platform", platform] if platform else [])]
+    code = _shown([str(_python(folder)), "-P", "-m", "rlk_repro.image_check", *named], {})
+    if code not in {0, 1}:
+        raise EnvironmentMissing(Problem(str(folder), "is no environment of a stack", hint="rlk-repro env create DIR"))
+    return code == 0
+
+
+def export(stack: Stack, folder: Path, target: Path) -> None:
+    """Write wheels, sources and checksums to a folder, from which `create` works without a network.
+
+    Raises:
+        CheckFailed: a download or a copy did not finish.
+    """
+    lock, wheels = folder / LOCK, target / "wheels"
+    if not lock.is_file():
+        raise EnvironmentMissing(Problem(str(folder), "is no environment of a stack", hint="rlk-repro env create DIR"))
+    wheels.mkdir(parents=True, exist_ok=True)
+    pip = (str(_python(folder)), "-m", "pip", "--disable-pip-version-check", "download", "--dest", str(wheels))
+    _require("downloading the wheels", _shown([*pip, *PIP, "--requirement", str(lock)], {}))
+    sources = target / "sources.txt"
+    write_text(sources, source_requirement(stack))
+    words = ("--require-hashes", "--no-deps", "--no-build-isolation", "--no-binary", ":all:")
+    _require("downloading sources", _shown([*pip, *words, "--requirement", str(sources)], {}))
+    for name, pin in stack.pins.items():
+        copy = target / "git" / f"{name}.git"
+        copy.mkdir(parents=True, exist_ok=True)
+        git.require("git init", git.ask_git(copy, "init", "--quiet", "--bare", timeout_s=TIMEOUT_S))
+        git.require(f"git fetch {pin.repository}", git.fetch(copy, pin.repository, pin.commit, timeout_s=TIMEOUT_S))
+        done = git.ask_git(copy, "update-ref", "refs/heads/pin", pin.commit, timeout_s=TIMEOUT_S)
+        git.require("git update-ref", done)
+    shutil.copyfile(lock, target / LOCK)
+    names = sorted(path for path in target.rglob("*") if path.is_file() and path.name != "SHA256SUMS")
+    lines = [f"{sha256_bytes(path.read_bytes())}  {path.relative_to(target)}\n" for path in names]
+    write_text(target / "SHA256SUMS", "".join(lines))
+
+
+def source_requirement(stack: Stack) -> str:
+    """The line of pip for TransformerEngine's part for torch, which has no wheel.
+
+    Raises:
+        SpecError: the stack does not name it by version and hash.
+    """
+    component = stack.components.get("transformer-engine-torch")
+    if component is None or component.version is None or component.sha256 is None:
+        where = f"stack {stack.stack}: components.transformer-engine-torch"
+        raise SpecError(Problem(where, "missing", expected="its version and the sha256 of its sources"))
+    return f"transformer-engine-torch=={component.version} --hash=sha256:{component.sha256}\n"
+
+
+def _make_venv(folder: Path) -> None:
+    if not _python(folder).is_file():
+        uv, python = shutil.which("uv"), shutil.which(f"python{PYTHON}")
+        if uv is None and python is None:
+            raise EnvironmentMissing(Problem(f"uv, python{PYTHON}", "are not on PATH", expected="one of them"))
+        argv = [uv, "venv", "--quiet", "--python", PYTHON] if uv else [str(python), "-m", "venv"]
+        _require("creating the environment", _shown([*argv, str(folder)], {}))
+    words = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
+    found = proc.run([str(_python(folder)), "-c", words]).stdout.strip()
+    if found != PYTHON:
+        raise EnvironmentMissing(Problem(str(_python(folder)), "is another Python", got=found, expected=PYTHON))
+
+
+def _install(folder: Path, lock: Path, bundle: Path | None) -> None:
+    local = ["--no-index", "--find-links", str(bundle / "wheels")] if bundle else []
+    uv = shutil.which("uv")
+    argv = [uv, "pip", "install", "--python"] if uv else [str(_python(folder)), "-m", "pip", "install"]
+    python = [str(_python(folder))] if uv else []
+    _require("installing the packages", _shown([*argv, *python, *PIP, *local, "--requirement", str(lock)], {}))
+
+
+def _use_bundle(stack: Stack, folder: Path, bundle: Path) -> dict[str, str]:
+    """What pip and git take from the environment, so that both read the bundle alone."""
+    origins = {pin.repository: bundle / "git" / f"{name}.git" for name, pin in stack.pins.items()}
+    lines = [f'[url "{copy}"]\n\tinsteadOf = {repository}\n' for repository, copy in origins.items()]
+    write_text(folder / "config" / "git" / "config", "".join(lines))
+    return {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(bundle / "wheels"),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "GIT_ALLOW_PROTOCOL": "file",
+    }
+
+
+def _key(stack: Stack, platform: ImagePlatform, step: str) -> str:
+    """What a kept step was made from."""
+    pins = {str(name): pin.commit for name, pin in stack.pins.items()}
+    return sha256_bytes(json.dumps([step, stack.locks[platform], source_requirement(stack), pins]).encode())
+
+
+def _read_steps(folder: Path) -> dict[str, str]:
+    path = folder / "steps.json"
+    return dict(load_json(path)) if path.is_file() else {}
+
+
+def _check_space(folder: Path, locked: Sequence[Locked]) -> None:
+    """Refuse a disk that the packages alone would fill; one that has them already needs no more."""
+    if (folder / LOCK).is_file():
+        return
+    needed = int(UNPACKED * sum(item.size_bytes for item in locked))
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise EnvironmentMissing(
+            Problem(
+                str(parent), "has too little space", got=format_bytes(free), expected=f"{format_bytes(needed)} free"
+            )
+        )
+    _say(f"{folder}: about {format_bytes(needed)} on disk, {format_bytes(free)} are free")
+
+
+def _python(folder: Path) -> Path:
+    return folder.absolute() / "bin" / "python"
+
+
+@contextmanager
+def _timed(step: str, what: str) -> Iterator[None]:
+    started = time.monotonic()
+    _say(f"{step}: {what} …")
+    yield
+    _say(f"{step}: {format_duration(time.monotonic() - started)}")
+
+
+def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
+    """Run with variables added, output on standard error."""
+    return proc.run_shown(["env", *(f"{name}={value}" for name, value in environ.items()), *argv],
+                          timeout_s=TIMEOUT_S, cwd=ROOT)  # fmt: skip
+
+
+def _require(what: str, code: int | None) -> None:
+    if code != 0:
+        raise CheckFailed(Problem(what, "did not finish", got=code, hint="the same command goes on from here"))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

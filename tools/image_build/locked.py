@@ -1,0 +1,94 @@
+"""The steps that only a stack with a lock has: check its packages, compile TransformerEngine, install the sources."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base import git
+from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.base.files import sha256_bytes, write_text
+from rlk_repro.base.trees import hash_tree
+from rlk_repro.images.environment import source_requirement
+from rlk_repro.images.lock import read_lock
+from rlk_repro.images.stacks import get_stack
+from rlk_repro.probes.code import normalise
+from rlk_repro.spec import ImagePlatform, Stack
+from tools.image_build.checkout import forget_time
+from tools.image_build.inputs import Inputs, list_packages
+from tools.image_build.package import OURS, pip_install
+from tools.rl_kernel.source import fetch
+
+SOURCES: Final = Path(sys.prefix) / "src"
+COMPILED: Final = "transformer-engine-torch"
+PATCH: Final = "megatron-patch"
+
+
+def check_packages(stack: Stack, platform: ImagePlatform) -> None:
+    """Refuse an environment whose packages are not the lock's.
+
+    Raises:
+        CheckFailed: every package that is missing, is another version, or is too much.
+    """
+    expected = {normalise(item.name): item.version for item in read_lock(stack, platform)}
+    found = {name: version for name, version in list_packages().items() if name not in OURS | {COMPILED}}
+    problems = [
+        Problem(f"package {name}", "is not what the lock says", got=found.get(name, "absent"),
+                expected=expected.get(name, "absent"))
+        for name in sorted(expected.keys() | found.keys())
+        if not _is_same(expected.get(name), found.get(name))
+    ]  # fmt: skip
+    if problems:
+        raise CheckFailed(*problems)
+
+
+def _is_same(locked: str | None, found: str | None) -> bool:
+    """torch's wheel says its CUDA release behind a plus, which the index's version does not."""
+    return locked is not None and found is not None and locked.partition("+")[0] == found.partition("+")[0]
+
+
+def install_transformer_engine(inputs: Inputs) -> None:
+    """Compile the part for torch from its hashed sources."""
+    os.environ["NVTE_CUDA_ARCHS"] = ";".join(inputs.architectures)
+    os.environ["NVTE_PYTORCH_FORCE_BUILD"] = "TRUE"  # else its setup takes a wheel from the network
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as folder:
+        wanted = Path(folder) / "sources.txt"
+        wanted.write_text(source_requirement(get_stack(inputs.stack)))
+        pip_install("--require-hashes", "--no-build-isolation", "--no-binary", ":all:", "-r", str(wanted),
+                    timeout_s=4 * 3600.0)  # fmt: skip
+
+
+def install_sources(inputs: Inputs) -> None:
+    """vime in place, and Megatron-LM with vime's patch on Python's path.
+
+    Raises:
+        CheckFailed: a patch or patched files that are not the stack's.
+    """
+    stack = get_stack(inputs.stack)
+    shutil.rmtree(SOURCES, ignore_errors=True)
+    for name in ("vime", "megatron_lm"):
+        fetch(stack.pins[name], SOURCES / name)
+        forget_time(SOURCES / name)
+    pip_install("--no-build-isolation", "--editable", str(SOURCES / "vime"))
+    _patch(stack)
+    # not installed: its setup compiles what vime does not use, and packs megatron.core alone
+    write_text(Path(sysconfig.get_path("purelib")) / "rlk-repro-sources.pth", f"{SOURCES / 'megatron_lm'}\n")
+
+
+def _patch(stack: Stack) -> None:
+    component, pin = stack.components[PATCH], stack.pins["megatron_lm"]
+    patch = SOURCES / "vime" / str(component.version)
+    _require(str(component.version), sha256_bytes(patch.read_bytes()), component.sha256)
+    folder = SOURCES / "megatron_lm"
+    git.require("git apply", git.ask_git(folder, "apply", "--whitespace=nowarn", str(patch), timeout_s=60.0))
+    _require("the patched Megatron-LM", hash_tree(folder), pin.patched_tree)
+
+
+def _require(what: str, got: str, expected: str | None) -> None:
+    if got != expected:
+        raise CheckFailed(Problem(what, "is another one", got=got, expected=expected))

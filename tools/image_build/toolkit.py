@@ -1,0 +1,58 @@
+"""nvcc, headers and libraries out of a lock's packages, made one toolkit that compilers and linkers find.
+
+The packages hold what runs.  To link against it takes names without versions, a folder lib64, and a stand-in for the
+driver's library, which no package has: one that defines the driver's functions that extensions here call.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.base import proc
+from rlk_repro.base.errors import CheckFailed, Problem
+
+PACKAGES: Final = Path(sysconfig.get_path("purelib"))
+HOME: Final = PACKAGES / "nvidia" / "cu13"
+BESIDE: Final = ("cudnn", "nccl")
+DRIVER_FUNCTIONS: Final = ("cuGetErrorString", "cuInit", "cuTensorMapEncodeTiled")
+
+
+def use_toolkit(environ: Mapping[str, str]) -> dict[str, str]:
+    """Complete it, and name it to torch and the compilers."""
+    _complete()
+    headers = [HOME / "include", *(PACKAGES / "nvidia" / name / "include" for name in BESIDE)]
+    libraries = [HOME / "lib", *(PACKAGES / "nvidia" / name / "lib" for name in BESIDE)]
+    scripts = Path(sysconfig.get_path("scripts"))
+    return {
+        **environ,
+        "CUDA_HOME": str(HOME),
+        "PATH": _join([HOME / "bin", scripts], environ.get("PATH", os.defpath)),
+        "CPATH": _join(headers, environ.get("CPATH", "")),
+        "LIBRARY_PATH": _join(libraries, environ.get("LIBRARY_PATH", "")),
+    }
+
+
+def _complete() -> None:
+    for folder in (HOME / "lib", *(PACKAGES / "nvidia" / name / "lib" for name in BESIDE)):
+        for library in sorted(folder.glob("lib*.so.*")):
+            plain = folder / f"{library.name.partition('.so.')[0]}.so"
+            if not plain.exists():
+                plain.symlink_to(library.name)
+    if not (HOME / "lib64").exists():
+        (HOME / "lib64").symlink_to("lib")
+    stub = HOME / "lib" / "stubs" / "libcuda.so"
+    if not stub.exists():
+        stub.parent.mkdir(exist_ok=True)
+        source = "".join(f"int {name}(void) {{ return 100; }}\n" for name in DRIVER_FUNCTIONS)
+        argv = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c", "-", "-o", str(stub)]
+        done = proc.run(argv, stdin=source.encode())
+        if not done.is_ok:
+            raise CheckFailed(Problem("cc", f"did not finish ({done.last_words})"))
+
+
+def _join(folders: list[Path], rest: str) -> str:
+    return os.pathsep.join([*map(str, folders), *([rest] if rest else [])])
