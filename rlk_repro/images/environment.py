@@ -28,7 +28,7 @@ from rlk_repro.spec import ImagePlatform, Stack
 PYTHON: Final = "3.12"
 UNPACKED: Final = 2.6
 """Times the download: what the packages take on disk."""
-STEPS: Final = ("inputs", "transformer-engine", "package", "sources", "rl-kernel", "record")
+STEPS: Final = ("inputs", "transformer-engine", "package", "sources", "rl-kernel", "imports", "record")
 KEPT: Final = ("transformer-engine", "sources", "rl-kernel")
 """Steps that are not repeated while lock and pins stay: each takes minutes."""
 TIMEOUT_S: Final = 4 * 3600.0

@@ -43,6 +43,12 @@ def install_sources(inputs: Inputs) -> None:
     install(inputs)
 
 
+def check_imports(_inputs: Inputs) -> None:
+    from tools.image_build.locked import check_imports as check
+
+    check()
+
+
 def install_package(_inputs: Inputs) -> None:
     from tools.image_build.package import install_package as install
 
@@ -88,6 +94,7 @@ STEPS: Final[Mapping[str, Callable[[Inputs], None]]] = {
     "package": install_package,
     "vime": install_vime,
     "rl-kernel": install_rl_kernel,
+    "imports": check_imports,
     "record": write_record,
 }
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.base import git
+from rlk_repro.base import git, proc
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.files import sha256_bytes, write_text
 from rlk_repro.base.trees import hash_tree
@@ -21,12 +21,20 @@ from rlk_repro.probes.code import normalise
 from rlk_repro.spec import ImagePlatform, Stack
 from tools.image_build.checkout import forget_time
 from tools.image_build.inputs import Inputs, list_packages
+from tools.image_build.kernels import stub_environment
 from tools.image_build.package import OURS, pip_install
 from tools.rl_kernel.source import fetch
 
 SOURCES: Final = Path(sys.prefix) / "src"
 COMPILED: Final = "transformer-engine-torch"
 PATCH: Final = "megatron-patch"
+IMPORTS: Final = (
+    *("train", "vime.ray.rollout", "vime.ray.train_actor", "vime.backends.megatron_utils.actor"),
+    *("vime.rollout.vllm_rollout", "vime.rollout.rm_hub", "vllm.entrypoints.openai.api_server"),
+    *("vllm_router.launch_router", "torch_memory_saver", "mbridge", "transformer_engine.pytorch"),
+    *("rlk_repro.integration.vime",),
+)
+"""What a trial's processes start with: vime's train.py and actors, vLLM's server and router, our integration."""
 
 
 def check_packages(stack: Stack, platform: ImagePlatform) -> None:
@@ -92,3 +100,17 @@ def _patch(stack: Stack) -> None:
 def _require(what: str, got: str, expected: str | None) -> None:
     if got != expected:
         raise CheckFailed(Problem(what, "is another one", got=got, expected=expected))
+
+
+def check_imports() -> None:
+    """Import in a process of its own what a trial imports; no GPU and no driver is needed.
+
+    Raises:
+        CheckFailed: the last words of the import that failed.
+    """
+    words = f"import importlib\nfor name in {IMPORTS!r}: importlib.import_module(name)"
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-stub-") as folder:
+        environ = stub_environment(os.environ, Path(folder)) | {"PYTHONPATH": str(SOURCES / "vime")}
+        done = proc.run([sys.executable, "-c", words], cwd=Path(folder), env=environ, timeout_s=1800.0)
+    if not done.is_ok:
+        raise CheckFailed(Problem("imports of a trial", "did not finish:", quoted=tuple(done.stderr.splitlines()[-6:])))
