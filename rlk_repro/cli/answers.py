@@ -106,6 +106,12 @@ class Built(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Environment(Answer):
+    folder: str
+    is_ok: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Images(Answer):
     images: tuple[StackRow, ...]
 
@@ -298,6 +304,9 @@ ANSWERS: Final[Mapping[str, Any]] = {
     "collect": Collected,
     "diff": DiffAnswer | GateAnswer,
     "doctor": Doctor,
+    "env check": Environment,
+    "env create": Environment,
+    "env export": Environment,
     "images build": Built,
     "images check": Archive | ImageInRuntime,
     "images export": Archive,

@@ -9,7 +9,7 @@ import typer
 
 from rlk_repro.cli.commands import CommandGroup
 from rlk_repro.cli.completion import complete_stack
-from rlk_repro.cli.output import say
+from rlk_repro.cli.output import AsJson, say, say_json
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The environment.")]
 StackName = Annotated[
@@ -37,20 +37,28 @@ def create(
     bundle: Annotated[
         Path | None, typer.Option("--from", metavar="FOLDER", help="What env export wrote, instead of the network.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Create a stack's environment from its lock and commits; repeated, it goes on. No GPU is needed."""
     from rlk_repro.images import environment
     from rlk_repro.images.stacks import get_stack
 
     environment.create(get_stack(stack), platform, folder, bundle=bundle)
-    say(f"{folder}: run it by {folder.absolute()}/bin/python (a profile's container.host_python)")
+    _answer(folder, f"run it by {folder.absolute()}/bin/python (a profile's container.host_python)", as_json)
 
 
-def check(folder: Folder, stack: StackName = None, platform: Platform = None) -> None:
+def check(
+    folder: Folder,
+    stack: Annotated[str | None, typer.Option("--stack", help="Hold it against this stack.")] = None,
+    platform: Platform = None,
+    as_json: AsJson = False,
+) -> None:
     """Check what is inside an environment against its record and its stack; no GPU is needed."""
     from rlk_repro.images import environment
 
-    if not environment.check(folder, stack, platform):
+    is_ok = environment.check(folder, stack, platform)
+    _answer(folder, "is what its record says" if is_ok else "must not be used", as_json, is_ok=is_ok)
+    if not is_ok:
         raise typer.Exit(1)
 
 
@@ -58,10 +66,18 @@ def export(
     folder: Folder,
     target: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where wheels and sources go.")],
     stack: StackName = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write an environment's wheels and sources with checksums, for env create --from without a network."""
     from rlk_repro.images import environment
     from rlk_repro.images.stacks import get_stack
 
     environment.export(get_stack(stack), folder, target)
-    say(f"{target}: check it anywhere with sha256sum -c SHA256SUMS")
+    _answer(target, "check it anywhere with sha256sum -c SHA256SUMS", as_json)
+
+
+def _answer(folder: Path, words: str, as_json: bool, *, is_ok: bool = True) -> None:
+    if as_json:
+        say_json({"folder": str(folder), "is_ok": is_ok})
+    else:
+        say(f"{folder}: {words}")

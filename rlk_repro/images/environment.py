@@ -80,7 +80,7 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
 
 
 def check(folder: Path, stack: str | None, platform: str | None) -> bool:
-    """Whether the environment is what its record says; the differences are printed."""
+    """Whether the environment is what its record says; the differences are printed to standard error."""
     named = [*(["--stack", stack] if stack else []), *(["--platform", platform] if platform else [])]
     code = _shown([str(_python(folder)), "-P", "-m", "rlk_repro.image_check", *named], {})
     if code not in {0, 1}:

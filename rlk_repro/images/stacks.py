@@ -39,11 +39,15 @@ class StackRow:
 
 
 def get_stack(name: str | None) -> Stack:
-    """By name or file; without one, the newest shipped stack that has images or is meant to."""
+    """By name or file; without one, the newest shipped stack that has an image for this machine or is meant to."""
     if name is not None:
         return load_stack(name, stack_folders()).model
     stacks = (get_stack(found) for found in sorted(list_names(stack_folders()), reverse=True))
-    return next(stack for stack in stacks if list_platforms(stack) and not any(map(_is_example, stack.images.values())))
+    return next(
+        stack
+        for stack in stacks
+        if find_platform() in list_platforms(stack) and not any(map(_is_example, stack.images.values()))
+    )
 
 
 def find_platform() -> ImagePlatform:

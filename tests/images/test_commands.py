@@ -156,12 +156,12 @@ def test_submitting_to_an_unpublished_image_names_the_command(call: Call) -> Non
 def test_without_options_it_is_the_newest_stack_and_this_machines_platform(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hint = "hint: rlk-repro images build --stack 2026-07 --platform"
-    for processor, driver, platform in (
-        ("x86_64", tmp_path / "none", "cuda-amd64"),
-        ("x86_64", tmp_path, "rocm-amd64"),
-        ("aarch64", tmp_path / "none", "cuda-arm64"),
+    for processor, driver, stack, platform in (
+        ("x86_64", tmp_path / "none", "2026-11", "cuda-amd64"),
+        ("x86_64", tmp_path, "2026-07", "rocm-amd64"),
+        ("aarch64", tmp_path / "none", "2026-11", "cuda-arm64"),
     ):
+        hint = f"hint: rlk-repro images build --stack {stack} --platform"
         monkeypatch.setattr("platform.machine", lambda found=processor: found)
         monkeypatch.setattr(stacks, "AMD_DRIVER", driver)
         code, _, error = call("images", "pull")
