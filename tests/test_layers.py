@@ -129,3 +129,9 @@ def test_modules_stay_small() -> None:
     assert [
         f"{name}: {lines}" for name, path in _modules().items() if (lines := len(path.read_text().splitlines())) > 400
     ] == []
+
+
+def test_only_workloads_and_spec_ask_what_kind_a_workload_is() -> None:
+    asks = re.compile(r"isinstance\([^()]*, [^()]*\b\w+Workload\b")
+    found = [name for name, path in _modules().items() if asks.search(path.read_text())]
+    assert [name for name in found if _room(name) not in {"spec", "workloads"}] == []

@@ -25,7 +25,7 @@ from rlk_repro.statistics.stats import STEP_TIME, summarise
 
 IMPOSSIBLE: Final = "steps with a time or another number that cannot be"
 # What a trial's peak memory is, best first: the allocator's on a device, the process's on a CPU.
-PEAK_MEMORY: Final = ("peak_allocated_bytes", "peak_rss_bytes")
+PEAKS: Final = ("peak_allocated_bytes", "peak_rss_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def _series(name: str, found: SampleSeries, source: str) -> Series:
 def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
     """Module timers and peak memory; each value is that of the rank that had the largest, with its file and line."""
     columns = {f"module_{timer}_s": samples for timer, samples in ops.timers.items()}
-    peak = next((name for name in PEAK_MEMORY if name in ops.memory), None)
+    peak = next((name for name in PEAKS if name in ops.memory), None)
     if peak is not None:
         columns |= {_name_peak(name.removeprefix(peak)): samples for name, samples in ops.memory.items()
                     if name.startswith(peak)}  # fmt: skip

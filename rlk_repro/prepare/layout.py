@@ -48,9 +48,9 @@ class PreparedDir:
         """The file of the prompts (``--prompt-data``)."""
         return self.data_folder(source) / (source.file if isinstance(source, HubData) else "prompts.jsonl")
 
-    def rollouts(self, run: Run) -> RolloutDir | None:
+    def rollouts(self, run: Run, workload: VimeWorkload) -> RolloutDir | None:
         """The folder of stored rollouts; None where the run generates them or stores its own before the first trial."""
-        name = None if run.lane == "live" else name_rollouts(run)
+        name = None if run.lane == "live" else name_rollouts(run, workload)
         return None if name is None else RolloutDir(self.root / "rollouts" / name)
 
 
@@ -71,12 +71,11 @@ def name_data(source: HubData | ArithmeticData) -> str:
     return f"arithmetic-{source.num_prompts}-{source.max_operand}-{source.seed}"
 
 
-def name_rollouts(run: Run) -> str | None:
+def name_rollouts(run: Run, workload: VimeWorkload) -> str | None:
     """The name of stored rollouts; None where the run neither names them nor gives a seed for them."""
-    if (made := RandomRollouts.of(run)) is not None:
+    if (made := RandomRollouts.of(run, workload)) is not None:
         return f"random-{_digest(made.recipe)}"
-    assert isinstance(run.workload, VimeWorkload)
-    return None if run.workload.rollouts is None else run.workload.rollouts.name
+    return None if workload.rollouts is None else workload.rollouts.name
 
 
 def name_repository(repository: str, revision: str | None) -> str:

@@ -38,10 +38,9 @@ class RandomRollouts:
     num_experts_per_token: int = 0
 
     @classmethod
-    def of(cls, run: Run) -> RandomRollouts | None:
+    def of(cls, run: Run, workload: VimeWorkload) -> RandomRollouts | None:
         """Read the settings; None where the run does not use random rollouts."""
-        workload = run.workload
-        if not isinstance(workload, VimeWorkload) or workload.rollouts_seed is None:
+        if workload.rollouts_seed is None:
             return None
         grpo, size = workload.grpo, workload.model.size
         flags = {"num_layers": "num-layers", "num_experts": "num-experts", "num_experts_per_token": "moe-router-topk"}

@@ -17,6 +17,7 @@ from rlk_repro.prepare.contents import load_contents
 from rlk_repro.prepare.random_rollouts import RandomRollouts
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.rollout_files import check_file
+from rlk_repro.spec import VimeWorkload
 from rlk_repro.workloads.vime import rollout_commands, trainer_command
 from tests.support.prepare_examples import words
 from tests.support.run_plans import make_run_plan
@@ -86,7 +87,8 @@ def test_a_run_with_a_seed_stores_nothing_and_trains_on_them(tmp_path: Path, run
     command = trainer_command(plan, plan.trials[0], run_dir)
     assert command.stored is not None
     assert command.stored.path.parent == tmp_path / "runs" / "prepared" / "rollouts"
-    made = RandomRollouts.of(plan.run)
+    assert isinstance(plan.run.workload, VimeWorkload)
+    made = RandomRollouts.of(plan.run, plan.run.workload)
     assert made is not None
     assert made.num_files == plan.run.measure.num_stored
     assert bool(made.num_experts) is (run == "qwen3-30b-a3b-random-8l")

@@ -82,7 +82,7 @@ def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
 
     All trials train on the same rollouts, so pairs differ only in time.
     """
-    if plan.run.lane == "live" or PreparedDir.of(plan.profile, run_dir).rollouts(plan.run) is not None:
+    if plan.run.lane == "live" or PreparedDir.of(plan.profile, run_dir).rollouts(plan.run, vime_of(plan)) is not None:
         return {}
     seed = plan.run.measure.seed
     argv = render_store_arguments(plan, find_files(plan, run_dir), seed=seed)
@@ -110,7 +110,7 @@ def find_files(plan: Plan, run_dir: RunDir) -> Files:
 
 
 def _find_stored(plan: Plan, run_dir: RunDir) -> RolloutDir:
-    prepared = PreparedDir.of(plan.profile, run_dir).rollouts(plan.run)
+    prepared = PreparedDir.of(plan.profile, run_dir).rollouts(plan.run, vime_of(plan))
     return run_dir.rollouts_of(plan.run.measure.seed) if prepared is None else prepared
 
 

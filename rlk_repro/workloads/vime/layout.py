@@ -87,7 +87,7 @@ def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Pat
         if vime is None:
             raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="the vime that converts"))
         folders["checkpoint"] = prepared.checkpoint(workload.model, vime.commit)
-    if (rollouts := prepared.rollouts(run)) is not None:
+    if (rollouts := prepared.rollouts(run, workload)) is not None:
         folders["rollouts"] = rollouts.path
     if workload.generates(run.lane):
         folders["data"] = prepared.data_folder(workload.data.source)

@@ -139,7 +139,7 @@ def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Pa
 
 
 def _rollouts_step(request: PrepareRequest, workload: VimeWorkload, folder: Path) -> PrepareStep:
-    made = RandomRollouts.of(request.run)
+    made = RandomRollouts.of(request.run, workload)
     if made is not None:
         return _recipe_step("rollouts", folder, made.recipe, lambda work: made.write(work.files), made.num_bytes)
     assert workload.rollouts is not None
