@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
@@ -95,7 +96,7 @@ def _check_stack(stack: Stack) -> list[PathProblem]:
     path = data_dir("manifests") / "contracts" / f"vime-{pin.commit if pin else ''}.json"
     if not path.is_file():
         return problems
-    contract = json.loads(path.read_bytes())
+    contract = _read_contract(path)
     megatron, patch = stack.pins.get("megatron_lm"), stack.components.get("megatron-patch")
     held: list[tuple[tuple[str, ...], str | None, str]] = [
         (("pins", "megatron_lm", "commit"), megatron.commit if megatron else None, "megatron_lm"),
@@ -106,6 +107,11 @@ def _check_stack(stack: Stack) -> list[PathProblem]:
         for where, found, key in held
         if found is not None and found != contract.get(key)
     ]
+
+
+@cache
+def _read_contract(path: Path) -> Any:
+    return json.loads(path.read_bytes())
 
 
 def load_hardware(name: str, folders: list[Path]) -> Loaded[Hardware]:

@@ -106,7 +106,11 @@ def test_a_file_that_is_not_what_the_hub_announced_is_refused(hub: HubServer, ca
     ("more", "code", "text"),
     [
         (from_hub("3" * 40), 2, "hub acme/sums: has no such commit, got '3333"),
-        (["--set", "workload.model.source={kind: hub, repository: acme/none}"], 2, "hub acme/none: no such repository"),
+        (
+            ["--set", "workload.model.source={kind: hub, repository: acme/none}"],
+            2,
+            "acme/none: the repository does not exist",
+        ),
         (["--set", "workload.data.source={kind: hub, repository: acme/sums, file: no.jsonl}"], 2, "none of the wanted"),
         ([*from_hub(), "--offline"], 3, "is not here, and --offline excludes the hub"),
         ([*from_hub(), "--mirror", "/nowhere/at/all"], 2, "--mirror: no such folder"),
