@@ -31,7 +31,7 @@ SLACK_S: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """From when to when, in Unix seconds."""
+    """Begin and end, in Unix seconds."""
 
     begin_s: float
     end_s: float
@@ -44,7 +44,7 @@ class Window:
 
 
 def find_misfits(plan: Plan, run_dir: RunDir) -> dict[str, str]:
-    """By pair, why its trials cannot be taken for one agent's work in one allocation; absent where they can."""
+    """For each such pair, why its trials are not one agent's work in one allocation."""
     agents = _read_agents(run_dir)
     exits = {trial.name: read_exit(run_dir.trial(trial.name)) for trial in plan.trials}
     started = [trial for trial in plan.trials if exits[trial.name].status is not TrialStatus.MISSING]

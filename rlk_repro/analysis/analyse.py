@@ -67,10 +67,10 @@ MAX_ALIKE: Final = 20
 
 
 def analyse(run_dir: RunDir) -> Analysis:
-    """Everything that can be concluded from a run directory, sealed or not.
+    """Analyse a run directory, sealed or not.
 
     Raises:
-        BundleUnreadable: no readable plan.  Whatever else is missing becomes a status, a reason or a finding.
+        BundleUnreadable: there is no readable plan.  Other missing files become a status, a reason or a finding.
     """
     record = read_plan(run_dir.plan)
     plan = Plan.from_json(record, "plan.json")
@@ -175,7 +175,7 @@ def _add_rejects(trials: Sequence[TrialResult], table: OperatorTable) -> Iterato
 
 
 def _read_telemetry(run_dir: RunDir) -> tuple[Mapping[str, TrialTelemetry], list[Finding]]:
-    """Of all nodes together, and for each file the lines of it that could not be read."""
+    """Read the telemetry of all nodes, and for each file its unreadable lines."""
     files = [node.telemetry for node in run_dir.node_dirs() if node.telemetry.is_file()]
     found = [parse_telemetry(path) for path in files]
     refused = [
@@ -258,7 +258,7 @@ def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
 
 
 def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
-    """In what the trials of each pair differ outside the declared switches."""
+    """Find how the trials of each pair differ outside the declared switches."""
     for pair, record in records.items():
         for part, items in record.differences.items():
             for item in items:

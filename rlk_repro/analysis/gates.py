@@ -112,7 +112,7 @@ class Evidence:
         return self.trials[pair.second].proof if pair.second in self.trials else ProofStatus.MISSING
 
     def blocks_of(self, *, is_control: bool) -> list[BlockResult]:
-        """Of the scored sessions."""
+        """The blocks of the scored sessions."""
         names = {pair.pair for pair in self.scored}
         return [block for block in self.blocks if block.session in names and block.is_control is is_control]
 
@@ -263,7 +263,7 @@ def _advice(interval: Interval, margin: float, alpha: float, unit: str) -> str:
 
 
 def _present(gate: Gate, convert: Callable[[float], float], what: str) -> Gate:
-    """From losses to the unit that people read, and say which."""
+    """Convert losses to the unit that people read, and name it."""
     bounds = sorted(convert(item) for item in (gate.low, gate.high) if item is not None)
     low, high = bounds or (None, None)
     return replace(

@@ -38,7 +38,7 @@ NOT_RESERVED: Final = "; reserved memory is shared by both variants in a session
 
 
 def judge_memory(analysis: Analysis) -> MemoryVerdict:
-    """By where the interval of the peak allocated memory lies, against the smallest effect of interest."""
+    """Judge memory: compare the interval of the peak allocated memory with the smallest effect of interest."""
     effect = analysis.effect(PEAK_MEMORY)
     if effect is None or effect.ratio is None or effect.low is None or effect.high is None:
         return MemoryVerdict(word=MemoryWord.INCONCLUSIVE, sentence="inconclusive: no interval of peak memory")

@@ -82,7 +82,7 @@ class Session:
         return block_effect(self.schedule.blocks[block].order, values)
 
     def effects(self, metric: str, *, is_control: bool = False, is_scored: bool = True) -> list[float] | None:
-        """Of every block that counts; None where any of them lacks a value."""
+        """The effects of all blocks that count; None where any of them lacks a value."""
         found = [
             self.effect(metric, block, is_scored=is_scored)
             for block, item in enumerate(self.schedule.blocks)
@@ -92,7 +92,7 @@ class Session:
 
 
 def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> Session:
-    """Everything that one planned session left behind."""
+    """Read the records of one planned session."""
     record = read_record(plan, folder)
     schedule = make_schedule(plan.run.measure, trial.seed)
     step_times = next((item.values for item in record.series if item.metric == STEP_TIME), ())

@@ -40,7 +40,7 @@ class TrialRecord:
     rejects: dict[str, int]
 
     def to_result(self, plan: Plan, trial: Trial, proof: Proof, telemetry: TrialTelemetry | None) -> TrialResult:
-        """Without summaries."""
+        """Make the result, without summaries."""
         return TrialResult(
             index=trial.index,
             name=trial.name,
@@ -80,7 +80,7 @@ def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
 
 
 def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> TrialResult:
-    """Everything that one planned trial left behind, summarised over its scored steps."""
+    """Read the records of one planned trial and summarise its scored steps."""
     record = read_record(plan, folder)
     has_rl_kernel = plan.run.has_rl_kernel(trial.variant)
     proof = prove(

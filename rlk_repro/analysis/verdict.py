@@ -102,7 +102,7 @@ class _Case:
 
     @property
     def least(self) -> int:
-        """Of pairs or sessions, for any word on speed."""
+        """The least number of pairs or sessions for a verdict on speed."""
         return MIN_SESSIONS if self.evidence.is_crossover else MIN_PAIRS
 
     @property

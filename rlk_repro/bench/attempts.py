@@ -27,7 +27,7 @@ class Failure:
 
 
 class Attempts:
-    """Everything that is tried on one device."""
+    """All attempts on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

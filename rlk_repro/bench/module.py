@@ -86,7 +86,7 @@ def format_warning(
 
 
 def run(args: argparse.Namespace, rank: int = 0) -> None:
-    """All rollouts.
+    """Run all rollouts.
 
     Raises:
         EnvironmentMissing: the device or the trainer's code is not there, or RL-Kernel is required and cannot run.
@@ -290,7 +290,7 @@ class ModuleBench:
 
     @torch.no_grad()
     def _find_log_probs(self, microbatch: LogitsBatch) -> list[torch.Tensor]:
-        """As vime's forward-only passes call it."""
+        """Call log-probs as vime's forward-only passes do."""
         _, found = self.loss.get_log_probs_and_entropy(
             microbatch.logits.detach(),
             args=self.args,

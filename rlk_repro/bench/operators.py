@@ -61,7 +61,7 @@ def _parse_suite(text: str) -> OperatorsWorkload:
 
 
 def run(args: argparse.Namespace) -> None:
-    """All sweeps, then the checks.
+    """Run all sweeps, then the checks.
 
     Raises:
         SpecError: the suite names an implementation that does not exist.

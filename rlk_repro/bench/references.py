@@ -115,7 +115,7 @@ def _find_logits(inputs: CaseTensors, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _pull_back(inputs: CaseTensors, gradient: torch.Tensor) -> torch.Tensor:
-    """From the gradient of the logits to that of the hidden states; the logits' own without hidden states."""
+    """Turn the gradient of the logits into that of the hidden states, if there are hidden states."""
     if inputs.weight is None:
         return gradient
     columns = torch.split(gradient, _COLUMNS_PER_CHUNK, dim=1)

@@ -89,7 +89,7 @@ class DiffAnswer(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class GateAnswer(DiffGate, Answer):
-    """Of ``diff --gate``."""
+    """The answer of ``diff --gate``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class Pinned(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Archive(Answer):
-    """Of an image that was exported, imported, or checked as an archive; the check adds ``is_ok``."""
+    """The answer for an image that was exported, imported or checked as an archive; the check adds ``is_ok``."""
 
     digest: str
     platform: str
@@ -157,7 +157,7 @@ class LintedSentence(Offence, Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class PartMissing(Answer):
-    """Of ``prepare --dry-run``."""
+    """A missing part, of ``prepare --dry-run``."""
 
     kind: str
     folder: str
@@ -208,7 +208,7 @@ class Submitted(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Finished(Answer):
-    """Of ``submit --wait``."""
+    """The answer of ``submit --wait``."""
 
     verdict: str
     headline: str
@@ -277,7 +277,7 @@ class RunRow(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class SubmittedRow(Answer):
-    """Of ``runs list --submitted``."""
+    """A row of ``runs list --submitted``."""
 
     id: str
     cluster: str
@@ -330,4 +330,4 @@ ANSWERS: Final[Mapping[str, Any]] = {
     "submit": Submitted | Finished | DryRun,
     "verify": Verified,
 }
-"""By the words of the command; of ``logs`` each line is one."""
+"""The answers by the words of the command; each line of ``logs`` is one answer."""

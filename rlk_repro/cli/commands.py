@@ -46,7 +46,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "submit": "rlk-repro submit qwen3-30b-a3b --cluster slurm --dry-run",
     "verify": "rlk-repro verify bundle.tgz",
 }
-"""By the words of the command."""
+"""An example for each command, by its words."""
 
 
 _TYPED: Final = re.compile(

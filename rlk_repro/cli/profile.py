@@ -65,7 +65,7 @@ def init(
 
 
 def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
-    """By number or by name, until it is one of the choices."""
+    """Ask for a choice, by number or name, until the answer is valid."""
     for number, choice in enumerate(choices, start=1):
         note(f"  {number}  {choice}")
     while True:
@@ -84,7 +84,7 @@ def _name_of(output: Path, otherwise: str) -> str:
 
 
 def _write(output: Path, text: str) -> None:
-    """A profile that is there may be somebody's work: it is never replaced."""
+    """Write the profile, but never replace an existing one."""
     from rlk_repro.base.errors import CheckFailed, Problem
     from rlk_repro.base.files import write_text
 

@@ -130,7 +130,7 @@ def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> Non
 
 
 def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> None:
-    """All that is missing, each with its command, and the recorded answer below it."""
+    """Print everything that is missing, each with its command, and then the recorded answer."""
     for need, following in zip(needs, (*needs[1:], None), strict=True):
         is_shared = following is not None and following.hint == need.hint
         for line in f"rlk-repro: {replace(need, hint=None) if is_shared else need}".splitlines():
@@ -178,7 +178,7 @@ def _describe_rerun(needs: Sequence[Problem] = (), *, is_done: bool) -> dict[str
 
 
 def _find_needs(prepared: PreparedReplay, bundle: Path) -> list[Problem]:
-    """All at once: the trainer's modules, the scheduler's client, GPUs, what the trials read."""
+    """Find everything that is missing: the trainer's modules, the scheduler's client, GPUs, prepared files."""
     from rlk_repro.replay.needs import find_needs
 
     needs: tuple[Problem, ...] = ()

@@ -37,7 +37,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Rendered, not submitted: files to appear in ``job/`` (name to text) and the command that submits or starts it.
+    """A rendered job before submission: files for ``job/`` (name to text) and the command that submits or starts it.
 
     ``remarks`` say what was taken that the profile does not say.
     """
@@ -121,7 +121,7 @@ class Backend(Protocol):
         """Whether no file system is shared with this machine: a run is here when it has been collected."""
 
     def available(self) -> str | None:
-        """None where this machine can use the cluster, else the reason why not."""
+        """Why this machine cannot use the cluster; None where it can."""
 
     def render(self, plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
         """The job, without touching anything; SpecError for a plan that this cluster cannot run.
@@ -154,4 +154,4 @@ class Backend(Protocol):
         """A first profile, and what it was learnt from; EnvironmentMissing where the cluster does not answer."""
 
     def check_profile(self, profile: Profile, plan: Plan | None) -> list[Finding]:
-        """What would fail with the plan's run, or with any run where there is no plan; nothing is queued."""
+        """Find what would fail with the plan's run, or with any run without a plan; queues no job."""

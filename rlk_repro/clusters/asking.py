@@ -40,5 +40,5 @@ def asked_rarely(is_over: Callable[[], bool], every_s: float) -> Callable[[], bo
 
 
 def join_words(*parts: str) -> str:
-    """With commas, without those that say nothing."""
+    """Join words with commas, without empty ones."""
     return ", ".join(part for part in parts if part)

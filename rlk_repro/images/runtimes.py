@@ -130,7 +130,7 @@ def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform:
 
 
 def _ask_labels(what: str, runtime: Runtime) -> dict[str, str] | None:
-    """None where the runtime does not keep them."""
+    """Ask for an image's labels; None where the runtime does not keep them."""
     if runtime.labels is None:
         return None
     done = proc.run(runtime.labels(what), timeout_s=ASK_TIMEOUT_S)
@@ -148,7 +148,7 @@ def _ask_image(what: str, runtime: Runtime) -> list[Finding]:
 
 
 def _stream(argv: list[str]) -> None:
-    """With the runtime's own progress on standard error."""
+    """Run the runtime, with its own progress on standard error."""
     code = proc.run_shown(argv, timeout_s=TIMEOUT_S)
     if code != 0:
         raise CheckFailed(Problem(" ".join(argv[:3]), f"ended with {code}", hint="run it again: it goes on"))

@@ -81,7 +81,7 @@ def _is_example(image: Image) -> bool:
 
 
 def list_images(names: list[str], *, asks_registry: bool) -> list[StackRow]:
-    """Of the named stacks, or of all of them."""
+    """List the images of the named stacks, or of all stacks."""
     stacks = [get_stack(name) for name in names or list_names(stack_folders())]
     return [row for stack in stacks for row in _rows(stack, asks_registry=asks_registry)]
 

@@ -161,7 +161,7 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
 
 
 def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict[int, str]:
-    """The rollouts with a number that cannot be, by id in order, each with its first one: a clock or a log is wrong."""
+    """The rollouts with an impossible number, by id in order, each with its first: a clock or a log is wrong."""
     found: dict[int, str] = {}
     for metric in METRICS:
         for row, key in metric.sources:

@@ -66,7 +66,9 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
             verb.add_argument("--num-nodes", type=int, default=1, metavar="N")
             verb.add_argument("--inputs", type=Path, default=Path("/etc/rlk-repro"), metavar="DIR")
             verb.add_argument("--kuberay", action="store_true", help="KubeRay made this pod: start its Ray")
-            verb.add_argument("--hold-min", type=float, default=0.0, metavar="MIN", help="stay so long after the end")
+            verb.add_argument(
+                "--hold-min", type=float, default=0.0, metavar="MIN", help="minutes to stay after the end"
+            )
         if name == "block":
             verb.add_argument("what", metavar="FILE", help="bundle or trials/NAME")
             verb.add_argument("offset", type=int, metavar="OFFSET")

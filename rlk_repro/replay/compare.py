@@ -95,7 +95,7 @@ class Comparison:
         }
 
     def lines(self) -> list[str]:
-        """For people: the level first, then what it rests on."""
+        """The comparison as lines for people: the level first, then its basis."""
         lines = [f"replay level: {self.headline}"]
         lines += [f"  {text}" for text in (*self.obstacles, *self.unidentified)]
         lines += [f"  caution: {text}" for text in self.cautions]

@@ -16,7 +16,7 @@ CONFIDENCE: Final = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class RatioDifference:
-    """Of two log ratios, later minus earlier, with its standard error; ``n`` is the larger number of pairs."""
+    """Two log ratios, later minus earlier, with standard error; ``n`` is the larger number of pairs."""
 
     estimate: float
     error: float
@@ -78,7 +78,7 @@ def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
 
 
 def _standard_error(effect: Effect) -> float | None:
-    """Of its log ratio: from the spread of its pairs, else from its interval."""
+    """The standard error of a log ratio: from the spread of its pairs, else from its interval."""
     if effect.n < 2:
         return None
     if effect.sd_log is not None:

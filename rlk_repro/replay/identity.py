@@ -54,7 +54,7 @@ class Identity:
 
 
 def read_identity(run_dir: RunDir, plan: Plan) -> Identity:
-    """From what the ranks loaded; what they do not say is taken from the manifests of their nodes."""
+    """Read the identity from what the ranks loaded, else from the manifests of their nodes."""
     folders = [run_dir.trial(trial.name) for trial in plan.trials]
     decisions = _read_decisions(folders)
     records = [record for folder in folders for record in _read_libraries(folder)]
@@ -160,7 +160,7 @@ def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
 
 
 def _read_field(field: str, resolved: Iterable[tuple[str, str]]) -> frozenset[str]:
-    """Its values; none where no version names it."""
+    """Read a field's values; empty where no version has it."""
     if field == IMPLEMENTATION:
         return frozenset(name for name, _ in resolved)
     found = (match[field] for _, version in resolved if (match := _VERSION.fullmatch(version)))

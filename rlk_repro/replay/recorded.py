@@ -1,4 +1,4 @@
-"""Reads back what a run recorded, and refuses what is sealed and not as it was sealed."""
+"""Read what a run recorded, and refuse sealed files that changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def require_verified(source: Path) -> None:
     """Check every file of a bundle or run directory against its seal.
 
     Raises:
-        CheckFailed: naming each file that is not what was sealed, or the missing seal.
+        CheckFailed: the error names each file that differs from what was sealed, or the missing seal.
         BundleUnreadable: broken or unsafe.
     """
     _refuse(verify(source).findings)
@@ -42,7 +42,7 @@ def require_intact(source: Path) -> str | None:
     """Check a bundle or run directory against its seal; the bundle's id, or None where there is no seal.
 
     Raises:
-        CheckFailed: naming each file that is not what was sealed.
+        CheckFailed: the error names each file that differs from what was sealed.
         BundleUnreadable: broken or unsafe.
     """
     verification = verify(source)

@@ -75,7 +75,8 @@ def reanalyse(bundle: Path) -> Recorded:
     """Verify, analyse again from the logs, and require the sealed bytes; other words for the same values may pass.
 
     Raises:
-        CheckFailed: a file is not what was sealed, the logs do not give the sealed analysis, or the author's files do
+        CheckFailed: a file differs from what was sealed, the logs do not give the sealed analysis, or the author's
+        files do
             not give the plan.
         BundleUnreadable: broken or unsafe.
     """
@@ -179,7 +180,7 @@ def run(
 
 
 def _find_parts_drift(recorded: Recorded, here: planning.Prepared) -> tuple[Finding, ...]:
-    """Whether what lies here is what was trained on; a remote cluster keeps it on volumes of its own."""
+    """Compare the prepared files here with those trained on; a remote cluster keeps its own."""
     if get_backend(here.plan.cluster).IS_REMOTE:
         return ()
     return tuple(diff_contents(recorded.parts, find_parts(list_run_folders(here.plan, here.run_dir))))

@@ -50,7 +50,7 @@ def find_date(analysis: Analysis) -> str:
 
 
 def find_commit(analysis: Analysis, name: str) -> str:
-    """Of ``vime``, ``RL-Kernel`` or ``rlk-repro``, as a page shows it; empty where it is not known."""
+    """The commit of ``vime``, ``RL-Kernel`` or ``rlk-repro``, as a page shows it; empty where unknown."""
     return analysis.facts.get(f"{name} commit", "")[:SHOWN_HASH]
 
 

@@ -104,7 +104,7 @@ def start_sentence(text: str) -> str:
 
 
 def find_label(metric: str, workload: str = "") -> MetricLabel:
-    """As runs of a kind of workload call it."""
+    """The label of a metric in runs of this kind of workload."""
     printed = _PRINTED.get(metric)
     label = _OF_PAIRS[metric][1] if metric in _OF_PAIRS else _LABELS.get(_TODAY.get(metric, metric), metric)
     label = _LABELS_OF.get(workload, {}).get(metric, label)
@@ -155,7 +155,7 @@ class Numbers:
         return self._find_unit(metric)[0]
 
     def scale(self, metric: str, value: float) -> float:
-        """In the unit of the metric."""
+        """Scale a value to the metric's unit."""
         return value * self._find_unit(metric)[1]
 
     def _find_unit(self, metric: str) -> tuple[str, float]:
@@ -198,7 +198,7 @@ def _unit_of(metric: str) -> str:
 
 
 def _choose_unit(metric: str, size: float) -> tuple[str, float]:
-    """By the size in the metric's own unit: the unit to show, and what a value is multiplied by."""
+    """Choose the shown unit by the size of a value, with its factor."""
     unit = _unit_of(metric)
     if unit == "GiB":
         return unit, 1 / GIB

@@ -53,7 +53,7 @@ def plot_pairs(view: View) -> Figure:
 
 
 def _block_changes(view: View) -> dict[str, list[float]]:
-    """By session, the change in percent of each comparison block that counts."""
+    """For each session, the change in percent of each comparison block that counts."""
     found: dict[str, list[float]] = {}
     for block in view.analysis.blocks:
         if not block.is_control and not block.reason and block.log_ratio is not None:

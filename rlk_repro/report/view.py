@@ -96,7 +96,7 @@ class View:
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """Of the metrics that a report of this workload speaks of."""
+        """The effects of the metrics that a report of this workload shows."""
         return tuple(item for item in self.analysis.effects if measured_metric(item.metric) in self._places)
 
     def label(self, metric: str) -> MetricLabel:

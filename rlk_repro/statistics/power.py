@@ -141,7 +141,7 @@ class _Plan:
 
     @property
     def half_width(self) -> float:
-        """Of the interval, at the spread planned for."""
+        """The half width of the interval, at the planned spread."""
         return self._critical * self._error
 
     def power(self, log_effect: float) -> float:

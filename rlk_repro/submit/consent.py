@@ -36,7 +36,7 @@ def require_trust(plan: Plan) -> None:
 
 
 def list_what_runs(plan: Plan, recorded: Profile) -> dict[str, str]:
-    """By topic, one line each; of the site that recorded it only what its cluster and profile were called."""
+    """List what runs, one line per topic; of the recorded site only the names of cluster and profile."""
     shown = dict(_list_experiment(plan))
     site = f"your profile {plan.profile.profile}, cluster {plan.cluster}"
     return {**shown, "site": f"{site} (recorded: {recorded.profile}, {recorded.cluster}; not used)"}

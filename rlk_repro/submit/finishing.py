@@ -96,7 +96,7 @@ def finish(launched: Launched, tell: Tell = silence) -> Result:
 
 
 def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
-    """Of a run that has ended: its agent was killed or asked to stop, so that the same job could end well."""
+    """Whether an ended run is worth resuming: its agent was killed or asked to stop."""
     code = None if state is None else state.exit_code
     return not run_dir.is_sealed and (code is None or code not in _REFUSALS)
 

@@ -79,7 +79,7 @@ def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launc
 
 
 def record_submission(run_dir: RunDir, submission: Submission) -> None:
-    """For this user, whose commands act on it, and in the run directory, where it is evidence."""
+    """Record a submission for this user's later commands, and in the run directory as evidence."""
     remember(run_dir, submission.to_json())
     write_json(run_dir.submission, submission.to_json())
 
@@ -94,7 +94,7 @@ def is_own(run_dir: RunDir) -> bool:
 
 
 def require_own(run_dir: RunDir) -> None:
-    """Raises CheckFailed for a run directory of somebody else: its jobs and its site are not to be acted on."""
+    """Refuse another user's run directory; raises CheckFailed, since commands must not act on its jobs or site."""
     if not is_own(run_dir):
         raise CheckFailed(
             Problem(run_dir.run_id, "was not submitted by you", expected="a run directory of your own submit or replay",
@@ -103,7 +103,7 @@ def require_own(run_dir: RunDir) -> None:
 
 
 def load_submission(run_dir: RunDir) -> Submission | None:
-    """What this user submitted; None where nothing was sent, or by somebody else.
+    """Load this user's submission; None where this user sent no job.
 
     Raises:
         CheckFailed: the run directory tells of another submission.
@@ -132,7 +132,7 @@ def poll_all(launched: Sequence[Launched]) -> list[JobStatus]:
 
 
 def list_launched() -> list[Launched]:
-    """Everything below the runs root that was submitted, oldest first."""
+    """List every submitted run below the runs root, oldest first."""
     found = ((run_dir, load_submission(run_dir)) for run_dir in list_run_dirs())
     return [Launched(run_dir=run_dir, submission=item) for run_dir, item in found if item is not None]
 

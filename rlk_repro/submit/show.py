@@ -196,7 +196,7 @@ def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]
 
 
 def _difference_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """All in which an enabled trial is started otherwise than a baseline."""
+    """List how the start of an enabled trial differs from a baseline's."""
     for number, item in enumerate(summary["differences"]):
         values = f"{item['baseline']} in baseline, {item['enabled']} in enabled"
         what = "output folders" if item["kind"] == Kind.FOLDER else values

@@ -48,7 +48,7 @@ def write_record(inputs: Inputs) -> None:
 
 
 def make_record(inputs: Inputs, added: tuple[str, ...]) -> ImageRecord:
-    """From the build arguments and the facts of this container."""
+    """Make the record from the build arguments and the facts of this container."""
     section = code.probe(environ={})
     megatron = section.get("megatron")
     commit = megatron.get("commit") if isinstance(megatron, dict) else None

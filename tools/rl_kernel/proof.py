@@ -78,7 +78,7 @@ def find_rl_kernel() -> Found:
 
 
 def find_problems(found: Found, *, platform: str, installed: Path, is_sm90: bool = False) -> Iterator[Problem]:
-    """Everything that is not as it should be on this platform."""
+    """Find every problem on this platform."""
     if found.folder != installed.resolve():
         hint = "take the other one out of PYTHONPATH"
         yield Problem(

@@ -179,7 +179,7 @@ def find_bound(plan: Plan) -> Bound | None:
 
 
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:
-    """From what the current context's cluster says of nodes, claims, operators and permissions."""
+    """Propose a profile from the current context's cluster: its nodes, claims, operators and permissions."""
     from rlk_repro.clusters.k8s.propose import propose_kubernetes
     from rlk_repro.clusters.k8s.site import probe_site
 
@@ -227,7 +227,7 @@ def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod
 
 
 def _find_pod(sent: Sent, name: str, run_dir: RunDir) -> Pod | None:
-    """None where there is no such pod, or where what runs in it is not known."""
+    """Find a pod; None where it does not exist or its state is unknown."""
     if not name or not run_dir.plan.is_file():
         return None
     return Pod(place=sent.place, name=name, plan=Plan.load(run_dir.plan), run_dir=run_dir)
@@ -260,7 +260,7 @@ def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobS
 
 
 def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
-    """Deleted by somebody, by its time to live, or by us after it had been collected."""
+    """Judge an absent job: a user deleted it, its time to live ended, or ``collect`` removed it."""
     if not run_dir.plan.is_file():
         return JobStatus(state=JobState.UNKNOWN, reason=f"no {sent.kind} {sent.name} and no run directory")
     facts, last = _recall(run_dir), read_last_word(run_dir)
@@ -273,7 +273,7 @@ def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
 
 
 def _remove_earlier(sent: Sent) -> None:
-    """What an earlier submission of the same run left: a job's template cannot be changed."""
+    """Remove an earlier submission's objects, because a job's template cannot be changed."""
     if find_objects(sent).is_empty:
         return
     done = delete_all(sent)

@@ -17,7 +17,7 @@ from rlk_repro.spec import KubernetesSettings, Profile
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """What would fail with the plan's run, or with any run where there is no plan; nothing is made.
+    """Find what would fail with the plan's run, or with any run without a plan; creates no object.
 
     Raises:
         EnvironmentMissing: no cluster answers.

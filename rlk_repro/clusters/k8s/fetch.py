@@ -1,4 +1,4 @@
-"""Fetches a run's bundle block by block and puts it in place of what was staged here."""
+"""Fetch a run's bundle block by block and replace the staged run directory by it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def fetch_bundle(
     tell: Tell = silence,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Path:
-    """The whole bundle at ``run_dir.bundle``; what arrived before an interruption is not fetched again.
+    """Fetch the bundle to ``run_dir.bundle``; after an interruption only the missing part is fetched.
 
     Raises:
         Unreachable: the connection was lost for good; the next call goes on from there.
-        CheckFailed: what arrived is not what the pod has.
+        CheckFailed: the received bundle differs from the pod's.
         EnvironmentMissing: it cannot be written here.
     """
     part = run_dir.partial_bundle(digest)

@@ -67,7 +67,7 @@ class Target:
         return self.run(*words, timeout_s=SEND_TIMEOUT_S, stdin=objects)
 
     def delete(self, kinds: str, selector: str) -> proc.Completed:
-        """By label; what is gone already is fine, and the end is not waited for."""
+        """Delete objects by label, without waiting; absent objects are fine."""
         return self.run("delete", kinds, f"--selector={selector}", "--ignore-not-found", "--wait=false")
 
 
@@ -101,7 +101,7 @@ def find_current_place() -> Target:
 
 
 def probe_versions(place: Target) -> dict[str, str]:
-    """Of client and server; nothing of a server that does not answer."""
+    """Read the versions of client and server; the server's is empty if it does not answer."""
     done = place.run("version", "--output=json")
     try:
         value: Any = json.loads(done.stdout)
@@ -124,7 +124,7 @@ def is_not_found(done: proc.Completed) -> bool:
 
 
 def quote_words(done: proc.Completed) -> str:
-    """On one line, each sentence once, without kubectl's own beginnings."""
+    """Quote kubectl on one line, each sentence once, without its prefixes."""
     if done.is_timeout:
         return "no answer in time"
     lines = (line.strip() for line in (done.stderr or done.stdout).splitlines())

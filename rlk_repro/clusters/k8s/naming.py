@@ -10,7 +10,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 
 OBJECTS: Final = "objects.yaml"
-"""Its name in the run directory's ``job/``."""
+"""Name of the objects' file in the run directory's ``job/``."""
 
 ID: Final = "rlk-repro/id"
 """Label of every object of one run; its value is the name that ``make_name`` gives."""
@@ -22,7 +22,7 @@ AGENT: Final = "agent"
 COLLECTOR: Final = "collector"
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
 INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
-"""In the pods of an Indexed Job."""
+"""Variable of the pod's index in an Indexed Job."""
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 RUN_ID: Final = "rlk-repro/run-id"
 PLAN_HASH: Final = "rlk-repro/plan-hash"
@@ -39,7 +39,7 @@ _HASH_LENGTH: Final = 8
 
 
 def make_name(run_dir: RunDir) -> str:
-    """DNS-1035, for every kind.  Run ids stay readable; what is lost of other names comes back as a hash."""
+    """Make a DNS-1035 name, for every kind.  Run ids stay readable; a hash replaces what other names lose."""
     run_id = run_dir.run_id
     plain = _NOT_PLAIN.sub("-", run_id.lower()).strip("-")
     if _RUN_ID.fullmatch(run_id):
@@ -50,7 +50,7 @@ def make_name(run_dir: RunDir) -> str:
 
 
 def make_claim_template_name(name: str) -> str:
-    """Of the template that the ComputeDomain's controller makes."""
+    """Name the template that the ComputeDomain's controller makes."""
     return f"{name}-channel"
 
 
@@ -65,6 +65,6 @@ def make_labels(plan: Plan, name: str, role: str | None = None) -> dict[str, str
 
 
 def make_annotations(plan: Plan, run_dir: RunDir) -> dict[str, str]:
-    """On one line, whatever the folder is called."""
+    """Make annotations of one line, for any folder name."""
     run_id = "".join(char if char.isprintable() else "?" for char in run_dir.run_id)
     return {RUN_ID: run_id, PLAN_HASH: plan.plan_hash}

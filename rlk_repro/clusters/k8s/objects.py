@@ -71,7 +71,7 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
 
 
 def dump_objects(objects: Sequence[Object]) -> str:
-    """All of them, in one file, as an administrator reads them."""
+    """Dump all objects into one file, readable for an administrator."""
     import yaml
 
     # safe_dump would abbreviate parts that are the same object by anchors, which hides what is applied
@@ -104,7 +104,7 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
 
 
 def _find_store_bytes(settings: KubernetesSettings) -> str:
-    """Of Ray's object store, which lies in ``/dev/shm``: NCCL and vLLM have the other half."""
+    """The size of Ray's object store: half of ``/dev/shm``, since NCCL and vLLM need the other half."""
     return str(int((parse_quantity(settings.shm) or 0) / 2))
 
 

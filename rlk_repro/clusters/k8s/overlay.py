@@ -54,5 +54,5 @@ def _merge(first: Any, second: Any) -> Any:
 
 
 def _identify(item: Any) -> str:
-    """As Kubernetes tells the items of a list apart; empty where it does not."""
+    """The key by which Kubernetes identifies a list item; empty where it has none."""
     return str(item.get("mountPath") or item.get("name") or "") if isinstance(item, Mapping) else ""

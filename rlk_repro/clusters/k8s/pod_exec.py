@@ -44,14 +44,14 @@ class Pod:
     run_dir: RunDir
 
     def read_facts(self) -> Facts | None:
-        """None where the pod does not answer, or not yet."""
+        """Read the pod's facts; None where it does not answer yet."""
         return parse_facts(self.show())
 
     def show(self) -> proc.Completed:
         return self._run("show")
 
     def read_block(self, what: str, offset: int, size: int) -> bytes | None:
-        """None where it did not arrive whole."""
+        """Read a block; None where it arrived incomplete."""
         done = self._run("block", what, str(offset), str(size), is_binary=True)
         return unwrap_block(done.data) if done.is_ok else None
 
@@ -135,9 +135,9 @@ def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
 
 
 def mirror_logs(pod: Pod, facts: Facts, live: RunDir) -> None:
-    """Copy what is new in the trials' logs; a pod that does not answer has nothing new.
+    """Copy new lines of the trials' logs; a pod that does not answer gives no lines.
 
-    Names become paths here: those of the plan alone, whatever the pod says.
+    Names become paths here, so only the plan's names are used, not the pod's.
     """
     planned = {trial.name for trial in pod.plan.trials}
     for trial in facts.trials:
@@ -167,7 +167,7 @@ def _remove(pod: Pod) -> None:
 
 
 def _start_collector(sent: Sent, plan: Plan, run_dir: RunDir) -> str:
-    """Its name; one that an interrupted collection left is taken again where it still runs."""
+    """Start the collecting pod and return its name; one of an interrupted collection is used again if it runs."""
     pod = make_collector(plan, run_dir)
     name = str(pod["metadata"]["name"])
     earlier = next((item for item in find_objects(sent).pods if role_of(item) == COLLECTOR), None)

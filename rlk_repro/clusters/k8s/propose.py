@@ -98,7 +98,7 @@ def _sizes(nodes: Sequence[Node]) -> dict[str, str]:
 def judge_kubernetes(
     profile: Profile, site: KubernetesSite, hardware: Mapping[str, Hardware], plan: Plan | None
 ) -> list[Finding]:
-    """Everything that can be told without a job."""
+    """Judge everything that can be judged without a job."""
     settings = profile.kubernetes or KubernetesSettings()
     model = hardware.get(plan.hardware.hardware if plan is not None else profile.hardware or "")
     num_nodes = 1 if plan is None else plan.layout.num_nodes

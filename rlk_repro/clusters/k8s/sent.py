@@ -81,7 +81,7 @@ class Found:
 
 
 def read_sent(submission: Submission) -> Sent | None:
-    """None for what is no job id of ours."""
+    """Read a job id; None where it has another form."""
     found = _JOB_ID.fullmatch(submission.job_id)
     if found is None:
         return None
@@ -90,7 +90,7 @@ def read_sent(submission: Submission) -> Sent | None:
 
 
 def find_objects(sent: Sent) -> Found:
-    """Job, pods and, while something waits, what was said about them.
+    """Find job and pods and, while something waits, their events.
 
     Raises:
         Unreachable, SchedulerRefused: with kubectl's own words.
@@ -115,7 +115,7 @@ def delete_all(sent: Sent) -> proc.Completed:
 
 
 def record_objects(sent: Sent, run_dir: RunDir) -> None:
-    """What the cluster said at the end, beside what was sealed."""
+    """Record the cluster's last answers beside the sealed files."""
     found = find_objects(sent)
     value = {
         "schema": SCHEMA,

@@ -106,7 +106,7 @@ class Judged:
 def judge(
     job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()
 ) -> Judged:
-    """From the job, what belongs to it, and what was said about them."""
+    """Judge the state from the job, its pods and their events."""
     agents = [pod for pod in pods if role_of(pod) != COLLECTOR]
     state, reason = judge_job(job)
     leader = next((pod for pod in agents if role_of(pod) == LEADER), None)
@@ -128,7 +128,7 @@ def judge(
 
 
 def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
-    """By the job alone."""
+    """Judge the state from the job alone."""
     status, spec = as_map(job.get("status")), as_map(job.get("spec"))
     if job.get("kind") == "RayJob":
         word = str(status.get("jobDeploymentStatus", ""))
@@ -189,13 +189,13 @@ def has_begun(pod: Mapping[str, Any] | None) -> bool:
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Its container runs; it answers a moment later."""
+    """Whether the pod's container runs; it answers a moment later."""
     states = [as_map(item).get("state") for item in as_list(as_map(pod.get("status")).get("containerStatuses"))]
     return is_running(pod) and all("running" in as_map(state) for state in states)
 
 
 def role_of(pod: Mapping[str, Any]) -> str:
-    """By its label; in a Job, where all pods have the same, by its index."""
+    """The pod's role by its label, or by its index in a Job, whose pods have equal labels."""
     metadata = as_map(pod.get("metadata"))
     role = str(as_map(metadata.get("labels")).get(ROLE, ""))
     return LEADER if role == AGENT and as_map(metadata.get("annotations")).get(INDEX) == "0" else role
@@ -216,7 +216,7 @@ def list_images(pods: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def _explain(reason: str, message: str) -> str:
-    """``the image cannot be pulled (ErrImagePull: manifest unknown)``."""
+    """Explain a reason: ``the image cannot be pulled (ErrImagePull: manifest unknown)``."""
     words = WORDS.get(reason, "")
     detail = ": ".join(part for part in (reason, " ".join(message.split())) if part)
     return f"{words} ({detail})" if words and detail else words or detail

@@ -26,7 +26,7 @@ def as_list(value: Any) -> Sequence[Any]:
 
 
 def parse_quantity(value: Any) -> Decimal | None:
-    """``64Gi`` as a number; None for what is no quantity."""
+    """Read ``64Gi`` as a number; None for a text that is not a quantity."""
     if isinstance(value, int) and not isinstance(value, bool):
         return Decimal(value)
     found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None

@@ -51,7 +51,7 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
     """One script.
 
     Raises:
-        SpecError: values that sbatch or the container runtime cannot be told.
+        SpecError: sbatch or the container runtime cannot take a value.
     """
     from rlk_repro.clusters.slurm.container import find_remarks
     from rlk_repro.clusters.slurm.script import SCRIPT, render_sbatch, sbatch_command
@@ -163,7 +163,7 @@ def find_bound(plan: Plan) -> Bound | None:
 
 
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:
-    """From what Slurm says of its partitions, nodes and accounts."""
+    """Propose a profile from Slurm's partitions, nodes and accounts."""
     from rlk_repro.clusters.slurm.propose import propose_slurm
     from rlk_repro.clusters.slurm.site import probe_site
 
@@ -193,7 +193,7 @@ def _run_sbatch(job: Job, *argv: str) -> proc.Completed:
 
 
 def _make_refusal(done: proc.Completed) -> SchedulerRefused:
-    """A time-out is no refusal: the job may be in the queue all the same."""
+    """Make the error; after a time-out the job may still be in the queue."""
     words = slurmctl.quote_words(done)
     hint = "see squeue --me: it may have taken the job" if done.is_timeout else None
     if done.is_ok:

@@ -30,7 +30,7 @@ SCHEDULER: Final = "sbatch --test-only"
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """What would fail with the plan's run, or with any run on one node where there is no plan.
+    """Find what would fail with the plan's run, or without a plan with any run on one node.
 
     Raises:
         EnvironmentMissing: no Slurm answers here.
@@ -77,7 +77,7 @@ def find_bare_python(settings: ContainerSettings) -> str | None:
 
 
 def can_make(folder: str | None) -> bool:
-    """Whether it can be written to, or be made below what is there: the job makes it."""
+    """Whether a folder can be written, or created by the job in an existing one."""
     if folder is None:
         return False
     path = Path(folder)

@@ -231,7 +231,7 @@ def cancel(job: JobId, *, is_gentle: bool) -> proc.Completed:
 
 
 def dump_topology() -> str:
-    """Empty where the cluster has none to tell of."""
+    """Dump the topology; empty where the cluster has none."""
     done = run_client("scontrol", "show", "topology")
     return done.stdout if done.is_ok else ""
 

@@ -1,4 +1,4 @@
-"""How each runtime is told to start the stack's image: words of command lines, and what a runtime cannot be told.
+"""How each runtime starts the stack's image: words of command lines, and values that a runtime cannot take.
 
 What takes more than words is in the templates that are named like the runtimes.
 """
@@ -79,7 +79,7 @@ def find_remarks(plan: Plan) -> tuple[str, ...]:
 
 
 def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
-    """What this runtime cannot start, or cannot be told."""
+    """Find what this runtime cannot start, or values that it cannot take."""
     runtime = find_runtime(plan)
     where = f"profile {plan.profile.profile}: container"
     if runtime == "host":

@@ -14,7 +14,7 @@ from rlk_repro.spec import FromEnv, SlurmSettings
 from rlk_repro.spec.files import LIMIT_PER_ESTIMATE
 
 SURROUNDINGS_MIN: Final = 45
-"""For what is not a trial: importing the image, preflight, Ray's start and end, analysis, packing."""
+"""Minutes for work outside trials: importing the image, preflight, Ray's start and end, analysis, packing."""
 
 _SHORT_HASH: Final = 12
 _NODE: Final = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]*")

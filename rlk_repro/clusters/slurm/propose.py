@@ -42,7 +42,7 @@ def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Pat
 
 
 def _choose_partition(site: SlurmSite, ask: Ask) -> str:
-    """Those with GPUs that can be used, most nodes first; the cluster's default wins a tie."""
+    """List usable partitions with GPUs, most nodes first; the cluster's default wins a tie."""
     sizes: dict[str, tuple[int, int, bool]] = {}
     for pool in (pool for pool in site.pools if pool.partition in site.visible):
         has_gpus, num_nodes, _ = sizes.get(pool.partition, (0, 0, False))
@@ -88,7 +88,7 @@ def _slurm_values(
 
 
 def _choose_account(site: SlurmSite, partition: str, ask: Ask) -> str | None:
-    """None where the cluster keeps no accounts."""
+    """Choose the account; None where the cluster keeps no accounts."""
     usable = [item.account for item in site.associations if item.partition in {"", partition}]
     accounts = list(dict.fromkeys(usable))
     if len(accounts) < 2:

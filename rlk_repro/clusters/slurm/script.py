@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 SCRIPT: Final = "job.sbatch"
-"""Its name in the run directory's ``job/``."""
+"""Name of the script in the run directory's ``job/``."""
 
 # a task gets all cores of its node, however few tasks there are
 _SRUN_OPTIONS: Final = ("--ntasks-per-node=1", "--cpu-bind=none")
 
 
 def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> str:
-    """The whole script; the same inputs give the same text.
+    """Render the script; equal inputs give equal text.
 
     It holds every option of sbatch but those with a path, which may hold a line feed: ``sbatch_command`` has them.
     ``nodes`` asks for exactly these (``replay --same-nodes``).  SIGTERM to the batch shell alone
@@ -71,7 +71,7 @@ def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
 
 
 def _escape_folder(folder: str) -> str:
-    """As Slurm reads a file name: ``%%`` for a per cent sign; a backslash quotes, and any turns all of ``%`` off."""
+    """Escape a file name for Slurm: ``%%`` for a per cent sign; a backslash quotes, and any turns all of ``%`` off."""
     return folder.replace("\\", "\\\\") if "\\" in folder else folder.replace("%", "%%")
 
 

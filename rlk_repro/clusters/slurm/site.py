@@ -1,4 +1,4 @@
-"""What a Slurm cluster says of itself: partitions, GPUs, limits, topology, accounts, container tools.
+"""Facts of a Slurm cluster: partitions, GPUs, limits, topology, accounts, container tools.
 
 Read from fixed fields only.  What a question does not answer is None or empty; why is no matter here, as a profile can
 be written by hand.
@@ -183,7 +183,7 @@ def parse_associations(text: str) -> Iterator[Association]:
 
 
 def find_runtimes(srun_help: str) -> frozenset[str]:
-    """Those that this machine could start; nodes may have others."""
+    """Find the runtimes that this machine could start; nodes may have others."""
     found = {name for name, tools in RUNTIMES.items() if any(shutil.which(tool) for tool in tools)}
     return frozenset(found | ({"pyxis"} if PYXIS_OPTION in srun_help else set()))
 
@@ -200,7 +200,7 @@ def _ask_associations() -> Iterator[Association]:
 
 
 def _ask(*argv: str) -> str:
-    """Its answer; nothing where it refuses or is not installed."""
+    """A tool's answer; empty where it refuses or is not installed."""
     try:
         done = run_client(*argv)
     except EnvironmentMissing:

@@ -55,7 +55,7 @@ def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
 
 
 def ask_to_stop(run_dir: RunDir, environ: Mapping[str, str]) -> bool:
-    """As if the kubelet had: the pod's first process gets SIGTERM.  False where it has ended."""
+    """Send SIGTERM to the pod's first process, as the kubelet does; False where it has ended."""
     return proc.signal_process(_require_note(run_dir, environ).pid, signal.SIGTERM)
 
 

@@ -11,7 +11,7 @@ from rlk_repro.rundir.paths import RunDir
 
 
 def bring_in(run_dir: RunDir, inputs: Path) -> None:
-    """Copy what was staged; the author's files and the plan stay as they are where they are there already.
+    """Copy the staged files; existing files of the author and an existing plan stay unchanged.
 
     Raises:
         EnvironmentMissing: the results volume cannot be written, or the plan is missing.

@@ -154,7 +154,7 @@ def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes) -> Roster | Non
 
 
 def _wait_for(agent: Guarded, stop: Stop, ray: Guarded | None) -> int:
-    """Its exit code.  A wish to end is passed on; Ray that ends takes the run with it."""
+    """Wait for the agent and return its exit code; pass a stop request on, and end the run when Ray ends."""
     is_asked = False
     while (code := agent.code) is None:
         is_over = stop.wait(LOOK_S) or (ray is not None and ray.code is not None)
@@ -169,7 +169,7 @@ def _wait_for(agent: Guarded, stop: Stop, ray: Guarded | None) -> int:
 
 
 def _hold(duty: Duty, stop: Stop) -> None:
-    """Without a claim the bundle is gone with the pod: it waits to be collected.  Who follows logs gets their end."""
+    """Wait until the bundle is collected, because without a claim it is lost with the pod, and until logs are read."""
     if duty.hold_s:
         stop.wait(duty.hold_s)
     until = time.monotonic() + LAST_LINES_S
@@ -189,7 +189,7 @@ def _tell_end(run_dir: RunDir, code: int) -> int:
 
 
 def _pack(run_dir: RunDir) -> str:
-    """Empty, or why it could not be packed."""
+    """Pack the run directory; returns why that failed, else an empty text."""
     try:
         pack(run_dir)
     except (RlkReproError, OSError) as error:
