@@ -277,7 +277,7 @@ def test_a_parallel_plan_has_no_key_of_sessions_in_it() -> None:
     assert plan_smoke("measure.sessions=4").plan_hash == plan_smoke().plan_hash
 
 
-def test_the_number_of_sessions_and_the_design_are_no_rules() -> None:
+def test_sessions_and_design_may_change_without_exploratory() -> None:
     assert not plan_smoke(*SESSIONS).is_exploratory
     with pytest.raises(SpecError) as caught:
         plan_smoke(*SESSIONS, variants=("baseline",), is_exploratory=True)

@@ -418,7 +418,7 @@ def test_leader_and_follower_make_one_bundle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--node", "x/y"], "input: --nodes: not a node name, got 'x/y', expected a name without a slash\n"),
+        (["--node", "x/y"], "input: --nodes: is not a node name, got 'x/y', expected a name without a slash\n"),
         (["--node", "c", "--nodes", "a,b", "--allocation", "1"],
          "input: --node: not among --nodes, got 'c', expected one of a, b\n"),
         (["--node", "a", "--nodes", "a,b"],

@@ -109,7 +109,7 @@ def test_a_daemon_in_a_session_of_its_own_is_ended_with_its_trainer(stop: Stop, 
     assert find_alive([int(pids.read_text())]) == []
 
 
-def test_a_trainer_that_ignores_the_request_takes_nobody_along(
+def test_a_trainer_that_ignores_the_request_is_killed_with_its_processes_only(
     stop: Stop, pids: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended, _ = run_too_long(stop, monkeypatch, "daemon", pids, grace_s=0.1)

@@ -111,7 +111,7 @@ def test_a_check_counts_only_for_what_was_timed() -> None:
         ({"event": "victory"}, "Input tag 'victory' found using 'event' does not match any of the expected tags"),
     ],
 )
-def test_a_record_that_is_none_is_refused_with_its_line_and_where(changes: dict[str, Any], where: str) -> None:
+def test_an_invalid_record_is_refused_with_its_line_and_place(changes: dict[str, Any], where: str) -> None:
     log = read("chatter", PREFIX + json.dumps(TIME | changes))
     assert reasons(log) == [(2, "not an operator record")]
     assert log.rejects[0].detail.startswith(f"{where}: ")
@@ -119,7 +119,7 @@ def test_a_record_that_is_none_is_refused_with_its_line_and_where(changes: dict[
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999"])
-def test_numbers_that_are_none_are_refused(text: str) -> None:
+def test_invalid_numbers_are_refused(text: str) -> None:
     line = (PREFIX + json.dumps(TIME)).replace("0.0017", text)
     assert reasons(read(line)) == [(1, "not an operator record")]
 
@@ -132,7 +132,7 @@ def test_every_cut_of_a_record_is_refused_as_cut_off() -> None:
         assert len(log.times) == 1
 
 
-def test_records_without_the_logging_prefix_are_nobody_s() -> None:
+def test_records_without_the_logging_prefix_are_ignored() -> None:
     log = read(f" - operator {json.dumps(TIME)}", f"operator {json.dumps(TIME)}")
     assert (log.times, log.rejects) == ({}, ())
 

@@ -22,7 +22,7 @@ def test_simulated_sessions_keep_the_bars(name: str) -> None:
     assert find_misses([replace(outcome, coverage=0.95)]) == []  # 60 runs cannot tell a coverage
 
 
-def test_a_missed_bar_is_told() -> None:
+def test_a_missed_bar_is_reported() -> None:
     outcome = replace(Outcome(**SEALED["outcomes"][0]), words={"slower": 0.2}, coverage=0.8)
     assert find_misses([outcome]) == [
         f"{outcome.name}: false is 0.2000, expected 0.0 to 0.01",

@@ -49,7 +49,7 @@ def test_a_dropped_reward_is_what_the_gate_names(outcomes: dict[str, Outcome]) -
     assert outcome.share(VerdictWord.NOT_COMPARABLE) == outcome.failed["raw_reward"] == 1.0
 
 
-def test_a_missed_bar_is_told(outcomes: dict[str, Outcome]) -> None:
+def test_a_missed_bar_is_reported(outcomes: dict[str, Outcome]) -> None:
     from dataclasses import replace
 
     broken = replace(outcomes["A/A, live"], words={"faster": 0.2, "inconclusive": 0.8}, coverage=0.8)

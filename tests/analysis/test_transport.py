@@ -51,14 +51,14 @@ def test_variants_by_different_ways_are_not_comparable(tmp_path: Path) -> None:
     assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
 
 
-def test_a_fabric_that_is_used_or_not_there_is_no_finding(tmp_path: Path) -> None:
+def test_a_used_or_absent_fabric_gives_no_finding(tmp_path: Path) -> None:
     used = make_run(tmp_path / "used", TWO_NODES, plant)
     down = make_run(tmp_path / "down", TWO_NODES, lambda made: plant(made, state="DOWN", enabled=TCP, baseline=TCP))
     one = make_run(tmp_path / "one", change=lambda made: plant(made, enabled=TCP, baseline=TCP))
     assert [blocking(analyse(run_dir)) for run_dir in (used, down, one)] == [[], [], []]
 
 
-def test_a_replay_by_another_network_is_told(tmp_path: Path) -> None:
+def test_a_replay_over_another_network_is_reported(tmp_path: Path) -> None:
     plan = make_plan_for(TWO_NODES)
     old, new, early = (
         read_identity(make_run(tmp_path / name, TWO_NODES, change), plan)

@@ -301,7 +301,7 @@ def test_a_mean_that_is_shown_slower_withholds_the_word() -> None:
     assert any(reason.startswith("with rare slow steps counted, by means, not medians: ") for reason in verdict.reasons)
 
 
-def test_a_mean_that_only_seems_slower_is_told_in_the_headline() -> None:
+def test_a_mean_that_only_seems_slower_is_in_the_headline() -> None:
     slow = (60.0, 60.0, 60.0, 60.0, 60.0, 2000.0)
     pairs = [make_pair(f"p{i}", steps=stalling(ratio, slow[i])) for i, ratio in enumerate(around(0.95))]
     verdict = judge_pairs(pairs).verdict

@@ -39,7 +39,7 @@ def test_folders_have_names(text: str, expected: str) -> None:
     assert hide_places(text, Path("/home/ada/runs/a")) == expected
 
 
-def test_a_log_keeps_the_bytes_that_are_no_text() -> None:
+def test_a_log_keeps_bytes_that_are_not_text() -> None:
     hide = places.make_hider(Path("/home/ada/runs/a"))
     trace = b'  File "/data/vime/vime/loss.py", line 3\xff\n  File "/home/ada/runs/a/x"\n'
     assert hide(trace) == b'  File "{vime_src}/vime/loss.py", line 3\xff\n  File "{run_dir}/x"\n'

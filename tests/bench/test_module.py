@@ -72,7 +72,7 @@ def test_without_vime_two_lines_name_the_flags() -> None:
     )
 
 
-def test_ranks_that_nobody_started_are_refused() -> None:
+def test_ranks_without_a_launcher_are_refused() -> None:
     done = run_module("--tensor-model-parallel-size", "2", environ={"RANK": "1", "WORLD_SIZE": "4"})
     assert done.returncode == 2
     assert done.stderr == (

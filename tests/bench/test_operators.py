@@ -216,7 +216,7 @@ def test_an_error_of_an_implementation_is_its_own(caplog: pytest.LogCaptureFixtu
     assert record["samples_s"] == []
 
 
-def test_values_that_are_no_numbers_fail_the_check(caplog: pytest.LogCaptureFixture) -> None:
+def test_values_that_are_not_numbers_fail_the_check(caplog: pytest.LogCaptureFixture) -> None:
     found = put_through(caplog, make_implementation(lambda inputs: ready(lambda: selected(inputs) * float("nan"))))
     assert found[-1]["event"] == "check"
     assert (found[-1]["status"], found[-1]["reason"]) == ("failed", "returned values that are no numbers")
@@ -310,7 +310,7 @@ def test_indexed_kernels_are_measured_only_where_rows_can_be_skipped(caplog: pyt
     assert [item["case"]["density"] for item in found] == [0.5]
 
 
-def test_a_suite_that_is_no_workload_is_an_argument_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_suite_is_an_argument_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_args(["--seed", "1", "--num-rollout", "1", "--device", "cpu", "--suite", "{}"])
     assert caught.value.code == 2

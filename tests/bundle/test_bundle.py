@@ -131,7 +131,7 @@ def test_a_bundle_that_is_not_there_is_a_wrong_argument(tmp_path: Path) -> None:
     )
 
 
-def test_a_pipe_is_no_bundle(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_as_a_bundle(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BundleUnreadable) as caught, open_bundle(tmp_path / "pipe"):
         pass

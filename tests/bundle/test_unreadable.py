@@ -35,7 +35,7 @@ def test_an_unreadable_run_is_named(call: Call, unreadable: Path) -> None:
     assert err.endswith("cannot be read (Input/output error)\n")
 
 
-def test_a_name_that_cannot_be_looked_up_is_no_bug() -> None:
+def test_a_name_that_cannot_be_looked_up_is_a_plain_error() -> None:
     with pytest.raises(SpecError, match=r"--run: x{300}.yaml: cannot be read \(File name too long\)"):
         find_yaml("run", LONG, [Path()])
 

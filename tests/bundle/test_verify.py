@@ -76,7 +76,7 @@ def test_a_bundle_and_its_folder_have_one_id(run_dir: RunDir, bundle: Path) -> N
             assert verify.verify(path, expected_id=expected_id) == verify.Verification(findings=(), bundle_id=bundle_id)
 
 
-def test_another_bundle_that_is_sound_is_told_by_its_id(run_dir: RunDir, bundle: Path) -> None:
+def test_another_sound_bundle_is_recognised_by_its_id(run_dir: RunDir, bundle: Path) -> None:
     bundle_id = sha256_bytes(run_dir.checksums.read_bytes())
     run_dir.checksums.unlink()
     run_dir.run_yaml.write_bytes(b"run: other\n")

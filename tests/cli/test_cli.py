@@ -92,7 +92,7 @@ def test_verify_inspect_and_diff_speak_of_a_bundle(call, sealed: RunDir) -> None
     assert "extra" in out
 
 
-def test_what_is_no_bundle_is_refused_with_5(call, tmp_path: Path) -> None:
+def test_other_files_are_refused_as_bundles_with_exit_code_5(call, tmp_path: Path) -> None:
     path = tmp_path / "x.tgz"
     path.write_bytes(b"no archive")
     for command in ("verify", "inspect", "report"):

@@ -121,7 +121,7 @@ def test_nothing_is_done_to_a_run_of_another_host(call: Call, command: tuple[str
     assert not run_dir.bundle.exists()
 
 
-def test_a_damaged_submission_is_no_bug(call: Call) -> None:
+def test_a_damaged_submission_is_a_plain_error(call: Call) -> None:
     run_dir = make_submitted()
     write_json(run_dir.submission, {**GONE.to_json(), "cluster": ["a"]})
     code, _, err = call("status")

@@ -45,7 +45,7 @@ def test_without_vime_the_flags_are_named_before_anything_is_made(call, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_that_is_no_checkout_is_named(call, tmp_path: Path) -> None:
+def test_a_folder_without_a_checkout_is_named(call, tmp_path: Path) -> None:
     code, _, err = call("submit", "--run", "module-smoke", "--vime-src", str(tmp_path), "--dry-run")
     assert code == 2
     assert err == (

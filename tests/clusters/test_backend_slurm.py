@@ -68,7 +68,7 @@ def test_a_job_id_survives_text(number: int, cluster: str) -> None:
     assert slurmctl.parse_job_id(f"a site's remark\n{job_id}\n") == job_id
 
 
-def test_what_is_no_job_id_is_none() -> None:
+def test_an_output_without_a_job_id_gives_none() -> None:
     assert [slurmctl.parse_job_id(text) for text in ("", "Submitted batch job twelve", "12;", "-1", "12;a b")] == [
         None
     ] * 5
@@ -190,7 +190,7 @@ def test_accounting_remembers_what_the_controller_forgot(fake: FakeSlurm, run_di
     assert slurm.poll(SUBMISSION, run_dir).reason == "Slurm says NODE_FAIL, its agent ended without a report"
 
 
-def test_a_job_of_another_cluster_is_not_taken_for_a_forgotten_one(fake: FakeSlurm, run_dir: RunDir) -> None:
+def test_a_job_of_another_cluster_is_not_called_forgotten(fake: FakeSlurm, run_dir: RunDir) -> None:
     fake.queue()
     fake.answer("config", "ClusterName             = west\n")
     answer = slurm.poll(SUBMISSION, run_dir)

@@ -79,7 +79,7 @@ def test_a_job_has_a_command_and_files_that_can_be_staged(
 
 
 @pytest.mark.parametrize("job_id", ["", "no such job", "$(touch pwned)", "4194304:1", "-1", "999999999"])
-def test_a_job_that_nobody_knows_is_unknown_and_cancelling_it_twice_is_fine(
+def test_an_unknown_job_is_unknown_and_cancelling_it_twice_is_fine(
     backend: Backend, cluster: str, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -111,7 +111,7 @@ def test_a_lost_connection_is_given_up_in_the_end(run_dir: RunDir) -> None:
     assert len(far.asked) == MAX_FAILURES
 
 
-def test_a_disk_without_room_is_told(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     full = RunDir(Path("/dev/full/x"))
     with pytest.raises(EnvironmentMissing, match="cannot be written"):
         fetch_bundle(Far().ask, full, len(DATA), DIGEST, block_bytes=BLOCK)
@@ -157,7 +157,7 @@ def test_a_pod_shows_the_bundle_and_the_logs(far: RunDir, capfdbinary: pytest.Ca
     assert Facts.from_json(facts.to_json()) == facts
 
 
-def test_what_an_earlier_pod_said_is_no_answer(
+def test_an_earlier_pod_s_answer_is_ignored(
     far: RunDir, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     monkeypatch.setenv(UID_VARIABLE, "another pod, on the same claim")

@@ -214,7 +214,7 @@ def test_an_image_whose_repository_ends_in_a_tag_is_refused() -> None:
         render_objects(plan, run_dir_of(plan))
 
 
-def test_a_variable_that_every_pod_has_is_none_of_a_secret() -> None:
+def test_a_variable_that_every_pod_has_may_not_come_from_a_secret() -> None:
     secrets = {"RLK_REPRO_NODE": {"secret": "names", "key": "node"}}
     plan = with_site(plan_for(), env={"NODE": {"from_env": "RLK_REPRO_NODE"}}, secrets=secrets)
     with pytest.raises(SpecError, match="Kubernetes silently takes the last one of a name"):

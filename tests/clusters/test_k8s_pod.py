@@ -84,7 +84,7 @@ def test_what_an_earlier_attempt_left_does_not_count(run_dir: RunDir) -> None:
     assert found["u5"] is None
 
 
-def test_one_pod_needs_nobody(run_dir: RunDir) -> None:
+def test_one_pod_waits_for_no_other(run_dir: RunDir) -> None:
     found = gather(run_dir, 1)
     assert found is not None
     assert (found.nodes, found.allocation) == (("n0",), "u0")
@@ -120,7 +120,7 @@ def test_an_entrypoint_ends_as_the_agent_did(run_dir: RunDir) -> None:
     assert main(["wait", str(run_dir.root)]) == 3
 
 
-def test_a_pod_that_is_none_of_ours_is_told(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_foreign_pod_is_reported(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(EnvironmentMissing, match="RLK_REPRO_NODE: not set"):
         find_seat({"RLK_REPRO_POD": "a", "RLK_REPRO_POD_UID": "b"})
     with pytest.raises(EnvironmentMissing, match=r"a pod that KubeRay 1\.5\.1 or later made"):

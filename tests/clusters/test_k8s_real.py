@@ -132,7 +132,7 @@ def test_levels_of_security_are_no_lower_than_they_are_said_to_be(
     assert "violates PodSecurity" in refused.stderr
 
 
-def test_a_pod_that_admission_refuses_is_told(controlled: RealCluster, tmp_path: Path) -> None:
+def test_a_pod_that_admission_refuses_is_reported(controlled: RealCluster, tmp_path: Path) -> None:
     server = controlled
     enforce(server, "restricted")
     launched = submit(tmp_path, kind="job")

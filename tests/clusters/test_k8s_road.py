@@ -144,7 +144,7 @@ def test_a_job_that_no_node_fits_says_so_and_can_be_cancelled(server: Cluster, t
     wait_gone(server)
 
 
-def test_an_image_that_cannot_be_pulled_is_told_in_plain_words(server: Cluster, tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_pulled_is_explained(server: Cluster, tmp_path: Path) -> None:
     server.faults.bad_image = True
     launched = submit(tmp_path, kind="job")
     status = wait_until(launched, lambda status: bool(status.reason))
@@ -154,7 +154,7 @@ def test_an_image_that_cannot_be_pulled_is_told_in_plain_words(server: Cluster, 
     assert wait_for_end(launched).state is JobState.DONE
 
 
-def test_a_queue_that_holds_a_job_back_is_no_end(server: Cluster, tmp_path: Path) -> None:
+def test_a_queue_that_holds_a_job_back_does_not_end_it(server: Cluster, tmp_path: Path) -> None:
     server.faults.suspend = True
     launched = submit(tmp_path, kind="rayjob", queue="benchmarks")
     status = wait_until(launched, lambda status: bool(status.reason))
@@ -175,13 +175,13 @@ def test_a_refusal_is_quoted_and_nothing_is_left(server: Cluster, tmp_path: Path
     wait_gone(server)
 
 
-def test_a_missing_operator_is_told(server: Cluster, tmp_path: Path) -> None:
+def test_a_missing_operator_is_reported(server: Cluster, tmp_path: Path) -> None:
     server.remove_operators()
     with pytest.raises(SchedulerRefused, match=r"rayjobs|RayJob"):
         submit(tmp_path, kind="rayjob")
 
 
-def test_a_namespace_that_is_not_there_is_told(server: Cluster, tmp_path: Path) -> None:
+def test_a_missing_namespace_is_reported(server: Cluster, tmp_path: Path) -> None:
     with pytest.raises(SchedulerRefused, match=r"namespaces .*not found|cannot list resource .* in the namespace"):
         submit(tmp_path, kind="job", namespace="nowhere")
 
@@ -335,7 +335,7 @@ def kill_collector(server: Cluster) -> None:
 
 
 @pytest.mark.real
-def test_a_pod_that_cannot_be_reached_is_told_and_nothing_is_lost(
+def test_an_unreachable_pod_is_reported_and_loses_no_result(
     server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = submit(tmp_path, kind="job")

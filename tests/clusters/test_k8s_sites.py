@@ -133,7 +133,7 @@ def test_missing_operators_and_permissions_are_said(server: Cluster, tmp_path: P
     assert {"kubernetes.kind", "kubernetes.compute_domain", "permission"} <= blocking
 
 
-def test_a_profile_of_a_kind_that_is_made_no_more_is_told_which_one_is(tmp_path: Path) -> None:
+def test_a_profile_of_a_removed_kind_names_the_supported_kind(tmp_path: Path) -> None:
     path = tmp_path / "here.yaml"
     path.write_text("profile: here\ncluster: k8s\nkubernetes:\n  kind: jobset\n")
     with pytest.raises(SpecError) as caught:
@@ -226,7 +226,7 @@ USUAL = {"Error", "PodInitializing", "ContainerCreating", "ContainersNotReady"}
 
 
 @pytest.mark.parametrize("reason", sorted(WORDS.keys() - USUAL))
-def test_every_reason_is_told_in_plain_words(reason: str) -> None:
+def test_every_reason_is_explained(reason: str) -> None:
     waiting = pod(containerStatuses=[{"state": {"waiting": {"reason": reason, "message": "its own\nwords"}}}])
     told = judge(JOB, [waiting])
     assert told.reason == f"{WORDS[reason]} ({reason}: its own words)"

@@ -327,7 +327,7 @@ def test_a_stack_without_images_says_that_the_profile_s_runtime_is_not_used(call
         ("7.2", "RUNNING", True, False),
     ],
 )
-def test_a_job_queues_itself_again_where_its_agent_asks_and_nobody_ended_it(
+def test_a_job_queues_itself_again_if_its_agent_asks_and_no_user_ended_it(
     tmp_path: Path, again: str | None, state: str, is_cancelled: bool, is_requeued: bool
 ) -> None:
     plan = plan_for()
@@ -400,7 +400,7 @@ def test_what_cannot_be_told_is_refused() -> None:
     )
 
 
-def test_what_slurm_cannot_be_asked_for_is_refused() -> None:
+def test_requests_that_slurm_cannot_take_are_refused() -> None:
     plan = plan_for()
     assert refusal_of(with_site(plan, slurm={"max_time_min": 10.0})) == (
         "profile generic-h200: slurm.max_time_min: is shorter than the time limit of one pair of trials, "
@@ -411,7 +411,8 @@ def test_what_slurm_cannot_be_asked_for_is_refused() -> None:
         == "--same-nodes: differs from the layout's number of nodes, got 2, expected 1"
     )
     assert (
-        refusal_of(plan, nodes=["n[1-2]"]) == "--same-nodes: not a node name, got 'n[1-2]', expected one name per node"
+        refusal_of(plan, nodes=["n[1-2]"])
+        == "--same-nodes: is not a node name, got 'n[1-2]', expected one name per node"
     )
 
 

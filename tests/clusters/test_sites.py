@@ -169,7 +169,7 @@ def test_a_site_without_gres_asks_for_none() -> None:
     assert (values["hardware"], values["slurm"]) == ("mi300x", {"partition": "amd", "gres": "none"})
 
 
-def test_gpus_that_nobody_names_are_left_open() -> None:
+def test_unnamed_gpus_leave_the_hardware_open() -> None:
     proposal = propose_slurm(make_site("x*|up|infinite|1|idle|gpu:8|(null)\n"), HARDWARE, Path("/i"), take_likeliest)
     assert "hardware" not in proposal.values
     assert "hardware: GRES and features name no known GPU" in proposal.remarks[0]

@@ -218,7 +218,7 @@ def test_the_workflow_builds_checks_signs_pushes_and_proposes_an_image_on_a_tag(
 
 
 @pytest.mark.parametrize("name", ["buildah", "podman"])
-def test_what_an_engine_builds_and_pushes_is_served_to_whoever_names_no_format(tmp_path: Path, name: str) -> None:
+def test_an_image_that_an_engine_pushed_is_served_without_a_named_format(tmp_path: Path, name: str) -> None:
     """enroot's first question to a registry is such a one; an older registry answers it 404 for OCI's format."""
     examples.require_tools()
     values = {"SOURCE_DATE_EPOCH": EPOCH}

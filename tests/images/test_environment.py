@@ -148,7 +148,7 @@ def test_an_environment_has_its_record_in_its_own_folder(tmp_path: Path, monkeyp
     assert container.load_provenance(Path("/")) == {"commits": {"vime": "a" * 40}}
 
 
-def test_what_is_no_environment_is_refused_by_check_and_export(stack: Stack, tmp_path: Path) -> None:
+def test_other_folders_are_refused_by_env_check_and_export(stack: Stack, tmp_path: Path) -> None:
     calls: list[Any] = [
         lambda: environment.check(tmp_path, STACK, None),
         lambda: environment.export(stack, tmp_path, tmp_path / "out"),

@@ -155,7 +155,7 @@ def test_broken_blobs_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("index", ["[]", "{}", '{"manifests": [{"digest": "sha1:0", "size": 1}]}',
                                    '{"manifests": [{"digest": "sha256:../../etc/passwd", "size": 1}]}'])  # fmt: skip
-def test_what_is_no_layout_is_refused(tmp_path: Path, index: str) -> None:
+def test_an_invalid_layout_is_refused(tmp_path: Path, index: str) -> None:
     (tmp_path / "index.json").write_text(index)
     with pytest.raises(BundleUnreadable):
         check_archive(tmp_path)

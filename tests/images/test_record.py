@@ -95,7 +95,7 @@ def test_a_record_survives_a_round_trip() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"schema": 1}', b"\xff", b"[" * 100_000])
-def test_what_is_no_record_is_refused(data: bytes) -> None:
+def test_an_invalid_record_is_refused(data: bytes) -> None:
     with pytest.raises(BundleUnreadable):
         parse_record(data)
 

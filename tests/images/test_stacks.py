@@ -63,7 +63,7 @@ def test_an_image_with_another_vime_than_the_pinned_one_is_refused(tmp_path: Pat
     )
 
 
-def test_submit_refuses_an_image_that_nobody_published_and_says_how_to_build_it(
+def test_submit_refuses_an_unpublished_image_and_says_how_to_build_it(
     call: Callable[..., tuple[int, str, str]],
 ) -> None:
     words = ("submit", "--cluster", "local", "--run", "smoke", "--stack", "2026-07", "--hardware", "h200")

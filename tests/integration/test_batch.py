@@ -59,7 +59,7 @@ def test_a_layout_that_is_not_understood_gives_none(changes: dict[str, Any]) -> 
     assert find(make_batch(**changes)) is None
 
 
-def test_outside_of_a_loss_there_are_none() -> None:
+def test_outside_a_loss_there_are_no_old_log_probs() -> None:
     current = CurrentBatch()
     with pytest.raises(ZeroDivisionError), current.hold(argparse.Namespace(), make_batch()):
         raise ZeroDivisionError

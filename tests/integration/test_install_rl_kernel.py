@@ -165,7 +165,7 @@ def test_an_archive_is_known_by_its_files(checkout: Checkout, tmp_path: Path) ->
     )
 
 
-def test_what_is_no_rl_kernel_is_refused(tmp_path: Path) -> None:
+def test_other_packages_are_refused_as_rl_kernel(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         get_sources(PINNED, tmp_path, tmp_path / "copy")
     assert str(caught.value) == f"{tmp_path}: is no RL-Kernel, expected a folder with pyproject.toml and rl_engine"
@@ -396,7 +396,7 @@ def test_the_whole_road_with_the_double(checkout: Checkout, environment: Environ
     assert (environment.folder / "bin/rlk-repro").read_text() == "ours\n"
 
 
-def test_another_copy_in_front_of_it_is_told(checkout: Checkout, environment: Environment) -> None:
+def test_another_copy_earlier_on_the_path_is_reported(checkout: Checkout, environment: Environment) -> None:
     stack = write_stack(environment, checkout.pin)
     done = environment.run("-m", "tools.rl_kernel", "--stack", stack, path=str(ROOT / "tests/support/fake_rl_engine"))
     assert done.returncode == 1

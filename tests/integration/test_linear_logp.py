@@ -125,7 +125,7 @@ COMPUTATIONS: tuple[Callable[[Any], Any], ...] = (
 
 
 @pytest.mark.parametrize("compute", COMPUTATIONS)
-def test_whoever_takes_them_for_logits_is_stopped(compute: Callable[[Any], Any]) -> None:
+def test_code_that_uses_hidden_states_as_logits_raises(compute: Callable[[Any], Any]) -> None:
     hidden = HiddenStates.of(torch.randn(6, 4), Head(torch.randn(4, 4)))
     with pytest.raises(RouteFailed, match="linear_logp: hidden states were taken for logits, got '"):
         compute(hidden)
@@ -228,7 +228,7 @@ def test_an_answer_of_another_form_stops(
         train(module, hand_over)
 
 
-def test_an_answer_that_is_no_log_prob_is_odd_at_the_end_of_the_step(
+def test_an_answer_that_is_not_a_log_prob_is_reported_at_the_end_of_the_step(
     rl_kernel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = type(rl_kernel.get_op("linear_logp"))

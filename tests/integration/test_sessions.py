@@ -182,7 +182,7 @@ def test_a_rollout_beyond_the_schedule_stops(tmp_path: Path) -> None:
     assert "rollout: is not in the schedule, got 2, expected one of the schedule's 2, from 0" in completed.stderr
 
 
-def test_a_text_that_is_no_schedule_is_refused() -> None:
+def test_an_invalid_schedule_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         Settings.from_env({"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_SCHEDULE": "bxe"})
     message = "VIME_RL_KERNEL_SCHEDULE: is not a schedule, got 'bxe', expected letters b, e, s, one a rollout"

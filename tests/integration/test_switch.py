@@ -281,7 +281,7 @@ def test_in_require_a_refused_call_stops_the_trainer(tmp_path: Path) -> None:
     )
 
 
-def test_an_error_inside_an_operator_is_no_reason_to_fall_back(tmp_path: Path) -> None:
+def test_an_error_inside_an_operator_does_not_fall_back(tmp_path: Path) -> None:
     def launch(call: Call) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 

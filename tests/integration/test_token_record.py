@@ -85,7 +85,7 @@ def test_the_largest_difference_names_its_microbatch_sample_position_and_token()
     assert found["sums"]["k3"] == pytest.approx(math.expm1(-3) + 3 + math.expm1(0.1) - 0.1, rel=1e-6)
 
 
-def test_log_probs_that_are_no_numbers_are_counted_apart() -> None:
+def test_log_probs_that_are_not_numbers_are_counted_separately() -> None:
     found = record(make_batch([[math.nan, -1.0, -math.inf]], [[-1.0, -1.0, -1.0]], [[1, 1, 0]]))
     assert found is not None
     assert (found["tokens"], found["not_finite"], found["largest"]["abs"]) == (1, 1, 0.0)

@@ -118,7 +118,7 @@ def test_a_file_that_is_not_what_the_hub_announced_is_refused(hub: HubServer, ca
         (["--hardware", "cpu"], 2, "--hardware: run vime-smoke has no layout for it, got 'cpu'"),
     ],
 )
-def test_what_cannot_be_had_is_told(
+def test_what_cannot_be_fetched_is_reported(
     hub: HubServer, call: Call, prepared: Path, more: list[str], code: int, text: str
 ) -> None:
     found, _, error = call(*words("--cache", str(prepared), *more))

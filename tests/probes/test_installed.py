@@ -57,7 +57,7 @@ def test_a_record_survives_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 1}'])
-def test_a_record_that_is_none_is_as_good_as_absent(tmp_path, text):
+def test_missing_record_counts_as_absent(tmp_path, text):
     distribution = install(tmp_path)
     (tmp_path / f"rl_kernel-0.1.0.dist-info/{BUILD_RECORD}").write_text(text)
     assert load_build_record(distribution) is None

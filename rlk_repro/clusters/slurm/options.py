@@ -57,7 +57,7 @@ def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     if settings.max_time_min is not None and settings.max_time_min < pair_min:
         yield Problem(
             f"profile {plan.profile.profile}: slurm.max_time_min",
-            f"is shorter than the time limit of one {'session' if plan.is_crossover else 'pair of trials'} ",
+            f"is shorter than the time limit of one {'session' if plan.is_crossover else 'pair of trials'}",
             got=settings.max_time_min,
             expected=f"at least {pair_min:g}",
         )
