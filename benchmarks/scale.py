@@ -43,7 +43,7 @@ def render_matrix() -> int:
     """Every run on every hardware it has a layout for, with every container runtime; the number of scripts."""
     num_scripts = 0
     for run in list_names(run_folders()):
-        layouts = load_run(run, run_folders()).model.layouts
+        layouts = load_run(run).model.layouts
         for hardware in HARDWARE:
             if hardware not in layouts:
                 continue

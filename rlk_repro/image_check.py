@@ -14,7 +14,6 @@ from importlib import metadata
 from rlk_repro.base.errors import EnvironmentMissing, RlkReproError
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Finding, Level, has_blocking, sort_findings
-from rlk_repro.base.resources import stack_folders
 from rlk_repro.images.running import check_running, read_record
 from rlk_repro.probes import code
 from rlk_repro.probes.installed import find_changed_files
@@ -30,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse_args(argv)
     try:
-        stack = load_stack(options.stack, stack_folders()).model if options.stack else None
+        stack = load_stack(options.stack).model if options.stack else None
         return _report(check(stack, options.platform), as_json=options.json)
     except RlkReproError as error:
         sys.stderr.write(f"{error}\n")

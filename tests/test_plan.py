@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlk_repro.base.errors import BundleUnreadable, SpecError
 from rlk_repro.base.files import dump_json
-from rlk_repro.base.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
+from rlk_repro.base.resources import list_names, profile_folders, run_folders
 from rlk_repro.plan import Plan, flag_overrides, make_plan, order_trials
 from rlk_repro.spec import Measure
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
@@ -22,9 +22,9 @@ from tests.support.run_plans import make_run_plan
 def plan_smoke(*settings: str, hardware: str = "cpu", **options: Any) -> Plan:
     overrides = parse_overrides(settings)
     return make_plan(
-        run=load_run("smoke", run_folders(), overrides),
-        stack=load_stack("host", stack_folders()),
-        hardware=load_hardware(hardware, hardware_folders()),
+        run=load_run("smoke", overrides),
+        stack=load_stack("host"),
+        hardware=load_hardware(hardware),
         profile=load_profile("local", profile_folders("local")),
         overrides=overrides,
         **options,
@@ -47,7 +47,7 @@ def test_trials_run_in_abba_order_with_one_seed_per_pair() -> None:
 
 @given(pairs=st.integers(0, 12), control_pairs=st.integers(0, 12), has_enabled=st.booleans())
 def test_the_order_is_balanced_whatever_the_numbers(pairs: int, control_pairs: int, has_enabled: bool) -> None:
-    run = load_run("smoke", run_folders(), flag_overrides(lane=None, pairs=max(pairs, 1), control_pairs=control_pairs))
+    run = load_run("smoke", flag_overrides(lane=None, pairs=max(pairs, 1), control_pairs=control_pairs))
     trials = list(order_trials(run.model, has_enabled=has_enabled))
     assert [trial.index for trial in trials] == list(range(2 * (max(pairs, 1) + control_pairs)))
     assert len({trial.name for trial in trials}) == len(trials)
@@ -119,13 +119,13 @@ def test_impossible_requests_are_refused(options: dict[str, Any], message: str) 
 
 
 def test_hardware_without_a_layout_lists_the_choices() -> None:
-    run = load_run("smoke", run_folders())
-    hardware = load_hardware("cpu", hardware_folders())
+    run = load_run("smoke")
+    hardware = load_hardware("cpu")
     odd = hardware.model.model_copy(update={"hardware": "h100"})
     import dataclasses
 
     with pytest.raises(SpecError) as caught:
-        make_plan(run=run, stack=load_stack("host", stack_folders()), hardware=dataclasses.replace(hardware, model=odd),
+        make_plan(run=run, stack=load_stack("host"), hardware=dataclasses.replace(hardware, model=odd),
                   profile=load_profile("local", profile_folders("local")))  # fmt: skip
     assert str(caught.value).startswith("run smoke: has no layout for this hardware, got 'h100', expected one of a100,")
 
@@ -242,12 +242,12 @@ def test_exploratory_without_a_changed_rule_is_not_exploratory() -> None:
 
 @pytest.mark.parametrize("name", list_names(run_folders()))
 def test_every_shipped_run_plans_on_every_hardware_that_it_names(name: str) -> None:
-    run = load_run(name, run_folders())
+    run = load_run(name)
     for hardware in run.model.layouts:
         plan = make_plan(
             run=run,
-            stack=load_stack(run.model.stack, stack_folders()),
-            hardware=load_hardware(hardware, hardware_folders()),
+            stack=load_stack(run.model.stack),
+            hardware=load_hardware(hardware),
             profile=load_profile("local", profile_folders("local")),
         )
         assert get_workload(run.model.workload.kind).find_problems(plan) == []

@@ -158,7 +158,7 @@ def pin(
 
     path = find_yaml("stack", stack, stack_folders())
     before = path.read_text()
-    known = load_stack(stack, stack_folders()).model
+    known = load_stack(stack).model
     after = renew(before, known, _pairs("--ref", refs), _pairs("--image", images))
     lines = list(diff(before, after, display_name(path)))
     if output is not None:

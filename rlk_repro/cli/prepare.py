@@ -89,19 +89,18 @@ def _resolve(
     cache: Path | None,
     is_offline: bool,
 ) -> PrepareRequest:
-    from rlk_repro.base.resources import hardware_folders, run_folders, stack_folders
     from rlk_repro.prepare.layout import PreparedDir
     from rlk_repro.prepare.steps import PrepareRequest
     from rlk_repro.rundir.paths import RunDir, runs_root
     from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
     from rlk_repro.submit import planning
 
-    run = load_run(name, run_folders(), parse_overrides(settings)).model
+    run = load_run(name, parse_overrides(settings)).model
     site = planning.resolve_profile(profile, cluster).model
     return PrepareRequest(
         run=run,
-        stack=load_stack(stack or run.stack, stack_folders()).model,
-        hardware=load_hardware(_choose_hardware(run, site, hardware), hardware_folders()).model,
+        stack=load_stack(stack or run.stack).model,
+        hardware=load_hardware(_choose_hardware(run, site, hardware)).model,
         prepared=PreparedDir.of(site, RunDir(runs_root() / run.run / "any"))
         if cache is None
         else PreparedDir(cache.absolute()),

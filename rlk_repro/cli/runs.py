@@ -36,7 +36,7 @@ def list_runs(
     from rlk_repro.base.resources import list_names, run_folders
     from rlk_repro.spec.load import load_run
 
-    models = [load_run(name, run_folders()).model for name in list_names(run_folders())]
+    models = [load_run(name).model for name in list_names(run_folders())]
     if as_json:
         say_json([{"run": run.run, "lane": run.lane, "workload": run.workload.kind, "purpose": run.purpose,
                    "hardware": sorted(run.layouts)} for run in models])  # fmt: skip
@@ -94,7 +94,7 @@ def show_run(
     from rlk_repro.base.resources import find_yaml, run_folders
     from rlk_repro.spec.load import load_run
 
-    loaded = load_run(name, run_folders())
+    loaded = load_run(name)
     value = loaded.model.model_dump(mode="json", by_alias=True)
     if as_json:
         say_json(value)

@@ -59,4 +59,4 @@ def find_hardware(words: Sequence[str], hardware: Mapping[str, Hardware]) -> lis
 
 
 def load_all_hardware() -> dict[str, Hardware]:
-    return {name: load_hardware(name, hardware_folders()).model for name in list_names(hardware_folders())}
+    return {name: load_hardware(name).model for name in list_names(hardware_folders())}

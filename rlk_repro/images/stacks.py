@@ -41,7 +41,7 @@ class StackRow:
 def get_stack(name: str | None) -> Stack:
     """By name or file; without one, the newest shipped stack that has an image for this machine or is meant to."""
     if name is not None:
-        return load_stack(name, stack_folders()).model
+        return load_stack(name).model
     stacks = (get_stack(found) for found in sorted(list_names(stack_folders()), reverse=True))
     return next(
         stack

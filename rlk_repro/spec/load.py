@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rlk_repro.base import resources
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.resources import data_dir, display_name, find_yaml, suggest
 from rlk_repro.base.secrets import looks_secret
@@ -81,12 +82,12 @@ def parse_overrides(settings: Iterable[str]) -> list[Override]:
     return overrides
 
 
-def load_run(name: str, folders: list[Path], overrides: Sequence[Override] = ()) -> Loaded[Run]:
-    return load(Run, find_yaml("run", name, folders), overrides, run_problems)
+def load_run(name: str, overrides: Sequence[Override] = ()) -> Loaded[Run]:
+    return load(Run, find_yaml("run", name, resources.run_folders()), overrides, run_problems)
 
 
-def load_stack(name: str, folders: list[Path]) -> Loaded[Stack]:
-    return load(Stack, find_yaml("stack", name, folders), check=_check_stack)
+def load_stack(name: str) -> Loaded[Stack]:
+    return load(Stack, find_yaml("stack", name, resources.stack_folders()), check=_check_stack)
 
 
 def _check_stack(stack: Stack) -> list[PathProblem]:
@@ -114,8 +115,8 @@ def _read_contract(path: Path) -> Any:
     return json.loads(path.read_bytes())
 
 
-def load_hardware(name: str, folders: list[Path]) -> Loaded[Hardware]:
-    return load(Hardware, find_yaml("hardware", name, folders))
+def load_hardware(name: str) -> Loaded[Hardware]:
+    return load(Hardware, find_yaml("hardware", name, resources.hardware_folders()))
 
 
 def load_profile(

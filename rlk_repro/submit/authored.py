@@ -51,7 +51,7 @@ def describe_rule_changes(plan: Plan) -> str:
     """
     name = plan.run.run
     is_shipped = name in list_names(run_folders())
-    usual = dict(_list_rules(load_run(name, run_folders()).model.measure if is_shipped else Measure()))
+    usual = dict(_list_rules(load_run(name).model.measure if is_shipped else Measure()))
     changes = [
         f"{path} {_show(value)} instead of {_show(usual[path])}"
         for path, value in _list_rules(plan.run.measure)

@@ -69,7 +69,7 @@ def _list_images(plan: Plan) -> Iterator[Code]:
     """An image runs whatever is in it; known are those of the shipped stacks, by digest."""
     image = plan.image
     if image is not None:
-        stacks = (load_stack(name, stack_folders()).model for name in list_names(stack_folders()))
+        stacks = (load_stack(name).model for name in list_names(stack_folders()))
         shipped = {known.digest for stack in stacks for known in stack.images.values()}
         yield Code(where="image", value=f"{image.reference}@{image.digest}", is_known=image.digest in shipped)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
-from rlk_repro.base.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
+from rlk_repro.base.resources import list_names, profile_folders, run_folders
 from rlk_repro.base.units import parse_minutes
 from rlk_repro.clusters.api import Job
 from rlk_repro.clusters.profiles import render_profile, take_likeliest
@@ -83,12 +83,12 @@ def prepare(request: Request) -> Prepared:
         raise SpecError(Problem("RUN", "missing", expected=f"a file, or one of {known}", hint="rlk-repro submit smoke"))
     overrides = parse_overrides(request.settings)
     overrides += flag_overrides(lane=request.lane, pairs=request.pairs, control_pairs=request.control_pairs)
-    run = load_run(request.run, run_folders(), overrides)
+    run = load_run(request.run, overrides)
     found = _find_profile(request, run.model)
     profile = found.profile
     hardware_name, shown_for = _choose_hardware(request, run.model, found)
-    hardware = load_hardware(hardware_name, hardware_folders())
-    stack = load_stack(request.stack or run.model.stack, stack_folders())
+    hardware = load_hardware(hardware_name)
+    stack = load_stack(request.stack or run.model.stack)
     plan = make_plan(
         run=run,
         stack=stack,

@@ -14,7 +14,6 @@ import pytest
 
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, SpecError
 from rlk_repro.base.files import load_json, write_json, write_text
-from rlk_repro.base.resources import stack_folders
 from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters import local
@@ -166,7 +165,7 @@ def test_another_host_does_not_guess_and_does_not_touch(tmp_path: Path) -> None:
 
 def test_a_plan_that_needs_containers_or_nodes_is_refused() -> None:
     plan, _ = make_example_plan()
-    stack = load_stack("example", stack_folders()).model
+    stack = load_stack("example").model
     cpu = plan.layout.model_copy(update={"num_nodes": 4})
     run = plan.run.model_copy(update={"layouts": {"cpu": cpu}})
     with pytest.raises(SpecError) as caught:

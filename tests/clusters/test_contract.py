@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base.errors import SpecError
-from rlk_repro.base.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
+from rlk_repro.base.resources import list_names, profile_folders
 from rlk_repro.clusters.api import Backend, JobState, Submission
 from rlk_repro.clusters.registry import BACKENDS, get_backend
 from rlk_repro.plan import Plan, make_plan
@@ -43,9 +43,9 @@ def plans(cluster: str) -> Iterator[tuple[Plan, AuthorFiles]]:
         profile = load_profile(name, profile_folders(cluster))
         if profile.model.cluster != cluster:
             continue
-        run = load_run("smoke", run_folders())
-        hardware = load_hardware(profile.model.hardware or "h200", hardware_folders())
-        stack = load_stack(STACKS.get(cluster, run.model.stack), stack_folders())
+        run = load_run("smoke")
+        hardware = load_hardware(profile.model.hardware or "h200")
+        stack = load_stack(STACKS.get(cluster, run.model.stack))
         plan = make_plan(run=run, stack=stack, hardware=hardware, profile=profile)
         yield plan, AuthorFiles(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
 

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from rlk_repro.base.errors import CheckFailed, SpecError
-from rlk_repro.base.resources import stack_folders
 from rlk_repro.images import pin as pinning
 from rlk_repro.images import stacks
 from rlk_repro.images.pin import renew
@@ -176,7 +175,7 @@ def test_the_example_stack_is_not_called_published(call: Call) -> None:
 def test_the_build_command_holds_the_stacks_pins(call: Call) -> None:
     words = ("images", "build", "--stack", "2026-07", "--platform", "cuda-amd64", "--engine", "docker", "--dry-run")
     code, out, _ = call(*words)
-    pins = load_stack("2026-07", stack_folders()).model.pins
+    pins = load_stack("2026-07").model.pins
     assert code == 0
     assert f"--build-arg=VIME_COMMIT={pins['vime'].commit}" in out
     assert f"--build-arg=RL_KERNEL_COMMIT={pins['rl_kernel'].commit}" in out

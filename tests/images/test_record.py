@@ -13,7 +13,6 @@ from rlk_repro.agent.preflight.image import check_image, find_record
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Level
-from rlk_repro.base.resources import hardware_folders, stack_folders
 from rlk_repro.images import running
 from rlk_repro.images.match import (
     check_kernels,
@@ -223,7 +222,7 @@ def test_at_a_jobs_start(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_dockerfile_and_the_stack_name_one_base() -> None:
-    base = load_stack("2026-07", stack_folders()).model.bases["cuda-amd64"]
+    base = load_stack("2026-07").model.bases["cuda-amd64"]
     text = (ROOT / "docker/Dockerfile.cuda").read_text()
     assert f"ARG BASE_NAME={base.reference}\n" in text
     assert f"ARG BASE_DIGEST={base.digest}\n" in text
@@ -234,7 +233,7 @@ def test_a_job_in_a_container_needs_the_stacks_image_where_there_are_gpus(
 ) -> None:
     answer = {"platform": "cpu", "extension_error": "", "operators": NATIVE}
     monkeypatch.setattr(running, "ask_registry", lambda: answer)
-    hardware = load_hardware("h200", hardware_folders()).model
+    hardware = load_hardware("h200").model
     made, _ = make_example_plan()
     plan = dataclasses.replace(made, hardware=hardware, stack=make_stack(vime="8" * 40))
     manifest = Manifest(node="n", sections={"code": make_code(), "container": {"is_container": True}})

@@ -17,19 +17,19 @@ ALL = list_names(stack_folders())
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_shipped_stack_loads_and_is_named_like_its_file(name: str) -> None:
-    assert load_stack(name, stack_folders()).model.stack == name
+    assert load_stack(name).model.stack == name
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "example"])
 def test_no_shipped_stack_has_a_digest_that_only_an_example_has(name: str) -> None:
-    example = load_stack("example", stack_folders()).model
-    stack = load_stack(name, stack_folders()).model
+    example = load_stack("example").model
+    stack = load_stack(name).model
     digests = {image.digest for image in stack.images.values()} | {base.digest for base in stack.bases.values()}
     assert not digests & {image.digest for image in example.images.values()}
 
 
 def test_every_pin_and_component_of_a_release_says_how_sure_it_is() -> None:
-    stack = load_stack("2026-07", stack_folders()).model
+    stack = load_stack("2026-07").model
     assert all(pin.confidence and pin.evidence for pin in stack.pins.values())
     assert {"vllm", "flash-attention", "apex", "mbridge", "torch-memory-saver"} <= stack.components.keys()
     assert {"ray", "torch", "transformer-engine", "apt"} <= stack.moving.keys()
@@ -42,7 +42,7 @@ def test_a_stack_is_held_to_the_contract_of_its_vime(tmp_path: Path) -> None:
     path = tmp_path / "2026-07.yaml"
     path.write_text(shipped.replace("1dcf0dafa884ad52", "1dcf0dafa884ad53").replace("9296463a", "9296463b"))
     with pytest.raises(SpecError) as caught:
-        load_stack(str(path), [])
+        load_stack(str(path))
     problems = [(item.where.partition(": ")[2], item.what) for item in caught.value.problems]
     what = "differs from the source that vime-1fc199d9d57eb9d9e66d337cce406c27e7bd916f.json was made with"
     assert problems == [("pins.megatron_lm.commit", what), ("components.megatron-patch.sha256", what)]
@@ -56,7 +56,7 @@ def test_an_image_with_another_vime_than_the_pinned_one_is_refused(tmp_path: Pat
         f"pins:\n  vime: {{repository: https://git.example/x, commit: {'b' * 40}}}\n"
     )
     with pytest.raises(SpecError) as caught:
-        load_stack(str(path), [])
+        load_stack(str(path))
     assert str(caught.value) == (
         f"{path}:5: images.cuda-amd64.vime: differs from the vime that the stack pins, got '{'a' * 40}', "
         f"expected {'b' * 40}"

@@ -18,7 +18,6 @@ import pytest
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, SpecError
 from rlk_repro.base.files import sha256_bytes
-from rlk_repro.base.resources import stack_folders
 from rlk_repro.base.trees import hash_tree
 from rlk_repro.spec import Hardware, Pin
 from rlk_repro.spec.load import load_stack
@@ -32,7 +31,7 @@ from tools.rl_kernel.source import get_sources
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
 COMMANDS = '[project.scripts]\nrlk-repro = "rl_engine:main"\nrlk = "rl_engine:main"\n'
-PINNED = load_stack("rl-kernel-host", stack_folders()).model.pins["rl_kernel"]
+PINNED = load_stack("rl-kernel-host").model.pins["rl_kernel"]
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -340,7 +339,7 @@ class Environment:
             "import sys; from rlk_repro.rundir.manifest import Manifest; from rlk_repro.probes import code; "
             "from rlk_repro.agent.preflight.checking import check_pins; from rlk_repro.spec.load import load_stack; "
             "facts = code.probe(environ={}); "
-            "stack = load_stack(sys.argv[1], []).model; "
+            "stack = load_stack(sys.argv[1]).model; "
             "print(facts['rl_kernel']['is_dirty'], facts['rl_kernel']['is_compiled'], "
             "list(check_pins(stack, Manifest(node='n', sections={'code': facts}))))"
         )

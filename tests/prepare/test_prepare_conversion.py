@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base import proc
-from rlk_repro.base.resources import hardware_folders, list_names, run_folders, stack_folders
+from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.spec import Run, VimeWorkload
 from rlk_repro.spec.load import load_hardware, load_run, load_stack
 from rlk_repro.workloads.vime.conversion import ONE_PROCESS_BYTES, TOOL, Conversion
 from tests import ROOT
 
 REPOSITORY = ROOT
-RUNS = [load_run(name, run_folders()).model for name in list_names(run_folders())]
+RUNS = [load_run(name).model for name in list_names(run_folders())]
 CONVERTED = [
     (run, hardware)
     for run in RUNS
@@ -35,8 +35,8 @@ def make_conversion(run: Run, hardware: str) -> Conversion:
     return Conversion(
         model=run.workload.model,
         folder=Path("/models/x"),
-        stack=load_stack(run.stack, stack_folders()).model,
-        hardware=load_hardware(hardware, hardware_folders()).model,
+        stack=load_stack(run.stack).model,
+        hardware=load_hardware(hardware).model,
         layout=run.layouts[hardware],
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base import proc
-from rlk_repro.base.resources import hardware_folders, profile_folders, run_folders, stack_folders
+from rlk_repro.base.resources import profile_folders
 from rlk_repro.logs.metrics import metric_series
 from rlk_repro.logs.vime import parse_log
 from rlk_repro.plan import Plan, Trial, make_plan
@@ -23,9 +23,9 @@ LIMIT_S = 300.0
 
 def plan_learn() -> Plan:
     return make_plan(
-        run=load_run("learn", run_folders()),
-        stack=load_stack("host", stack_folders()),
-        hardware=load_hardware("cpu", hardware_folders()),
+        run=load_run("learn"),
+        stack=load_stack("host"),
+        hardware=load_hardware("cpu"),
         profile=load_profile("local", profile_folders("local")),
     )
 

@@ -11,7 +11,6 @@ from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import SpecError
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.base.resources import run_folders
 from rlk_repro.prepare.contents import Contents, FileRecord, write_parts
 from rlk_repro.replay.compare import Match, compare_analyses, diff_bundles
 from rlk_repro.replay.difference import find_difference
@@ -271,4 +270,4 @@ def test_a_declared_margin_is_told_as_a_rule_and_needs_a_step_time_ratio() -> No
         "Rules differ from the shipped run smoke: replay_margin_pct 3 instead of none."
     )
     with pytest.raises(SpecError, match=r"measure\.replay_margin_pct: this workload has no step time ratio"):
-        load_run("operators", run_folders(), parse_overrides(("measure.replay_margin_pct=3",)))
+        load_run("operators", parse_overrides(("measure.replay_margin_pct=3",)))

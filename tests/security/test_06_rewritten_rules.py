@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlk_repro.base.files import load_json, write_json, write_text
-from rlk_repro.base.resources import hardware_folders, profile_folders, run_folders, stack_folders
+from rlk_repro.base.resources import profile_folders
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.clusters.api import Job
 from rlk_repro.plan import Plan, PlanRecord, make_plan, make_record
@@ -129,8 +129,8 @@ def rehash(record: Any) -> Plan:
 def submit(run_dir: RunDir, *settings: str, is_exploratory: bool = False) -> Plan:
     """Plan and stage the smoke run as ``submit`` does."""
     overrides = parse_overrides(settings)
-    run = load_run("smoke", run_folders(), overrides)
-    stack, hardware = load_stack("host", stack_folders()), load_hardware("h200", hardware_folders())
+    run = load_run("smoke", overrides)
+    stack, hardware = load_stack("host"), load_hardware("h200")
     profile = load_profile("local", profile_folders("local"))
     plan = make_plan(run=run, stack=stack, hardware=hardware, profile=profile, overrides=overrides,
                      is_exploratory=is_exploratory)  # fmt: skip

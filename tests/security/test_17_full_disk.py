@@ -16,7 +16,6 @@ import pytest
 
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.files import write_bytes
-from rlk_repro.base.resources import hardware_folders, run_folders, stack_folders
 from rlk_repro.bundle.seal import pack, seal, unpack
 from rlk_repro.bundle.verify import verify
 from rlk_repro.prepare.layout import PreparedDir
@@ -151,14 +150,14 @@ def test_a_full_temporary_folder_is_named(call: Call, disk: Disk, bundle: Path, 
 def test_a_download_names_the_disk_and_not_the_hub(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     options = [*words(), *from_hub()]
     overrides = parse_overrides([value for name, value in pairwise(options) if name == "--set"])
-    run = load_run("vime-smoke", run_folders(), overrides).model
+    run = load_run("vime-smoke", overrides).model
     with serve_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         fill_hub(hub, shard_bytes=4 << 20)
         request = PrepareRequest(
             run=run,
-            stack=load_stack(run.stack, stack_folders()).model,
-            hardware=load_hardware("h200", hardware_folders()).model,
+            stack=load_stack(run.stack).model,
+            hardware=load_hardware("h200").model,
             prepared=PreparedDir(disk.folder),
         )
         step = next(item for item in vime.list_steps(request) if item.order.kind == "model")

@@ -39,15 +39,15 @@ def assert_located(data: bytes) -> None:
 
 def test_every_shipped_file_loads() -> None:
     for name in list_names(run_folders()):
-        run = load_run(name, run_folders()).model
+        run = load_run(name).model
         assert run.run == name
-        load_stack(run.stack, stack_folders())
+        load_stack(run.stack)
         for hardware in run.layouts:
-            load_hardware(hardware, hardware_folders())
+            load_hardware(hardware)
     for name in list_names(stack_folders()):
-        assert load_stack(name, stack_folders()).model.stack == name
+        assert load_stack(name).model.stack == name
     for name in list_names(hardware_folders()):
-        assert load_hardware(name, hardware_folders()).model.hardware == name
+        assert load_hardware(name).model.hardware == name
     assert load_profile("local", profile_folders("local")).model.cluster == "local"
 
 
@@ -164,12 +164,12 @@ def test_a_secret_in_a_setting_is_refused_without_repeating_it() -> None:
 
 
 def test_settings_are_typed_and_name_the_flag_when_wrong() -> None:
-    run = load_run("smoke", run_folders(), parse_overrides(["measure.pairs=8", "workload.grpo.lr=3e-4"])).model
+    run = load_run("smoke", parse_overrides(["measure.pairs=8", "workload.grpo.lr=3e-4"])).model
     assert run.measure.pairs == 8
     assert isinstance(run.workload, ReferenceWorkload)
     assert run.workload.grpo.lr == 3e-4
     with pytest.raises(SpecError) as caught:
-        load_run("smoke", run_folders(), parse_overrides(["measure.pairs=x", "measure.pirs=3", "foo.bar=1"]))
+        load_run("smoke", parse_overrides(["measure.pairs=x", "measure.pirs=3", "foo.bar=1"]))
     where = [problem.where for problem in caught.value.problems]
     assert where == ["--set measure.pairs", "--set measure.pirs", "--set foo.bar"]
 
@@ -186,11 +186,11 @@ def test_malformed_settings_say_what_a_setting_looks_like() -> None:
 
 def test_unknown_names_list_the_menu() -> None:
     with pytest.raises(SpecError) as caught:
-        load_run("smok", run_folders())
+        load_run("smok")
     assert "--run: no run of this name, got 'smok', expected one of" in str(caught.value)
     assert "did you mean 'smoke'?" in str(caught.value)
     with pytest.raises(SpecError, match="no such file"):
-        load_run("./nowhere.yaml", run_folders())
+        load_run("./nowhere.yaml")
 
 
 def test_a_user_profile_wins_over_a_shipped_one(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from rlk_repro.base.errors import Problem
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Finding
 from rlk_repro.base.procfs import read_stat
-from rlk_repro.base.resources import hardware_folders, run_folders, stack_folders
 from rlk_repro.bundle.seal import pack, seal
 from rlk_repro.clusters.api import Job
 from rlk_repro.plan import Plan, Trial, make_plan
@@ -44,9 +43,9 @@ def make_example_plan(
 ) -> tuple[Plan, AuthorFiles]:
     overrides = parse_overrides(settings)
     files = (
-        load_run("smoke", run_folders(), overrides),
-        load_stack("host", stack_folders()),
-        load_hardware(hardware, hardware_folders()),
+        load_run("smoke", overrides),
+        load_stack("host"),
+        load_hardware(hardware),
         load_bytes(Profile, "profile.yaml", profile),
     )
     run, stack, machine, site = files

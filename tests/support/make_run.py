@@ -13,7 +13,7 @@ from pathlib import Path
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.clock import format_utc
 from rlk_repro.base.files import dump_json_line, write_json, write_text
-from rlk_repro.base.resources import data_dir, hardware_folders, profile_folders, run_folders, stack_folders
+from rlk_repro.base.resources import data_dir, profile_folders
 from rlk_repro.bundle.seal import pack, seal
 from rlk_repro.plan import Plan, Trial, make_plan, make_record
 from rlk_repro.rundir.manifest import Manifest, Section, Unknown
@@ -49,9 +49,9 @@ class Recipe:
 def make_plan_for(recipe: Recipe) -> Plan:
     overrides = parse_overrides(recipe.settings)
     return make_plan(
-        run=load_run("smoke", run_folders(), overrides),
-        stack=load_stack("host", stack_folders()),
-        hardware=load_hardware(recipe.hardware, hardware_folders()),
+        run=load_run("smoke", overrides),
+        stack=load_stack("host"),
+        hardware=load_hardware(recipe.hardware),
         profile=load_profile("local", profile_folders("local")),
         overrides=overrides,
         variants=recipe.variants,

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.files import dump_json_line, write_json, write_text
-from rlk_repro.base.resources import data_dir, hardware_folders, profile_folders, run_folders, stack_folders
+from rlk_repro.base.resources import data_dir, profile_folders
 from rlk_repro.plan import make_plan, make_record
 from rlk_repro.rundir.manifest import Manifest, Section
 from rlk_repro.rundir.operator_results import OperatorResult
@@ -76,9 +76,9 @@ def make_operator_run(
 ) -> RunDir:
     """A run directory with both processes; the second is one percent slower.  ``change`` is applied last."""
     plan = make_plan(
-        run=load_run(RUN, run_folders()),
-        stack=load_stack("host", stack_folders()),
-        hardware=load_hardware("h200", hardware_folders()),
+        run=load_run(RUN),
+        stack=load_stack("host"),
+        hardware=load_hardware("h200"),
         profile=load_profile("local", profile_folders("local")),
     )
     run_dir = RunDir(root)

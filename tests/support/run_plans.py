@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from rlk_repro.base.resources import hardware_folders, list_names, profile_folders, run_folders, stack_folders
+from rlk_repro.base.resources import list_names, profile_folders, run_folders
 from rlk_repro.plan import Plan, make_plan
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from tests.support.slurm.examples import plan_for
@@ -25,7 +25,7 @@ def list_all_plans() -> tuple[tuple[str, Plan], ...]:
 
 def layouts(run: str) -> Iterator[str]:
     """The hardware of a run, as its file orders them."""
-    yield from load_run(run, run_folders()).model.layouts
+    yield from load_run(run).model.layouts
 
 
 def make_run_plan(run: str, hardware: str, *settings: str) -> Plan:
@@ -33,11 +33,11 @@ def make_run_plan(run: str, hardware: str, *settings: str) -> Plan:
     if hardware != CPU:
         return plan_for(run, hardware, settings=settings)
     overrides = parse_overrides(settings)
-    loaded = load_run(run, run_folders(), overrides)
+    loaded = load_run(run, overrides)
     return make_plan(
         run=loaded,
-        stack=load_stack(loaded.model.stack, stack_folders()),
-        hardware=load_hardware(hardware, hardware_folders()),
+        stack=load_stack(loaded.model.stack),
+        hardware=load_hardware(hardware),
         profile=load_profile("local", profile_folders("local")),
         overrides=overrides,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rlk_repro.base.resources import hardware_folders, run_folders, stack_folders
 from rlk_repro.plan import Plan, make_plan
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import load_bytes, load_hardware, load_run, load_stack, parse_overrides
@@ -12,9 +11,9 @@ from tests.support.job_examples import PROFILE
 def make_tier_plan(run: str, *settings: str, hardware: str = "cpu", profile: bytes = PROFILE) -> Plan:
     overrides = parse_overrides(settings)
     return make_plan(
-        run=load_run(run, run_folders(), overrides),
-        stack=load_stack("host", stack_folders()),
-        hardware=load_hardware(hardware, hardware_folders()),
+        run=load_run(run, overrides),
+        stack=load_stack("host"),
+        hardware=load_hardware(hardware),
         profile=load_bytes(Profile, "profile.yaml", profile),
         overrides=overrides,
         is_exploratory=True,

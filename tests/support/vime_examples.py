@@ -27,7 +27,7 @@ COMMIT = "1fc199d9d57eb9d9e66d337cce406c27e7bd916f"
 
 
 def list_runs() -> dict[str, VimeWorkload]:
-    loaded = {name: load_run(name, run_folders()).model.workload for name in list_names(run_folders())}
+    loaded = {name: load_run(name).model.workload for name in list_names(run_folders())}
     return {name: workload for name, workload in loaded.items() if isinstance(workload, VimeWorkload)}
 
 
@@ -63,7 +63,7 @@ def _count(plan: Plan) -> str:
 
 def list_lanes() -> dict[str, str]:
     """The lane that each run names itself."""
-    return {name: load_run(name, run_folders()).model.lane for name in list_runs()}
+    return {name: load_run(name).model.lane for name in list_runs()}
 
 
 def runs_page() -> str:

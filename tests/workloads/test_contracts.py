@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base.errors import SpecError
-from rlk_repro.base.resources import data_dir, stack_folders
+from rlk_repro.base.resources import data_dir
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_stack
 from rlk_repro.workloads.vime.contract import Contract, load_contract, split_arguments
@@ -25,7 +25,7 @@ def contract() -> Contract:
 
 @pytest.mark.parametrize("stack", ["2026-07", "vime-host", "example"])
 def test_every_stack_with_a_vime_has_its_contract_made_with_its_megatron(stack: str) -> None:
-    pins = load_stack(stack, stack_folders()).model.pins
+    pins = load_stack(stack).model.pins
     assert load_contract(pins["vime"].commit).megatron_lm == pins["megatron_lm"].commit
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlk_repro.base.errors import Problem, SpecError
-from rlk_repro.base.resources import data_dir, hardware_folders, profile_folders, stack_folders
+from rlk_repro.base.resources import data_dir, profile_folders
 from rlk_repro.base.yamlfile import parse_yaml
 from rlk_repro.plan import make_plan
 from rlk_repro.spec import Run, run_problems
@@ -123,7 +123,7 @@ def change(document: dict[str, Any], path: tuple[str, ...], kind: str) -> dict[s
 @functools.cache
 def load_site(hardware: str) -> dict[str, Any]:
     return {
-        "hardware": load_hardware(hardware, hardware_folders()),
+        "hardware": load_hardware(hardware),
         "profile": load_profile(f"generic-{hardware}", profile_folders("slurm")),
     }
 
@@ -134,7 +134,7 @@ def judge(document: dict[str, Any], hardware: str) -> tuple[Problem, ...]:
         run = load_bytes(Run, "jobs/x.yaml", json.dumps(document).encode(), (), run_problems)
         plan = make_plan(
             run=run,
-            stack=load_stack(run.model.stack, stack_folders()),
+            stack=load_stack(run.model.stack),
             **load_site(hardware),
         )
     except SpecError as error:

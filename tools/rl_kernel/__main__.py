@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlk_repro.base.errors import CheckFailed, RlkReproError
-from rlk_repro.base.resources import stack_folders
 from rlk_repro.operators import Platform
 from rlk_repro.probes.code import RL_KERNEL
 from rlk_repro.probes.extension import build_variables
@@ -42,7 +41,7 @@ def install(stack: str, origin: Path | None, *, is_sm90: bool = False) -> None:
     Raises:
         RlkReproError: what went wrong, and the next step.
     """
-    pin = load_stack(stack, stack_folders()).model.pins.get("rl_kernel")
+    pin = load_stack(stack).model.pins.get("rl_kernel")
     machine = build.describe_machine(proof.ask("machine"), os.environ)
     build.check_compiler(machine, is_sm90=is_sm90)
     environ = build.make_environment(os.environ, is_sm90=is_sm90)

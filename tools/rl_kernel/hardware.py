@@ -25,7 +25,7 @@ def main() -> int:
     try:
         machine = ask("machine")
         names = list_names(hardware_folders())
-        known = [load_hardware(name, hardware_folders()).model for name in names]
+        known = [load_hardware(name).model for name in names]
         found = find_hardware(known, machine["platform"], machine["device"])
         if found is None:
             hint = "name one: HARDWARE=…; or CUDA_VISIBLE_DEVICES= for the CPU"

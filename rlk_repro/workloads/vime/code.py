@@ -76,7 +76,7 @@ def _find_model_code(workload: VimeWorkload) -> Iterator[Code]:
 
 @cache
 def _list_shipped_models() -> frozenset[HubSource]:
-    runs = (load_run(name, run_folders()).model for name in list_names(run_folders()))
+    runs = (load_run(name).model for name in list_names(run_folders()))
     found = (run.workload.model.source for run in runs if isinstance(run.workload, VimeWorkload))
     return frozenset(source for source in found if isinstance(source, HubSource))
 

@@ -12,7 +12,6 @@ import pytest
 from rlk_repro.agent.preflight.checks import CHECKS, Situation, compare_nodes, judge_node
 from rlk_repro.agent.preflight.gpu import find_toolkit, serves
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.base.resources import hardware_folders
 from rlk_repro.probes import gpu_amd, gpu_nvidia, host, network
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.spec import CheckName, Layout, Preflight
@@ -88,7 +87,7 @@ def situation(*, hardware: str = "h200", layout: Any = None, policy: Any = None,
     sections = {name: {**body, **changes.get(name, {})} for name, body in GOOD.items()}
     return Situation(
         manifest=Manifest(node="node-0", sections=sections),
-        hardware=load_hardware(hardware, hardware_folders()).model,
+        hardware=load_hardware(hardware).model,
         layout=Layout(**(layout or {"num_nodes": 2, "gpus_per_node": 8})),
         limits=Preflight(policy=policy or {}),
         has_enabled=True,
@@ -111,7 +110,7 @@ def test_a_good_node_has_no_findings() -> None:
 def test_a_node_of_which_nothing_is_known_has_no_findings() -> None:
     nothing = Situation(
         manifest=Manifest(node="n"),
-        hardware=load_hardware("h200", hardware_folders()).model,
+        hardware=load_hardware("h200").model,
         layout=Layout(num_nodes=2, gpus_per_node=8),
         limits=Preflight(),
     )

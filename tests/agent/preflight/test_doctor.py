@@ -13,7 +13,6 @@ from rlk_repro.agent.preflight.doctor import (
     diagnose,
     look_around,
 )
-from rlk_repro.base.resources import hardware_folders
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.probes.node import probe_node
 from rlk_repro.rundir.manifest import Manifest, Unknown
@@ -71,7 +70,7 @@ def manifest(**changes: Any) -> Manifest:
     return Manifest(node="n", sections={name: body | changes.get(name, {}) for name, body in GOOD.items()})
 
 
-H200 = load_hardware("h200", hardware_folders()).model
+H200 = load_hardware("h200").model
 
 
 def judged(name: str, *, around: Surroundings = AROUND, **changes: Any) -> Diagnosis:

@@ -13,7 +13,6 @@ from rlk_repro.agent.preflight import checking as preflight
 from rlk_repro.agent.preflight.checking import ClockReading
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.base.resources import hardware_folders
 from rlk_repro.probes import code, folder
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
@@ -163,7 +162,7 @@ H200S = gpus("NVIDIA H200", 143771)
 def test_another_machine_than_the_plan_names_blocks(
     machine: str, gpu: dict[str, Fact], expected: list[tuple[str, str, str]]
 ) -> None:
-    h200 = load_hardware("h200", hardware_folders()).model.model_copy(update={"driver_floor": "525"})
+    h200 = load_hardware("h200").model.model_copy(update={"driver_floor": "525"})
     found = list(preflight.check_hardware(h200, 8, manifest_of(machine, **gpu)))
     assert found == [Finding(Level.BLOCKING, where, h200.title if want == "*" else want, got)
                      for where, want, got in expected]  # fmt: skip
@@ -180,7 +179,7 @@ def test_another_machine_than_the_plan_names_blocks(
     ],
 )
 def test_what_the_drivers_of_the_named_products_report_is_fit(hardware: str, name: str, memory_mib: int) -> None:
-    model = load_hardware(hardware, hardware_folders()).model
+    model = load_hardware(hardware).model
     machine = manifest_of(model.machine, count=8, devices=gpus(name, memory_mib))
     assert list(preflight.check_hardware(model, 8, machine)) == []
 
@@ -194,7 +193,7 @@ def test_what_the_drivers_of_the_named_products_report_is_fit(hardware: str, nam
     ],
 )
 def test_a_gpu_of_the_same_name_with_other_memory_blocks(memory_mib: object, level: Level, found: str) -> None:
-    a100 = load_hardware("a100", hardware_folders()).model
+    a100 = load_hardware("a100").model
     devices = gpus("NVIDIA A100-SXM4", memory_mib)
     expected = Finding(level, "gpu.devices.memory_total_mib", "80 GiB within 5%", found)
     assert list(preflight.check_hardware(a100, 8, manifest_of(count=8, devices=devices))) == [expected]

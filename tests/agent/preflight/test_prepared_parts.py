@@ -12,7 +12,7 @@ from rlk_repro.agent.preflight.parts import check_prepared, record_prepared
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.files import sha256_bytes
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.base.resources import hardware_folders, profile_folders, run_folders, stack_folders
+from rlk_repro.base.resources import profile_folders
 from rlk_repro.clusters.api import Job
 from rlk_repro.plan import Plan, make_plan
 from rlk_repro.prepare.contents import Contents, diff_contents, digest_of, load_contents, load_parts
@@ -34,9 +34,9 @@ NUM_STEPS = 16  # of the smoke run of vime
 def make_vime_plan(*settings: str) -> Plan:
     overrides = parse_overrides([*TINY[1::2], *BRIDGE[1::2], *settings])
     return make_plan(
-        run=load_run("vime-smoke", run_folders(), overrides),
-        stack=load_stack("vime-host", stack_folders()),
-        hardware=load_hardware("h200", hardware_folders()),
+        run=load_run("vime-smoke", overrides),
+        stack=load_stack("vime-host"),
+        hardware=load_hardware("h200"),
         profile=load_profile("local", profile_folders("local")),
         overrides=overrides,
         is_exploratory=True,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlk_repro.base.resources import data_dir, hardware_folders, list_names, profile_folders, run_folders, stack_folders
+from rlk_repro.base.resources import data_dir, list_names, profile_folders, run_folders
 from rlk_repro.clusters.k8s.objects import dump_objects, render_objects
 from rlk_repro.plan import Plan, make_plan
 from rlk_repro.rundir.paths import RunDir
@@ -55,9 +55,9 @@ def plan_for(
     """A run on one hardware with the site profile that is shipped for it."""
     overrides = parse_overrides(settings)
     return make_plan(
-        run=load_run(run, run_folders(), overrides),
-        stack=load_stack(stack, stack_folders()),
-        hardware=load_hardware(hardware, hardware_folders()),
+        run=load_run(run, overrides),
+        stack=load_stack(stack),
+        hardware=load_hardware(hardware),
         profile=load_profile(f"generic-{hardware}", profile_folders("k8s")),
         overrides=overrides,
     )
@@ -84,7 +84,7 @@ def num_nodes(hardware: str, count: int) -> tuple[str, ...]:
 def list_plans() -> Iterator[tuple[str, Plan]]:
     """File name and plan of every example."""
     for run in list_names(run_folders()):
-        layouts = load_run(run, run_folders()).model.layouts
+        layouts = load_run(run).model.layouts
         for hardware in HARDWARE:
             if hardware not in layouts:
                 continue

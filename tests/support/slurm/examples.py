@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlk_repro.base.resources import data_dir, hardware_folders, list_names, profile_folders, run_folders, stack_folders
+from rlk_repro.base.resources import data_dir, list_names, profile_folders, run_folders
 from rlk_repro.clusters.slurm.script import render_sbatch
 from rlk_repro.plan import Plan, make_plan
 from rlk_repro.rundir.paths import RunDir
@@ -79,11 +79,11 @@ def plan_for(
 ) -> Plan:
     """A run on one hardware with the site profile that is shipped for it."""
     overrides = parse_overrides(settings)
-    loaded = load_run(run, run_folders(), overrides)
+    loaded = load_run(run, overrides)
     return make_plan(
         run=loaded,
-        stack=load_stack(stack or loaded.model.stack, stack_folders()),
-        hardware=load_hardware(hardware, hardware_folders()),
+        stack=load_stack(stack or loaded.model.stack),
+        hardware=load_hardware(hardware),
         profile=load_profile(f"generic-{hardware}", profile_folders("slurm")),
         overrides=overrides,
         is_exploratory=is_exploratory,
@@ -125,7 +125,7 @@ def run_dir_of(plan: Plan) -> RunDir:
 def list_plans() -> Iterator[tuple[str, Plan]]:
     """File name and plan of every example."""
     for run in list_names(run_folders()):
-        layouts = load_run(run, run_folders()).model.layouts
+        layouts = load_run(run).model.layouts
         for hardware in HARDWARE:
             if hardware in layouts:
                 yield f"{run}.{hardware}", plan_for(run, hardware)
@@ -143,9 +143,9 @@ def make_two_nodes_plan() -> Plan:
     """Two nodes without GPUs and an image that the tests can build: the example that runs."""
     overrides = parse_overrides(TWO_NODES_SETTINGS)
     return make_plan(
-        run=load_run("smoke", run_folders(), overrides),
+        run=load_run("smoke", overrides),
         stack=load_bytes(Stack, "stack.yaml", TWO_NODES_STACK),
-        hardware=load_hardware("cpu", hardware_folders()),
+        hardware=load_hardware("cpu"),
         profile=load_bytes(Profile, "profile.yaml", TWO_NODES_PROFILE),
         overrides=overrides,
         is_exploratory=True,
