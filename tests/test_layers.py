@@ -135,3 +135,15 @@ def test_only_workloads_and_spec_ask_what_kind_a_workload_is() -> None:
     asks = re.compile(r"isinstance\([^()]*, [^()]*\b\w+Workload\b")
     found = [name for name, path in _modules().items() if asks.search(path.read_text())]
     assert [name for name in found if _room(name) not in {"spec", "workloads"}] == []
+
+
+def test_routes_need_the_operators_alone() -> None:
+    known = _modules()
+    found = {
+        imported
+        for name, path in known.items()
+        if name.startswith("integration.route.")
+        for imported in _imports(path, known)
+        if not imported.startswith("integration.route")
+    }
+    assert found == {"operators"}

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.integration.commits import use_commit
 from rlk_repro.integration.measure.agreement import TokenRecord
 from rlk_repro.integration.measure.energy import open_energy
 from rlk_repro.integration.measure.installation import Installation, find_installation
@@ -29,7 +30,6 @@ from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
 from rlk_repro.integration.measure.shadow import ShadowStep
 from rlk_repro.integration.route.api import Route, RouteContext, RoutedOperator, RouteFactory, dispatch_calls, resolve
 from rlk_repro.integration.route.batch import CurrentBatch
-from rlk_repro.integration.route.commits import use_commit
 from rlk_repro.integration.route.linear_logp import NAME as LINEAR_LOGP
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.route.watch import Watch
