@@ -13,6 +13,7 @@ variable "VIME_REPOSITORY" {}
 variable "VIME_COMMIT" {}
 variable "RL_KERNEL_REPOSITORY" {}
 variable "RL_KERNEL_COMMIT" {}
+variable "CUDA_DOCKERFILE" {}
 variable "CUDA_BASE_NAME" {}
 variable "CUDA_BASE_DIGEST" {}
 variable "ROCM_BASE_NAME" {}
@@ -46,7 +47,7 @@ target "common" {
 
 target "cuda" {
   inherits   = ["common"]
-  dockerfile = "docker/Dockerfile.cuda"
+  dockerfile = CUDA_DOCKERFILE
   platforms  = ["linux/amd64"]
   args = {
     BASE_NAME      = CUDA_BASE_NAME

@@ -64,8 +64,7 @@ def make_build(
         EnvironmentMissing: this is no checkout, or no engine is here.
     """
     chosen = choose_platform(stack, list(stack.bases), platform, "base image")
-    gpu = chosen.partition("-")[0]
-    dockerfile = ROOT / "docker" / f"Dockerfile.{'locked' if chosen in stack.locks else gpu}"
+    dockerfile = ROOT / "docker" / _dockerfile(stack, chosen)
     if not dockerfile.is_file():
         hint = "images are built from a checkout of rlk-repro"
         raise EnvironmentMissing(Problem(str(dockerfile), "is not there", hint=hint))
@@ -101,12 +100,17 @@ def bake_variables(stack: Stack, base: str | None = None) -> dict[str, str]:
         name, _, digest = (base or "" if prefix == "ROCM" else pinned).partition("@")
         variables |= {f"{prefix}_BASE_NAME": name, f"{prefix}_BASE_DIGEST": digest}
     commit, epoch = _own_commit()
+    variables["CUDA_DOCKERFILE"] = f"docker/{_dockerfile(stack, 'cuda-amd64')}"
     return variables | {
         "STACK": stack.stack,
         "REVISION": commit,
         "SOURCE_DATE_EPOCH": epoch,
         **_pin_arguments(stack),
     }
+
+
+def _dockerfile(stack: Stack, platform: ImagePlatform) -> str:
+    return f"Dockerfile.{'locked' if platform in stack.locks else platform.partition('-')[0]}"
 
 
 def _pin_arguments(stack: Stack) -> dict[str, str]:

@@ -234,7 +234,7 @@ def test_workflows_pin_their_actions_and_start_without_rights() -> None:
         assert all(re.fullmatch(r" # v\d+\.\d+\.\d+", comment) for _, comment in used), used
 
 
-@pytest.mark.parametrize("name", ["cuda", "rocm"])
+@pytest.mark.parametrize("name", ["cuda", "locked", "rocm"])
 def test_the_dockerfiles_are_clean(name: str) -> None:
     from rlk_repro.base import proc
 
