@@ -35,8 +35,8 @@ def lose_sources(run_dir: RunDir) -> None:
         (QUIET, QUIET, change_loss, Match.REPRODUCED, "reproduced within 1 % (step time ratio 0.9"),
         (NOISY, NOISY, change_loss, Match.IMPRECISE, "pairs on each side would show whether it is within 1 %"),
         (QUIET, Recipe(speedup=1.2, noise=0.001), change_loss, Match.DIFFERENT, "difference -8."),
-        (QUIET, QUIET, lose_sources, Match.UNDECIDED, "a bundle lacks what shows that the same code ran"),
-        (QUIET, QUIET, change_version, Match.NOT_COMPARABLE, "cannot be held against each other"),
+        (QUIET, QUIET, lose_sources, Match.UNDECIDED, "cannot prove that the same code ran: hashes missing"),
+        (QUIET, QUIET, change_version, Match.NOT_COMPARABLE, "the two results cannot be compared"),
     ],
     ids=lambda value: value.value if isinstance(value, Match) else None,
 )
