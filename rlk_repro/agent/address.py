@@ -17,7 +17,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 
 LOOPBACK: Final = "127.0.0.1"
 ELSEWHERE: Final = "192.0.2.1"
-"""Reserved for documentation (RFC 5737): the way there is the default route."""
+"""An address reserved for documentation (RFC 5737); packets to it would take the default route."""
 _SIOCGIFADDR: Final = 0x8915
 
 

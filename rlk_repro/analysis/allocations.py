@@ -102,7 +102,7 @@ def _find_wrong_windows(
         record = exits[trial.name]
         window = _find_window(record)
         if window is None:
-            yield trial.name, f"{trial.name}: no allocation and times in its exit record that fit together"
+            yield trial.name, f"{trial.name}: its exit record has no consistent allocation and times"
             continue
         agent = agents.get(record.allocation)
         before = last.get(record.allocation)

@@ -66,7 +66,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_rollout(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("rollout")
-    group.add_argument("--num-rollout", type=_positive_int, default=400, help="rollouts of the run")
+    group.add_argument("--num-rollout", type=_positive_int, default=400, help="number of rollouts")
     group.add_argument("--rollout-batch-size", type=_positive_int, default=16, help="prompts per rollout")
     group.add_argument("--n-samples-per-prompt", type=_positive_int, default=8, help="responses per prompt, at least 2")
     group.add_argument("--rollout-max-response-len", type=_positive_int, default=4, help="tokens per response")

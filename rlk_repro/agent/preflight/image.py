@@ -25,7 +25,7 @@ def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Findi
 
 
 def find_record(root: Path = ROOT) -> ImageRecord | None:
-    """None where there is none to be believed; ``check_image`` says why."""
+    """The image's record; None where it cannot be trusted, and ``check_image`` says why."""
     try:
         record = read_record(root)
     except BundleUnreadable:

@@ -41,7 +41,7 @@ def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
 
 
 def _merge(first: Any, second: Any) -> Any:
-    """Maps by key, lists of named items by name, other lists one after the other; all else is the second's."""
+    """Merge maps by key and lists of named items by name; join other lists; other values come from the second."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return {**first, **{key: _merge(first[key], item) if key in first else item for key, item in second.items()}}
     if not (isinstance(first, list) and isinstance(second, list)):
