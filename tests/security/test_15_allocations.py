@@ -81,10 +81,22 @@ def drop_log(run_dir: RunDir) -> None:
         (lambda run_dir: edit_exit(run_dir, ENABLED, allocation="other"), "the agent's log knows no allocation other"),
         (drop_log, "the agent's log knows no allocation a"),
         (lambda run_dir: write_text(run_dir.agent_log, "{}\n[]\n{\n"), "the agent's log knows no allocation a"),
-        (lambda run_dir: edit_exit(run_dir, ENABLED, allocation=None), "no allocation and times in its exit record"),
-        (lambda run_dir: edit_exit(run_dir, ENABLED, started_at=None), "no allocation and times in its exit record"),
-        (lambda run_dir: edit_exit(run_dir, ENABLED, ended_at="soon"), "no allocation and times in its exit record"),
-        (lambda run_dir: edit_exit(run_dir, ENABLED, duration_s=100.0), "no allocation and times in its exit record"),
+        (
+            lambda run_dir: edit_exit(run_dir, ENABLED, allocation=None),
+            "its exit record has no consistent allocation and times",
+        ),
+        (
+            lambda run_dir: edit_exit(run_dir, ENABLED, started_at=None),
+            "its exit record has no consistent allocation and times",
+        ),
+        (
+            lambda run_dir: edit_exit(run_dir, ENABLED, ended_at="soon"),
+            "its exit record has no consistent allocation and times",
+        ),
+        (
+            lambda run_dir: edit_exit(run_dir, ENABLED, duration_s=100.0),
+            "its exit record has no consistent allocation and times",
+        ),
         (lambda run_dir: shift(run_dir, ENABLED, 86400), "01-p1-enabled: ran from "),
         (lambda run_dir: shift(run_dir, BASELINE, -86400), "00-p1-baseline: ran from "),
         (lambda run_dir: shift(run_dir, ENABLED, -20), "01-p1-enabled: began before 00-p1-baseline had ended"),
