@@ -189,6 +189,11 @@ def test_operators_are_those_of_the_platform() -> None:
     fallen = {"platform": "cuda", "extension_error": "libcuda.so.1", "operators": {"logp": "NativeLogpOp"}}
     assert [finding.where for finding in match_operators(record, fallen)] == ["rl_engine._C", "operators.logp"]
     assert [finding.where for finding in match_operators(record, {"platform": "rocm"})] == ["operators.platform"]
+    without_driver = {"platform": "cpu", "extension_error": "libcuda.so.1: cannot open", "operators": NATIVE}
+    (untried,) = match_operators(record, without_driver)
+    assert (untried.level, untried.where) == (Level.INFO, "rl_engine._C")
+    broken = without_driver | {"extension_error": "undefined symbol"}
+    assert [finding.level for finding in match_operators(record, broken)] == [Level.BLOCKING]
 
 
 def test_a_patch_counts_as_pinned_only_as_the_image_recorded_it() -> None:
@@ -242,5 +247,8 @@ def test_a_job_in_a_container_needs_the_stacks_image_where_there_are_gpus(
     assert (missing.level, missing.expected) == (Level.BLOCKING, "the record of an image of ours")
     outside = Manifest(node="n", sections={"code": make_code(), "container": {"is_container": False}})
     assert check_image(plan, outside, tmp_path / "none") == []
+    locked = plan.stack.model_copy(update={"locks": {"cuda-amd64": f"sha256:{'1' * 64}"}})
+    (unrecorded,) = check_image(dataclasses.replace(plan, stack=locked), outside, tmp_path / "none")
+    assert (unrecorded.level, unrecorded.where) == (Level.BLOCKING, "/opt/rlk-repro/provenance.json")
     assert find_record(root) == make_record()
     assert find_record(tmp_path / "none") is None
