@@ -65,17 +65,15 @@ def submit(
     megatron_src: MegatronSource = None,
     rl_kernel_src: RlKernelSource = None,
     max_job_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Slurm: spread pairs over jobs of 4h.")
+        str | None, typer.Option(metavar="TIME", help="Slurm: longest job of several, such as 4h.")
     ] = None,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show plan and job; send nothing.")] = False,
-    is_waiting: Annotated[
-        bool, typer.Option("--wait", help="Wait until the run is sealed, and show progress.")
-    ] = False,
+    is_waiting: Annotated[bool, typer.Option("--wait", help="Wait until the run is sealed.")] = False,
     resume: Annotated[
         str | None, typer.Option(metavar="ID", help="Redo the incomplete pairs of a run.", autocompletion=complete_id)
     ] = None,
     is_exploratory: Annotated[
-        bool, typer.Option("--exploratory", help="Allow changed rules; the verdict says so.")
+        bool, typer.Option("--exploratory", help="Allow changed rules; marks the verdict.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
