@@ -45,14 +45,14 @@ def write_model(gguf_file: Path, folder: Path) -> None:
     """Write all files of the model into ``folder``.
 
     Raises:
-        EnvironmentMissing: the package ``gguf`` is not installed.
+        EnvironmentMissing: the package ``gguf`` cannot be imported.
         BundleUnreadable: the file is not a Llama model, or has a tokenizer or tensor of an unsupported kind.
     """
     try:
         from gguf import GGUFReader
-    except ImportError:
+    except (ImportError, RuntimeError) as error:  # an incomplete mistral-common, which gguf imports, raises the latter
         raise EnvironmentMissing(
-            Problem("python module gguf", "missing", expected="the reader of GGUF files",
+            Problem("python module gguf", f"cannot be imported ({error})", expected="the reader of GGUF files",
                     hint="python -m pip install 'rlk-repro[gguf]'")
         ) from None  # fmt: skip
     try:

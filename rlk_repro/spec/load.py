@@ -37,14 +37,23 @@ class Loaded(Generic[M]):
     def sources(self) -> dict[str, str]:
         """For the dotted path of every value: the flag that set it or its parent; else file name and line, or default.
 
+        A dump leaves out later keys that have their default; those that a flag set are named all the same.
         File names have no folders, so that no path of a machine is recorded.
         """
-        return {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
+        dumped = {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
+        flags = {path: flag for path, flag in self.origin.items() if flag.startswith("--")}
+        return dumped | {
+            path: flag for path, flag in flags.items() if not any(_is_within(name, path) for name in dumped)
+        }
 
     def _find_source(self, path: Sequence[str]) -> str:
         places = [".".join(path[:length]) for length in range(len(path), 0, -1)]
         flag = next((self.origin[place] for place in places if self.origin.get(place, "").startswith("--")), None)
         return flag or self.origin.get(places[0], "default").rpartition("/")[2]
+
+
+def _is_within(path: str, parent: str) -> bool:
+    return path == parent or path.startswith(f"{parent}.")
 
 
 @dataclass(frozen=True)

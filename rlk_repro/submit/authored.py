@@ -21,7 +21,7 @@ from rlk_repro.base.yamlfile import MAX_BYTES
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Hardware, Measure, Profile, Run, Stack
-from rlk_repro.spec.choices import FREE_RULES, find_rule_problems
+from rlk_repro.spec.choices import DESIGN, FREE_RULES, find_rule_problems
 from rlk_repro.spec.load import Override, load_bytes, load_run
 from rlk_repro.spec.values import dump_model, list_leaves
 
@@ -80,15 +80,15 @@ def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
     if sum(flag.startswith("--") for flag in plan.sources.values()) > MAX_FLAGS:
         yield Finding(Level.BLOCKING, f"{name}: sources", f"at most {MAX_FLAGS} values from flags", "more")
         return
-    overrides = list(_list_overrides(plan.run, plan.sources))
+    overrides = [*list_overrides(plan.run, plan.sources), *_choose_design(plan)]
     if not plan.is_exploratory:
         for item in find_rule_problems(overrides):
             yield Finding(Level.BLOCKING, f"{name}: {item.where}", "a plan that is marked exploratory", item.what)
     for part, model, path, changed in (
         (plan.run, Run, run_dir.run_yaml, overrides),
-        (plan.stack, Stack, run_dir.stack_yaml, list(_list_overrides(plan.stack, plan.sources, "stack."))),
+        (plan.stack, Stack, run_dir.stack_yaml, list(list_overrides(plan.stack, plan.sources, "stack."))),
         (plan.hardware, Hardware, run_dir.hardware_yaml, []),
-        (plan.profile, Profile, run_dir.profile_yaml, list(_list_overrides(plan.profile, plan.sources, PROFILE))),
+        (plan.profile, Profile, run_dir.profile_yaml, list(list_overrides(plan.profile, plan.sources, PROFILE))),
     ):
         try:
             written = dump_model(_load(model, path, changed))
@@ -99,6 +99,12 @@ def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
             yield from diff_values(f"{name}: {path.stem}", written, dump_model(part), Level.BLOCKING)
 
 
+def _choose_design(plan: Plan) -> Iterator[Override]:
+    """The design is the submitter's choice; plans of version 0.2.0 did not record the flag that chose the default."""
+    path = ("measure", DESIGN)
+    yield Override(path, plan.run.measure.design, SETTING + ".".join(path))
+
+
 def _load(model: type[M], path: Path, overrides: list[Override]) -> M:
     try:
         data = read_start(path, MAX_BYTES + 1)  # more is refused by its size
@@ -107,7 +113,7 @@ def _load(model: type[M], path: Path, overrides: list[Override]) -> M:
     return load_bytes(model, path.name, data, overrides).model
 
 
-def _list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "") -> Iterator[Override]:
+def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "") -> Iterator[Override]:
     """The flags that the plan says it was made with, each with the value that it gave."""
     values = dump_model(model)
     seen = set()
@@ -117,6 +123,20 @@ def _list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = 
         if flag.startswith("--") and path not in seen and path == leaf[: len(path)]:
             seen.add(path)
             yield Override(path, _find(values, path), flag)
+    for path, value in _list_left_out(model):
+        if (flag := sources.get(prefix + ".".join(path), "")).startswith("--"):
+            yield Override(path, value, flag)
+
+
+def _list_left_out(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Path and value of every key that a dump leaves out: keys that were added later and have their default."""
+    dumped = dump_model(model)
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if name in getattr(model, "added_later", ()) and name not in dumped:
+            yield (*path, name), value
+        elif isinstance(value, BaseModel):
+            yield from _list_left_out(value, (*path, name))
 
 
 def _find(values: Any, path: tuple[str, ...]) -> Any:

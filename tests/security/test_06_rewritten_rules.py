@@ -19,7 +19,7 @@ from rlk_repro.replay.steps import prepare, reanalyse
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Margins, Measure
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
-from rlk_repro.submit.authored import describe_rule_changes, find_rewritten
+from rlk_repro.submit.authored import describe_rule_changes, find_rewritten, list_overrides
 from rlk_repro.submit.sending import load_plan
 from rlk_repro.submit.stage import AuthorFiles, stage
 from tests import ROOT
@@ -126,11 +126,13 @@ def rehash(record: Any) -> Plan:
     return PlanRecord.model_validate_json(json.dumps(record)).to_plan()
 
 
-def submit(run_dir: RunDir, *settings: str, is_exploratory: bool = False) -> Plan:
-    """Plan and stage the smoke run as ``submit`` does."""
+def submit(
+    run_dir: RunDir, *settings: str, name: str = "smoke", stack_name: str = "host", is_exploratory: bool = False
+) -> Plan:
+    """Plan and stage a shipped run as ``submit`` does."""
     overrides = parse_overrides(settings)
-    run = load_run("smoke", overrides)
-    stack, hardware = load_stack("host"), load_hardware("h200")
+    run = load_run(name, overrides)
+    stack, hardware = load_stack(stack_name), load_hardware("h200")
     profile = load_profile("local", profile_folders("local"))
     plan = make_plan(run=run, stack=stack, hardware=hardware, profile=profile, overrides=overrides,
                      is_exploratory=is_exploratory)  # fmt: skip
@@ -154,6 +156,27 @@ def test_an_honest_plan_is_what_its_files_and_flags_give(tmp_path: Path, setting
     run_dir = RunDir(tmp_path / "id")
     plan = submit(run_dir, *settings, is_exploratory=True)
     assert find_rewritten(plan, run_dir) == []
+
+
+def test_a_flag_that_sets_a_later_key_to_its_default_is_recorded(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "id")
+    plan = submit(run_dir, "measure.design=parallel", name="module-qwen3-4b", stack_name="vime-host")
+    assert plan.sources["measure.design"] == "--set measure.design"
+    assert find_rewritten(plan, run_dir) == []
+
+
+def test_a_later_key_of_a_workload_is_recorded_too() -> None:
+    (override,) = parse_overrides(["workload.rollouts_seed=null"])
+    run = load_run("qwen3-4b-random", [override])
+    assert run.sources["workload.rollouts_seed"] == "--set workload.rollouts_seed"
+    assert override in list_overrides(run.model, run.sources)
+
+
+def test_a_design_that_no_flag_was_recorded_for_is_still_the_submitters_choice(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "id")
+    plan = submit(run_dir, "measure.design=parallel", name="module-qwen3-4b", stack_name="vime-host")
+    sources = {path: flag for path, flag in plan.sources.items() if path != "measure.design"}
+    assert find_rewritten(dataclasses.replace(plan, sources=sources), run_dir) == []
 
 
 def test_a_plan_that_a_replay_fitted_to_one_node_says_so(tmp_path: Path) -> None:
