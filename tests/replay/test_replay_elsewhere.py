@@ -45,7 +45,7 @@ def test_json_has_both_halves_and_the_command_for_each_thing_that_is_missing(
 ) -> None:
     for source in FLAGS:
         monkeypatch.delenv(source.variable, raising=False)
-    bundle = ROOT / "docs" / "evidence" / "vime-train-only-h200.tgz"
+    bundle = ROOT / "docs" / "evidence" / "vime-tp2-h200.tgz"
     code, out, err = call("replay", str(bundle), "--json")
     found = json.loads(out)
     assert (code, json.loads(err)["exit_code"]) == (3, 3)

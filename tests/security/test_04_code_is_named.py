@@ -250,7 +250,7 @@ def test_prepare_takes_none(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-@pytest.mark.parametrize("name", ["vime-train-only-r3-h200", "vime-train-only-h200", "vime-tp2-h200"])
+@pytest.mark.parametrize("name", ["vime-train-only-r3-h200", "vime-tp2-h200"])
 def test_the_rollouts_of_the_evidence_are_data(tmp_path: Path, name: str) -> None:
     with tarfile.open(EVIDENCE / f"{name}.tgz") as archive:
         for member in archive:

@@ -28,7 +28,7 @@ from tests.support.make_run import Recipe, finish_run, make_run
 from tests.support.waiting import is_written, signal_when
 
 DOCS = ROOT / "docs"
-FASTER = DOCS / "evidence" / "module-qwen3-4b-h200.tgz"
+FASTER = DOCS / "evidence" / "module-qwen3-4b-pairs-h200.tgz"
 BASELINE, ENABLED = "00-p1-baseline", "01-p1-enabled"
 Change = Callable[[RunDir], None]
 
