@@ -52,10 +52,6 @@ class Loaded(Generic[M]):
         return flag or self.origin.get(places[0], "default").rpartition("/")[2]
 
 
-def _is_within(path: str, parent: str) -> bool:
-    return path == parent or path.startswith(f"{parent}.")
-
-
 @dataclass(frozen=True)
 class Override:
     """One ``--set path=value``, or a flag that means the same; ``flag`` is what the user typed, for messages."""
