@@ -41,10 +41,8 @@ class Loaded(Generic[M]):
         File names have no folders, so that no path of a machine is recorded.
         """
         dumped = {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
-        flags = {path: flag for path, flag in self.origin.items() if flag.startswith("--")}
-        return dumped | {
-            path: flag for path, flag in flags.items() if not any(_is_within(name, path) for name in dumped)
-        }
+        left_out = [path for path in self.origin if not any(f"{name}.".startswith(f"{path}.") for name in dumped)]
+        return dumped | {path: self.origin[path] for path in left_out if self.origin[path].startswith("--")}
 
     def _find_source(self, path: Sequence[str]) -> str:
         places = [".".join(path[:length]) for length in range(len(path), 0, -1)]
