@@ -67,7 +67,7 @@ def test_the_variants_were_started_with_their_values_and_the_report_says_so(resu
 
 
 def test_what_now_names_the_file_of_a_run_that_is_not_shipped(result: dict[str, Any]) -> None:
-    found = re.search(r"what now</dt><dd><code>(rlk-repro submit .*?)\s+\(", Path(result["report"]).read_text())
+    found = re.search(r"what now</dt><dd><code>(rlk-repro submit .*?)  #", Path(result["report"]).read_text())
     if found is None:
         pytest.skip("two pairs found a word")
     assert "--run own.yaml" in found[1]

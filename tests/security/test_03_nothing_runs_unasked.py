@@ -77,7 +77,7 @@ def answer(bundle: Path, word: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_typed_no_runs_nothing(bundle: Path) -> None:
     done = answer(bundle, "n")
-    assert (done.returncode, submitted()) == (1, [])
+    assert (done.returncode, submitted()) == (6, [])
     assert "Run this, in spite of " in done.stderr
     assert "replay: was not agreed to" in done.stderr
 
@@ -101,7 +101,7 @@ def test_missing_manifests_are_blocking(call, tmp_path: Path, what: str) -> None
     wanted = {"nodes"} if what == "nodes" else {"nodes.node0.code", "nodes.node0.host"}
     assert wanted <= {item["where"] for item in found}
     code, _, err = call("replay", bundle)
-    assert (code, submitted()) == (1, [])
+    assert (code, submitted()) == (6, [])
     assert "differs from the recorded machine" in err
     assert "--yes runs it anyway" in err
 
