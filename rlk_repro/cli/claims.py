@@ -48,7 +48,7 @@ def check(
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the record.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure published claims again here; numbers of both sides, a word per row."""
+    """Measure published claims again on this machine; print both numbers and one result per row."""
     from rlk_repro.base.console import live_line
     from rlk_repro.base.files import write_json
     from rlk_repro.claims.check import check_claims

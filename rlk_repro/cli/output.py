@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Unsealed: TypeAlias = Annotated[
-    bool, typer.Option("--unsealed", help="A run that was not sealed is no reason to exit with 1.")
+    bool, typer.Option("--unsealed", help="Do not exit with 1 only because the run was not sealed.")
 ]
 
 

@@ -48,7 +48,7 @@ def list_runs(
 
 
 def _list_submitted(*, as_json: bool) -> None:
-    """One question per cluster, however many there are."""
+    """List the submissions; each cluster is asked once for all of its own."""
     from rlk_repro.clusters.api import JobState
     from rlk_repro.rundir.state import read_state
     from rlk_repro.submit import sending

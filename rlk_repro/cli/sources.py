@@ -58,7 +58,7 @@ def _read_variable(source: CodeSource) -> Path | None:
 
 
 def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
-    """Refuse to start where the trainer's packages, and modules that ``also`` have to be there, would not be found.
+    """Refuse to start if the trainer's packages or the modules in ``also`` cannot be found.
 
     Raises:
         EnvironmentMissing: each with the option that names it.

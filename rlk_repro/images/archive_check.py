@@ -113,7 +113,7 @@ def _match_files(record: ImageRecord, files: Mapping[str, FoundFile]) -> Iterato
 
 
 def _find(layout: OciLayout, image: OciImage) -> dict[str, FoundFile]:
-    """All of them are in the layers that we added, so the base's are not even decompressed."""
+    """Find record, git heads and extension: all are in layers that we added, so the base's layers stay packed."""
 
     def is_enough(paths: set[str]) -> bool:
         return _RECORD in paths and any(map(_is_head, paths)) and any(map(_is_extension, paths))

@@ -33,7 +33,7 @@ KEPT: Final = ("transformer-engine", "sources", "rl-kernel")
 """Steps that are not repeated while lock and pins stay: each takes minutes."""
 TIMEOUT_S: Final = 4 * 3600.0
 ARCHITECTURES: Final = "80 90 100"
-"""As the Dockerfile's argument."""
+"""GPU architectures, written as the argument of ``docker/Dockerfile.locked``."""
 PIP: Final = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
 
 

@@ -88,7 +88,7 @@ def smallest_session_effect(
     """The smallest true speed-up that sessions call ``faster`` with ``power``, their gate on control blocks included.
 
     ``block_sd_pct`` is the standard deviation of the log ratio of one block, in percent; sessions are taken to differ
-    by nothing more.  None below three sessions of six blocks, and where not even a 50-fold speed-up would do.
+    by nothing more.  None for fewer than three sessions or six blocks, or where not even a 50-fold speed-up is seen.
     """
     if sessions < MIN_SESSIONS or blocks < MIN_BLOCKS:
         return None

@@ -82,7 +82,7 @@ class RayNode:
             self._guarded = None
 
     def collect(self, folder: Path, scrub: Callable[[bytes], bytes]) -> None:
-        """Move what it wrote to ``folder``, the end of what is long; its own folder is gone afterwards."""
+        """Move the logs to ``folder``, of long ones the end, and delete the own folder."""
         for source, name in self._find_logs():
             data = scrub(_read_end(source))
             if data:

@@ -132,7 +132,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     """A running job is asked to record, pack and end; one that waits, and one that is asked again, is deleted.
 
     Raises:
-        EnvironmentMissing: this machine cannot tell whether it runs.
+        EnvironmentMissing: this machine cannot tell whether the job runs.
         SchedulerRefused: with the server's own words.
     """
     sent = read_sent(submission)
@@ -160,7 +160,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
     Raises:
         CheckFailed: the job waits or runs, or its results are gone with its pod.
-        EnvironmentMissing: this machine cannot tell whether it runs.
+        EnvironmentMissing: this machine cannot tell whether the job runs.
         SchedulerRefused: the cluster refused, or the connection was lost; calling again goes on.
     """
     sent = read_sent(submission)

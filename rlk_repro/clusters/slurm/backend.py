@@ -119,7 +119,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     """A running job is asked to record, pack and end; asked again, it is ended by Slurm's own way.
 
     Raises:
-        EnvironmentMissing: this machine cannot tell whether it runs.
+        EnvironmentMissing: this machine cannot tell whether the job runs.
         SchedulerRefused: with scancel's own words.
     """
     status = poll(submission, run_dir)
@@ -142,7 +142,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
     Raises:
         CheckFailed: the job waits or runs.
-        EnvironmentMissing: this machine cannot tell whether it runs.
+        EnvironmentMissing: this machine cannot tell whether the job runs.
     """
     from rlk_repro.bundle.seal import pack
 
