@@ -18,7 +18,9 @@ from tests.support.images.container_image import make_image
 
 Call = Callable[..., tuple[int, str, str]]
 EVIDENCE = ROOT / "docs" / "evidence"
-OPERATORS, MODULE, VIME = (str(EVIDENCE / f"{name}-h200.tgz") for name in ("operators", "module-qwen3-4b", "vime-tp2"))
+OPERATORS, MODULE, VIME = (
+    str(EVIDENCE / f"{name}-h200.tgz") for name in ("operators", "module-qwen3-4b-pairs", "vime-tp2")
+)
 SMALL = ("--set", "measure.pairs=1", "--set", "workload.grpo.rollout_batch_size=2", "--pairs", "1")
 ALONE = (
     "claims list", "claims lint x.md", "claims check ratio-kl-forward",

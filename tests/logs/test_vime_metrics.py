@@ -99,7 +99,6 @@ def test_the_log_of_a_trainer_that_failed_has_what_it_came_to(tmp_path: Path) ->
     ("name", "num_trials", "lane"),
     [
         ("vime-live", 12, "live"),
-        ("vime-train-only", 12, "train-only"),
         ("vime-train-only-r3", 8, "train-only"),
         ("vime-tp2", 12, "train-only"),
         ("vime-tp2-live", 4, "live"),

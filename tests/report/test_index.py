@@ -49,7 +49,7 @@ def test_a_repeated_experiment_has_a_section_of_its_own(site: Path) -> None:
     page = (site / "index.html").read_text()
     assert page.count("over time</h2>") == 1
     part = page[page.index("over time</h2>") :]
-    assert re.findall(r'href="([0-9a-f]{12})/', part) == ["23fb06c17127", "79c1b756daf6"]
+    assert re.findall(r'href="([0-9a-f]{12})/', part) == ["23fb06c17127", "7f5b27235387"]
 
 
 def test_the_page_needs_no_network_and_is_well_formed(site: Path) -> None:
