@@ -78,8 +78,8 @@ class Plan:
 
     @property
     def needs_rl_kernel(self) -> bool:
-        """Whether the enabled variant uses RL-Kernel; a run may compare its own switch instead."""
-        return self.has_enabled and self.run.switch is None
+        """Whether any trial uses RL-Kernel; a plan of control pairs alone, or of a switch of its own, may not."""
+        return any(self.run.has_rl_kernel(trial.variant) for trial in self.trials)
 
     @property
     def is_crossover(self) -> bool:

@@ -85,10 +85,13 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare plans, manifests and results of two bundles; exit 1 when a difference is blocking."""
+    from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.replay.compare import diff_bundles
     from rlk_repro.replay.recorded import require_intact
 
+    if is_gate and output is not None:
+        raise SpecError(Problem("--output", "writes no page of a gate", expected="--gate or -o, not both"))
     if is_gate:
         _judge_gate(first, second, as_json=as_json)
         return

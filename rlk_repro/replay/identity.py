@@ -7,7 +7,7 @@ which code did.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -117,14 +117,18 @@ def compare_identities(old: Identity, new: Identity) -> list[Finding]:
     return [*_compare_sources(old, new), *_compare_decisions(old, new), *_compare_networks(old, new)]
 
 
-def find_source_drift(recorded: Identity, here: Manifest, known: Iterable[Finding]) -> list[Finding]:
+def find_source_drift(
+    recorded: Identity, here: Manifest, known: Iterable[Finding], left_out: Collection[str] = ()
+) -> list[Finding]:
     """Where this machine has other sources than those that ran, as far as ``known`` does not say so already.
 
-    The ranks may have loaded what their node's manifest could not see.
+    The ranks may have loaded what their node's manifest could not see.  Modules in ``left_out`` come from elsewhere.
     """
     places = {finding.where for finding in known}
     findings = []
     for module, trees in recorded.sources.items():
+        if module in left_out:
+            continue
         where, now = f"code.{SECTIONS[module]}.{PACKAGE_TREE}", _read_package_tree(module, here)
         if where not in places and trees and now is not None and trees != {now}:
             findings.append(Finding(Level.BLOCKING, where, ", ".join(sorted(trees)), now))

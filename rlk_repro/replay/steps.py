@@ -20,7 +20,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import Contents, diff_contents, find_parts, load_parts
 from rlk_repro.probes.node import PROBES, probe_node
 from rlk_repro.replay.compare import Comparison, compare_analyses
-from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
+from rlk_repro.replay.identity import RL_KERNEL, Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.replay.recorded import find_difference, has_same_bytes, require_as_authored, require_verified
 from rlk_repro.rundir.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.rundir.paths import RunDir
@@ -229,7 +229,8 @@ def _find_missing(recorded: Recorded) -> Iterator[Finding]:
 
 def _find_drift(recorded: Recorded, here: Manifest) -> tuple[Finding, ...]:
     found = diff_manifests(recorded.manifests[0], here) if recorded.manifests else []
-    return (*found, *find_source_drift(recorded.identity, here, found))
+    own_commits = {RL_KERNEL} if recorded.plan.run.rl_kernel.commits is not None else set()
+    return (*found, *find_source_drift(recorded.identity, here, found, own_commits))
 
 
 def _require_same_analysis(run_dir: RunDir) -> Analysis:

@@ -62,7 +62,7 @@ class _Reader(pickle.Unpickler):
             return _StandIn
         if (module, name) in NAMED:
             return None
-        raise pickle.UnpicklingError(f"it calls {module}.{name}")
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
 
     def persistent_load(self, _: object) -> Any:
         return _StandIn()

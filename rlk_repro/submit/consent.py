@@ -62,7 +62,18 @@ def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _list_code(plan: Plan) -> list[Code]:
-    return [*_list_images(plan), *get_workload(plan.run.workload.kind).find_brought(plan).code]
+    return [*_list_images(plan), *_list_commits(plan), *get_workload(plan.run.workload.kind).find_brought(plan).code]
+
+
+def _list_commits(plan: Plan) -> Iterator[Code]:
+    """The commits of RL-Kernel that the run compares; known are those that a shipped stack pins."""
+    commits = plan.run.rl_kernel.commits
+    if commits is None:
+        return
+    stacks = (load_stack(name).model for name in list_names(stack_folders()))
+    pinned = {stack.pins["rl_kernel"].commit for stack in stacks if "rl_kernel" in stack.pins}
+    for commit in (commits.baseline, commits.enabled):
+        yield Code(where="rl_kernel.commits", value=commit, is_known=commit in pinned)
 
 
 def _list_images(plan: Plan) -> Iterator[Code]:

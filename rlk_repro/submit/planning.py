@@ -113,12 +113,14 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
         SpecError: none is named, and a job is to be sent.
     """
     name = request.hardware or found.profile.model.hardware
-    if request.is_dry_run and request.hardware is None and name not in run.layouts:
+    is_shipped_local = request.profile is None and request.cluster in {None, LOCAL}  # its hardware is cpu
+    is_open = request.hardware is None and (name is None or is_shipped_local)
+    if request.is_dry_run and is_open and name not in run.layouts:
         name = _find_headline(run)
         return name, (f"no --hardware given: shown for {name}",)
     if name is None:
         choices = sorted(run.layouts)
-        hint = f"rlk-repro submit {request.run} --cluster {request.cluster or LOCAL} --hardware {choices[0]}"
+        hint = f"add --hardware {choices[0]}, or set hardware in the profile"
         what = (
             "missing; the nodes show no known hardware" if found.is_proposed else "missing; the profile has no hardware"
         )

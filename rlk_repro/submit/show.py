@@ -34,7 +34,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "smallest_visible_effect": (
             find_visible_effect(measure, plan.run.lane) if num_pairs or plan.is_crossover else None
         ),
-        **({"other_design": _find_other_design(plan)} if plan.needs_rl_kernel else {}),
+        **({"other_design": _find_other_design(plan)} if _has_choice(plan) else {}),
         "operators": [
             {"op": item.op, "is_eligible": item.is_eligible, "reason": item.reason} for item in plan.eligibilities()
         ],
@@ -78,6 +78,11 @@ def _find_gates_chance(measure: Measure, lane: Lane) -> float:
         reward_margin=measure.margins.raw_reward,
         length_margin=measure.margins.response_length_pct / 100,
     )
+
+
+def _has_choice(plan: Plan) -> bool:
+    """Whether the run could take the other design: switches of its own and two commits need design ``parallel``."""
+    return plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
 
 
 def _find_other_design(plan: Plan) -> dict[str, Any]:
@@ -140,7 +145,7 @@ def plan_lines(plan: Plan) -> list[str]:
         *(_session_rows(plan) if plan.is_crossover else _trial_rows(plan, summary)),
         ("duration", _duration(summary)),
         ("smallest effect", _effect(summary, plan)),
-        *((("other design", _describe_other_design(summary, plan)),) if plan.needs_rl_kernel else ()),
+        *((("other design", _describe_other_design(summary, plan)),) if _has_choice(plan) else ()),
         *(_operator_rows(plan, summary) if plan.needs_rl_kernel else ()),
         *_difference_rows(summary),
         ("experiment", plan.experiment_hash),

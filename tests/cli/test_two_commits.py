@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -12,12 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
-from rlk_repro.agent.preflight.checking import check_rl_kernel
+from rlk_repro.agent.preflight.checking import check_rl_kernel, find_pinned
 from rlk_repro.base.findings import Level
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.results import PairStatus, ProofStatus
+from rlk_repro.submit.consent import find_foreign, list_what_runs
+from rlk_repro.submit.show import plan_summary
 from tests import ROOT, SUPPORT
 from tests.cli.test_road import rlk_repro as run_command
+from tests.support.tier_examples import make_tier_plan
 
 OLD, NEW = "1a" * 20, "2b" * 20
 TINY = ("--set", "workload.grpo.rollout_batch_size=2", "--set", "workload.grpo.n_samples_per_prompt=2")
@@ -117,6 +121,21 @@ def test_a_replay_asks_for_the_commits_and_for_no_installed_rl_kernel(result: di
     wheres = {need["where"] for need in json.loads(out)["rerun"]["needs"]}
     assert {f"RLK_COMMITS/{commit}" for commit in (OLD, NEW)} <= wheres
     assert "python module rl_engine" not in wheres
+
+
+def test_commits_of_a_bundle_that_no_shipped_stack_pins_are_foreign_code(result: dict[str, Any]) -> None:
+    plan = Plan.load(Path(result["bundle"]).parent / "plan.json")
+    assert [str(item) for item in find_foreign(plan)] == [f"rl_kernel.commits {commit}" for commit in (OLD, NEW)]
+    assert f"rl_kernel.commits {OLD}" in list_what_runs(plan, plan.profile)["named code"]
+
+
+def test_a_plan_of_commits_asks_for_them_and_not_for_the_pinned_one() -> None:
+    settings = ("measure.design=parallel", f"rl_kernel.commits={{baseline: {OLD}, enabled: {NEW}}}")
+    plan = make_tier_plan("module-qwen3-4b", *settings, hardware="h200", stack="vime-host")
+    assert "rl_kernel" not in find_pinned(plan).pins
+    assert "vime" in find_pinned(plan).pins
+    assert "other_design" not in plan_summary(plan)
+    assert dataclasses.replace(plan, variants=("baseline",)).needs_rl_kernel
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_a_rollout_that_is_more_than_data_is_refused_unread(tmp_path: Path) -> N
             check_file(path)
     assert not mark.exists()
     with pytest.raises(
-        BundleUnreadable, match=r"stored rollout call.pt: holds more than data \(it calls posix.system\)"
+        BundleUnreadable, match=r"stored rollout call.pt: holds more than data \(it names posix.system\)"
     ):
         check_file(tmp_path / "call.pt")
 
@@ -244,7 +244,7 @@ def test_prepare_takes_none(tmp_path: Path) -> None:
     stored = StoredRollouts(name="theirs", num_files=1, digest=digest, made_by="a stranger")
     storage = Storage(stored=stored, mirror=tmp_path / "mirror", is_offline=True)
     target = tmp_path / "prepared" / "rollouts" / "theirs"
-    with pytest.raises((BundleUnreadable, EnvironmentMissing), match=r"it calls posix\.system"):
+    with pytest.raises((BundleUnreadable, EnvironmentMissing), match=r"it names posix\.system"):
         fill(Order(kind="rollouts", folder=target, is_wanted=lambda _: True, make=storage.run), lambda _: None)
     assert not mark.exists()
     assert not target.exists()

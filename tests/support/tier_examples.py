@@ -8,11 +8,13 @@ from rlk_repro.spec.load import load_bytes, load_hardware, load_run, load_stack,
 from tests.support.job_examples import PROFILE
 
 
-def make_tier_plan(run: str, *settings: str, hardware: str = "cpu", profile: bytes = PROFILE) -> Plan:
+def make_tier_plan(
+    run: str, *settings: str, hardware: str = "cpu", stack: str = "host", profile: bytes = PROFILE
+) -> Plan:
     overrides = parse_overrides(settings)
     return make_plan(
         run=load_run(run, overrides),
-        stack=load_stack("host"),
+        stack=load_stack(stack),
         hardware=load_hardware(hardware),
         profile=load_bytes(Profile, "profile.yaml", profile),
         overrides=overrides,

@@ -77,11 +77,19 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         *check_rl_kernel(plan),
         *check_ray_version(plan),
         *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
-        *check_pins(plan.stack, manifest, find_record(), plan.run.workload.patched_pins),
+        *check_pins(find_pinned(plan), manifest, find_record(), plan.run.workload.patched_pins),
         *check_image(plan, manifest),
         *(check_idle(busy, find_level("gpu_idle", limits)) if plan.layout.gpus_per_node else []),
         *judge_node(CHECKS, situation),
     ]
+
+
+def find_pinned(plan: Plan) -> Stack:
+    """The stack whose pins count here: trials of two commits of RL-Kernel import their own, not the node's."""
+    if plan.run.rl_kernel.commits is None:
+        return plan.stack
+    pins = {name: pin for name, pin in plan.stack.pins.items() if name != "rl_kernel"}
+    return plan.stack.model_copy(update={"pins": pins})
 
 
 def check_writable(run_dir: RunDir) -> Iterator[Finding]:
