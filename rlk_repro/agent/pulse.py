@@ -44,7 +44,8 @@ class Pulse:
     def _beat(self) -> None:
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            os.pwrite(handle, f"{time.time_ns():{_WIDTH}}\n{self._text}".encode(), 0)
+            written = os.pwrite(handle, f"{time.time_ns():{_WIDTH}}\n{self._text}".encode(), 0)
+            os.ftruncate(handle, written)  # an earlier process's text may have been longer
         finally:
             os.close(handle)
 

@@ -56,10 +56,11 @@ def check(
     """Check what is inside an environment against its record and its stack; no GPU is needed."""
     from rlk_repro.images import environment
 
-    is_ok = environment.check(folder, stack, platform)
-    _answer(folder, "is what its record says" if is_ok else "must not be used", as_json, is_ok=is_ok)
-    if not is_ok:
-        raise typer.Exit(1)
+    code = environment.check(folder, stack, platform)
+    if code in {0, 1}:
+        _answer(folder, "must not be used" if code else "is what its record says", as_json, is_ok=code == 0)
+    if code:
+        raise typer.Exit(code)
 
 
 def export(

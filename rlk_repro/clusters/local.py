@@ -46,7 +46,7 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
     """One agent, which leads.  The file names neither this machine's Python nor its folders; the command has to.
 
     Raises:
-        SpecError: a stack with images, which nothing here would start, more than one node, or another one.
+        SpecError: a stack with images alone, which nothing here would start, more than one node, or another one.
     """
     problems = list(_find_problems(plan, nodes))
     if problems:
@@ -65,11 +65,11 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     here = platform.node()
     if set(nodes) - {here}:
         yield Problem("--same-nodes", "the local cluster is this machine", got=", ".join(nodes), expected=here)
-    if plan.stack.images:
+    if plan.stack.images and plan.hardware.image_platform not in plan.stack.locks:
         yield Problem(
             f"stack {plan.stack.stack}",
             "has images, but the local cluster starts no containers",
-            expected="a stack without images",
+            expected="a stack without images or with a lock",
             hint="--stack host uses the software of this machine",
         )
     if plan.layout.num_nodes > 1:

@@ -17,7 +17,7 @@ from typing import Final
 
 from rlk_repro.base import git, proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
-from rlk_repro.base.files import load_json, sha256_bytes, write_json, write_text
+from rlk_repro.base.files import load_json, sha256_bytes, sha256_file, write_json, write_text
 from rlk_repro.base.units import format_bytes, format_duration
 from rlk_repro.images.build import ROOT, make_arguments, require_clean
 from rlk_repro.images.lock import Locked, lock_path, read_lock
@@ -43,6 +43,7 @@ def create(stack: Stack, platform: str | None, folder: Path, *, bundle: Path | N
     Raises:
         RlkReproError: what is missing or is another one than the stack says.
     """
+    folder, bundle = folder.absolute(), bundle.absolute() if bundle else None
     chosen = choose_platform(stack, list(stack.locks), platform, "lock")
     locked = read_lock(stack, chosen)
     require_clean()
@@ -58,7 +59,7 @@ def create(stack: Stack, platform: str | None, folder: Path, *, bundle: Path | N
         "GPU_PLATFORM": "cuda",
         "PYTHONDONTWRITEBYTECODE": "1",
         "RL_KERNEL_ARCHITECTURES": ARCHITECTURES,
-    } | (_use_bundle(stack, folder, bundle.resolve()) if bundle else {})
+    } | (_use_bundle(stack, folder, bundle) if bundle else {})
     _run_steps(stack, chosen, folder, given)
 
 
@@ -79,13 +80,23 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
             write_json(folder / "steps.json", done)
 
 
-def check(folder: Path, stack: str | None, platform: str | None) -> bool:
-    """Whether the environment is what its record says; the differences are printed to standard error."""
+def check(folder: Path, stack: str | None, platform: str | None) -> int:
+    """Exit code of the environment's own check: 0 where it is what its record says, 1 where it differs.
+
+    The differences, and the reason of any other code, are printed to standard error.
+
+    Raises:
+        EnvironmentMissing: no environment of a stack is in the folder.
+    """
+    folder = folder.absolute()
+    _find_lock(folder)
     named = [*(["--stack", stack] if stack else []), *(["--platform", platform] if platform else [])]
-    code = _shown([str(_python(folder)), "-P", "-m", "rlk_repro.image_check", *named], {})
-    if code not in {0, 1}:
-        raise EnvironmentMissing(Problem(str(folder), "is no environment of a stack", hint="rlk-repro env create DIR"))
-    return code == 0
+    # in the caller's folder, where a path of --stack begins
+    argv = ["env", str(_python(folder)), "-P", "-m", "rlk_repro.image_check", *named]
+    code = proc.run_shown(argv, timeout_s=TIMEOUT_S)
+    if code in {126, 127}:
+        raise _no_environment(folder)
+    return 1 if code is None else code
 
 
 def export(stack: Stack, folder: Path, target: Path) -> None:
@@ -93,10 +104,11 @@ def export(stack: Stack, folder: Path, target: Path) -> None:
 
     Raises:
         CheckFailed: a download or a copy did not finish.
+        SpecError: the environment was made from another lock than the stack's.
     """
-    lock, wheels = folder / LOCK, target / "wheels"
-    if not lock.is_file():
-        raise EnvironmentMissing(Problem(str(folder), "is no environment of a stack", hint="rlk-repro env create DIR"))
+    folder, target = folder.absolute(), target.absolute()
+    lock, wheels = _find_lock(folder), target / "wheels"
+    _require_lock(stack, lock)
     wheels.mkdir(parents=True, exist_ok=True)
     pip = (str(_python(folder)), "-m", "pip", "--disable-pip-version-check", "download", "--dest", str(wheels))
     _require("downloading the wheels", _shown([*pip, *PIP, "--requirement", str(lock)], {}))
@@ -113,7 +125,7 @@ def export(stack: Stack, folder: Path, target: Path) -> None:
         git.require("git update-ref", done)
     shutil.copyfile(lock, target / LOCK)
     names = sorted(path for path in target.rglob("*") if path.is_file() and path.name != "SHA256SUMS")
-    lines = [f"{sha256_bytes(path.read_bytes())}  {path.relative_to(target)}\n" for path in names]
+    lines = [f"{sha256_file(path)}  {path.relative_to(target)}\n" for path in names]
     write_text(target / "SHA256SUMS", "".join(lines))
 
 
@@ -128,6 +140,27 @@ def source_requirement(stack: Stack) -> str:
         where = f"stack {stack.stack}: components.transformer-engine-torch"
         raise SpecError(Problem(where, "missing", expected="its version and the sha256 of its sources"))
     return f"transformer-engine-torch=={component.version} --hash=sha256:{component.sha256}\n"
+
+
+def _find_lock(folder: Path) -> Path:
+    lock = folder / LOCK
+    if not lock.is_file():
+        raise _no_environment(folder)
+    return lock
+
+
+def _no_environment(folder: Path) -> EnvironmentMissing:
+    return EnvironmentMissing(Problem(str(folder), "is no environment of a stack", hint="rlk-repro env create DIR"))
+
+
+def _require_lock(stack: Stack, lock: Path) -> None:
+    found = f"sha256:{sha256_file(lock)}"
+    if found not in stack.locks.values():
+        expected = " or ".join(stack.locks.values()) or "a stack with a lock"
+        hint = "--stack names the stack that the environment was created from"
+        raise SpecError(
+            Problem(str(lock), f"is not a lock of stack {stack.stack}", got=found, expected=expected, hint=hint)
+        )
 
 
 def _make_venv(folder: Path) -> None:
@@ -180,7 +213,7 @@ def _check_space(folder: Path, locked: Sequence[Locked]) -> None:
     if (folder / LOCK).is_file():
         return
     needed = int(UNPACKED * sum(item.size_bytes for item in locked))
-    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    parent = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise EnvironmentMissing(
@@ -192,7 +225,7 @@ def _check_space(folder: Path, locked: Sequence[Locked]) -> None:
 
 
 def _python(folder: Path) -> Path:
-    return folder.absolute() / "bin" / "python"
+    return folder / "bin" / "python"
 
 
 @contextmanager

@@ -169,5 +169,5 @@ def _names(fact: Any) -> list[str]:
     return [str(item) for item in fact] if isinstance(fact, list) else []
 
 
-def missing_record(reason: str) -> Finding:
-    return _differs(PROVENANCE, "the record of an image of ours", reason)
+def missing_record(reason: str, where: str = PROVENANCE) -> Finding:
+    return _differs(where, "the record of an image of ours", reason)

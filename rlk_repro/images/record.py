@@ -85,15 +85,15 @@ def digest_of(value: Mapping[str, Any]) -> str:
     return sha256_bytes(dump_json_line({name: item for name, item in value.items() if name != "digest"}).encode())
 
 
-def parse_record(data: bytes) -> ImageRecord:
-    """Read a record.
+def parse_record(data: bytes, where: str = PROVENANCE) -> ImageRecord:
+    """Read a record; ``where`` is the file that it was read from.
 
     Raises:
         BundleUnreadable: not one of ours, of a newer version, or edited since it was written.
     """
     try:
         value = json.loads(data)
-        check_schema(PROVENANCE, value, SCHEMA)
+        check_schema(where, value, SCHEMA)
         record = ImageRecord(
             stack=str(value["stack"]),
             platform=str(value["platform"]),
@@ -105,10 +105,10 @@ def parse_record(data: bytes) -> ImageRecord:
         )
         Platform(record.platform.partition("-")[0])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BundleUnreadable(Problem(PROVENANCE, f"is no record of an image ({error})")) from None
+        raise BundleUnreadable(Problem(where, f"is no record of an image ({error})")) from None
     if value.get("digest") != digest_of(value):
         raise BundleUnreadable(
-            Problem(PROVENANCE, "was edited since it was written", got=value.get("digest"), expected=digest_of(value))
+            Problem(where, "was edited since it was written", got=value.get("digest"), expected=digest_of(value))
         )
     return record
 

@@ -36,7 +36,7 @@ def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
         data = locate(root, path).read_bytes()
     except OSError as error:
         return Unknown(f"{path}: {str(error.strerror).lower()}")
-    return parse_record(data)
+    return parse_record(data, path)
 
 
 def check_running(
@@ -49,9 +49,9 @@ def check_running(
     try:
         record = read_record(root)
     except BundleUnreadable as error:
-        return [missing_record(str(problem)) for problem in error.problems]
+        return [missing_record(str(problem), find_record(root)) for problem in error.problems]
     if isinstance(record, Unknown):
-        return [missing_record(record.reason)] if is_required else []
+        return [missing_record(record.reason, find_record(root))] if is_required else []
     findings = [*check_sources(record), *check_kernels(record), *match_running(record, code)]
     if stack is not None and (stack.images or stack.locks):
         findings += match_stack(record, stack, platform)

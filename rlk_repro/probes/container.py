@@ -50,7 +50,7 @@ def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> d
     return {
         "is_container": runtime != NONE,
         "runtime": runtime,
-        "image_digest": _digest(variables, record, runtime),
+        "image_digest": _digest(variables, record, runtime, find_record(root)),
         "image_record_sha256": derive(read_text(root, find_record(root)), lambda text: sha256_bytes(text.encode())),
     }
 
@@ -72,17 +72,18 @@ def find_record(root: Path = Path("/")) -> str:
 
 def load_provenance(root: Path) -> dict[str, Any] | Unknown:
     """The own record of the image or environment, of what was built into it."""
-    return derive(read_text(root, find_record(root)), _parse_object)
+    path = find_record(root)
+    return derive(read_text(root, path), lambda text: _parse_object(text, path))
 
 
-def _digest(environ: Mapping[str, str], record: dict[str, Any] | Unknown, runtime: str) -> str | Unknown:
+def _digest(environ: Mapping[str, str], record: dict[str, Any] | Unknown, runtime: str, path: str) -> str | Unknown:
     candidates = [environ.get(DIGEST_VARIABLE), None if isinstance(record, Unknown) else record.get("image_digest")]
     for candidate in candidates:
         if isinstance(candidate, str) and candidate:
             return candidate
     if runtime == NONE:
         return Unknown("not in a container")
-    return Unknown(f"{DIGEST_VARIABLE} is not set and {PROVENANCE} names no image_digest")
+    return Unknown(f"{DIGEST_VARIABLE} is not set and {path} names no image_digest")
 
 
 def _from_control_group(root: Path) -> list[str]:
@@ -91,9 +92,9 @@ def _from_control_group(root: Path) -> list[str]:
     return [GROUP_RUNTIMES[match.lastindex - 1]] if match and match.lastindex else []
 
 
-def _parse_object(text: str) -> dict[str, Any] | Unknown:
+def _parse_object(text: str, path: str) -> dict[str, Any] | Unknown:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return Unknown(f"{PROVENANCE} is not JSON")
-    return value if isinstance(value, dict) else Unknown(f"{PROVENANCE} is not a JSON object")
+        return Unknown(f"{path} is not JSON")
+    return value if isinstance(value, dict) else Unknown(f"{path} is not a JSON object")

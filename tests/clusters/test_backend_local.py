@@ -171,10 +171,17 @@ def test_a_plan_that_needs_containers_or_nodes_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         local.render(dataclasses.replace(plan, run=run, stack=stack), RunDir(Path("/run")))
     assert str(caught.value).splitlines() == [
-        "stack example: has images, but the local cluster starts no containers, expected a stack without images",
+        "stack example: has images, but the local cluster starts no containers, "
+        "expected a stack without images or with a lock",
         "  hint: --stack host uses the software of this machine",
         "run smoke: layouts.cpu.num_nodes: the local cluster is one node, got 4, expected 1",
     ]
+
+
+def test_a_locked_stack_runs_in_its_environment_although_it_has_images() -> None:
+    plan, _ = make_example_plan(hardware="h200")
+    stack = load_stack("example").model.model_copy(update={"locks": {"cuda-amd64": f"sha256:{'1' * 64}"}})
+    assert local.render(dataclasses.replace(plan, stack=stack), RunDir(Path("/run"))).files
 
 
 def test_a_new_agent_leaves_no_bundle_of_an_earlier_one(tmp_path: Path) -> None:

@@ -311,6 +311,14 @@ def test_headline_runs_are_shown_in_a_container_whose_digest_is_not_published(ca
     assert "has images, but runtime host starts no container" in refusal_of(host)
 
 
+def test_an_environment_of_the_lock_runs_on_the_host_although_the_stack_has_images() -> None:
+    plan = plan_for(stack="example")
+    stack = plan.stack.model_copy(update={"locks": {"cuda-amd64": f"sha256:{'1' * 64}"}})
+    script = render_sbatch(with_site(plan, stack=stack, container={"runtime": "host"}), run_dir_of(plan))
+    assert plan.image is not None
+    assert plan.image.digest not in script
+
+
 def test_a_stack_without_images_says_that_the_profile_s_runtime_is_not_used(call) -> None:
     remark = "stack host has no images: the Python of the nodes runs, not pyxis"
     code, out, err = call("submit", "smoke", "--cluster", "slurm", "--profile", "generic-h200", "--dry-run")
@@ -379,7 +387,7 @@ def test_what_cannot_be_told_is_refused() -> None:
     example = plan_for(stack="example")
     assert refusal_of(with_site(example, container={"runtime": "host"})) == (
         "stack example: has images, but runtime host starts no container, "
-        "expected a stack without images, or another container.runtime"
+        "expected a stack without images or with a lock, or another container.runtime"
     )
     no_folder = with_site(example, container={"runtime": "apptainer", "image_dir": None})
     assert refusal_of(no_folder) == (

@@ -200,7 +200,8 @@ def test_the_workflow_builds_checks_signs_pushes_and_proposes_an_image_on_a_tag(
     """Its steps in their order, in a checkout whose stack is the stand-in's; ``gh`` alone is a stub."""
     release = Release.make(tmp_path, workshop.engine, workshop.context, f"{workshop.host}/released")
     built = release.run_job("build", {"matrix.platform": "cuda-amd64"})
-    assert release.run_job("build", {"matrix.platform": "rocm-amd64"}) == {}
+    for base in ("", "registry.example/rocm@sha256:0"):  # the stack has no base of this platform
+        assert release.run_job("build", {"matrix.platform": "rocm-amd64", "vars.ROCM_BASE": base}) == {}
     digest = built["steps.push.outputs.cuda-amd64"]
     (release.folder / "signatures").rename(release.folder / "gone")
     refused = release.run_step("build", "Check what a stranger gets", {"matrix.platform": "cuda-amd64"})

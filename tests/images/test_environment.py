@@ -156,3 +156,44 @@ def test_other_folders_are_refused_by_env_check_and_export(stack: Stack, tmp_pat
     for call in calls:
         with pytest.raises(EnvironmentMissing, match="is no environment of a stack"):
             call()
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 127])
+def test_the_environments_own_answer_is_passed_on(tmp_path: Path, code: int) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / container.LOCK).touch()
+    python = tmp_path / "bin" / "python"
+    python.write_text(f"#!/bin/sh\nexit {code}\n")
+    python.chmod(0o755)
+    if code != 127:
+        assert environment.check(tmp_path, "nope", None) == code
+        return
+    with pytest.raises(EnvironmentMissing, match="is no environment of a stack"):
+        environment.check(tmp_path, "nope", None)
+
+
+def test_relative_folders_are_the_callers(
+    machine: Machine, stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    create(stack, PLATFORM, Path("env"), bundle=Path("bundle"))
+    venv, packages = machine.calls[:2]
+    assert venv.argv[-1] == str(tmp_path / "env")
+    assert str(tmp_path / "bundle" / "wheels") in packages.argv
+    assert machine.calls[-1].environ["PIP_FIND_LINKS"] == str(tmp_path / "bundle" / "wheels")
+    machine.calls.clear()
+    environment.export(stack.model_copy(update={"pins": {}}), Path("env"), Path("out"))
+    for call in machine.calls:
+        assert call.argv[call.argv.index("--dest") + 1] == str(tmp_path / "out" / "wheels")
+    sums = [line.split("  ")[1] for line in (tmp_path / "out" / "SHA256SUMS").read_text().splitlines()]
+    assert sums == [container.LOCK, "sources.txt"]
+
+
+def test_the_lock_of_another_stack_is_not_exported(machine: Machine, stack: Stack, tmp_path: Path) -> None:
+    create(stack, PLATFORM, tmp_path / "env")
+    machine.calls.clear()
+    other = stack.model_copy(update={"stack": "other", "locks": {PLATFORM: f"sha256:{'1' * 64}"}})
+    with pytest.raises(SpecError, match="is not a lock of stack other"):
+        environment.export(other, tmp_path / "env", tmp_path / "out")
+    assert machine.calls == []
+    assert not (tmp_path / "out").exists()

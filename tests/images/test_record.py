@@ -226,6 +226,17 @@ def test_at_a_jobs_start(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert broken.level is Level.BLOCKING
 
 
+def test_an_environments_bad_record_is_named_by_its_own_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    (tmp_path / "lock.txt").touch()
+    path = tmp_path / "provenance.json"
+    for text in ("{}", None):
+        path.write_text(text) if text else path.unlink()
+        (finding,) = running.check_running(make_code(), None, None, is_required=True)
+        assert finding.where == str(path)
+        assert "/opt/rlk-repro" not in str(finding)
+
+
 def test_the_dockerfile_and_the_stack_name_one_base() -> None:
     base = load_stack("2026-07").model.bases["cuda-amd64"]
     text = (ROOT / "docker/Dockerfile.cuda").read_text()

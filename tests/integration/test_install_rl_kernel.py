@@ -24,10 +24,11 @@ from rlk_repro.spec.load import load_stack
 from tests import ROOT
 from tests.support.git_mirror import mirror_folder
 from tests.support.probe_examples import write_tree
+from tools.image_build.kernels import OFFLINE
 from tools.rl_kernel import build, proof
 from tools.rl_kernel.hardware import find_hardware
 from tools.rl_kernel.repair import CCCL3_FUNCTIONALS, Repair, apply_repair
-from tools.rl_kernel.source import get_sources
+from tools.rl_kernel.source import fetch, get_sources
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
 COMMANDS = '[project.scripts]\nrlk-repro = "rl_engine:main"\nrlk = "rl_engine:main"\n'
@@ -101,6 +102,13 @@ def test_why_a_fetch_failed_is_said(
         get_sources(checkout.pin.model_copy(update=change), None, tmp_path / "copy")
     assert says.lower() in str(caught.value).lower()
     assert hint in str(caught.value)
+
+
+def test_a_step_of_an_environment_names_the_bundle_without_a_network(checkout: Checkout, tmp_path: Path) -> None:
+    pin = checkout.pin.model_copy(update={"repository": "https://git.example/nonexistent"})
+    with pytest.raises(EnvironmentMissing, match="rlk-repro env create DIR --from FOLDER") as caught:
+        fetch(pin, tmp_path / "copy", OFFLINE)
+    assert "RLK_SRC" not in str(caught.value)
 
 
 def test_without_pin_and_path_there_is_nothing_to_install(tmp_path: Path) -> None:

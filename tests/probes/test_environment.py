@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from rlk_repro.probes import container, environment
@@ -70,6 +72,12 @@ def test_an_image_without_a_digest_says_why(tmp_path, record):
     write_tree(tmp_path, {container.PROVENANCE: record, "/.dockerenv": ""})
     reason = "RLK_REPRO_IMAGE_DIGEST is not set and /opt/rlk-repro/provenance.json names no image_digest"
     assert container.probe(tmp_path, {})["image_digest"] == Unknown(reason)
+
+
+def test_an_environments_record_is_named_by_its_own_path(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    write_tree(tmp_path, {"/lock.txt": "", "/provenance.json": "{"})
+    assert container.load_provenance(Path("/")) == Unknown(f"{tmp_path}/provenance.json is not JSON")
 
 
 def test_outside_a_container_there_is_no_digest(tmp_path):

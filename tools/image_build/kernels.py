@@ -28,10 +28,11 @@ from tools.image_build.nvcc import NVCC as NVCC_VARIABLE
 from tools.image_build.package import pip_install
 from tools.rl_kernel import build, record
 from tools.rl_kernel.repair import CCCL3_FUNCTIONALS, apply_repair
-from tools.rl_kernel.source import Sources, fetch, get_sources
+from tools.rl_kernel.source import Sources, fetch
 
 HERE: Final = Path(__file__).resolve().parent
 TIMEOUT_S: Final = 7200.0
+OFFLINE: Final = "rlk-repro env create DIR --from FOLDER takes what env export wrote"
 STUBS: Final = ("lib64/stubs", "targets/x86_64-linux/lib/stubs", "targets/sbsa-linux/lib/stubs")
 CUDA_BIN: Final = "/usr/local/cuda/bin"
 TOOLS: Final = {
@@ -55,7 +56,7 @@ class Toolchain:
         return self.nvcc.resolve().parent.parent
 
 
-def install_rl_kernel(pin: Pin, architectures: tuple[str, ...], origin: Path | None = None) -> BuildRecord:
+def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:
     """With compiled kernels for ``architectures`` (``80``), and for Hopper its own besides.
 
     Raises:
@@ -64,7 +65,7 @@ def install_rl_kernel(pin: Pin, architectures: tuple[str, ...], origin: Path | N
     """
     toolchain = find_toolchain(os.environ)
     with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
-        sources = get_sources(pin, origin, Path(parent) / "RL-Kernel")
+        sources = fetch(pin, Path(parent) / "RL-Kernel", OFFLINE)
         needs_repair = int(toolchain.toolkit.split(".")[0]) >= 13
         repairs = (apply_repair(CCCL3_FUNCTIONALS, sources.folder),) if needs_repair else ()
         environ = make_environment(os.environ, toolchain, architectures)

@@ -21,7 +21,7 @@ from rlk_repro.probes.code import normalise
 from rlk_repro.spec import ImagePlatform, Stack
 from tools.image_build.checkout import forget_time
 from tools.image_build.inputs import Inputs, list_packages
-from tools.image_build.kernels import stub_environment
+from tools.image_build.kernels import OFFLINE, stub_environment
 from tools.image_build.package import OURS, pip_install
 from tools.rl_kernel.source import fetch
 
@@ -80,7 +80,7 @@ def install_sources(inputs: Inputs) -> None:
     stack = get_stack(inputs.stack)
     shutil.rmtree(SOURCES, ignore_errors=True)
     for name in ("vime", "megatron_lm"):
-        fetch(stack.pins[name], SOURCES / name)
+        fetch(stack.pins[name], SOURCES / name, OFFLINE)
         forget_time(SOURCES / name)
     pip_install("--no-build-isolation", "--editable", str(SOURCES / "vime"))
     _patch(stack)

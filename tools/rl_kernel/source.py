@@ -20,12 +20,12 @@ from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.spec import Pin
 
 FETCH_TIMEOUT_S: Final = 600.0
+OFFLINE: Final = "bring the sources and name them by RLK_SRC=/path/to/RL-Kernel"
 # What git says, and what it means; asked in this order.
 FETCH_TROUBLE: Final = (
     ("not our ref", "the repository has no such commit: is the pin right?"),
     ("could not read Username", "git was asked for a password: is the repository's address right?"),
     ("Repository not found", "is the repository's address right?"),
-    ("", "this machine may reach no network: bring the sources and name them by RLK_SRC=/path/to/RL-Kernel"),
 )
 
 
@@ -58,14 +58,15 @@ def get_sources(pin: Pin | None, origin: Path | None, folder: Path) -> Sources:
     return copy_checkout(pin, origin, folder) if is_checkout else copy_archive(pin, origin, folder)
 
 
-def fetch(pin: Pin, folder: Path) -> Sources:
-    """Fetch one commit without its history, and without any credential."""
+def fetch(pin: Pin, folder: Path, offline: str = OFFLINE) -> Sources:
+    """Fetch one commit without its history and without any credential; ``offline`` is what to do without a network."""
     folder.mkdir(parents=True)
     _git(folder, "init", "--quiet")
     done = git.fetch(folder, pin.repository, pin.commit, timeout_s=FETCH_TIMEOUT_S)
     if not done.is_ok:
         words = git.explain(done)
-        hint = next(hint for needle, hint in FETCH_TROUBLE if needle in done.stderr)
+        found = (hint for needle, hint in FETCH_TROUBLE if needle in done.stderr)
+        hint = next(found, f"this machine may reach no network: {offline}")
         raise EnvironmentMissing(
             Problem(f"{pin.repository} at {pin.commit[:12]}", f"cannot be fetched ({words})", hint=hint)
         )

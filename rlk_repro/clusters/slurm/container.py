@@ -20,7 +20,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import ContainerSettings
+from rlk_repro.spec import ContainerSettings, Image
 
 ENGINES: Final = frozenset({"docker", "podman"})
 _AMD_DEVICES: Final = ("/dev/dri", "/dev/kfd")
@@ -83,9 +83,10 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     runtime = find_runtime(plan)
     where = f"profile {plan.profile.profile}: container"
     if runtime == "host":
-        if plan.stack.images or plan.stack.unpublished:
+        has_images = plan.stack.images or plan.stack.unpublished
+        if has_images and plan.hardware.image_platform not in plan.stack.locks:
             yield Problem(f"stack {plan.stack.stack}", "has images, but runtime host starts no container",
-                          expected="a stack without images, or another container.runtime")  # fmt: skip
+                          expected="a stack without images or with a lock, or another container.runtime")  # fmt: skip
         return
     if shown_image(plan) is None:
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}",
@@ -137,16 +138,21 @@ def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
     return [] if make is None else [*make(plan, run_dir), *container_settings(plan).extra]
 
 
+def _find_image(plan: Plan) -> Image | None:
+    """What the nodes start: no image where the runtime is the host's, although the stack has one."""
+    return None if find_runtime(plan) == "host" else shown_image(plan)
+
+
 def make_import(plan: Plan) -> Import | None:
     """None for runtimes that keep images themselves."""
-    image, folder = shown_image(plan), container_settings(plan).image_dir
+    image, folder = _find_image(plan), container_settings(plan).image_dir
     if image is None or folder is None:
         return None
     return plan_import(find_runtime(plan), image, plan.hardware.machine, folder)
 
 
 def make_image_name(plan: Plan) -> str:
-    image = shown_image(plan)
+    image = _find_image(plan)
     return "" if image is None else f"{image.reference}@{image.digest}"
 
 
@@ -159,7 +165,7 @@ def list_entry(plan: Plan) -> list[str]:
     words = ["env"]
     if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
         words += [f"--unset={name}" for name in AMD_VISIBILITY]
-    image = shown_image(plan)
+    image = _find_image(plan)
     if image is not None:
         words.append(f"{DIGEST_VARIABLE}={image.digest}")
     folder = container_settings(plan).package_dir
