@@ -9,6 +9,7 @@ from typing import Any, Final
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.units import count
 from rlk_repro.plan import Plan
 from rlk_repro.probes.network import ACTIVE, list_ports
 from rlk_repro.rundir.manifest import Manifest
@@ -28,7 +29,7 @@ def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -
         ranks = [str(rank) for rank, path in sorted(files.items()) if SOCKET in _read_network(path).split(", ")]
         if ranks:
             where = f"{trial.name}.libraries.transport"
-            expected = f"RDMA, because {num_active} ports of the nodes are active"
+            expected = f"RDMA, which {count(num_active, 'active port')} of the nodes could carry"
             yield Finding(Level.BLOCKING, where, expected, f"{SOCKET}, by rank {', '.join(ranks)}")
 
 

@@ -56,6 +56,10 @@ SHORTEST_LIMIT_MIN: Final = 10.0  # a first trial compiles, and a live run may s
 LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
 
 
+Spread: TypeAlias = Annotated[float, Field(gt=0, le=100)]
+"""An assumed standard deviation, in percent."""
+
+
 class Measure(GrowingModel):
     """The measurement plan, fixed and hashed before the first trial.
 
@@ -81,7 +85,7 @@ class Measure(GrowingModel):
     replay_margin_pct: Positive | None = Field(
         None, description="largest difference of a reproduced replay, in percent; default: smallest_effect_pct"
     )
-    expected_pair_sd_pct: Positive = Field(
+    expected_pair_sd_pct: Spread = Field(
         2.0, description="assumed standard deviation of pair effects, in percent, for the power estimate"
     )
     max_dropped_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
@@ -96,7 +100,7 @@ class Measure(GrowingModel):
     period_steps: Annotated[int, Field(ge=1, le=100)] = Field(
         2, description="number of rollouts in a period; only the last one is scored"
     )
-    expected_block_sd_pct: Positive = Field(
+    expected_block_sd_pct: Spread = Field(
         0.5, description="assumed standard deviation of block effects, in percent, for the power estimate"
     )
     shadow_steps: Annotated[int, Field(ge=0, le=1000)] = Field(

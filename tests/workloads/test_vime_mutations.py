@@ -54,6 +54,7 @@ SURVIVORS = {
             *("measure.pairs", "measure.warmup_steps", "measure.scored_steps"),
             *("measure.design", "entropy_metric", "measure.sessions", "measure.blocks", "measure.shadow_steps"),
             *("expected_session_minutes.HARDWARE", REWARD_MARGIN),
+            *("measure.expected_pair_sd_pct", "measure.expected_block_sd_pct"),
             *("rl_kernel.mode", "rl_kernel.ops", "rl_kernel.ops_on.HARDWARE"),
             *("workload.model.recipe", "workload.model.source.revision", "workload.data.source.revision"),
             *("workload.data.input_key", "workload.data.label_key", "workload.grpo.rollout_max_prompt_len"),
