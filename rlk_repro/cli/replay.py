@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlk_repro.replay.steps import PreparedReplay, Recorded
     from rlk_repro.submit.finishing import Result
 
-MOST_IN_FULL: Final = 3
+MOST_IN_FULL: Final = 2
 """Warnings about one part of the manifest that are shown one by one."""
 
 

@@ -32,15 +32,16 @@ def install(args):
     from rlk_repro.refengine.trainer import Trainer
     train_step = Trainer._train_step
     def slow(self, *values):
+        begun = time.perf_counter()
+        time.sleep(0.03)
+        result = train_step(self, *values)
         share = float(os.environ["PLANTED"]) if installation.turn.is_enabled else 0.0
-        time.sleep(0.03 * (1 + share))
-        return train_step(self, *values)
+        time.sleep(share * (time.perf_counter() - begun))
+        return result
     Trainer._train_step = slow
     return installation
 """
-"""Each optimizer step waits 30 ms, and longer by a share of that where it is the enabled variant's turn."""
-WAIT_S = 0.06
-"""Of one step of two optimizer steps."""
+"""Each optimizer step takes 30 ms more, and where it is the enabled variant's turn a share of its own time on top."""
 
 
 class Planted:
@@ -72,10 +73,12 @@ def run_planted(folder: Path, share: float, *settings: str) -> RunDir:
 
 
 def find_planted(analysis: Analysis, share: float) -> float:
-    """The ratio that the planted wait makes of the baseline's own step time."""
-    baseline = next(arm for arm in analysis.trials if arm.variant == "baseline").summary("step_time_s")
-    assert baseline is not None
-    return 1 + share * WAIT_S / baseline.median
+    """The ratio of step times that the planted share of the optimizer steps makes."""
+    baseline = next(arm for arm in analysis.trials if arm.variant == "baseline")
+    step, training = (baseline.summary(name) for name in ("step_time_s", "actor_train_time_s"))
+    assert step is not None
+    assert training is not None
+    return 1 + share * training.median / step.median
 
 
 @pytest.fixture(scope="module")
