@@ -87,9 +87,10 @@ def test_a_bundle_from_kubernetes_is_replayed_on_this_machine(server: Cluster, t
     assert again.launch.plan.experiment_hash == recorded.plan.experiment_hash
     prepared = replay.prepare(recorded, cluster="local")
     told: list[str] = []
-    comparison = replay.run(prepared, told.append)
+    comparison, result = replay.run(prepared, told.append)
     assert comparison is not None
-    assert any(line.startswith("bundle: ") for line in told)
+    assert result.bundle.is_file()
+    assert any(line.startswith("run directory: ") for line in told)
 
 
 ALLOW = "from rlk_repro.workloads import reference\nreference.find_problems = lambda _: []\n"
