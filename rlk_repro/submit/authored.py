@@ -80,7 +80,7 @@ def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
     if sum(flag.startswith("--") for flag in plan.sources.values()) > MAX_FLAGS:
         yield Finding(Level.BLOCKING, f"{name}: sources", f"at most {MAX_FLAGS} values from flags", "more")
         return
-    overrides = [*list_overrides(plan.run, plan.sources), *_choose_design(plan)]
+    overrides = [*list_overrides(plan.run, plan.sources), _choose_design(plan)]
     if not plan.is_exploratory:
         for item in find_rule_problems(overrides):
             yield Finding(Level.BLOCKING, f"{name}: {item.where}", "a plan that is marked exploratory", item.what)
@@ -99,10 +99,10 @@ def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
             yield from diff_values(f"{name}: {path.stem}", written, dump_model(part), Level.BLOCKING)
 
 
-def _choose_design(plan: Plan) -> Iterator[Override]:
+def _choose_design(plan: Plan) -> Override:
     """The design is the submitter's choice; plans of version 0.2.0 did not record the flag that chose the default."""
     path = ("measure", DESIGN)
-    yield Override(path, plan.run.measure.design, SETTING + ".".join(path))
+    return Override(path, plan.run.measure.design, SETTING + ".".join(path))
 
 
 def _load(model: type[M], path: Path, overrides: list[Override]) -> M:

@@ -13,7 +13,7 @@ from rlk_repro.base.escapes import printable
 from rlk_repro.base.resources import list_names, stack_folders
 from rlk_repro.base.units import format_duration
 from rlk_repro.plan import Plan
-from rlk_repro.spec import Profile
+from rlk_repro.spec import Profile, Stack
 from rlk_repro.spec.load import load_stack
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.api import Code
@@ -70,8 +70,7 @@ def _list_commits(plan: Plan) -> Iterator[Code]:
     commits = plan.run.rl_kernel.commits
     if commits is None:
         return
-    stacks = (load_stack(name).model for name in list_names(stack_folders()))
-    pinned = {stack.pins["rl_kernel"].commit for stack in stacks if "rl_kernel" in stack.pins}
+    pinned = {stack.pins["rl_kernel"].commit for stack in _load_shipped_stacks() if "rl_kernel" in stack.pins}
     for commit in (commits.baseline, commits.enabled):
         yield Code(where="rl_kernel.commits", value=commit, is_known=commit in pinned)
 
@@ -80,9 +79,12 @@ def _list_images(plan: Plan) -> Iterator[Code]:
     """An image runs whatever is in it; known are those of the shipped stacks, by digest."""
     image = plan.image
     if image is not None:
-        stacks = (load_stack(name).model for name in list_names(stack_folders()))
-        shipped = {known.digest for stack in stacks for known in stack.images.values()}
+        shipped = {known.digest for stack in _load_shipped_stacks() for known in stack.images.values()}
         yield Code(where="image", value=f"{image.reference}@{image.digest}", is_known=image.digest in shipped)
+
+
+def _load_shipped_stacks() -> Iterator[Stack]:
+    return (load_stack(name).model for name in list_names(stack_folders()))
 
 
 def _mark(item: Code) -> str:
