@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ def install(args):
     train_step = Trainer._train_step
     def slow(self, *values):
         begun = time.perf_counter()
-        time.sleep(0.03)
+        time.sleep(float(os.environ["WAIT_S"]))
         result = train_step(self, *values)
         share = float(os.environ["PLANTED"]) if installation.turn.is_enabled else 0.0
         time.sleep(share * (time.perf_counter() - begun))
@@ -41,17 +43,18 @@ def install(args):
     Trainer._train_step = slow
     return installation
 """
-"""Each optimizer step takes 30 ms more, and where it is the enabled variant's turn a share of its own time on top."""
+"""Each optimizer step waits ``WAIT_S`` seconds; in the enabled variant it then waits a share of its own time."""
 
 
 class Planted:
     """The reference trainer as a workload, with a wait planted into its steps."""
 
-    def __init__(self, folder: Path, share: float) -> None:
+    def __init__(self, folder: Path, share: float, wait_s: float) -> None:
         (folder / "planted.py").write_text(PLANTED)
         self._env = {
             "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), str(SUPPORT / "fake_rl_engine")]),
             "PLANTED": str(share),
+            "WAIT_S": str(wait_s),
         }
 
     def __getattr__(self, name: str) -> Any:
@@ -63,11 +66,11 @@ class Planted:
         return replace(command, argv=argv, env={**command.env, **self._env})
 
 
-def run_planted(folder: Path, share: float, *settings: str) -> RunDir:
+def run_planted(folder: Path, share: float, *settings: str, wait_s: float = 0.03) -> RunDir:
     tiny = ("workload.grpo.rollout_batch_size=2", "workload.grpo.n_samples_per_prompt=4", "lane=train-only")
     design = ("measure.design=crossover", "measure.shadow_steps=0", *settings)
     _, run_dir = make_staged(folder / "run", (*design, *tiny))
-    workload: Any = Planted(folder, share)
+    workload: Any = Planted(folder, share, wait_s)
     assert run_example(run_dir, workload, analyse=lambda place: analyse(place).to_json()) == 0
     return run_dir
 
@@ -113,25 +116,32 @@ def test_a_planted_slow_down_is_found(finished: RunDir) -> None:
     assert "plain PyTorch" in found.verdict.headline
 
 
+def run_quietly(folder: Path, share: float) -> RunDir:
+    """Run four sessions whose steps mostly wait: a CPU adds little noise, the cheapest operator little time."""
+    return run_planted(folder, share, "entropy_metric=false", "rl_kernel.ops=[ratio_kl]", wait_s=0.16)
+
+
 @pytest.mark.real
 @pytest.mark.timeout(600)
-def test_planted_slow_downs_of_0_2_and_10_percent_are_told_apart(tmp_path: Path) -> None:
-    """Each within the intervals of both runs; the run without a planted wait has what the double's route costs."""
-    effects, truths = {}, {}
-    for share in (0.0, 0.02, 0.1):
-        (tmp_path / str(share)).mkdir()
-        found = analyse(run_planted(tmp_path / str(share), share, "entropy_metric=false"))
-        effects[share], truths[share] = found.effect("step_time_s"), find_planted(found, share)
-    plain = effects[0.0]
-    assert plain is not None
-    for share, effect in effects.items():
+def test_planted_slow_downs_of_0_2_and_10_percent_are_found(tmp_path: Path) -> None:
+    """Three runs side by side take 160 s on 2 cores; each interval holds what was planted."""
+    folders = {share: tmp_path / str(share) for share in (0.0, 0.02, 0.1)}
+    for folder in folders.values():
+        folder.mkdir()
+    with ProcessPoolExecutor(len(folders), mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {share: pool.submit(run_quietly, folder, share) for share, folder in folders.items()}
+        analyses = {share: analyse(run.result()) for share, run in running.items()}
+    for share, found in analyses.items():
+        effect = found.effect("step_time_s")
         assert effect is not None
         assert effect.ratio is not None
-        assert plain.ratio is not None
-        # other tests run beside this one: their load widens the intervals, and six of them may miss
-        allowed = 1.5 * math.hypot(*(find_half_width(item) for item in (effect, plain)))
-        assert abs(math.log(effect.ratio / plain.ratio / truths[share])) <= allowed + 0.002
-        assert find_half_width(effect) < 0.15
+        assert effect.low is not None
+        half_width = find_half_width(effect)
+        # the intervals are of 95 %: three of them and the double's own route, up to 1 %, need some room
+        assert abs(math.log(effect.ratio / find_planted(found, share))) <= 1.5 * half_width + 0.01
+        assert half_width < 0.15
+        # an idle machine of 2 cores reaches 0.7 to 2.1 %; other tests beside this one widen the intervals
+        assert (effect.low > 1) or share < 0.75 * half_width + 0.01
 
 
 def find_half_width(effect: Effect) -> float:
