@@ -17,6 +17,7 @@ from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stac
 from rlk_repro.submit.show import plan_lines, plan_summary
 from rlk_repro.workloads import get_workload
 from tests.support.run_plans import make_run_plan
+from tests.support.tier_examples import make_tier_plan
 
 
 def plan_smoke(*settings: str, hardware: str = "cpu", **options: Any) -> Plan:
@@ -305,3 +306,12 @@ def test_keys_of_the_other_design_are_refused(settings: list[str], message: str)
     with pytest.raises(SpecError) as caught:
         plan_smoke("measure.design=crossover", *settings, is_exploratory=True)
     assert str(caught.value) == message
+
+
+def test_objects_can_only_be_frozen_after_a_warm_up_of_a_trained_model() -> None:
+    with pytest.raises(SpecError, match="--set gc_freeze: this workload trains no model, got True, expected false"):
+        make_tier_plan("module-smoke", "gc_freeze=true")
+    with pytest.raises(SpecError, match="leaves no step after which gc_freeze could freeze, got 0, expected 1 or more"):
+        plan_smoke("gc_freeze=true", "measure.warmup_steps=0", is_exploratory=True)
+    assert "gc_freeze" not in plan_smoke().experiment["run"]
+    assert plan_smoke("gc_freeze=true").experiment["run"]["gc_freeze"] is True

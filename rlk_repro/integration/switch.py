@@ -44,6 +44,7 @@ OPS_VARIABLE: Final = "VIME_RL_KERNEL_OPS"
 SCHEDULE_VARIABLE: Final = "VIME_RL_KERNEL_SCHEDULE"
 COMMIT_VARIABLE: Final = "VIME_RL_KERNEL_COMMIT"
 ENTROPY_VARIABLE: Final = "RLK_REPRO_ENTROPY_METRIC"
+GC_FREEZE_VARIABLE: Final = "RLK_REPRO_GC_FREEZE_AFTER"
 OPS_DIR_VARIABLE: Final = "RLK_REPRO_OPS_DIR"
 LIBRARIES_DIR_VARIABLE: Final = "RLK_REPRO_LIBRARIES_DIR"
 
@@ -69,6 +70,8 @@ class Settings:
     ops_dir: Path | None = None
     libraries_dir: Path | None = None
     has_entropy_metric: bool = True
+    gc_freeze_after: int = 0
+    """The number of rollouts after which the process freezes its Python objects; 0 for never."""
 
     @property
     def is_requested(self) -> bool:
@@ -76,8 +79,8 @@ class Settings:
 
     @property
     def is_active(self) -> bool:
-        """Whether there is anything to do: RL-Kernel to route in, measurements to write, a metric to leave out."""
-        return self.is_requested or self.ops_dir is not None or not self.has_entropy_metric
+        """Whether there is anything to do: to route RL-Kernel in, write records, leave a metric out, freeze objects."""
+        return self.is_requested or self.ops_dir is not None or not self.has_entropy_metric or self.gc_freeze_after > 0
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -95,6 +98,10 @@ class Settings:
         if not set(schedule) <= LETTERS.keys():
             expected = f"letters {', '.join(LETTERS)}, one a rollout"
             problems.append(Problem(SCHEDULE_VARIABLE, "is not a schedule", got=schedule, expected=expected))
+        freeze_after = environ.get(GC_FREEZE_VARIABLE) or "0"
+        if not freeze_after.isdecimal():
+            expected = "a number of rollouts"
+            problems.append(Problem(GC_FREEZE_VARIABLE, "is not a number", got=freeze_after, expected=expected))
         if problems:
             raise SpecError(*problems)
         is_requested = switch == "1" and mode != Mode.OFF
@@ -107,6 +114,7 @@ class Settings:
             ops_dir=ops_dir,
             libraries_dir=_read_folder(environ, LIBRARIES_DIR_VARIABLE) or (ops_dir and libraries_beside(ops_dir)),
             has_entropy_metric=entropy == "1",
+            gc_freeze_after=int(freeze_after),
         )
 
 
@@ -189,6 +197,7 @@ def install_into(
     libraries = libraries_file(settings.libraries_dir, rank) if settings.libraries_dir else None
     energy = open_energy(case.platform) if settings.ops_dir else None
     installation = Installation(profile, ledger, watch, libraries, settings.schedule, energy)
+    installation.gc_freeze_after = settings.gc_freeze_after
     ledger.open(
         mode=settings.mode.value,
         is_requested=settings.is_requested,

@@ -121,6 +121,7 @@ class Step:
 
     Only sessions have ``variant`` (None where the step did not begin as one) and ``counts``, which are torch's.
     ``energy_j`` is the energy of the rank's device; None where it is unknown.
+    ``gc_frozen`` is the number of Python objects that the process froze after this step.
     """
 
     event: Literal["step"]
@@ -132,6 +133,7 @@ class Step:
     variant: Literal["baseline", "enabled"] | None = None
     counts: Annotated[dict[Timer, Count], Field(max_length=16)] = Field(default_factory=dict)
     energy_j: Seconds | None = None
+    gc_frozen: Count | None = None
     agreement: Tokens | None = None
 
 

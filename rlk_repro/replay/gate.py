@@ -25,7 +25,7 @@ from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec.values import dump_model
 from rlk_repro.statistics.stats import STEP_TIME
 
-SAME: Final = ("run", "lane", "design", "layout", "entropy_metric", "rl_kernel", "switch", "workload")
+SAME: Final = ("run", "lane", "design", "layout", "entropy_metric", "gc_freeze", "rl_kernel", "switch", "workload")
 """What of a run must be the same; its stack, its margins and its number of pairs or sessions may differ."""
 MOST_SHOWN: Final = 3
 

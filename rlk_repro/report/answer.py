@@ -11,6 +11,7 @@ from rlk_repro.base.findings import Level
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.report.operators import find_speedup
+from rlk_repro.report.setting import FROZEN
 from rlk_repro.report.view import View
 from rlk_repro.rundir.operator_results import OperatorKind
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
@@ -59,7 +60,8 @@ def describe_baseline(view: View) -> str:
         return setting[BASELINE]
     entropy = setting.get("entropy metric", "")
     if view.analysis.workload in {"vime", "module"} and entropy:
-        return f"vime {'with' if entropy.startswith('computed') else 'without'} its entropy metric"
+        frozen = ", with Python's objects frozen (gc.freeze)" if FROZEN[0] in setting else ""
+        return f"vime {'with' if entropy.startswith('computed') else 'without'} its entropy metric{frozen}"
     return "baseline"
 
 

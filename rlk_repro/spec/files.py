@@ -163,7 +163,7 @@ class Layout(Model):
 class Run(GrowingModel):
     """A benchmark definition, ``jobs/<run>.yaml``."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"expected_session_minutes", "switch"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"expected_session_minutes", "switch", "gc_freeze"})
 
     schema_: Schema = Field(alias="schema", default=1)
     run: Name
@@ -192,6 +192,11 @@ class Run(GrowingModel):
         None, description="compare these environment variables instead of RL-Kernel, in design parallel"
     )
     entropy_metric: bool = Field(True, description="whether both variants compute the entropy that vime reports")
+    gc_freeze: bool = Field(
+        False,
+        description="after the warm-up, exempt the Python objects of every trainer process from garbage collection "
+        "(gc.freeze), in both variants; vime collects after every step",
+    )
     workload: Workload
 
     @property
@@ -347,12 +352,20 @@ def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathP
         yield ("measure", name), found, getattr(measure, name), expected
 
 
+def _freeze_problems(run: Run) -> Iterator[PathProblem]:
+    if run.gc_freeze and not run.workload.has_output_layer:
+        yield ("gc_freeze",), "this workload trains no model", True, "false"
+    elif run.gc_freeze and run.measure.warmup_steps == 0:
+        yield ("measure", "warmup_steps"), "leaves no step after which gc_freeze could freeze", 0, "1 or more"
+
+
 def _run_problems(run: Run) -> list[PathProblem]:
     problems: list[PathProblem] = []
     workload = run.workload
     if run.lane not in workload.lanes:
         problems.append((("lane",), workload.lane_limit, run.lane, " or ".join(workload.lanes)))
     problems += _measure_problems(run.measure, has_variants=workload.has_variants)
+    problems += _freeze_problems(run)
     problems += find_compared_problems(run.rl_kernel, run.switch, design=run.measure.design)
     menu = f"one of {', '.join(run.layouts)}"
     named: dict[tuple[str, ...], Iterable[str]] = {

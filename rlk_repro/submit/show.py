@@ -153,6 +153,8 @@ def plan_lines(plan: Plan) -> list[str]:
     ]  # fmt: skip
     if not plan.run.entropy_metric:
         rows.append(("entropy metric", "not computed, in both variants"))
+    if plan.run.gc_freeze:
+        rows.append(("garbage collector", "objects frozen after the warm-up (gc.freeze), in both variants"))
     missing = plan.stack.unpublished.get(plan.hardware.image_platform)
     if missing is not None:
         rows.append(("image", f"not published ({missing.reason}): submit refuses; {missing.build}"))

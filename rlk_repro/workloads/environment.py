@@ -26,6 +26,7 @@ SWITCH_COMMIT: Final = "VIME_RL_KERNEL_COMMIT"
 OPS_DIR: Final = "RLK_REPRO_OPS_DIR"
 LIBRARIES_DIR: Final = "RLK_REPRO_LIBRARIES_DIR"
 ENTROPY_METRIC: Final = "RLK_REPRO_ENTROPY_METRIC"
+GC_FREEZE: Final = "RLK_REPRO_GC_FREEZE_AFTER"
 COMMITS: Final = "RLK_COMMITS"
 """Names the folder of a machine that has a folder for each commit of RL-Kernel; its user's own, in no record."""
 
@@ -40,7 +41,7 @@ MAY_DIFFER: Final = VARIANT_SWITCHES | {OPS_DIR, LIBRARIES_DIR}
 """Variables that may differ between the trials of a pair: the switches, and where each trial writes."""
 
 # If the user's shell exports one of these, it could turn a baseline into an enabled trial, or change both.
-DECLARED: Final = MAY_DIFFER | {ENTROPY_METRIC}
+DECLARED: Final = MAY_DIFFER | {ENTROPY_METRIC, GC_FREEZE}
 
 # What sets each switch, for a user who exported it.
 SWITCHES: Final = {
@@ -50,6 +51,7 @@ SWITCHES: Final = {
     SWITCH_SCHEDULE: "the run decides, --set measure.design=…",
     SWITCH_COMMIT: "the run decides, rl_kernel.commits",
     ENTROPY_METRIC: "the run decides, --set entropy_metric=…",
+    GC_FREEZE: "the run decides, --set gc_freeze=…",
 }
 
 # If the user's shell exports one of these, the trainer could reach another Ray, or this one through a proxy.
@@ -96,7 +98,7 @@ def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
 def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
     """The variables that rlk-repro sets for a trial: the records' folders, the run's metrics, the declared switches."""
     folder = run_dir.trial(trial.name)
-    return record_env(folder) | transport_env(plan, folder) | metric_env(plan) | switch_env(plan, trial)
+    return record_env(folder) | transport_env(plan, folder) | common_env(plan) | switch_env(plan, trial)
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
@@ -113,9 +115,10 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
     return switches
 
 
-def metric_env(plan: Plan) -> dict[str, str]:
-    """The metrics that both variants leave out; empty where they compute all of vime's metrics."""
-    return {} if plan.run.entropy_metric else {ENTROPY_METRIC: "0"}
+def common_env(plan: Plan) -> dict[str, str]:
+    """What the run asks of both variants alike: to leave a metric out, to freeze Python's objects after the warm-up."""
+    asked = {} if plan.run.entropy_metric else {ENTROPY_METRIC: "0"}
+    return asked | ({GC_FREEZE: str(plan.run.measure.warmup_steps)} if plan.run.gc_freeze else {})
 
 
 def record_env(trial_dir: TrialDir) -> dict[str, str]:

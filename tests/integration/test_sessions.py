@@ -133,6 +133,14 @@ def test_each_step_says_its_variant_and_shows_it(tmp_path: Path) -> None:
     assert judge(log)[0] is ProofStatus.NATIVE
 
 
+def test_objects_are_frozen_after_the_warm_up_in_both_variants(tmp_path: Path) -> None:
+    log = run_session(tmp_path, RLK_REPRO_GC_FREEZE_AFTER="2")
+    frozen = {number: step.gc_frozen for number, (_, step) in log.ranks[0].steps.items()}
+    assert [number for number, found in frozen.items() if found is not None] == [1]
+    # torch alone has made more than that
+    assert (frozen[1] or 0) > 50_000
+
+
 @pytest.mark.parametrize("ops", ["logp,ratio_kl", "linear_logp"])
 def test_baseline_steps_are_bitwise_an_unswitched_run_s(tmp_path: Path, ops: str) -> None:
     """Losses, gradient norms and metrics of both optimizer steps, with weights that stay the same."""

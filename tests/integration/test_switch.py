@@ -71,6 +71,7 @@ def make_route(context: RouteContext) -> Route:
         ({"VIME_RL_KERNEL": "1"}, Settings(mode=Mode.REQUIRE, ops=("logp", "ratio_kl"))),
         ({"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_MODE": "auto", "VIME_RL_KERNEL_OPS": "logp"},
          Settings(mode=Mode.AUTO, ops=("logp",))),
+        ({"RLK_REPRO_GC_FREEZE_AFTER": "6"}, Settings(gc_freeze_after=6)),
         ({"RLK_REPRO_OPS_DIR": "/t/ops"}, Settings(ops_dir=Path("/t/ops"), libraries_dir=Path("/t/libraries"))),
         ({"RLK_REPRO_OPS_DIR": "/t/ops", "RLK_REPRO_LIBRARIES_DIR": "/l"},
          Settings(ops_dir=Path("/t/ops"), libraries_dir=Path("/l"))),
@@ -78,7 +79,7 @@ def make_route(context: RouteContext) -> Route:
 )  # fmt: skip
 def test_settings_are_read_from_the_environment(environ: dict[str, str], expected: Settings) -> None:
     assert Settings.from_env(environ) == expected
-    assert expected.is_active == bool(expected.ops or expected.ops_dir)
+    assert expected.is_active == bool(expected.ops or expected.ops_dir or expected.gc_freeze_after)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,8 @@ def test_settings_are_read_from_the_environment(environ: dict[str, str], expecte
          "VIME_RL_KERNEL_OPS: unknown or repeated operator, got 'logp, ratio_kl', "
          "expected a comma-separated list of logp, ratio_kl, grpo_loss, linear_logp, vocab_parallel_logp, "
          "each at most once"),
+        ({"RLK_REPRO_GC_FREEZE_AFTER": "-1"},
+         "RLK_REPRO_GC_FREEZE_AFTER: is not a number, got '-1', expected a number of rollouts"),
         ({"VIME_RL_KERNEL_OPS": "ratio_kl,grpo_loss"},
          "VIME_RL_KERNEL_OPS: operators serve the same calls, got 'ratio_kl,grpo_loss', "
          "expected only one of grpo_loss and ratio_kl"),

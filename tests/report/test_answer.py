@@ -9,6 +9,7 @@ import pytest
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.report.answer import describe_answer, describe_ground, describe_subject, list_suspects, suggest_next
+from rlk_repro.report.setting import FROZEN
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis, GateStatus, ProofStatus, VerdictWord
 from tests.support.analysis_examples import small
@@ -126,6 +127,13 @@ def test_the_baseline_is_called_by_its_entropy_metric(entropy: str, baseline: st
     setting = (("entropy metric", entropy),) if entropy else ()
     analysis = replace(small(), workload="vime")
     assert describe_subject(make_view(analysis, Context(setting=setting))) == f"RL-Kernel enabled against {baseline}"
+
+
+def test_the_baseline_says_that_its_objects_are_frozen() -> None:
+    setting = (("entropy metric", "left out, in both variants"), FROZEN)
+    view = make_view(replace(small(), workload="vime"), Context(setting=setting))
+    expected = "RL-Kernel enabled against vime without its entropy metric, with Python's objects frozen (gc.freeze)"
+    assert describe_subject(view) == expected
 
 
 def test_an_inconclusive_result_names_the_suspects_among_its_findings() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rlk_repro.report.html import render_html
 from rlk_repro.report.markdown import render_markdown
-from rlk_repro.report.setting import AS_WRITTEN, OWN_ENTROPY, OWN_NORMALISER, describe_setting, find_own_work
+from rlk_repro.report.setting import AS_WRITTEN, FROZEN, OWN_ENTROPY, OWN_NORMALISER, describe_setting, find_own_work
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import DecisionSummary
 from tests.support.analysis_examples import EXAMPLES, faster
@@ -52,6 +52,12 @@ def test_a_run_of_vime_says_model_data_and_rollouts() -> None:
     small = dict(describe_setting(plan_for("vime-smoke", "h200")))
     assert small["model"] == "Qwen3 with random weights, 8 layers: weights made by this tool, seed 1234"
     assert small["data"].endswith("; reward rlk_repro.integration.reward.share_of_even_ids")
+
+
+def test_frozen_objects_are_named_where_a_run_asks_for_them() -> None:
+    setting = dict(describe_setting(plan_for("qwen3-4b-random", "h200", settings=("gc_freeze=true",))))
+    assert setting[FROZEN[0]].endswith("a smaller share of it")
+    assert FROZEN[0] not in dict(describe_setting(plan_for("qwen3-4b-random", "h200")))
 
 
 @pytest.mark.parametrize("run", RUNS)
