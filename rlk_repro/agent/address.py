@@ -1,6 +1,6 @@
-"""Find the IPv4 address at which other nodes reach this one, without sending packets.
+"""Find the IPv4 address at which other nodes reach this node, without sending packets.
 
-Hosts often map their own name to 127.0.0.1, and a node has more than one interface: the way to the other nodes decides.
+Many hosts map their name to 127.0.0.1, and a node has several interfaces: the route to the other nodes decides.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 
 LOOPBACK: Final = "127.0.0.1"
 ELSEWHERE: Final = "192.0.2.1"
-"""An address reserved for documentation (RFC 5737); packets to it would take the default route."""
+"""An address that RFC 5737 reserves for documentation.  A packet to it would take the default route."""
 _SIOCGIFADDR: Final = 0x8915
 
 
 def find_address(node: str, others: Sequence[str], interface: str | None) -> str:
-    """The address of ``interface``, else the source address of the route to ``others``, else that of this node's name.
+    """Return the address of ``interface``.  Without an interface: the source address of the route to ``others``.
+    Without a route: the address of this node's name.
 
     Raises:
         EnvironmentMissing: the interface is absent or has no address.
@@ -37,7 +38,7 @@ def is_loopback(address: str) -> bool:
 
 
 def read_interface(name: str) -> str:
-    """The address of a network interface; EnvironmentMissing where it has none."""
+    """Return the address of a network interface; raise EnvironmentMissing where the interface has no address."""
     request = struct.pack("256s", name.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -57,7 +58,7 @@ def _find_candidates(node: str, others: Sequence[str]) -> Iterator[str]:
 
 
 def _find_route(target: str) -> Iterator[str]:
-    """This node's address on a route; connecting a datagram socket looks up the route without sending."""
+    """Yield this node's address on the route to ``target``; connecting a datagram socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((target, 9))

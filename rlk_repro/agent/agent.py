@@ -1,4 +1,4 @@
-"""One node agent from start to exit code: load the plan, take the role, refuse runs that must not start again."""
+"""Run one node agent from start to exit code: load the plan, take the role, refuse a run that must not start again."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def run_agent(run_dir: RunDir, place: NodePlace, *, is_resuming: bool, parts: Pa
     """Run this node's agent to its end and return its exit code.
 
     Raises:
-        BundleUnreadable: there is no readable plan.
-        SpecError: the directory is sealed, holds trials and ``is_resuming`` is not set, or another agent runs in it.
+        BundleUnreadable: no plan can be read.
+        SpecError: the directory is sealed, or it holds trials and ``is_resuming`` is not set, or another agent runs in
+            it.
         EnvironmentMissing: the directory cannot be locked.
     """
     plan = _load_plan(run_dir, place)

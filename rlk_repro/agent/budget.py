@@ -1,4 +1,4 @@
-"""The time of one allocation: which pair still fits, and whether another allocation would finish the run."""
+"""Budget the time of one allocation: does the next pair fit, and would another allocation finish the run?"""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rlk_repro.base.errors import Problem, RlkReproError
 from rlk_repro.base.units import format_duration
 
 SAFETY: Final = 1.1
-"""A pair must fit in this many times the longest one so far."""
+"""The remaining time must be at least this many times the duration of the longest pair so far."""
 EARLY_S: Final = 90.0
-"""Slurm sends its signal up to a minute early."""
+"""Slurm sends its signal up to one minute before the time limit."""
 
 
 class OutOfTime(RlkReproError):
@@ -22,7 +22,7 @@ class OutOfTime(RlkReproError):
 
 
 class Budget:
-    """``until`` is when the last pair must have ended, in Unix seconds; 0 where nothing ends the allocation."""
+    """The time left in an allocation.  Its last pair must end by ``until`` (Unix seconds); 0 means no limit."""
 
     def __init__(self, until: float) -> None:
         self._until = until
@@ -32,7 +32,7 @@ class Budget:
         self._is_out = False
 
     def begin(self, pair: str) -> None:
-        """Announce the next trial's pair.  The first pair of an allocation always begins: else no pair ever would.
+        """Begin a pair.  The first one always begins; otherwise a short allocation would run no pair.
 
         Raises:
             OutOfTime: a new pair does not fit.
@@ -51,5 +51,5 @@ class Budget:
 
     @property
     def is_over(self) -> bool:
-        """Whether the end of the allocation ended the work."""
+        """Whether the work ended because the allocation's time was over."""
         return self._is_out or (bool(self._until) and time.time() >= self._until - EARLY_S)

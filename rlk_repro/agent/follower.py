@@ -1,4 +1,4 @@
-"""The agent of a node that does not lead: describe the node, watch it, keep Ray on it, and end when the leader does."""
+"""Run the agent of a node that does not lead: describe and watch the node, keep Ray on it, end when the leader ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from rlk_repro.rundir.state import read_state
 
 
 def follow_leader(plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -> int:
-    """Follow the leader; returns 0, or 128 + n after signal n.  The leader judges this node's findings.
+    """Follow the leader and return the exit code: 0, or 128 + n after signal n.  The leader judges this node's
+    findings.
 
     Raises:
         EnvironmentMissing: the leader shows no sign of life.
@@ -44,7 +45,7 @@ def follow_leader(plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -
 
 
 def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> list[Finding]:
-    """Check that this node sees the leader's files; the leader checks the other direction by this node's record."""
+    """Check that this node sees the leader's files.  The leader checks the other way: it reads this node's record."""
     leader, deadline_s = place.nodes[0], parts.deadlines.followers_s
 
     def is_there() -> bool:
@@ -60,7 +61,7 @@ def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> 
 
 
 def _follow(member: RayMember, ray: RayFollower) -> float:
-    """Follow until the leader ends or this agent is asked to stop; fail after too long without a sign of life."""
+    """Follow until the leader ends or a signal asks this agent to stop. Fail when the leader is silent for too long."""
     run_dir, leader = member.run_dir, member.place.nodes[0]
     pulse = Listener(run_dir.pulse(leader))
     while not has_ended(run_dir, leader, member.place.allocation):

@@ -1,6 +1,6 @@
-"""Sample what GPUs are doing, at low cost: NVML on NVIDIA, the kernel's files on AMD.
+"""Sample the state of GPUs at low cost: by NVML on NVIDIA, by the kernel's files on AMD.
 
-Constant facts are in ``rlk_repro.probes``.  A value that a device does not report is None.
+``rlk_repro.probes`` reads constant facts.  A value that a device does not report is None.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlk_repro.rundir.manifest import Unknown
 
 
 class Sensors(Protocol):
-    """The GPUs of one vendor."""
+    """The sensors of all GPUs of one vendor."""
 
     def read(self) -> list[dict[str, Any]]:
         """One telemetry object per GPU."""
@@ -25,7 +25,7 @@ class Sensors(Protocol):
 
 
 def open_sensors(root: Path = Path("/")) -> Sensors | None:
-    """Open the sensors; None where this process sees no GPU or has no library to read it."""
+    """Open the sensors; return None where this process sees no GPU or has no library that reads GPUs."""
     pynvml = nvml.load_pynvml()
     if pynvml is not None:
         sensors = NvidiaSensors(pynvml)
@@ -46,7 +46,7 @@ NVIDIA_QUESTIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 class NvidiaSensors:
-    """Holds NVML open; a GPU that falls off the bus then gives None."""
+    """Keep NVML open.  A GPU that falls off the bus is read as None."""
 
     def __init__(self, pynvml: Any) -> None:
         self._lib = pynvml
@@ -78,7 +78,7 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """Reads sysfs.  Only amdsmi knows throttling, and it takes 0.1 s, so each reading asks one GPU in turn."""
+    """Read the GPUs from sysfs.  Only amdsmi reports throttling, in 0.1 s: each reading asks one GPU in turn."""
 
     def __init__(self, root: Path, devices: list[str], amdsmi: Any | None) -> None:
         self._root = root
@@ -116,7 +116,7 @@ class AmdSensors:
         return None if isinstance(value, Unknown) else value * scale
 
     def _read_throttling(self, handle: Any) -> list[str] | None:
-        """The violations that are active now, by amdsmi's names (``prochot_thrm``, ``ppt_pwr``)."""
+        """Return the active throttling reasons under amdsmi's names (``prochot_thrm``, ``ppt_pwr``)."""
         try:
             status = self._lib.amdsmi_get_violation_status(handle)  # type: ignore[union-attr]
         except (self._lib.AmdSmiException, AttributeError):  # type: ignore[union-attr]
@@ -127,10 +127,10 @@ class AmdSensors:
 
 
 def load_amdsmi() -> Any | None:
-    """The module ``amdsmi``, initialised, or None where it is not installed or finds no driver."""
+    """Import and initialise ``amdsmi``; return None where it is not installed or finds no driver."""
     try:
         import amdsmi
-    except (ImportError, OSError, KeyError):  # its import loads a library of the driver's
+    except (ImportError, OSError, KeyError):  # importing amdsmi loads a library of the driver
         return None
     try:
         amdsmi.amdsmi_init()

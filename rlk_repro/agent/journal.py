@@ -1,6 +1,6 @@
-"""The agent's own log, ``agent.jsonl``: what it did and when, and every error with its traceback.
+"""Write the agent's own log, ``agent.jsonl``: each event with its time, and each error with its traceback.
 
-A failed phase is recorded and does not stop the next one, so the run directory is always packed.
+A failed phase is recorded and does not stop the next phase, so the run directory is always packed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ RESERVE_BYTES: Final = 256 << 10
 
 
 class Journal:
-    """Appends events of one agent, until the run directory is sealed.
+    """Append the events of one agent until the run directory is sealed.
 
-    ``redact`` takes the secrets out of a text.
+    ``redact`` removes secrets from a text.
     """
 
     def __init__(self, run_dir: RunDir, allocation: str, node: str, redact: Callable[[str], str]) -> None:
@@ -36,7 +36,7 @@ class Journal:
         self._redact = redact
 
     def keep_room(self) -> None:
-        """Reserve disk space, to be freed when the disk is full, so that the last message fits.
+        """Reserve disk space for the last message.  The journal frees this space when the disk is full.
 
         Raises:
             Unwritable: the disk has no space.
@@ -48,7 +48,7 @@ class Journal:
             self._run_dir.reserve.unlink()
 
     def record(self, event: str, **details: Any) -> None:
-        """Add an event; on a full disk it is dropped, and the current phase reports that."""
+        """Append an event.  On a full disk the event is lost, and the current phase reports the full disk."""
         if self._run_dir.is_sealed:
             return
         clean = {name: self.clean(item) if isinstance(item, str) else item for name, item in details.items()}
@@ -57,15 +57,15 @@ class Journal:
             stream.write(f"{line}\n".encode())
 
     def clean(self, text: str) -> str:
-        """Make a text fit for the record: without secrets, and with this machine's folders by name."""
+        """Prepare a text for the record: remove secrets, and replace this machine's folders by names."""
         return hide_places(self._redact(text), self._run_dir.root)
 
     def phase(self, name: str) -> PhaseRecord:
-        """A context manager: begin, end and error of a phase."""
+        """Return a context manager that records the begin, end and error of a phase."""
         return PhaseRecord(self, name)
 
     def record_error(self, phase: str, error: BaseException) -> None:
-        """Write an error to the journal (until sealing) and to standard error.  Bugs keep their traceback."""
+        """Write an error to standard error, and to the journal until it is sealed.  A bug keeps its traceback."""
         is_known = isinstance(error, RlkReproError)
         text = f"{error}\n" if is_known else "".join(traceback.format_exception(error))
         sys.stderr.write(f"{phase}: {self._redact(text)}")
@@ -73,7 +73,7 @@ class Journal:
 
 
 class PhaseRecord:
-    """One named step.  It swallows errors (not an exit or interrupt); ``error`` holds what happened."""
+    """One named phase.  It swallows every error except an exit or an interrupt; ``error`` holds the swallowed error."""
 
     def __init__(self, journal: Journal, name: str) -> None:
         self.error: Exception | None = None
@@ -83,7 +83,7 @@ class PhaseRecord:
 
     @property
     def exit_code(self) -> int:
-        """The agent's exit code for this error; 0 without an error."""
+        """The agent's exit code for the phase's error; 0 without an error."""
         if self.error is None:
             return 0
         return self.error.exit_code if isinstance(self.error, RlkReproError) else EXIT_BUG

@@ -1,6 +1,6 @@
-"""The agent that leads: preflight, stored rollouts, trials in plan order, analysis, seal, pack.
+"""Run the leading agent: preflight, stored rollouts, trials in plan order, analysis, seal, pack.
 
-The run directory is packed in any case; it is sealed only when every trial has run.
+The run directory is packed in any case.  It is sealed only when every trial has run.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import profile_env, resolve_env
 
 MAX_FAILED_FIRST: Final = 4
-"""Both variants twice.  If all of these trials fail, the others would fail too, after hours."""
+"""The run stops when its first 4 trials (each variant twice) all fail: later trials would fail too, after hours."""
 
 
 class Leader:
-    """One leading agent; ``run`` is called once, in the main thread, with the run directory locked."""
+    """One leading agent.  ``run`` is called once, in the main thread, while the run directory is locked."""
 
     def __init__(self, plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -> None:
         self._plan = plan
@@ -96,7 +96,7 @@ class Leader:
         return code
 
     def _count_done(self) -> int:
-        """Count what later allocations need not do: complete pairs and sessions, stored rollouts."""
+        """Count the work that a later allocation does not repeat: complete pairs and sessions, stored rollouts."""
         return len(find_whole_pairs(self._plan, self._run_dir)) + count_stored(self._run_dir)
 
     def _be_visible(self) -> AbstractContextManager[object]:
@@ -107,7 +107,7 @@ class Leader:
         return Pulse(self._run_dir.pulse(self._place.node), self._parts.deadlines.pulse_s)
 
     def _run_steps(self) -> tuple[int, str]:
-        """Run the steps; returns exit code and message.  After a failed step only the end markers follow."""
+        """Run the steps; return exit code and message.  After a failed step the agent only waits for its followers."""
         steps: tuple[tuple[str, Callable[[], None]], ...] = (
             ("scheduler records", self._clean_records),
             ("set aside", self._set_aside),
@@ -143,7 +143,7 @@ class Leader:
             self._journal.record("set aside", trial=name)
 
     def _check_fitness(self) -> None:
-        """Check plan and nodes; raises SpecError for an impossible plan, EnvironmentMissing for blocking findings."""
+        """Check plan and nodes; raise SpecError for an impossible plan, EnvironmentMissing for a blocking finding."""
         self._progress.enter(Phase.PREFLIGHT)
         problems = self._parts.workload.find_problems(self._plan)
         if problems:
@@ -231,7 +231,7 @@ class Leader:
 
     @contextmanager
     def _seeing_others(self, trial: Trial) -> Iterator[None]:
-        """Find other runs on this machine: on the local cluster, without a scheduler, one may start at any time."""
+        """Find other runs on this machine: the local cluster has no scheduler, so one can start at any time."""
         look = self._parts.find_other_runs if self._plan.cluster == "local" else list
         before = look()
         yield
@@ -240,7 +240,7 @@ class Leader:
             self._note([Finding(Level.WARNING, where, "no other run", ", ".join(found))])
 
     def _require_one_that_ends_well(self) -> None:
-        """Stop when all trials so far failed: a failed trial is a result, but not if every trial fails.
+        """Stop when all trials so far failed.  A failed trial is a result, but a run of failed trials only is not.
 
         Raises:
             CheckFailed: every trial so far failed, and enough trials ran.
@@ -251,12 +251,12 @@ class Leader:
         if len(ended) >= MAX_FAILED_FIRST and set(ended.values()) == {TrialStatus.FAILED}:
             last = list(ended)[-1]
             raise CheckFailed(
-                Problem(last, f"failed, like all of the first {len(ended)} trials", expected="a trial that ends well",
-                        hint=f"read its log, trials/{last}/stdout.log")
+                Problem(last, f"failed, like all of the first {len(ended)} trials",
+                        expected="one trial that exits with 0", hint=f"read its log, trials/{last}/stdout.log")
             )  # fmt: skip
 
     def _wait_until_idle(self, trial: Trial) -> None:
-        """Wait for idle GPUs; GPUs that stay busy are a finding and do not stop the run."""
+        """Wait until the GPUs are idle.  GPUs that stay busy become a finding; the run continues."""
         if self._plan.num_gpus == 0:
             return
         busy = preflight.wait_until_idle(self._parts.busy_gpus, self._stop.wait, self._parts.deadlines.idle_s)
@@ -315,7 +315,7 @@ class Leader:
         write_json(self._run_dir.analysis, self._parts.analyse(self._run_dir))
 
     def _end_followers(self) -> None:
-        """Wait for the followers' end, since no file may be written while the directory is sealed or packed."""
+        """Wait until all followers have ended: no process may write while the directory is sealed or packed."""
         mark_ended(self._run_dir, self._place)
         for node in self._place.followers:
             is_there = partial(has_ended, self._run_dir, node, self._place.allocation)

@@ -1,4 +1,4 @@
-"""One leading agent per run directory.  The kernel holds the lock and frees it when the process ends in any way."""
+"""Allow one leading agent per run directory.  The kernel holds the lock and frees it however the process ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlk_repro.rundir.paths import RunDir
 
 @contextmanager
 def locked(run_dir: RunDir, holder: str) -> Iterator[None]:
-    """Hold the lock during the block; a second agent is shown ``holder``.
+    """Hold the lock during the block.  The error of a second agent names ``holder``.
 
     Raises:
         SpecError: another agent runs in this directory.

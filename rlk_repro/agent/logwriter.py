@@ -1,8 +1,8 @@
-"""Writes a trainer's output as it comes: scrubbed, and every physical line stamped with the time.
+"""Write a trainer's output as it arrives: without secrets, and with a time stamp on every physical line.
 
-A line is what ends in ``\\n``; carriage returns stay inside it.  Memory is bounded: an endless line is written in
-pieces, cut where no secret is cut.  Whole lines wait where a secret may go on in the next one.  A last line without its
-end stays without one: that it was cut off is evidence.
+``\n`` ends a line; a carriage return does not.  Memory is bounded: an endless line is written in pieces, and no cut
+divides a secret.  A whole line waits where the next line may continue a secret.  A last line without ``\n`` stays
+without it, as evidence that it was cut off.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _KEY_HINT: Final = b"PRIVATE KEY-----"
 
 
 class LogWriter:
-    """Appends to one log file.
+    """Append to one log file.
 
-    ``scrub`` takes whole lines.  ``now`` gives the stamp.  ``find_open`` tells from which byte on whole lines wait for
-    the next one.  ``tail`` holds the last 64 KiB, scrubbed and not stamped.
-    A failed write raises Unwritable.
+    ``scrub`` takes whole lines.  ``now`` gives the time stamp.  ``find_open`` gives the byte from which whole lines
+    wait for the next line.  ``tail`` holds the last 64 KiB, scrubbed and without time stamps.  A failed write raises
+    Unwritable.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LogWriter:
         self.close()
 
     def feed(self, data: bytes) -> bytes:
-        """Take output; write and return the scrubbed lines that it completed."""
+        """Take output; write and return the scrubbed lines that this output completed."""
         end = data.rfind(b"\n") + 1
         if end:
             end += len(self._held)
@@ -67,7 +67,7 @@ class LogWriter:
         return self._write(end) if end else b""
 
     def close(self) -> None:
-        """Write held lines and sync them to disk."""
+        """Write all waiting lines and sync them to disk."""
         if self._stream.closed:
             return
         with self._stream:
@@ -75,7 +75,7 @@ class LogWriter:
             self._stream.sync()
 
     def _hold_open_key(self, end: int) -> int:
-        """Hold an unfinished private key, since the scrubber must see the whole key."""
+        """Hold back an unfinished private key, since the scrubber must see the whole key."""
         opened = _OPEN_KEY.search(self._held)
         if opened is None or len(self._held) - opened.start() > MAX_HELD_BYTES:
             return end

@@ -1,4 +1,4 @@
-"""The tasks of every node's agent, leader or follower: manifest, preflight record, telemetry, end marker."""
+"""Do the tasks of every node's agent, leader or follower: manifest, preflight record, telemetry, end marker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLL_S = 0.5
 def describe_node(
     plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop, known: Iterable[Finding] = ()
 ) -> list[Finding]:
-    """Write this node's manifest and preflight record; an earlier agent's are set aside and compared.
+    """Write this node's manifest and preflight record.  Files of an earlier agent are set aside and compared.
 
     ``known`` are the agent's earlier findings.
     """
@@ -50,13 +50,13 @@ def describe_node(
 
 
 def with_run_directory(manifest: Manifest, run_dir: RunDir) -> Manifest:
-    """Add the facts that only a job has: those of the file system of its records."""
+    """Add the facts that only a job has: the facts of the file system that holds its records."""
     facts = folder.probe_folder(run_dir.root)
     return dataclasses.replace(manifest, sections={**manifest.sections, folder.SECTION: facts})
 
 
 def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
-    """Find what changed on this node since an earlier agent finished pairs."""
+    """Find the facts of this node that changed after an earlier agent finished pairs."""
     try:
         before = Manifest.from_json(load_json(earlier.manifest), str(earlier.manifest))
     except BundleUnreadable:
@@ -65,7 +65,7 @@ def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
 
 
 def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: NodePlace) -> list[Finding]:
-    """Find differences between the nodes of this job; a missing manifest is another check's finding."""
+    """Find differences between the nodes of this job.  Another check reports a missing manifest."""
     manifests = []
     for node in place.nodes:
         path = run_dir.node(node).manifest
@@ -110,7 +110,7 @@ def has_ended(run_dir: RunDir, node: str, allocation: str) -> bool:
 
 
 def wait_for(is_there: Callable[[], bool], stop: Stop, deadline_s: float) -> bool:
-    """Poll every half second until there is a value, the deadline passes or the agent is asked to stop."""
+    """Poll every 0.5 s until ``is_there`` holds, the deadline passes or a signal asks the agent to stop."""
     until = time.monotonic() + deadline_s
     while not is_there():
         if time.monotonic() >= until or stop.wait(POLL_S):

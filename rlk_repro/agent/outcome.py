@@ -1,4 +1,4 @@
-"""Judge how a trial ended, from its exit and the end of its log.  Out of memory is recognised, not guessed."""
+"""Judge how a trial ended, from its exit code and the end of its log.  Out of memory is recognised, not guessed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlk_repro.agent.process import Cause, Ended
 from rlk_repro.base.units import format_duration
 from rlk_repro.rundir.results import TrialStatus
 
-# torch, the CUDA and HIP runtimes, and NCCL's and RCCL's way of passing them on
+# wording of torch, of the CUDA and HIP runtimes, and of NCCL and RCCL when they pass such an error on
 _DEVICE_OUT_OF_MEMORY: Final = re.compile(
     rb"OutOfMemoryError|(?i:CUDA|HIP) out of memory|(?i:CUDA|HIP) (?:error|failure)[^\n]{0,40} '?out of memory"
 )
@@ -23,7 +23,7 @@ _OOM_KILL: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def count_oom_kills() -> int | None:
-    """Count processes killed for lack of memory, in this control group, else on this machine; None where unknown."""
+    """Count processes killed for lack of memory, in this control group or else machine; None where unknown."""
     for path in (_EVENTS, _VMSTAT):
         try:
             found = _OOM_KILL.search(path.read_bytes())
@@ -35,9 +35,10 @@ def count_oom_kills() -> int | None:
 
 
 def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus, str]:
-    """Status and reason; ``tail`` is the end of the log, ``has_oom_kill`` whether the kernel killed for memory.
+    """Return status and reason of a trial.
 
-    A trainer that exits with 0 after SIGTERM has not finished.
+    ``tail`` is the end of the log.  ``has_oom_kill``: the kernel killed a process for lack of memory.  A trainer that
+    exits with 0 after SIGTERM has not finished its trial.
     """
     how = f"exit code {ended.code}" if ended.signal is None else f"killed by {ended.signal.name}"
     match ended.cause:
@@ -61,7 +62,7 @@ def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus
 
 
 def quote_end(tail: bytes) -> str:
-    """The last line of a log on one line, with the indented lines that continue it; at most 300 characters."""
+    """Return the last line of a log and the indented lines that continue it as one line of at most 300 characters."""
     lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if not line[0].isspace()]
     text = "; ".join(_clean(line) for line in lines[starts[-1] if starts else -1 :])

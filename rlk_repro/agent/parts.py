@@ -1,4 +1,4 @@
-"""The parts of an agent: its place among the nodes, its limits, and the functions that do the work."""
+"""Define the parts of an agent: its place among the nodes, its limits, and the functions that do the work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlk_repro.workloads.api import TrialCommands
 
 
 class Role(StrEnum):
-    """The leader runs the trials; followers describe and watch their node."""
+    """Role of an agent.  The leader runs the trials; a follower describes and watches its node."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
@@ -27,9 +27,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlace:
-    """This agent's node, all nodes (the first leads), and the id that all agents of one allocation share.
+    """The place of one agent among the nodes of a job.
 
-    ``until``: when the last pair must have ended, in Unix seconds; 0 where nothing ends the allocation.
+    The first of ``nodes`` leads.  All agents of one allocation share ``allocation``.  The last pair must have ended at
+    ``until`` (Unix seconds); 0 means that the allocation has no time limit.
     """
 
     node: str
@@ -47,7 +48,7 @@ class NodePlace:
 
 
 def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until: float = 0.0) -> NodePlace:
-    """Check the names, which become folders; for a single node the allocation is optional.
+    """Check the names, because they become folders.  A single node needs no allocation.
 
     Raises:
         SpecError: a name is impossible, the node is not among the nodes, or several nodes have no allocation.
@@ -60,7 +61,7 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until:
     if node not in nodes:
         problems.append(Problem("--node", "not among --nodes", got=node, expected=f"one of {', '.join(nodes)}"))
     if len(set(nodes)) < len(nodes):
-        problems.append(Problem("--nodes", "a node twice", got=",".join(nodes), expected="each once"))
+        problems.append(Problem("--nodes", "the same node twice", got=",".join(nodes), expected="each once"))
     if len(nodes) > 1 and not allocation:
         problems.append(Problem("--allocation", "missing", expected="one id for the agents of all nodes"))
     if problems:
@@ -70,9 +71,9 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until:
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """How long the agent waits: for a trainer after SIGTERM, for idle GPUs, for agents of other nodes, for Ray.
+    """How long the agent waits: for a trainer after SIGTERM, for idle GPUs, for the agents of other nodes, for Ray.
 
-    An agent without a new pulse for ``lost_s`` is lost; shared file systems show a change within a minute.
+    An agent counts as lost after ``lost_s`` without a new pulse.  Shared file systems show a change within one minute.
     """
 
     grace_s: float = 20.0

@@ -1,7 +1,7 @@
-"""Runs one trainer to its end under the guard: streams its output, keeps its time limit, ends all its processes.
+"""Run one trainer to its end under the guard: stream its output, keep its time limit, end all its processes.
 
-Knows nothing of trials, pairs or directories.  Nothing that descends from the trainer is left when ``run_guarded``
-returns or raises.
+This module does not know trials, pairs or directories.  When ``run_guarded`` returns or raises, no descendant of the
+trainer is left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TROUBLE_S: Final = 1.0
 
 
 class Cause(StrEnum):
-    """Why a process did not end by itself."""
+    """The reason why the agent ended a process."""
 
     TIMEOUT = "timeout"
     INTERRUPT = "interrupt"
@@ -36,7 +36,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class StopTimes:
-    """``grace_s`` passes between SIGTERM and SIGKILL."""
+    """The limits of one process; ``grace_s`` is the time between SIGTERM and SIGKILL."""
 
     time_limit_s: float
     grace_s: float = 20.0
@@ -44,9 +44,10 @@ class StopTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a process ended: its ``code``, or the ``signal`` that killed it, and ``cause`` where the agent ended it.
+    """How a process ended: its ``code``, or the ``signal`` that killed it; ``cause`` is set where the agent ended it.
 
-    ``num_leftovers`` processes that descend from it outlived it and were killed; ``trouble`` is what the agent heard.
+    ``num_leftovers`` descendants outlived the process and were killed.  ``trouble`` is the reason reported to the
+    agent.
     """
 
     code: int | None
@@ -71,12 +72,12 @@ def run_guarded(
     see_pid: Callable[[int], object] = lambda _: None,
     find_trouble: Callable[[], str] = no_trouble,
 ) -> Ended:
-    """Run ``argv`` until it ends, its time is over, ``stop`` is asked for or there is trouble.
+    """Run ``argv`` until it ends, its time is over, a signal asks to stop, or ``find_trouble`` gives a reason.
 
     Args:
-        see_output: called with standard output and error, merged, as they come.
-        see_pid: called once with the pid of the process group, which is also its session.
-        find_trouble: asked about every second; any text is a reason not to go on.
+        see_output: called with blocks of standard output and standard error, merged, as they arrive.
+        see_pid: called once with the pid of the process group, which is also the id of its session.
+        find_trouble: called about every second; a text that is not empty ends the process.
 
     Raises:
         EnvironmentMissing: this Python cannot be started.
@@ -130,7 +131,9 @@ class _Group:
         code = self._guarded.code
         killer = signal.Signals(-code) if code is not None and code < 0 else None
         if killer in {signal.SIGTERM, signal.SIGINT} and self._cause is None and self._stop.wait(_WHOLE_STEP_S):
-            self._cause = Cause.INTERRUPT  # schedulers signal all processes of a step, the trainer before us
+            self._cause = (
+                Cause.INTERRUPT
+            )  # schedulers signal all processes of a step, so the trainer gets the signal before this agent
         return Ended(
             code=code if killer is None else None,
             signal=killer,
@@ -141,7 +144,7 @@ class _Group:
         )
 
     def _check_time(self) -> None:
-        """SIGTERM when it is time to end, SIGKILL when the grace is over."""
+        """Send SIGTERM when the time is over, and SIGKILL when the grace time is over."""
         if self._guarded.status is not None:
             return
         is_late = time.monotonic() >= self._deadline
@@ -164,7 +167,7 @@ class _Group:
         return Cause.TROUBLE if self._trouble else None
 
     def _read(self, until: float) -> None:
-        """Wait for output, the guard's word, a signal or the time, whichever comes first."""
+        """Wait for output, the guard's message, a signal or the deadline, whichever comes first."""
         wake_fd, guard_fd, output_fd = self._stop.wake_fd, self._guarded.fileno(), self._output.fileno()
         watched = [wake_fd]
         watched += [guard_fd] if self._guarded.status is None else []
@@ -182,7 +185,7 @@ class _Group:
                 self._see_output(data)
 
     def _drain(self) -> None:
-        """What is still in the pipe; a daemon that keeps it open is not waited for."""
+        """Read the rest of the pipe.  Do not wait for a daemon that keeps the pipe open."""
         until = time.monotonic() + _DRAIN_S
         while self._has_output and time.monotonic() < until:
             self._read(until)

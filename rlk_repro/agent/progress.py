@@ -1,4 +1,4 @@
-"""The leading agent's side of ``.state.json``: at once when phase or trial change, seldom for steps."""
+"""Write ``.state.json`` for the leading agent: at once when the phase or trial changes, seldom for steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STEP: Final = re.compile(rb" perf (\d{1,9}): \{[^\n]*'perf/step_time': ([\d.eE+
 
 
 class ProgressWriter:
-    """Keeps ``.state.json``: at once when the phase or trial changes, at most twice a second for steps."""
+    """Keep ``.state.json``: write at once when phase or trial changes, and at most twice a second for steps."""
 
     def __init__(self, run_dir: RunDir, num_trials: int, num_steps: int) -> None:
         self._run_dir = run_dir
@@ -38,7 +38,7 @@ class ProgressWriter:
         self._reset(phase=Phase.ENDED, message=message, exit_code=exit_code)
 
     def begin_trial(self, name: str, index: int, num_left: int) -> None:
-        """``num_left`` trials are still to be run, this one included."""
+        """Begin a trial; ``num_left`` counts the trials that still have to run, including this one."""
         self._num_left = num_left
         self._reset(phase=Phase.TRIAL, trial=name, trial_index=index, eta_s=self._estimate_s(None, None))
 
@@ -46,7 +46,7 @@ class ProgressWriter:
         self._durations_s.append(duration_s)
 
     def see_output(self, block: bytes) -> None:
-        """Look for finished steps in whole lines of the trainer's log."""
+        """Look for finished steps in the whole lines of a block of the trainer's log."""
         if b"'perf/step_time'" not in block:
             return
         found = list(_STEP.finditer(block))
@@ -56,7 +56,7 @@ class ProgressWriter:
             self._write(dataclasses.replace(self._state, step=step, step_time_s=step_time_s, eta_s=eta_s))
 
     def _estimate_s(self, step: int | None, step_time_s: float | None) -> float | None:
-        """Estimate the remaining time from finished trials, else from the last step."""
+        """Estimate the remaining time from finished trials; without one, from the last step."""
         num_steps = self._state.num_steps
         done = 0.0 if step is None else (step + 1) / num_steps
         if self._durations_s:

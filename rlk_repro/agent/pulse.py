@@ -1,6 +1,6 @@
-"""Signs of life between the agents or pods of one job: a file each that changes, on the shared file system.
+"""Show signs of life between the agents or pods of one job: each writes one changing file on the shared file system.
 
-No clocks are compared: a listener measures by its own how long a pulse stands still.
+No clocks of two machines are compared: a listener measures with its own clock how long a pulse has not changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WIDTH: Final = 20
 
 
 class Pulse:
-    """Changes the file from a thread; use as a context manager.  ``text`` stands below the changing line."""
+    """Change the pulse file from a thread; use as a context manager.  ``text`` stands below the changing line."""
 
     def __init__(self, path: Path, interval_s: float, text: str = "") -> None:
         self._path = path
@@ -35,7 +35,7 @@ class Pulse:
 
     def _run(self) -> None:
         while True:
-            # a full disk must not look like a dead agent: in place, the same few bytes
+            # a full disk must not look like a dead agent: the same few bytes are overwritten in place
             with contextlib.suppress(OSError):
                 self._beat()
             if self._is_over.wait(self._interval_s):
@@ -45,15 +45,15 @@ class Pulse:
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             written = os.pwrite(handle, f"{time.time_ns():{_WIDTH}}\n{self._text}".encode(), 0)
-            os.ftruncate(handle, written)  # an earlier process's text may have been longer
+            os.ftruncate(handle, written)  # the text of an earlier process may be longer
         finally:
             os.close(handle)
 
 
 class Listener:
-    """How long somebody's pulse has stood still, since it changed or since listening began.
+    """Measure for how long a pulse has not changed, counted from its last change or from the first reading.
 
-    ``has_heard``: whether it ever changed.
+    ``has_heard``: the pulse has changed at least once.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Find which pairs an earlier agent completed, and set the rest aside.
+"""Find the pairs that an earlier agent completed, and set the rest aside.
 
 A pair counts when both trials ended by themselves in one allocation.  Half a pair is never kept: its trials are moved
-to ``interrupted/<n>/`` as evidence and run again.  An unfinished session is treated alike.
+to ``interrupted/<n>/`` as evidence and run again.  An unfinished session is treated the same way.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import NodeDir, RunDir, TrialDir, next_number
 from rlk_repro.rundir.results import TrialStatus
 
-# Ended by itself: a result, good or bad.  The others say nothing about the variant.
+# A trial with such a status ended by itself: a result, good or bad. Others say nothing about the variant.
 RESULTS: Final = frozenset({TrialStatus.OK, TrialStatus.FAILED, TrialStatus.OUT_OF_MEMORY, TrialStatus.TIMEOUT})
 
 
 def find_whole_pairs(plan: Plan, run_dir: RunDir) -> set[str]:
-    """Names of the pairs and sessions that need not be run again."""
+    """Return the names of the pairs and sessions that need no second run."""
     return {name for name, trials in plan.groups().items() if _is_whole([run_dir.trial(item.name) for item in trials])}
 
 
 def find_open_trials(plan: Plan, run_dir: RunDir) -> list[Trial]:
-    """The trials of all other pairs, in plan order."""
+    """Return the trials of all pairs and sessions that are not complete, in plan order."""
     whole = find_whole_pairs(plan, run_dir)
     return [trial for trial in plan.trials if trial.pair not in whole]
 
 
 def set_aside(plan: Plan, run_dir: RunDir) -> list[str]:
-    """Move what is left of incomplete pairs to ``interrupted/<n>/``; the names moved.
+    """Move what is left of incomplete pairs to ``interrupted/<n>/``; return the names that were moved.
 
-    A kill in between leaves fewer trials to move the next time, nothing else.
+    If this process is killed, the next call moves the rest.
     """
     folders = [run_dir.trial(trial.name) for trial in find_open_trials(plan, run_dir)]
     attempt = next_number(run_dir.interrupted)
@@ -46,7 +46,7 @@ def set_aside(plan: Plan, run_dir: RunDir) -> list[str]:
 
 
 def set_node_aside(node: NodeDir) -> NodeDir | None:
-    """Move an earlier agent's manifest and preflight record to ``earlier/<n>/``; where they went, None if none was."""
+    """Move an earlier agent's manifest and preflight record to ``earlier/<n>/``; return that folder, or None."""
     found = [path for path in (node.manifest, node.preflight) if path.exists()]
     if not found:
         return None
@@ -63,7 +63,7 @@ def _is_whole(folders: list[TrialDir]) -> bool:
 
 
 def _rename_in_telemetry(run_dir: RunDir, names: dict[str, str]) -> None:
-    """Samples of trials set aside must not count for their second run."""
+    """Rename trials in telemetry, because samples of a trial that was set aside must not count for its second run."""
     for node in run_dir.node_dirs():
         if node.telemetry.is_file():
             data = node.telemetry.read_bytes()

@@ -1,4 +1,4 @@
-"""Stored rollouts of the train-only lane: made once before the trials, recorded by hash, checked when used again."""
+"""Store rollouts for the train-only lane: make them once before the trials, record hashes, check before use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store_rollouts(
     """Make the files of ``run_dir.rollouts_of(seed)`` and record them, unless they exist as recorded.
 
     Args:
-        run: executes a command with its output going to a file.
+        run: executes a command and writes its output to a file.
 
     Raises:
         CheckFailed: the command failed or left files out, or recorded files changed.
@@ -50,16 +50,17 @@ def store_rollouts(
 
 
 def count_stored(run_dir: RunDir) -> int:
-    """How many seeds have their rollouts."""
+    """Count the seeds whose rollouts are stored."""
     return len(_load_prepared(run_dir).get(ROLLOUTS, {}))
 
 
 @contextmanager
 def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: RolloutDir) -> Iterator[list[str]]:
-    """A folder in which every rollout of a session has the stored one that it trains on; their names, in order.
+    """Make a folder that has, for every rollout of a session, the stored rollout that it trains on; return their names
+    in order.
 
-    The two periods of half a block train on the same ones.  A rollout of no block has one of the largest files: the
-    warm-up has to see the largest shapes to come, each in both variants.
+    Both periods of half a block train on the same rollouts.  A rollout outside all blocks is one of the largest files:
+    the warm-up must see the largest shapes, each in both variants.
 
     Raises:
         CheckFailed: a stored rollout is missing.
@@ -87,10 +88,10 @@ def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: Rollo
 
 
 def _place(source: Path, target: Path) -> None:
-    """By a hard link: a run directory holds no symbolic ones."""
+    """Place a file by a hard link, because a run directory holds no symbolic links."""
     try:
         os.link(source, target)
-    except OSError:  # another file system, or a file of somebody else's
+    except OSError:  # the source is on another file system, or belongs to another user
         shutil.copyfile(source, target)
 
 

@@ -1,4 +1,4 @@
-"""Requests to stop: SIGTERM and SIGINT to the agent set a flag and wake the waiting thread."""
+"""Receive requests to stop: SIGTERM and SIGINT to the agent set a flag and wake the waiting thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
-    """The first signal that asked to stop, and a file descriptor that becomes readable at every signal."""
+    """The first signal that asked the agent to stop, and a file descriptor that becomes readable at every signal."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -28,7 +28,7 @@ class Stop:
             self.signal = signal.Signals(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until asked to stop or the time is over; whether asked to stop."""
+        """Sleep until a signal asks to stop or the time is over.  Return whether a signal asked to stop."""
         until = time.monotonic() + timeout_s
         while self.signal is None and (left_s := until - time.monotonic()) > 0:
             select.select([self.wake_fd], [], [], left_s)
@@ -36,7 +36,7 @@ class Stop:
         return self.signal is not None
 
     def clear(self) -> None:
-        """Forget the wake-ups, not the request."""
+        """Forget the wake-ups, but not the request to stop."""
         try:
             while os.read(self.wake_fd, select.PIPE_BUF):
                 pass
@@ -45,7 +45,7 @@ class Stop:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT inside the block; main thread only."""
+        """Handle SIGTERM and SIGINT inside the block.  Only the main thread may call this."""
         previous = {number: signal.getsignal(number) for number in SIGNALS}
         previous_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         try:

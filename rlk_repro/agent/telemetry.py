@@ -1,7 +1,6 @@
-"""Samples what the node does into ``telemetry.jsonl``, from a thread of the agent's.  Reading it: logs/telemetry.py.
+"""Sample the node's activity into ``telemetry.jsonl``, from a thread of the agent. logs/telemetry.py reads the file.
 
-CPU and memory are those of the trial's processes (one session, without its guard), not of the node; 100 percent is one
-core.
+CPU and memory are those of the trial's processes (one session, without its guard), not of the node; 100 % is one core.
 """
 
 from __future__ import annotations
@@ -25,16 +24,17 @@ RESCAN_S: Final = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Current:
-    """The trial that runs, and the session of its processes on this node."""
+    """The running trial, and the session of its processes on this node."""
 
     trial: str | None = None
     session: int | None = None
 
 
 class ProcessSampler:
-    """CPU and resident memory of a session.
+    """Read CPU and resident memory of a session.
 
-    Finding its processes means reading all of /proc, so new ones are looked for every ``RESCAN_S`` seconds only.
+    To find the session's processes, the sampler reads all of /proc.  It therefore looks for new processes only every
+    ``RESCAN_S`` seconds.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class ProcessSampler:
         self._scanned = 0.0
 
     def read(self, session: int | None, now: float) -> tuple[float | None, int | None]:
-        """CPU percent since the last reading and bytes; None where no process is there, CPU also at the first."""
+        """Return CPU percent since the last reading, and bytes.  Without a process both are None; at first CPU is."""
         if session is None:
             self._session = None
             return None, None
@@ -55,7 +55,7 @@ class ProcessSampler:
         else:
             known = {pid: procfs.read_stat(pid) for pid in self._ticks}
             stats = {pid: stat for pid, stat in known.items() if stat and stat.is_running and stat.session == session}
-        stats.pop(session, None)  # the guard, which leads the session
+        stats.pop(session, None)  # the guard leads the session and is not part of the trial
         ticks = {pid: stat.cpu_ticks for pid, stat in stats.items()}
         used = sum(count - self._ticks.get(pid, 0) for pid, count in ticks.items())
         elapsed_s = now - self._sampled
@@ -65,7 +65,7 @@ class ProcessSampler:
 
 
 class Sampler:
-    """The thread.  ``current`` is asked at every sample; use as a context manager."""
+    """The sampling thread; use as a context manager.  It calls ``current`` for every sample."""
 
     def __init__(self, path: Path, interval_s: float, current: Callable[[], Current], sensors: Sensors | None) -> None:
         self._path = path
@@ -89,7 +89,7 @@ class Sampler:
             self._sensors.close()
 
     def _run(self) -> None:
-        # a full disk ends the sampling; the leader writes there too, and says so
+        # a full disk ends the sampling; the leader writes to the same disk and reports that it is full
         with contextlib.suppress(Unwritable), Stream(self._path, "ab", self._path) as stream:
             if _is_cut_off(self._path):
                 stream.write(b"\n")
@@ -111,7 +111,7 @@ class Sampler:
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Whether an agent was killed while it wrote the last line."""
+    """Whether the last line of the file is cut off because an agent was killed while it wrote."""
     with path.open("rb") as stream:
         if stream.seek(0, os.SEEK_END) == 0:
             return False

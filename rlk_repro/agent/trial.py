@@ -1,6 +1,6 @@
-"""Executes one command of the plan and records it: command, environment, log, and how it ended.
+"""Run one command of the plan and record it: command, environment, log, and how it ended.
 
-The order of trials, and what happens between them, is the agent's business.
+The agent decides the order of trials and what happens between them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Outcome:
     started_unix_s: float
 
     def to_json(self, allocation: str) -> dict[str, Any]:
-        """The content of ``exit.json``."""
+        """Return the content of ``exit.json``."""
         return {
             "schema": EXIT_SCHEMA,
             "status": self.status.value,
@@ -58,9 +58,9 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialWatch:
-    """Observers of a running command: they get whole scrubbed log lines and the pid of its process group.
+    """Observers of a running command.  They get whole scrubbed log lines and the pid of the process group.
 
-    ``find_trouble`` gives a reason to end it; ``settle`` decides the final outcome.
+    ``find_trouble`` gives a reason to end the command; ``settle`` decides the final outcome.
     """
 
     see_output: Callable[[bytes], object]
@@ -70,7 +70,7 @@ class TrialWatch:
 
 
 def make_scrubber(from_env: Mapping[str, str], environ: Mapping[str, str]) -> Scrubber:
-    """Knows the secrets of the environment, and everything that comes by ``from_env`` whatever its name."""
+    """Make a scrubber that knows the environment's secrets, and each ``from_env`` value whatever its name."""
     return Scrubber.from_environment(environ, from_env.values())
 
 
@@ -85,13 +85,13 @@ def run_trial(
     watch: TrialWatch,
     service_env: Mapping[str, str] = MappingProxyType({}),
 ) -> Outcome:
-    """Run one trial in its new folder; the exit record is written last, whole.
+    """Run one trial in its new folder.  The exit record is written last, as a whole.
 
-    ``service_env`` is what only this allocation knows, such as addresses; it is not recorded.
+    ``service_env`` holds what only this allocation knows, such as addresses; it is not recorded.
 
     Raises:
         SpecError: a variable of ``from_env`` is not set.
-        FileExistsError: the trial has a folder already.
+        FileExistsError: the trial already has a folder.
     """
     env = resolve_env(command, os.environ)
     with writing(folder.path):
@@ -117,7 +117,7 @@ def run_command(
     watch: TrialWatch,
     hide: Callable[[bytes], bytes] | None = None,
 ) -> Outcome:
-    """Run a command with its output going to ``log``, without secrets and with this machine's folders by name."""
+    """Run a command and write its output to ``log``, without secrets and with this machine's folders as names."""
     hide = make_hider() if hide is None else hide
     env = resolve_env(command, os.environ)
     scrubber = make_scrubber(command.from_env, os.environ)
@@ -145,14 +145,14 @@ def run_command(
 
 
 def record_command(command: Command, run_dir: RunDir) -> dict[str, Any]:
-    """The content of ``command.json``, with the folders of this machine by name: ``{run_dir}``, ``{python}``."""
+    """Return the content of ``command.json``, with this machine's folders as names: ``{run_dir}``, ``{python}``."""
     scrubber = make_scrubber(command.from_env, os.environ)
     argv = [scrubber.text(part) for part in scrub_argv(command.argv)]
     return {"schema": SCHEMA, "argv": [hide_places(part, run_dir.root) for part in argv]}
 
 
 def record_env(command: Command, run_dir: RunDir, env: Mapping[str, str]) -> dict[str, Any]:
-    """The content of ``env.json``: what the command sets, and of what it inherits the variables that steer a run."""
+    """Return the content of ``env.json``: what the command sets, and the inherited variables that steer a run."""
     scrubber = make_scrubber(command.from_env, os.environ)
     recorded = environment.select(env) | {name: scrubber.text(value) for name, value in command.env.items()}
     recorded |= {name: f"<from {source}>" for name, source in command.from_env.items()}

@@ -1,1 +1,1 @@
-"""The node agent: the one process per node that does everything inside a job.  ``python -m rlk_repro.job RUN_DIR``."""
+"""The node agent, one process per node, does everything inside a job: ``python -m rlk_repro.job RUN_DIR``."""

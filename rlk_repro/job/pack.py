@@ -1,4 +1,4 @@
-"""``python -m rlk_repro.job.pack RUN_DIR``: packs what killed agents left.  Seals nothing: that is the leader's."""
+"""Pack what killed agents left: ``python -m rlk_repro.job.pack RUN_DIR``.  Only the leading agent seals."""
 
 from __future__ import annotations
 

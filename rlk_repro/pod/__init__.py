@@ -1,4 +1,4 @@
-"""The first process of every pod of a job: brings the run directory in, the agents together, and the bundle out.
+"""Run the first process of every pod of a job: bring the run directory in, start the agents, and hand the bundle out.
 
-What happens in between is the node agent's (``rlk_repro.job``), the same as everywhere.
+The node agent (``rlk_repro.job``) does the work in between, as on every other cluster.
 """

@@ -1,4 +1,4 @@
-"""``python -m rlk_repro.pod VERB RUN_DIR``: the command of every container, and those that answer inside it."""
+"""Run one verb in a pod: ``python -m rlk_repro.pod VERB RUN_DIR``.  Containers start with it; clients ask with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlk_repro.base.files import dump_json
 from rlk_repro.clusters.k8s.pod import answers
 from rlk_repro.rundir.paths import RunDir
 
-# the last one leads or follows by the index that a Job gives it
+# "take-part" leads or follows according to the index that a Job gives the pod
 _AGENTS: Final = ("lead", "follow", "take-part")
 _ANSWERS: Final = ("show", "block", "stop")
 
@@ -37,7 +37,7 @@ def _answer(run_dir: RunDir, args: argparse.Namespace) -> int:
 
 
 def _work(run_dir: RunDir, args: argparse.Namespace) -> int:
-    # imported here: an answer must not wait for what only the work needs
+    # imported here: an answer must not wait for imports that only the work needs
     from rlk_repro.clusters.k8s.naming import INDEX_VARIABLE
     from rlk_repro.clusters.k8s.pod import supervise
 
@@ -65,12 +65,12 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         if name in _AGENTS:
             verb.add_argument("--num-nodes", type=int, default=1, metavar="N")
             verb.add_argument("--inputs", type=Path, default=Path("/etc/rlk-repro"), metavar="DIR")
-            verb.add_argument("--kuberay", action="store_true", help="KubeRay made this pod: start its Ray")
+            verb.add_argument("--kuberay", action="store_true", help="KubeRay made this pod: start Ray in it")
             verb.add_argument(
-                "--hold-min", type=float, default=0.0, metavar="MIN", help="minutes to stay after the end"
+                "--hold-min", type=float, default=0.0, metavar="MIN", help="minutes to stay after the agent has ended"
             )
         if name == "block":
-            verb.add_argument("what", metavar="FILE", help="bundle or trials/NAME")
+            verb.add_argument("what", metavar="FILE", help="the bundle, or trials/NAME")
             verb.add_argument("offset", type=int, metavar="OFFSET")
             verb.add_argument("size", type=int, metavar="SIZE")
     return parser.parse_args(argv)

@@ -1,6 +1,6 @@
-"""A preflight check: a pure function from a node's facts to complaints, and a policy that turns them into findings.
+"""A preflight check is a pure function from a node's facts to complaints; a policy turns complaints into findings.
 
-No check judges an unknown fact; the manifest holds its reason.
+A check does not judge an unknown fact; the manifest gives the reason why the fact is unknown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
 from rlk_repro.spec import CheckName, Hardware, Layout, Policy, Preflight
 
 LEVELS: Final[dict[Policy, Level]] = {"pass": Level.INFO, "warn": Level.WARNING, "fail": Level.BLOCKING}
-# of checks that one node's facts do not settle: who uses the GPUs now, and what several nodes share
+# policies of the checks that need more than one node's facts: current users of the GPUs, and facts that all nodes share
 OTHER_POLICIES: Final[dict[CheckName, Policy]] = {
     "gpu_idle": "fail",
     "imex": "fail",
@@ -26,7 +26,7 @@ OTHER_POLICIES: Final[dict[CheckName, Policy]] = {
 
 
 class Complaint(NamedTuple):
-    """What a check saw; the policy decides how much it matters."""
+    """One problem that a check found.  The policy decides its level."""
 
     where: str
     expected: str
@@ -34,7 +34,7 @@ class Complaint(NamedTuple):
 
 
 class Scope(Enum):
-    """The plans that a check applies to: a check of disturbed times does not apply to a run without GPUs."""
+    """The kind of plan that a check applies to: a check of disturbed step times skips a run without GPUs."""
 
     ANY = auto()
     GPUS = auto()
@@ -43,7 +43,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """One node's facts, and the plan's requirements."""
+    """The facts of one node and the requirements of the plan."""
 
     manifest: Manifest
     hardware: Hardware
@@ -56,7 +56,7 @@ class Situation:
         return self.manifest.sections.get(section, {}).get(name, Unknown("not recorded"))
 
     def mapping(self, section: str, name: str) -> dict[str, Any]:
-        """The facts inside a fact; empty where it is unknown."""
+        """Return a fact that is a mapping; an empty mapping where the fact is unknown."""
         value = self.fact(section, name)
         return value if isinstance(value, dict) else {}
 
@@ -85,7 +85,7 @@ class Check:
 
 
 def judge_node(checks: Iterable[Check], situation: Situation) -> Iterator[Finding]:
-    """Run every check that applies to this plan; complaints become findings with the policy's level."""
+    """Run every check that applies to this plan.  Each complaint becomes a finding with the policy's level."""
     for check in checks:
         if situation.has(check.scope):
             level = LEVELS[situation.limits.policy.get(check.name, check.policy)]
@@ -94,11 +94,11 @@ def judge_node(checks: Iterable[Check], situation: Situation) -> Iterator[Findin
 
 
 def find_level(name: CheckName, limits: Preflight) -> Level:
-    """Of the findings of one of OTHER_POLICIES."""
+    """Return the level of findings of a check that is listed in OTHER_POLICIES."""
     return LEVELS[limits.policy.get(name, OTHER_POLICIES[name])]
 
 
 def name_gpus(devices: Iterable[dict[str, Any]], is_bad: Callable[[dict[str, Any]], bool]) -> str:
-    """Name the GPUs with a problem: ``GPU 0, 3``, or an empty text."""
+    """Name the GPUs for which ``is_bad`` holds, for example ``GPU 0, 3``; return an empty text where there are none."""
     numbers = [str(device.get("index")) for device in devices if is_bad(device)]
     return f"GPU {', '.join(numbers)}" if numbers else ""

@@ -1,7 +1,8 @@
-"""Is this node fit to run the plan?  Checks give findings, never an exception; the profile decides their effect.
+"""Check whether this node is fit to run the plan.  A check returns findings and never raises; the profile sets their
+levels.
 
-Hardware is judged by the node's manifest, so that preflight and bundle use the same facts.  This module has the checks
-that every job needs; those that a site may weigh differently are in ``rlk_repro.agent.preflight.checks``.
+The checks judge hardware by the node's manifest, so preflight and bundle use the same facts.  This module has the
+checks that every job needs.  ``rlk_repro.agent.preflight.checks`` has those whose level a site may change.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from rlk_repro.workloads.environment import COMMITS, profile_env
 SCHEMA: Final = 1
 MAX_DRIFT_S: Final = 2.0
 YEARS: Final = (2025, 2100)
-# drivers report a few percent less than the data sheet; the next smaller product has a quarter less or more
+# drivers report a few percent less memory than the data sheet; the next smaller product has at least 25 % less
 MEMORY_TOLERANCE: Final = 0.05
-# where a manifest's section ``code`` describes the sources that a stack pins
+# names of the sources in a stack and in section ``code`` of a manifest
 PINNED_SOURCES: Final = {"vime": "vime", "rl_kernel": "rl_kernel", "megatron_lm": "megatron"}
 
 _MEMINFO: Final = Path("/proc/meminfo")
@@ -46,7 +47,7 @@ _MEMINFO: Final = Path("/proc/meminfo")
 
 @dataclass(frozen=True, kw_only=True)
 class ClockReading:
-    """The two clocks read together."""
+    """UTC and the clock for durations, read at the same time."""
 
     unix_s: float
     monotonic_s: float
@@ -85,7 +86,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
 
 
 def find_pinned(plan: Plan) -> Stack:
-    """The stack whose pins count here: trials of two commits of RL-Kernel import their own, not the node's."""
+    """Return the stack whose pins apply here.  Trials of two RL-Kernel commits import their own checkouts."""
     if plan.run.rl_kernel.commits is None:
         return plan.stack
     pins = {name: pin for name, pin in plan.stack.pins.items() if name != "rl_kernel"}
@@ -104,13 +105,18 @@ def check_writable(run_dir: RunDir) -> Iterator[Finding]:
 
 
 def check_clock(before: ClockReading, now: ClockReading) -> Iterator[Finding]:
-    """Check that UTC is plausible and runs as fast as the clock for durations."""
+    """Check that UTC is plausible and that it runs as fast as the clock for durations."""
     year = time.gmtime(now.unix_s).tm_year
     if not YEARS[0] <= year <= YEARS[1]:
         yield Finding(Level.WARNING, "clock", f"a year from {YEARS[0]} to {YEARS[1]}", str(year))
     drift_s = (now.unix_s - before.unix_s) - (now.monotonic_s - before.monotonic_s)
     if abs(drift_s) > MAX_DRIFT_S:
-        yield Finding(Level.WARNING, "clock", "UTC is not being set", f"moved by {drift_s:+.1f} s while running")
+        yield Finding(
+            Level.WARNING,
+            "clock",
+            "UTC is not set during the job",
+            f"UTC moved by {drift_s:+.1f} s against the clock for durations",
+        )
 
 
 def check_room(what: str, free_bytes: int | None, min_gib: float) -> Iterator[Finding]:
@@ -121,7 +127,7 @@ def check_room(what: str, free_bytes: int | None, min_gib: float) -> Iterator[Fi
 
 
 def read_free_memory(path: Path = _MEMINFO) -> int | None:
-    """The bytes of memory that the kernel can give without swapping."""
+    """Return how many bytes of memory the kernel can give without swapping."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -131,16 +137,16 @@ def read_free_memory(path: Path = _MEMINFO) -> int | None:
 
 
 def check_modules(names: Iterable[str], trainer_path: str = "") -> Iterator[Finding]:
-    """Check that this Python has the trainer's modules."""
+    """Check that this Python has the modules that the trainer needs."""
     for name in names:
         if not is_found(name, trainer_path):
             yield Finding(Level.BLOCKING, f"python module {name}", "installed", "missing")
 
 
 def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
-    """Check that the enabled variant's trainer will find RL-Kernel, without importing it.
+    """Check that the trainer of the enabled variant will find RL-Kernel, without importing RL-Kernel.
 
-    An operator may still have no route; the trainer then refuses before its first step.
+    RL-Kernel may still have no route for an operator; the trainer then refuses to start its first step.
     """
     if not plan.needs_rl_kernel:
         return
@@ -158,7 +164,7 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
 
 
 def check_ray_version(plan: Plan) -> Iterator[Finding]:
-    """Check that the image's Ray has the version from which KubeRay makes the pods."""
+    """Check that Ray in the image has the version that the profile tells KubeRay."""
     settings = plan.profile.kubernetes
     if settings is None or settings.kind != "rayjob" or settings.ray_version is None:
         return
@@ -176,7 +182,7 @@ def _trainer_path(plan: Plan) -> str:
 
 
 def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Iterator[Finding]:
-    """Check that the machine and its GPUs are those of the plan; a GPU that could not be described does not count."""
+    """Check that the machine and its GPUs match the plan.  A GPU that the manifest does not describe does not count."""
     machine = manifest.sections.get("host", {}).get("machine")
     if hardware.machine != "any" and isinstance(machine, str) and machine != hardware.machine:
         yield Finding(Level.BLOCKING, "host.machine", hardware.machine, machine)
@@ -201,7 +207,7 @@ def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Ite
 
 
 def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Check the memory, because products with one name differ: an A100 has 40 or 80 GB."""
+    """Check the size of GPU memory, because products with one name differ: an A100 has 40 GB or 80 GB."""
     where, expected = "gpu.devices.memory_total_mib", f"{expected_gib:g} GiB within {MEMORY_TOLERANCE:.0%}"
     for found in sorted({item.get("memory_total_mib", Unknown("not recorded")) for item in devices}, key=str):
         if isinstance(found, Unknown):
@@ -213,12 +219,11 @@ def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Ite
 def check_pins(
     stack: Stack, manifest: Manifest, image: ImageRecord | None = None, patched: Collection[PinName] = ()
 ) -> Iterator[Finding]:
-    """Check that this node has the sources that the stack pins; an unconfirmed pin must not be claimed.
+    """Check that this node has the sources that the stack pins.  A bundle must not claim a pin that was not confirmed.
 
-    ``patched`` sources must have the patch, where the stack knows their hash.
-
-    Files with the pinned tree count as the commit, from any source.  If this node's image was built with a patch,
-    sources with exactly the changes in its record count as pinned.
+    ``patched`` sources must have the patch, where the stack knows their hash.  Sources from any origin count as the
+    pinned commit where their tree has its hash.  Where the node's image was built with a patch, sources count as pinned
+    if their changes equal those in the image's record.
     """
     code = manifest.sections.get("code", {})
     for name, pin in stack.pins.items():
@@ -244,7 +249,7 @@ def check_pins(
 
 
 def _explain_pin(expected: str, stack: Stack, commit: str = "") -> str:
-    """Explain the pinned value, and how to measure other sources."""
+    """Return the expected pin and how to measure other sources."""
     files = f" (the files of {commit[:12]})" if commit else ""
     return f"{expected}{files}, pinned by stack {stack.stack}; --stack host uses what is installed"
 
@@ -264,7 +269,8 @@ def check_idle(busy: list[GpuUse] | Unknown, level: Level, where: str = "gpu") -
 def wait_until_idle(
     busy_gpus: Callable[[], list[GpuUse] | Unknown], wait: Callable[[float], bool], deadline_s: float
 ) -> list[GpuUse] | Unknown:
-    """Wait and return the GPUs that are still busy; freeing a killed process's memory takes a moment.
+    """Wait for idle GPUs and return the GPUs that are still busy.  The driver needs a moment to free a killed process's
+    memory.
 
     ``wait`` sleeps, and returns True when the time is over.
     """
@@ -276,7 +282,7 @@ def wait_until_idle(
 
 
 def preflight_record(node: str, allocation: str, findings: Iterable[Finding]) -> dict[str, Any]:
-    """The content of ``preflight.json``."""
+    """Return the content of ``preflight.json``."""
     return {
         "schema": SCHEMA,
         "node": node,

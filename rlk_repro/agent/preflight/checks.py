@@ -1,4 +1,4 @@
-"""Preflight checks by policy: one tuple per kind of fact, one line per check (docs/preflight.md)."""
+"""List the preflight checks that have a policy: one tuple per kind of fact, one line per check (docs/preflight.md)."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ CHECKS: Final[tuple[Check, ...]] = (*gpu.CHECKS, *host.CHECKS, *network.CHECKS)
 
 
 def default_policies() -> dict[CheckName, Policy]:
-    """What every check does where a profile says nothing else."""
+    """Return the policy of every check that applies where the profile gives none."""
     return {**OTHER_POLICIES, **{check.name: check.policy for check in CHECKS}}
 
 

@@ -1,6 +1,7 @@
-"""Can this machine run rlk-repro, and what would improve it?  Judgements over a manifest, each with one next step.
+"""Judge whether this machine can run rlk-repro, and what would improve it.  Each judgement has one next step.
 
-``look_around`` collects what no manifest holds; ``diagnose`` only judges.  The doctor changes and submits nothing.
+``look_around`` collects the facts that no manifest holds; ``diagnose`` only judges.  The doctor changes nothing and
+submits nothing.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ ADVICE: Final[Mapping[str, str]] = {
     "numa_balancing": "sudo sysctl kernel.numa_balancing=0",
     "shared_memory": "start the container with --ipc=host",
     "open_files": "Ray and vLLM open many sockets: raise the hard limit, ulimit -Hn 65536",
-    "clock_source": "boot with clocksource=tsc: this source makes every timer slow",
+    "clock_source": "boot with clocksource=tsc: the present source makes every timer slow",
     "gpu_errors": "drain the node and reset the GPU before measuring on it",
     "gpu_memory_repair": "drain the node, reset the GPU, and have it replaced where repair failed",
     "gpu_ecc_mode": "switch it on (nvidia-smi -e 1) or keep it off on every node",
     "gpu_partition": "ask for whole GPUs: MIG off (nvidia-smi -mig 0), SPX and NPS1 mode",
-    "gpu_slowdown": "check cooling and power of the node: its times are not usable now",
+    "gpu_slowdown": "check cooling and power of the node: its step times are not usable now",
     "gpu_fabric": "restart nvidia-fabricmanager or nvidia-imex on the node",
 }
-"""The next step by check of preflight."""
+"""The next step for each preflight check."""
 
 
 class Health(StrEnum):
-    """``fail`` stops a run on this machine, ``warn`` limits it or makes its numbers worse."""
+    """``fail`` stops a run on this machine; ``warn`` limits a run or makes its figures less exact."""
 
     OK = "ok"
     WARN = "warn"
@@ -56,7 +57,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """One judgement; ``advice`` is the one next step, empty where all is well."""
+    """One judgement.  ``advice`` is the one next step, and is empty where the judgement is good."""
 
     name: str
     status: Health
@@ -69,7 +70,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What this process sees in addition to the manifest."""
+    """Facts that this process finds in addition to the manifest."""
 
     disk_free_bytes: int
     can_make_runs: bool
@@ -86,7 +87,7 @@ Judge: TypeAlias = Callable[[Manifest, Surroundings], Diagnosis]
 
 
 def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
-    """Gather what the judgements need: disk, tools and the clusters' ``clients`` on PATH, modules (found, never
+    """Collect the facts for the judgements: disk, tools and the clusters' ``clients`` on PATH, modules (found, never
     imported), GPU use, the clock.
     """
     existing = _find_existing(runs_root.absolute())
@@ -103,14 +104,14 @@ def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
 
 
 def _find_existing(path: Path) -> Path:
-    """The path, or the nearest readable parent."""
+    """Return the path, or its nearest readable parent."""
     return next((place for place in (path, *path.parents) if os.path.exists(place)), Path("/"))  # noqa: PTH110
 
 
 def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> list[Diagnosis]:
-    """Every judgement, most useful first; of preflight's checks only those with complaints.
+    """Return every judgement, the most useful first.  A preflight check appears only with a complaint.
 
-    ``hardware`` is the hardware that this machine is judged as.
+    The machine is judged as if it were ``hardware``.
     """
     layout = Layout(gpus_per_node=len(_devices(manifest)))
     situation = Situation(manifest=manifest, hardware=hardware, layout=layout, limits=Preflight())
@@ -121,7 +122,7 @@ def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> li
 
 
 def _complain(check: Check, situation: Situation) -> Diagnosis | None:
-    """Run one of preflight's checks on this node, with its threshold; None without a complaint."""
+    """Run one preflight check on this node; return None without a complaint."""
     complaints = list(check.judge(situation))
     if not complaints:
         return None
@@ -172,7 +173,7 @@ def _torch(manifest: Manifest, around: Surroundings) -> Diagnosis:
 def _git(_: Manifest, around: Surroundings) -> Diagnosis:
     if "git" in around.tools:
         return _ok("git", "on PATH")
-    return _warn("git", "not on PATH", "install git: without it no bundle can say which commit ran")
+    return _warn("git", "not found on PATH", "install git: without it no bundle can say which commit ran")
 
 
 def _rl_kernel(manifest: Manifest, _: Surroundings) -> Diagnosis:
@@ -188,14 +189,14 @@ def _rl_kernel(manifest: Manifest, _: Surroundings) -> Diagnosis:
     if _fact(manifest, "gpu", "vendor") == "nvidia":
         advice = "build it where a GPU is visible: without the extension logp is plain PyTorch"
         return _warn("rl-kernel", "installed without its compiled extension", advice)
-    return _ok("rl-kernel", "installed, pure Python")
+    return _ok("rl-kernel", "installed, without compiled extension (pure Python)")
 
 
 def _disk(_: Manifest, around: Surroundings) -> Diagnosis:
     found = f"{format_bytes(around.disk_free_bytes)} free for runs"
     advice = "free some space, or point RLK_REPRO_RUNS to a larger file system"
     if not around.can_make_runs:
-        return _fail("disk", "no run directory can be made here", "point RLK_REPRO_RUNS to a folder you may write to")
+        return _fail("disk", "cannot create a run directory here", "point RLK_REPRO_RUNS to a folder you may write to")
     if around.disk_free_bytes < GIB:
         return _fail("disk", found, advice)
     return _warn("disk", found, advice) if around.disk_free_bytes < 20 * GIB else _ok("disk", found)
@@ -223,7 +224,9 @@ def _processors(manifest: Manifest, _: Surroundings) -> Diagnosis:
 
 def _clock(manifest: Manifest, around: Surroundings) -> Diagnosis:
     if around.now_s < around.installed_s:
-        return _fail("clock", "earlier than the installation of rlk-repro", "set the clock: timedatectl set-ntp true")
+        return _fail(
+            "clock", "earlier than the installation date of rlk-repro", "set the clock: timedatectl set-ntp true"
+        )
     return _ok("clock", f"source {_fact(manifest, 'host', 'clock_source')}")
 
 
@@ -249,14 +252,20 @@ def _scheduler(_: Manifest, around: Surroundings) -> Diagnosis:
     present = [name for name, is_there in around.clients.items() if is_there]
     if present:
         return _ok("scheduler", ", ".join(present))
-    return _warn("scheduler", f"none of {', '.join(around.clients)}", "use --cluster local, or log in to the cluster")
+    return _warn(
+        "scheduler",
+        f"none of {', '.join(around.clients)} found on PATH",
+        "use --cluster local, or log in to the cluster",
+    )
 
 
 def _engine(_: Manifest, around: Surroundings) -> Diagnosis:
     present = [tool for tool in ENGINES if tool in around.tools]
     if present:
         return _ok("containers", ", ".join(present))
-    return _warn("containers", "no container runtime", "use a stack without images, or run where one is installed")
+    return _warn(
+        "containers", "no container runtime found", "use a stack without images, or run where one is installed"
+    )
 
 
 def _package(manifest: Manifest, name: str) -> object:

@@ -1,4 +1,4 @@
-"""Preflight checks of GPUs: driver, memory errors, links, modes, and who else uses them.  Pure."""
+"""Check GPUs in preflight: driver, memory errors, links, modes, and other users.  These functions are pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rlk_repro.agent.preflight.base import Check, Complaint, Scope, Situation, n
 from rlk_repro.probes import gpu_amd, gpu_nvidia, visible
 from rlk_repro.rundir.manifest import Fact, Unknown
 
-# first driver branch of each CUDA major version; within one, older drivers serve newer minor versions
+# oldest driver branch of each CUDA major version; within one, older drivers run newer minor versions
 DRIVER_FLOORS: Final = {11: 450, 12: 525, 13: 580}
-# distributions of the CUDA runtime that PyTorch's wheels bring
+# the packages of the CUDA runtime that PyTorch's wheels install
 CUDA_RUNTIME: Final = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
 VISIBILITY: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 HARDWARE_SLOWDOWN: Final = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 REPAIRS: Final = {"remapped_rows": "row remapping", "retired_pages": "page retirement"}
 WHOLE: Final = {"compute_partition": "SPX", "memory_partition": "NPS1"}
-# settings that are equal on all GPUs of a node unless one GPU was changed
+# settings that differ between the GPUs of one node only where somebody changed one GPU
 SHARED: Final = ("name", "memory_total_mib", "vbios", "ecc_mode", "power_limit_w", "clocks_max_sm_mhz", "pcie_width")
 
 
@@ -36,9 +36,10 @@ def check_driver(situation: Situation) -> Iterator[Complaint]:
 
 
 def find_toolkit(packages: dict[str, Any], of_image: Fact) -> str | None:
-    """The CUDA version that PyTorch was built for (``2.9.0+cu130``), that of the installed runtime, or the image's own.
+    """Return a CUDA version: that of PyTorch's build (``2.9.0+cu130``), else of the installed runtime, else of the
+    image.
 
-    Images that bring CUDA outside of Python name it in ``CUDA_VERSION``.
+    An image that installs CUDA outside Python gives the version in ``CUDA_VERSION``.
     """
     built = re.search(r"\+cu(\d+)(\d)$", str(packages.get("torch", "")))
     if built:
@@ -61,7 +62,7 @@ def check_ecc_mode(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_memory_repair(situation: Situation) -> Iterator[Complaint]:
-    """Check for broken memory that could not be retired, or that needs a reset first."""
+    """Check for broken memory that was not retired, or that needs a reset of the GPU first."""
     for fact, words in REPAIRS.items():
         for state in ("failed", "pending"):
             bad = name_gpus(situation.devices, partial(_is_marked, fact, f"is_{state}"))
@@ -70,7 +71,7 @@ def check_memory_repair(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_links(situation: Situation) -> Iterator[Complaint]:
-    """Check that every link between the GPUs is up; a job with one GPU per node uses no links."""
+    """Check that every link between the GPUs is up.  A job with one GPU per node uses no links."""
     expected, devices = situation.hardware.links_per_gpu, situation.devices
     if expected == 0 or situation.layout.gpus_per_node < 2 or not devices:
         return
@@ -93,7 +94,7 @@ def _check_xgmi(situation: Situation, expected: int) -> Iterator[Complaint]:
 
 
 def check_fabric(situation: Situation) -> Iterator[Complaint]:
-    """NVSwitch systems register each GPU with the fabric manager; until then collectives fail or go over PCIe."""
+    """Check that the fabric manager has registered each GPU; until then collectives fail or use PCIe."""
     fabric = situation.mapping("gpu", "fabric")
     state, status = fabric.get("state"), fabric.get("status")
     if isinstance(state, str) and state not in {"N/A", "Completed"}:
@@ -113,7 +114,7 @@ def check_partition(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_compute_mode(situation: Situation) -> Iterator[Complaint]:
-    """Check the compute mode: a colocated trainer and rollout engine share a GPU as two processes."""
+    """Check the compute mode: colocated trainer and rollout engine are two processes that share one GPU."""
     for mode in sorted(
         {str(device["compute_mode"]) for device in situation.devices if _is_known(device, "compute_mode")}
     ):
@@ -143,7 +144,7 @@ def check_persistence(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_alike(situation: Situation) -> Iterator[Complaint]:
-    """Check that GPUs are alike, because the slowest GPU of a node slows all."""
+    """Check that the GPUs have equal settings, because the slowest GPU of a node slows all others."""
     for name in SHARED:
         found = {str(device[name]) for device in situation.devices if _is_known(device, name)}
         if len(found) > 1:
@@ -151,21 +152,22 @@ def check_alike(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_visibility(situation: Situation) -> Iterator[Complaint]:
-    """On AMD, Ray refuses to start where HIP's, ROCr's and CUDA's lists of visible devices disagree.
+    """Check the lists of visible devices.
 
-    On NVIDIA, vime reads the list as numbers and counts an inference server's GPUs up from the first one: where numbers
-    are left out it would use a GPU that was not given.
+    On AMD, Ray does not start where the lists of HIP, ROCr and CUDA disagree.  On NVIDIA, vime reads the list as
+    numbers and counts an inference server's GPUs upwards from the first number.  With a gap in the numbers, vime would
+    use a GPU that the job does not own.
     """
     if situation.fact("gpu", "vendor") == gpu_amd.VENDOR:
         lists = {name: situation.fact("environment", name) for name in VISIBILITY}
         given = {name: value for name, value in lists.items() if isinstance(value, str)}
         if len(set(given.values())) > 1:
             found = ", ".join(f"{name}={value}" for name, value in given.items())
-            yield Complaint("environment.HIP_VISIBLE_DEVICES", "one list of devices", found)
+            yield Complaint("environment.HIP_VISIBLE_DEVICES", "the same list of devices", found)
         return
     listed, size = situation.fact("environment", visible.NAME), situation.gpus_per_engine
     if size and isinstance(listed, str) and not _are_in_rows(listed, size):
-        expected = "numbers" if size == 1 else f"numbers, {size} in a row for each inference server"
+        expected = "numbers" if size == 1 else f"numbers without gaps, {size} for each inference server"
         yield Complaint(f"environment.{visible.NAME}", expected, listed)
 
 
@@ -178,7 +180,7 @@ def _are_in_rows(listed: str, size: int) -> bool:
 
 
 def check_rl_kernel(situation: Situation) -> Iterator[Complaint]:
-    """Check that RL-Kernel's extension holds code for these GPUs; without it calls fail or run uncompiled."""
+    """Check that RL-Kernel's extension has code for these GPUs; without it calls fail or run uncompiled."""
     built = situation.mapping("code", "rl_kernel").get("extension_architectures")
     if not situation.has_enabled or not isinstance(built, list):
         return
@@ -189,9 +191,10 @@ def check_rl_kernel(situation: Situation) -> Iterator[Complaint]:
 
 
 def serves(architecture: str, capability: str) -> bool:
-    """Whether code for ``sm_90`` runs on ``9.0``: machine code within a major version, PTX on anything later.
+    """Whether code for ``sm_90`` runs on capability ``9.0``.
 
-    Code for ``sm_90a`` runs on 9.0 alone (CUDA programming guide, binary and PTX compatibility).
+    Machine code runs within a major version; PTX runs on anything later.  Code for ``sm_90a`` runs on 9.0 only (CUDA
+    programming guide, binary and PTX compatibility).
     """
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
     if match is None:

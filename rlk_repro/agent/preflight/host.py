@@ -1,4 +1,4 @@
-"""Preflight checks of processor, memory limits, clocks, and the file system of the run directory.  Pure."""
+"""Check processor, memory limits, clocks and the run directory's file system in preflight.  All functions are pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rlk_repro.agent.preflight.base import OTHER_POLICIES, Check, Complaint, Scope, Situation
 
-# reading these from user space costs a system call or a slow bus access each time
+# reading one of these clock sources costs a system call or a slow bus access each time
 SLOW_CLOCKS: Final = ("hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit")
 MAX_LOAD_PER_CPU: Final = 0.5
 # a container's own default of 64 MiB is too little for NCCL and for data loaders
@@ -15,9 +15,9 @@ MIN_SHARED_MEMORY_GIB: Final = 1.0
 MIN_SCRATCH_GIB: Final = 10.0
 # Ray opens several sockets per worker
 MIN_OPEN_FILES: Final = 8192
-# what registering GPU memory with a network adapter takes at the least
+# registering GPU memory with a network adapter locks at least this much
 MIN_LOCKED_BYTES: Final = 16 << 30
-# a trial leaves some dozens of files per rank
+# a trial writes dozens of files per rank
 MIN_FREE_INODES: Final = 10_000
 FOLDER: Final = "run_directory"
 
@@ -29,7 +29,7 @@ def check_governor(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_numa_balancing(situation: Situation) -> Iterator[Complaint]:
-    """Automatic balancing unmaps pages to see who touches them: GPU servers are told to switch it off."""
+    """Check that automatic NUMA balancing is off: it unmaps pages to see which processor uses them."""
     if situation.fact("host", "numa_balancing") == 1:
         yield Complaint("host.numa_balancing", "0", "1")
 
@@ -41,14 +41,14 @@ def check_load(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_stale_processes(situation: Situation) -> Iterator[Complaint]:
-    """Check for Ray or engine processes; preflight runs first, so they belong to another job."""
+    """Check for Ray or engine processes.  Preflight runs first, so such processes belong to another job."""
     names = situation.fact("host", "trainer_processes")
     if isinstance(names, list) and names:
         yield Complaint("host.trainer_processes", "no such process before the first trial", ", ".join(map(str, names)))
 
 
 def check_other_runs(situation: Situation) -> Iterator[Complaint]:
-    """Check for other runs: two runs disturb each other, even if the other's GPUs are idle at this moment."""
+    """Check for other runs: two runs disturb each other, even while the other's GPUs are idle."""
     runs = situation.fact("host", "other_runs")
     if isinstance(runs, list) and runs:
         yield Complaint("host.other_runs", "no other run", ", ".join(map(str, runs)))
@@ -61,21 +61,21 @@ def check_shared_memory(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_scratch(situation: Situation) -> Iterator[Complaint]:
-    """Ray keeps its session there and moves objects to it when memory is short; compilers keep their caches there."""
+    """Check the space for temporary files: Ray's session and moved objects, and compilers' caches."""
     free_gib = situation.fact("host", "tmp_free_gib")
     if isinstance(free_gib, int | float) and free_gib < MIN_SCRATCH_GIB:
         yield Complaint("host.tmp_free_gib", f"at least {MIN_SCRATCH_GIB:g}", f"{free_gib:g}")
 
 
 def check_open_files(situation: Situation) -> Iterator[Complaint]:
-    """The hard limit: up to it the agent raises the soft one where it starts Ray."""
+    """Check the hard limit of open files. Where the agent starts Ray, it raises the soft limit up to the hard limit."""
     most = _limit(situation, "nofile", "hard")
     if isinstance(most, int) and most < MIN_OPEN_FILES:
         yield Complaint("host.limits.nofile.hard", f"at least {MIN_OPEN_FILES}", str(most))
 
 
 def check_locked_memory(situation: Situation) -> Iterator[Complaint]:
-    """Check locked memory: InfiniBand and RoCE lock the memory that they register."""
+    """Check the limit of locked memory: InfiniBand and RoCE lock the memory that they register."""
     soft = _limit(situation, "memlock", "soft")
     if situation.mapping("network", "rdma_devices") and isinstance(soft, int) and soft < MIN_LOCKED_BYTES:
         yield Complaint("host.limits.memlock.soft", "unlimited", f"{soft} bytes")
@@ -84,7 +84,7 @@ def check_locked_memory(situation: Situation) -> Iterator[Complaint]:
 def check_clock_source(situation: Situation) -> Iterator[Complaint]:
     source = situation.fact("host", "clock_source")
     if source in SLOW_CLOCKS:
-        yield Complaint("host.clock_source", "one that is read without a system call", str(source))
+        yield Complaint("host.clock_source", "a source that is read without a system call", str(source))
 
 
 def check_clock_sync(situation: Situation) -> Iterator[Complaint]:
@@ -95,7 +95,7 @@ def check_clock_sync(situation: Situation) -> Iterator[Complaint]:
 def check_clock_skew(situation: Situation) -> Iterator[Complaint]:
     skew_s = situation.fact(FOLDER, "clock_skew_s")
     if isinstance(skew_s, int | float) and abs(skew_s) > situation.limits.max_clock_skew_s:
-        yield Complaint("clock", "file system and node agree", f"{skew_s:+.1f} s apart")
+        yield Complaint("clock", "file system and node have the same time", f"{skew_s:+.1f} s apart")
 
 
 def check_file_latency(situation: Situation) -> Iterator[Complaint]:

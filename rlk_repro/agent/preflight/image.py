@@ -1,4 +1,4 @@
-"""Whether the container around this node's agent is the stack's image, whole and unchanged."""
+"""Check that the container around this node's agent is the stack's image, complete and unchanged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlk_repro.rundir.manifest import Manifest
 
 
 def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
-    """Check the image, or the environment where the stack has a lock; elsewhere only the pins are checked.
+    """Check the image, or the environment where the stack has a lock.  A stack without both has only its pins checked.
 
-    Without GPUs any image is allowed.
+    A run without GPUs may use any image.
     """
     platform = plan.hardware.image_platform
     is_container = manifest.sections.get("container", {}).get("is_container") is True
@@ -25,7 +25,7 @@ def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Findi
 
 
 def find_record(root: Path = ROOT) -> ImageRecord | None:
-    """The image's record; None where it cannot be trusted, and ``check_image`` says why."""
+    """Return the image's record; None where it cannot be trusted.  ``check_image`` gives the reason."""
     try:
         record = read_record(root)
     except BundleUnreadable:

@@ -1,4 +1,4 @@
-"""Can the trainer's modules be imported?  A child process tries it before the first trial."""
+"""Check that the trainer's modules can be imported: a child process imports them before the first trial."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rlk_repro.plan import Plan
 from rlk_repro.workloads.environment import profile_env
 
 SCRIPT: Final = Path(__file__).with_name("try_import.py")
-# torch and Megatron-LM from a cold file system
+# importing torch and Megatron-LM from a cold file system takes minutes
 TIMEOUT_S: Final = 600.0
 MAX_CHARS: Final = 300
-# modules whose package has another name
+# modules whose package has a different name
 DISTRIBUTIONS: Final = {"PIL": "pillow", "yaml": "pyyaml", "cv2": "opencv-python", "sklearn": "scikit-learn"}
 
 
 def check_imports(plan: Plan) -> Iterator[Finding]:
-    """One finding with everything that is missing and the line that installs it."""
+    """Yield one finding that lists everything that is missing and the command that installs it."""
     names = plan.run.workload.imports
     if not names:
         return

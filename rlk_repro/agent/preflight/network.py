@@ -1,4 +1,4 @@
-"""Preflight checks of the network between nodes, and of what the nodes of one job must share.  Pure."""
+"""Check the network between nodes, and the facts that the nodes of one job must share.  These functions are pure."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from rlk_repro.probes.network import ACTIVE, OPENS
 from rlk_repro.rundir.manifest import Manifest, Unknown, diff_manifests
 from rlk_repro.spec import Preflight
 
-# Ray's fixed ports lie below
+# Ray's fixed ports are lower than this port
 FIRST_FREE_PORT: Final = 9000
 NO_CLUSTER: Final = "00000000-0000-0000-0000-000000000000"
 PEER_MODULES: Final = ("nvidia_peermem", "nv_peer_mem")
 
 
 def check_rdma_active(situation: Situation) -> Iterator[Complaint]:
-    """Check that an adapter is up; otherwise the node would train over its management network."""
+    """Check that an adapter is up.  Otherwise the node would train over its management network."""
     ports = dict(list_ports(situation))
     if ports and not any(port.get("state") == ACTIVE for port in ports.values()):
         yield Complaint("network.rdma_devices", "an active port", f"none of {len(ports)}")
 
 
 def check_rdma_opens(situation: Situation) -> Iterator[Complaint]:
-    """Check that a device with an active port opens here; otherwise NCCL silently falls back to TCP."""
+    """Check that a device with an active port can be opened; otherwise NCCL uses TCP without an error."""
     verbs = situation.mapping("network", "rdma_verbs")
     active = {name.partition(".ports.")[0] for name, port in list_ports(situation) if port.get("state") == ACTIVE}
     answers = {name: str(answer) for name, answer in verbs.items() if name in active}
     if answers and OPENS not in answers.values():
-        yield Complaint("network.rdma_verbs", "a device with an active port that opens here",
+        yield Complaint("network.rdma_verbs", "a device with an active port that this process can open",
                         "; ".join(sorted(set(answers.values()))))  # fmt: skip
 
 
 def check_rdma_ports(situation: Situation) -> Iterator[Complaint]:
-    """Check that every port is up and that active ports run at one speed."""
+    """Check that every port is up and that all active ports run at one speed."""
     rates: set[str] = set()
     for name, port in list_ports(situation):
         state, rate = port.get("state"), port.get("rate")
@@ -51,12 +51,12 @@ def check_rdma_ports(situation: Situation) -> Iterator[Complaint]:
 
 
 def list_ports(situation: Situation) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of this node, as the manifest names them."""
+    """Yield this node's ports under the names of the manifest."""
     return network.list_ports(situation.mapping("network", "rdma_devices"))
 
 
 def check_gpudirect(situation: Situation) -> Iterator[Complaint]:
-    """GPU memory reaches the adapter through nvidia_peermem, or through dma-buf where the kernel module is open."""
+    """Check GPUDirect: it needs nvidia_peermem, or dma-buf with the open kernel module."""
     kernel_module = situation.fact("gpu", "kernel_module")
     modules = situation.mapping("network", "modules")
     is_nvidia = situation.fact("gpu", "vendor") == gpu_nvidia.VENDOR
@@ -67,7 +67,7 @@ def check_gpudirect(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_ephemeral_ports(situation: Situation) -> Iterator[Complaint]:
-    """Ports that the kernel hands out must not be those that Ray is told to use."""
+    """Check that the kernel's ephemeral ports are not ports that Ray is told to use."""
     ports = situation.fact("network", "ephemeral_ports")
     first = ports.partition("-")[0] if isinstance(ports, str) else ""
     if first.isdigit() and int(first) < FIRST_FREE_PORT:
@@ -75,7 +75,7 @@ def check_ephemeral_ports(situation: Situation) -> Iterator[Complaint]:
 
 
 def compare_nodes(manifests: Sequence[Manifest], limits: Preflight) -> list[Finding]:
-    """Compare what the nodes of one job must share with the first node, which leads."""
+    """Compare each node with the first node, which leads, in the facts that the nodes of one job must share."""
     found = [finding for other in manifests[1:] for finding in _compare(manifests[0], other, limits)]
     return [*found, *_check_imex(manifests, limits)]
 
@@ -97,7 +97,7 @@ def _compare(first: Manifest, other: Manifest, limits: Preflight) -> Iterator[Fi
 
 
 def _check_imex(manifests: Sequence[Manifest], limits: Preflight) -> Iterator[Finding]:
-    """Check IMEX channels: each node of an NVLink domain needs one to reach the others' memory."""
+    """Check IMEX channels: a node of an NVLink domain needs a channel to reach the memory of the other nodes."""
     domains = Counter(filter(None, map(find_domain, manifests)))
     for manifest in manifests:
         domain = find_domain(manifest)
@@ -108,7 +108,7 @@ def _check_imex(manifests: Sequence[Manifest], limits: Preflight) -> Iterator[Fi
 
 
 def find_domain(manifest: Manifest) -> str | None:
-    """Cluster and clique of the NVLink domain that a node is in; an NVSwitch of its own has a cluster id of zeros."""
+    """Return a node's NVLink domain: cluster and clique.  A node with its own NVSwitch has cluster id zero."""
     fabric = manifest.sections.get("gpu", {}).get("fabric")
     known = fabric if isinstance(fabric, dict) else {}
     cluster, clique = known.get("cluster_uuid"), known.get("clique_id")

@@ -1,4 +1,4 @@
-"""The files that a run needs: recorded once in its run directory, checked on every node before the first trial."""
+"""Record the files that a run needs once, in its run directory, and check them on every node before the first trial."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROLLOUTS = "rollouts"
 
 
 def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
-    """Check that this node sees the prepared files that submission recorded, for every rollout."""
+    """Check that this node sees the prepared files that submission recorded, including the file of every rollout."""
     folders = list_run_folders(plan, run_dir)
     try:
         recorded, found = load_parts(run_dir.prepared), find_parts(folders)
@@ -42,7 +42,7 @@ def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 
 def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding]:
-    """Check the number of rollouts: vime silently takes rollout 0 for a missing one."""
+    """Check the number of rollouts: vime takes rollout 0 in place of a missing rollout, without an error."""
     stored = found.get(ROLLOUTS)
     if stored is None:
         return
@@ -54,7 +54,7 @@ def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding
 
 
 def record_prepared(plan: Plan, run_dir: RunDir) -> None:
-    """Record the files in ``prepared.json``, unless submission has, and copy rollouts that the bundle will hold."""
+    """Record the files in ``prepared.json``, unless submission did, and copy rollouts that the bundle will hold."""
     folders = list_run_folders(plan, run_dir)
     if not folders:
         return
@@ -66,7 +66,7 @@ def record_prepared(plan: Plan, run_dir: RunDir) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """File by file, each whole; they are hashed when the run directory is sealed."""
+    """Copy each file whole.  Sealing the run directory hashes the copies."""
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.glob("*.pt")):
         if not (target / path.name).is_file():

@@ -1,8 +1,8 @@
-"""Imports modules and says which others are missing for it, all at once.  A script, stdlib only.
+"""Import modules and report all missing modules at once.  This is a script that uses the standard library only.
 
-``python try_import.py NAME…``: a module that is not there is replaced by an empty one, so that the next one that is
-missing is found as well.  The last line of standard output is a JSON list of them; anything else that goes wrong ends
-this process as it would end the trainer.
+Call: ``python try_import.py NAME…``.  An empty module replaces a missing one, so the import continues and finds the
+next missing module.  The last line of standard output is a JSON list of the missing modules.  Any other error ends this
+process as it would end the trainer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 
 
 class Placeholder(types.ModuleType):
-    """Has any attribute, as a class that can be inherited from."""
+    """An empty module that answers every attribute with a class that can be inherited from."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
@@ -26,7 +26,7 @@ class Placeholder(types.ModuleType):
 
 
 class Placeholders(MetaPathFinder, Loader):
-    """Stands in for packages and for all their submodules."""
+    """An import hook that replaces missing packages and all their submodules."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def find_missing(names: list[str]) -> str:
-    """The first top-level module that was not found; empty where all are there."""
+    """Return the first top-level module that was not found; an empty text where all were found."""
     try:
         for name in names:
             importlib.import_module(name)
@@ -67,7 +67,7 @@ def find_missing(names: list[str]) -> str:
 
 
 def forget_half_imported(names: list[str]) -> None:
-    """Only the packages that are asked for: what they import need not, or cannot, be imported twice."""
+    """Forget only the requested packages; of what they import, some modules cannot be imported twice."""
     tops = {name.partition(".")[0] for name in names}
     for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
         del sys.modules[name]

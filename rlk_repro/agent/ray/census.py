@@ -1,6 +1,7 @@
-"""``python -m rlk_repro.agent.ray.census ADDRESS``: the names of the living nodes, as Ray's own records have them.
+"""Print the names of the living nodes as Ray's own records have them.  Call: ``python -m rlk_repro.agent.ray.census
+ADDRESS``.
 
-A process of its own, so that no agent ever imports ray.
+This is a process of its own, so that no agent imports ray.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def main() -> None:
 
 
 def parse_names(output: str) -> tuple[str, ...]:
-    """What ``main`` wrote among what Ray itself says, before it and after it; none where it did not get that far."""
+    """Return the names that ``main`` wrote between Ray's own output; no name where ``main`` failed first."""
     answers = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     return tuple(json.loads(answers[-1])) if answers else ()
 

@@ -1,7 +1,8 @@
-"""Ray on all nodes, as the leader sees it: up before a command that needs it, down after it, and what went wrong.
+"""Manage Ray on all nodes for the leader: up before a command that needs Ray, down after it, and a report of what
+failed.
 
-A lost node says nothing about the variant, so its trial is interrupted.  If Ray ends while its agent lives, the trial
-may be the cause, so it failed.
+A lost node says nothing about the variant, so its trial is interrupted.  If Ray ends while the node's agent lives, the
+trial may be the cause, so the trial failed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CENSUS_S: Final = (5.0, 60.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What a command gets of a cluster: variables, a watch over the nodes, a last look at how it ended."""
+    """What a command gets from a cluster: variables, a watch over the nodes, and a final judgement of its end."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     find_trouble: Callable[[], str] = no_trouble
@@ -44,9 +45,9 @@ class Service:
 
 
 class RayClusters:
-    """One cluster after another, each of them fresh.
+    """Start one fresh Ray cluster after another.
 
-    ``lost`` holds the nodes that cannot run anything any more, with the reasons.
+    ``lost`` maps each node that cannot run anything any more to the reason.
     """
 
     def __init__(self, member: RayMember, record: Callable[..., object]) -> None:
@@ -58,10 +59,10 @@ class RayClusters:
 
     @contextmanager
     def serve(self, use: Use, command: Command) -> Iterator[Service]:
-        """Have Ray up inside the block, where the command needs it.
+        """Keep Ray up inside the block, where the command needs Ray.
 
         Raises:
-            EnvironmentMissing: it did not come up on every node, or takes commands without a token.
+            EnvironmentMissing: Ray did not come up on every node, or Ray takes commands without a token.
         """
         if not command.needs_ray:
             yield Service()
@@ -87,13 +88,13 @@ class RayClusters:
             self.lost |= cluster.lost
 
     def take_findings(self) -> list[Finding]:
-        """Nodes that did not join and GPUs that were busy afterwards, since the last time."""
+        """Return the findings since the last call: nodes that did not join, and GPUs that stayed busy afterwards."""
         found, self._findings = self._findings, []
         return found
 
 
 class _Cluster:
-    """One cluster, from its first order to its last."""
+    """One Ray cluster, from its first order to its last order."""
 
     def __init__(self, member: RayMember, use: Use, command: Command, number: int) -> None:
         self.busy: list[Finding] = []
@@ -115,7 +116,7 @@ class _Cluster:
         return SETTINGS | self._member.make_env(self._seat) | {"RAY_ADDRESS": self._order.head}
 
     def bring_up(self) -> None:
-        """Return when every node has joined, or when the agent is asked to stop.
+        """Return when every node has joined, or when a signal asks the agent to stop.
 
         Raises:
             EnvironmentMissing: a node is lost, or did not join in time.
@@ -135,7 +136,7 @@ class _Cluster:
             raise EnvironmentMissing(*absent)
 
     def find_trouble(self) -> str:
-        """Why the trial cannot go on, from the node that is nearest to the cause."""
+        """Return the reason why the trial cannot go on, from the node that is nearest to the cause."""
         self._own.keep(is_joining=False)
         if not self._own.is_up:
             self._ended[self._member.place.node] = self._own.reason
@@ -148,7 +149,7 @@ class _Cluster:
         return self._describe_trouble()
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """Take the cluster down and judge again: the trainer's own last words seldom name a node."""
+        """Take the cluster down and judge the outcome again: the last lines of the trainer's log seldom name a node."""
         self.find_trouble()
         self.take_down()
         trouble = self._describe_trouble()
@@ -159,7 +160,7 @@ class _Cluster:
         return dataclasses.replace(outcome, status=status, reason=reason)
 
     def take_down(self) -> None:
-        """Followers first: without a head they would wait for it.  When asked to stop, it does not wait for them."""
+        """Take Ray down, followers first: without a head they would wait.  A request to stop ends the waiting."""
         if self.down_s is not None:
             return
         started = time.monotonic()
@@ -221,7 +222,7 @@ class _Cluster:
         return f"no sign of life for {silence_s:.0f} s" if silence_s > self._member.parts.deadlines.lost_s else ""
 
     def _find_absent(self, until: float) -> list[Problem]:
-        """The nodes that have not joined, with what they say; Ray's own records are asked when all claim to be up."""
+        """Return the nodes that have not joined, and why.  Ray's own records are asked when all nodes say ``up``."""
         place = self._member.place
         reports = {node: self._read_report(node) for node in place.followers}
         reasons = {node: "no report from it" if report is None else report.reason for node, report in reports.items()}
@@ -234,7 +235,7 @@ class _Cluster:
 
     def _explain_absence(self, node: str, reason: str) -> Problem:
         deadline_s = self._member.parts.deadlines.ray_up_s
-        expected = f"Ray with its head at {self._order.head} within {deadline_s:g} s"
+        expected = f"Ray with head {self._order.head} within {deadline_s:g} s"
         return Problem(f"nodes.{node}", f"did not join: {reason}", expected=expected)
 
     def _ask_head_for_absent(self, left_s: float) -> list[str]:

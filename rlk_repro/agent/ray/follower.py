@@ -1,4 +1,4 @@
-"""Ray on a node that does not lead: does what the leader's last order says, and reports."""
+"""Run Ray on a node that does not lead: follow the leader's last order, and report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlk_repro.agent.ray.node import RayNode
 
 
 class RayFollower:
-    """``step`` is called again and again; nothing of Ray is left on this node after the block."""
+    """Follow the leader's orders: call ``step`` repeatedly.  After the block no process of Ray is left here."""
 
     def __init__(self, member: RayMember) -> None:
         self._member = member
@@ -55,7 +55,7 @@ class RayFollower:
         return member.make_node(member.make_seat(address, order.head), order.use)
 
     def _take_down(self, condition: Condition = Condition.DOWN) -> None:
-        """Take Ray down and report it, even if it was never up: the leader waits for the report."""
+        """Take Ray down and report it, even if Ray was never up: the leader waits for the report."""
         if self._order is None:
             return
         reason, busy = "", tuple[str, ...]()

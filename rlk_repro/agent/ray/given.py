@@ -1,7 +1,8 @@
-"""Ray that somebody else keeps up, for the whole allocation: KubeRay's, whose head the agents may not restart.
+"""Use a Ray cluster that another program keeps up for the whole allocation: KubeRay's, whose head the agents may not
+restart.
 
-A trial's environment cannot be inherited from Ray's own processes, as those are of no trial: it travels as the runtime
-environment of the trial's Ray job.
+Ray's own processes belong to no trial, so a trial cannot inherit its environment from them.  The environment travels as
+the runtime environment of the trial's Ray job.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
 
 ADDRESS_VARIABLE: Final = "RLK_REPRO_RAY_ADDRESS"
-"""Set by the process that started the agent; its presence means that Ray is there and stays."""
+"""Variable set by the process that started the agent.  Where it is set, Ray is already up and stays up."""
 CENSUS_S: Final = 5.0
 PAUSE_S: Final = 1.0
 _JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 class GivenRay:
-    """What a leader asks of Ray clusters, with one that is there already."""
+    """What a leader needs from a Ray cluster that is already up."""
 
     def __init__(self, address: str, record: Callable[..., object], num_nodes: int, deadline_s: float) -> None:
         self.lost: dict[str, str] = {}
@@ -45,10 +46,10 @@ class GivenRay:
 
     @contextmanager
     def serve(self, use: Use, command: Command) -> Iterator[Service]:
-        """Inside the block Ray has every node.
+        """Run the block once Ray has every node.
 
         Raises:
-            EnvironmentMissing: it has not, in time.
+            EnvironmentMissing: Ray did not have every node in time.
         """
         if not command.needs_ray:
             yield Service()
@@ -56,7 +57,9 @@ class GivenRay:
         self._wait_for_nodes()
         if not self._is_told:
             self._is_told = True
-            self._findings.append(Finding(Level.INFO, "ray", "a fresh cluster for every trial", "one for all of them"))
+            self._findings.append(
+                Finding(Level.INFO, "ray", "a fresh Ray cluster for every trial", "one Ray cluster for all trials")
+            )
         self._record("ray given", use=str(use), address=self._address)
         yield Service(env=self._make_env(command))
 
@@ -65,7 +68,7 @@ class GivenRay:
         return found
 
     def _wait_for_nodes(self) -> None:
-        """Pods come up one after the other, and Ray on them after that."""
+        """Wait for all nodes: pods start one after the other, and Ray starts on each of them after that."""
         until = time.monotonic() + self._deadline_s
         known: tuple[str, ...] = ()
         while len(known) < self._num_nodes:
@@ -85,13 +88,13 @@ class GivenRay:
         outside = dict(os.environ)
         own = {name: value for name, value in resolve_env(command, outside).items() if outside.get(name) != value}
         config = {"runtime_env": {"env_vars": own}, "metadata": {}}
-        # a trial inherits no token from the process that started the agent, except that of this very Ray
+        # a trial gets no token from the process that started the agent, except the token of this Ray cluster
         token = {name: outside[name] for name in TOKEN_NAMES if name in outside}
         return {
             **SETTINGS,
             **token,
             "RAY_ADDRESS": self._address,
             _JOB_CONFIG: json.dumps(config, sort_keys=True),
-            # a trainer that has a runtime environment of its own gets both
+            # a trainer with a runtime environment of its own gets both environments
             "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
         }

@@ -1,4 +1,4 @@
-"""How Ray is started on one node: ports, arguments, environment.  Values only; ray_node.py runs them."""
+"""Compute how Ray is started on one node: ports, arguments, environment.  Values only; ray/node.py runs them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ TOKEN_NAMES: Final[tuple[str, ...]] = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 SETTINGS: Final = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # from some release on `ray start` waits half a minute for work to drain before it ends; ours has ended by then
+    # some later releases of `ray start` wait 30 s for work to drain before they end; here all work has already ended
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    # logs as the workers wrote them: every line, without colours
+    # logs as the workers wrote them: every line, and no colours
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
 }
@@ -37,10 +37,10 @@ SETTINGS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class RaySeat:
-    """One node's place in a cluster: ``index`` 0 is the head's, ``head`` its ``address:port``.
+    """The place of one node in a cluster: ``index`` 0 is the head's, ``head`` is the head's ``address:port``.
 
-    Where Ray's client is installed, the head starts a server for it: told no port it takes one that may be ephemeral.
-    Where it is not, any port is refused.
+    Where Ray's client is installed, the head starts a server for it.  Without an explicit port that server would take a
+    port that may be ephemeral.  Where the client is not installed, Ray refuses any port.
     """
 
     index: int
@@ -63,7 +63,7 @@ class RaySeat:
         return {name: self.first_port + number for number, name in enumerate(names)}
 
     def node_ports(self) -> dict[str, int]:
-        """Different ones for each node as far as they go, so that two of them may be one machine."""
+        """The ports of this node; two nodes on one machine get different ports as far as possible."""
         begin = self.first_port + len(HEAD_PORTS)
         num_blocks = (PORT_LIMIT - begin) // len(NODE_PORTS)
         begin += self.index % num_blocks * len(NODE_PORTS)
@@ -74,7 +74,7 @@ class RaySeat:
 
 
 def require_tokens() -> None:
-    """Refuse a Ray that does not support tokens: anyone who reaches its ports could run any code.
+    """Refuse a Ray that does not support tokens: without a token, any host that reaches its ports can run code.
 
     Raises:
         EnvironmentMissing: the installed Ray does not support tokens.
@@ -82,22 +82,22 @@ def require_tokens() -> None:
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return  # then nothing of it starts
+        return  # without Ray, nothing of Ray starts
     if not knows_tokens(version):
         raise EnvironmentMissing(Problem("python module ray", "has no authentication", got=version,
                                          expected="2.52 or later, which authenticates by token"))  # fmt: skip
 
 
 def find_store_bytes(shm_bytes: int, memory_bytes: int) -> int:
-    """For Ray's object store, which lies in ``/dev/shm``: half of it, so that NCCL and vLLM have the other half.
+    """Return the size of Ray's object store, which lies in ``/dev/shm``: half of it; NCCL and vLLM need the other half.
 
-    At most what Ray itself would take, three tenths of the memory and 200 GB, and no less than it starts with.
+    The size is at most what Ray itself would take (30 % of the memory, 200 GB) and at least what Ray needs to start.
     """
     return max(min(shm_bytes // 2, memory_bytes * 3 // 10, MAX_STORE_BYTES), MIN_STORE_BYTES)
 
 
 def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
-    """``ray start`` in the foreground.  Workers get ports from the kernel: no other process can take theirs."""
+    """Return ``ray start`` in the foreground.  Workers get free ports from the kernel, so none is taken."""
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style", "record"]
     argv += ["--log-color", "false", "--node-ip-address", seat.address, "--node-name", seat.node]
     argv += ["--num-gpus", str(seat.num_gpus), "--temp-dir", temp_dir]
@@ -111,12 +111,12 @@ def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
             "--head",
             "--include-dashboard",
             "false",
-        )  # unused here, and trials would pay for it
+        )  # trials would pay for the dashboard, and nothing here uses it
     return (*argv, "--address", seat.head)
 
 
 def render_env(seat: RaySeat, token_path: str) -> dict[str, str]:
-    """What this allocation alone knows: how its nodes know each other and where they are (vime reads the last two)."""
+    """Return what only this allocation knows: token and addresses of its nodes (vime reads the last two)."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": token_path,

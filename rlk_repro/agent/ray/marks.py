@@ -1,6 +1,7 @@
-"""What the agents tell each other about Ray, in files of the run directory: the leader's order, followers' reports.
+"""Exchange messages about Ray between agents, in files of the run directory: the leader's order and the followers'
+reports.
 
-An order is a wish, not a message: a follower that reads it late, or twice, does the same.
+An order describes a wanted state.  A follower that reads an order late, or twice, therefore does the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SCHEMA: Final = 1
 
 
 class Want(StrEnum):
-    """``join``: start, and again where it ends; ``hold``: all have joined; ``down``: end it, tell what is left."""
+    """Wanted state: ``join``: start, restart after an end; ``hold``: all joined; ``down``: end and report."""
 
     JOIN = "join"
     HOLD = "hold"
@@ -26,7 +27,7 @@ class Want(StrEnum):
 
 
 class Condition(StrEnum):
-    """``ended``: by itself; ``down``: as ordered; ``left``: because the node's agent ends."""
+    """State of Ray on a node: ``ended`` by itself; ``down`` as ordered; ``left`` because the node's agent ends."""
 
     UP = "up"
     ENDED = "ended"
@@ -36,7 +37,7 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What Ray is for: a trial by its name, or the stored rollouts of a seed."""
+    """What Ray is used for: a trial, given by its name, or the stored rollouts of a seed."""
 
     trial: str | None = None
     seed: int | None = None
@@ -47,7 +48,7 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class RayOrder:
-    """``number`` tells one Ray cluster of an allocation from the next; ``head`` is its ``address:port``."""
+    """The leader's order.  ``number`` counts the allocation's Ray clusters; ``head`` is the head's ``address:port``."""
 
     allocation: str
     number: int
@@ -62,7 +63,7 @@ class RayOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """``reason`` is why Ray ended or does not start; ``busy`` are the GPUs still in use after it went down."""
+    """A follower's report: ``reason`` why Ray ended or does not start, ``busy`` GPUs in use after Ray went down."""
 
     allocation: str
     number: int
@@ -80,13 +81,13 @@ def write_mark(path: Path, mark: RayOrder | Report) -> None:
 
 
 def read_order(path: Path, allocation: str) -> RayOrder | None:
-    """None until the leader of this allocation has written one."""
+    """Read the leader's order; None until the leader of this allocation has written an order."""
     value = _read(path, allocation)
     return None if value is None else RayOrder.from_json(value)
 
 
 def read_report(path: Path, allocation: str, number: int) -> Report | None:
-    """None until the node has something to say about this cluster."""
+    """Read a node's report; None until the node has reported about this cluster."""
     value = _read(path, allocation)
     return None if value is None or value["number"] != number else Report.from_json(value)
 

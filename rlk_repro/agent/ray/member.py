@@ -1,4 +1,4 @@
-"""What leader and followers share about Ray: making this node's part of a cluster, and putting it away."""
+"""Share the Ray work of leader and followers: make this node's part of a cluster, and clean it up."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RayMember:
         )
 
     def make_node(self, seat: RaySeat, use: Use) -> RayNode:
-        """Not started yet; in the environment of the command, as Ray's workers inherit it."""
+        """Return this node's Ray, not yet started.  Ray's workers inherit the environment of the command."""
         env = resolve_env(self.find_command(use), os.environ) | SETTINGS | self.make_env(seat)
         deadlines = self.parts.deadlines
         return RayNode(seat, env, retry_s=deadlines.ray_retry_s, grace_s=deadlines.grace_s)
@@ -65,7 +65,7 @@ class RayMember:
         return render_env(seat, str(self.run_dir.ray_token.absolute()))
 
     def put_away(self, node: RayNode, order: RayOrder) -> tuple[str, ...]:
-        """End it and collect its logs; the GPUs that are still busy after the time they get."""
+        """End Ray on this node and collect its logs.  Return the GPUs that are still busy after the allowed time."""
         node.end()
         scrubber = make_scrubber(self.find_command(order.use).from_env, os.environ)
         node.collect(self.run_dir.node(self.place.node).ray_logs(str(order.use)), scrubber.bytes)

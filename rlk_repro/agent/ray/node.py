@@ -1,7 +1,7 @@
-"""Ray on this node while one command runs: started, kept, ended without a trace, its logs collected.
+"""Run Ray on this node during one command: start it, keep it up, end it completely, and collect its logs.
 
-Only what was started here is ended: everything descends from one guard.  ``ray stop`` is never called, as it ends the
-Ray of everybody on the machine.
+Only processes that this node's agent started are ended: all of them descend from one guard.  ``ray stop`` is never
+called, because it ends every Ray on the machine.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MAX_LOG_BYTES: Final = 1 << 20
 MAX_LOGS: Final = 1000
 NUM_FILES: Final = 65535
 _TAIL_BYTES: Final = 8192
-# short, because paths of Unix sockets below it may have 107 bytes
+# the path is short because paths of Unix sockets below it may have at most 107 bytes
 _TEMP_ROOT: Final = "/tmp"  # noqa: S108 (a folder of its own is made in it)
 _PREFIX: Final = "rlk-ray-"
-# younger ones may be about to be locked
+# an agent may be about to lock a younger folder
 _LEFT_AFTER_S: Final = 60.0
 
 
 class RayNode:
-    """``ray start --block`` under the guard, once or, while the cluster forms, as often as it takes."""
+    """``ray start --block`` under the guard, started once, or repeatedly while the cluster forms."""
 
     def __init__(self, seat: RaySeat, env: Mapping[str, str], *, retry_s: float, grace_s: float) -> None:
         self.reason = ""
@@ -50,7 +50,7 @@ class RayNode:
         remove_left_folders()
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_TEMP_ROOT))
         self._lock: int | None = None
-        with suppress(OSError):  # without locks there, what is left is not removed either
+        with suppress(OSError):  # on a file system without locks, the folders of killed agents stay
             self._lock = _lock_folder(self._folder)
         self._log = self._folder / START_LOG
 
@@ -60,11 +60,11 @@ class RayNode:
 
     @property
     def session(self) -> int | None:
-        """The session of its processes, while there are any."""
+        """The session id of Ray's processes; None while there are none."""
         return None if self._guarded is None else self._guarded.pid
 
     def keep(self, *, is_joining: bool) -> None:
-        """Notice its end; while the cluster forms, start it and start it again.  ``reason`` says why it is not up."""
+        """Notice the end of Ray.  While the cluster forms, start Ray again.  ``reason`` says why Ray is not up."""
         if self.is_up:
             return
         if self._guarded is not None:
@@ -76,13 +76,13 @@ class RayNode:
             self._start()
 
     def end(self) -> None:
-        """Ask, wait, kill; nothing is left."""
+        """Ask Ray to end, wait, then kill what is left."""
         if self._guarded is not None:
             self._guarded.end(self._grace_s)
             self._guarded = None
 
     def collect(self, folder: Path, scrub: Callable[[bytes], bytes]) -> None:
-        """Move the logs to ``folder``, of long ones the end, and delete the own folder."""
+        """Move the logs to ``folder`` (of a long log the end only), then delete Ray's temporary folder."""
         for source, name in self._find_logs():
             data = scrub(_read_end(source))
             if data:
@@ -107,7 +107,7 @@ class RayNode:
         return f"ray start ended with {guarded.code or 0}: {quote_end(_read_end(self._log, _TAIL_BYTES))}"
 
     def _find_logs(self) -> Iterator[tuple[Path, Path]]:
-        """Files, and their names in the record: those of the last start, and what ``ray start`` itself said."""
+        """Yield the log files of the last start and of ``ray start`` itself, each with its name in the record."""
         if self._log.is_file():
             yield self._log, Path(START_LOG)
         for latest in sorted(self._folder.glob("*/session_latest"), key=lambda path: path.lstat().st_mtime)[-1:]:
@@ -117,9 +117,9 @@ class RayNode:
 
 
 def remove_left_folders(root: Path = Path(_TEMP_ROOT)) -> None:
-    """Folders of agents that were killed: their lock is free."""
+    """Remove the folders of killed agents.  The lock of such a folder is free."""
     for folder in root.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # somebody else's, gone meanwhile, or held
+        with suppress(OSError):  # the folder is another user's, was removed meanwhile, or is locked
             found = folder.lstat()
             if found.st_uid == os.getuid() and time.time() - found.st_mtime > _LEFT_AFTER_S:
                 lock = _lock_folder(folder)
@@ -128,7 +128,7 @@ def remove_left_folders(root: Path = Path(_TEMP_ROOT)) -> None:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Held until it is closed or its process ends, however that ends."""
+    """Lock a folder.  The lock is held until the handle is closed or its process ends in any way."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,7 +139,7 @@ def _lock_folder(folder: Path) -> int:
 
 
 def raise_file_limit() -> None:
-    """Ray keeps a connection per worker and actor; a soft limit of 1024 does not carry many."""
+    """Raise the soft limit of open files: Ray needs one connection per worker and actor, often more than 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = NUM_FILES if hard == resource.RLIM_INFINITY else min(NUM_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -147,7 +147,7 @@ def raise_file_limit() -> None:
 
 
 def _is_free(port: int) -> bool:
-    """On all addresses, which is where Ray listens; the last connections of an earlier cluster do not count."""
+    """Whether a port is free on all addresses, where Ray listens; closing connections do not count as use."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -158,7 +158,7 @@ def _is_free(port: int) -> bool:
 
 
 def _read_end(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bytes:
-    """The last bytes of a file, from the begin of a line."""
+    """Read the last bytes of a file, from the beginning of a line."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)

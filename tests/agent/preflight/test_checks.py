@@ -209,7 +209,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "clock_source": (
         {"host": {"clock_source": "hpet"}},
         Level.WARNING,
-        ("host.clock_source", "one that is read without a system call", "hpet"),
+        ("host.clock_source", "a source that is read without a system call", "hpet"),
     ),
     "clock_sync": (
         {"host": {"clock_is_synchronized": False}},
@@ -219,7 +219,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "clock_skew": (
         {"run_directory": {"clock_skew_s": -3.04}},
         Level.WARNING,
-        ("clock", "file system and node agree", "-3.0 s apart"),
+        ("clock", "file system and node have the same time", "-3.0 s apart"),
     ),
     "rdma_active": (
         {"network": {"rdma_devices": {"mlx5_0": {"ports": {"1": {"state": Unknown("gone")}}}}}},
@@ -229,7 +229,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "rdma_opens": (
         {"network": {"rdma_verbs": {"mlx5_0": "no verbs device", "mlx5_1": "/dev/infiniband/uverbs1: Not found"}}},
         Level.BLOCKING,
-        ("network.rdma_verbs", "a device with an active port that opens here",
+        ("network.rdma_verbs", "a device with an active port that this process can open",
          "/dev/infiniband/uverbs1: Not found; no verbs device"),
     ),
     "rdma_ports": (
@@ -380,7 +380,7 @@ def test_mi300x_memory_that_waits_to_be_retired_blocks(tools: Path, tmp_path: Pa
         ),
         (
             {"environment": {"HIP_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "4,5"}},
-            "environment.HIP_VISIBLE_DEVICES", "one list of devices",
+            "environment.HIP_VISIBLE_DEVICES", "the same list of devices",
             "HIP_VISIBLE_DEVICES=0,1, ROCR_VISIBLE_DEVICES=4,5",
         ),
     ],
@@ -395,8 +395,8 @@ def test_mi300x_links_and_lists_of_devices_are_checked(
     ("listed", "size", "expected"),
     [
         ("1", 1, None), ("3,1", 1, None), ("0,1,2,3", 4, None), ("0,1,4,5", 2, None), ("0,2", 0, None),
-        ("0,2", 2, "numbers, 2 in a row for each inference server"),
-        ("1,2,3,5", 4, "numbers, 4 in a row for each inference server"),
+        ("0,2", 2, "numbers without gaps, 2 for each inference server"),
+        ("1,2,3,5", 4, "numbers without gaps, 4 for each inference server"),
         ("GPU-13dc5e2c", 1, "numbers"), ("", 1, "numbers"), ("²", 1, "numbers"),
     ],
 )  # fmt: skip

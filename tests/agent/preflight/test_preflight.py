@@ -114,7 +114,14 @@ def test_another_ray_than_kuberay_was_told_is_a_warning(
         (ClockReading(unix_s=1_795_000_001.0, monotonic_s=6.0), []),
         (
             ClockReading(unix_s=1_795_000_061.0, monotonic_s=6.0),
-            [Finding(Level.WARNING, "clock", "UTC is not being set", "moved by +60.0 s while running")],
+            [
+                Finding(
+                    Level.WARNING,
+                    "clock",
+                    "UTC is not set during the job",
+                    "UTC moved by +60.0 s against the clock for durations",
+                )
+            ],
         ),
     ],
 )
@@ -308,7 +315,7 @@ def test_the_profile_says_what_a_finding_does_to_the_job(
     _, run_dir = make_staged(tmp_path / "run", profile=profile)
     assert run_example(run_dir) == code
     found = [item for item in load_json(run_dir.node("node-0").preflight)["findings"] if item["where"] == "clock"]
-    expected, apart = "file system and node agree", "+7.0 s apart"
+    expected, apart = "file system and node have the same time", "+7.0 s apart"
     assert found == [{"level": level, "where": "clock", "expected": expected, "found": apart}]
     assert len(run_dir.trial_dirs()) == (0 if code else 4)
     sections = load_json(run_dir.node("node-0").manifest)["sections"]
