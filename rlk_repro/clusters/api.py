@@ -1,4 +1,4 @@
-"""What a backend is: a module with these seven functions.  The values they pass are defined here, nothing else."""
+"""Define what a backend is: a module with these functions.  This module also has the values that they exchange."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA: Final = 1
 
 
 class JobState(StrEnum):
-    """Where a submission stands, the same words on every cluster."""
+    """The state of a submission, in the same words on every cluster."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -39,7 +39,7 @@ class JobState(StrEnum):
 class Job:
     """A rendered job before submission: files for ``job/`` (name to text) and the command that submits or starts it.
 
-    ``remarks`` say what was taken that the profile does not say.
+    ``remarks`` name the choices that the tool made because the profile does not make them.
     """
 
     files: Mapping[str, str]
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What is needed to ask about a submission again: the cluster's own id and, where it has one, its extra words."""
+    """All that a later question about a submission needs: the cluster's own job id, and further details."""
 
     cluster: str
     job_id: str
@@ -63,7 +63,7 @@ class Submission:
 
     @classmethod
     def from_json(cls, value: Any, where: str = "submission.json") -> Submission:
-        """Raises BundleUnreadable for whatever ``to_json`` does not write."""
+        """Read the JSON of ``to_json``; raise BundleUnreadable for any other value."""
         check_schema(where, value, SCHEMA)
         details = value.get("details")
         if not isinstance(details, Mapping):
@@ -83,7 +83,7 @@ class Submission:
 class JobStatus:
     """One answer of ``poll``; ``reason`` quotes the cluster's own words.
 
-    ``is_unreachable``: the cluster did not answer, ask again later.  Otherwise ``unknown`` is its answer.
+    ``is_unreachable``: the cluster did not answer; ask again later.  Otherwise ``unknown`` is the cluster's answer.
     """
 
     state: JobState
@@ -94,7 +94,7 @@ class JobStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialLine:
-    """One line of a trial's log, without its end."""
+    """One line of a trial's log, without its line end."""
 
     trial: str
     text: str
@@ -102,7 +102,7 @@ class TrialLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The most that a job may take: minutes, GPUs on each of its nodes, and how often it may start."""
+    """The upper limit of a job: minutes, GPUs on each of its nodes, and the number of starts."""
 
     time_min: int
     gpus_per_node: int
@@ -110,7 +110,7 @@ class Bound:
 
 
 class Backend(Protocol):
-    """The module interface; mypy checks each module at its line of the registry."""
+    """The interface of a backend's module.  mypy checks each module at its line of the registry."""
 
     @property
     def CLIENT(self) -> str | None:  # noqa: N802
@@ -118,40 +118,40 @@ class Backend(Protocol):
 
     @property
     def IS_REMOTE(self) -> bool:  # noqa: N802
-        """Whether no file system is shared with this machine: a run is here when it has been collected."""
+        """Whether the cluster shares no file system with this machine, so that ``collect`` must copy the run."""
 
     def available(self) -> str | None:
-        """Why this machine cannot use the cluster; None where it can."""
+        """Return why this machine cannot use the cluster, or None where it can."""
 
     def render(self, plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
-        """The job, without touching anything; SpecError for a plan that this cluster cannot run.
+        """Render the job and change nothing; raise SpecError for a plan that this cluster cannot run.
 
-        ``nodes`` asks for exactly these.
+        ``nodes`` asks for exactly these nodes.
         """
 
     def submit(self, job: Job, run_dir: RunDir) -> Submission:
-        """Send exactly that job."""
+        """Send exactly the given job."""
 
     def poll(self, submission: Submission, run_dir: RunDir) -> JobStatus:
-        """Ask once; ``unknown`` where this machine cannot tell."""
+        """Ask for the state once; it is ``unknown`` where this machine cannot find it out."""
 
     def poll_all(self, items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
-        """The state of each, with as few questions as the cluster allows."""
+        """Return the state of each submission, with as few questions as the cluster allows."""
 
     def logs(self, submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-        """Lines of the trials in order, ending when the job ends."""
+        """Yield the lines of the trials in order, until the job ends."""
 
     def cancel(self, submission: Submission, run_dir: RunDir) -> bool:
-        """Ask for the end, letting the agent pack; False where it has ended already.  Cancelling twice is fine."""
+        """Ask the job to end after its agent has packed; False where it has ended.  A second call does no harm."""
 
     def collect(self, submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-        """Bring the bundle to ``run_dir.bundle``, telling how far it is where that takes long."""
+        """Bring the bundle to ``run_dir.bundle``; call ``tell`` with the progress of a long transfer."""
 
     def find_bound(self, plan: Plan) -> Bound | None:
-        """The most that the plan's job may take; None where only the trials' own limits bound it."""
+        """Return the upper limit of the plan's job; None where only the trials' own limits bound it."""
 
     def propose_profile(self, ask: Ask) -> tuple[Proposal, str]:
-        """A first profile, and what it was learnt from; EnvironmentMissing where the cluster does not answer."""
+        """Propose a first profile and name its source; raise EnvironmentMissing where the cluster does not answer."""
 
     def check_profile(self, profile: Profile, plan: Plan | None) -> list[Finding]:
-        """Find what would fail with the plan's run, or with any run without a plan; queues no job."""
+        """Find what would fail for the plan's run (without a plan: for any run).  No job is queued."""

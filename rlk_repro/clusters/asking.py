@@ -1,4 +1,4 @@
-"""What backends share in asking a cluster: how often, what an answer allows, and how its parts are put together."""
+"""Share between backends how a cluster is asked: how often, which state a command needs, how answers are joined."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlk_repro.rundir.paths import RunDir
 
 
 def require_known(status: JobStatus, run_dir: RunDir) -> None:
-    """Raises EnvironmentMissing where this machine cannot tell whether the job runs."""
+    """Raise EnvironmentMissing where this machine cannot find out whether the job runs."""
     if status.state is JobState.UNKNOWN:
         raise EnvironmentMissing(Problem(run_dir.run_id, f"its job may still run ({status.reason})"))
 
 
 def require_ended(status: JobStatus, run_dir: RunDir) -> None:
-    """Raises CheckFailed where the job waits or runs, and as ``require_known``."""
+    """Raise CheckFailed where the job waits or runs; otherwise raise as ``require_known`` does."""
     require_known(status, run_dir)
     if not status.state.is_final:
         hint = f"rlk-repro status --watch {run_dir.run_id}"
@@ -25,7 +25,7 @@ def require_ended(status: JobStatus, run_dir: RunDir) -> None:
 
 
 def asked_rarely(is_over: Callable[[], bool], every_s: float) -> Callable[[], bool]:
-    """Ask a question every ``every_s`` seconds at most, and never again after a yes."""
+    """Return a function that asks at most once in ``every_s`` seconds, and never again after it was True."""
     asked_s = -every_s
     was_over = False
 
@@ -40,5 +40,5 @@ def asked_rarely(is_over: Callable[[], bool], every_s: float) -> Callable[[], bo
 
 
 def join_words(*parts: str) -> str:
-    """Join words with commas, without empty ones."""
+    """Join the words that are not empty with commas."""
     return ", ".join(part for part in parts if part)

@@ -1,7 +1,7 @@
-"""This machine as a cluster: one node agent, started detached.
+"""Run on this machine: one node agent, started detached from this process.
 
-It is known by its pid and start time, and by its standard output, a file of the run directory: neither a later process
-with its pid nor the agent of the directory that this one was copied from is taken for it.
+The agent is identified by pid, start time and standard output, which is a file of the run directory.  So neither a
+later process with this pid nor the agent of a copied directory is taken for it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ IS_REMOTE: Final = False
 
 
 def available() -> str | None:
-    """Any machine that runs this can."""
+    """Return None: any machine that runs this tool is available."""
     return None
 
 
 def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
-    """One agent, which leads.  The file names neither this machine's Python nor its folders; the command has to.
+    """Render one leading agent.  Only the command names this machine's Python and folders; the file does not.
 
     Raises:
-        SpecError: a stack with images alone, which nothing here would start, more than one node, or another one.
+        SpecError: the stack has only images, or the plan needs several nodes, or another node is asked for.
     """
     problems = list(_find_problems(plan, nodes))
     if problems:
@@ -82,12 +82,12 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:
-    """Start the agent in a session of its own; it outlives this process.
+    """Start the agent in its own session, so that it outlives this process.
 
     Raises:
         EnvironmentMissing: this Python cannot be started.
     """
-    for earlier in (run_dir.state, run_dir.bundle):  # an earlier agent's
+    for earlier in (run_dir.state, run_dir.bundle):  # files of an earlier agent
         earlier.unlink(missing_ok=True)
     with open_stream(run_dir.agent_output, "ab") as output:
         pid = proc.start_detached(job.command, output_fd=output.fileno(), env={**os.environ, **job.env})
@@ -101,7 +101,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 
 def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
-    """Whether that very process runs, else what it left."""
+    """Return whether exactly this agent's process runs; otherwise judge what it left."""
     elsewhere = _find_other_host(submission)
     if elsewhere is not None:
         return JobStatus(state=JobState.UNKNOWN, reason=elsewhere)
@@ -117,15 +117,15 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
 
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-    """Lines of the trials in order; following ends when the agent does."""
+    """Yield the lines of the trials in order; following ends when the agent ends."""
     return read_logs(run_dir, lambda: not is_following or poll(submission, run_dir).state is not JobState.RUNNING)
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask the agent to stop; it records, packs and ends.
+    """Ask the agent to stop; the agent then records, packs and ends.
 
     Raises:
-        EnvironmentMissing: it was started on another host, or by another user.
+        EnvironmentMissing: the agent was started on another host, or by another user.
     """
     _require_this_host(submission, run_dir)
     pid = _find_pid(submission, run_dir)
@@ -138,11 +138,11 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """The bundle is here already; what a killed agent left is packed now.
+    """Return the bundle, which is already here; first pack what a killed agent left.
 
     Raises:
         CheckFailed: the run goes on.
-        EnvironmentMissing: it was started on another host and may go on there.
+        EnvironmentMissing: the run was started on another host and may go on there.
     """
     from rlk_repro.bundle.seal import pack
 
@@ -162,7 +162,7 @@ def find_bound(plan: Plan) -> Bound | None:  # noqa: ARG001
 
 
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:  # noqa: ARG001
-    """This machine, with the hardware that its GPUs are."""
+    """Propose a profile for this machine, with the hardware that its GPUs belong to."""
     from rlk_repro.probes import gpu
 
     found = _find_hardware(gpu.probe())
@@ -174,7 +174,7 @@ def propose_profile(ask: Ask) -> tuple[Proposal, str]:  # noqa: ARG001
 
 
 def guess_hardware(manifest: Manifest) -> Hardware:
-    """What this machine's GPUs are taken for: the known hardware of their names, else that of a machine without any."""
+    """Guess this machine's hardware by the names of its GPUs; without a known name, take hardware without GPUs."""
     hardware = load_all_hardware()
     return hardware[next(iter(_find_hardware(manifest.sections.get("gpu", {}))), "cpu")]
 
@@ -186,7 +186,7 @@ def _find_hardware(facts: Mapping[str, Fact]) -> list[str]:
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """What preflight would say of this machine now, but for the run directory and the trainer's modules.
+    """Return preflight's findings on this machine, except for the run directory and the trainer's modules.
 
     Raises:
         SpecError: the profile names hardware that is not known.
@@ -228,7 +228,7 @@ def _require_this_host(submission: Submission, run_dir: RunDir) -> None:
 
 
 def _find_pid(submission: Submission, run_dir: RunDir) -> int | None:
-    """The pid of this directory's agent while it runs."""
+    """Return the pid of this directory's agent while it runs."""
     pid, _, start_ticks = submission.job_id.partition(":")
     if not (pid.isdecimal() and start_ticks.isdecimal()):
         return None
@@ -238,10 +238,10 @@ def _find_pid(submission: Submission, run_dir: RunDir) -> int | None:
 
 
 def _has_output(pid: int, path: Path) -> bool:
-    """Whether a process writes its standard output to that very file, wherever it was moved to."""
+    """Whether a process writes its standard output to exactly this file, also after the file was moved."""
     try:
         return path.samefile(f"/proc/{pid}/fd/1")
-    except PermissionError:  # another user's, whom only pid and start time identify
+    except PermissionError:  # the process of another user; only pid and start time identify it
         return True
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""Profiles as every cluster proposes them: their keys, the questions asked on the way, and the file."""
+"""Share what every cluster's proposal of a profile has: its keys, the questions on the way, and the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlk_repro.spec import Hardware
 from rlk_repro.spec.load import load_hardware
 
 Ask: TypeAlias = Callable[[str, Sequence[str], str], str]
-"""A question, the choices, and the likeliest of them, to the answer."""
+"""A function from a question, its choices and the likeliest choice to the answer."""
 _NAME: Final = re.compile(r"[^a-z0-9._-]+")
 
 
@@ -33,7 +33,7 @@ def take_likeliest(question: str, choices: Sequence[str], likeliest: str) -> str
 
 
 def render_profile(proposal: Proposal, origin: str) -> str:
-    """The file, with the remarks as comments above it."""
+    """Return the text of a profile's file, with the remarks as comments above the keys."""
     import yaml
 
     remarks = [f"# - {remark}" for remark in proposal.remarks]
@@ -44,12 +44,12 @@ def render_profile(proposal: Proposal, origin: str) -> str:
 
 
 def make_name(text: str) -> str:
-    """A profile's name from a cluster's."""
+    """Make a profile's name from a cluster's name."""
     return _NAME.sub("-", text.lower()).strip("._-")[:40].strip("._-") or "slurm"
 
 
 def find_hardware(words: Sequence[str], hardware: Mapping[str, Hardware]) -> list[str]:
-    """The hardware whose GPU is named in GRES types or features: ``nvidia_h200`` is, ``gh200`` is not an H200."""
+    """Find hardware whose GPU is named in GRES types or features: ``nvidia_h200`` is an H200, ``gh200`` is not."""
     return [
         name
         for name, model in hardware.items()

@@ -1,4 +1,4 @@
-"""The clusters that a job can be sent to.  Adding one = a folder, a line here, a test file."""
+"""Register the clusters that a job can be sent to.  A new cluster needs a folder, a line here and a test file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BACKENDS: Final[dict[str, Backend]] = {"local": local, "slurm": slurm, "k8s": k8
 
 
 def get_backend(cluster: str) -> Backend:
-    """The module of a cluster.
+    """Return the module of a cluster.
 
     Raises:
-        SpecError: no such cluster.
+        SpecError: no such cluster exists.
     """
     if cluster not in BACKENDS:
         raise SpecError(
@@ -36,7 +36,7 @@ def get_backend(cluster: str) -> Backend:
 
 
 def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
-    """The state of each, with one question per cluster where the cluster can answer for many."""
+    """Return the state of each submission, with one question per cluster where the cluster can answer for many."""
     found: dict[int, JobStatus] = {}
     for cluster in {submission.cluster for submission, _ in items}:
         numbers = [number for number, (submission, _) in enumerate(items) if submission.cluster == cluster]
@@ -46,5 +46,5 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
 
 
 def list_clients() -> list[str]:
-    """The programs by which this machine would talk to a cluster."""
+    """List the programs by which this machine would talk to a cluster."""
     return [backend.CLIENT for backend in BACKENDS.values() if backend.CLIENT is not None]

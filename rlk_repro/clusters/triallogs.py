@@ -1,4 +1,4 @@
-"""Reads the trials' logs of a run directory that this machine sees, in order, following them where asked."""
+"""Read the trials' logs of a run directory that this machine sees, in order, and follow them on request."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ READ_BYTES: Final = 1 << 20
 def read_logs(
     run_dir: RunDir, is_over: Callable[[], bool], *, sleep: Callable[[float], object] = time.sleep
 ) -> Iterator[TrialLine]:
-    """Every line of every trial's log until ``is_over`` and all is read.
+    """Yield every line of every trial's log until ``is_over`` and all lines are read.
 
-    ``is_over`` is asked when nothing new is there; ``lambda: True`` reads what there is.
+    ``is_over`` is called when no new line is there; with ``lambda: True`` the function reads the present lines only.
     """
     seen: set[str] = set()
     while True:

@@ -184,7 +184,7 @@ def test_secrets_are_references() -> None:
         ({"gpu_resource": "nvidia.com/gpu.shared"}, "a partition or a share of a GPU"),
         ({"max_time_min": 1.0}, "is shorter than the time limit of one pair"),
         ({"shm": "2000Gi"}, "is too small: the memory volume counts"),
-        ({"gpu_resource": "amd.com/gpu"}, "is another vendor's GPU"),
+        ({"gpu_resource": "amd.com/gpu"}, "is a GPU of another vendor"),
         ({"node_labels": {"nvidia.com/gpu.product": ["NVIDIA-H200-MIG-1g.18gb"]}}, "a partition or a share of a GPU"),
         ({"node_labels": {"kubernetes.io/arch": ["arm64"]}}, "no node has NVIDIA-H200 with this processor"),
         ({"gpu_products": ["NVIDIA-GB200"]}, "no node has NVIDIA-GB200 with this processor"),

@@ -1,7 +1,7 @@
-"""Kubernetes as a cluster: a RayJob or Job through ``kubectl``, and a run directory that only the pods see.
+"""Run on Kubernetes: send a RayJob or Job by ``kubectl``; only the pods see the run directory.
 
-What is sent is ``objects``', how the cluster is asked is ``kubectl``'s, what its answers mean ``k8s_states``'.
-A run is here when it has been collected.
+``objects`` makes what is sent, ``kubectl`` asks the cluster, ``states`` interprets its answers.  ``collect`` copies the
+run to this machine.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ IS_REMOTE: Final = True
 
 
 def available() -> str | None:
-    """Only whether there is a client: which cluster is meant, the profile says."""
+    """Return why kubectl cannot be used, or None.  The profile decides which cluster is asked."""
     return kubectl.find_obstacle()
 
 
 def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
-    """One file of objects.
+    """Render one file that holds all objects of the job.
 
     Raises:
-        SpecError: a plan that this kind of job cannot run, or objects that a controller would refuse.
+        SpecError: this kind of job cannot run the plan, or a controller would refuse the objects.
     """
     settings = kubernetes_settings(plan)
     context = (f"--context={settings.context}",) if settings.context else ()
@@ -73,10 +73,10 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:
-    """Dry run on the server, apply, then the staged files as a ConfigMap that the job owns; the pods wait for it.
+    """Do a dry run on the server, apply the job, then send the staged files as a ConfigMap; the pods wait for it.
 
     Raises:
-        SchedulerRefused: with the server's own words; nothing of ours is left then.
+        SchedulerRefused: the server refused; the error quotes it, and no object of the run is left.
         EnvironmentMissing: kubectl is not installed.
     """
     plan = Plan.load(run_dir.plan)
@@ -103,7 +103,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 
 def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
-    """Ask once, and bring what the agent says of its progress."""
+    """Ask for the state once, and fetch the agent's progress."""
     return _look(submission, run_dir)[0]
 
 
@@ -112,7 +112,7 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
 
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-    """Lines of the trials in order: as they arrive from the leading pod, or as they were collected."""
+    """Yield the lines of the trials in order: live from the leading pod, or from the collected run directory."""
     if read_sent(submission) is None or _is_collected(run_dir):
         return read_logs(run_dir, lambda: True)
 
@@ -129,11 +129,11 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """A running job is asked to record, pack and end; one that waits, and one that is asked again, is deleted.
+    """Ask a running job to record, pack and end.  Delete a waiting job, and a job that is cancelled again.
 
     Raises:
-        EnvironmentMissing: this machine cannot tell whether the job runs.
-        SchedulerRefused: with the server's own words.
+        EnvironmentMissing: this machine cannot find out whether the job runs.
+        SchedulerRefused: the server refused; the error quotes it.
     """
     sent = read_sent(submission)
     if sent is None or not run_dir.plan.is_file():
@@ -148,7 +148,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
         leader = _find_pod(sent, find_leader(sent), run_dir)
         if leader is not None and leader.ask_to_stop():
             return True
-    # the pods get SIGTERM and kubernetes.grace_s to record and pack
+    # the pods get SIGTERM, and kubernetes.grace_s seconds to record and pack
     done = delete_all(sent)
     if not done.is_ok:
         raise kubectl.explain(done)
@@ -156,12 +156,12 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """The bundle from the leading pod, or from a small pod with the results claim; then nothing is left in the cluster.
+    """Fetch the bundle from the leading pod, or from a small pod with the results claim; then remove the run's objects.
 
     Raises:
         CheckFailed: the job waits or runs, or its results are gone with its pod.
-        EnvironmentMissing: this machine cannot tell whether the job runs.
-        SchedulerRefused: the cluster refused, or the connection was lost; calling again goes on.
+        EnvironmentMissing: this machine cannot find out whether the job runs.
+        SchedulerRefused: the cluster refused, or the connection was lost; a second call continues.
     """
     sent = read_sent(submission)
     if sent is None:
@@ -174,7 +174,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
 
 def find_bound(plan: Plan) -> Bound | None:
-    """Pods have the GPUs that they ask for."""
+    """Return the upper limit of the job.  A pod has exactly the GPUs that it asks for."""
     return Bound(time_min=time_limit_min(plan), gpus_per_node=plan.layout.gpus_per_node)
 
 
@@ -203,7 +203,7 @@ def _is_collected(run_dir: RunDir) -> bool:
 
 
 def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod, Facts] | None]:
-    """Where the job stands; its leading pod and what that said, if it answered."""
+    """Return the job's state; also its leading pod and that pod's facts, if the pod answered."""
     if _is_here(run_dir):
         return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).message), None
     sent = read_sent(submission)
@@ -241,13 +241,15 @@ def _recall(run_dir: RunDir) -> Facts | None:
 
 
 def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
-    """A sealed run is done whatever the job's own state; an unsealed one is not."""
+    """Judge a job that exists: a sealed run is done whatever the job's own state; an unsealed run is not."""
     last = read_last_word(run_dir)
-    message = last.message if last.exit_code is not None else ""  # else it is what the agent did last
+    message = (
+        last.message if last.exit_code is not None else ""
+    )  # otherwise the message is only the agent's last action
     nodes = ", ".join(judged.nodes)
     if facts is not None and facts.bundle_bytes is not None and facts.is_sealed:
         return JobStatus(state=JobState.DONE, reason=message, nodes=nodes)
-    # what waits again, because its queue took the nodes back, begins again
+    # a job that waits again, because its queue took the nodes back, starts from the beginning
     has_ended = facts is not None and facts.bundle_bytes is not None and judged.state is not JobState.PENDING
     if not judged.state.is_final and not has_ended:
         waits_for = f"waits for {facts.waits_for}" if facts is not None and facts.waits_for else ""
@@ -260,7 +262,7 @@ def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobS
 
 
 def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
-    """Judge an absent job: a user deleted it, its time to live ended, or ``collect`` removed it."""
+    """Judge a job that is absent: a user deleted it, its time to live ended, or ``collect`` removed it."""
     if not run_dir.plan.is_file():
         return JobStatus(state=JobState.UNKNOWN, reason=f"no {sent.kind} {sent.name} and no run directory")
     facts, last = _recall(run_dir), read_last_word(run_dir)
@@ -317,7 +319,7 @@ def _send_inputs(sent: Sent, run_dir: RunDir, job: Mapping[str, Any], submission
 
 
 def _own(sent: Sent, made: Sequence[Mapping[str, Any]]) -> None:
-    """What Kubernetes deletes together with the job."""
+    """Make the job the owner of other objects.  Kubernetes deletes them together with the job."""
     patch = json.dumps({"metadata": {"ownerReferences": [kubectl.make_owner(made[0])]}})
     for item in made[1:]:
         kind = str(item["kind"]).lower()
@@ -329,21 +331,21 @@ def _own(sent: Sent, made: Sequence[Mapping[str, Any]]) -> None:
 def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> None:
     try:
         last_state = _fetch(sent, run_dir, tell)
-    except LeaderEnded:  # a run is over a moment before its pod is
+    except LeaderEnded:  # the run can be over a moment before its pod is
         last_state = _fetch(sent, run_dir, tell)
     put_in_place(run_dir)
     if last_state is not None:
         write_json(run_dir.state, last_state)
-    if not run_dir.is_sealed:  # a sealed one holds the submission as the pods got it
+    if not run_dir.is_sealed:  # a sealed run directory holds the submission as the pods got it
         write_json(run_dir.submission, submission.to_json())
     record_objects(sent, run_dir)
 
 
 def _fetch(sent: Sent, run_dir: RunDir, tell: Tell) -> Mapping[str, Any] | None:
-    """What the agent said last, beside the bundle."""
+    """Fetch the bundle; return the last state that the agent reported beside it."""
     with find_holder(sent, run_dir, tell) as holder:
         facts = holder.facts
-        assert facts.bundle_bytes is not None  # a holder has one
+        assert facts.bundle_bytes is not None  # a holder always has a bundle
         tell(f"fetching {format_bytes(facts.bundle_bytes)} from pod {holder.pod.name}")
         fetch_bundle(holder.ask_bundle, run_dir, facts.bundle_bytes, facts.bundle_sha256, tell=tell)
         return facts.state

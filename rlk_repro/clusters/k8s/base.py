@@ -1,4 +1,4 @@
-"""The base manifests in ``k8s/base``: plain objects that any linter reads, without a template language."""
+"""Load the base manifests in ``k8s/base``: plain objects, without templates, so that any linter can read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlk_repro.base.resources import data_dir
 
 
 def load_base(name: str) -> dict[str, Any]:
-    """A fresh copy of ``<name>.yaml``."""
+    """Return a fresh copy of ``<name>.yaml``."""
     return copy.deepcopy(_load(name))
 
 

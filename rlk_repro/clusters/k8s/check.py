@@ -1,4 +1,4 @@
-"""Checks a profile for Kubernetes: asks the cluster what it is, and its server for a dry run of a plan's objects."""
+"""Check a profile for Kubernetes: ask for the cluster's facts, and ask its server for a dry run of a plan's objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlk_repro.spec import KubernetesSettings, Profile
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Find what would fail with the plan's run, or with any run without a plan; creates no object.
+    """Find what would fail for the plan's run (without a plan: for any run); create no object.
 
     Raises:
         EnvironmentMissing: no cluster answers.
@@ -29,7 +29,7 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
 
 
 def ask_api_server(plan: Plan, place: Target) -> Iterator[Finding]:
-    """The server's own dry run of the plan's objects: admission, quotas and schemas have their word."""
+    """Ask the server for a dry run of the plan's objects, so that admission, quotas and schemas are checked."""
     objects = render_objects(plan, RunDir(runs_root() / "check"))
     done = place.send("apply", dump_objects(objects).encode(), "--dry-run=server")
     level = Level.INFO if done.is_ok else Level.BLOCKING

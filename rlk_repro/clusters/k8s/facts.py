@@ -1,7 +1,7 @@
-"""What a pod says of its run directory, and the blocks in which it shows files, each with its own checksum.
+"""Define a pod's facts about its run directory, and the blocks in which it sends files, each with its own checksum.
 
-Both ends use it: the commands that answer inside the pod (``rlk_repro.clusters.k8s.pod.answers``) and the backend that
-runs them.
+Both ends use this module: the commands inside the pod (``rlk_repro.clusters.k8s.pod.answers``) and the backend that
+calls them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rlk_repro.base.files import check_schema
 SCHEMA: Final = 1
 BUNDLE: Final = "bundle"
 TRIALS: Final = "trials"
-# one block is what an interruption can cost
+# an interruption loses at most one block
 BLOCK_BYTES: Final = 16 << 20
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialLog:
-    """How much of a trial's log there is."""
+    """The present length of a trial's log."""
 
     name: str
     size_bytes: int
@@ -33,9 +33,9 @@ class TrialLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """``state`` is the agent's progress as it writes it; ``bundle`` its size and sha256 once it is whole.
+    """A pod's facts.  ``state`` is the progress that the agent wrote.
 
-    ``failure``: why there will be no bundle.
+    ``bundle`` is size and sha256 of a complete bundle.  ``failure`` says why there will be no bundle.
     """
 
     state: Mapping[str, Any] | None
@@ -51,7 +51,7 @@ class Facts:
 
     @classmethod
     def from_json(cls, value: Any) -> Facts:
-        """Raises BundleUnreadable for what no pod of ours says."""
+        """Read the facts; raise BundleUnreadable for an answer that no pod of this tool gives."""
         check_schema("pod", value, SCHEMA)
         try:
             trials = tuple(TrialLog(**item) for item in value["trials"])
@@ -69,6 +69,6 @@ def wrap_block(data: bytes) -> bytes:
 
 
 def unwrap_block(answer: bytes) -> bytes | None:
-    """The data; None where it did not arrive whole."""
+    """Return the data of a block; None where it did not arrive complete."""
     digest, data = answer[:_DIGEST_BYTES], answer[_DIGEST_BYTES:]
     return data if hashlib.sha256(data).digest() == digest else None

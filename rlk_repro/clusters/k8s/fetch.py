@@ -1,4 +1,4 @@
-"""Fetch a run's bundle block by block and replace the staged run directory by it."""
+"""Fetch a run's bundle block by block and replace the staged run directory by its content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_PAUSE_S: Final = 20.0
 TELL_S: Final = 5.0
 
 AskBlock = Callable[[int, int], bytes | None]
-"""Offset and size to the block's bytes; None where it did not arrive whole."""
+"""A function from offset and size to the block's bytes; it returns None where the block did not arrive complete."""
 
 
 def fetch_bundle(
@@ -37,12 +37,12 @@ def fetch_bundle(
     tell: Tell = silence,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Path:
-    """Fetch the bundle to ``run_dir.bundle``; after an interruption only the missing part is fetched.
+    """Fetch the bundle to ``run_dir.bundle``; after an interruption, fetch only the missing part.
 
     Raises:
-        Unreachable: the connection was lost for good; the next call goes on from there.
-        CheckFailed: the received bundle differs from the pod's.
-        EnvironmentMissing: it cannot be written here.
+        Unreachable: the connection was lost; the next call continues from there.
+        CheckFailed: the received bundle differs from the pod's bundle.
+        EnvironmentMissing: the bundle cannot be written on this machine.
     """
     part = run_dir.partial_bundle(digest)
     for other in run_dir.root.glob(run_dir.partial_bundle("*").name):
@@ -59,7 +59,7 @@ def fetch_bundle(
 
 
 def put_in_place(run_dir: RunDir) -> None:
-    """Unpack the bundle into the run directory; the files that were staged are in it as well.
+    """Unpack the bundle into the run directory.  The bundle also holds the files that were staged.
 
     Raises:
         BundleUnreadable, EnvironmentMissing: as ``unpack``.
@@ -69,7 +69,7 @@ def put_in_place(run_dir: RunDir) -> None:
     with tempfile.TemporaryDirectory(dir=run_dir.root, prefix=".partial-") as folder:
         whole = unpack(run_dir.bundle, Path(folder) / "bundle")
         names = {path.name for path in whole.root.iterdir()}
-        checksums = run_dir.checksums.name  # last: its presence says that the rest is there
+        checksums = run_dir.checksums.name  # written last: its presence shows that all other files are there
         for name in sorted(names, key=lambda name: name == checksums):
             _replace(whole.root / name, run_dir.root / name)
     shutil.rmtree(run_dir.live.root, ignore_errors=True)
@@ -79,7 +79,7 @@ def _fill(
     ask: AskBlock, part: Path, size_bytes: int, block_bytes: int, tell: Tell, sleep: Callable[[float], object]
 ) -> None:
     with open_stream(part, "ab") as stream:
-        # what an interruption left of a block is not whole
+        # the rest of an interrupted block is incomplete
         offset = (
             min(stream.tell() // block_bytes * block_bytes, size_bytes) if stream.tell() < size_bytes else size_bytes
         )

@@ -1,4 +1,4 @@
-"""Questions to a cluster through ``kubectl``, with the user's own authentication.  Answers are JSON or bytes."""
+"""Ask a cluster through ``kubectl``, with the user's own authentication.  Answers are JSON or bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PREFIX: Final = re.compile(r"^(?:error: |Error from server(?: \([A-Za-z]+\))?: 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A namespace of a cluster; without a context the current one."""
+    """A namespace of a cluster; without a context, of the cluster in the current context."""
 
     namespace: str
     context: str = ""
@@ -36,7 +36,7 @@ class Target:
     def run(
         self, *words: str, timeout_s: float = TIMEOUT_S, stdin: bytes = b"", is_binary: bool = False
     ) -> proc.Completed:
-        """Raises EnvironmentMissing where kubectl is not installed."""
+        """Run kubectl; raise EnvironmentMissing where it is not installed."""
         context = (f"--context={self.context}",) if self.context else ()
         options = (*context, f"--namespace={self.namespace}", f"--request-timeout={int(timeout_s)}s")
         return proc.run(
@@ -44,10 +44,10 @@ class Target:
         )  # fmt: skip
 
     def get(self, kinds: str, *words: str) -> list[dict[str, Any]]:
-        """Objects, an empty list without any.
+        """Return the matching objects; without a match the list is empty.
 
         Raises:
-            Unreachable, SchedulerRefused: with kubectl's own words.
+            Unreachable, SchedulerRefused: kubectl failed; the error quotes it.
         """
         done = self.run("get", kinds, *words, "--ignore-not-found", "--output=json")
         if not done.is_ok:
@@ -58,25 +58,25 @@ class Target:
         return list(value["items"]) if value.get("kind", "").endswith("List") else [value]
 
     def execute(self, pod: str, *words: str, is_binary: bool = False) -> proc.Completed:
-        """A command in the agent's container of a pod, with the user's own rights."""
+        """Run a command in the agent's container of a pod, with the user's own rights."""
         return self.run("exec", pod, f"--container={CONTAINER}", "--", *words, is_binary=is_binary)
 
     def send(self, verb: str, objects: bytes, *options: str) -> proc.Completed:
-        """``apply`` or ``create``, checked by the server down to unknown fields."""
+        """Call ``apply`` or ``create``; the server checks the objects and refuses unknown fields."""
         words = (verb, "--filename=-", "--validate=strict", "--output=json", *options)
         return self.run(*words, timeout_s=SEND_TIMEOUT_S, stdin=objects)
 
     def delete(self, kinds: str, selector: str) -> proc.Completed:
-        """Delete objects by label, without waiting; absent objects are fine."""
+        """Delete objects by label, without waiting.  Absent objects cause no error."""
         return self.run("delete", kinds, f"--selector={selector}", "--ignore-not-found", "--wait=false")
 
 
 class Unreachable(SchedulerRefused):
-    """The API server did not answer; the same question may be answered later."""
+    """The API server did not answer; a later attempt may succeed."""
 
 
 def find_obstacle() -> str | None:
-    """Why nothing can be sent from here; whether a cluster answers is found out when it is asked."""
+    """Return why kubectl can send nothing from this machine, or None.  It does not contact a cluster."""
     try:
         done = proc.run(("kubectl", "version", "--client", "--output=json"), timeout_s=TIMEOUT_S)
     except EnvironmentMissing as error:
@@ -85,10 +85,10 @@ def find_obstacle() -> str | None:
 
 
 def find_current_place() -> Target:
-    """Where kubectl works by default.
+    """Return the context and namespace that kubectl uses by default.
 
     Raises:
-        EnvironmentMissing: no kubectl, or no cluster configured.
+        EnvironmentMissing: kubectl is not installed, or no cluster is configured.
     """
     done = proc.run(("kubectl", "config", "view", "--minify", "--output=json"), timeout_s=TIMEOUT_S)
     if not done.is_ok:
@@ -101,7 +101,7 @@ def find_current_place() -> Target:
 
 
 def probe_versions(place: Target) -> dict[str, str]:
-    """Read the versions of client and server; the server's is empty if it does not answer."""
+    """Read the versions of client and server; the server's version is empty where it does not answer."""
     done = place.run("version", "--output=json")
     try:
         value: Any = json.loads(done.stdout)
@@ -112,9 +112,11 @@ def probe_versions(place: Target) -> dict[str, str]:
 
 
 def explain(done: proc.Completed) -> SchedulerRefused:
-    """What kubectl said, as an error to raise."""
+    """Turn kubectl's message into an error to raise."""
     words = quote_words(done)
-    if done.is_timeout or _UNREACHABLE.search(done.stderr):  # the server's reason is not among the words
+    if done.is_timeout or _UNREACHABLE.search(
+        done.stderr
+    ):  # the message of kubectl does not contain the server's reason
         return Unreachable(Problem("kubernetes", f'did not answer: "{words}"'))
     return SchedulerRefused(Problem("kubernetes", f'refused: "{words}"'))
 
@@ -124,7 +126,7 @@ def is_not_found(done: proc.Completed) -> bool:
 
 
 def quote_words(done: proc.Completed) -> str:
-    """Quote kubectl on one line, each sentence once, without its prefixes."""
+    """Quote kubectl's message on one line: each sentence once, without kubectl's prefixes."""
     if done.is_timeout:
         return "no answer in time"
     lines = (line.strip() for line in (done.stderr or done.stdout).splitlines())
@@ -134,7 +136,7 @@ def quote_words(done: proc.Completed) -> str:
 
 def make_config_map(name: str, namespace: str, labels: Mapping[str, str], owner: Mapping[str, Any],
                     files: Mapping[str, bytes]) -> bytes:  # fmt: skip
-    """The staged files, owned by the job: they go when it goes."""
+    """Make the ConfigMap with the staged files.  The job owns it, so Kubernetes deletes both together."""
     import base64
 
     texts: dict[str, str] = {}
@@ -170,5 +172,5 @@ def make_owner(item: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_noise(line: str) -> bool:
-    """What the client logs while it tries again: ``E1122 01:00:00.000000  123 memcache.go:265] …``."""
+    """Whether a line is the client's log of a retry: ``E1122 01:00:00.000000  123 memcache.go:265] …``."""
     return re.match(r"[EWI]\d{4} \d\d:\d\d:", line) is not None

@@ -1,4 +1,4 @@
-"""Names and labels of the objects: by them everything that belongs to one run is found again, and removed."""
+"""Name and label the objects of a run.  The labels find and remove everything that belongs to the run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 
 OBJECTS: Final = "objects.yaml"
-"""Name of the objects' file in the run directory's ``job/``."""
+"""The name of the file with all objects, in the run directory's ``job/``."""
 
 ID: Final = "rlk-repro/id"
-"""Label of every object of one run; its value is the name that ``make_name`` gives."""
+"""The label of every object of one run; its value is the name that ``make_name`` returns."""
 ROLE: Final = "app.kubernetes.io/component"
 LEADER: Final = "leader"
 WORKER: Final = "worker"
 AGENT: Final = "agent"
-"""A pod that leads or follows by its index, under ``INDEX``: a Job has one template for all of them."""
+"""Role of a pod that leads or follows by its index, the label ``INDEX``: a Job has one template for all its pods."""
 COLLECTOR: Final = "collector"
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
 INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
-"""Variable of the pod's index in an Indexed Job."""
+"""The variable with the pod's index in an Indexed Job."""
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 RUN_ID: Final = "rlk-repro/run-id"
 PLAN_HASH: Final = "rlk-repro/plan-hash"
@@ -30,7 +30,7 @@ NETWORKS: Final = "k8s.v1.cni.cncf.io/networks"
 OVERWRITE_COMMAND: Final = "ray.io/overwrite-container-cmd"
 CONTAINER: Final = "agent"
 
-# KubeRay takes 47 for a RayJob
+# KubeRay allows 47 characters in the name of a RayJob
 MAX_NAME: Final = 40
 _PREFIX: Final = "rlk-"
 _RUN_ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}-[0-9a-f]{4}")
@@ -39,7 +39,7 @@ _HASH_LENGTH: Final = 8
 
 
 def make_name(run_dir: RunDir) -> str:
-    """Make a DNS-1035 name, for every kind.  Run ids stay readable; a hash replaces what other names lose."""
+    """Make a DNS-1035 name, valid for every kind.  Run ids stay readable; otherwise a hash keeps names apart."""
     run_id = run_dir.run_id
     plain = _NOT_PLAIN.sub("-", run_id.lower()).strip("-")
     if _RUN_ID.fullmatch(run_id):
@@ -50,7 +50,7 @@ def make_name(run_dir: RunDir) -> str:
 
 
 def make_claim_template_name(name: str) -> str:
-    """Name the template that the ComputeDomain's controller makes."""
+    """Name the template that the ComputeDomain's controller creates."""
     return f"{name}-channel"
 
 
@@ -65,6 +65,6 @@ def make_labels(plan: Plan, name: str, role: str | None = None) -> dict[str, str
 
 
 def make_annotations(plan: Plan, run_dir: RunDir) -> dict[str, str]:
-    """Make annotations of one line, for any folder name."""
+    """Make annotations of one line each, valid for any folder name."""
     run_id = "".join(char if char.isprintable() else "?" for char in run_dir.run_id)
     return {RUN_ID: run_id, PLAN_HASH: plan.plan_hash}

@@ -1,4 +1,4 @@
-"""Which nodes may run a pod: labels in every spelling that is known, architecture, taints, neighbours."""
+"""Select the nodes that may run a pod: labels in every known spelling, architecture, taints, neighbours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOSTNAME: Final = "kubernetes.io/hostname"
 CLIQUE: Final = "nvidia.com/gpu.clique"
 GPU_RESOURCES: Final = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}
 _PARTIAL: Final = frozenset({"MIG", "SHARED"})
-# NVIDIA's products with a Grace processor, which is an Arm one: GB200, GB300, GH200
+# NVIDIA products with a Grace processor (Arm): GB200, GB300, GH200
 _GRACE: Final = re.compile(r"G[BH]\d{3}")
 
 
@@ -29,7 +29,7 @@ def gpu_resource(plan: Plan, settings: KubernetesSettings) -> str:
 
 
 def list_products(hardware: Hardware, settings: KubernetesSettings) -> Sequence[tuple[str, tuple[str, ...]]]:
-    """Labels that identify the hardware (one match is enough); empty for hardware without GPUs."""
+    """Return labels that identify the hardware (one match is enough); none for hardware without GPUs."""
     if hardware.platform == "cpu":
         return ()
     if settings.gpu_products:
@@ -46,7 +46,7 @@ def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence
         yield Problem(f"{where}.gpu_resource", what, got=resource, expected="whole GPUs")
     own = GPU_RESOURCES.get(plan.hardware.platform, resource)
     if resource != own and resource in GPU_RESOURCES.values():
-        yield Problem(f"{where}.gpu_resource", "is another vendor's GPU", got=resource, expected=own)
+        yield Problem(f"{where}.gpu_resource", "is a GPU of another vendor", got=resource, expected=own)
     device = None if settings.rdma is None else settings.rdma.resource
     if device is not None and (
         "/" not in device or device == resource or device.endswith("/gpu") or _is_partial(device)
@@ -65,7 +65,7 @@ def _is_partial(resource: str) -> bool:
 
 
 def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str) -> Iterator[Problem]:
-    """Find labels that contradict each other: a pod would wait forever without a reason."""
+    """Find labels that contradict each other: with them a pod would wait forever without a reason."""
     named = {f"node_labels[{key}]": values for key, values in settings.node_labels.items() if "product" in key}
     for key, products in {"gpu_products": settings.gpu_products, **named}.items():
         for product in products:
@@ -84,7 +84,7 @@ def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str)
 
 
 def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Sequence[str]) -> Object:
-    """Required, all of it: a benchmark on another node is another benchmark."""
+    """Make an affinity whose terms are all required: a benchmark on another node is another benchmark."""
     affinity: Object = {}
     terms = make_node_terms(plan, settings, nodes)
     if terms:
@@ -92,7 +92,7 @@ def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Se
     if uses_compute_domain(plan, settings):
         same_rack = {"labelSelector": {"matchLabels": {ID: name}}, "topologyKey": CLIQUE}
         affinity["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [same_rack]}
-    # one agent per node, and no other benchmark beside it
+    # one agent per node, and no other benchmark on the same node
     others = {
         "matchLabels": {"app.kubernetes.io/name": "rlk-repro"},
         "matchExpressions": [{"key": ROLE, "operator": "NotIn", "values": [COLLECTOR]}],
@@ -103,7 +103,7 @@ def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Se
 
 
 def make_node_terms(plan: Plan, settings: KubernetesSettings, nodes: Sequence[str]) -> list[Object]:
-    """Terms are alternatives, the expressions of one term hold together."""
+    """Return the node selector terms.  The terms are alternatives; all expressions of one term must match."""
     common = [_is_in(key, values) for key, values in sorted(settings.node_labels.items())]
     if plan.hardware.machine in OCI_ARCHITECTURES:
         common.insert(0, _is_in(ARCH, [OCI_ARCHITECTURES[plan.hardware.machine]]))
@@ -111,7 +111,7 @@ def make_node_terms(plan: Plan, settings: KubernetesSettings, nodes: Sequence[st
     terms = [[*common, _is_in(key, values)] for key, values in products] or [common]
     if not nodes:
         return [{"matchExpressions": term} for term in terms if term]
-    # a field takes one value, hence a term for each node
+    # a field takes one value, so each node needs its own term
     return [
         {
             **({"matchExpressions": term} if term else {}),
@@ -136,7 +136,7 @@ def make_tolerations(plan: Plan, settings: KubernetesSettings) -> list[Object]:
 
 
 def uses_compute_domain(plan: Plan, settings: KubernetesSettings) -> bool:
-    """Within one node NVLink needs no domain."""
+    """Whether the job needs a ComputeDomain.  Within one node, NVLink works without a domain."""
     return settings.compute_domain and plan.layout.num_nodes > 1
 
 

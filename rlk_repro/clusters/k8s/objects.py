@@ -1,4 +1,4 @@
-"""The job as a list of objects, for each of the two kinds."""
+"""Render the job as a list of objects, for a Job and for a RayJob."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ SURROUNDINGS_MIN: Final = 45
 DASHBOARD_PORT: Final = 8265
 NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 _HEAD_PORTS: Final = (("gcs-server", 6379), ("dashboard", DASHBOARD_PORT), ("client", 10001))
-# on its pods by its Helm chart and by its plain manifests
+# KubeRay's Helm chart and its plain manifests both set this label on the operator's pods
 _OPERATOR: Final = {"app.kubernetes.io/component": "kuberay-operator"}
 
 
 def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> list[Object]:
-    """The job itself first; the same inputs give the same objects.
+    """Render the objects, the job first.  Equal inputs give equal objects.
 
     Raises:
-        SpecError: a plan that this kind of job cannot run, or a profile of which a controller would refuse the objects.
+        SpecError: this kind of job cannot run the plan, or a controller would refuse objects made from this profile.
     """
     problems = [*_find_problems(plan, nodes)]
     if problems:
@@ -71,16 +71,16 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
 
 
 def dump_objects(objects: Sequence[Object]) -> str:
-    """Dump all objects into one file, readable for an administrator."""
+    """Write all objects to one file that an administrator can read."""
     import yaml
 
-    # safe_dump would abbreviate parts that are the same object by anchors, which hides what is applied
+    # safe_dump would replace repeated parts by anchors, and a reader could not see what is applied
     dumper = type("Dumper", (yaml.CSafeDumper,), {"ignore_aliases": lambda *_: True})
     return str(yaml.dump_all(objects, Dumper=dumper, sort_keys=False, allow_unicode=True, width=110))
 
 
 def time_limit_min(plan: Plan) -> int:
-    """The time limit of every trial and what surrounds them; the profile's own limit counts waiting as well."""
+    """Return the job's limit: all trials and the work around them.  The profile's limit counts waiting too."""
     needed_min = plan.all_limits_min + SURROUNDINGS_MIN
     limit = kubernetes_settings(plan).max_time_min
     return math.ceil(needed_min if limit is None else min(needed_min, limit))
@@ -104,7 +104,7 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
 
 
 def _find_store_bytes(settings: KubernetesSettings) -> str:
-    """The size of Ray's object store: half of ``/dev/shm``, since NCCL and vLLM need the other half."""
+    """Return the size of Ray's object store: half of ``/dev/shm``; NCCL and vLLM need the other half."""
     return str(int((parse_quantity(settings.shm) or 0) / 2))
 
 
@@ -116,7 +116,7 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     words = [settings.python, *POD_PROGRAM, "wait", pod_run_dir(plan, run_dir)]
     spec["entrypoint"] = shlex.join(words)
     _set_limits(plan, spec)
-    spec["ttlSecondsAfterFinished"] = 0  # to KubeRay it is how long the cluster stays, with its GPUs
+    spec["ttlSecondsAfterFinished"] = 0  # KubeRay keeps the cluster, with its GPUs, for this many seconds
     cluster = spec["rayClusterSpec"]
     if settings.ray_version is not None:
         cluster["rayVersion"] = settings.ray_version
@@ -209,7 +209,7 @@ def _make_network_policy(plan: Plan, run_dir: RunDir) -> Object:
     rules = policy["spec"]["ingress"]
     policy["spec"]["podSelector"]["matchLabels"] = rules[0]["from"][0]["podSelector"]["matchLabels"] = own
     if settings.kind == "rayjob":
-        # the operator starts the entrypoint by the head's dashboard
+        # the operator starts the entrypoint through the head's dashboard
         operator: Object = {"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR}}
         if settings.operator_namespace is not None:
             operator = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: settings.operator_namespace}}}

@@ -1,4 +1,4 @@
-"""What a site adds to the objects that we render: its own scheduler, annotations, devices, claims, host paths."""
+"""Add the site's own parts to the rendered objects: scheduler, annotations, devices, claims, host paths."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlk_repro.spec.values import list_leaves
 
 
 def overlay_job(job: Object, settings: KubernetesSettings) -> Object:
-    """The job with the site's labels and annotations beside ours; what both name stays ours, as we find jobs by it."""
+    """Add the site's labels and annotations to the job.  The tool's own values win, because it finds jobs by them."""
     metadata = {"metadata": _merge(settings.overlay.metadata, job["metadata"])} if settings.overlay else {}
     return {**job, **metadata}
 
 
 def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
-    """The pod template likewise, and its spec with the site's values, which replace ours."""
+    """Add the site's labels and annotations to a pod template, and merge its spec; there the site's values win."""
     if settings.overlay is None:
         return pod
     metadata, spec = settings.overlay.pod_metadata, settings.overlay.pod_spec
@@ -27,12 +27,12 @@ def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
 
 
 def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
-    """What a site should look at before it submits."""
+    """Yield remarks that a site should read before it submits."""
     num_nodes, overlay = plan.layout.num_nodes, settings.overlay
     yield from image_remarks(plan)
     if num_nodes > 1 and settings.queue is None and (overlay is None or "schedulerName" not in overlay.pod_spec):
         yield (
-            f"{num_nodes} nodes without a gang scheduler: two such jobs can each hold half of what they need and wait; "
+            f"{num_nodes} nodes without a gang scheduler: two such jobs can each hold half of their nodes and wait; "
             "set kubernetes.queue, or schedulerName in overlay.pod_spec"
         )
     if overlay is not None:
@@ -41,7 +41,7 @@ def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
 
 
 def _merge(first: Any, second: Any) -> Any:
-    """Merge maps by key and lists of named items by name; join other lists; other values come from the second."""
+    """Merge maps by key and lists of named items by name; join other lists; take any other value from ``second``."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return {**first, **{key: _merge(first[key], item) if key in first else item for key, item in second.items()}}
     if not (isinstance(first, list) and isinstance(second, list)):
@@ -54,5 +54,5 @@ def _merge(first: Any, second: Any) -> Any:
 
 
 def _identify(item: Any) -> str:
-    """The key by which Kubernetes identifies a list item; empty where it has none."""
+    """Return the key by which Kubernetes identifies a list item; empty where it has no key."""
     return str(item.get("mountPath") or item.get("name") or "") if isinstance(item, Mapping) else ""

@@ -1,4 +1,4 @@
-"""Looks into a run directory in the cluster: by commands run in its leading pod, or in a small pod of ours."""
+"""Look into a run directory in the cluster, by commands in its leading pod or in a small pod of this tool."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ LOG_BLOCK_BYTES: Final = 4 << 20
 
 
 class LeaderEnded(Unreachable):
-    """The leading pod went while it was asked; its bundle lies on the claim."""
+    """The leading pod ended while it was asked.  Its bundle is on the claim."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """A pod of ours, which is asked by commands that run in its container."""
+    """A pod of a run; commands in its container answer questions."""
 
     place: Target
     name: str
@@ -44,7 +44,7 @@ class Pod:
     run_dir: RunDir
 
     def read_facts(self) -> Facts | None:
-        """Read the pod's facts; None where it does not answer yet."""
+        """Read the pod's facts; None where the pod does not answer yet."""
         return parse_facts(self.show())
 
     def show(self) -> proc.Completed:
@@ -56,7 +56,7 @@ class Pod:
         return unwrap_block(done.data) if done.is_ok else None
 
     def ask_to_stop(self) -> bool:
-        """Whether the pod took the wish."""
+        """Ask the agent to stop; return whether the pod took the request."""
         return self._run("stop").is_ok
 
     def _run(self, verb: str, *words: str, is_binary: bool = False) -> proc.Completed:
@@ -65,14 +65,14 @@ class Pod:
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """The pod that has the bundle; ``leads`` is the job whose leading pod it is, if it is one."""
+    """The pod that has the bundle.  ``leads`` is the job whose leading pod it is, if it leads one."""
 
     pod: Pod
     facts: Facts
     leads: Sent | None = None
 
     def ask_bundle(self, offset: int, size: int) -> bytes | None:
-        """Raises LeaderEnded where it makes no sense to ask again."""
+        """Ask for a block; raise LeaderEnded where further questions make no sense."""
         data = self.pod.read_block(BUNDLE, offset, size)
         if data is None and self._has_ended():
             raise LeaderEnded(Problem("kubernetes", f"pod {self.pod.name} ended while its bundle was fetched"))
@@ -94,10 +94,10 @@ def parse_facts(done: proc.Completed) -> Facts | None:
 
 
 def find_leader(sent: Sent) -> str:
-    """The name of the leading pod; empty where no such pod runs.
+    """Return the name of the leading pod; an empty text where no such pod runs.
 
     Raises:
-        Unreachable, SchedulerRefused: with kubectl's own words.
+        Unreachable, SchedulerRefused: kubectl failed; the error quotes it.
     """
     found = find_objects(sent)
     return "" if found.job is None else judge(found.job, found.pods).leader
@@ -105,10 +105,10 @@ def find_leader(sent: Sent) -> str:
 
 @contextmanager
 def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
-    """The leading pod where it still runs and has a bundle, else a collector pod for the time of the block.
+    """Yield the leading pod where it runs and has a bundle, otherwise a collector pod that lives during the block.
 
     Raises:
-        CheckFailed: no pod and no claim, so that nothing is left; or the collector does not come up.
+        CheckFailed: no pod and no claim exist, so nothing is left; or the collector does not start.
         SchedulerRefused: the cluster refused.
     """
     plan = Plan.load(run_dir.plan)
@@ -130,14 +130,14 @@ def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
     except CheckFailed:
         _remove(collector)
         raise
-    yield holder  # a collection that is interrupted finds it again
+    yield holder  # a collection that was interrupted finds the same pod again
     _remove(collector)
 
 
 def mirror_logs(pod: Pod, facts: Facts, live: RunDir) -> None:
-    """Copy new lines of the trials' logs; a pod that does not answer gives no lines.
+    """Copy new lines of the trials' logs.  A pod that does not answer gives no lines.
 
-    Names become paths here, so only the plan's names are used, not the pod's.
+    The names become paths on this machine, so only the plan's names are used, not the pod's.
     """
     planned = {trial.name for trial in pod.plan.trials}
     for trial in facts.trials:
@@ -167,7 +167,7 @@ def _remove(pod: Pod) -> None:
 
 
 def _start_collector(sent: Sent, plan: Plan, run_dir: RunDir) -> str:
-    """Start the collecting pod and return its name; one of an interrupted collection is used again if it runs."""
+    """Start the collector pod and return its name; reuse the running pod of an interrupted collection."""
     pod = make_collector(plan, run_dir)
     name = str(pod["metadata"]["name"])
     earlier = next((item for item in find_objects(sent).pods if role_of(item) == COLLECTOR), None)

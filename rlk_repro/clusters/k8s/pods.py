@@ -1,4 +1,4 @@
-"""The pod template of an agent: image, command, environment, volumes, resources, security."""
+"""Make the pod template of an agent: image, command, environment, volumes, resources, security."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import FromEnv, KubernetesSettings
 
 INPUTS_PATH: Final = "/etc/rlk-repro"
-"""Where the run directory's staged files are mounted; the leading pod copies them."""
+"""The mount path of the run directory's staged files; the leading pod copies them."""
 INPUT_FILES: Final = ("run.yaml", "stack.yaml", "hardware.yaml", "profile.yaml", "plan.json", "submission.json")
 POD_PROGRAM: Final = ("-m", "rlk_repro.pod")
 GROUP_VARIABLE: Final = "RLK_REPRO_GROUP"
@@ -73,7 +73,7 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def _find_clashes(settings: KubernetesSettings, wanted: Sequence[str], where: str) -> Iterator[Problem]:
-    """What a profile says twice, or says of something that every pod has already."""
+    """Find what a profile gives twice, and what it gives although every pod already has it."""
     own = load_base("pod")["spec"]["containers"][0]
     doubled = sorted({DIGEST_VARIABLE, GROUP_VARIABLE, *(item["name"] for item in own["env"])}.intersection(wanted))
     if doubled:
@@ -91,23 +91,23 @@ def _find_clashes(settings: KubernetesSettings, wanted: Sequence[str], where: st
 
 
 def pod_run_dir(plan: Plan, run_dir: RunDir) -> str:
-    """Where the pods see the run directory."""
+    """Return the path at which the pods see the run directory."""
     path = kubernetes_settings(plan).results.path.rstrip("/")
     return f"{path}/{plan.run.run}/{run_dir.run_id}"
 
 
 def pod_words(plan: Plan, verb: str, run_dir: RunDir, *options: str) -> list[str]:
-    """A command for a pod of this run."""
+    """Return the words of a command for a pod of this run."""
     return [kubernetes_settings(plan).python, *POD_PROGRAM, verb, pod_run_dir(plan, run_dir), *options]
 
 
 def pod_command(plan: Plan, verb: str, run_dir: RunDir, *options: str) -> list[str]:
-    """Kubernetes expands ``$(NAME)`` in the words of a container; a doubled dollar sign keeps it from that."""
+    """Return the command with ``$`` doubled; otherwise Kubernetes would expand ``$(NAME)`` in it."""
     return [word.replace("$(", "$$(") for word in pod_words(plan, verb, run_dir, *options)]
 
 
 def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nodes: Sequence[str]) -> Object:
-    """Metadata and spec of one agent's pod."""
+    """Make metadata and spec of one agent's pod."""
     settings, name = kubernetes_settings(plan), make_name(run_dir)
     base = load_base("pod")
     spec = base["spec"]
@@ -124,14 +124,14 @@ def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nod
         container["resources"]["claims"] = [{"name": _CHANNEL}]
     if settings.rdma is not None:
         container["securityContext"]["capabilities"]["add"] = [RDMA_CAPABILITY]
-    if plan.hardware.platform == "rocm":  # ROCm asks the kernel for what the default profile forbids
+    if plan.hardware.platform == "rocm":  # ROCm makes system calls that the default profile forbids
         container["securityContext"]["seccompProfile"] = {"type": "Unconfined"}
     metadata = {"labels": make_labels(plan, name, role), "annotations": _pod_annotations(plan, run_dir)}
     return overlay_pod({"metadata": metadata, "spec": spec}, settings)
 
 
 def make_collector_pod(plan: Plan, run_dir: RunDir, deadline_s: int) -> Object:
-    """A small pod with the results claim and no GPU, which serves a run directory whose own pods are gone."""
+    """Make a small pod with the results claim and no GPU.  It serves a run directory whose own pods are gone."""
     settings, name = kubernetes_settings(plan), make_name(run_dir)
     pod = load_base("pod")
     pod["metadata"] = {
@@ -157,7 +157,7 @@ def make_collector_pod(plan: Plan, run_dir: RunDir, deadline_s: int) -> Object:
 
 
 def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
-    """Requests are limits: GPUs must be, and where CPU and memory are as well the pod is the last to be evicted."""
+    """Make limits equal to requests: required for GPUs; with CPU and memory too, the pod is evicted last."""
     values: dict[str, Any] = {}
     for key, quantity in (("cpu", settings.cpu), ("memory", settings.memory)):
         if quantity is not None:
@@ -171,7 +171,7 @@ def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
 
 def _fill_common(plan: Plan, settings: KubernetesSettings, spec: Object, command: Sequence[str]) -> None:
     image = shown_image(plan)
-    assert image is not None  # find_pod_problems was asked before
+    assert image is not None  # find_pod_problems already refused a plan without an image
     container = spec["containers"][0]
     container["image"] = f"{image.reference}@{image.digest}"
     container["command"] = list(command)
@@ -210,7 +210,7 @@ def _fill_user(settings: KubernetesSettings, spec: Object) -> None:
 
 
 def _secret_env(plan: Plan, settings: KubernetesSettings) -> Iterator[Object]:
-    """Under the name that ``from_env`` has: the agent looks it up when a trial starts."""
+    """Name each secret as ``from_env`` does, because the agent looks it up when a trial starts."""
     wanted = {value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)}
     for name in sorted(wanted):
         place = settings.secrets[name]

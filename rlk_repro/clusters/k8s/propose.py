@@ -1,4 +1,4 @@
-"""A first profile for a Kubernetes cluster, and what would fail with one.  Pure: from what the cluster said."""
+"""Propose a first profile for a Kubernetes cluster, and judge one.  Pure functions of the cluster's answers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlk_repro.plan import Plan
 from rlk_repro.spec import OCI_ARCHITECTURES, FromEnv, Hardware, KubernetesSettings, Profile
 
 SHARED: Final = frozenset({"ReadWriteMany"})
-# of a node, left to the system and to daemon sets
+# share of a node's memory; the rest is left to the system and to daemon sets
 USABLE: Final = 0.9
 CLAIMS_RELEASE: Final = (1, 32)
 
 
 def find_hardware(nodes: Sequence[Node], hardware: Mapping[str, Hardware]) -> dict[str, list[Node]]:
-    """The known hardware that nodes have, by their product labels and processor."""
+    """Return the known hardware of the nodes, by their product labels and processor."""
     found: dict[str, list[Node]] = {}
     for name, model in hardware.items():
         labels = list_products(model, KubernetesSettings())
@@ -83,7 +83,7 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
 
 
 def _sizes(nodes: Sequence[Node]) -> dict[str, str]:
-    """Most of the smallest node, so that the pods are Guaranteed and fit everywhere."""
+    """Return sizes of most of the smallest node, so that the pods are Guaranteed and fit on every node."""
     sizes: dict[str, str] = {}
     amounts = {key: [parse_quantity(node.allocatable.get(key)) for node in nodes] for key in ("cpu", "memory")}
     cpus = [value for value in amounts["cpu"] if value is not None]
@@ -119,7 +119,7 @@ def judge_kubernetes(
 
 
 def _way_round(denied: Permission) -> str:
-    """What a profile may say where the permission is not to be had."""
+    """Return a profile setting that avoids the denied permission, or an empty text."""
     return "; kubernetes.network_policy: false avoids it" if denied.resource == "networkpolicies" else ""
 
 

@@ -1,4 +1,4 @@
-"""What a submission has in the cluster: found, recorded and removed by the label that all of it carries."""
+"""Find, record and remove what a submission has in the cluster, by the label that all its objects carry."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NETWORK_POLICIES: Final = "networkpolicies.networking.k8s.io"
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """Where a job lies and what it is called."""
+    """The place of a job in the cluster, and its name."""
 
     place: Target
     kind: str
@@ -50,7 +50,7 @@ class Sent:
 
     @property
     def resources(self) -> str:
-        """What to ask for: the job, what it makes, and what must be gone before another of its name is made."""
+        """The resources to ask for: the job, what it makes, and what must be gone before its name can be used again."""
         policies = (NETWORK_POLICIES,) if self.has_policy else ()
         return ",".join((KINDS[self.kind][1], "pods", "configmaps", *policies))
 
@@ -68,7 +68,7 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the cluster has of a job."""
+    """The objects of a job that the cluster has."""
 
     job: Mapping[str, Any] | None
     pods: Sequence[Mapping[str, Any]]
@@ -90,10 +90,10 @@ def read_sent(submission: Submission) -> Sent | None:
 
 
 def find_objects(sent: Sent) -> Found:
-    """Find job and pods and, while something waits, their events.
+    """Find job and pods, and their events while something waits.
 
     Raises:
-        Unreachable, SchedulerRefused: with kubectl's own words.
+        Unreachable, SchedulerRefused: kubectl failed; the error quotes it.
     """
     kind = KINDS[sent.kind][0]
     items = sent.place.get(sent.resources, f"--selector={sent.selector}")
@@ -106,7 +106,7 @@ def find_objects(sent: Sent) -> Found:
 
 
 def delete_all(sent: Sent) -> proc.Completed:
-    """The job, and what it does not own: a ComputeDomain too, where it may have failed to become the job's."""
+    """Delete the job and what it does not own: also a ComputeDomain that may not have become the job's."""
     done = sent.place.delete(sent.resources, sent.selector)
     if not sent.has_domain:
         return done

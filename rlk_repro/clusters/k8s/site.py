@@ -1,6 +1,6 @@
-"""What a Kubernetes cluster says of itself: nodes and GPUs, operators, claims, queues, the level of Pod Security.
+"""Read a Kubernetes cluster's facts: nodes and GPUs, operators, claims, queues, the level of Pod Security.
 
-What a question does not answer (often for want of a permission) is None or empty: a profile can be written by hand.
+A fact without an answer (often the permission is missing) is None or empty: a profile can be written by hand.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.k8s.sent import COMPUTE_DOMAINS, KINDS, NETWORK_POLICIES
 from rlk_repro.clusters.k8s.tree import as_list, as_map
 
-# by the profile's word for a kind, or for what a pod may ask for: the resource that its operator brings
+# the operator's resource, by the profile's word for a kind of job or for what a pod may ask for
 OPERATORS: Final[Mapping[str, str]] = {
     "rayjob": "rayjobs.ray.io",
     "compute_domain": COMPUTE_DOMAINS,
     "queue": "localqueues.kueue.x-k8s.io",
 }
 SECURITY_LABEL: Final = "pod-security.kubernetes.io/enforce"
-# what the road of a run needs in the namespace, whatever the kind of job; then of the job, and of what it is to own
+# permissions that every run needs in the namespace, then those of a kind of job, then those of owned objects
 PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "pods": ("create", "delete", "get", "list"),
     "pods/exec": ("create",),
@@ -37,7 +37,7 @@ OWNED_VERBS: Final = (*JOB_VERBS, "patch")
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node that takes pods."""
+    """One node that accepts pods."""
 
     name: str
     labels: Mapping[str, str]
@@ -46,7 +46,7 @@ class Node:
 
     @property
     def gpus(self) -> Mapping[str, int]:
-        """Whole GPUs by the name of their resource."""
+        """The number of whole GPUs by resource name."""
         return {
             key: int(value)
             for key, value in self.allocatable.items()
@@ -63,7 +63,7 @@ class FoundClaim:
 
 
 class Permission(NamedTuple):
-    """``resource`` without its group, a part of it after a slash."""
+    """One permission; ``resource`` has no group, and a subresource follows after a slash."""
 
     verb: str
     resource: str
@@ -75,7 +75,7 @@ class Permission(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSite:
-    """One cluster and namespace; ``nodes`` is None where this user may not list them."""
+    """The facts of one cluster and namespace; ``nodes`` is None where this user may not list them."""
 
     place: Target
     version: str
@@ -89,10 +89,10 @@ class KubernetesSite:
 
 
 def probe_site(place: Target) -> KubernetesSite:
-    """Some twenty short questions; nothing is made.
+    """Ask the cluster about twenty short questions; create nothing.
 
     Raises:
-        EnvironmentMissing: no kubectl, or no cluster that answers.
+        EnvironmentMissing: kubectl is not installed, or no cluster answers.
     """
     obstacle = kubectl.find_obstacle()
     versions = {} if obstacle else kubectl.probe_versions(place)
@@ -119,7 +119,7 @@ def probe_site(place: Target) -> KubernetesSite:
 
 
 def list_permissions(kinds: Iterable[str], *, has_domain: bool, has_policy: bool = True) -> Iterator[Permission]:
-    """What runs need as these kinds of job."""
+    """Yield the permissions that runs need as these kinds of job."""
     for resource, verbs in PERMISSIONS.items():
         yield from (Permission(verb, resource) for verb in verbs)
     wanted: list[tuple[str, tuple[str, ...]]] = [(KINDS[kind][1], JOB_VERBS) for kind in sorted(kinds)]
@@ -151,9 +151,10 @@ def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[FoundClaim]:
 
 
 def _find_denied(place: Target, operators: Collection[str]) -> Iterator[Permission]:
-    """Everything asked at once: a client takes longer to start than a server to answer.
+    """Find the denied permissions with all questions at once: a client starts more slowly than a server answers.
 
-    The server does not check the fields of a review; kubectl would want to read all CRDs for that, which few users may.
+    The server does not check the fields of a review.  For such a check kubectl would read all CRDs, which few users may
+    do.
     """
     kinds = [kind for kind in KINDS if kind not in OPERATORS or kind in operators]
     wanted = [*list_permissions(kinds, has_domain="compute_domain" in operators)]
@@ -177,7 +178,7 @@ def _make_review(place: Target, permission: Permission) -> dict[str, Any]:
 
 
 def _read_many(text: str) -> list[dict[str, Any]]:
-    """``kubectl create`` prints one object after the other."""
+    """Read several JSON objects: ``kubectl create`` prints one after the other."""
     decoder, found, place = json.JSONDecoder(), [], 0
     while text[place:].strip():
         place += len(text[place:]) - len(text[place:].lstrip())

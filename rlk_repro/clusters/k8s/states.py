@@ -1,4 +1,4 @@
-"""What the objects of a job say about it: tables of states and reasons, and the words for them.  Pure."""
+"""Interpret the objects of a job: tables of states and reasons, and the words for them.  Pure."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ RAYJOB_STATES: Final[Mapping[str, JobState]] = MappingProxyType(
         "Scheduling": JobState.PENDING,
     }
 )
-# its jobStatus, once the deployment says Complete
+# KubeRay's jobStatus, once jobDeploymentStatus is Complete
 RAY_ENDS: Final[Mapping[str, JobState]] = MappingProxyType(
     {"SUCCEEDED": JobState.DONE, "FAILED": JobState.FAILED, "STOPPED": JobState.CANCELLED}
 )
-# conditions with status True, of a Job; the first that is there decides
+# conditions of a Job; the first one with status True decides
 CONDITIONS: Final[tuple[tuple[str, JobState], ...]] = (
     ("Failed", JobState.FAILED),
     ("FailureTarget", JobState.FAILED),
     ("Complete", JobState.DONE),
     ("Suspended", JobState.PENDING),
 )
-# why a container waits, or why a pod or job ended, in plain words; the cluster's own message follows
+# plain words for why a container waits, or why a pod or job ended; the cluster's own message follows
 WORDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "BackoffLimitExceeded": "a pod failed",
@@ -85,7 +85,7 @@ WORDS: Final[Mapping[str, str]] = MappingProxyType(
         "Unschedulable": "no node fits",
     }
 )  # fmt: skip
-# events that say why a pod does not come up, where pod and job say nothing
+# events that explain why a pod does not start, where pod and job give no reason
 TELLING_EVENTS: Final = frozenset(
     {"FailedScheduling", "FailedMount", "FailedAttachVolume", "FailedCreate", "Failed", "BackOff", "InvalidRayJobSpec",
      "FailedToCreateRayCluster", "Preempted", "Evicted", "FailedResourceClaimCreation"}
@@ -95,7 +95,7 @@ _NOT_A_REASON: Final = frozenset({"ContainersNotReady", "PodInitializing", "Cont
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """``leader`` is the name of the leading pod while it runs, ``nodes`` those on which agents run."""
+    """The judged state.  ``leader`` is the name of the running leading pod; agents run on ``nodes``."""
 
     state: JobState
     reason: str
@@ -110,10 +110,12 @@ def judge(
     agents = [pod for pod in pods if role_of(pod) != COLLECTOR]
     state, reason = judge_job(job)
     leader = next((pod for pod in agents if role_of(pod) == LEADER), None)
-    if state is JobState.RUNNING and not has_begun(leader):  # one that has ended waits for its controller's word
+    if state is JobState.RUNNING and not has_begun(
+        leader
+    ):  # a pod that has ended waits until its controller reports the end
         state = JobState.PENDING
     elif state is JobState.PENDING and is_running(leader):
-        state = JobState.RUNNING  # KubeRay says so only when Ray answers
+        state = JobState.RUNNING  # KubeRay reports this state only when Ray answers
     reasons = [reason] if state.is_final else []
     if state is not JobState.DONE:
         reasons += dict.fromkeys(word for pod in agents for word in explain_pod(pod))
@@ -144,11 +146,11 @@ def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
             return state, _explain(str(found.get("reason", "")), str(found.get("message", "")))
     if spec.get("suspend"):
         return JobState.PENDING, "held back by its queue"
-    return JobState.RUNNING, ""  # the pods know better
+    return JobState.RUNNING, ""  # the pods tell more than the job
 
 
 def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
-    """Why a pod does not run, or how it ended."""
+    """Yield why a pod does not run, or how it ended."""
     status = as_map(pod.get("status"))
     conditions = {str(as_map(item).get("type")): as_map(item) for item in as_list(status.get("conditions"))}
     disrupted = conditions.get("DisruptionTarget", {})
@@ -167,12 +169,14 @@ def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
                 yield _explain(reason, str(found.get("message", "")))
             elif found.get("exitCode"):
                 ended = f"the agent of {as_map(pod.get('metadata')).get('name')} ended with {found['exitCode']}"
-                last = str(found.get("message", "")).splitlines()[-2:]  # an error of ours: what, and the next step
+                last = str(found.get("message", "")).splitlines()[
+                    -2:
+                ]  # an error of this tool ends with the problem and the next step
                 yield ": ".join(part for part in (ended, " ".join(" ".join(last).split())) if part)
 
 
 def explain_events(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The last telling one."""
+    """Yield the last event that explains why a pod does not start."""
     telling = [event for event in events if event.get("reason") in TELLING_EVENTS and event.get("type") == "Warning"]
     for event in sorted(telling, key=lambda item: str(item.get("lastTimestamp") or item.get("eventTime") or ""))[-1:]:
         yield _explain(str(event.get("reason", "")), str(event.get("message", "")))
@@ -189,20 +193,20 @@ def has_begun(pod: Mapping[str, Any] | None) -> bool:
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod's container runs; it answers a moment later."""
+    """Whether the pod's container runs; it can answer a moment later."""
     states = [as_map(item).get("state") for item in as_list(as_map(pod.get("status")).get("containerStatuses"))]
     return is_running(pod) and all("running" in as_map(state) for state in states)
 
 
 def role_of(pod: Mapping[str, Any]) -> str:
-    """The pod's role by its label, or by its index in a Job, whose pods have equal labels."""
+    """Return a pod's role: by its label, or by its index in a Job, whose pods have equal labels."""
     metadata = as_map(pod.get("metadata"))
     role = str(as_map(metadata.get("labels")).get(ROLE, ""))
     return LEADER if role == AGENT and as_map(metadata.get("annotations")).get(INDEX) == "0" else role
 
 
 def list_images(pods: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What ran, by the container runtime's own word; of a multi-platform image it may be the platform's digest."""
+    """Return the images that ran, as the container runtime names them; a digest may be that of one platform."""
     return [
         {
             "pod": str(as_map(pod.get("metadata")).get("name", "")),
@@ -216,7 +220,7 @@ def list_images(pods: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def _explain(reason: str, message: str) -> str:
-    """Explain a reason: ``the image cannot be pulled (ErrImagePull: manifest unknown)``."""
+    """Explain a reason, for example: ``the image cannot be pulled (ErrImagePull: manifest unknown)``."""
     words = WORDS.get(reason, "")
     detail = ": ".join(part for part in (reason, " ".join(message.split())) if part)
     return f"{words} ({detail})" if words and detail else words or detail

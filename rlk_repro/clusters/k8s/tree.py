@@ -1,4 +1,4 @@
-"""Values of objects that nothing has checked: maps, lists, quantities."""
+"""Read unchecked values of objects: maps, lists, quantities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FACTORS: Final[Mapping[str, Decimal]] = {
 
 
 def as_map(value: Any) -> Mapping[str, Any]:
-    """What a schema is there to check is nothing here."""
+    """Return the value if it is a map; otherwise return an empty map."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -26,7 +26,7 @@ def as_list(value: Any) -> Sequence[Any]:
 
 
 def parse_quantity(value: Any) -> Decimal | None:
-    """Read ``64Gi`` as a number; None for a text that is not a quantity."""
+    """Read a quantity such as ``64Gi`` as a number; None for a text that is not a quantity."""
     if isinstance(value, int) and not isinstance(value, bool):
         return Decimal(value)
     found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None

@@ -1,7 +1,7 @@
-"""Slurm as a cluster: one sbatch script per run, on a file system that the nodes share with this machine.
+"""Run on Slurm: one sbatch script per run, on a file system that the nodes share with this machine.
 
-``script`` renders what is sent, ``client`` asks Slurm.  What a run did is read from its
-run directory; Slurm says whether it still runs, and why it does not.
+``script`` renders the script; ``client`` asks Slurm.  The run directory shows what a run did.  Slurm says whether the
+job runs, and why it does not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOG_POLL_S: Final = 5.0
 SUBMIT_TIMEOUT_S: Final = 300.0
 CLUSTER_NAME: Final = "cluster_name"
 VERSION: Final = "slurm_version"
-_SCRIPT_FAILED: Final = "Slurm says FAILED"  # the script ended so by itself; Slurm has other words where it ends a job
+_SCRIPT_FAILED: Final = "Slurm says FAILED"  # Slurm's word when the script itself failed
 
 
 CLIENT: Final = "sbatch"
@@ -43,12 +43,12 @@ IS_REMOTE: Final = False
 
 
 def available() -> str | None:
-    """The clients, a configuration, and a controller that answers."""
+    """Return why Slurm cannot be used here, or None; Slurm needs clients, a configuration, an answering controller."""
     return slurmctl.find_obstacle()
 
 
 def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
-    """One script.
+    """Render the job as one script.
 
     Raises:
         SpecError: sbatch or the container runtime cannot take a value.
@@ -61,16 +61,16 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:
-    """Test, then send.  Variables of this shell that would change the script's options are not passed on.
+    """Test the job, then send it, without variables of this shell that would change the script's options.
 
     Raises:
-        SchedulerRefused: with sbatch's own words.
+        SchedulerRefused: sbatch refused; the error quotes it.
         EnvironmentMissing: sbatch is not installed.
     """
     config = slurmctl.probe_config()
     program, *options = job.command
     _test(job, program, "--test-only", *options)
-    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):  # of an earlier allocation
+    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):  # files of an earlier allocation
         earlier.unlink(missing_ok=True)
     _record_site(run_dir, config)
     sent = _run_sbatch(job, program, *options)
@@ -82,12 +82,12 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 
 def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
-    """Ask once."""
+    """Ask for the state once."""
     return poll_all([(submission, run_dir)])[0]
 
 
 def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
-    """Ask once for all of them; a second time for those that Slurm forgot and whose agent left no report either."""
+    """Ask once for all jobs; ask again for a job that Slurm has forgotten and whose agent left no report."""
     ids = [slurmctl.parse_job_id(submission.job_id) for submission, _ in items]
     open_ids = {
         job_id for job_id, (_, run_dir) in zip(ids, items, strict=True) if job_id and not _is_over(run_dir)
@@ -110,17 +110,17 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
 
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-    """Lines of the trials in order, as they lie on the shared file system; following ends when the job does."""
+    """Yield the lines of the trials in order, from the shared file system; following ends when the job ends."""
     ask = asked_rarely(lambda: poll(submission, run_dir).state.is_final, LOG_POLL_S)
     return read_logs(run_dir, ask if is_following else lambda: True)
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """A running job is asked to record, pack and end; asked again, it is ended by Slurm's own way.
+    """Ask a running job to record, pack and end; a second call makes Slurm end the job.
 
     Raises:
-        EnvironmentMissing: this machine cannot tell whether the job runs.
-        SchedulerRefused: with scancel's own words.
+        EnvironmentMissing: this machine cannot find out whether the job runs.
+        SchedulerRefused: scancel refused; the error quotes it.
     """
     status = poll(submission, run_dir)
     job_id = slurmctl.parse_job_id(submission.job_id)
@@ -132,17 +132,17 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     done = slurmctl.cancel(job_id, is_gentle=is_gentle)
     if done.is_ok:
         return True
-    if poll(submission, run_dir).state.is_final:  # it ended meanwhile
+    if poll(submission, run_dir).state.is_final:  # the job ended meanwhile
         return False
     raise SchedulerRefused(Problem("slurm", f'scancel refused: "{slurmctl.quote_words(done)}"'))
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """The bundle is on the shared file system; what a killed agent left is packed now, with Slurm's last record.
+    """Return the bundle on the shared file system; first pack what a killed agent left, with Slurm's last record.
 
     Raises:
         CheckFailed: the job waits or runs.
-        EnvironmentMissing: this machine cannot tell whether the job runs.
+        EnvironmentMissing: this machine cannot find out whether the job runs.
     """
     from rlk_repro.bundle.seal import pack
 
@@ -157,7 +157,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
 
 def find_bound(plan: Plan) -> Bound | None:
-    """Slurm's jobs have their nodes to themselves."""
+    """Return the upper limit of the plan's job.  A Slurm job has its nodes to itself."""
     gpus = plan.hardware.gpus_per_node
     return Bound(time_min=time_limit_min(plan), gpus_per_node=gpus, num_jobs=find_max_jobs(plan))
 
@@ -179,7 +179,7 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
 
 
 def _test(job: Job, *argv: str) -> None:
-    """The test also fails while nodes are away, which Slurm would wait for; they may come back while we ask."""
+    """Test the job.  The test also fails while nodes are away, so it is repeated: the nodes may come back."""
     if _run_sbatch(job, *argv).is_ok or slurmctl.has_missing_nodes():
         return
     again = _run_sbatch(job, *argv)
@@ -202,7 +202,7 @@ def _make_refusal(done: proc.Completed) -> SchedulerRefused:
 
 
 def _record_site(run_dir: RunDir, config: Mapping[str, str]) -> None:
-    """What belongs to the cluster and not to the job; the script adds the job's part from the node it runs on."""
+    """Record the cluster's facts.  The script adds the job's facts from the node that it runs on."""
     rows = [f"{name} = {config[name]}\n" for name in sorted(config)]
     _record(run_dir, "config", "".join(rows))
     _record(run_dir, "topology", slurmctl.dump_topology())
@@ -216,12 +216,12 @@ def _record_end(run_dir: RunDir, job_id: JobId) -> None:
 
 
 def _record(run_dir: RunDir, topic: str, text: str) -> None:
-    """Slurm's words as they are recorded: comments and command lines in them may hold secrets, paths tell whose."""
+    """Record Slurm's output without secrets: comments and command lines may hold them, and paths name users."""
     write_text(run_dir.scheduler_file(topic), hide_places(Scrubber.from_environment().text(text), run_dir.root))
 
 
 def _is_over(run_dir: RunDir) -> bool:
-    """Sealed and packed: nothing that Slurm says changes it any more."""
+    """Whether the run is sealed and packed; later answers of Slurm change nothing then."""
     return run_dir.is_sealed and read_last_word(run_dir).exit_code is not None
 
 
@@ -232,7 +232,7 @@ def _judge_unasked(run_dir: RunDir, why: str) -> JobStatus:
 
 
 def _find_elsewhere(submissions: Sequence[Submission]) -> str:
-    """The name of this machine's cluster where one of them went to another one."""
+    """Return the name of this machine's cluster where a job was sent to another cluster."""
     here = slurmctl.probe_config().get("ClusterName", "")
     return here if any(submission.details.get(CLUSTER_NAME, here) != here for submission in submissions) else ""
 
@@ -264,11 +264,11 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
 
 
 def _judge_end(run_dir: RunDir, state: JobState, word: str) -> JobStatus:
-    """A sealed run is done whatever its exit code; an unsealed one is not, whatever Slurm thinks of the script."""
+    """Judge an ended job: a sealed run is done whatever its exit code; an unsealed run is not, whatever Slurm says."""
     last = read_last_word(run_dir)
     if run_dir.is_sealed:
         return JobStatus(state=JobState.DONE, reason=last.message)
-    if run_dir.cancelled.exists():  # Slurm's word is then that of a script which was told to end
+    if run_dir.cancelled.exists():  # Slurm's state is then that of a script that was told to end
         return JobStatus(state=JobState.CANCELLED, reason=last.message or word)
     said = last.message or ("" if last.exit_code is not None else "its agent ended without a report")
     if word == _SCRIPT_FAILED and last.is_interrupted:

@@ -1,6 +1,6 @@
-"""Checks a profile for Slurm: asks the cluster, looks around on this machine, lets ``judge`` say what is wrong.
+"""Check a profile for Slurm: ask the cluster, look at this machine, and let ``judge`` name the problems.
 
-At the end the scheduler itself is asked, by ``sbatch --test-only``, which queues nothing.
+The last question goes to the scheduler, by ``sbatch --test-only``, which queues nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCHEDULER: Final = "sbatch --test-only"
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Find what would fail with the plan's run, or without a plan with any run on one node.
+    """Find what would fail for the plan's run; without a plan, for any run on one node.
 
     Raises:
         EnvironmentMissing: no Slurm answers here.
@@ -66,7 +66,7 @@ def look_around(profile: Profile) -> UserHere:
 
 
 def find_bare_python(settings: ContainerSettings) -> str | None:
-    """The interpreter of the nodes if it is on this machine too and cannot import rlk_repro, as the job would."""
+    """Return the nodes' interpreter if this machine has it too and it cannot import rlk_repro as the job would."""
     python = host_python(settings)
     if python is None or shutil.which(python) is None:
         return None
@@ -77,7 +77,7 @@ def find_bare_python(settings: ContainerSettings) -> str | None:
 
 
 def can_make(folder: str | None) -> bool:
-    """Whether a folder can be written, or created by the job in an existing one."""
+    """Whether a folder can be written, or the job can create it in an existing folder."""
     if folder is None:
         return False
     path = Path(folder)
@@ -86,7 +86,7 @@ def can_make(folder: str | None) -> bool:
 
 
 def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, Hardware]) -> list[str]:
-    """The plan's own options; without a plan those of the site, for ten minutes on one node."""
+    """Return the plan's options; without a plan, those of the site for 10 minutes on one node."""
     if plan is not None:
         return list_options(plan, RunDir(runs_root() / "check"), ())
     settings, needs = profile.slurm or SlurmSettings(), find_needs(profile, None, hardware)
@@ -106,7 +106,7 @@ def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, 
 
 
 def ask_scheduler(options: Sequence[str]) -> Finding:
-    """It also refuses while nodes are away that it would otherwise wait for: then its answer is a warning."""
+    """Ask the scheduler.  It also refuses while nodes are away; its refusal is then only a warning."""
     done = slurmctl.run_client("sbatch", "--test-only", *options, "--wrap=true")
     words = slurmctl.quote_words(done)
     if done.is_ok:

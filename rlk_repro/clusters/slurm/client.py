@@ -1,7 +1,7 @@
-"""Questions to Slurm's clients, 22.05 and later, and the table of its job states.  Fixed fields, never human text.
+"""Ask Slurm's clients, 22.05 and later, and interpret job states.  Only fixed fields are read, never human text.
 
-Nothing is submitted here; that is the backend's.  Every client gets a clean environment: variables such as
-``SBATCH_PARTITION`` or those of an enclosing job would silently change what it does.
+This module submits nothing; the backend does.  Every client gets a clean environment: variables such as
+``SBATCH_PARTITION`` or those of an enclosing job would silently change its behaviour.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlk_repro.clusters.api import JobState
 
 TIMEOUT_S: Final = 60.0
 
-# Every word that squeue and sacct have, and what it means for a submission.
+# Every state that squeue and sacct have, and its meaning for a submission.
 STATES: Final[Mapping[str, JobState]] = MappingProxyType(
     {
         "BOOT_FAIL": JobState.FAILED,
@@ -42,7 +42,7 @@ STATES: Final[Mapping[str, JobState]] = MappingProxyType(
         "REQUEUE_HOLD": JobState.PENDING,
         "RESIZING": JobState.RUNNING,
         "RESV_DEL_HOLD": JobState.PENDING,
-        "REVOKED": JobState.UNKNOWN,  # a sibling of a federation took the job
+        "REVOKED": JobState.UNKNOWN,  # a sibling cluster of a federation took the job
         "RUNNING": JobState.RUNNING,
         "SIGNALING": JobState.RUNNING,
         "SPECIAL_EXIT": JobState.PENDING,
@@ -54,7 +54,7 @@ STATES: Final[Mapping[str, JobState]] = MappingProxyType(
     }
 )
 
-# What sacct is asked for where it knows it: a single unknown name makes it fail as a whole.
+# Fields to ask sacct for. sacct fails as a whole for one unknown name, so only the names that it knows are used.
 SACCT_FIELDS: Final = (
     *("JobIDRaw", "JobName", "Cluster", "Account", "Partition", "QOS", "State", "ExitCode", "DerivedExitCode"),
     *("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NodeList", "NNodes", "AllocTRES", "ReqTRES"),
@@ -83,7 +83,7 @@ class JobId:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """What Slurm says of one job: its word for the state, ours for that, and details where it has them."""
+    """Slurm's facts of one job: Slurm's word for the state, the tool's word for it, and details if there are any."""
 
     word: str
     state: JobState
@@ -94,26 +94,26 @@ class JobFacts:
 
 
 def parse_job_id(text: str) -> JobId | None:
-    """The last line of what ``sbatch --parsable`` prints; sites let their filters print above it."""
+    """Read the last line that ``sbatch --parsable`` prints; filters of a site may print lines above it."""
     lines = text.split()
     found = _JOB_ID.fullmatch(lines[-1]) if lines else None
     return None if found is None else JobId(found[1], found[2] or "")
 
 
 def parse_state(text: str) -> tuple[str, JobState]:
-    """Slurm's word and ours, from ``CANCELLED by 1000`` or ``RUNNING``; ``unknown`` for a word of a later version."""
+    """Return Slurm's word and the tool's, from ``CANCELLED by 1000``; an unknown word gives ``unknown``."""
     word = text.partition(" ")[0].rstrip("+")
     return word, STATES.get(word, JobState.UNKNOWN)
 
 
 def parse_version(text: str) -> tuple[int, int] | None:
-    """``(22, 5)`` from ``slurm-wlm 22.05.8`` or ``slurm 24.11.5``."""
+    """Read ``(22, 5)`` from ``slurm-wlm 22.05.8`` or ``slurm 24.11.5``."""
     found = _VERSION.search(text)
     return None if found is None else (int(found[1]), int(found[2]))
 
 
 def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without what steers Slurm's clients, but for where the cluster is."""
+    """Return the environment without the variables that steer Slurm's clients, except those that locate the cluster."""
     source = os.environ if environ is None else environ
     return {
         name: value
@@ -123,12 +123,12 @@ def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def run_client(*argv: str, timeout_s: float = TIMEOUT_S) -> proc.Completed:
-    """Raises EnvironmentMissing where the client is not installed."""
+    """Run a client; raise EnvironmentMissing where it is not installed."""
     return proc.run(argv, timeout_s=timeout_s, env=clean_env())
 
 
 def quote_words(done: proc.Completed) -> str:
-    """What a client said when it refused, on one line, each sentence once, without its own name in front."""
+    """Quote a client's refusal on one line: each sentence once, without the client's name in front."""
     if done.is_timeout:
         return "no answer in time"
     lines = (done.stderr or done.stdout).splitlines()
@@ -138,7 +138,7 @@ def quote_words(done: proc.Completed) -> str:
 
 
 def find_obstacle() -> str | None:
-    """Why nothing can be submitted from here: no clients, no configuration, no controller; or None."""
+    """Return why nothing can be submitted from here (no clients, no configuration, no controller), or None."""
     try:
         version = run_client("sinfo", "--version")
         ping = run_client("scontrol", "ping") if version.is_ok else version
@@ -148,7 +148,7 @@ def find_obstacle() -> str | None:
 
 
 def probe_version() -> str:
-    """The version as Slurm writes it, ``22.05.8``.
+    """Return the version as Slurm writes it, ``22.05.8``.
 
     Raises:
         EnvironmentMissing: no Slurm is configured on this machine.
@@ -160,21 +160,21 @@ def probe_version() -> str:
 
 
 def probe_config() -> dict[str, str]:
-    """``scontrol show config`` by name; empty where the controller does not answer."""
+    """Read ``scontrol show config`` by name; empty where the controller does not answer."""
     done = run_client("scontrol", "show", "config")
     pairs = (line.split(" = ", 1) for line in done.stdout.splitlines() if " = " in line)
     return {name.strip(): value.strip() for name, value in pairs} if done.is_ok else {}
 
 
 def ask_queue(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
-    """What slurmctld knows of these jobs, one question per cluster; ended ones are forgotten after ``MinJobAge``.
+    """Ask slurmctld about jobs, once per cluster; it forgets an ended job after ``MinJobAge``.
 
     Raises:
-        SchedulerRefused: it did not answer; its words are quoted.
+        SchedulerRefused: slurmctld did not answer; the error quotes the client.
     """
     found: dict[JobId, JobFacts] = {}
     for cluster, numbers in _by_cluster(jobs):
-        # A single number that is unknown is an error to squeue; in a list of two it is merely absent.
+        # squeue reports an error for a single unknown number; in a list of two it only leaves the number out.
         listed = ",".join([*numbers, numbers[-1]])
         done = run_client(
             "squeue", *_name_cluster(cluster), "--noheader", "--states=all", f"--jobs={listed}",
@@ -187,7 +187,7 @@ def ask_queue(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
 
 
 def ask_accounting(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
-    """What slurmdbd remembers of these jobs; nothing on a cluster without accounting."""
+    """Ask slurmdbd about these jobs; a cluster without accounting knows none."""
     found: dict[JobId, JobFacts] = {}
     for cluster, numbers in _by_cluster(jobs):
         done = run_client(
@@ -200,14 +200,14 @@ def ask_accounting(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
 
 
 def find_sacct_fields() -> list[str]:
-    """The SACCT_FIELDS that this Slurm knows; empty without accounting."""
+    """Return the SACCT_FIELDS that this Slurm knows; none without accounting."""
     done = run_client("sacct", "--helpformat")
     known = set(done.stdout.split()) if done.is_ok else set()
     return [name for name in SACCT_FIELDS if name in known]
 
 
 def dump_accounting(job: JobId) -> str:
-    """The accounting record of a job with a header line, ``|`` between fields; empty without accounting."""
+    """Return the accounting record of a job with a header line and ``|`` between fields; empty without accounting."""
     fields = find_sacct_fields()
     if not fields:
         return ""
@@ -219,25 +219,25 @@ def dump_accounting(job: JobId) -> str:
 
 
 def has_missing_nodes() -> bool:
-    """Whether nodes are down, drained, in maintenance or silent just now: Slurm's own tests say too little then."""
+    """Whether nodes are down, drained, in maintenance or silent now: Slurm's own tests are then not reliable."""
     done = run_client("sinfo", "--noheader", f"--states={_AWAY}", "--format=%n")
     return done.is_ok and bool(done.stdout.strip())
 
 
 def cancel(job: JobId, *, is_gentle: bool) -> proc.Completed:
-    """``is_gentle`` signals the batch shell alone, whose trap lets the agents end; else Slurm ends the job."""
+    """Cancel a job.  ``is_gentle`` only signals the batch shell, whose trap ends the agents; else Slurm ends it."""
     gently = ("--batch", "--signal=TERM") if is_gentle else ()
     return run_client("scancel", *_name_cluster(job.cluster), *gently, job.number)
 
 
 def dump_topology() -> str:
-    """Dump the topology; empty where the cluster has none."""
+    """Return the topology as text; empty where the cluster has no topology."""
     done = run_client("scontrol", "show", "topology")
     return done.stdout if done.is_ok else ""
 
 
 def _find_absent() -> str | None:
-    """Clients that are only needed later; asking for their version starts nothing."""
+    """Name absent clients that are needed only later; a client that prints its version starts nothing."""
     for name in ("sbatch", "squeue", "scancel"):
         try:
             run_client(name, "--version")
@@ -256,7 +256,7 @@ def _name_cluster(cluster: str) -> tuple[str, ...]:
 
 
 def _split_rows(text: str, num_fields: int) -> Iterator[list[str]]:
-    """Rows with that many fields; with ``--clusters`` squeue prints a line of its own above them."""
+    """Yield rows with ``num_fields`` fields; with ``--clusters`` squeue prints another line above them."""
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
         if len(fields) == num_fields:

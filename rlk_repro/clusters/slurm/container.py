@@ -1,6 +1,6 @@
-"""How each runtime starts the stack's image: words of command lines, and values that a runtime cannot take.
+"""Start the stack's image by each runtime: words of command lines, and values that a runtime cannot take.
 
-What takes more than words is in the templates that are named like the runtimes.
+The templates named like the runtimes hold what needs more than words.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ENGINES: Final = frozenset({"docker", "podman"})
 _AMD_DEVICES: Final = ("/dev/dri", "/dev/kfd")
 _IMEX: Final = "/dev/nvidia-caps-imex-channels"
 _IMEX_CHANNEL: Final = f"{_IMEX}/channel0"
-# Ray hands out HIP_VISIBLE_DEVICES itself and refuses to start where another one disagrees with it
+# Ray sets HIP_VISIBLE_DEVICES itself, and refuses to start where one of these variables disagrees with it
 AMD_VISIBILITY: Final = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 CACHE: Final = "/var/cache/rlk-repro"
-"""Where Apptainer's containers see a folder of their node."""
+"""The path at which Apptainer's containers see a folder of their node."""
 _CACHES: Final = (
     "CUDA_CACHE_PATH",
     "FLASHINFER_WORKSPACE_BASE",
@@ -42,7 +42,7 @@ _PREPEND: Final = 'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; exec "$@"'
 
 @dataclass(frozen=True, kw_only=True)
 class Bind:
-    """A mount with both of its paths."""
+    """A mount with its two paths."""
 
     source: str
     target: str
@@ -54,24 +54,24 @@ def container_settings(plan: Plan) -> ContainerSettings:
 
 
 def find_runtime(plan: Plan) -> str:
-    """The profile's; ``host`` where the stack is made for what the nodes have, which ``find_remarks`` says."""
+    """Return the profile's runtime; ``host`` where the stack is for the nodes' own software (see ``find_remarks``)."""
     return container_settings(plan).runtime if plan.stack.images or plan.stack.unpublished else "host"
 
 
 def find_python(plan: Plan) -> str:
-    """The interpreter that starts the agent: where no container starts, the nodes' own."""
+    """Return the interpreter that starts the agent; without a container it is the nodes' own."""
     settings = container_settings(plan)
     nodes = host_python(settings) if find_runtime(plan) == "host" else None
     return nodes or settings.python
 
 
 def host_python(settings: ContainerSettings) -> str | None:
-    """What runs on a node where no container starts; None where the profile does not say."""
+    """Return the interpreter of a node without a container; None where the profile names none."""
     return settings.host_python or (settings.python if settings.runtime == "host" else None)
 
 
 def find_remarks(plan: Plan) -> tuple[str, ...]:
-    """What is taken that the profile does not say."""
+    """Return the choices that the profile does not make."""
     wanted, stack = container_settings(plan).runtime, plan.stack.stack
     if wanted != find_runtime(plan):
         return (f"stack {stack} has no images: the Python of the nodes runs, not {wanted}",)
@@ -79,7 +79,7 @@ def find_remarks(plan: Plan) -> tuple[str, ...]:
 
 
 def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
-    """Find what this runtime cannot start, or values that it cannot take."""
+    """Find what this runtime cannot start, and values that it cannot take."""
     runtime = find_runtime(plan)
     where = f"profile {plan.profile.profile}: container"
     if runtime == "host":
@@ -100,11 +100,9 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
 
 
 def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
-    """The run directory, what was prepared, the profile's, the package where the profile names it; devices that pyxis
-    leaves out.
-    """
+    """List the mounts: run directory, prepared files, the profile's, its package, and devices that pyxis leaves out."""
     settings = container_settings(plan)
-    binds = [_bind(str(run_dir.root.absolute()))]  # ours, whatever it is called
+    binds = [_bind(str(run_dir.root.absolute()))]  # the run directory is mounted whatever its name is
     binds += [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only)
               for item in settings.mounts]  # fmt: skip
     if plan.run.workload.needs_prepared:
@@ -118,12 +116,12 @@ def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
 
 
 def list_fabric(plan: Plan) -> tuple[str, ...]:
-    """Devices of the network between the nodes; the script passes on those that the node has."""
+    """List devices of the network between nodes; the script passes on those that the node has."""
     return container_settings(plan).fabric if plan.layout.num_nodes > 1 else ()
 
 
 def list_pyxis_mounts(plan: Plan, run_dir: RunDir) -> str:
-    """One option of srun holds them all."""
+    """Return all mounts as one option of srun."""
     binds = list_binds(plan, run_dir)
     return ",".join(f"{bind.source}:{bind.target}{':ro' * bind.is_read_only}" for bind in binds)
 
@@ -133,18 +131,18 @@ def _bind(path: str, *, is_read_only: bool = False) -> Bind:
 
 
 def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
-    """Between the runtime's command and the image; of ``srun`` for pyxis, none for the host."""
+    """List options between the runtime's command and the image (for pyxis: of ``srun``); the host needs none."""
     make = _OPTIONS.get(find_runtime(plan))
     return [] if make is None else [*make(plan, run_dir), *container_settings(plan).extra]
 
 
 def _find_image(plan: Plan) -> Image | None:
-    """What the nodes start: no image where the runtime is the host's, although the stack has one."""
+    """Return the image that the nodes start; None for runtime host, even if the stack has an image."""
     return None if find_runtime(plan) == "host" else shown_image(plan)
 
 
 def make_import(plan: Plan) -> Import | None:
-    """None for runtimes that keep images themselves."""
+    """Return how an image is imported; None for runtimes that store images themselves."""
     image, folder = _find_image(plan), container_settings(plan).image_dir
     if image is None or folder is None:
         return None
@@ -157,10 +155,10 @@ def make_image_name(plan: Plan) -> str:
 
 
 def list_entry(plan: Plan) -> list[str]:
-    """Words that stand before Python on every node, inside the container where there is one.
+    """List the words before Python on every node, inside the container where there is one.
 
-    They take out what Slurm sets for AMD GPUs where the whole node is ours anyhow, say which image this is, and put the
-    profile's package first on the path of Python, keeping what the image has there.
+    They remove Slurm's variables for AMD GPUs where the job owns the whole node.  They name the image.  They put the
+    profile's package first on Python's path and keep the image's path.
     """
     words = ["env"]
     if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
@@ -215,7 +213,7 @@ def _apptainer_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from _engine_options(plan, run_dir)
-    yield "--pids-limit=-1"  # podman's own, 2048, counts threads: Ray on a node of 100 cores has more
+    yield "--pids-limit=-1"  # podman's default of 2048 counts threads; Ray on a node with 100 cores has more
     yield "--security-opt=label=disable"
     for bind in list_binds(plan, run_dir):
         yield f"--volume={bind.source}:{bind.target}{':ro' * bind.is_read_only}"
@@ -231,7 +229,10 @@ def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from _engine_options(plan, run_dir)
-    yield from ("--env=HOME=/tmp", "--env=USER=rlk-repro")  # who submitted has neither in the image
+    yield from (
+        "--env=HOME=/tmp",
+        "--env=USER=rlk-repro",
+    )  # the image knows neither home nor name of the submitting user
     for bind in list_binds(plan, run_dir):
         yield f"--mount={_mount_fields(bind, 'target', 'readonly')}"
     match plan.hardware.platform:
@@ -245,9 +246,9 @@ def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 
 def _engine_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
-    """The node's own network and shared memory, which Ray and NCCL need; its own process ids end with the container.
+    """Yield the engine's options: the node's network and shared memory (Ray and NCCL need them), own process ids.
 
-    No capability and no way to get one: nothing of a run needs any.
+    The container gets no capability and no way to gain one, because a run needs none.
     """
     yield from ("--rm", "--network=host", "--ipc=host", "--entrypoint=")
     yield from ("--cap-drop=ALL", "--security-opt=no-new-privileges")
@@ -266,7 +267,7 @@ _OPTIONS: Final[Mapping[str, Callable[[Plan, RunDir], Iterator[str]]]] = {
 
 
 def _mount_fields(bind: Bind, target: str, read_only: str) -> str:
-    """One line of comma-separated values, quoted as such, which is how the engines take mounts apart."""
+    """Return one mount as a line of quoted comma-separated values, which is how the engines parse it."""
     fields = ["type=bind", f"source={bind.source}", f"{target}={bind.target}"]
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow([*fields, read_only] if bind.is_read_only else fields)

@@ -1,4 +1,4 @@
-"""What would fail with a profile on this cluster, and why.  Pure: findings from what the cluster said."""
+"""Judge what would fail with a profile on this cluster, and why.  Pure: findings from the cluster's answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_FOR_JOBS: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  (looked at
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a run asks for; ten minutes on one node, with a GPU where the hardware has any, where no run is named."""
+    """The needs of a run.  Without a named run: 10 minutes on one node, with a GPU where the hardware has GPUs."""
 
     num_nodes: int = 1
     gpus_per_node: int = 0
@@ -29,7 +29,7 @@ class Needs:
 
 @dataclass(frozen=True, kw_only=True)
 class UserHere:
-    """What this machine can tell: variables that are set, and for paths the type of their file system."""
+    """Facts of this machine: the variables that are set, and the file system type of paths."""
 
     variables: frozenset[str]
     existing: Mapping[str, bool]
@@ -69,7 +69,9 @@ def _judge_partition(
     if not any(pool.is_up for pool in pools):
         yield Finding(Level.BLOCKING, where, "a partition that is up", f"{name} is not up")
     if name not in site.visible:
-        yield Finding(Level.WARNING, where, f"one that sinfo shows you: {', '.join(sorted(site.visible))}", name)
+        yield Finding(
+            Level.WARNING, where, f"a partition that sinfo shows you: {', '.join(sorted(site.visible))}", name
+        )
     num_nodes = sum(pool.num_nodes for pool in pools)
     num_usable = sum(pool.num_nodes for pool in pools if pool.is_usable)
     if num_nodes < needs.num_nodes:
@@ -108,7 +110,7 @@ def _judge_gpus(
 
 
 def _judge_hardware(profile: Profile, pools: Sequence[Pool], hardware: Mapping[str, Hardware]) -> Iterator[Finding]:
-    """What GRES and features say of the GPUs is what the profile's hardware is."""
+    """Check that the GPUs in GRES and features are those of the profile's hardware."""
     model = hardware.get(profile.hardware or "")
     if model is None or model.gpus_per_node == 0:
         return
@@ -157,7 +159,7 @@ def _judge_topology(settings: SlurmSettings, site: SlurmSite, needs: Needs) -> I
 
 
 def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHere) -> Iterator[Finding]:
-    """Nodes may have what this machine lacks, but for pyxis: srun itself must know its options."""
+    """Check the container settings.  Nodes may have tools that this machine lacks; only pyxis must be here too."""
     runtime = settings.runtime
     if runtime == "pyxis" and runtime not in site.runtimes:
         yield Finding(
@@ -181,7 +183,7 @@ def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHer
 
 
 def list_paths(profile: Profile) -> list[str]:
-    """Files and folders that a profile expects on the nodes, but for devices, which only nodes have."""
+    """List files and folders that a profile expects on the nodes, without devices, which only nodes have."""
     settings = profile.container or ContainerSettings()
     python = host_python(settings)
     interpreter = [python] if python is not None and python.startswith("/") else []
@@ -197,7 +199,7 @@ def _judge_env(profile: Profile, here: UserHere) -> Iterator[Finding]:
 
 
 def _judge_runs_root(here: UserHere) -> Iterator[Finding]:
-    """The job writes its records to the run directory from the nodes."""
+    """Check the run directory's file system: the job writes its records there from the nodes."""
     expected = "a file system that the nodes share (set RLK_REPRO_RUNS)"
     if str(here.runs_root).startswith(tuple(f"{folder}/" for folder in NOT_FOR_JOBS)):
         yield Finding(Level.WARNING, "run directories", expected, "a folder for temporary files")

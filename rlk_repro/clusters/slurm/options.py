@@ -1,4 +1,4 @@
-"""What sbatch is asked for: the options of a plan, a site and a run, in one order."""
+"""List the options of sbatch that a plan, a site and a run need, in one order."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def slurm_settings(plan: Plan) -> SlurmSettings:
 
 
 def time_limit_min(plan: Plan) -> int:
-    """The job's ``--time``: what the trials take and what surrounds them, at most what the partition takes."""
+    """Return the job's ``--time``: trials and the work around them, at most the partition's limit."""
     needed_min, most_min = _surround(plan, _trials_min(plan)), slurm_settings(plan).max_time_min
     return math.ceil(needed_min if most_min is None else min(needed_min, most_min))
 
 
 def find_max_jobs(plan: Plan) -> int:
-    """How often the job may start where it goes on after its time limit: every time brings in a pair or rollouts."""
+    """Return how often a job may restart after its time limit: each start finishes a pair or rollouts."""
     is_enough = time_limit_min(plan) >= _surround(plan, plan.all_limits_min)
     return 1 if is_enough or not slurm_settings(plan).requeue else len(plan.groups()) + plan.num_stores
 
 
 def _surround(plan: Plan, trials_min: float) -> float:
-    """The time of the trials and of all that is around them."""
+    """Return the time of the trials plus all work around them."""
     return trials_min + SURROUNDINGS_MIN + slurm_settings(plan).stop_before_s / 60
 
 
 def _trials_min(plan: Plan) -> float:
-    """1.5 times their estimate where the job can go on after its limit, else the limits of all of them."""
+    """Return 1.5 times the estimated time where the job can go on after its limit, else the sum of all limits."""
     expected_min = plan.expected_minutes()
     if expected_min is None or not slurm_settings(plan).requeue:
         return plan.all_limits_min
@@ -74,7 +74,7 @@ def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
 
 
 def list_options(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> list[str]:
-    """Sorted, then those that the site adds."""
+    """Return sorted options, followed by the site's own."""
     settings, layout = slurm_settings(plan), plan.layout
     values: dict[str, str | int | None] = {
         "account": settings.account,
@@ -108,14 +108,14 @@ def list_options(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> list[str]
 
 
 def find_segment(num_nodes: int, block_size: int | None) -> int | None:
-    """Nodes that must share an NVLink domain: the greatest divisor of all nodes that fits into one."""
+    """Return how many nodes must share an NVLink domain: the greatest divisor of all nodes that fits into one."""
     if block_size is None or num_nodes == 1:
         return None
     return max(size for size in range(1, min(num_nodes, block_size) + 1) if num_nodes % size == 0)
 
 
 def list_secrets(plan: Plan) -> list[str]:
-    """Variables of the submitting shell that the profile names; their values stand nowhere."""
+    """List variables of the submitting shell that the profile names; their values are written nowhere."""
     return sorted({value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)})
 
 
@@ -129,6 +129,6 @@ def _make_gres(plan: Plan) -> str | None:
 
 
 def _make_comment(plan: Plan, run_dir: RunDir) -> str:
-    """On one line, whatever the folder is called: accounting shows it, and nothing reads it back."""
+    """Make a comment of one line for any folder name.  Accounting shows it, and no program reads it."""
     run_id = "".join(char if char.isprintable() else "?" for char in run_dir.run_id)
     return f"rlk-repro {run_id} plan {plan.plan_hash[:_SHORT_HASH]}"

@@ -1,4 +1,4 @@
-"""A first profile for a Slurm cluster: what the cluster says, the likeliest choice elsewhere, and what to look at."""
+"""Propose a first profile for Slurm: the cluster's facts, otherwise the likeliest choice, and remarks to check."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlk_repro.clusters.profiles import Ask, Proposal, find_hardware, make_name
 from rlk_repro.clusters.slurm.site import Pool, SlurmSite
 from rlk_repro.spec import Hardware
 
-# the first that is there: pyxis starts its container inside srun, docker leaves files of root
+# the first available one: pyxis starts its container inside srun; docker leaves files that root owns
 PREFERENCE: Final = ("pyxis", "apptainer", "podman", "docker")
 IMPORTING: Final = ("pyxis", "apptainer")
 
 
 def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Path, ask: Ask) -> Proposal:
-    """``images`` is a folder that nodes and this machine share, for imported images."""
+    """Propose a profile; ``images`` is a folder shared by nodes and this machine, for imported images."""
     partition = _choose_partition(site, ask)
     pools = site.pools_of(partition)
     remarks: list[str] = []

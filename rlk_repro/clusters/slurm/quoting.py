@@ -1,4 +1,4 @@
-"""The one filter through which every value of a template goes.  A value of another type than these is a bug."""
+"""Quote every value of a template.  A value of a type that this module does not know is a bug."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 @dataclass(frozen=True)
 class Directive:
-    """One option of an ``#SBATCH`` line, whose syntax is sbatch's own and not the shell's."""
+    """One option of an ``#SBATCH`` line, which has sbatch's own syntax, not the shell's."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ShellLine:
-    """A line that its author wrote for the shell; the only thing that is not quoted."""
+    """A line that its author wrote for the shell.  No other value stays unquoted."""
 
     text: str
 
 
 def quote(value: Any) -> str:
-    """One value as the template's text: text and lists of texts as shell words, the rest by its type.
+    """Quote one value: texts and lists of texts as shell words, other values by their type.
 
     Raises:
         TypeError: a value of an unexpected type.
@@ -50,10 +50,10 @@ def quote(value: Any) -> str:
 
 
 def quote_directive(text: str) -> str:
-    """``--name=value`` as sbatch reads it back: in double quotes a backslash keeps the next character as it is.
+    """Return ``--name=value`` as sbatch reads it: in double quotes a backslash keeps the next character unchanged.
 
     Raises:
-        ValueError: a line feed, which no quoting gets into a comment line.
+        ValueError: the text holds a line feed, which no quoting can put into a comment line.
     """
     if "\n" in text or "\0" in text:
         raise ValueError(f"not one line: {text!r}")
@@ -69,7 +69,7 @@ def _quote_part(text: str) -> str:
 
 
 def _quote_word(value: Any) -> str:
-    """Like shlex, but commas too: in an array they look like a slip to a reader and to shellcheck."""
+    """Quote like shlex, and commas too: in an array a comma looks like a mistake to a reader and to shellcheck."""
     if not isinstance(value, str):
         raise TypeError(f"not a word: {value!r}")
     return f"'{value}'" if "," in value and "'" not in value else shlex.quote(value)

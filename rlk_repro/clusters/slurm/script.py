@@ -1,4 +1,4 @@
-"""Fills the templates of ``slurm/templates`` with the values of one plan."""
+"""Fill the templates of ``slurm/templates`` with the values of one plan."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 SCRIPT: Final = "job.sbatch"
-"""Name of the script in the run directory's ``job/``."""
+"""The name of the script in the run directory's ``job/``."""
 
-# a task gets all cores of its node, however few tasks there are
+# a task gets all cores of its node, even if there is only one task
 _SRUN_OPTIONS: Final = ("--ntasks-per-node=1", "--cpu-bind=none")
 
 
 def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> str:
     """Render the script; equal inputs give equal text.
 
-    It holds every option of sbatch but those with a path, which may hold a line feed: ``sbatch_command`` has them.
-    ``nodes`` asks for exactly these (``replay --same-nodes``).  SIGTERM to the batch shell alone
-    (``scancel --batch --signal=TERM``) lets the agents record and pack; what Slurm's tools print goes to
+    The script has every option of sbatch except those with a path: a path may hold a line feed, so ``sbatch_command``
+    has them.  ``nodes`` asks for exactly these nodes (``replay --same-nodes``).  SIGTERM to the batch shell alone
+    (``scancel --batch --signal=TERM``) lets the agents record and pack.  Output of Slurm's tools goes to
     ``run_dir.job_output(job_id)``.  The exit code is the highest of the agents'.
 
     Raises:
-        SpecError: values that Slurm or the container runtime cannot be told, or a stack without an image for this
-            hardware where the runtime needs one.
+        SpecError: Slurm or the container runtime cannot take a value, or the stack has no image for this hardware where
+            the runtime needs one.
     """
     problems = [*find_option_problems(plan, nodes), *find_container_problems(plan, run_dir)]
     if problems:
@@ -59,7 +59,7 @@ def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> 
 
 
 def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
-    """sbatch with the options that hold paths: ``--chdir``, ``--output`` and the script's own."""
+    """Return sbatch with the options that hold paths: ``--chdir``, ``--output`` and the script's path."""
     absolute = RunDir(run_dir.root.absolute())
     return (
         "sbatch",
@@ -71,7 +71,7 @@ def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
 
 
 def _escape_folder(folder: str) -> str:
-    """Escape a file name for Slurm: ``%%`` for a per cent sign; a backslash quotes, and any turns all of ``%`` off."""
+    """Escape a file name for Slurm: write ``%%`` for a per cent sign; a backslash in the name switches ``%`` off."""
     return folder.replace("\\", "\\\\") if "\\" in folder else folder.replace("%", "%%")
 
 

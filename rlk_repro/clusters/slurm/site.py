@@ -1,7 +1,7 @@
-"""Facts of a Slurm cluster: partitions, GPUs, limits, topology, accounts, container tools.
+"""Read a Slurm cluster's facts: partitions, GPUs, limits, topology, accounts, container tools.
 
-Read from fixed fields only.  What a question does not answer is None or empty; why is no matter here, as a profile can
-be written by hand.
+Only fixed fields are read.  A fact without an answer is None or empty; the reason does not matter here, because a
+profile can be written by hand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlk_repro.clusters.slurm.client import (
 )
 
 POOL_FIELDS: Final = "%P|%a|%l|%D|%T|%G|%f"
-# marks that sinfo puts behind a state: not responding, powered down, to be rebooted, …
+# marks that sinfo writes after a state: not responding, powered down, to be rebooted, …
 STATE_MARKS: Final = "*~#!%$@^-+"
 UNUSABLE: Final = frozenset(
     {"down", "drained", "draining", "fail", "failing", "maint", "unknown", "inval", "future", "error", "blocked"}
@@ -48,7 +48,7 @@ class Gpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Nodes of one partition that are alike; ``max_time_min`` is None where there is no limit."""
+    """A group of equal nodes in one partition; ``max_time_min`` is None where time is not limited."""
 
     partition: str
     is_default: bool
@@ -70,7 +70,7 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True)
 class Association:
-    """An account that this user may charge, and where."""
+    """An account that this user may charge, and the place where it is valid."""
 
     account: str
     partition: str
@@ -79,7 +79,7 @@ class Association:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSite:
-    """One cluster, as its clients on this machine describe it; partitions that are not ``visible`` may refuse us."""
+    """The facts of one cluster.  A partition that is not in ``visible`` may refuse this user."""
 
     cluster: str
     version: str
@@ -109,7 +109,7 @@ class SlurmSite:
 
 
 def probe_site() -> SlurmSite:
-    """Ask the cluster of this machine; some dozen short questions.
+    """Ask this machine's cluster about a dozen short questions.
 
     Raises:
         EnvironmentMissing: no Slurm answers here.
@@ -134,7 +134,7 @@ def probe_site() -> SlurmSite:
 
 
 def parse_pools(text: str) -> Iterator[Pool]:
-    """Rows of ``sinfo`` in POOL_FIELDS; the default partition's name ends in ``*``."""
+    """Read rows of ``sinfo`` in POOL_FIELDS; the default partition's name ends in ``*``."""
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
         if len(fields) != POOL_FIELDS.count("|") + 1 or not fields[3].isdigit():
@@ -153,7 +153,7 @@ def parse_pools(text: str) -> Iterator[Pool]:
 
 
 def parse_gres(text: str) -> Iterator[Gpus]:
-    """``gpu:nvidia_h200:8(S:0-1),gpu:a100:2,shard:4``; the socket list may itself hold commas."""
+    """Read ``gpu:nvidia_h200:8(S:0-1),gpu:a100:2,shard:4``; the list of sockets may hold commas."""
     for item in re.split(r",(?![^(]*\))", text):
         match = _GRES.fullmatch(item.strip())
         if match is not None:
@@ -161,7 +161,7 @@ def parse_gres(text: str) -> Iterator[Gpus]:
 
 
 def parse_time_min(text: str) -> float | None:
-    """Minutes in ``1-00:00:00`` or ``10:00``; None for ``infinite`` and the like."""
+    """Read minutes from ``1-00:00:00`` or ``10:00``; None for ``infinite`` and similar words."""
     match = _TIME.fullmatch(text)
     if match is None:
         return None
@@ -170,7 +170,7 @@ def parse_time_min(text: str) -> float | None:
 
 
 def parse_block_size(text: str) -> int | None:
-    """The smallest block of a block topology, in nodes; None on any other."""
+    """Return the smallest block of a block topology, in nodes; None for another topology."""
     sizes = [int(size) for size in re.findall(r"^BlockName=.*\bBlockSize=(\d+)", text, re.MULTILINE)]
     return min(sizes, default=None)
 
@@ -191,7 +191,7 @@ def find_runtimes(srun_help: str) -> frozenset[str]:
 def _ask_associations() -> Iterator[Association]:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name
+    except (KeyError, OSError):  # the user id has no name
         return
     fields = "format=account,partition,qos"
     yield from parse_associations(
@@ -200,7 +200,7 @@ def _ask_associations() -> Iterator[Association]:
 
 
 def _ask(*argv: str) -> str:
-    """A tool's answer; empty where it refuses or is not installed."""
+    """Return a tool's output; empty where it refuses or is not installed."""
     try:
         done = run_client(*argv)
     except EnvironmentMissing:

@@ -1,6 +1,6 @@
-"""What is answered inside a pod to who may run commands there: facts, blocks of two kinds of files, one wish.
+"""Answer commands inside a pod: facts, blocks of two kinds of files, and one request to stop.
 
-Each answer is a short process of its own, run by ``kubectl exec``: the pod listens on no port.
+``kubectl exec`` runs each answer as a short process of its own, so the pod listens on no port.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlk_repro.rundir.state import read_state
 
 
 def read_facts(run_dir: RunDir, environ: Mapping[str, str]) -> Facts:
-    """Raises CheckFailed where the pod's first process has not reported yet."""
+    """Read the pod's facts; raise CheckFailed where its first process has not reported yet."""
     note = _require_note(run_dir, environ)
     state = read_state(run_dir)
     return Facts(
@@ -33,10 +33,10 @@ def read_facts(run_dir: RunDir, environ: Mapping[str, str]) -> Facts:
 
 
 def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
-    """The bytes with their checksum; fewer than asked for where the file ends.
+    """Return the bytes with their checksum; fewer bytes than requested where the file ends.
 
     Raises:
-        CheckFailed: no such file is shown, or not so much of it at once.
+        CheckFailed: the pod does not show this file, or not so many bytes at once.
     """
     trial = what.removeprefix(f"{TRIALS}/") if what.startswith(f"{TRIALS}/") else ""
     path = _find_file(run_dir, what, trial)
@@ -55,7 +55,7 @@ def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
 
 
 def ask_to_stop(run_dir: RunDir, environ: Mapping[str, str]) -> bool:
-    """Send SIGTERM to the pod's first process, as the kubelet does; False where it has ended."""
+    """Send SIGTERM to the pod's first process, as the kubelet does; return False where that process has ended."""
     return proc.signal_process(_require_note(run_dir, environ).pid, signal.SIGTERM)
 
 

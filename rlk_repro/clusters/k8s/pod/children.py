@@ -1,4 +1,4 @@
-"""The processes that a pod's first process starts: Ray where KubeRay brings it, and the node agent."""
+"""Start the child processes of a pod's first process: Ray where KubeRay brings it, and the node agent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _STDERR: Final = 2
 
 
 def start_ray(environ: Mapping[str, str]) -> Guarded:
-    """What KubeRay would have run in this container, word by word.
+    """Start Ray by the exact command that KubeRay would have run in this container.
 
     Raises:
-        EnvironmentMissing: KubeRay left no command or no token, or Ray is too old for one.
+        EnvironmentMissing: KubeRay left no command or no token, or Ray is too old for a token.
     """
     require_tokens()
     command = environ.get(RAY_COMMAND)

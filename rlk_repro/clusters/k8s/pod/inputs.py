@@ -1,4 +1,4 @@
-"""Brings the staged files into the run directory: once, and again where the same run is resumed."""
+"""Copy the staged files into the run directory: once, and again where the same run is resumed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlk_repro.rundir.paths import RunDir
 
 
 def bring_in(run_dir: RunDir, inputs: Path) -> None:
-    """Copy the staged files; existing files of the author and an existing plan stay unchanged.
+    """Copy the staged files.  Existing files of the author and an existing plan stay unchanged.
 
     Raises:
         EnvironmentMissing: the results volume cannot be written, or the plan is missing.
@@ -20,7 +20,7 @@ def bring_in(run_dir: RunDir, inputs: Path) -> None:
         run_dir.root.mkdir(parents=True, exist_ok=True)
         for source in sorted(inputs.rglob("*")):
             name = source.relative_to(inputs)
-            # what the kubelet keeps beside the files: folders of versions, named with two dots
+            # the kubelet also keeps folders of versions beside the files; their names begin with two dots
             if source.is_file() and not any(part.startswith("..") for part in name.parts):
                 write_bytes(run_dir.root / name, source.read_bytes())
         for earlier in (run_dir.state, run_dir.bundle, run_dir.pod_end, run_dir.pod_note, run_dir.pod_read):

@@ -1,6 +1,6 @@
-"""What the pod's first process, and those who read its logs, leave word of in the run directory.
+"""Keep notes in the run directory: those of the pod's first process, and those of readers of its logs.
 
-The commands that answer inside the pod are processes of their own: they know what lies in files.
+The commands that answer inside the pod are separate processes, so they exchange information by files.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rlk_repro.rundir.paths import RunDir
 
 SCHEMA: Final = 1
 UID_VARIABLE: Final = "RLK_REPRO_POD_UID"
-# who has not asked for so long does not follow
+# a reader that has not asked for 30 s no longer follows
 FOLLOWER_S: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """``pod`` is the unique id of the pod whose first process is ``pid``; ``failure`` why there will be no bundle."""
+    """The note of a pod's first process: ``pod`` is the pod's unique id, ``failure`` why there will be no bundle."""
 
     pod: str
     pid: int
@@ -36,7 +36,7 @@ class Note:
 
 
 class Notes:
-    """The first process's side: each change is written at once."""
+    """The writer of the first process's note; each change is written at once."""
 
     def __init__(self, run_dir: RunDir, environ: Mapping[str, str]) -> None:
         self._run_dir = run_dir
@@ -44,7 +44,7 @@ class Notes:
         self._note = Note(pod=environ.get(UID_VARIABLE, ""), pid=os.getpid())
 
     def write(self, **changes: Any) -> None:
-        """Raises EnvironmentMissing where the run directory cannot be written."""
+        """Change the note; raise EnvironmentMissing where the run directory cannot be written."""
         self._note = dataclasses.replace(self._note, **changes)
         if self._note == self._told:
             return
@@ -52,14 +52,14 @@ class Notes:
         self._told = self._note
 
     def write_bundle(self) -> None:
-        """How long the bundle is and what it sums to, where there is one; raises as ``write``."""
+        """Note size and checksum of the bundle, if there is one; raise as ``write`` does."""
         path = self._run_dir.bundle
         if path.is_file():
             self.write(waits_for="", bundle_bytes=path.stat().st_size, bundle_sha256=sha256_file(path))
 
 
 def read_note(run_dir: RunDir, environ: Mapping[str, str]) -> Note | None:
-    """The word of this pod's first process; None where only an earlier pod left one."""
+    """Read the note of this pod's first process; None where only an earlier pod left a note."""
     try:
         value: dict[str, Any] = load_json(run_dir.pod_note, schema=SCHEMA)
         note = Note(**{key: value[key] for key in Note.__dataclass_fields__})
@@ -77,7 +77,7 @@ def list_logs(run_dir: RunDir) -> tuple[TrialLog, ...]:
 
 
 def note_log_read(run_dir: RunDir, trial: str, end: int) -> None:
-    """Somebody has read this trial's log up to there."""
+    """Note that a reader has read this trial's log up to ``end``."""
     seen = _read_seen(run_dir)[1]
     seen = {**seen, trial: max(end, seen.get(trial, 0))}
     write_json(run_dir.pod_read, {"schema": SCHEMA, "at": time.time(), "seen": seen}, is_durable=False)

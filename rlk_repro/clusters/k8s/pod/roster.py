@@ -1,8 +1,8 @@
-"""How the pods of one job find each other: by files in the run directory, which all of them see.
+"""Find the pods of one job by files in the run directory, which all of them see.
 
-A pod's name is not known before it runs, and an earlier attempt leaves files of its own.  So a pod that wants to take
-part keeps changing its file, the leader counts those that change, and a follower believes only a roster that holds the
-unique id of its own pod.
+A pod's name is not known before it runs, and an earlier attempt leaves its own files.  Each pod therefore changes its
+file again and again.  The leader counts the files that change.  A follower accepts only a roster that holds the unique
+id of its own pod.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PodSeat:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """Who takes part.  The leader's node comes first, the others in their natural order."""
+    """The members of a job.  The leader's node comes first; the others follow in natural order."""
 
     allocation: str
     nodes: tuple[str, ...]
@@ -44,7 +44,7 @@ class Roster:
 
 
 def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool]) -> Roster | None:
-    """Ask to take part until a roster names this pod; None when asked to stop."""
+    """Ask to take part until a roster names this pod; return None on a request to stop."""
     path = run_dir.pod_join(seat.pod)
     try:
         with Pulse(path, BEAT_S, dump_json_line({"schema": SCHEMA, **asdict(seat)})):
@@ -59,7 +59,7 @@ def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool]) -> Roste
 
 
 class Gathering:
-    """The leader's side: counts the pods that keep asking."""
+    """Count, for the leader, the pods that keep asking to take part."""
 
     def __init__(self, run_dir: RunDir, leader: PodSeat, num_nodes: int) -> None:
         self._run_dir = run_dir
@@ -73,7 +73,7 @@ class Gathering:
         return self._num_missing - len(self._seats)
 
     def look(self) -> Roster | None:
-        """The roster, written, once everybody is there."""
+        """Write and return the roster once all pods are there; None before that."""
         for path in self._run_dir.pod_joins():
             self._see(path)
         if self.num_missing > 0:
@@ -106,7 +106,7 @@ def read_roster(run_dir: RunDir) -> Roster | None:
 
 
 def _read_seat(path: Path) -> PodSeat | None:
-    """Read whose file it is; None where it vanished or is not a seat file."""
+    """Read a seat file; None where it vanished or holds no seat."""
     try:
         text = read_limited(path, MAX_SEAT_BYTES).partition(b"\n")[2]
         value = parse_json(str(path), text, schema=SCHEMA)
@@ -116,5 +116,5 @@ def _read_seat(path: Path) -> PodSeat | None:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """``node-2`` before ``node-10``."""
+    """Return a sort key that puts ``node-2`` before ``node-10``."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]

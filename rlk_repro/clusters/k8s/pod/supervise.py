@@ -1,4 +1,4 @@
-"""What the first process of a pod does, leader, follower or collector, until its work is done or it is asked to end."""
+"""Run the first process of a pod (leader, follower or collector) until its work is done or it is asked to end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RAY_PORT: Final = 6379
 
 @dataclass(frozen=True, kw_only=True)
 class Duty:
-    """What the pod's command says; ``hold_s`` keeps the pod after the end."""
+    """The content of the pod's command; the pod stays for ``hold_s`` seconds after the end."""
 
     run_dir: RunDir
     inputs: Path
@@ -42,11 +42,11 @@ class Duty:
 
 
 def lead(duty: Duty, environ: Mapping[str, str]) -> int:
-    """The leading pod: the agent's exit code, told to the waiting entrypoint as well."""
+    """Run the leading pod; return the agent's exit code, which the waiting entrypoint gets as well."""
     stop = Stop()
     run_dir = duty.run_dir
     with stop.installed():
-        if run_dir.is_sealed:  # started again after its end
+        if run_dir.is_sealed:  # the kubelet started this container again after its end
             return _tell_end(run_dir, 0)
         bring_in(run_dir, duty.inputs)
         notes = Notes(run_dir, environ)
@@ -54,7 +54,7 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
         ray = start_ray(environ) if duty.is_kuberay else None
         try:
             code = _run_agent(duty, environ, stop, ray, notes)
-            with suppress(EnvironmentMissing):  # a full disk: a collector shows the bundle later
+            with suppress(EnvironmentMissing):  # the disk is full: a collector can show the bundle later
                 notes.write_bundle()
             _hold(duty, stop)
             _tell_end(run_dir, code)
@@ -83,7 +83,7 @@ def follow(duty: Duty, environ: Mapping[str, str]) -> int:
 
 
 def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
-    """The collector: packs what killed agents left, and shows the bundle until it is ended.
+    """Run the collector: pack what killed agents left, and show the bundle until a signal ends this process.
 
     Raises:
         EnvironmentMissing: no agent ever wrote anything, or nothing can be written.
@@ -105,17 +105,17 @@ def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
 
 
 def wait_for_end(run_dir: RunDir) -> int:
-    """The entrypoint of a RayJob: the exit code that the leading pod's agent had."""
+    """Run the entrypoint of a RayJob: wait, and return the exit code of the leading pod's agent."""
     while not run_dir.pod_end.is_file():
         time.sleep(LOOK_S)
     return int(load_json(run_dir.pod_end, schema=SCHEMA)["exit_code"])
 
 
 def find_seat(environ: Mapping[str, str]) -> PodSeat:
-    """Who this pod is, by the downward API.
+    """Read this pod's identity, which the downward API gives.
 
     Raises:
-        EnvironmentMissing: it was not started as one of ours.
+        EnvironmentMissing: the pod was not started by this tool.
     """
     names = ("RLK_REPRO_POD", UID_VARIABLE, "RLK_REPRO_NODE")
     missing = [name for name in names if not environ.get(name)]
@@ -133,13 +133,13 @@ def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Guarded 
     else:
         given = {ADDRESS_VARIABLE: f"127.0.0.1:{_RAY_PORT}"} if ray is not None else {}
         code = _wait_for(start_agent(duty.run_dir, seat.node, roster, {**environ, **given}), stop, ray)
-    if not duty.run_dir.bundle.is_file():  # it was killed, or never began
+    if not duty.run_dir.bundle.is_file():  # the agent was killed, or it never began
         _pack(duty.run_dir)
     return code
 
 
 def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes) -> Roster | None:
-    """Raises EnvironmentMissing where pods stay away."""
+    """Gather the pods; raise EnvironmentMissing where pods do not join in time."""
     gathering = Gathering(duty.run_dir, seat, duty.num_nodes)
     until = time.monotonic() + GATHER_S
     while (roster := gathering.look()) is None:
@@ -169,7 +169,7 @@ def _wait_for(agent: Guarded, stop: Stop, ray: Guarded | None) -> int:
 
 
 def _hold(duty: Duty, stop: Stop) -> None:
-    """Wait until the bundle is collected, because without a claim it is lost with the pod, and until logs are read."""
+    """Wait until the logs are read and the bundle is collected: without a claim it is lost with the pod."""
     if duty.hold_s:
         stop.wait(duty.hold_s)
     until = time.monotonic() + LAST_LINES_S
@@ -178,7 +178,7 @@ def _hold(duty: Duty, stop: Stop) -> None:
 
 
 def _stay_for_operator(stop: Stop, ray: Guarded | None) -> None:
-    """KubeRay ends its pods itself; one that ends by itself would be a failure to it."""
+    """Wait until KubeRay ends this pod.  KubeRay counts a pod that ends by itself as a failure."""
     while ray is not None and ray.code is None and not stop.wait(LOOK_S * 5):
         pass
 
@@ -189,7 +189,7 @@ def _tell_end(run_dir: RunDir, code: int) -> int:
 
 
 def _pack(run_dir: RunDir) -> str:
-    """Pack the run directory; returns why that failed, else an empty text."""
+    """Pack the run directory; return the reason of a failure, or an empty text."""
     try:
         pack(run_dir)
     except (RlkReproError, OSError) as error:
