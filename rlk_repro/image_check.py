@@ -1,7 +1,7 @@
-"""``python -m rlk_repro.image_check``: is this container the image that its record describes?
+"""Check whether this container is the image that its record describes: ``python -m rlk_repro.image_check``.
 
-The last step of an image's build runs this, and a node agent makes the same check at its start; it also works by hand.
-Exit 0: yes; 1: no; 3: this process does not run in an image of rlk-repro.
+The last step of an image's build runs this check, and a node agent runs it at its start.  A user can run it too.  Exit
+0: yes; 1: no; 3: this process does not run in an image of rlk-repro.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check(stack: Stack | None, platform: str | None) -> list[Finding]:
 
 
 def _check_own_package() -> Iterator[Finding]:
-    """Check our own package, file by file: RL-Kernel's newer generations install a command of the same name."""
+    """Check the package rlk_repro file by file: newer generations of RL-Kernel install a command of the same name."""
     try:
         distribution = metadata.distribution("rlk-repro")
     except metadata.PackageNotFoundError:

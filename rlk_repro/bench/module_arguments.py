@@ -31,7 +31,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m rlk_repro.bench.module", description=__doc__)
     parser.add_argument("--seed", type=int, default=1234, help="seed of all batches")
     parser.add_argument("--num-rollout", type=int, default=3, help="rollouts, each with its log lines")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda is also AMD's")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda also means AMD GPUs")
     parser.add_argument("--lead-ms", type=float, default=0.0, help="busy time of the device before each pass")
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1, help="ranks that share the vocabulary")
     for settings in (ModuleBatch, ModuleLoss):

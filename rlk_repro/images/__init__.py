@@ -1,1 +1,1 @@
-"""Container images: the record inside one, what is judged by it, archives, registries, and the commands about them."""
+"""Handle container images: the record inside an image, checks by it, archives, registries, and the commands."""

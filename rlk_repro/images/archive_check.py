@@ -1,4 +1,4 @@
-"""Judges an image as a file, without running it and without a GPU: digests, labels, record, kernels, the stack."""
+"""Judge an image in a file, without running it and without a GPU: digests, labels, record, kernels, the stack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VIME_HEAD = "vime/.git/HEAD"
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What was found in an image; ``digest`` is the one to pin: of the list where there is one."""
+    """The findings about an image; ``digest`` is the one to pin: the digest of the list, if there is a list."""
 
     digest: str
     platform: str
@@ -43,10 +43,10 @@ class Checked:
 
 
 def check_archive(path: Path, stack: Stack | None = None, platform: str | None = None) -> Checked:
-    """Check a layout; ``platform`` is a stack's (``cuda-arm64``).
+    """Check an image layout; ``platform`` is one of a stack (``cuda-arm64``).
 
     Raises:
-        BundleUnreadable: it holds no image.
+        BundleUnreadable: the layout holds no image.
     """
     layout = open_layout(path)
     image = load_image(layout, platform.rpartition("-")[2] if platform and "-" in platform else None)
@@ -73,7 +73,7 @@ def check_archive(path: Path, stack: Stack | None = None, platform: str | None =
 def judge_record(
     record: ImageRecord, labels: Mapping[str, str], stack: Stack | None, platform: str | None
 ) -> Iterator[Finding]:
-    """What a record and the labels around it can tell, wherever they were read."""
+    """Judge what a record and the labels around it show, wherever they were read."""
     yield from match_labels(record, labels)
     yield from check_sources(record)
     yield from check_kernels(record)
@@ -99,7 +99,7 @@ def _judge(
 
 
 def _match_files(record: ImageRecord, files: Mapping[str, FoundFile]) -> Iterator[Finding]:
-    """The record's facts against the files that they are of."""
+    """Compare the record's facts with the files that they describe."""
     kernels = record.code.get("rl_kernel")
     if isinstance(kernels, dict) and kernels.get("is_compiled") is True:
         found = [file.sha256 for path, file in files.items() if _is_extension(path)]
@@ -113,7 +113,7 @@ def _match_files(record: ImageRecord, files: Mapping[str, FoundFile]) -> Iterato
 
 
 def _find(layout: OciLayout, image: OciImage) -> dict[str, FoundFile]:
-    """Find record, git heads and extension: all are in layers that we added, so the base's layers stay packed."""
+    """Find record, git heads and extension.  All are in layers that our build adds, so base layers stay packed."""
 
     def is_enough(paths: set[str]) -> bool:
         return _RECORD in paths and any(map(_is_head, paths)) and any(map(_is_extension, paths))

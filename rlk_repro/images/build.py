@@ -1,6 +1,6 @@
-"""The command line that builds a stack's image from this checkout, and running it.
+"""Build a stack's image from this checkout: make the command line and run it.
 
-The build arguments are the stack's pins, our own commit and its time; nothing else enters.
+The build arguments are the stack's pins, this tool's commit and the commit's time; nothing else enters.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ CONTEXT: Final = (
     *("LICENSE", "README.md", "docker", "jobs", "k8s", "manifests", "pyproject.toml", "requirements", "rlk_repro"),
     *("slurm", "tools"),
 )
-"""What an image is built from; `.dockerignore` and the Dockerfiles say the same to the engine."""
+"""The files that an image is built from.  `.dockerignore` and the Dockerfiles repeat this list for the engine."""
 ENGINES: Final = ("docker", "buildah", "podman")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """One build: ``arguments`` by name, the Dockerfile, the name that the image gets."""
+    """One build: ``arguments`` by name, the Dockerfile, and the name of the image."""
 
     engine: str
     dockerfile: Path
@@ -44,7 +44,7 @@ class Build:
         epoch = self.arguments["SOURCE_DATE_EPOCH"]
         words = {
             "docker": ["docker", "build"],
-            # these two stamp every file of the new layers themselves; enroot asks for docker's format
+            # podman and buildah stamp every file of the new layers themselves; enroot needs docker's format
             "podman": ["podman", "build", "--format=docker", f"--timestamp={epoch}"],
             "buildah": ["buildah", "build", "--format=docker", f"--timestamp={epoch}"],
         }[self.engine]
@@ -57,11 +57,11 @@ class Build:
 def make_build(
     stack: Stack, platform: ImagePlatform | None, *, engine: str | None, tag: str | None, base: str | None
 ) -> Build:
-    """Fill in the arguments; ``base`` (``NAME@sha256:…``) stands in for one that the stack has no digest of.
+    """Fill in the arguments; ``base`` (``NAME@sha256:…``) replaces a base for which the stack has no digest.
 
     Raises:
         SpecError: the stack pins too little, or several images could be meant.
-        EnvironmentMissing: this is no checkout, or no engine is here.
+        EnvironmentMissing: this is not a checkout, or no container engine is installed here.
     """
     chosen = choose_platform(stack, list(stack.bases), platform, "base image")
     dockerfile = ROOT / "docker" / _dockerfile(stack, chosen)
@@ -77,7 +77,7 @@ def make_build(
 
 
 def make_arguments(stack: Stack, platform: ImagePlatform, base: str, digest: str) -> dict[str, str]:
-    """What every step of a build is told: the stack's pins, what they are put on, our own commit and its time."""
+    """Return the arguments of every build step: the stack's pins, the base, this tool's commit and its time."""
     commit, epoch = _own_commit()
     return {
         "BASE_NAME": base,
@@ -91,7 +91,7 @@ def make_arguments(stack: Stack, platform: ImagePlatform, base: str, digest: str
 
 
 def bake_variables(stack: Stack, base: str | None = None) -> dict[str, str]:
-    """What docker/docker-bake.hcl takes from the environment; ``base`` is that of the ROCm image."""
+    """Return the variables that docker/docker-bake.hcl reads; ``base`` is the base of the ROCm image."""
     bases = {str(name): item for name, item in stack.bases.items()}
     variables: dict[str, str] = {}
     for platform, prefix in (("cuda-amd64", "CUDA"), ("rocm-amd64", "ROCM")):
@@ -114,7 +114,7 @@ def _dockerfile(stack: Stack, platform: ImagePlatform) -> str:
 
 
 def _pin_arguments(stack: Stack) -> dict[str, str]:
-    """The build arguments that come from pins.
+    """Return the build arguments that come from pins.
 
     Raises:
         SpecError: the stack pins too little.
@@ -132,11 +132,11 @@ def _pin_arguments(stack: Stack) -> dict[str, str]:
 
 
 def run_build(build: Build) -> None:
-    """Run it, its output on standard error.
+    """Run the build; its output goes to standard error.
 
     Raises:
-        SpecError: our own files are not those of the commit that the image would name.
-        CheckFailed: the build failed; it has said why.
+        SpecError: this tool's files differ from the commit that the image would name.
+        CheckFailed: the build failed; its output gives the reason.
     """
     require_clean()
     code = proc.run_shown(build.argv, timeout_s=TIMEOUT_S, cwd=ROOT)
@@ -145,7 +145,7 @@ def run_build(build: Build) -> None:
 
 
 def require_clean() -> None:
-    """Refuse a checkout whose files are not those of the commit that the record would name."""
+    """Refuse a checkout whose files differ from the commit that the record would name."""
     changed = _git("status", "--porcelain", "--", *CONTEXT)
     if changed:
         raise SpecError(
@@ -171,7 +171,7 @@ def _base(stack: Stack, platform: ImagePlatform, given: str | None) -> tuple[str
 
 
 def _find_engine(name: str | None) -> str:
-    """The named one as it is (a dry run needs none), else the first that is here."""
+    """Return the named engine without a check (a dry run needs none), or else the first one found on PATH."""
     if name is not None:
         if name not in ENGINES:
             raise SpecError(Problem("--engine", "no such engine", got=name, expected=" or ".join(ENGINES)))

@@ -1,7 +1,7 @@
-"""A stack as a virtual environment for hosts without containers: packages, sources, kernels and record of its image.
+"""Create a stack's virtual environment for hosts without containers: packages, sources, kernels, its image's record.
 
-Every step is one of docker/Dockerfile.locked.  Finished steps are kept, so the same command continues a build that was
-interrupted.
+Every step is a step of docker/Dockerfile.locked.  Finished steps are kept, so the same command continues a build that
+was interrupted.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from rlk_repro.spec import ImagePlatform, Stack
 
 PYTHON: Final = "3.12"
 UNPACKED: Final = 2.6
-"""Times the download: what the packages take on disk."""
+"""The size of the packages on disk, as a multiple of their download."""
 STEPS: Final = ("inputs", "transformer-engine", "package", "sources", "rl-kernel", "imports", "record")
 KEPT: Final = ("transformer-engine", "sources", "rl-kernel")
-"""Steps that are not repeated while lock and pins stay: each takes minutes."""
+"""Steps that are not repeated while lock and pins stay the same: each takes minutes."""
 TIMEOUT_S: Final = 4 * 3600.0
 ARCHITECTURES: Final = "80 90 100"
 """GPU architectures, written as the argument of ``docker/Dockerfile.locked``."""
@@ -38,10 +38,10 @@ PIP: Final = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
 
 
 def create(stack: Stack, platform: str | None, folder: Path, *, bundle: Path | None = None) -> None:
-    """Create the environment, or go on with it; ``bundle`` is a folder that `export` wrote.
+    """Create the environment, or continue an interrupted build; ``bundle`` is a folder that `export` wrote.
 
     Raises:
-        RlkReproError: what is missing or is another one than the stack says.
+        RlkReproError: something is missing, or differs from the stack.
     """
     folder, bundle = folder.absolute(), bundle.absolute() if bundle else None
     chosen = choose_platform(stack, list(stack.locks), platform, "lock")
@@ -71,7 +71,7 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
             _say(f"{step}: done already")
             continue
         words = "compiling; MAX_JOBS bounds memory" if step in {"transformer-engine", "rl-kernel"} else "running"
-        # the checkout's own modules, of the commit that the record names
+        # the modules of this checkout, whose commit the record names
         argv = [str(_python(folder)), "-m", "tools.image_build", step]
         with _timed(step, words):
             _require(f"step {step}", _shown(argv, environ))
@@ -81,17 +81,17 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
 
 
 def check(folder: Path, stack: str | None, platform: str | None) -> int:
-    """Exit code of the environment's own check: 0 where it is what its record says, 1 where it differs.
+    """Return the exit code of the environment's own check: 0: it matches its record; 1: it differs.
 
-    The differences, and the reason of any other code, are printed to standard error.
+    Standard error shows the differences, and the reason for any other exit code.
 
     Raises:
-        EnvironmentMissing: no environment of a stack is in the folder.
+        EnvironmentMissing: the folder holds no environment of a stack.
     """
     folder = folder.absolute()
     _find_lock(folder)
     named = [*(["--stack", stack] if stack else []), *(["--platform", platform] if platform else [])]
-    # in the caller's folder, where a path of --stack begins
+    # runs in the caller's folder, because a relative path of --stack starts there
     argv = ["env", str(_python(folder)), "-P", "-m", "rlk_repro.image_check", *named]
     code = proc.run_shown(argv, timeout_s=TIMEOUT_S)
     if code in {126, 127}:
@@ -100,7 +100,7 @@ def check(folder: Path, stack: str | None, platform: str | None) -> int:
 
 
 def export(stack: Stack, folder: Path, target: Path) -> None:
-    """Write wheels, sources and checksums to a folder, from which `create` works without a network.
+    """Write wheels, sources and checksums to a folder; `create` then works without a network.
 
     Raises:
         CheckFailed: a download or a copy did not finish.
@@ -130,7 +130,7 @@ def export(stack: Stack, folder: Path, target: Path) -> None:
 
 
 def source_requirement(stack: Stack) -> str:
-    """The line of pip for TransformerEngine's part for torch, which has no wheel.
+    """Return pip's line for TransformerEngine's part for torch, which has no wheel.
 
     Raises:
         SpecError: the stack does not name it by version and hash.
@@ -185,7 +185,7 @@ def _install(folder: Path, lock: Path, bundle: Path | None) -> None:
 
 
 def _use_bundle(stack: Stack, folder: Path, bundle: Path) -> dict[str, str]:
-    """What pip and git take from the environment, so that both read the bundle alone."""
+    """Return variables that make pip and git read only the bundle."""
     origins = {pin.repository: bundle / "git" / f"{name}.git" for name, pin in stack.pins.items()}
     lines = [f'[url "{copy}"]\n\tinsteadOf = {repository}\n' for repository, copy in origins.items()]
     write_text(folder / "config" / "git" / "config", "".join(lines))
@@ -198,7 +198,7 @@ def _use_bundle(stack: Stack, folder: Path, bundle: Path) -> dict[str, str]:
 
 
 def _key(stack: Stack, platform: ImagePlatform, step: str) -> str:
-    """What a kept step was made from."""
+    """Return a hash of all inputs of a kept step."""
     pins = {str(name): pin.commit for name, pin in stack.pins.items()}
     return sha256_bytes(json.dumps([step, stack.locks[platform], source_requirement(stack), pins]).encode())
 
@@ -209,7 +209,7 @@ def _read_steps(folder: Path) -> dict[str, str]:
 
 
 def _check_space(folder: Path, locked: Sequence[Locked]) -> None:
-    """Refuse a disk that the packages alone would fill; one that has them already needs no more."""
+    """Refuse a disk that the packages alone would fill.  A disk that already has them needs no more space."""
     if (folder / LOCK).is_file():
         return
     needed = int(UNPACKED * sum(item.size_bytes for item in locked))
@@ -237,7 +237,7 @@ def _timed(step: str, what: str) -> Iterator[None]:
 
 
 def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
-    """Run with variables added, output on standard error."""
+    """Run a command with added variables; its output goes to standard error."""
     return proc.run_shown(["env", *(f"{name}={value}" for name, value in environ.items()), *argv],
                           timeout_s=TIMEOUT_S, cwd=ROOT)  # fmt: skip
 

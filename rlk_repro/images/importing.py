@@ -1,4 +1,4 @@
-"""How an image becomes a file, for the runtimes that keep images as files."""
+"""Import an image as a file, for the runtimes that store images as files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HUB_NAMES: Final = frozenset({"docker.io", "index.docker.io", _DOCKER_HUB})
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """How an image gets into a file: ``command FILE uri``, checked by ``check FILE``."""
+    """How an image becomes a file: ``command FILE uri``, then ``check FILE``."""
 
     file: str
     command: tuple[str, ...]
@@ -23,12 +23,12 @@ class Import:
 
 
 def is_imported(runtime: str) -> bool:
-    """Whether it takes images as files, and somebody has to keep them."""
+    """Whether the runtime takes images as files, which the user then has to store."""
     return runtime in _IMPORTS
 
 
 def plan_import(runtime: str, image: Image, machine: str, folder: str) -> Import | None:
-    """How the runtime imports an image: the file's name says which image it is, and for which processor."""
+    """Return how the runtime imports an image; the file's name holds the image's digest and processor."""
     make = _IMPORTS.get(runtime)
     if make is None:
         return None
@@ -37,7 +37,7 @@ def plan_import(runtime: str, image: Image, machine: str, folder: str) -> Import
 
 
 def _enroot_import(image: Image, machine: str, stem: str) -> Import:
-    """The digest where a tag goes: enroot 3 knows no other place for it, and enroot 4 takes it there too."""
+    """Put the digest where a tag belongs: enroot 3 accepts it only there, and enroot 4 accepts it there too."""
     registry, repository = _split_reference(image.reference)
     arch = () if machine == "any" else (f"--arch={machine}",)
     return Import(
@@ -66,7 +66,7 @@ _IMPORTS: Final[Mapping[str, Callable[[Image, str, str], Import]]] = {
 
 
 def _split_reference(reference: str) -> tuple[str, str]:
-    """Registry and repository, as docker reads a reference: the first part is a registry where it looks like a host."""
+    """Split registry and repository as docker does: a first part that looks like a host is a registry."""
     first, _, rest = reference.partition("/")
     if not rest or not ("." in first or ":" in first or first == "localhost"):
         first, rest = _DOCKER_HUB, reference

@@ -1,4 +1,4 @@
-"""Single files out of an image's layers: from the top down, in a stream, the way a container would see them."""
+"""Find single files in an image's layers: from the top layer down, in a stream, as a container would see them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPAQUE: Final = ".wh..wh..opq"
 
 @dataclass(frozen=True, kw_only=True)
 class FoundFile:
-    """A file of the image; ``data`` is None where it is too large to be kept."""
+    """A file of the image; ``data`` is None where the file is too large to keep."""
 
     path: str
     sha256: str
@@ -29,10 +29,10 @@ class FoundFile:
 def find_files(
     layout: OciLayout, image: OciImage, is_wanted: Callable[[str], bool], is_enough: Callable[[set[str]], bool]
 ) -> dict[str, FoundFile]:
-    """Files by path, the uppermost layer first, until there are enough; a file that a layer deletes stays deleted.
+    """Find files by path, from the uppermost layer down, until there are enough.  A deleted file stays deleted.
 
     Raises:
-        BundleUnreadable: a layer that is no tar, or compressed in a way that is not read here.
+        BundleUnreadable: a layer is not a tar archive, or its compression is not supported.
     """
     found: dict[str, FoundFile] = {}
     gone: set[str] = set()

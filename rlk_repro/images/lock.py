@@ -1,4 +1,4 @@
-"""The lock of a stack's packages for one platform: name, version, hash and size of one wheel for each, no address."""
+"""Read the lock of a stack's packages for one platform: one wheel each, with name, version, hash, size, no address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINE: Final = re.compile(
 
 @dataclass(frozen=True)
 class Locked:
-    """One package."""
+    """One locked package."""
 
     name: str
     version: str
@@ -36,11 +36,11 @@ def lock_path(stack: str, platform: str) -> Path:
 
 
 def read_lock(stack: Stack, platform: ImagePlatform) -> list[Locked]:
-    """The packages, checked against the hash of the lock that the stack names.
+    """Read the packages of the lock whose hash the stack names.
 
     Raises:
-        EnvironmentMissing: this is no checkout.
-        SpecError: another lock than the stack names, or a line without version, hash or size.
+        EnvironmentMissing: this is not a checkout.
+        SpecError: the lock is not the one that the stack names, or a line has no version, hash or size.
     """
     path = lock_path(stack.stack, platform)
     if not path.is_file():
@@ -58,10 +58,10 @@ def read_lock(stack: Stack, platform: ImagePlatform) -> list[Locked]:
 
 
 def parse_lock(text: str, name: str) -> list[Locked]:
-    """Every line that is no comment.
+    """Parse every line except comments.
 
     Raises:
-        SpecError: all lines that are no package with version, hash and size.
+        SpecError: lines that do not name a package with version, hash and size; the error lists all of them.
     """
     locked, problems = [], []
     for number, line in enumerate(text.splitlines(), 1):

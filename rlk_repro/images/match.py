@@ -1,6 +1,6 @@
-"""Holds an image's record against a stack, against what is needed of its kernels, and against what really is there.
+"""Compare an image's record with a stack, with the kernels that a run needs, and with the actual content.
 
-Pure: facts in, findings out.
+These functions are pure: facts in, findings out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.rundir.manifest import Fact, Section, Unknown
 from rlk_repro.spec import Stack
 
-# a stack's pins, and where a manifest's section ``code`` describes them
+# names of a stack's pins, and where section ``code`` of a manifest describes them
 SOURCES: Final = {"vime": "vime", "rl_kernel": "rl_kernel", "megatron_lm": "megatron"}
 SOURCE_FACTS: Final = ("version", "commit", "is_dirty", "diff_sha256")
 KERNEL_FACTS: Final = ("is_compiled", "extension", "extension_sha256", "extension_symbols", "tree", "repairs")
@@ -29,14 +29,14 @@ LABELS: Final = {
     "org.opencontainers.image.base.digest": "base.digest",
 }
 DRIVER: Final = "libcuda.so.1"
-"""What the extension is linked with and only NVIDIA's driver brings."""
+"""The library that the extension is linked with and that only NVIDIA's driver installs."""
 _NOTHING: Final = "nothing"
 
 
 def match_stack(record: ImageRecord, stack: Stack, platform: str | None = None) -> Iterator[Finding]:
-    """The image is of this stack and for this platform, and was built from the stack's commits.
+    """Check that the image belongs to this stack and platform, and was built from the stack's commits.
 
-    Every image is one for machines without GPUs: none is built for those alone.
+    Any image fits a machine without GPUs: no image is built only for such machines.
     """
     if record.stack != stack.stack:
         yield _differs("image.stack", stack.stack, record.stack)
@@ -49,7 +49,7 @@ def match_stack(record: ImageRecord, stack: Stack, platform: str | None = None) 
 
 
 def match_labels(record: ImageRecord, labels: Mapping[str, str]) -> Iterator[Finding]:
-    """Labels are what registries and engines show: they say what the record says."""
+    """Compare the labels with the record, because registries and engines show only the labels."""
     value = record.to_json()
     for label, path in LABELS.items():
         expected = _look_up(value, path)
@@ -64,7 +64,7 @@ def match_labels(record: ImageRecord, labels: Mapping[str, str]) -> Iterator[Fin
 
 
 def check_kernels(record: ImageRecord) -> Iterator[Finding]:
-    """The compiled operators and the GPUs that they were compiled for."""
+    """Check the compiled operators and the GPUs that they were compiled for."""
     kernels = _mapping(record.code.get("rl_kernel"))
     platform = record.gpu_platform
     symbols, architectures = SYMBOLS.get(platform), ARCHITECTURES.get(platform)
@@ -84,7 +84,7 @@ def check_kernels(record: ImageRecord) -> Iterator[Finding]:
 
 
 def check_sources(record: ImageRecord) -> Iterator[Finding]:
-    """vime and RL-Kernel are their commits and nothing else; Megatron-LM may carry the patch of vime's image."""
+    """Check that vime and RL-Kernel equal their commits; Megatron-LM may have the patch of vime's image."""
     for pin, name in SOURCES.items():
         facts = _mapping(record.code.get(name))
         commit = facts.get("commit", Unknown("not recorded"))
@@ -95,17 +95,17 @@ def check_sources(record: ImageRecord) -> Iterator[Finding]:
 
 
 def match_running(record: ImageRecord, code: Section) -> Iterator[Finding]:
-    """What is in this container now is what was there when the record was written."""
+    """Compare this container's present content with the content when the record was written."""
     yield from _match_packages(_mapping(record.code.get("packages")), _mapping(code.get("packages")))
     for name in SOURCES.values():
         names = (*SOURCE_FACTS, *(KERNEL_FACTS if name == "rl_kernel" else ()))
         yield from _match_facts(name, names, record.code, code, Level.BLOCKING)
-    # a profile may put a newer package of ours in front, and the manifest says which
+    # a profile may put a newer rlk_repro in front; the manifest says which one
     yield from _match_facts("rlk_repro", ("version",), record.code, code, Level.WARNING)
 
 
 def match_operators(record: ImageRecord, answer: Mapping[str, Any]) -> Iterator[Finding]:
-    """What RL-Kernel's registry resolves to on what torch sees; without a GPU that is its native operators."""
+    """Check which operators RL-Kernel's registry chooses here; without a GPU these are its native operators."""
     platform = str(answer.get("platform"))
     if platform not in {record.gpu_platform, Platform.CPU}:
         yield _differs("operators.platform", record.gpu_platform, platform)
@@ -122,7 +122,7 @@ def match_operators(record: ImageRecord, answer: Mapping[str, Any]) -> Iterator[
 
 
 def is_recorded(record: ImageRecord | None, name: str, facts: Mapping[str, Any]) -> bool:
-    """Whether the image was built with these very changes of a source."""
+    """Whether the image was built with exactly these changes of a source."""
     if record is None:
         return False
     recorded = _mapping(record.code.get(name))

@@ -1,4 +1,4 @@
-"""OCI image layouts, as a folder or as a tar of one: read in place, hashed in a stream, never held in memory.
+"""Read OCI image layouts, in a folder or a tar of one: in place, hashed in a stream, never whole in memory.
 
 https://github.com/opencontainers/image-spec/blob/main/image-layout.md
 """
@@ -32,7 +32,7 @@ _ATTESTATION: Final = "vnd.docker.reference.type"
 
 @dataclass(frozen=True, kw_only=True)
 class Descriptor:
-    """One blob as a manifest names it."""
+    """One blob, as a manifest describes it."""
 
     digest: str
     size_bytes: int
@@ -41,7 +41,7 @@ class Descriptor:
 
 @dataclass(frozen=True, kw_only=True)
 class OciImage:
-    """One platform's image.  ``digest`` is its manifest's; ``index_digest`` that of the list it was found in."""
+    """The image of one platform, by its manifest's ``digest``; ``index_digest`` is that of the list around it."""
 
     digest: str
     index_digest: str | None
@@ -56,7 +56,7 @@ class OciImage:
 
 
 class OciLayout:
-    """The files of a layout by name, each a file of a folder or a member of a tar; nothing is unpacked."""
+    """The files of a layout by name, each in a folder or a tar; nothing is unpacked."""
 
     def __init__(self, where: Path, files: Mapping[str, Path | tarfile.TarInfo]) -> None:
         self.where = where
@@ -68,10 +68,10 @@ class OciLayout:
 
     @contextmanager
     def open(self, name: str) -> Iterator[BufferedReader]:
-        """A stream of one file.
+        """Open one file as a stream.
 
         Raises:
-            BundleUnreadable: no member has this name.
+            BundleUnreadable: the layout has no file of this name.
         """
         file = self._files.get(name)
         if file is None:
@@ -84,10 +84,10 @@ class OciLayout:
                 yield opened.enter_context(cast("BufferedReader", archive.extractfile(file)))
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A small file.
+        """Read a small JSON file.
 
         Raises:
-            BundleUnreadable: absent, large, or not an object.
+            BundleUnreadable: the file is absent, too large, or not an object.
         """
         if (self.size_bytes(name) or 0) > MAX_JSON_BYTES:
             raise BundleUnreadable(Problem(f"{self.where}: {name}", "is too large", expected="a small JSON file"))
@@ -103,10 +103,10 @@ class OciLayout:
 
 
 def open_layout(path: Path) -> OciLayout:
-    """A folder or a tar.
+    """Open a layout in a folder or a tar.
 
     Raises:
-        BundleUnreadable: neither holds an image.
+        BundleUnreadable: the path holds no image.
     """
     try:
         files = dict(_list_folder(path) if path.is_dir() else _list_tar(path))
@@ -125,7 +125,7 @@ def _list_folder(path: Path) -> Iterator[tuple[str, Path | tarfile.TarInfo]]:
 
 
 def _list_tar(path: Path) -> Iterator[tuple[str, Path | tarfile.TarInfo]]:
-    """Header by header; the bytes between are skipped."""
+    """List a tar header by header, and skip the bytes between the headers."""
     with tarfile.open(path, "r:") as archive:
         for number, member in enumerate(archive):
             if number >= MAX_MEMBERS:
@@ -135,10 +135,10 @@ def _list_tar(path: Path) -> Iterator[tuple[str, Path | tarfile.TarInfo]]:
 
 
 def blob_name(digest: str, where: str) -> str:
-    """Where a layout keeps it.
+    """Return the name of a blob in a layout.
 
     Raises:
-        BundleUnreadable: no sha256.
+        BundleUnreadable: the digest is not a sha256.
     """
     match = _DIGEST.fullmatch(digest)
     if match is None:
@@ -147,10 +147,10 @@ def blob_name(digest: str, where: str) -> str:
 
 
 def load_image(layout: OciLayout, platform: str | None = None) -> OciImage:
-    """The image of one platform (``amd64``); of several, the one must be named.
+    """Load the image of one platform (``amd64``); with several images in the layout, name the platform.
 
     Raises:
-        BundleUnreadable: no image, more than one, or a manifest that is not one.
+        BundleUnreadable: there is no image, more than one, or a manifest of another kind.
     """
     where = str(layout.where)
     descriptor, index_digest = _choose(layout, layout.read_json("index.json"), platform, None)
@@ -175,7 +175,7 @@ def load_image(layout: OciLayout, platform: str | None = None) -> OciImage:
 def _choose(
     layout: OciLayout, index: Mapping[str, Any], platform: str | None, index_digest: str | None
 ) -> tuple[dict[str, Any], str | None]:
-    """The descriptor of a manifest, through lists of lists, and the digest of the list."""
+    """Return a manifest's descriptor, also from nested lists, and the digest of the list."""
     found = [item for item in index.get("manifests", []) if not _is_attestation(item)]
     if platform is not None and len(found) > 1:
         found = [item for item in found if (item.get("platform") or {}).get("architecture") == platform]
@@ -204,7 +204,7 @@ def _descriptor(value: Mapping[str, Any]) -> Descriptor:
 
 
 def check_blobs(layout: OciLayout, image: OciImage) -> Iterator[Finding]:
-    """Every blob that the manifest names is there and is what its digest says."""
+    """Check that every blob of the manifest exists and matches its digest."""
     for blob in image.blobs:
         name = blob_name(blob.digest, str(layout.where))
         size = layout.size_bytes(name)

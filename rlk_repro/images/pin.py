@@ -1,7 +1,7 @@
-"""Renews a stack file: tags to the digests they mean now, refs to commits, built images to what is published.
+"""Renew a stack file: resolve tags to their present digests, refs to commits, and add published images.
 
-The file's text is edited where the values stand, so comments and order stay; what comes out is read again as a stack,
-and nothing is written before somebody has seen the difference.
+The file's text is edited in place, so comments and order stay.  The result is read again as a stack.  Nothing is
+written before the user has seen the difference.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ GIT_TIMEOUT_S: Final = 600.0
 
 @dataclass
 class PinnedText:
-    """A YAML file as lines, edited by the places of its nodes."""
+    """A YAML file as lines that are edited at the positions of its nodes."""
 
     lines: list[str]
     changes: list[tuple[int, int, list[str]]] = field(default_factory=list)
 
     def find(self, *path: str) -> tuple[yaml.Node, yaml.Node] | None:
-        """The key and the value at a path."""
+        """Find the key and the value at a path."""
         node: Any = yaml.compose("".join(self.lines), Loader=yaml.SafeLoader)
         found = None
         for name in path:
@@ -44,7 +44,7 @@ class PinnedText:
         return found
 
     def set(self, path: tuple[str, ...], text: str) -> None:
-        """Replace a value, or add the key behind the first of its mapping."""
+        """Replace a value, or add the key after the first key of its mapping."""
         value = text if isinstance(yaml.safe_load(text), str) else f'"{text}"'
         found = self.find(*path)
         if found is None:
@@ -56,7 +56,7 @@ class PinnedText:
         self.lines[key.start_mark.line : _last_line(old) + 1] = [f"{head}{path[-1]}: {value}{rest}"]
 
     def remove(self, path: tuple[str, ...]) -> None:
-        """Take a key away, and its mapping where that is left empty."""
+        """Remove a key, and also its mapping if that is empty then."""
         found = self.find(*path)
         if found is None:
             return
@@ -87,16 +87,16 @@ class PinnedText:
 
 
 def _last_line(node: yaml.Node) -> int:
-    """A block's end mark stands at the start of what follows."""
+    """Return a node's last line; the end mark of a block is at the start of the next node."""
     mark = node.end_mark
     return mark.line - 1 if mark.column == 0 and mark.line > node.start_mark.line else mark.line
 
 
 def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str, str]) -> str:
-    """The stack's text with the refs and images that were given; without any, with every tag of a base resolved.
+    """Return the stack's text with the given refs and images; without any, with every base's tag resolved.
 
     Raises:
-        SpecError: a pin or platform that the stack does not have.
+        SpecError: the stack does not have the pin or platform.
         EnvironmentMissing: registry or repository did not answer.
     """
     edited = PinnedText(text.splitlines(keepends=True))
@@ -115,16 +115,16 @@ def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str,
 
 
 def diff(before: str, after: str, name: str) -> Iterator[str]:
-    """A unified difference, line by line."""
+    """Return a unified difference, line by line."""
     names = (f"{name} (now)", f"{name} (renewed)")
     return iter(difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm=""))
 
 
 def resolve_ref(repository: str, ref: str) -> tuple[str, str]:
-    """The commit that a branch, tag or commit means now, and git's hash of its files; fetched without history.
+    """Return the present commit of a branch, tag or commit, and git's hash of its files; fetch no history.
 
     Raises:
-        EnvironmentMissing: git's own words.
+        EnvironmentMissing: git failed; the error quotes it.
     """
     with temporary_folder("rlk-repro-pin-") as folder:
         git.require("git init", git.ask_git(folder, "init", "--quiet", "--bare", timeout_s=GIT_TIMEOUT_S))
@@ -150,7 +150,7 @@ def _renew_pin(edited: PinnedText, stack: Stack, name: str, ref: str) -> None:
 
 
 def _publish(edited: PinnedText, stack: Stack, platform: str, image: str) -> None:
-    """Put a pushed image among the images, and take it off those that are not published."""
+    """Add a pushed image to the images, and remove it from the list of those that are not published."""
     reference, _, digest = image.partition("@")
     known = [str(name) for name in list_platforms(stack)]
     if platform not in known or not digest.startswith("sha256:"):

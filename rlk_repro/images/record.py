@@ -1,9 +1,8 @@
-"""The record inside an image, ``/opt/rlk-repro/provenance.json``: what was built into it, of which base, for what.
+"""Read the record in an image, ``/opt/rlk-repro/provenance.json``: what was built into it, on which base, for what.
 
-It holds no time and no path of the build machine, so that equal inputs give equal records but for the hash of the
-compiled extension, in which the compiler gives names of its own at every build.  Its ``digest`` is over everything
-else in it: that catches a careless edit; what catches a careful one is that every fact is compared with the image
-itself.
+The record holds no time and no path of the build machine.  Equal inputs therefore give equal records, except for the
+hash of the compiled extension: the compiler makes new internal names at every build.  ``digest`` covers the rest of the
+record and catches a careless edit.  A careful edit is caught because every fact is compared with the image itself.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ SCHEMA: Final = 1
 LABEL_PREFIX: Final = "rlk-repro."
 
 ARCHITECTURES: Final = {Platform.CUDA: ("sm_100", "sm_80", "sm_90", "sm_90a")}
-"""Machine code that an image's extension holds: A100, H200, H200's own instructions, GB200."""
+"""Machine code in an image's extension: for A100, H200, H200's own instructions, GB200."""
 
 _LOGP_OPERATORS: Final = ("logp", "linear_logp")
 SYMBOLS: Final = {
@@ -38,12 +37,12 @@ SYMBOLS: Final = {
         )
     )
 }
-"""What the extension must offer; on ROCm RL-Kernel has none at the pinned commit, and its routes are Triton's."""
+"""Functions that the extension must offer.  On ROCm the pinned commit has none, and its routes use Triton."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The image below ours: repository and the digest of what was built on (an index or one platform's manifest)."""
+    """The base image: its repository and the digest that was built on (an index or one platform's manifest)."""
 
     reference: str
     digest: str
@@ -51,7 +50,7 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRecord:
-    """``code`` is the section of that name in a node's manifest, as it was when the image was built."""
+    """An image's record; ``code`` is that section of a node's manifest, as it was when the image was built."""
 
     stack: str
     platform: str
@@ -63,7 +62,7 @@ class ImageRecord:
 
     @property
     def gpu_platform(self) -> Platform:
-        """``cuda`` of ``cuda-arm64``."""
+        """The GPU's platform, for example ``cuda`` of ``cuda-arm64``."""
         return Platform(self.platform.partition("-")[0])
 
     def to_json(self) -> dict[str, Any]:
@@ -81,15 +80,15 @@ class ImageRecord:
 
 
 def digest_of(value: Mapping[str, Any]) -> str:
-    """Over the record without its digest."""
+    """Return the digest of a record without its field ``digest``."""
     return sha256_bytes(dump_json_line({name: item for name, item in value.items() if name != "digest"}).encode())
 
 
 def parse_record(data: bytes, where: str = PROVENANCE) -> ImageRecord:
-    """Read a record; ``where`` is the file that it was read from.
+    """Read a record; ``where`` names its file in errors.
 
     Raises:
-        BundleUnreadable: not one of ours, of a newer version, or edited since it was written.
+        BundleUnreadable: the record is not one of this tool, has a newer version, or was edited.
     """
     try:
         value = json.loads(data)

@@ -1,6 +1,7 @@
-"""Questions to registries, by skopeo: it reads the site's own credentials, mirrors and certificates; we never do.
+"""Ask registries through skopeo, which reads the site's credentials, mirrors and certificates; this tool does not.
 
-It also copies images byte for byte (``--preserve-digests``), which ``podman save`` and ``docker save`` do not promise.
+skopeo also copies images byte for byte (``--preserve-digests``).  ``podman save`` and ``docker save`` do not promise
+that.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ _TROUBLE: Final = (
 
 
 def resolve_tag(reference: str) -> str:
-    """The digest that a tag means now: of the manifest list where there is one.
+    """Return the present digest of a tag: that of the manifest list, if there is one.
 
     Raises:
-        EnvironmentMissing: no skopeo, or the registry did not answer.
+        EnvironmentMissing: skopeo is not installed, or the registry did not answer.
     """
     return f"sha256:{sha256_bytes(_ask_raw(reference))}"
 
 
 def ask_size(reference: str) -> int | Unknown:
-    """Bytes to be fetched; of a list, those of its largest image."""
+    """Return the bytes to fetch; for a list, the bytes of its largest image."""
     try:
         manifest = json.loads(_ask_raw(reference))
         listed = [item for item in manifest.get("manifests", []) if "annotations" not in item]
@@ -54,10 +55,10 @@ def ask_size(reference: str) -> int | Unknown:
 
 
 def copy_image(source: str, target: str) -> None:
-    """Copy with all platforms and digests kept; layers that the target has are not copied again.
+    """Copy all platforms with their digests; layers that the target already has are not copied again.
 
     Raises:
-        CheckFailed: skopeo's last words.
+        CheckFailed: skopeo failed; the error quotes it.
     """
     argv = [SKOPEO, "copy", "--quiet", "--all", "--preserve-digests", "--", source, target]
     done = proc.run(argv, timeout_s=COPY_TIMEOUT_S)
@@ -66,7 +67,7 @@ def copy_image(source: str, target: str) -> None:
 
 
 def _check_digest(value: Any) -> str:
-    """Raises ValueError for a registry's answer that is not a digest."""
+    """Return a registry's digest; raise ValueError where it is not one."""
     if not isinstance(value, str) or DIGEST.fullmatch(value) is None:
         raise ValueError(f"no digest: {value!r}")
     return value
@@ -93,5 +94,5 @@ def _hint(done: proc.Completed) -> str | None:
 
 
 def as_layout(path: Path) -> str:
-    """How skopeo names a layout: a folder, or a tar of one."""
+    """Return skopeo's name for a layout in a folder or a tar."""
     return f"oci:{path}" if path.is_dir() else f"oci-archive:{path}"

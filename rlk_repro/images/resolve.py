@@ -1,6 +1,6 @@
-"""``python -m rlk_repro.images.resolve``: what RL-Kernel's registry resolves to here, as JSON; judges nothing.
+"""Print what RL-Kernel's registry chooses here, as JSON: ``python -m rlk_repro.images.resolve``.  It judges nothing.
 
-A process of its own, because the importing is what is asked about and because it may hold a GPU.
+This is a process of its own, because the import itself is tested and may occupy a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TIMEOUT_S: Final = 600.0
 
 
 def ask_registry(environ: Mapping[str, str] | None = None) -> dict[str, Any] | Unknown:
-    """The answer of that process, or its last words."""
+    """Run that process; return its answer, or the last lines that it printed."""
     argv = [sys.executable, "-P", "-m", __name__]
     done = proc.run(argv, env=environ, timeout_s=TIMEOUT_S)
     if not done.is_ok:
@@ -28,7 +28,7 @@ def ask_registry(environ: Mapping[str, str] | None = None) -> dict[str, Any] | U
 
 
 def resolve() -> dict[str, Any]:
-    """The platform that RL-Kernel sees, whether its extension loads, and a class name by operator."""
+    """Return the platform that RL-Kernel sees, whether its extension loads, and one class name per operator."""
     from rl_engine.kernels.registry import kernel_registry
     from rl_engine.platforms.device import device_ctx
 
@@ -40,7 +40,7 @@ def resolve() -> dict[str, Any]:
 
 
 def _import_extension() -> str:
-    """Why it does not load, or nothing; the registry's import has loaded torch's libraries before it."""
+    """Return why the extension does not load, or an empty text.  The registry's import has loaded torch before."""
     try:
         import rl_engine._C  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The image that this process runs in: its record, and everything in which the image is no longer what that says."""
+"""Judge the image that this process runs in: its record, and each difference between record and container."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ROOT: Final = Path("/")
 
 
 def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
-    """The record of the image around us; unknown outside of an image.
+    """Read the record of the image around this process; unknown outside an image.
 
     Raises:
-        BundleUnreadable: there is one, and it cannot be believed.
+        BundleUnreadable: the record cannot be trusted.
     """
     path = find_record(root)
     try:
@@ -42,9 +42,9 @@ def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
 def check_running(
     code: Section, stack: Stack | None, platform: str | None, *, root: Path = ROOT, is_required: bool = False
 ) -> list[Finding]:
-    """Find every disagreement between this container, its record and the stack; outside our images the list is empty.
+    """Find every difference between this container, its record and the stack; outside our images the list is empty.
 
-    ``code`` is the section of that name as it is now.  RL-Kernel's registry is asked in a process of its own.
+    ``code`` is the present section of that name.  RL-Kernel's registry is asked in a process of its own.
     """
     try:
         record = read_record(root)

@@ -1,4 +1,4 @@
-"""What each container runtime is told to fetch an image by digest and to run a command in it."""
+"""Define each container runtime's commands: fetch an image by digest, and run a command in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECK: Final = ("python3", "-P", "-m", "rlk_repro.image_check", "--json")
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """``run`` and ``labels`` take what the runtime knows an image by: a file where it keeps images as files."""
+    """One runtime; ``run`` and ``labels`` take the runtime's name of an image, or its file."""
 
     name: str
     run: Callable[[str], list[str]]
@@ -67,10 +67,10 @@ RUNTIMES: Final[Mapping[str, Runtime]] = {
 
 
 def find_runtime(name: str | None) -> Runtime:
-    """The named one, or the first that is here.
+    """Return the named runtime, or the first one found here.
 
     Raises:
-        EnvironmentMissing: none is.
+        EnvironmentMissing: no runtime is found.
     """
     for runtime in RUNTIMES.values() if name is None else [RUNTIMES[name]]:
         if shutil.which(runtime.name):
@@ -82,13 +82,13 @@ def find_runtime(name: str | None) -> Runtime:
 
 
 def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | None) -> str:
-    """Fetch by digest; what the runtime then knows it by.  A file has the name that jobs look for, and is there whole
-    or not at all.
+    """Fetch an image by digest; return its name in the runtime.  A file has the name that jobs expect and is never
+    partial.
 
-    Engines and caches keep the layers they have, so a pull that was cut off goes on where it was.
+    Engines and caches keep the layers that they have, so a second pull continues an interrupted one.
 
     Raises:
-        CheckFailed: the runtime's last words.
+        CheckFailed: the runtime failed; the error quotes it.
     """
     machine = _MACHINES.get(platform.rpartition("-")[2], "any")
     wanted = None if folder is None else plan_import(runtime.name, image, machine, str(folder.absolute()))
@@ -109,10 +109,10 @@ def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | Non
 
 
 def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform: str | None) -> list[Finding]:
-    """The image's record and labels judged here, and the image's own judgement of itself.
+    """Judge the image's record and labels here, and add the image's own judgement of itself.
 
     Raises:
-        EnvironmentMissing: the runtime cannot start it.
+        EnvironmentMissing: the runtime cannot start the image.
     """
     done = proc.run([*runtime.run(what), "cat", PROVENANCE], timeout_s=ASK_TIMEOUT_S)
     if not done.is_ok:
@@ -148,7 +148,9 @@ def _ask_image(what: str, runtime: Runtime) -> list[Finding]:
 
 
 def _stream(argv: list[str]) -> None:
-    """Run the runtime, with its own progress on standard error."""
+    """Run the runtime; its progress goes to standard error."""
     code = proc.run_shown(argv, timeout_s=TIMEOUT_S)
     if code != 0:
-        raise CheckFailed(Problem(" ".join(argv[:3]), f"ended with {code}", hint="run it again: it goes on"))
+        raise CheckFailed(
+            Problem(" ".join(argv[:3]), f"ended with {code}", hint="run the same command again: it continues")
+        )

@@ -1,4 +1,4 @@
-"""Stacks by name for the commands about images: which of their images there are, and how to come by the others."""
+"""List stacks for the commands about images: which images exist, and how to get the others."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rlk_repro.spec.load import load_stack
 
 AMD_DRIVER: Final = Path(gpu_amd.KFD)
 NOWHERE: Final = ".example"
-"""The end of host names that no registry has (RFC 2606)."""
+"""Domain of host names that never exist (RFC 2606)."""
 BUILD_COST: Final = "13 min of compiling on 2 cores, and a base of tens of GB"
-"""The compiling was measured (docs/images.md), the base was not fetched here."""
+"""Cost of a build.  The compiling was measured (docs/images.md); the base was not fetched here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackRow:
-    """One image of one stack.  ``size_bytes`` is None where no registry was asked."""
+    """One image of one stack; ``size_bytes`` is None where no registry was asked."""
 
     stack: str
     platform: str
@@ -39,7 +39,7 @@ class StackRow:
 
 
 def get_stack(name: str | None) -> Stack:
-    """By name or file; without one, the newest shipped stack that has an image for this machine or is meant to."""
+    """Return a stack by name or file; by default the newest shipped stack with a (planned) image for this machine."""
     if name is not None:
         return load_stack(name).model
     stacks = (get_stack(found) for found in sorted(list_names(stack_folders()), reverse=True))
@@ -51,17 +51,17 @@ def get_stack(name: str | None) -> Stack:
 
 
 def find_platform() -> ImagePlatform:
-    """This machine's: by its processor, and by the driver of AMD GPUs."""
+    """Return this machine's platform, by its processor and by the driver of AMD GPUs."""
     if machine.machine() == "aarch64":
         return "cuda-arm64"
     return "rocm-amd64" if AMD_DRIVER.exists() else "cuda-amd64"
 
 
 def choose_platform(stack: Stack, names: Sequence[ImagePlatform], platform: str | None, what: str) -> ImagePlatform:
-    """The named one of those that the stack has ``what`` for, its only one, or this machine's.
+    """Choose among the platforms with ``what``: the named one, the only one, or this machine's.
 
     Raises:
-        SpecError: the stack has none for it.
+        SpecError: the stack has no ``what`` for the platform.
     """
     chosen = names[0] if platform is None and len(names) == 1 else platform or find_platform()
     for name in names:
@@ -72,7 +72,7 @@ def choose_platform(stack: Stack, names: Sequence[ImagePlatform], platform: str 
 
 
 def list_platforms(stack: Stack) -> list[ImagePlatform]:
-    """Those that the stack has images for, or is meant to."""
+    """List the platforms for which the stack has an image, or is meant to have one."""
     return list(dict.fromkeys([*stack.images, *stack.unpublished, *stack.locks]))
 
 
@@ -90,8 +90,8 @@ def _rows(stack: Stack, *, asks_registry: bool) -> Iterator[StackRow]:
     for platform, image in stack.images.items():
         is_example = _is_example(image)
         size = ask_size(f"{image.reference}@{image.digest}") if asks_registry and not is_example else None
-        status = "an example, on a registry that does not exist" if is_example else "published"
-        status = f"not to be had: {size.reason}" if isinstance(size, Unknown) else status
+        status = "an example; its registry does not exist" if is_example else "published"
+        status = f"not available: {size.reason}" if isinstance(size, Unknown) else status
         yield StackRow(stack=stack.stack, platform=platform, reference=image.reference, digest=image.digest,
                   size_bytes=size if isinstance(size, int) else None, status=status)  # fmt: skip
     for platform, missing in find_unpublished(stack).items():
@@ -100,10 +100,10 @@ def _rows(stack: Stack, *, asks_registry: bool) -> Iterator[StackRow]:
 
 
 def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]:
-    """The published image of a platform, this machine's by default.
+    """Return the published image of a platform, by default of this machine's.
 
     Raises:
-        SpecError: not published, with the command that builds it; or none of this name.
+        SpecError: the image is not published (the error names the command that builds it), or the name is unknown.
     """
     chosen = choose_platform(stack, list_platforms(stack), platform, "image")
     if chosen in stack.images:
@@ -115,7 +115,7 @@ def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]
 
 
 def find_unpublished(stack: Stack) -> dict[ImagePlatform, Unpublished]:
-    """Images that are meant to be.  An image of a locked stack that no registry has can be built anywhere."""
+    """Return the images that the stack is meant to have.  An image of a locked stack can be built on any machine."""
     build = f"rlk-repro images build --stack {stack.stack} --platform"
     reason = f"no registry serves it; without a container: rlk-repro env create DIR --stack {stack.stack}"
     locked: dict[ImagePlatform, Unpublished] = {

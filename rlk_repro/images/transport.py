@@ -1,4 +1,4 @@
-"""Images across an air gap: an OCI layout with checksums that ``sha256sum -c`` reads, from registry to registry."""
+"""Move images across an air gap: an OCI layout with checksums that ``sha256sum -c`` reads, between registries."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TARGETS: Final = ("docker://", "docker-daemon:", "containers-storage:", "oci:")
 
 
 def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> Checked:
-    """Copy a published image into a folder that does not exist yet, check it there, write the checksums last.
+    """Copy a published image into a new folder, check it there, and write the checksums last.
 
     Raises:
-        SpecError: something is there already.
-        CheckFailed: what arrived is not the image of the stack.
+        SpecError: the folder already holds something.
+        CheckFailed: the copy is not the image of the stack.
     """
     if (folder / CHECKSUMS).exists():
         raise SpecError(Problem(str(folder), "holds a finished export already", expected="a new folder"))
@@ -36,11 +36,11 @@ def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> Che
 
 
 def import_image(folder: Path, target: str, stack: Stack | None = None, platform: str | None = None) -> Checked:
-    """Check a layout against its checksums, and itself, then copy it; ``target`` is skopeo's word for a place.
+    """Check a layout against its checksums and itself, then copy it; ``target`` is a place in skopeo's notation.
 
     Raises:
-        SpecError: no such kind of target.
-        CheckFailed: a file is missing, changed or extra; or it is not the image of the stack.
+        SpecError: the kind of target is unknown.
+        CheckFailed: a file is missing, changed or extra; or the image is not the stack's.
     """
     if not target.startswith(_TARGETS):
         expected = "docker://REGISTRY/NAME, docker-daemon:NAME:TAG or containers-storage:NAME"
@@ -70,5 +70,5 @@ def _hash_files(folder: Path) -> dict[str, str]:
 
 def _require(where: Path, findings: list[Finding]) -> None:
     if has_blocking(findings):
-        raise CheckFailed(*(Problem(f"{where}: {item.where}", "is not what it should be", got=item.found,
+        raise CheckFailed(*(Problem(f"{where}: {item.where}", "differs from what is expected", got=item.found,
                                     expected=item.expected) for item in findings))  # fmt: skip

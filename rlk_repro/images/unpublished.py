@@ -1,4 +1,4 @@
-"""An image that a stack is meant to have and no registry has: what a dry run shows in its place."""
+"""Show in dry runs an image that a stack is meant to have and that no registry has."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rlk_repro.spec import Image
 NOT_PUBLISHED: Final = Image.model_construct(
     reference="registry.example/rlk-repro", digest="<not published: rlk-repro images build>"
 )
-"""Nothing with it is ever sent."""
+"""A placeholder; a job with it is never sent."""
 
 
 def shown_image(plan: Plan) -> Image | None:
-    """The plan's image, or what stands for it."""
+    """Return the plan's image, or the placeholder for an image that is not published."""
     is_meant = plan.hardware.image_platform in plan.stack.unpublished
     return plan.image or (NOT_PUBLISHED if is_meant else None)
 
 
 def image_remarks(plan: Plan) -> tuple[str, ...]:
-    """What a rendered job says of an image that is not published."""
+    """Return the remarks of a rendered job about an image that is not published."""
     if shown_image(plan) is not NOT_PUBLISHED:
         return ()
     where = f"stack {plan.stack.stack} has no published image for {plan.hardware.hardware}"

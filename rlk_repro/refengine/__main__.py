@@ -1,4 +1,4 @@
-"""``python -m rlk_repro.refengine``: parse, run, and turn a user's error into two lines and its exit code."""
+"""Run the trainer: ``python -m rlk_repro.refengine``.  A user's error becomes two lines and its exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt=TIME_FORMAT, stream=sys.stdout)
-    # torch says so once, with a path of this machine, where numpy is missing; nothing here needs numpy
+    # without numpy torch warns once and prints a path of this machine; nothing here needs numpy
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
     try:
         args = parse_args(argv)

@@ -1,6 +1,6 @@
-"""The command line: vime's and Megatron-LM's flag names where they have one, checked as a whole before torch loads.
+"""Define the command line.  Flags have the names of vime and Megatron-LM; all are checked before torch loads.
 
-An unknown or shortened flag is an error.  The defaults are a run that learns in half a minute.
+An unknown or shortened flag is an error.  The defaults are a run that learns in 30 s.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from rlk_repro.refengine.task import NUM_TOKENS, PLACEHOLDER
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the flags, defaults that follow from other flags filled in.
+    """Parse the flags and fill in defaults that follow from other flags.
 
     Raises:
-        SpecError: flags that contradict each other, all of them at once.
+        SpecError: flags contradict each other; the error lists all contradictions.
     """
     parser = argparse.ArgumentParser(
         prog="python -m rlk_repro.refengine",
@@ -57,7 +57,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ffn-hidden-size", type=_positive_int, help="SwiGLU width (None: 3 x hidden size)")
     group.add_argument("--vocab-size", type=_positive_int, default=16, help="rows of the embedding")
     group.add_argument(
-        "--untie-embeddings-and-output-weights", action="store_true", help="give the head a matrix of its own"
+        "--untie-embeddings-and-output-weights", action="store_true", help="give the head its own weight matrix"
     )
     group.add_argument("--rotary-base", type=_positive_float, default=10000.0, help="base of the rotary angles")
     group.add_argument("--init-method-std", type=_positive_float, default=0.1, help="spread of the random weights")
@@ -71,7 +71,7 @@ def _add_rollout(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--n-samples-per-prompt", type=_positive_int, default=8, help="responses per prompt, at least 2")
     group.add_argument("--rollout-max-response-len", type=_positive_int, default=4, help="tokens per response")
     group.add_argument("--rollout-temperature", type=_positive_float, default=1.0, help="sampling temperature")
-    group.add_argument("--max-operand", type=_positive_int, default=9, help="largest summand of the additions")
+    group.add_argument("--max-operand", type=_positive_int, default=9, help="largest operand of the additions")
 
 
 def _add_loss(parser: argparse.ArgumentParser) -> None:
@@ -112,12 +112,17 @@ def _add_stored_rollouts(parser: argparse.ArgumentParser) -> None:
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machine")
     group.add_argument("--seed", type=int, default=1234, help="seed of weights, task and sampling")
-    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda is also AMD's")
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda also means AMD GPUs")
     group.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="activations and rollout copy"
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="dtype of activations and of the rollout copy",
     )
     group.add_argument("--num-threads", type=_positive_int, help="CPU threads (None: torch's choice)")
-    group.add_argument("--custom-megatron-init-path", metavar="MODULE.FUNCTION", help="called with the flags at start")
+    group.add_argument(
+        "--custom-megatron-init-path", metavar="MODULE.FUNCTION", help="function to call at the start, with the flags"
+    )
 
 
 def _complete_model(args: argparse.Namespace) -> list[Problem]:

@@ -1,8 +1,8 @@
-"""The numeric core of the loss: selected log-probs, entropy, KL estimates, the clipped policy loss, its reduction.
+"""Compute the numeric core of the loss: selected log-probs, entropy, KL estimates, clipped policy loss, reduction.
 
 Names, arguments and shapes are those of vime's loss module, so that one timer or route fits both.  Every caller, here
-and outside, looks these functions up as attributes of this module at call time: rebinding one reroutes every call.
-Not here: tensor parallelism, top-p replay, GSPO, CISPO or importance-sampling corrections.
+and outside, looks these functions up as attributes of this module at call time.  A rebound attribute therefore reroutes
+every call.  This module has no tensor parallelism, top-p replay, GSPO, CISPO or importance-sampling corrections.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Reducer = Callable[[torch.Tensor], torch.Tensor]
 class LossBatch(TypedDict):
     """One microbatch of n samples.  Per-token lists hold one 1-D tensor per sample, over its response."""
 
-    unconcat_tokens: list[torch.Tensor]  # int64, prompt and response
+    unconcat_tokens: list[torch.Tensor]  # int64, prompt and response together
     total_lengths: list[int]
     response_lengths: list[int]
     loss_masks: list[torch.Tensor]
@@ -176,14 +176,14 @@ def find_response_log_probs(
 
 
 def _shift_tokens(samples: list[torch.Tensor]) -> torch.Tensor:
-    """Each row's target is its sample's next token; the last row of a sample has none and gets 0."""
+    """Return each row's target, the next token of its sample; the last row of a sample has no target and gets 0."""
     packed = torch.cat(samples)
     last_rows = torch.tensor([len(tokens) for tokens in samples], device=packed.device).cumsum(0) - 1
     return packed.roll(-1).index_fill(0, last_rows, 0)
 
 
 def _cut_responses(rows: torch.Tensor, batch: LossBatch) -> list[torch.Tensor]:
-    """Row i of a sample predicts token i + 1, so a response of length R is rows [-R - 1, -1) of its sample."""
+    """Cut out responses: row i predicts token i + 1, so a response of length R is rows [-R - 1, -1) of its sample."""
     samples = torch.split(rows, batch["total_lengths"])
     return [sample[-length - 1 : -1] for sample, length in zip(samples, batch["response_lengths"], strict=True)]
 
@@ -193,8 +193,8 @@ def make_sum_of_sample_mean(
 ) -> Reducer:
     """Return a function from per-token values [N] to a scalar.
 
-    Per sample (the default): the sum over samples of the masked mean, denominators clamped to at least 1 so that a
-    fully masked sample counts 0.  Per token: the masked sum, which the caller divides by the step's tokens.
+    Per sample (the default): the sum of each sample's masked mean.  The denominator is at least 1, so a fully masked
+    sample counts 0.  Per token: the masked sum, which the caller divides by the step's tokens.
     """
     weights = torch.cat(loss_masks).to(torch.float32)
     if not calculate_per_token_loss:

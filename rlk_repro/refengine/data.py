@@ -1,6 +1,6 @@
-"""Samples and what becomes of them: stored rollout files, rewards per group, training batches.
+"""Read and prepare samples: stored rollout files, rewards per group, training batches.
 
-File format and field names are vime's (``--save-debug-rollout-data``), so files travel both ways.
+File format and field names are vime's (``--save-debug-rollout-data``), so each trainer reads the other's files.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def save_samples(template: str, rollout_id: int, samples: Sequence[Sample]) -> N
 
 
 def check_rollout_files(template: str, num_rollout: int) -> None:
-    """Raise SpecError naming every missing file; no other rollout ever stands in for one."""
+    """Raise SpecError with every missing file; no other rollout ever replaces a missing one."""
     paths = [make_rollout_path(template, rollout_id) for rollout_id in range(num_rollout)]
     missing = [Problem(str(path), "stored rollout is missing") for path in paths if not path.is_file()]
     if missing:
@@ -83,10 +83,10 @@ def check_rollout_files(template: str, num_rollout: int) -> None:
 
 
 def load_samples(template: str, rollout_id: int, *, num_samples: int, vocab_size: int) -> list[Sample]:
-    """Read one stored rollout, without running any code a file might carry.
+    """Read one stored rollout, without running code that the file may carry.
 
     Raises:
-        SpecError: unreadable, not a rollout, or not this run's batch size and vocabulary.
+        SpecError: the file is unreadable, is not a rollout, or has another batch size or vocabulary than this run.
     """
     path = make_rollout_path(template, rollout_id)
     try:
@@ -180,7 +180,7 @@ def make_loss_batch(
     ref_log_probs: Sequence[torch.Tensor] = (),
     advantages: Sequence[torch.Tensor] = (),
 ) -> LossBatch:
-    """Pick the microbatch's samples out of the rollout; the keyword lists may be empty where they are not known yet."""
+    """Select the microbatch's samples from the rollout; a keyword list may be empty while it is not known."""
     indices = microbatch.indices
     batch = LossBatch(
         unconcat_tokens=[data.tokens[i] for i in indices],

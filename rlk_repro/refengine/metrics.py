@@ -1,6 +1,6 @@
-"""The dictionaries behind vime's log lines, keys in vime's order.  What is not measured here has no key.
+"""Make the dictionaries of vime's log lines, with keys in vime's order.  A value that is not measured has no key.
 
-Pure functions of what a rollout or a phase left behind; the trainer logs them.
+These are pure functions of the values that a rollout or a phase left; the trainer logs them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlk_repro.refengine.data import Sample, TrainData
 
 
 def make_generation_metrics(samples: Sequence[Sample], rollout_time_s: float) -> dict[str, float]:
-    """The rollout manager's ``perf N`` line, printed where rollouts are generated."""
+    """Make the rollout manager's ``perf N`` line, which is printed where rollouts are generated."""
     lengths = [sample.response_length for sample in samples]
     effective = [sum(sample.loss_mask) for sample in samples]
     return {
@@ -35,7 +35,7 @@ def make_generation_metrics(samples: Sequence[Sample], rollout_time_s: float) ->
 
 
 def _count_constant_groups(samples: Sequence[Sample]) -> dict[str, int]:
-    """Groups whose rewards are all equal teach nothing; they are counted by that reward."""
+    """Count groups with equal rewards, by that reward: such a group gives no training signal."""
     groups: dict[int, list[float]] = {}
     for sample in samples:
         groups.setdefault(sample.group_index, []).append(sample.reward)
@@ -50,7 +50,7 @@ def make_rollout_metrics(
     log_probs: list[torch.Tensor],
     advantages: list[torch.Tensor],
 ) -> dict[str, float]:
-    """The ``rollout N`` line: means over samples, per-token values as means of sample means."""
+    """Make the ``rollout N`` line: means over samples; a per-token value is first averaged within its sample."""
     mean_of_sample_mean = make_sum_of_sample_mean(data.loss_masks, data.rollout_mask_sums)
 
     def mean(values: list[torch.Tensor]) -> float:
@@ -77,7 +77,7 @@ def make_rollout_metrics(
 def make_step_metrics(
     losses: Mapping[str, float], *, grad_norm: float, lrs: Sequence[float], global_batch_size: int, step: int
 ) -> dict[str, float]:
-    """The ``step K`` line of one optimizer step."""
+    """Make the ``step K`` line of one optimizer step."""
     metrics = dict(losses) | {"grad_norm": grad_norm}
     metrics |= {f"lr-pg_{group}": lr for group, lr in enumerate(lrs)}
     metrics |= {"global_batch_size": global_batch_size, "step": step}
@@ -85,7 +85,7 @@ def make_step_metrics(
 
 
 def make_trainer_metrics(elapsed_s: Mapping[str, float], num_tokens: int) -> dict[str, float]:
-    """The trainer's ``perf N`` line; ``num_tokens`` are prompt and response tokens of the whole rollout."""
+    """Make the trainer's ``perf N`` line; ``num_tokens`` counts prompt and response tokens of the whole rollout."""
     metrics = {f"perf/{name}_time": value for name, value in elapsed_s.items()}
     step_time_s = elapsed_s["train_wait"] + elapsed_s["train"]
     metrics["perf/actor_train_tok_per_s"] = num_tokens / elapsed_s["actor_train"]

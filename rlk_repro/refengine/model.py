@@ -1,7 +1,7 @@
-"""A decoder-only transformer of the Qwen3 kind: RMSNorm, RoPE, grouped-query attention with QK-norm, SwiGLU.
+"""Define a decoder-only transformer like Qwen3: RMSNorm, RoPE, grouped-query attention with QK-norm, SwiGLU.
 
-It works on packed rows [N] of many samples; what differs between teacher forcing and decoding is one function, the
-attention over keys, handed in by the caller.  Not here: dropout, biases, mixture of experts, parallelism.
+It works on packed rows [N] of many samples.  Teacher forcing and decoding differ in one function, the attention over
+keys, which the caller passes in.  The model has no dropout, biases, mixture of experts or parallelism.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, q [N, heads, D], k and v [N, groups, D]) -> [N, heads, D]"""
+"""A function (layer, q [N, heads, D], k and v [N, groups, D]) -> [N, heads, D]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes.  ``dtype`` is that of activations; the head's logits are always float32."""
+    """Sizes of the model; ``dtype`` is that of activations.  The head's logits are always float32."""
 
     num_layers: int
     hidden_size: int
@@ -54,7 +54,7 @@ def make_model_config(args: argparse.Namespace) -> ModelConfig:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, computed in float32 and returned in x's dtype."""
+    """Return x / rms(x) * weight over the last dimension, computed in float32 and returned in x's dtype."""
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """x @ weight.T in x's dtype, whatever dtype the weight is stored in."""
+    """Return x @ weight.T in x's dtype, whatever dtype stores the weight."""
 
     def __init__(self, size_in: int, size_out: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """tokens [N], positions [N], attend -> logits [N, V] float32."""
+    """The model: tokens [N], positions [N], attend -> logits [N, V] float32."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -134,11 +134,11 @@ class Transformer(nn.Module):
 
     @property
     def output_weight(self) -> nn.Parameter:
-        """[V, D]: the matrix that turns hidden states into logits."""
+        """The matrix [V, D] that turns hidden states into logits."""
         return self.embedding if self.head is None else self.head.weight
 
     def find_hidden_states(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """[N, D], in the dtype of the activations."""
+        """Return hidden states [N, D] in the dtype of the activations."""
         x = F.embedding(tokens, self.embedding).to(self.config.dtype)
         rotation = make_rotation(positions, self.config.head_size, self.config.rotary_base)
         for block in self.blocks:
@@ -152,7 +152,7 @@ class Transformer(nn.Module):
 
 
 def make_model(config: ModelConfig, seed: int, device: torch.device) -> Transformer:
-    """Build a model, with the same weights on every device: normal(0, init_std), block outputs scaled by depth."""
+    """Build a model with the same weights on every device: normal(0, init_std), block outputs scaled by depth."""
     with torch.device("cpu"):
         model = Transformer(config)
     generator = torch.Generator().manual_seed(seed)
@@ -180,7 +180,7 @@ def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
 
 
 class PackedLayout:
-    """Samples laid end to end in T rows: where each row is in its sample, and causal attention inside samples."""
+    """Samples laid end to end in T rows: the position of each row in its sample, and causal attention in samples."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.num_samples, self.longest = len(lengths), max(lengths)
@@ -192,7 +192,7 @@ class PackedLayout:
     def attend(self, _layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Pad to [samples, heads, longest, D], attend causally, pack again.
 
-        Padding is on the right, where causality hides it from every real row.
+        The padding is on the right, where causal attention hides it from every real row.
         """
         groups = q.size(1) // k.size(1)
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)

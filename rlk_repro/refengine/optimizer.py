@@ -1,6 +1,6 @@
-"""AdamW with gradient clipping, in the order Megatron-LM applies them.
+"""Run AdamW with gradient clipping, in the order in which Megatron-LM applies them.
 
-torch's own class is not used because constructing it imports torch's compiler, which takes longer than a smoke run.
+torch's own class is not used: its constructor imports torch's compiler, which takes longer than a smoke run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ParameterGroup:
 
 
 class AdamW:
-    """Decoupled weight decay (arxiv.org/abs/1711.05101) on matrices, none on norm weights."""
+    """AdamW with decoupled weight decay (arxiv.org/abs/1711.05101) on matrices; norm weights do not decay."""
 
     def __init__(
         self, model: torch.nn.Module, *, lr: float, betas: tuple[float, float], weight_decay: float, clip_grad: float
@@ -37,7 +37,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self) -> float:
-        """Clip, update, drop the gradients; return the gradient norm before clipping."""
+        """Clip, update, delete the gradients; return the gradient norm before clipping."""
         grads = [p.grad for p in self._moments if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
         scale = (self.clip_grad / (norm + 1e-6)).clamp(max=1.0) if self.clip_grad > 0 else 1.0

@@ -1,8 +1,8 @@
-"""Rollouts of random tokens, in the files that vime's ``--save-debug-rollout-data`` writes: a command of ``prepare``.
+"""Write rollouts of random tokens as vime's ``--save-debug-rollout-data`` does; `prepare` calls this module.
 
-Tokens are uniform over the vocabulary, rewards over 256 values, and every sample has the full length. With experts,
-each token goes to distinct ones, every set as likely as any other. SHAKE-256 gives the bits, so the values follow from
-the arguments alone. No rollout engine takes part: there are no log-probs of one.
+Tokens are uniform over the vocabulary, rewards over 256 values, and every sample has the full length.  With experts,
+each token goes to distinct experts, and every set is equally likely.  SHAKE-256 gives the bits, so the values follow
+from the arguments alone.  No rollout engine runs, so there are no log-probs of an engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _list_samples(sizes: argparse.Namespace, rollout: int) -> Iterator[dict[str,
     num_tokens = sizes.prompt_len + sizes.response_len
     for number in range(sizes.num_samples):
         what = f"{sizes.seed}/{rollout}/{number}"
-        # without the sign 63 bits are left, whose remainders have no bias that any test could see
+        # 63 bits remain without the sign; the bias of their remainders is too small for any test to see
         drawn = _draw(f"{what}/tokens", num_tokens, torch.int64) & torch.iinfo(torch.int64).max
         sample = {
             "index": rollout * sizes.num_samples + number,
@@ -51,7 +51,7 @@ def _list_samples(sizes: argparse.Namespace, rollout: int) -> Iterator[dict[str,
 
 
 def _choose_experts(sizes: argparse.Namespace, what: str, num_tokens: int) -> torch.Tensor:
-    """[tokens, layers, experts per token] int32."""
+    """Draw the experts of each token: [tokens, layers, experts per token] int32."""
     shape = (num_tokens, sizes.num_layers, sizes.num_experts)
     keys = _draw(f"{what}/experts", num_tokens * sizes.num_layers * sizes.num_experts, torch.int32).view(shape)
     return keys.argsort(dim=-1, stable=True)[..., : sizes.num_experts_per_token].to(torch.int32).contiguous()

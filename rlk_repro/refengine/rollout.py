@@ -1,6 +1,6 @@
-"""The rollout copy: its own weights, token-by-token decoding over a key/value cache, log-probs as it samples.
+"""Generate with the rollout copy: its own weights, decoding token by token over a key/value cache, log-probs.
 
-The trainer never reads these weights and this module never sees the trainer's, except through ``load_weights``.
+The trainer never reads these weights, and this module gets the trainer's weights only by ``load_weights``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlk_repro.refengine.model import ModelConfig, PackedLayout, Transformer
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """Sampled tokens, the end token included if it came, and their log-probs at the sampling temperature."""
+    """Sampled tokens, with the end token if it came, and their log-probs at the sampling temperature."""
 
     tokens: list[int]
     log_probs: list[float]
@@ -26,7 +26,7 @@ class Response:
 
 
 class KeyValueCache:
-    """Keys and values [layer, sample, position, group, D]; sample b's first ``lengths[b]`` positions are real."""
+    """Keys and values [layer, sample, position, group, D]; the first ``lengths[b]`` positions of sample b are real."""
 
     def __init__(self, config: ModelConfig, prompts: PackedLayout, lengths: torch.Tensor, capacity: int) -> None:
         shape = (2, config.num_layers, len(lengths), capacity, config.num_groups, config.head_size)
@@ -38,7 +38,7 @@ class KeyValueCache:
         self._mask = torch.empty(0)
 
     def attend_prompts(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Packed prompt rows attend among themselves; their keys and values are kept."""
+        """Let packed prompt rows attend to each other, and keep their keys and values."""
         rows = (self._prompts.samples, self._prompts.positions)
         self._keys[layer][rows], self._values[layer][rows] = k, v
         return self._prompts.attend(layer, q, k, v)
@@ -51,9 +51,9 @@ class KeyValueCache:
         return positions
 
     def attend_last(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """One row per sample attends to everything cached for it, itself included.
+        """Let one row per sample attend to everything cached for its sample, itself included.
 
-        The heads of a group share keys, so they stand where the queries of one head usually do.
+        The heads of a group share keys, so they take the dimension that usually holds the queries of one head.
         """
         rows = (self._samples, self._lengths - 1)
         self._keys[layer][rows], self._values[layer][rows] = k, v
@@ -63,7 +63,7 @@ class KeyValueCache:
 
 
 class RolloutEngine:
-    """Generates with weights of its own, stored in the model's activation dtype."""
+    """The generator; its own weights are stored in the model's activation dtype."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self.model = Transformer(config).to(device=device, dtype=config.dtype).requires_grad_(requires_grad=False)
@@ -105,7 +105,7 @@ def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) 
 
 
 def _cut(tokens: list[list[int]], log_probs: list[list[float]]) -> list[Response]:
-    """Drop what was decoded after a sample's end token while others went on."""
+    """Drop tokens that were decoded after a sample's end token while other samples continued."""
     responses = []
     for row, values in zip(tokens, log_probs, strict=True):
         is_finished = task.END_ID in row
@@ -115,7 +115,7 @@ def _cut(tokens: list[list[int]], log_probs: list[list[float]]) -> list[Response
 
 
 def make_samples(questions: Sequence[task.Question], responses: Sequence[Response]) -> list[Sample]:
-    """Judge the responses; question i owns the i-th run of ``len(responses) / len(questions)`` of them."""
+    """Judge the responses; question i owns the i-th group of ``len(responses) / len(questions)`` responses."""
     group_size = len(responses) // len(questions)
     return [
         _make_sample(index // group_size, index, questions[index // group_size], response)

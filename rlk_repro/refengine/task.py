@@ -1,6 +1,6 @@
-"""The task: additions written in characters, made from the seed, and the rule that rewards an answer.
+"""Make the task: additions written in characters, drawn from the seed, and the rule that rewards an answer.
 
-Nothing is read from disk and nothing is learned by imitation: the reward is all the model ever sees of the answer.
+Nothing is read from disk, and the model never trains on the answers: it sees an answer only by the reward.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TEXT_OF: Final = {END_ID: END} | {number: symbol for symbol, number in _ID_OF.i
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """``prompt`` asks, ``answer`` is the only right continuation, up to the end sign."""
+    """A question; ``answer`` is the only correct continuation of ``prompt``, up to the end sign."""
 
     prompt: str
     answer: str
@@ -35,21 +35,21 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Sequence[int]) -> str:
-    """The end token reads as ``$``; padding and the model's vocabulary beyond the symbols as ``?``."""
+    """Decode tokens: ``$`` for the end token, ``?`` for padding and for ids beyond the symbols."""
     return "".join(_TEXT_OF.get(number, UNKNOWN) for number in ids)
 
 
 def make_questions(seed: int, rollout_id: int, count: int, max_operand: int) -> list[Question]:
-    """Draw ``count`` additions; the same for the same seed and rollout, whatever was drawn before."""
+    """Draw ``count`` additions.  They depend on seed and rollout only, not on earlier draws."""
     generator = random.Random(f"{seed}:{rollout_id}")  # noqa: S311 (a task, not a secret)
     pairs = [(generator.randint(0, max_operand), generator.randint(0, max_operand)) for _ in range(count)]
     return [Question(prompt=f"{a}+{b}=", answer=str(a + b)) for a, b in pairs]
 
 
 def score(response: str, answer: str) -> float:
-    """Reward = positions where response and answer agree, end sign included, over the longer of the two.
+    """Return the reward: positions where response and answer agree, end sign included, over the longer length.
 
-    1.0 means exactly right and ended; part of the answer earns its part.
+    1.0 means an exact answer that ended.  A partly correct answer earns a part.
     """
     expected = answer + END
     hits = sum(got == want for got, want in zip(response, expected, strict=False))

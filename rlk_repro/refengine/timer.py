@@ -1,6 +1,6 @@
-"""Named wall-clock phases, logged and summed as vime's timer does.
+"""Measure named wall-clock phases, logged and summed as vime's timer does.
 
-Unlike vime's, a phase on a GPU ends when its work has ended: the device is synchronised at both ends.
+Unlike in vime, a phase on a GPU ends when its GPU work has ended: the device is synchronised at both ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Timer:
-    """Phases by name: several may be open at once, none twice."""
+    """A timer of named phases.  Several phases may be open at once, but not two of the same name."""
 
     def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
         self._synchronize = synchronize

@@ -1,6 +1,6 @@
-"""The GRPO loop: sync weights, generate, reference and old log-probs, optimizer steps, vime's log lines.
+"""Run the GRPO loop: sync weights, generate, reference and old log-probs, optimizer steps, vime's log lines.
 
-One process, one device.  The log is the result; no checkpoints, no evaluation.
+The loop uses one process and one device.  Its result is the log; it writes no checkpoints and evaluates nothing.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from rlk_repro.refengine.timer import Timer
 logger = logging.getLogger(__name__)
 
 step_end_hooks: list[Callable[[int], None]] = []
-"""Called with the rollout's number after its training and log lines, before the weight sync."""
+"""Functions called with the rollout's number after its training and log lines, before the weight sync."""
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the whole job that ``parse_args`` described.
+    """Run the job that ``parse_args`` described.
 
     Raises:
-        SpecError: a stored rollout is missing or unfit, before the first step where it can be known.
-        EnvironmentMissing: the device asked for is not there.
-        CheckFailed: the gradient norm is no longer a number.
+        SpecError: a stored rollout is missing or unfit; raised before the first step where that is possible.
+        EnvironmentMissing: the requested device does not exist.
+        CheckFailed: the gradient norm is not a finite number.
     """
     if args.load_debug_rollout_data is not None:
         check_rollout_files(args.load_debug_rollout_data, args.num_rollout)
@@ -70,11 +70,11 @@ def run(args: argparse.Namespace) -> None:
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Keep what exists now out of garbage collection.
+    """Exclude the existing objects from garbage collection.
 
-    A full collection walks all that importing torch left behind: 170 000 objects, 80 to 100 ms measured on a CPU, where
-    a pass of the smoke run takes 20 ms.  When it comes depends on the number of objects only, so it hit the same
-    scored step of every trial and no median over trials removed it.
+    A full collection visits all objects of torch's import: 170 000 objects, 80 to 100 ms measured on a CPU, where a
+    pass of the smoke run takes 20 ms.  Its time depends on the number of objects only.  It therefore hit the same
+    scored step of every trial, and a median over trials did not remove it.
     """
     gc.collect()
     gc.freeze()
@@ -85,7 +85,7 @@ def frozen_heap() -> Iterator[None]:
 
 
 def make_device(args: argparse.Namespace) -> torch.device:
-    """Choose the device and set torch up for it; on a CPU equal flags give equal bits."""
+    """Choose the device and configure torch for it; on a CPU equal flags give equal bits."""
     has_gpu = torch.cuda.is_available()
     if args.device == "cuda" and not has_gpu:
         raise EnvironmentMissing(Problem("--device", "torch sees no GPU", got="cuda", hint="use --device cpu"))
@@ -98,7 +98,7 @@ def make_device(args: argparse.Namespace) -> torch.device:
 
 
 def load_function(path: str) -> Callable[[argparse.Namespace], object]:
-    """Import ``package.module.function``; errors raised inside the module propagate."""
+    """Import ``package.module.function``; an error inside the module is raised unchanged."""
     module_name, _, name = path.rpartition(".")
     found: Any = None
     try:
@@ -134,13 +134,13 @@ class Trainer:
         self.timer = Timer(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
 
     def update_weights(self) -> None:
-        """Copy the policy to the rollout copy; nothing to do without generation, but timed as in vime."""
+        """Copy the policy to the rollout copy; a no-op without generation, but timed as in vime."""
         with self.timer.phase("update_weights"):
             if not self.args.debug_train_only:
                 self.engine.load_weights(self.model)
 
     def roll_out(self, rollout_id: int) -> list[Sample]:
-        """Generate the rollout, or read it in the train-only lane."""
+        """Generate the rollout, or read the stored one in the train-only lane."""
         args = self.args
         if args.load_debug_rollout_data is not None:
             count = args.rollout_batch_size * args.n_samples_per_prompt

@@ -150,7 +150,7 @@ def test_the_partition_with_most_gpu_nodes_is_proposed() -> None:
 def test_a_partition_that_is_hidden_from_us_is_not_proposed() -> None:
     site = make_site(visible=frozenset({"debug", "long"}))
     assert propose(site)["slurm"]["partition"] == "long"
-    assert judged(site=site) == warning("slurm.partition", "one that sinfo shows you: debug, long", "batch")
+    assert judged(site=site) == warning("slurm.partition", "a partition that sinfo shows you: debug, long", "batch")
 
 
 def test_a_rack_without_gres_types_is_known_by_its_features() -> None:

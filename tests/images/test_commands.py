@@ -169,7 +169,7 @@ def test_without_options_it_is_the_newest_stack_and_this_machines_platform(
 
 def test_the_example_stack_is_not_called_published(call: Call) -> None:
     rows = json.loads(call("images", "list", "example", "--json")[1])["images"]
-    assert {row["status"] for row in rows} == {"an example, on a registry that does not exist"}
+    assert {row["status"] for row in rows} == {"an example; its registry does not exist"}
 
 
 def test_the_build_command_holds_the_stacks_pins(call: Call) -> None:
