@@ -1,7 +1,7 @@
-"""One commit of RL-Kernel out of a folder of several, so that a trial can run another one than its neighbour.
+"""Select one of several installed RL-Kernel commits, so that two trials can run different commits.
 
-``RLK_COMMITS`` names the folder; each commit is installed there under its own 40 digits, by pip, whose record says
-which commit it is.
+``RLK_COMMITS`` names the folder. pip installs each commit there under its own 40 digits, and pip's record names the
+commit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def use_commit(commit: str) -> None:
     """Put the commit's folder first on this process's path.
 
     Raises:
-        EnvironmentMissing: it is not there, is another commit, or RL-Kernel has been imported already.
+        EnvironmentMissing: the folder is absent or holds another commit, or RL-Kernel is already imported.
     """
     folder = Path(os.environ.get(FOLDER, "")) / commit
     if str(folder) in sys.path:
@@ -32,9 +32,9 @@ def use_commit(commit: str) -> None:
     if not os.environ.get(FOLDER) or commit not in found or not (folder / PACKAGE).is_dir():
         hint = f"pip install --no-deps --no-build-isolation --target {FOLDER}/{commit} {SOURCE}@{commit}"
         raise EnvironmentMissing(
-            Problem(f"{FOLDER}/{commit}", "is no installed RL-Kernel of this commit",
+            Problem(f"{FOLDER}/{commit}", "is not an installed RL-Kernel of this commit",
                     got=str(folder) if os.environ.get(FOLDER) else "no such variable", hint=hint)
         )  # fmt: skip
     if PACKAGE in sys.modules:
-        raise EnvironmentMissing(Problem(PACKAGE, "is imported already", expected=f"to be imported from {folder}"))
+        raise EnvironmentMissing(Problem(PACKAGE, "is already imported", expected=f"to be imported from {folder}"))
     sys.path.insert(0, str(folder))

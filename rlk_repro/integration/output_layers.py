@@ -1,4 +1,4 @@
-"""Has the output layer of a Megatron model hand over its input, ``HiddenStates``, where ``linear_logp`` multiplies."""
+"""Let a Megatron model's output layer return its input, ``HiddenStates``, where ``linear_logp`` multiplies."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rlk_repro.operators import Reason, Refusal
 
 
 def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: Abi) -> None:
-    """Have the output layers of a Megatron model hand over hidden states where ``linear_logp`` runs; all or none.
+    """Let all output layers of a Megatron model return hidden states where ``linear_logp`` runs, or none of them.
 
     Raises:
-        CheckFailed: one of them cannot, and the mode forbids a fallback.
-        EnvironmentMissing: the layer is not that of the Megatron that this was written for.
+        CheckFailed: a layer cannot do this, and the mode forbids a fallback.
+        EnvironmentMissing: the layer is not that of the Megatron for which this was written.
     """
     decision = installation.ledger.find_rl_kernel(NAME)
     if decision is None:
@@ -40,7 +40,7 @@ def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: 
 
 
 def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
-    """The output layer of a model chunk, None where the pipeline has put it elsewhere, or why it cannot be deferred."""
+    """Return a model chunk's output layer, None where another pipeline stage has it, or why it cannot be deferred."""
     model = chunk
     while hasattr(model, "module"):
         if type(model).__name__ not in abi.wrappers:
@@ -69,7 +69,7 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
 
 
 def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Around the layer's ``forward``, whose arguments it takes: its input with the weight, in place of the product."""
+    """Wrap the layer's ``forward`` with the same arguments; return its input and weight in place of their product."""
 
     @functools.wraps(forward)
     def hand_over(
@@ -92,8 +92,8 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
 
 
 def _gather_rows(hidden: torch.Tensor, group: Any) -> torch.Tensor:
-    """All rows, from those of each rank.  The operator adds its gradient up over the ranks; on the way back each takes
-    its own rows of that sum, and nothing is added up again."""
+    """Gather the rows of all ranks.  The operator sums its gradient over the ranks: on the way back each rank takes its
+    own rows of that sum, and nothing is summed again."""
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
     rows: torch.Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)

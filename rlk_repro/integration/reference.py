@@ -1,4 +1,4 @@
-"""Installs the switch into the reference trainer, by its ``--custom-megatron-init-path``."""
+"""Install the switch into the reference trainer, through its ``--custom-megatron-init-path``."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PHASES: Final = {"compute_log_probs": FORWARD_ONLY, "_train_step": UPDATE}
 
 
 def install(args: argparse.Namespace) -> Installation | None:
-    """Install what the environment asks for; None, and nothing touched, if it asks for nothing."""
+    """Install what the environment asks for.  Return None, and change nothing, if it asks for nothing."""
     settings = Settings.from_env()
     if not settings.is_active:
         return None
-    # torch imports it at the first gradient that a route asks for: 40 MB in one variant only would be the route's
+    # torch imports it at the first gradient of a route; these 40 MB would otherwise count for one variant only
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     from rlk_repro.refengine import core, trainer
@@ -62,7 +62,7 @@ def _begin_step_before(installation: Installation, train: Callable[..., None]) -
 
 
 def _hand_over(turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Hidden states [1, T, D] with the weight of the output layer, in place of logits."""
+    """Return hidden states [1, T, D] with the weight of the output layer, in place of logits."""
 
     @functools.wraps(forward)
     def hand_over(model: Transformer, microbatch: Microbatch) -> Any:

@@ -1,8 +1,8 @@
 """Start vime's own ``train.py``, wherever this Python has it: ``python -m rlk_repro.integration.start_vime ARGUMENTS``.
 
-The last look before training: rollouts that are to be loaded must all be there, since vime's forge loading takes file 0
-for any that is missing and goes on; must be data, since vime loads pickles; and where their experts are to be replayed,
-they must hold some.
+Before training, this module checks the rollouts to be loaded.  All must exist, since vime's forge loading takes file 0
+for a missing one and goes on.  They must be data, since vime loads pickles.  Where their experts are replayed, they
+must hold experts.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def main() -> int:
         check_rollouts(argv)
         script = find_script()
         if snapshots := _find_value(argv, "--memory-snapshot-dir"):
-            Path(snapshots).mkdir(parents=True, exist_ok=True)  # torch, which writes there, makes no folder
+            Path(snapshots).mkdir(parents=True, exist_ok=True)  # torch writes to this folder but does not create it
     except RlkReproError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
         return error.exit_code
-    # what Python itself does for a script; Ray tells its workers the folder of sys.argv[0]
+    # Python itself does this for a script; Ray tells its workers the folder of sys.argv[0]
     sys.argv = [str(script), *argv]
     sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")
@@ -43,11 +43,11 @@ def main() -> int:
 
 
 def check_rollouts(argv: Sequence[str]) -> None:
-    """Look at every rollout that these arguments load.
+    """Check every rollout that these arguments load.
 
     Raises:
-        CheckFailed: one is missing or empty, or all of them are one file.
-        BundleUnreadable: one is more than data.
+        CheckFailed: a rollout is missing or empty, or all are one file.
+        BundleUnreadable: a rollout holds more than data.
     """
     number = int(_find_value(argv, "--num-rollout") or 0)
     for flag in LOADING:
@@ -70,12 +70,13 @@ def check_rollouts(argv: Sequence[str]) -> None:
 
 
 def require_data(path: Path) -> None:
-    """Raises BundleUnreadable for a rollout that is more than data.
+    """Raise BundleUnreadable for a rollout that holds more than data.
 
-    The archive is read by torch itself: two readers may find different members in an odd one, and torch's counts.
+    torch itself reads the archive: in an unusual archive two readers may find different members, and torch's members
+    count.
     """
     check_archive(path)
-    torch: Any = importlib.import_module("torch")  # which train.py is about to import
+    torch: Any = importlib.import_module("torch")  # train.py is about to import torch as well
     try:
         archive = torch._C.PyTorchFileReader(str(path))  # noqa: SLF001  (what torch.load uses)
         records, data = archive.get_all_records(), archive.get_record(PICKLE)
@@ -86,13 +87,15 @@ def require_data(path: Path) -> None:
 
 
 def check_routes(path: Path) -> None:
-    """Raises CheckFailed where a stored rollout does not tell ``topk`` different experts for every token.
+    """Raise CheckFailed where a stored rollout does not give ``topk`` different experts for every token.
 
-    A server whose kernel chooses experts by itself reports expert 0 throughout, and vime would train on that: one
-    rollout is enough to see it.
+    A server whose kernel chooses experts itself reports expert 0 throughout, and vime would train on that.  One rollout
+    is enough to see it.
     """
     torch: Any = importlib.import_module("torch")
-    stored = torch.load(path, map_location="cpu", weights_only=False)  # as vime does; it is data, see require_data
+    stored = torch.load(
+        path, map_location="cpu", weights_only=False
+    )  # vime loads it the same way; require_data has checked that it is data
     for number, sample in enumerate(stored["samples"]):
         routes = sample.get("rollout_routed_experts")  # [tokens - 1, layers, topk]
         where = f"{path.name}: samples.{number}.rollout_routed_experts"
@@ -105,10 +108,10 @@ def check_routes(path: Path) -> None:
 
 
 def find_script() -> Path:
-    """``train.py`` lies beside the package ``vime`` in its checkout.
+    """Find ``train.py`` beside the package ``vime`` in its checkout.
 
     Raises:
-        EnvironmentMissing: there is no vime, or one that was installed without its scripts.
+        EnvironmentMissing: vime is absent, or was installed without its scripts.
     """
     spec = importlib.util.find_spec("vime")
     places = [] if spec is None else list(spec.submodule_search_locations or ())

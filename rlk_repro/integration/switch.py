@@ -1,7 +1,7 @@
-"""The switch between a trainer and RL-Kernel: settings from the environment, and ``install_into`` that acts on them.
+"""Switch between a trainer and RL-Kernel: read settings from the environment, and apply them by ``install_into``.
 
-The functions of ``TIMERS`` are rebound in both variants, for the timers; operators that were asked for are routed
-beneath the timers.  No trainer file is edited, and no operator is used unless it was requested.
+The functions of ``TIMERS`` are rebound in both variants, for the timers; requested operators are routed beneath the
+timers.  No trainer file is edited, and no operator is used unless it was requested.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Mode(StrEnum):
 class Settings:
     """The settings from the environment.  Unless ``VIME_RL_KERNEL`` is 1 the mode is off, without operators.
 
-    ``schedule`` has a letter for the variant of each rollout; without one all of them are enabled.  With a ``commit``
-    RL-Kernel comes from the folder of that name.
+    ``schedule`` has one letter per rollout, for its variant; without a schedule all rollouts are enabled.  With a
+    ``commit``, RL-Kernel comes from the folder of that name.
     """
 
     mode: Mode = Mode.OFF
@@ -151,7 +151,7 @@ TIMERS: Final[Mapping[str, Timers]] = {
     CLIP: _CLIP_KL,
     LOSS: Timers("grpo_loss_forward", "grpo_loss_backward"),
 }
-"""By function of a trainer's loss module."""
+"""Timers by function of a trainer's loss module."""
 
 
 def install_into(
@@ -163,12 +163,12 @@ def install_into(
     args: Any = None,
     routes: Mapping[str, RouteFactory] = ROUTES,
 ) -> Installation:
-    """Rebind the functions of a trainer's loss module; once installed, return what is installed.
+    """Rebind the functions of a trainer's loss module; a second call returns the first installation.
 
     Raises:
-        EnvironmentMissing: the module is not the one this was written for, or the mode is ``require`` and an
+        EnvironmentMissing: the module is not the one for which this was written, or the mode is ``require`` and an
             operator cannot run.
-        SpecError: this rank's ops file is there already, or the planned commit of RL-Kernel is not.
+        SpecError: this rank's ops file already exists, or the planned commit of RL-Kernel is absent.
     """
     installed = find_installation(target, TIMERS)
     if installed is not None:
@@ -183,7 +183,7 @@ def install_into(
         native = getattr(target, OPERATORS[op].function)
         found[op] = resolve(op, RouteContext(case=case, native=native, args=args, batch=batch, watch=watch), routes)
     rank, world_size = find_rank()
-    # first, so that a rank that cannot go on says so to those that can
+    # called first, so that a rank that cannot continue tells the ranks that can
     check_ranks_agree(rank, world_size, _describe_choice(settings, found))
     if settings.mode is Mode.REQUIRE:
         _forbid_fallbacks(found)
@@ -222,7 +222,7 @@ def install_into(
             is_loss_routed=any(OPERATORS[op].function == LOSS for op in settings.ops),
             refusal=_find_shadow_refusal(settings.ops, case),
         )
-    # ranks that split a vocabulary have the same tokens, and the first of them records those
+    # ranks that split a vocabulary have the same tokens, so only the first of them records the tokens
     if settings.ops_dir and rank % case.tensor_parallel == 0:
         installation.tokens = TokenRecord(abi.rows, _find_token_refusal(case))
     _rebind_targets(installation, target, found, batch=batch, has_entropy_metric=settings.has_entropy_metric)
@@ -235,7 +235,7 @@ def _find_token_refusal(case: Case) -> str:
 
 
 def _find_shadow_refusal(ops: Sequence[str], case: Case) -> str:
-    """Why both routes cannot compute the same microbatch side by side; empty where they can."""
+    """Return why both routes cannot compute the same microbatch side by side; empty where they can."""
     if case.context_parallel > 1:
         return f"context parallel size {case.context_parallel}: a rank that stops would leave others waiting"
     return f"{LINEAR_LOGP} takes hidden states, and a baseline step has logits" if LINEAR_LOGP in ops else ""
@@ -309,7 +309,7 @@ def _wrap(
 
 
 def without_entropy_metric(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An entropy that carries no gradient becomes zeros; one that the loss needs stays."""
+    """Replace an entropy without gradient by zeros; keep an entropy that the loss needs."""
     signature = inspect.signature(function)
 
     def compute(*args: Any, **kwargs: Any) -> Any:
@@ -333,7 +333,7 @@ def _hold_batch(current: CurrentBatch, function: Callable[..., Any]) -> Callable
 
 
 def probe_platform() -> Platform:
-    """Where torch computes in this process by default."""
+    """Return the platform on which torch computes by default in this process."""
     if not torch.cuda.is_available():
         return Platform.CPU
     return Platform.CUDA if torch.version.hip is None else Platform.ROCM

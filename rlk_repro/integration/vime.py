@@ -1,4 +1,4 @@
-"""Installs the switch into vime, by its ``--custom-megatron-init-path``, in every training process.
+"""Install the switch into vime, through its ``--custom-megatron-init-path``, in every training process.
 
 vime calls this once its process groups exist and before the model is built.
 """
@@ -23,7 +23,7 @@ PHASES: Final = {"forward_only": FORWARD_ONLY, "train": UPDATE}
 
 
 def install(args: argparse.Namespace) -> Installation | None:
-    """Install what the environment asks for; None, and nothing touched, if it asks for nothing."""
+    """Install what the environment asks for.  Return None, and change nothing, if it asks for nothing."""
     settings = Settings.from_env()
     if not settings.is_active:
         return None
@@ -44,7 +44,7 @@ def install(args: argparse.Namespace) -> Installation | None:
 
 
 def install_loss(args: argparse.Namespace) -> Installation | None:
-    """Install into vime's loss module alone, for a program that calls its functions and is not vime's trainer."""
+    """Install into vime's loss module alone, for a program that calls its functions without vime's trainer."""
     settings = Settings.from_env()
     return _install_loss(args, settings, has_output_layer=False) if settings.is_active else None
 
@@ -63,8 +63,8 @@ def _install_loss(args: argparse.Namespace, settings: Settings, *, has_output_la
 
 
 def _prepare_model(installation: Installation, abi: Abi, initialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Time Megatron's ``optimizer.step`` on the optimizer that is built: unscaling, clipping, update, parameter copies;
-    and have the actor's model leave its logits out where nothing needs them."""
+    """Time Megatron's ``optimizer.step`` (unscaling, clipping, update, parameter copies), and let the actor's model
+    leave out its logits where nothing needs them."""
     time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
 
     @functools.wraps(initialize)
@@ -80,8 +80,8 @@ def _prepare_model(installation: Installation, abi: Abi, initialize: Callable[..
 
 
 def _begin_step_before(installation: Installation, begin: Callable[..., Any]) -> Callable[..., Any]:
-    """vime says a rollout's number only after its passes without gradient: it is counted here, and compared with vime's
-    own when the step ends."""
+    """Count rollouts here, because vime gives a rollout's number only after its passes without gradient; the count is
+    compared with vime's number when the step ends."""
     numbers = itertools.count()
 
     @functools.wraps(begin)
@@ -93,7 +93,7 @@ def _begin_step_before(installation: Installation, begin: Callable[..., Any]) ->
 
 
 def _end_step_after(installation: Installation, log_perf_data: Callable[..., Any]) -> Callable[..., Any]:
-    """vime logs a rollout's timings on every rank, last thing of its training and before the weight sync."""
+    """End the step when vime logs a rollout's timings: on every rank, after the training, before the weight sync."""
 
     @functools.wraps(log_perf_data)
     def log_and_end_step(rollout_id: int, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What one commit of vime, with the Megatron-LM that it pins, calls its functions, and how it lays out a batch.
+"""Define what one commit of vime, with its pinned Megatron-LM, calls its functions, and how it lays out a batch.
 
-A second commit is a second entry of ``ABIS``.  Which of them runs is found by the signatures, as upstream gives its
+A second commit is a second entry of ``ABIS``.  The signatures decide which entry applies, because upstream gives its
 training code no version.
 """
 
@@ -21,9 +21,11 @@ LOSS: Final = "policy_loss_function"
 
 @dataclass(frozen=True, kw_only=True)
 class Abi:
-    """``loss`` and ``actor``: functions of the two modules with their parameters.  ``begin``: what the actor calls
-    through its module, once, when it begins to train a rollout.  ``output_layers``: classes of Megatron-LM with those
-    of ``forward``; ``wrappers`` are the classes that may stand around a model.
+    """Names and signatures of one vime commit.
+
+    ``loss`` and ``actor``: functions of the two modules with their parameters.  ``begin``: the function that the actor
+    calls once through its module when it begins to train a rollout.  ``output_layers``: classes of Megatron-LM with the
+    parameters of ``forward``.  ``wrappers``: classes that may surround a model.
     """
 
     loss: Mapping[str, str]
@@ -50,7 +52,7 @@ ABIS: Final[Mapping[str, Abi]] = {
             "initialize_model_and_optimizer": "(args, role)",
             "log_perf_data": "(rollout_id, args, extra_metrics)",
         },
-        # not a method: Ray runs copies of all methods, made before anything can be replaced
+        # not a method: Ray runs copies of all methods, made before this code can replace one
         begin={"get_data_iterator": "(rollout_data)"},
         output_layers={
             "ColumnParallelLinear": "(self, input_, weight, runtime_gather_output)",
@@ -64,10 +66,10 @@ NEWEST: Final = list(ABIS.values())[-1]
 
 
 def find_abi(loss: Any, actor: Any | None = None) -> Abi:
-    """The entry that fits a loss module, and an actor module where the trainer has one.
+    """Return the entry that fits a loss module, and an actor module where the trainer has one.
 
     Raises:
-        EnvironmentMissing: none fits; what differs from the newest entry is named.
+        EnvironmentMissing: no entry fits; the error names the differences from the newest entry.
     """
     for abi in ABIS.values():
         problems = find_signature_problems(loss, abi.loss)

@@ -1,5 +1,5 @@
-"""``rlk-repro prepare``: put a run's model, data set and stored rollouts on disk once, complete and checked.
+"""Put a run's model, data set and stored rollouts on disk once, complete and checked (``rlk-repro prepare``).
 
-``rlk_repro.prepare.layout`` says where each of them is; this package fetches, makes or converts them and records what
-it did.  Trainers never download.
+``rlk_repro.prepare.layout`` names the place of each.  This package fetches, makes or converts them and records what it
+did.  Trainers never download.
 """

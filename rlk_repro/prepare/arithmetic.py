@@ -1,4 +1,4 @@
-"""A small data set of sums, as JSON lines: ``prompt`` and ``label``.  Its bytes follow from the settings alone."""
+"""Make a data set of sums as JSON lines with ``prompt`` and ``label``.  Its bytes follow from the settings alone."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def _list_lines(source: ArithmeticData) -> Iterator[str]:
 
 
 def _draw(source: ArithmeticData, number: int, which: int) -> int:
-    """Draw a number from 0 to ``max_operand``; with 64 bits the bias is negligible."""
+    """Draw a number from 0 to ``max_operand``; with 64 random bits its bias is negligible."""
     digest = hashlib.sha256(f"{source.seed}/{number}/{which}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % (source.max_operand + 1)

@@ -1,4 +1,4 @@
-"""A tokenizer with the 256 bytes and three chat marks as tokens; it encodes every text and needs no download.
+"""Make a tokenizer whose tokens are the 256 bytes and three chat marks; it encodes every text without a download.
 
 It is written as the files that transformers' AutoTokenizer reads.
 """
@@ -21,7 +21,7 @@ _TEMPLATE: Final = (
 
 
 def tokenizer_files() -> dict[str, dict[str, Any]]:
-    """The tokenizer's files: content by name."""
+    """Return the tokenizer's files: content by name."""
     marks = [
         {"id": token_id, "content": text, "special": True, "normalized": False, "lstrip": False, "rstrip": False,
          "single_word": False}
@@ -68,7 +68,7 @@ def tokenizer_files() -> dict[str, dict[str, Any]]:
 
 
 def _byte_characters() -> list[str]:
-    """The printable character that stands for each byte in a byte-level BPE: itself where it has one, else from 256 on.
+    """Return the printable character of each byte in a byte-level BPE: the byte's own, otherwise one from 256 on.
 
     https://github.com/openai/gpt-2/blob/master/src/encoder.py names the three printable ranges.
     """

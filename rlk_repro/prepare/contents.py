@@ -1,4 +1,4 @@
-"""The record of one prepared folder, file by file, and the check of the folder against it.
+"""Record one prepared folder file by file, and check the folder against the record.
 
 The record is written last, so a folder with a record is complete.  The quick check reads sizes, small files such as an
 index, and both ends of large files: it finds a changed header or a file that was cut off.  The full check reads every
@@ -71,7 +71,7 @@ class Contents:
 
     @property
     def digest(self) -> str:
-        """sha256 of what ``sha256sum`` prints for the files in the order of their names."""
+        """The sha256 of what ``sha256sum`` prints for the files in the order of their names."""
         return digest_of({name: item.sha256 for name, item in self.files.items()})
 
     def to_json(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Contents:
 
 
 def digest_of(sha256s: Mapping[str, str], order: Mapping[str, int] | None = None) -> str:
-    """The sha256 over lines ``<sha256>  <name>``, in the order of the names or in the given order."""
+    """Return the sha256 over lines ``<sha256>  <name>``, in the order of the names or in the given order."""
     names = sorted(sha256s, key=None if order is None else order.__getitem__)
     return sha256_bytes("".join(f"{sha256s[name]}  {name}\n" for name in names).encode())
 

@@ -1,6 +1,6 @@
-"""Limits of a download: only https or the requested address, no internal address, and at most the announced size.
+"""Limit a download: only https or the requested address, no internal address, and at most the announced size.
 
-A server is a stranger: it may redirect the client anywhere, or send without end.
+A server is not trusted: it may redirect the client to any address, or send without end.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def open_url(bounds: Bounds) -> Iterator[IO[bytes]]:
     opener = urllib.request.build_opener(_Redirects(bounds))
     with opener.open(bounds.asked, timeout=TIMEOUT_S) as answer:
         bounds.check_headers(answer.headers)
-        yield cast("IO[bytes]", _Counted(answer, bounds))  # reading is all that is done with it
+        yield cast("IO[bytes]", _Counted(answer, bounds))  # the caller only reads from the stream
 
 
 @contextmanager

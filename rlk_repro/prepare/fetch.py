@@ -1,4 +1,4 @@
-"""Fetches a repository file by file into a work folder; every file is hashed before it counts.
+"""Fetch a repository file by file into a work folder; every file is hashed before it counts.
 
 After a kill there are complete files, listed in a journal, and at most one unfinished file, which is fetched again.
 """
@@ -54,7 +54,7 @@ class Fetch:
         origin, listing = self.find(work)
         write_text(work.path / _REVISION, listing.revision)
         verified = _load_journal(work)
-        shutil.rmtree(work.path / _INCOMING, ignore_errors=True)  # unfinished, of an attempt that was killed
+        shutil.rmtree(work.path / _INCOMING, ignore_errors=True)  # an unfinished file of an attempt that was killed
         for file in listing.files:
             if file.name not in verified:
                 tell(f"{self.repository} {file.name}")
@@ -85,7 +85,7 @@ class Fetch:
 
 
 def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
-    """The sha256 of a file, and how it differs from the announcement, if it does.
+    """Return the sha256 of a file and how the file differs from the announcement, if it does.
 
     https://git-scm.com/book/en/v2/Git-Internals-Git-Objects: git hashes a header, then the bytes.
     """
@@ -139,5 +139,5 @@ def _load_journal(work: WorkDir) -> dict[str, FileRecord]:
 
 
 def bytes_there(work: WorkDir) -> int:
-    """The bytes of an earlier attempt that need not be fetched again."""
+    """Return the bytes of an earlier attempt that need not be fetched again."""
     return sum(record.size_bytes for record in _load_journal(work).values())

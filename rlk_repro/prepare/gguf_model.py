@@ -1,4 +1,4 @@
-"""A Llama model of a GGUF file in the hub's format: configuration, tokenizer, one safetensors file in bfloat16.
+"""Convert a Llama model of a GGUF file to the hub's format: configuration, tokenizer, one safetensors file in bfloat16.
 
 ``gguf`` converts the file's quantised weights back to numbers, so they differ from those that the authors published.
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -50,7 +50,10 @@ def write_model(gguf_file: Path, folder: Path) -> None:
     """
     try:
         from gguf import GGUFReader
-    except (ImportError, RuntimeError) as error:  # an incomplete mistral-common, which gguf imports, raises the latter
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # gguf imports mistral-common; an incomplete installation of it raises RuntimeError
         raise EnvironmentMissing(
             Problem("python module gguf", f"cannot be imported ({error})", expected="the reader of GGUF files",
                     hint="python -m pip install 'rlk-repro[gguf]'")
@@ -97,7 +100,7 @@ def _map_name(name: str, where: str) -> str:
 
 
 def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
-    """``config.json`` as transformers reads it, versions 4 and 5 alike."""
+    """Return ``config.json`` as transformers reads it, versions 4 and 5 alike."""
     hidden, heads = facts["llama.embedding_length"], facts["llama.attention.head_count"]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -128,7 +131,7 @@ def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
 
 
 def _tokenizer_files(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Byte-level BPE that takes digits one by one, which is what GGUF calls ``smollm``."""
+    """Return the tokenizer's files: byte-level BPE with one token per digit, which GGUF calls ``smollm``."""
     tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
     flags = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
     marks = [
@@ -186,13 +189,13 @@ def _write_weights(path: Path, tensors: Any, names: Mapping[str, str], facts: Ma
 
 
 def _unrotate(values: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
-    """Rows of each head in two halves, as transformers rotates them; GGUF has the halves interleaved."""
+    """Reorder each head's rows into two halves, as transformers rotates them; GGUF interleaves the halves."""
     rows, columns = values.shape
     return values.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def _bfloat16(values: np.ndarray[Any, Any]) -> bytes:
-    """The upper halves of float32 numbers, rounded to nearest even, little endian."""
+    """Return the upper halves of float32 numbers, rounded to nearest even, little endian."""
     bits = values.astype("<f4").view("<u4").astype("<u8")
     data: bytes = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
     return data

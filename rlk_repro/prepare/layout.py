@@ -1,7 +1,7 @@
-"""Every name below a site's ``prepared_dir``; no other module knows one.
+"""Name everything below a site's ``prepared_dir``; no other module knows these names.
 
 Each model, checkpoint, data set or set of rollouts has one folder, named after its content.  ``rlk-repro prepare``
-records beside it whether it is complete.  All nodes must see the folder under the same path.
+records beside the folder whether it is complete.  All nodes must see the folder under the same path.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class PreparedDir:
 
     @classmethod
     def of(cls, profile: Profile, run_dir: RunDir) -> PreparedDir:
-        """The profile's folder, else ``prepared`` beside the runs, which all nodes see too."""
+        """Return the profile's folder, or ``prepared`` beside the runs, which all nodes also see."""
         if profile.prepared_dir is not None:
             return cls(Path(profile.prepared_dir))
         return cls(run_dir.root.absolute().parent.parent / HERE)
 
     def model(self, model: VimeModel) -> Path:
-        """The folder of the model in the hub's format: configuration, tokenizer, weights (``--hf-checkpoint``)."""
+        """Return the model's folder in the hub's format: configuration, tokenizer, weights (``--hf-checkpoint``)."""
         return self.root / "models" / name_model(model)
 
     def checkpoint(self, model: VimeModel, vime_commit: str) -> Path:
-        """The folder of the weights in Megatron's format, as this vime converts them (``--ref-load``)."""
+        """Return the folder of the weights in Megatron's format, as this vime converts them (``--ref-load``)."""
         made_of = _digest({"model": name_model(model), "arguments": dict(model.arguments), "vime": vime_commit})
         return self.root / "checkpoints" / f"{name_model(model)}.torch_dist-{made_of}"
 
@@ -45,17 +45,17 @@ class PreparedDir:
         return self.root / "datasets" / name_data(source)
 
     def data_file(self, source: HubData | ArithmeticData) -> Path:
-        """The file of the prompts (``--prompt-data``)."""
+        """Return the file of the prompts (``--prompt-data``)."""
         return self.data_folder(source) / (source.file if isinstance(source, HubData) else "prompts.jsonl")
 
     def rollouts(self, run: Run, workload: VimeWorkload) -> RolloutDir | None:
-        """The folder of stored rollouts; None where the run generates them or stores its own before the first trial."""
+        """Return the folder of stored rollouts; None where the run generates or stores rollouts itself."""
         name = None if run.lane == "live" else name_rollouts(run, workload)
         return None if name is None else RolloutDir(self.root / "rollouts" / name)
 
 
 def name_model(model: VimeModel) -> str:
-    """One folder name per content: repository and revision, or what a model with random weights is made of."""
+    """Return one folder name per content: repository and revision, or all settings of a model with random weights."""
     source = model.source
     if isinstance(source, HubSource):
         return name_repository(source.repository, source.revision)
@@ -72,7 +72,7 @@ def name_data(source: HubData | ArithmeticData) -> str:
 
 
 def name_rollouts(run: Run, workload: VimeWorkload) -> str | None:
-    """The name of stored rollouts; None where the run neither names them nor gives a seed for them."""
+    """Return the name of stored rollouts; None where the run neither names them nor gives a seed for them."""
     if (made := RandomRollouts.of(run, workload)) is not None:
         return f"random-{_digest(made.recipe)}"
     return None if workload.rollouts is None else workload.rollouts.name

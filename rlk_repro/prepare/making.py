@@ -25,7 +25,7 @@ Tell: TypeAlias = Callable[[str], object]
 
 @dataclass(frozen=True)
 class WorkDir:
-    """Where a folder is made: ``files`` becomes the folder; the rest is removed at the end."""
+    """The folder in which a prepared folder is made: ``files`` becomes that folder, the rest is removed at the end."""
 
     path: Path
 
@@ -55,9 +55,8 @@ class Made:
 class Order:
     """An order for one folder.
 
-    Attributes:
-        is_wanted: whether a recorded source is the one that this run needs.
-        make: fills the work folder, which may hold files of an attempt that was killed.
+    Attributes: is_wanted: whether a recorded source is the one that this run needs. ¦ make: fills the work folder,
+    which may hold files of an attempt that was killed.
     """
 
     kind: str
@@ -135,7 +134,7 @@ def _make(order: Order, tell: Tell) -> Contents:
 
 @contextmanager
 def _locked(folder: Path, tell: Tell) -> Iterator[None]:
-    """One maker per folder; others wait and then share what it made.  The kernel drops the lock of a dead process."""
+    """Let one process make a folder; others wait and share the result.  The kernel frees a dead process's lock."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:

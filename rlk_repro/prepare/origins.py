@@ -1,6 +1,6 @@
-"""Where repositories come from: a mirror directory, then the hub.  Each lists its files and gives complete files.
+"""Find repositories in a mirror directory, then on the hub.  Each origin lists its files and gives complete files.
 
-The list gives each file's hash, and ``rlk_repro.prepare.fetch`` checks it.
+The list gives each file's hash, and ``rlk_repro.prepare.fetch`` checks the hash.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Mirror:
         return None
 
     def _find_cached(self, repository: Repository) -> Listing | None:
-        """Find it in huggingface_hub's cache layout: ``snapshots/<commit>`` with links to ``blobs/<hash>``."""
+        """Find a repository in huggingface_hub's cache: ``snapshots/<commit>`` with links to ``blobs/<hash>``."""
         folder = self.root / f"{_FOLDERS[repository.kind]}--{repository.name.replace('/', '--')}"
         main = folder / "refs" / "main"
         revision = repository.revision or (main.read_text().strip() if main.is_file() else "")
@@ -152,7 +152,7 @@ def _from_cache(path: Path, name: str) -> RemoteFile:
 
 
 def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path | None = None) -> Listing:
-    """Make a listing; refuses file names that would leave the folder, because a stranger wrote them."""
+    """Make a listing; refuse file names that lead out of the folder, because the origin is not trusted."""
     found = tuple(files)
     for file in found:
         reason = find_unsafe(file.name)
@@ -218,9 +218,9 @@ def _guarded(what: str, limit: int) -> Iterator[None]:
 
 @contextmanager
 def _explained(repository: Repository) -> Iterator[None]:
-    """Turn the library's errors into ours, and hide its progress bars, because ours show the same."""
+    """Turn the library's errors into ours, and hide its progress bars, because this tool shows its own."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # that way of download has no hook for our limits
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # downloads by xet have no hook for these limits
     try:
         from huggingface_hub.errors import (
             HfHubHTTPError,
@@ -253,7 +253,7 @@ def _explained(repository: Repository) -> Iterator[None]:
         ) from None
     except connection_errors as error:
         if isinstance(error, OSError) and error.errno in {*OF_FILE_SYSTEMS, errno.EACCES}:
-            raise  # of this machine's disk
+            raise  # an error of this machine's disk
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise EnvironmentMissing(
             Problem(where, f"cannot be reached ({reason})", hint="try again: files that were fetched are kept")

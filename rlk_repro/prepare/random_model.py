@@ -1,8 +1,8 @@
-"""A Qwen3 with random weights in the hub's format: configuration, tokenizer of bytes, one safetensors file.
+"""Make a Qwen3 with random weights in the hub's format: configuration, byte tokenizer, one safetensors file.
 
 The bytes follow only from the arguments and the seed.  SHAKE-256 chooses one of 256 quantiles of a normal distribution
-for each weight, so no generator, library or processor can change them.  Each piece of a tensor is drawn from seed,
-name and number, so several processes can write one file.  https://huggingface.co/docs/safetensors
+for each weight, so no generator, library or processor can change them.  Each piece of a tensor is drawn from seed, name
+and number, so several processes can write one file. https://huggingface.co/docs/safetensors
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WEIGHTS: Final = "model.safetensors"
 CONFIGURATION: Final = "config.json"
 _BLOCK: Final = 4 << 20
 _BYTES_PER_WEIGHT: Final = 2
-# of a model per process: starting one takes as long as drawing this much
+# the bytes of a model per process: starting a process takes as long as drawing this many bytes
 _WORTH_A_PROCESS: Final = 64 << 20
 _MOST_PROCESSES: Final = 32
 _MODEL_TYPES: Final = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
@@ -44,7 +44,7 @@ _MODEL_TYPES: Final = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One weight; norms are all ones, everything else is random."""
+    """One weight tensor; norms are all ones, everything else is random."""
 
     name: str
     shape: tuple[int, ...]
@@ -167,7 +167,7 @@ def write_model(model: VimeModel, folder: Path) -> None:
 
 
 def make_config(source: RandomWeights, sizes: Sizes) -> dict[str, Any]:
-    """``config.json`` as transformers reads it, versions 4 and 5 alike."""
+    """Return ``config.json`` as transformers reads it, versions 4 and 5 alike."""
     config = {
         "architectures": [source.architecture],
         "attention_bias": False,
@@ -245,7 +245,7 @@ def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_proces
 
 
 def make_header(tensors: Iterable[Tensor]) -> bytes:
-    """The header of a safetensors file of these bfloat16 tensors; their bytes follow in this order."""
+    """Return the header of a safetensors file of these bfloat16 tensors; their bytes follow in this order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
@@ -261,7 +261,7 @@ def _end_with(parent: int) -> None:
     """Make a drawing process end with its parent, and leave interrupts to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before
+    if os.getppid() != parent:  # the parent ended before this call
         os._exit(1)
 
 
@@ -290,14 +290,14 @@ def _draw(piece: Piece, seed: int, tables: tuple[bytes, bytes]) -> bytes:
 
 
 def _quantile_tables(std: float) -> tuple[bytes, bytes]:
-    """Low and high bytes of the 256 possible weights: middles of 256 equally likely parts of a normal distribution."""
+    """Return low and high bytes of the 256 possible weights: middles of 256 equally likely parts of a normal."""
     normal = NormalDist(sigma=std)
     values = [_bfloat16(normal.inv_cdf((level + 0.5) / 256)) for level in range(256)]
     return bytes(value[0] for value in values), bytes(value[1] for value in values)
 
 
 def _bfloat16(value: float) -> bytes:
-    """The upper half of a float32, rounded to nearest even, little endian."""
+    """Return the upper half of a float32, rounded to nearest even, little endian."""
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
     bits += 0x7FFF + ((bits >> 16) & 1)
     return struct.pack("<H", bits >> 16)

@@ -1,6 +1,6 @@
-"""Stored rollouts of random tokens, for models with random weights: made from a seed, without a rollout engine.
+"""Store rollouts of random tokens for models with random weights: made from a seed, without a rollout engine.
 
-A model with random weights chooses all tokens almost equally often and hardly ever ends an answer.  So every sample has
+A model with random weights chooses all tokens almost equally often and very seldom ends an answer.  So every sample has
 the longest prompt and the longest response that the run allows.
 """
 
@@ -60,7 +60,7 @@ class RandomRollouts:
 
     @property
     def num_bytes(self) -> int:
-        """About as much as the files take."""
+        """Estimate the size of the files."""
         num_tokens = self.num_files * self.num_samples * (self.prompt_len + self.response_len)
         return num_tokens * (_BYTES_PER_TOKEN + _BYTES_PER_EXPERT * self.num_layers * self.num_experts_per_token)
 

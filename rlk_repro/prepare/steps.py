@@ -37,7 +37,7 @@ class PrepareRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareStep:
-    """One folder.  ``estimate`` gives the bytes still to be written; None where that is not known in advance.
+    """One folder.  ``estimate`` gives the bytes still to be written; None where they are not known in advance.
 
     ``pin`` is the key where the run could name the revision that it leaves to the hub.
     """
@@ -96,14 +96,14 @@ def prepare(request: PrepareRequest, steps: Sequence[PrepareStep], tell: Tell, *
 
 
 def verify(done: Sequence[Done], tell: Tell) -> None:
-    """Read every byte again; raises CheckFailed that names each file that differs from its record."""
+    """Read every byte again; raise CheckFailed that names each file that differs from its record."""
     for item in done:
         tell(f"{item.contents.name}: hashing {format_bytes(item.contents.size_bytes)}")
         require_unchanged(item.step.order.folder, item.contents, is_full=True)
 
 
 def require_room(root: Path, needed: int) -> None:
-    """Check for space; raises EnvironmentMissing where this many bytes would fill the file system."""
+    """Check for space; raise EnvironmentMissing where this many bytes would fill the file system."""
     place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if needed + SPARE_BYTES > free and needed:
@@ -133,7 +133,7 @@ def _describe_size(step: PrepareStep) -> str:
 
 
 def _try(ask: Callable[[], T], default: T) -> T:
-    """Try a call that needs an origin, which may be out of reach."""
+    """Call a function that needs an origin; return ``default`` where the origin cannot be reached."""
     try:
         return ask()
     except EnvironmentMissing:

@@ -24,13 +24,13 @@ from rlk_repro.spec import StoredRollouts
 
 FOLDER: Final = "rollouts"
 _NUMBERED: Final = re.compile(r"(0|[1-9][0-9]*)\.pt")
-# An archive's size is not known in advance: at most this much is read and unpacked
+# the size of an archive is not known in advance: at most this much is read and unpacked
 MAX_ARCHIVE_BYTES: Final = 64 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """Where the files of one set of rollouts may come from."""
+    """The places from which the files of one set of rollouts may come."""
 
     stored: StoredRollouts
     mirror: Path | None
@@ -44,7 +44,7 @@ class Storage:
         """Fetch the files and check them.
 
         Raises:
-            EnvironmentMissing: no source has them.
+            EnvironmentMissing: no source has the files.
             BundleUnreadable: the files are other ones, or hold more than data.
         """
         found = self._copy(work) or self._fetch(work, tell)

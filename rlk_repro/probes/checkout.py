@@ -1,8 +1,8 @@
-"""What git knows about a folder: its commit, and whether the files are those of the commit.
+"""Ask git about a folder: its commit, and whether the files are those of the commit.
 
-A checkout may be a stranger's, and its configuration, attributes and hooks can name programs. So git never works in
-it. Git works in an empty repository that borrows the checkout's objects; there it only lists the commit's files and
-those that are not ignored. This module hashes the files. The checkout's own configuration is never read.
+A checkout is not trusted: its configuration, attributes and hooks can name programs.  So git never works in it.  Git
+works in an empty repository that borrows the checkout's objects; there it only lists the commit's files and those that
+are not ignored.  This module hashes the files.  The checkout's own configuration is never read.
 
 An unpacked archive has no commit, but git's hash of its files can be computed.
 
@@ -41,7 +41,7 @@ _HEAD_BYTES: Final = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Checkout:
-    """``names`` are the commit's files and those that git would not ignore.
+    """A checkout; ``names`` are the commit's files and the files that git would not ignore.
 
     ``links`` are repositories inside it, each with its commit, or the hash of its files where it was changed.
     """
@@ -54,9 +54,8 @@ class Checkout:
 
 
 def probe_checkout(folder: Path) -> dict[str, Fact]:
-    """``commit``, ``is_dirty``, ``diff_sha256`` over the trees of commit and files, and ``tree``: git's hash of the
-    files that it does not ignore.
-    """
+    """Probe ``commit``, ``is_dirty``, ``diff_sha256`` over the trees of commit and files, and ``tree``: git's hash of
+    the files that it does not ignore."""
     found = read_checkout(folder)
     if isinstance(found, Unknown):
         return unknown_checkout(found.reason)
@@ -71,7 +70,7 @@ def probe_checkout(folder: Path) -> dict[str, Fact]:
 
 
 def probe_archive(folder: Path) -> Fact:
-    """Probe sources without git: ``tree`` is the hash of their files, without what building leaves in them."""
+    """Probe sources without git: ``tree`` is the hash of their files, without the files that a build leaves."""
     if not any((folder / name).is_file() for name in PROJECT_FILES):
         return Unknown("its folder holds no source tree")
     try:
@@ -85,9 +84,9 @@ def unknown_checkout(reason: str) -> dict[str, Fact]:
 
 
 def read_checkout(folder: Path) -> Checkout | Unknown:
-    """The checkout that a folder belongs to.
+    """Read the checkout that a folder belongs to.
 
-    A folder that is only ignored content of a repository, such as site-packages in a .venv, belongs to no checkout.
+    Ignored content of a repository, such as site-packages in a .venv, belongs to no checkout.
     """
     if not folder.is_dir():
         return Unknown("its folder is absent")
@@ -186,7 +185,7 @@ def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _read_link(folder: Path, recorded: str) -> str:
-    """The hash that stands for a repository inside another one; the recorded commit where it was never fetched."""
+    """Return the hash that stands for a repository inside another one; the recorded commit if it was never fetched."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return recorded
     facts = probe_checkout(folder) if (folder / ".git").exists() else {}

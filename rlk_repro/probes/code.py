@@ -49,7 +49,7 @@ OURSELVES: Final = CodeSource(pin="rlk_repro", module="rlk_repro", distributions
 
 
 def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
-    """Every fact of the section ``code``."""
+    """Return every fact of the section ``code``."""
     variables = os.environ if environ is None else environ
     commits = _recorded_commits(root)
     return {
@@ -69,7 +69,7 @@ def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> d
 
 
 def probe_packages() -> dict[str, Fact]:
-    """The version of every installed package by normalised name; of two copies the one that Python would import."""
+    """Return each installed package's version by normalised name; of two copies the one that Python would import."""
     found: dict[str, Fact] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
@@ -112,7 +112,7 @@ def _probe_python(package: Path) -> Fact:
 
 
 def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
-    """How RL-Kernel was built, from its installer's record."""
+    """Return how RL-Kernel was built, from its installer's record."""
     package, distribution = find_package(RL_KERNEL, environ), find_distribution(RL_KERNEL)
     is_installed = isinstance(package, Path) and distribution is not None and _holds(distribution, package)
     record = load_build_record(distribution) if is_installed else None
@@ -126,9 +126,8 @@ def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
 
 
 def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unknown:
-    """The module's folder: where a child of this process would import it from, else in the checkout that the variable
-    names.
-    """
+    """Find the module's folder: where a child of this process would import it, or in the checkout that the variable
+    names."""
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     try:
         spec = PathFinder.find_spec(source.module, folders) or importlib.util.find_spec(source.module)
@@ -146,7 +145,7 @@ def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unkno
 
 
 def _origin(source: CodeSource, package: Path, environ: Mapping[str, str]) -> str:
-    """The name of the variable, where its checkout holds the package."""
+    """Return the variable's name, where its checkout holds the package."""
     named = environ.get(source.variable)
     return source.variable if named and package.resolve().is_relative_to(Path(named).resolve()) else "installed"
 
@@ -157,19 +156,19 @@ def _holds(distribution: metadata.Distribution, package: Path) -> bool:
 
 
 def normalise(name: str) -> str:
-    """A distribution's name as PEP 503 compares it."""
+    """Return a distribution's name in the form that PEP 503 compares."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _recorded_commits(root: Path) -> dict[str, str]:
-    """Commits by pin from the image's own record."""
+    """Return commits by pin from the image's own record."""
     record = load_provenance(root)
     commits = {} if isinstance(record, Unknown) else record.get("commits")
     return commits if isinstance(commits, dict) else {}
 
 
 def find_distribution(source: CodeSource) -> metadata.Distribution | None:
-    """The installed distribution, under the first of its names that is installed."""
+    """Return the installed distribution, under the first of its names that is installed."""
     for name in source.distributions:
         try:
             return metadata.distribution(name)

@@ -1,7 +1,7 @@
-"""Which container and which image this process runs in, as far as a process can tell from inside.
+"""Find the container and the image of this process, as far as a process can tell from inside.
 
-No image can hold its own digest.  The digest comes from the process that started the container, or from the record
-that our launcher mounts; without both it is unknown.
+No image can hold its own digest.  The digest comes from the process that started the container, or from the record that
+this tool's launcher mounts; without both it is unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SECTION: Final = "container"
 DIGEST_VARIABLE: Final = "RLK_REPRO_IMAGE_DIGEST"
 PROVENANCE: Final = "/opt/rlk-repro/provenance.json"
 LOCK: Final = "lock.txt"
-"""In the folder of an environment that was made from a stack's lock: its record lies there too."""
+"""A file in the folder of an environment that was made from a stack's lock; its record is in the same folder."""
 NONE: Final = "none"
 
 # The first match decides: a pod's container also has the marks of the engine below it
@@ -35,7 +35,7 @@ MARKERS: Final = (
     ("/.singularity.d", "apptainer"),
     ("/run/secrets/kubernetes.io", "kubernetes"),
     ("/run/.containerenv", "podman"),
-    ("/.lock", "enroot"),  # the lock enroot takes in the root of every container it starts
+    ("/.lock", "enroot"),  # enroot locks this file in the root of every container that it starts
     ("/.dockerenv", "docker"),
 )
 GROUPS: Final = re.compile(r"(kubepods)|(libpod)|(docker)|(containerd)")
@@ -43,7 +43,7 @@ GROUP_RUNTIMES: Final = ("kubernetes", "podman", "docker", "containerd")
 
 
 def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
-    """Every fact of the section ``container``."""
+    """Return every fact of the section ``container``."""
     variables = os.environ if environ is None else environ
     runtime = find_runtime(root, variables)
     record = load_provenance(root)
@@ -56,7 +56,7 @@ def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> d
 
 
 def find_runtime(root: Path, environ: Mapping[str, str]) -> str:
-    """``docker``, ``podman``, ``enroot``, ``apptainer``, ``kubernetes``, another engine's own word, or ``none``."""
+    """Return ``docker``, ``podman``, ``enroot``, ``apptainer``, ``kubernetes``, another engine's word, or ``none``."""
     by_variable = [runtime for name, runtime in VARIABLES if environ.get(name)]
     by_marker = [runtime for path, runtime in MARKERS if locate(root, path).exists()]
     by_group = _from_control_group(root)
@@ -65,13 +65,13 @@ def find_runtime(root: Path, environ: Mapping[str, str]) -> str:
 
 
 def find_record(root: Path = Path("/")) -> str:
-    """Where the record is of what this Python runs in: an environment made from a lock, else an image."""
+    """Return the place of the record of this Python's environment (made from a lock) or image."""
     own = Path(sys.prefix)
     return str(own / "provenance.json") if root == Path("/") and (own / LOCK).is_file() else PROVENANCE
 
 
 def load_provenance(root: Path) -> dict[str, Any] | Unknown:
-    """The own record of the image or environment, of what was built into it."""
+    """Load the record of the image or environment: what was built into it."""
     path = find_record(root)
     return derive(read_text(root, path), lambda text: _parse_object(text, path))
 

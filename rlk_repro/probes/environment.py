@@ -1,4 +1,4 @@
-"""The environment variables that influence a run: chosen by an allow-list, scrubbed, without the user's identity."""
+"""Select the environment variables that influence a run: by an allow-list, scrubbed, without the user's identity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFIXES: Final = (
     *("RL_KERNEL_", "KERNEL_ALIGN_", "FUSED_LOGP_", "VIME_", "RLK_REPRO_", "SLURM_"),
 )
 NAMES: Final = ("PYTHONHASHSEED", "MEGATRON_SRC", "RLK_SRC")
-# Identities, addresses, and the job script's own paths.  Job scripts use this pattern too, so bash must read it.
+# identities, addresses, and paths of the job script. Job scripts also use this pattern, so bash must understand it.
 PRIVATE: Final = re.compile(
     r"SLURM_.*(_USER|_UID|_GID|_GROUP|_ACCOUNT|_HOST|_IPADDR|_ADDR|_DIR|_PORT|_CONF|SUBMIT_.*)|RAY_ADDRESS|.*_HOST_IP"
     r"|.*_SERVICE_(HOST|PORT)(_.*)?|.*_PORT(_[0-9]+_(TCP|UDP)(_.*)?)?|RLK_REPRO_RUNS"
@@ -30,12 +30,12 @@ PRIVATE: Final = re.compile(
 
 
 def probe(_root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
-    """Every fact of the section ``environment``: this process's variables, or ``environ``'s, by name."""
+    """Return every fact of the section ``environment``: variables of this process, or of ``environ``, by name."""
     return dict(select(os.environ if environ is None else environ))
 
 
 def select(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables worth recording, sorted; a value that looks like a secret is ``<redacted>``."""
+    """Return the variables worth recording, sorted; a value that looks like a secret becomes ``<redacted>``."""
     names = sorted(name for name in environ if _is_wanted(name))
     return {
         name: REDACTED if looks_secret(name, environ[name]) else hide_places(scrub(environ[name])) for name in names

@@ -1,6 +1,6 @@
-"""RL-Kernel's compiled extension as a file: present, its hash, the operators bound in it.  It is never imported.
+"""Describe RL-Kernel's compiled extension as a file: its presence, hash and operators.  It is never imported.
 
-Without the extension RL-Kernel falls back to plain PyTorch and only logs that, so its presence is an important fact.
+Without the extension RL-Kernel uses plain PyTorch and only logs that, so its presence is an important fact.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BUILD_NAMES: Final = ("TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH", "RL_KERNEL_RE
 
 
 def probe_extension(package: Path | Unknown) -> dict[str, Fact]:
-    """Facts of ``_C*.so`` in the folder of the package ``rl_engine``."""
+    """Return facts of ``_C*.so`` in the folder of the package ``rl_engine``."""
     if isinstance(package, Unknown):
         return _absent(package, package)
     files = find_extensions(package)
@@ -56,14 +56,14 @@ def _absent(is_compiled: Fact, reason: Unknown) -> dict[str, Fact]:
 
 
 def find_bound_names(data: bytes) -> list[str]:
-    """The operator names (``fused_logp``, ``fused_logp_sm90``) that a compiled extension offers to Python."""
+    """Return the operator names (``fused_logp``, ``fused_logp_sm90``) that a compiled extension offers to Python."""
     return sorted({match[1].decode() for match in BOUND_NAME.finditer(data)})
 
 
 def list_device_code(file: Path) -> list[str] | Unknown:
-    """The GPUs for which a compiled extension holds machine code (``sm_90``) or intermediate code (``compute_90``).
+    """Return the GPUs for which an extension holds machine code (``sm_90``) or intermediate code (``compute_90``).
 
-    CUDA's ``cuobjdump`` lists them; it comes with the compiler, so most machines without one lack it.
+    CUDA's ``cuobjdump`` lists them; it comes with the compiler, so most machines without a compiler lack it.
     """
     tool = next((name for name in CUOBJDUMP if shutil.which(name)), None)
     if tool is None:
@@ -75,7 +75,7 @@ def list_device_code(file: Path) -> list[str] | Unknown:
 
 
 def build_variables(environ: Mapping[str, str]) -> dict[str, Fact] | Unknown:
-    """The variables of an environment that influence RL-Kernel's build."""
+    """Return the variables of an environment that influence RL-Kernel's build."""
     names = sorted(name for name in environ if name in BUILD_NAMES or name.startswith(BUILD_PREFIXES))
     found: dict[str, Fact] = {name: environ[name] for name in names}
     return found or Unknown("no variable of RL-Kernel's build is set")

@@ -22,7 +22,7 @@ FILE_BYTES: Final = 4096
 
 
 def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
-    """Every fact of the section ``run_directory``; writes, syncs and removes a few small files in ``folder``."""
+    """Return every fact of the section ``run_directory``; write, sync and remove a few small files in ``folder``."""
     return {
         "filesystem": derive(read_text(root, "/proc/mounts"), lambda text: find_filesystem(text, folder.resolve())),
         **_room(folder),
@@ -31,7 +31,7 @@ def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
 
 
 def find_filesystem(mounts: str, path: Path) -> str | Unknown:
-    """The type of the file system that holds ``path``: that of the deepest mount point above it, or the last such."""
+    """Return the type of the file system that holds ``path``: that of the deepest, last mount point above it."""
     rows = [line.split(" ") for line in mounts.splitlines()]
     above = [
         (len(Path(point).parts), kind)
@@ -60,7 +60,7 @@ def _room(folder: Path) -> dict[str, Fact]:
 
 
 def _measure(folder: Path) -> dict[str, Fact]:
-    """Median time of one file in ms, and how far the file system's clock is ahead of this node's in seconds."""
+    """Measure the median time of one file in ms, and the file system's clock minus this node's in seconds."""
     try:
         durations, skews = zip(*(_write_one(folder) for _ in range(NUM_FILES)), strict=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The section ``gpu`` for every vendor, and which processes use the GPUs now.
+"""Return the section ``gpu`` for every vendor, and the processes that use the GPUs now.
 
 A GPU on the PCI bus without a driver is reported as such, not as *no GPU*.
 """
@@ -22,7 +22,7 @@ NO_VENDOR: Final = "none"
 
 
 def probe(root: Path = Path("/")) -> dict[str, Fact]:
-    """Every fact of the section ``gpu``; vendor ``none`` and count 0 where the machine has none."""
+    """Return every fact of the section ``gpu``; vendor ``none`` and count 0 where the machine has no GPU."""
     nvidia = gpu_nvidia.probe(root)
     if not isinstance(nvidia, Unknown):
         return nvidia
@@ -39,7 +39,7 @@ def probe(root: Path = Path("/")) -> dict[str, Fact]:
 
 
 def busy_gpus(root: Path = Path("/")) -> list[GpuUse] | Unknown:
-    """GPUs with a process, or with more memory in use than an idle driver's; empty where the machine has no GPU."""
+    """Return GPUs with a process, or with more memory in use than an idle driver's; none on a machine without GPUs."""
     use = gpu_nvidia.read_use()
     if isinstance(use, Unknown):
         on_amd = gpu_amd.read_use(root)
@@ -50,7 +50,7 @@ def busy_gpus(root: Path = Path("/")) -> list[GpuUse] | Unknown:
 
 
 def find_on_bus(root: Path) -> list[str]:
-    """The vendor of every GPU on the PCI bus, with or without a driver."""
+    """Return the vendor of every GPU on the PCI bus, with or without a driver."""
     functions = [f"{PCI}/{name}" for name in list_names(root, PCI)]
     ids = (
         read_text(root, f"{folder}/vendor")

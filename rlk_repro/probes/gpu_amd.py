@@ -1,6 +1,6 @@
-"""The section ``gpu`` on AMD, from the kernel's files: KFD's topology for the GPUs of ROCm, sysfs for each device.
+"""Return the section ``gpu`` on AMD, from the kernel's files: KFD's topology and each device's sysfs.
 
-Every container that may use the GPUs has these files.  They need no library and cannot hang.  amd-smi or rocm-smi is
+Every container that may use the GPUs has these files.  They need no library and cannot hang. amd-smi or rocm-smi is
 asked only for a product name that the board does not hold.
 """
 
@@ -42,7 +42,7 @@ class KfdGpu:
 
 
 def probe(root: Path = Path("/")) -> dict[str, Fact] | Unknown:
-    """Every fact of AMD GPUs; Unknown where the kernel shows none to this process."""
+    """Return every fact of AMD GPUs; Unknown where the kernel shows none to this process."""
     gpus = find_gpus(root)
     if not gpus:
         return _no_gpu(root)
@@ -59,7 +59,7 @@ def probe(root: Path = Path("/")) -> dict[str, Fact] | Unknown:
 
 
 def read_use(root: Path = Path("/")) -> list[GpuUse] | Unknown:
-    """Memory and processes of every AMD GPU; process ids are the host's."""
+    """Return memory and processes of every AMD GPU; process ids are the host's."""
     gpus = find_gpus(root)
     pids = [name for name in list_names(root, f"{KFD}/proc") if name.isdigit()]
     return [
@@ -73,7 +73,7 @@ def read_use(root: Path = Path("/")) -> list[GpuUse] | Unknown:
 
 
 def find_gpus(root: Path) -> list[KfdGpu]:
-    """KFD nodes with compute units whose render device this process was given."""
+    """Return KFD nodes with compute units whose render device this process was given."""
     numbers = sorted(int(name) for name in list_names(root, NODES) if name.isdigit())
     nodes = [
         KfdGpu(
@@ -92,19 +92,19 @@ def find_gpus(root: Path) -> list[KfdGpu]:
 
 
 def gfx_name(version: int) -> str:
-    """KFD's ``gfx_target_version`` as the compiler names it: 90402 is gfx942, 90010 is gfx90a."""
+    """Return ``gfx_target_version`` as the compiler writes it: 90402 is gfx942, 90010 is gfx90a."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
 def parse_levels(text: str) -> dict[str, int]:
-    """Current and highest clock in MHz of a ``pp_dpm`` file, whose lines are ``1: 2100Mhz *``."""
+    """Return current and highest clock in MHz of a ``pp_dpm`` file, whose lines are ``1: 2100Mhz *``."""
     levels = [(int(match[1]), bool(match[2])) for match in re.finditer(r"^\d+: (\d+)Mhz( \*)?", text, re.M | re.I)]
     current = [clock for clock, is_current in levels if is_current]
     return {"max": max(clock for clock, _ in levels), "current": current[0] if current else 0} if levels else {}
 
 
 def parse_bad_pages(text: str) -> dict[str, Fact]:
-    """Broken memory pages from ``gpu_vram_bad_pages``, whose lines end in R (retired), P (waiting) or F (failed)."""
+    """Return broken pages from ``gpu_vram_bad_pages``, whose lines end in R (retired), P (waiting) or F (failed)."""
     marks = Counter(re.findall(r"^0x[0-9a-f]+ : 0x[0-9a-f]+ : ([RPF])$", text, re.M | re.I))
     return {"retired": marks["R"], "is_pending": marks["P"] > 0, "is_failed": marks["F"] > 0}
 
@@ -150,7 +150,7 @@ def _clocks(root: Path, folder: str) -> dict[str, Fact]:
 
 
 def _errors(root: Path, folder: str) -> dict[str, Fact]:
-    """Memory errors since boot; the kernel has this file only where error correction is on."""
+    """Return memory errors since boot; the kernel has this file only where error correction is on."""
     text = read_text(root, f"{folder}/ras/umc_err_count")
     if isinstance(text, Unknown):
         return {"ecc_mode": text, "ecc_corrected": text, "ecc_uncorrected": text}
@@ -218,10 +218,10 @@ def _names_from(argv: tuple[str, ...]) -> dict[str, str]:
 
 
 def parse_product_names(text: str) -> dict[str, str]:
-    """Product names by PCI address from the JSON of amd-smi (a list, since ROCm 7 under ``gpu_data``) or rocm-smi."""
+    """Return product names by PCI address from the JSON of amd-smi (a list; ROCm 7: in ``gpu_data``) or rocm-smi."""
     starts = [position for position in (text.find("{"), text.find("[")) if position >= 0]
     try:
-        value = json.loads(text[min(starts, default=0) :])  # either tool may print warnings first
+        value = json.loads(text[min(starts, default=0) :])  # amd-smi and rocm-smi may print warnings first
     except (ValueError, RecursionError):
         return {}
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Which processes use a GPU now; preflight asks before the first trial, the agent between two trials."""
+"""Describe which processes use a GPU now; preflight asks before the first trial, the agent between two trials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDLE_MEMORY_MIB: Final = 1024
 class GpuUse:
     """Memory in use on one GPU, and the processes that use it.
 
-    A container may not see all of them, and may see the host's ids.
+    A container may not see all of these processes, and may see the host's process ids.
     """
 
     index: int

@@ -1,6 +1,6 @@
-"""Facts of the machine around the accelerators: kernel, processor, memory, limits, control group.
+"""Return facts of the machine around the accelerators: kernel, processor, memory, limits, control group.
 
-Network and GPUs have their own modules.  Files are read below ``root``; facts that only system calls give (limits,
+Network and GPUs have their own modules.  Files are read below ``root``.  Facts that only system calls give (limits,
 page size, glibc) are those of this process.
 """
 
@@ -25,7 +25,7 @@ UNLIMITED: Final = "unlimited"
 # cgroup v1 writes the largest page-aligned 63-bit number where there is no limit
 NO_LIMIT_BYTES: Final = 1 << 60
 
-# Arm names no model in /proc/cpuinfo: implementer and part numbers of the server cores that carry our GPUs
+# Arm names no model in /proc/cpuinfo: implementer and part numbers of cores in servers with supported GPUs
 ARM_CORES: Final = {
     ("0x41", "0xd0c"): "Neoverse-N1",
     ("0x41", "0xd40"): "Neoverse-V1",
@@ -45,7 +45,7 @@ LIMITS: Final = {
     "nproc": resource.RLIMIT_NPROC,
     "stack": resource.RLIMIT_STACK,
 }
-# names that Ray and the rollout engines give their processes, as the kernel keeps them
+# names that Ray and the rollout engines give their processes, as the kernel stores them
 TRAINERS: Final = re.compile(r"raylet|gcs_server|ray::.*|VLLM::.*|vllm.*|sglang.*")
 MOUNT_POINTS: Final = ("/", "/tmp", "/dev/shm")  # noqa: S108  (looked up in the mount table, never written to)
 NETWORK_FILESYSTEMS: Final = {
@@ -63,7 +63,7 @@ NETWORK_FILESYSTEMS: Final = {
 
 
 def probe(root: Path = Path("/")) -> dict[str, Fact]:
-    """Every fact of the section ``host``."""
+    """Return every fact of the section ``host``."""
     return {**_system(root), **_processor(root), **_memory(root), **_control_group(root), **_moment(root)}
 
 
@@ -116,7 +116,7 @@ def _memory(root: Path) -> dict[str, Fact]:
 
 
 def _moment(root: Path) -> dict[str, Fact]:
-    """Facts that change between minutes or boots; they are kept as evidence, and a difference never matters."""
+    """Return facts that change between minutes or boots; they are evidence, and a difference never matters."""
     return {
         "boot_id": read_text(root, "/proc/sys/kernel/random/boot_id"),
         "load_average": derive(read_text(root, "/proc/loadavg"), lambda text: _floats(text, 3)),
@@ -131,7 +131,7 @@ def _moment(root: Path) -> dict[str, Fact]:
 
 
 def _control_group(root: Path) -> dict[str, Fact]:
-    """The tightest limit from this process's group up to the mounted root."""
+    """Return the tightest limit from this process's group up to the mounted root."""
     if locate(root, "/sys/fs/cgroup/cgroup.controllers").exists():
         folders = _ancestors(root, "/sys/fs/cgroup", "")
         cpu = [parse_cpu_max(text) for text in _present(root, folders, "cpu.max")]
@@ -154,7 +154,7 @@ def _control_group(root: Path) -> dict[str, Fact]:
 
 
 def find_trainers(root: Path) -> list[Any]:
-    """Names of the Ray and engine processes that this process can see, each once."""
+    """Return names of the Ray and engine processes that this process can see, each once."""
     pids = [name for name in list_names(root, "/proc") if name.isdigit()]
     names = {read_text(root, f"/proc/{pid}/comm") for pid in pids}
     return sorted(name for name in names if isinstance(name, str) and TRAINERS.fullmatch(name))
@@ -175,7 +175,7 @@ def find_other_runs(root: Path, own_pid: int) -> list[Any]:
 
 
 def _find_run(argv: list[str]) -> str | None:
-    """The run directory in an agent's command line; ``claims check`` for a measuring process; else None."""
+    """Return the run directory in an agent's command line; ``claims check`` for a measuring process; otherwise None."""
     for option, module, *rest in zip(argv, argv[1:], argv[2:] or [""], strict=False):
         if option == "-m" and module == "rlk_repro.job":
             return rest[0]
@@ -200,7 +200,7 @@ def parse_os_release(text: str) -> str | Unknown:
 
 
 def parse_cpu_model(text: str) -> str | Unknown:
-    """``model name`` where there is one, else the Arm core by its implementer and part number."""
+    """Return ``model name``, or else the Arm core by its implementer and part number."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
@@ -222,7 +222,7 @@ def count_cpu_list(text: str) -> int | Unknown:
 
 
 def parse_bracketed(text: str) -> str | Unknown:
-    """The chosen value of a text such as ``always [madvise] never``."""
+    """Return the chosen value of a text such as ``always [madvise] never``."""
     match = re.search(r"\[(.+?)\]", text)
     return match[1] if match else Unknown(f"{text[:40]!r} marks no choice")
 
@@ -234,7 +234,7 @@ def parse_meminfo(text: str) -> dict[str, int]:
 
 
 def parse_mounts(text: str) -> dict[str, str]:
-    """File system types of the relevant mount points, and the network file systems present."""
+    """Return file system types of the relevant mount points, and the network file systems present."""
     types = {fields[1]: fields[2] for fields in map(str.split, text.splitlines()) if len(fields) > 2}
     network = sorted({kind for kind in types.values() if kind in NETWORK_FILESYSTEMS})
     found: dict[str, str] = {point: types[point] for point in MOUNT_POINTS if point in types}
@@ -242,7 +242,7 @@ def parse_mounts(text: str) -> dict[str, str]:
 
 
 def parse_cpu_max(text: str) -> float:
-    """Processors that ``cpu.max`` allows: ``200000 100000`` is 2; infinite where there is no limit."""
+    """Return the processors that ``cpu.max`` allows: ``200000 100000`` is 2; infinite without a limit."""
     quota, _, period = text.partition(" ")
     if quota == "max":
         return float("inf")
@@ -260,7 +260,7 @@ def _v1_cpu(root: Path, folder: str) -> float:
 
 
 def _ancestors(root: Path, mount: str, controller: str) -> list[str]:
-    """This process's control group and its parents below ``mount``; in a container often the mount itself."""
+    """Return this process's control group and its parents below ``mount``; in a container often the mount itself."""
     path = ""
     text = read_text(root, "/proc/self/cgroup")
     for line in [] if isinstance(text, Unknown) else text.splitlines():

@@ -1,4 +1,4 @@
-"""What pip and our installer recorded about an installed code base: its commit, and whether its files changed since.
+"""Read what pip and this tool's installer recorded about an installed code base: its commit, and changed files.
 
 ``tools/rl_kernel`` writes the build record; this module reads it and imports no package.
 """
@@ -25,7 +25,7 @@ BUILD_RECORD: Final = "rlk_repro_build.json"
 
 @dataclass(frozen=True, kw_only=True)
 class AppliedRepair:
-    """A named change of one source file before it was built."""
+    """A named change of one source file that was made before the build."""
 
     name: str
     file: str
@@ -35,7 +35,7 @@ class AppliedRepair:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRecord:
-    """What an installed RL-Kernel was built from and for, without paths and times: equal builds have equal records.
+    """The sources and targets of an installed RL-Kernel, without paths and times: equal builds have equal records.
 
     ``tree`` is git's hash of the sources before any repair; ``commit`` is None where no commit is proved.
     """
@@ -56,7 +56,7 @@ class BuildRecord:
 
 
 def load_build_record(distribution: metadata.Distribution | None) -> BuildRecord | None:
-    """Load our installer's record; None where another installer was used."""
+    """Load the record of this tool's installer; None where another installer was used."""
     text = distribution.read_text(BUILD_RECORD) if distribution else None
     try:
         return TypeAdapter(BuildRecord).validate_json(text) if text else None
@@ -65,7 +65,7 @@ def load_build_record(distribution: metadata.Distribution | None) -> BuildRecord
 
 
 def probe_installed(distribution: metadata.Distribution, module: str) -> dict[str, Fact]:
-    """Find ``commit``, ``is_dirty``, ``diff_sha256`` and ``tree``, as ``probe_checkout`` does, or why not."""
+    """Find ``commit``, ``is_dirty``, ``diff_sha256`` and ``tree``, as ``probe_checkout`` does, or a reason."""
     record = load_build_record(distribution)
     commit = record.commit if record else _find_commit(distribution)
     facts: dict[str, Fact] = {
@@ -97,7 +97,7 @@ def _recorded_files(distribution: metadata.Distribution, module: str) -> Iterato
 
 
 def record_digest(path: Path, algorithm: str = "sha256") -> str:
-    """A file's digest as RECORD writes it, URL-safe base64 without padding; ``absent`` where it cannot be read."""
+    """Return a file's digest as RECORD writes it, URL-safe base64 without padding; ``absent`` if unreadable."""
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, algorithm).digest()
@@ -107,7 +107,7 @@ def record_digest(path: Path, algorithm: str = "sha256") -> str:
 
 
 def _find_commit(distribution: metadata.Distribution) -> str | None:
-    """The commit that ``pip install git+…`` recorded (PEP 610)."""
+    """Return the commit that ``pip install git+…`` recorded (PEP 610)."""
     try:
         value: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
         commit = value.get("vcs_info", {}).get("commit_id")

@@ -1,6 +1,6 @@
-"""What the kernel knows about its clock: whether it is synchronized to UTC, and how large its error may be.
+"""Read the state of the kernel's clock: whether it is synchronized to UTC, and how large its error may be.
 
-``adjtimex`` without a mode reads this and sets nothing.  It also works in containers, which cannot ask a time daemon.
+``adjtimex`` without a mode reads and sets nothing.  It also works in containers, which cannot ask a time daemon.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNSYNCHRONISED: Final = 0x40  # STA_UNSYNC
 
 
 def probe_clock() -> dict[str, Fact]:
-    """``clock_is_synchronized`` and ``clock_max_error_s``."""
+    """Return ``clock_is_synchronized`` and ``clock_max_error_s``."""
     buffer = ctypes.create_string_buffer(TIMEX_BYTES)
     try:
         answer = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)

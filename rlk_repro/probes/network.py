@@ -1,4 +1,4 @@
-"""Facts of the network: interfaces, InfiniBand and RoCE devices, and their kernel modules, but no addresses.
+"""Return facts of the network: interfaces, InfiniBand and RoCE devices, and kernel modules, but no addresses.
 
 Interfaces that container runtimes create are left out, because they come and go with pods.
 """
@@ -20,7 +20,7 @@ INFINIBAND: Final = "/sys/class/infiniband"
 VERBS: Final = "/dev/infiniband"
 OPENS: Final = "opens"
 ACTIVE: Final = "ACTIVE"
-"""State of a port that carries data."""
+"""The state of a port that carries data."""
 PLUMBING: Final = re.compile(
     r"lo|veth.*|docker.*|br-.*|virbr.*|cali.*|cni.*|flannel.*|tunl.*|lxc.*|ifb.*|dummy.*|kube.*"
 )
@@ -28,7 +28,7 @@ MODULES: Final = ("nvidia_peermem", "nv_peer_mem", "gdrdrv", "mlx5_core", "bnxt_
 
 
 def probe(root: Path = Path("/")) -> dict[str, Fact]:
-    """Every fact of the section ``network``."""
+    """Return every fact of the section ``network``."""
     interfaces = [name for name in list_names(root, NET) if not PLUMBING.fullmatch(name)]
     devices = list_names(root, INFINIBAND)
     return {
@@ -70,7 +70,7 @@ def _rdma_device(root: Path, name: str) -> dict[str, Fact]:
 
 
 def _open_verbs(root: Path, name: str) -> str:
-    """Whether a program here can open the device; a container sees all of /sys but only the devices it was given."""
+    """Try to open the device: a container sees all of /sys, but only the devices that it was given."""
     found = list_names(root, f"{INFINIBAND}/{name}/device/infiniband_verbs")
     if not found:
         return "no verbs device"
@@ -82,7 +82,7 @@ def _open_verbs(root: Path, name: str) -> str:
 
 
 def list_ports(devices: object) -> Iterator[tuple[str, dict[str, Fact]]]:
-    """Every port of ``rdma_devices``, InfiniBand and RoCE, named as in the manifest: ``mlx5_0.ports.1``."""
+    """Yield every port of ``rdma_devices``, InfiniBand and RoCE, named as in the manifest: ``mlx5_0.ports.1``."""
     for name, device in devices.items() if isinstance(devices, dict) else ():
         ports = device.get("ports") if isinstance(device, dict) else None
         for number, port in ports.items() if isinstance(ports, dict) else ():
@@ -100,7 +100,7 @@ def _port(root: Path, folder: str) -> dict[str, Fact]:
 
 
 def _module(root: Path, name: str) -> str | Unknown:
-    """A kernel module's version; ``loaded`` where it has no version, ``absent`` where it is not loaded."""
+    """Return a kernel module's version; ``loaded`` where it has no version, ``absent`` where it is not loaded."""
     if not locate(root, "/sys/module").exists():
         return Unknown("/sys/module absent")
     if not locate(root, f"/sys/module/{name}").exists():
@@ -110,5 +110,5 @@ def _module(root: Path, name: str) -> str | Unknown:
 
 
 def _after_colon(text: str) -> str:
-    """``4: ACTIVE`` is ``ACTIVE``."""
+    """Return the text after the colon: ``4: ACTIVE`` becomes ``ACTIVE``."""
     return text.rpartition(":")[2].strip()

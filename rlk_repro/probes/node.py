@@ -1,4 +1,4 @@
-"""The manifest of one node: every probe by its section.  Adding a probe = a module, a line here."""
+"""Make the manifest of one node: every probe by its section.  A new probe needs a module and a line here."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,5 +18,5 @@ PROBES: Final[dict[str, Callable[[Path], Section]]] = {
 
 
 def probe_node(node_name: str, *, root: Path = Path("/")) -> Manifest:
-    """The manifest of this node, all sections."""
+    """Return the manifest of this node with all sections."""
     return Manifest(node=node_name, sections={name: probe(root) for name, probe in PROBES.items()})

@@ -1,7 +1,7 @@
-"""NVIDIA GPUs from nvidia-smi's fixed CSV fields, for machines without NVML's Python package; and the topology.
+"""Read NVIDIA GPUs from nvidia-smi's fixed CSV fields, without NVML's Python package; and read the topology.
 
-The facts have the same names as in ``nvml``.  Facts that need more than one plain field come from NVML only, because
-a driver that does not know a field fails the whole query.
+The facts have the same names as in ``nvml``.  Facts that need more than one plain field come from NVML only, because a
+driver that does not know a field fails the whole query.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ NVML_ONLY: Final = ("throttle_reasons", "remapped_rows", "fabric", "nvlinks_up")
 
 
 def read_system() -> dict[str, Fact]:
-    """The driver and the CUDA version that it supports."""
+    """Return the driver and the CUDA version that it supports."""
     version = derive(ask([TOOL, "--version"]), _find_cuda)
     return {"driver": derive(_query("driver_version"), lambda rows: rows[0][0]), "cuda_driver_version": version}
 
 
 def read_devices() -> list[dict[str, Fact]] | Unknown:
-    """Every fact of every GPU that this job was given; Unknown where nvidia-smi gives no list."""
+    """Return every fact of every GPU that this job was given; Unknown where nvidia-smi gives no list."""
     rows = _query(*(field for field, _ in FIELDS.values()))
     if isinstance(rows, Unknown):
         return rows
@@ -78,7 +78,7 @@ def read_devices() -> list[dict[str, Fact]] | Unknown:
 
 
 def read_use() -> list[GpuUse] | Unknown:
-    """Memory and processes of every GPU this job was given."""
+    """Return memory and processes of every GPU that this job was given."""
     rows = _query("index", "uuid", "memory.used")
     apps = _table(ask([TOOL, "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits"]))
     processes = [row for row in ([] if isinstance(apps, Unknown) else apps) if len(row) == 2 and row[1].isdigit()]
@@ -96,7 +96,7 @@ def read_use() -> list[GpuUse] | Unknown:
 
 
 def read_topology() -> dict[str, Fact]:
-    """``nvidia-smi topo -m`` as text, and how many pairs each kind of link joins."""
+    """Return ``nvidia-smi topo -m`` as text, and how many pairs each kind of link joins."""
     text = ask([TOOL, "topo", "-m"])
     return {
         "topology_text": derive(text, _without_colour),
@@ -105,7 +105,7 @@ def read_topology() -> dict[str, Fact]:
 
 
 def parse_topology(text: str) -> dict[str, Fact]:
-    """Pairs by link from the matrix: ``{"gpu_gpu": {"NV18": 28}, "gpu_nic": {"PIX": 8, "SYS": 24}}``."""
+    """Count pairs by link in the matrix: ``{"gpu_gpu": {"NV18": 28}, "gpu_nic": {"PIX": 8, "SYS": 24}}``."""
     lines = [line.split() for line in text.splitlines()]
     header = next((words for words in lines if words[:1] == ["GPU0"] and "X" not in words[:2]), [])
     columns = [name for name in header if re.fullmatch(r"(GPU|NIC)\d+|mlx\S+", name)]

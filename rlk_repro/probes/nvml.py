@@ -1,4 +1,4 @@
-"""NVIDIA GPUs from NVML (the optional package nvidia-ml-py).  NVML may refuse a query; the refusal is recorded.
+"""Read NVIDIA GPUs from NVML (the optional package nvidia-ml-py).  A refusal of NVML is recorded.
 
 The caller passes the ``pynvml`` module in, so that tests can pass a stand-in.
 """
@@ -44,7 +44,7 @@ def _ask(nvml: Any, question: Question, gpu: Any) -> Any:
 
 
 def throttle_reasons(mask: int) -> list[str]:
-    """The names of NVML's throttle reason bits; an idle GPU has ``gpu_idle``."""
+    """Return the names of NVML's throttle reason bits; an idle GPU has ``gpu_idle``."""
     return [name for bit, name in THROTTLE_REASONS if mask & bit]
 
 
@@ -78,7 +78,7 @@ def _nvlinks_up(nvml: Any, gpu: Any) -> int | Unknown:
 
 
 def _fabric(nvml: Any, gpu: Any) -> dict[str, Fact]:
-    """Registration with the NVLink fabric; cluster and clique are equal within an NVLink domain.
+    """Return the registration with the NVLink fabric; cluster and clique are equal within an NVLink domain.
 
     The driver fills in the rest only once registration is complete.
     """
@@ -135,7 +135,7 @@ QUESTIONS: Final[dict[str, Question]] = {
 
 @contextmanager
 def session(nvml: Any) -> Iterator[Unknown | None]:
-    """Open NVML for the block; yields the reason when it cannot be opened."""
+    """Open NVML for the block; yield the reason where it cannot be opened."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -148,7 +148,7 @@ def session(nvml: Any) -> Iterator[Unknown | None]:
 
 
 def load_pynvml() -> Any | None:
-    """The module ``pynvml``, or None where nvidia-ml-py is not installed."""
+    """Return the module ``pynvml``, or None where nvidia-ml-py is not installed."""
     try:
         import pynvml
     except ImportError:
@@ -157,7 +157,7 @@ def load_pynvml() -> Any | None:
 
 
 def read_system(nvml: Any) -> dict[str, Fact]:
-    """The driver and the CUDA version that it supports, such as ``13.0``."""
+    """Return the driver and the CUDA version that it supports, such as ``13.0``."""
     version = _ask(nvml, lambda module, _: module.nvmlSystemGetCudaDriverVersion_v2(), None)
     return {
         "driver": _ask(nvml, lambda module, _: _text(module.nvmlSystemGetDriverVersion()), None),
@@ -166,7 +166,7 @@ def read_system(nvml: Any) -> dict[str, Fact]:
 
 
 def read_devices(nvml: Any) -> list[dict[str, Fact]]:
-    """Every fact of every GPU this job was given, in driver order."""
+    """Return every fact of every GPU that this job was given, in driver order."""
     return [
         {"index": index, **{name: _ask(nvml, question, gpu) for name, question in QUESTIONS.items()}}
         for index, gpu in given_handles(nvml)
@@ -174,7 +174,7 @@ def read_devices(nvml: Any) -> list[dict[str, Fact]]:
 
 
 def read_use(nvml: Any) -> list[GpuUse]:
-    """Memory and processes of every GPU this job was given."""
+    """Return memory and processes of every GPU that this job was given."""
     return [
         GpuUse(
             index=index,
@@ -186,7 +186,7 @@ def read_use(nvml: Any) -> list[GpuUse]:
 
 
 def given_handles(nvml: Any) -> list[tuple[int, Any]]:
-    """The GPUs of this job that answer, by number; one that fell off the bus is missing here.
+    """Return the answering GPUs of this job by number; a GPU that fell off the bus is missing here.
 
     Preflight finds such a GPU by the count.
     """

@@ -1,4 +1,4 @@
-"""Where facts come from: files below a given root, and tools.  A missing answer is Unknown, with a reason.
+"""Read facts from files below a given root and from tools.  A missing answer is Unknown, with a reason.
 
 This module does not interpret the answers; the probes do.
 """
@@ -18,12 +18,12 @@ U = TypeVar("U")
 
 
 def locate(root: Path, path: str) -> Path:
-    """An absolute path of the machine below ``root``."""
+    """Return an absolute path of the machine below ``root``."""
     return root / path.lstrip("/")
 
 
 def read_text(root: Path, path: str) -> str | Unknown:
-    """The stripped text of a file; ``/proc/x absent`` or what the kernel answered when it cannot be read."""
+    """Return the stripped text of a file, or ``/proc/x absent`` or the kernel's error as the reason."""
     try:
         return locate(root, path).read_text(errors="replace").strip()
     except (FileNotFoundError, NotADirectoryError):
@@ -57,7 +57,7 @@ def list_names(root: Path, folder: str) -> list[str]:
 
 
 def link_name(root: Path, path: str) -> str | Unknown:
-    """The last part of what a symbolic link points to (the driver behind ``…/device/driver``)."""
+    """Return the last part of a symbolic link's target (the driver behind ``…/device/driver``)."""
     try:
         return locate(root, path).readlink().name
     except OSError:
@@ -65,7 +65,7 @@ def link_name(root: Path, path: str) -> str | Unknown:
 
 
 def ask(argv: Sequence[str], *, timeout_s: float = 10.0) -> str | Unknown:
-    """The output of a tool, or the beginning of its error message when it fails."""
+    """Return the output of a tool, or the beginning of its error message when it fails."""
     try:
         done = proc.run(argv, timeout_s=timeout_s)
     except EnvironmentMissing as error:
@@ -80,7 +80,7 @@ def ask(argv: Sequence[str], *, timeout_s: float = 10.0) -> str | Unknown:
 
 
 def agreed(values: Iterable[T | Unknown]) -> T | str | Unknown:
-    """The value that all share, or all values sorted and joined (``performance,powersave``)."""
+    """Return the value that all share, or all values sorted and joined (``performance,powersave``)."""
     found = list(values)
     known = [value for value in found if not isinstance(value, Unknown)]
     if not known:

@@ -1,4 +1,4 @@
-"""Which GPUs a job was given by ``CUDA_VISIBLE_DEVICES``; the driver's own tools show all GPUs of the machine.
+"""Select the GPUs that ``CUDA_VISIBLE_DEVICES`` gives to a job; the driver's own tools show all GPUs of the machine.
 
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
 """

@@ -97,7 +97,7 @@ def test_a_folder_that_holds_another_commit_than_its_name_says_starts_no_trial(t
         patch.setenv("RLK_COMMITS", str(tmp_path / "commits"))
         run_command("submit", write_run(tmp_path), *TINY, "--wait", cwd=tmp_path, code=1)
     logs = "".join(path.read_text() for path in (tmp_path / "runs").glob("two/*/trials/*enabled/stdout.log"))
-    assert f"RLK_COMMITS/{NEW}: is no installed RL-Kernel of this commit" in logs
+    assert f"RLK_COMMITS/{NEW}: is not an installed RL-Kernel of this commit" in logs
 
 
 def test_a_commit_that_is_not_there_is_named_before_the_first_trial(

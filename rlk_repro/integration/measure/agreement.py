@@ -1,8 +1,8 @@
 """Measure, token by token, how far the trainer's log-probs differ from the rollout's.
 
-During a step only references to the trainer's tensors are kept: anything computed, or copied to the device, would make
-the host wait for it between forward and backward.  When the step has ended, everything is added up on the device and
-read once.  No tensor of the trainer is changed or kept longer than the step.
+During a step only references to the trainer's tensors are kept.  A computation or a copy to the device would make the
+host wait for it between forward and backward.  When the step has ended, everything is added up on the device and read
+once.  No tensor of the trainer is changed, or kept longer than the step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUMS: Final = ("abs", "k1", "k3")
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """What the trainer's loss was called with, by sample: log-probs and loss masks of the response, all tokens."""
+    """The trainer's call of its loss, by sample: log-probs and loss masks of the response, and all tokens."""
 
     ours: Sequence[torch.Tensor]
     theirs: Sequence[torch.Tensor]
@@ -34,8 +34,10 @@ class _Microbatch:
 
 @dataclass(frozen=True)
 class _Table:
-    """``counts``: [positions + log-probs, classes + 1] int64, tokens that do not count in the last column.  ``sums``:
-    [3 + positions] float64.  ``largest``: [2] float64, the difference and its place among all tokens.
+    """Sums over the tokens of a step; the last column of ``counts`` has the tokens that do not count.
+
+    ``counts``: [positions + log-probs, classes + 1] int64.  ``sums``: [3 + positions] float64.  ``largest``: [2]
+    float64, the difference and its place among all tokens.
     """
 
     counts: torch.Tensor
@@ -45,7 +47,7 @@ class _Table:
 
 
 class TokenRecord:
-    """Follows the trainer's loss; ``refusal`` says why this run can have no record."""
+    """Follow the trainer's loss; ``refusal`` is the reason why this run can have no record."""
 
     def __init__(self, layout: RowLayout, refusal: str = "") -> None:
         self._layout, self._refusal, self._reason = layout, refusal, refusal
@@ -63,7 +65,7 @@ class TokenRecord:
         return functools.update_wrapper(compute, function, updated=())
 
     def end_step(self) -> dict[str, Any] | None:
-        """The step's table as plain values, or the ``reason`` why it is missing; None where the loss was not called."""
+        """Return the step's table as plain values, or the ``reason`` why it is missing; None if no loss was called."""
         seen, self._seen = self._seen, []
         reason, self._reason = self._reason, self._refusal
         if reason or not seen:
@@ -111,7 +113,7 @@ def _count(microbatch: _Microbatch) -> _Table:
     is_finite = torch.isfinite(ours) & torch.isfinite(theirs)
     counts = trained & is_finite
     r = torch.where(counts, r, 0.0)
-    # compared in float32, what both sides are given in: 1e-06 as a double lies between two of its numbers
+    # compared in float32, the dtype of both sides: the double 1e-06 lies between two float32 numbers
     size = r.abs().float()
     classes = torch.where(counts, torch.bucketize(size, torch.tensor(LADDER, device=place)), NUM_CLASSES)
     position = torch.cat([torch.arange(length, device=place) for length in microbatch.responses])
@@ -145,5 +147,5 @@ def _find_largest(seen: Sequence[_Microbatch], largest: Sequence[Sequence[float]
 
 
 def _cut(rows: list[list[int]]) -> list[list[int]]:
-    """Without the empty bands at the end."""
+    """Remove the empty bands at the end."""
     return rows[: max((number + 1 for number, row in enumerate(rows) if any(row)), default=0)]

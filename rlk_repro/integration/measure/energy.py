@@ -1,4 +1,4 @@
-"""The energy that this process's GPU uses, by NVML's counter (the optional package nvidia-ml-py)."""
+"""Read the energy that this process's GPU uses, by NVML's counter (the optional package nvidia-ml-py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlk_repro.operators import Platform
 
 
 class EnergyCounter:
-    """Holds NVML open.  The counter covers all processes on the device."""
+    """An open NVML counter.  It covers all processes on the device."""
 
     def __init__(self, nvml: Any, device: Any) -> None:
         self._nvml, self._device = nvml, device
@@ -30,7 +30,7 @@ class EnergyCounter:
             return None
 
     def read_j(self) -> float | None:
-        """Joules since the last reading, or since this counter was made; None where either is unknown."""
+        """Return joules since the last reading, or since this counter was made; None where either is unknown."""
         before, self._last = self._last, self._read()
         if before is None or self._last is None or self._last < before:
             return None

@@ -1,4 +1,4 @@
-"""Functions that were replaced in one trainer, and how to restore them; ``switch`` decides which."""
+"""Record the functions that were replaced in one trainer, and restore them; ``switch`` decides which ones."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _HANDLE: Final = "rlk_repro_installation"
 
 
 class Installation:
-    """Replaced functions of one trainer, the timers in them and the record of what ran.
+    """The replaced functions of one trainer, with their timers and the record of what ran.
 
-    ``undo`` restores everything and ends the ops file; leaving ``with`` and the end of the process do the same.
+    ``undo`` restores everything and closes the ops file; the end of a ``with`` block and the end of the process do the
+    same.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Installation:
         self._undo.callback(function, *args)
 
     def rebind(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]], why: str) -> None:
-        """Replace ``owner.name`` by what ``make`` builds around it; only the first time, and until ``undo``."""
+        """Replace ``owner.name`` by the function that ``make`` builds around it; once only, and until ``undo``."""
         original = getattr(owner, name)
         if getattr(original, _HANDLE, None) is self:
             return
@@ -101,7 +102,7 @@ class Installation:
             self.shadow.begin_step(rollout_id if self._schedule[rollout_id] == SHADOW else None)
 
     def end_step(self, rollout_id: int) -> None:
-        """Write the times and memory of one rollout's training, and after the first one the loaded libraries.
+        """Write times and memory of one rollout's training; after the first rollout also the loaded libraries.
 
         Raises:
             CheckFailed: RL-Kernel's answers were invalid and the mode forbids going on, or another rollout had begun.
@@ -126,7 +127,7 @@ class Installation:
             )
 
     def _end_turn(self, rollout_id: int) -> dict[str, Any]:
-        """The variant of the step that ends, None where it did not begin, and what torch counted during it."""
+        """Return the variant of the step that ends (None where it did not begin), and torch's counts during it."""
         if not self._schedule:
             return {}
         before, self._counts = self._counts, read_counts()
@@ -156,7 +157,7 @@ def check_signatures(owner: Any, expected: Mapping[str, str]) -> None:
     """Compare names, order and kinds of parameters with those that the integration was written for.
 
     Raises:
-        EnvironmentMissing: functions of ``owner`` are absent or take other arguments; all are named.
+        EnvironmentMissing: functions of ``owner`` are absent or take other arguments; the error names all of them.
     """
     problems = find_signature_problems(owner, expected)
     if problems:

@@ -1,4 +1,4 @@
-"""Record what each operator resolved to and how often it ran, in this rank's ops file."""
+"""Record the implementation that each operator resolved to and how often it ran, in this rank's ops file."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What an operator resolved to.  In a fallback ``implementation`` is the trainer's module, ``version`` empty.
+    """The implementation that an operator resolved to.  In a fallback it is the trainer's; ``version`` is empty.
 
-    ``provenance`` is RL-Kernel's own account, where it dispatched by contract.
+    ``provenance`` is RL-Kernel's own account, where RL-Kernel dispatched by contract.
     """
 
     op: str
@@ -36,13 +36,13 @@ class Decision:
 
 
 class OpsWriter:
-    """The ops file of one rank: one JSON object a line, each flushed, in a file that this process created."""
+    """The ops file of one rank, created by this process: one JSON object per line, each flushed."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         """Create the file.
 
         Raises:
-            SpecError: the file exists already; lines of two processes must not mix.
+            SpecError: the file already exists; lines of two processes must not mix.
         """
         path = ops_file(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,9 +67,9 @@ class OpsWriter:
 
 
 class Ledger:
-    """Decisions, each once, and counts per operator; written to the ops file where there is one.
+    """Record decisions, each once, and counts per operator; write them to the ops file if there is one.
 
-    ``own`` is what calls fall back to, the trainer's module.
+    ``own`` is the trainer's module, to which calls fall back.
     """
 
     def __init__(self, writer: OpsWriter | None, *, ops: Sequence[str], own: str, is_fallback_allowed: bool) -> None:
@@ -83,7 +83,7 @@ class Ledger:
         self._write("install", schema=OPS_SCHEMA, ops=list(self._total), **fields)
 
     def decide(self, op: str, found: Route | Refusal) -> None:
-        """Record what ``op`` resolved to, unless that is recorded already; a fallback is also a warning."""
+        """Record the implementation of ``op``, unless it is already recorded; a fallback is also a warning."""
         if isinstance(found, Route):
             decision = Decision(
                 op=op,
@@ -106,7 +106,7 @@ class Ledger:
         self._write("decision", **{name: value for name, value in fields.items() if value is not None})
 
     def find_rl_kernel(self, op: str) -> Decision | None:
-        """The decision that RL-Kernel serves ``op``, if that is what was decided."""
+        """Return the decision for ``op``, if it names RL-Kernel."""
         return next((item for item in self.decisions if item.op == op and item.is_rl_kernel), None)
 
     def refuse_call(self, op: str, refusal: Refusal) -> None:
@@ -134,10 +134,10 @@ class Ledger:
         odd: Mapping[str, str],
         more: Mapping[str, Any],
     ) -> None:
-        """Record a step; ``odd`` is what was wrong with RL-Kernel's answers, by operator, ``more`` are other fields.
+        """Record a step; ``odd`` names invalid answers of RL-Kernel by operator, ``more`` are other fields.
 
         Raises:
-            CheckFailed: something was, and the mode forbids going on.
+            CheckFailed: an answer was invalid, and the mode forbids going on.
         """
         self._write("step", step=step, timers=timers, memory=memory, calls=_as_json(self._step), odd=odd, **more)
         self._step = {op: Count() for op in self._step}
@@ -149,11 +149,11 @@ class Ledger:
                                         "were at fault") for op, what in odd.items()))  # fmt: skip
 
     def record_shadow(self, step: int, case: str, **fields: Any) -> None:
-        """What differs between the routes in one microbatch of a step, or the ``error`` of the comparison."""
+        """Record the difference between the routes in one microbatch of a step, or the ``error`` of the comparison."""
         self._write("shadow", step=step, case=case, **fields)
 
     def record_kernels(self, names: Sequence[str]) -> None:
-        """The kernels that a profiler saw on the device, in one pass over everything that was measured."""
+        """Record the kernels that a profiler saw on the device, in one pass over everything that was measured."""
         self._write("kernels", names=list(names))
 
     def close(self) -> None:

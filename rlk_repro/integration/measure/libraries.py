@@ -1,6 +1,6 @@
-"""The libraries that this training process has loaded, as found in the process.
+"""List the libraries that this training process has loaded, as found in the process.
 
-An unknown fact is ``{"unknown": reason}``.  This imports no module.
+An unknown fact is ``{"unknown": reason}``.  This module imports no other package.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PACKAGES: Final = (
     "vime", "vllm",
 )  # fmt: skip
 SOURCES: Final = ("megatron", "rl_engine", "vime")
-"""Whose files decide what is measured: a version says too little of unreleased code."""
+"""Packages whose files decide what is measured; the version of unreleased code says too little."""
 COLLECTIVES: Final = re.compile(r"/lib(nccl|rccl)\.so[^/]*$")
 CUDNN: Final = re.compile(r"/libcudnn\.so[^/]*$")
 RL_KERNEL_EXTENSION: Final = "rl_engine._C"
 
 
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
-    """Versions and, where the bytes matter, file hashes, as plain JSON values."""
+    """Return versions as plain JSON values, and file hashes where the bytes matter."""
     return {
         "schema": SCHEMA,
         "python": sys.version.split()[0],
@@ -58,7 +58,7 @@ def _unknown(reason: str) -> dict[str, str]:
 
 
 def _find_nccl_version() -> Any:
-    """NCCL's on NVIDIA and RCCL's on AMD: torch asks the library itself."""
+    """Return the version of NCCL (NVIDIA) or RCCL (AMD): torch asks the library itself."""
     try:
         return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     except (AttributeError, RuntimeError):
@@ -66,7 +66,7 @@ def _find_nccl_version() -> Any:
 
 
 def _find_cudnn_version() -> Any:
-    """torch refuses to say where another library, such as Transformer Engine, has loaded an older one than it wants."""
+    """Return cuDNN's version.  torch raises if another library, such as Transformer Engine, loaded an older cuDNN."""
     try:
         return torch.backends.cudnn.version() or _unknown("torch was built without cuDNN")  # type: ignore[no-untyped-call]
     except RuntimeError as error:
@@ -74,7 +74,7 @@ def _find_cudnn_version() -> Any:
 
 
 def _find_loaded(maps: Path, wanted: re.Pattern[str]) -> Any:
-    """Each mapped file whose path fits, by its hash."""
+    """Return the hash of each mapped file whose path matches."""
     try:
         paths = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if wanted.search(line)}
         return [{"path": _name_file(path), "sha256": sha256_file(Path(path))} for path in sorted(paths)] or _unknown(
@@ -90,7 +90,7 @@ def _find_blas(configuration: str) -> Any:
 
 
 def _hash_sources(modules: Mapping[str, ModuleType], name: str) -> Any:
-    """Git's hash of the Python files of the package that was imported, as manifests call it: ``package_tree``."""
+    """Return git's hash of an imported package's Python files; manifests name it ``package_tree``."""
     if name not in modules:
         return _unknown("not loaded")
     folders = list(getattr(modules[name], "__path__", ()))
@@ -115,6 +115,6 @@ def _find_file(modules: Mapping[str, ModuleType], name: str) -> Any:
 
 
 def _name_file(path: str) -> str:
-    """From the packages' folder on, else the base name: the rest says whose machine it is, not which library."""
+    """Return the path from the packages' folder on, or the base name; the rest identifies the machine."""
     match = re.search(r"(?:site|dist)-packages/.*", path)
     return match[0] if match else Path(path).name

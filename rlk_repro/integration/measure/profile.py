@@ -1,7 +1,7 @@
-"""Timers at a trainer's function boundaries, forward and backward apart, and the peak memory of a step.
+"""Time a trainer's functions, forward and backward separately, and measure a step's peak memory.
 
-Values and gradients stay bitwise what they were.  Nothing waits for the device before the end of a step.  Not a
-profiler: what happens inside a boundary is not looked at.
+Values and gradients stay bitwise equal.  Nothing waits for the device before the end of a step.  This is not a
+profiler: it does not look inside a function.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Timers:
 
 
 class MomentClock(Protocol):
-    """Marks moments now, and tells seconds between them once they have been settled, until they are forgotten."""
+    """A clock that marks moments and, once they are settled, returns seconds between them, until they are forgotten."""
 
     def mark(self) -> Any: ...
 
@@ -63,10 +63,10 @@ class HostClock:
 
 
 class DeviceClock:
-    """Events on the stream that is current when a mark is made: time on the device, its idle gaps included.
+    """Events on the stream that is current at a mark: time on the device, including its idle gaps.
 
-    Events are used again, and the stream's object is made again only when it is another stream: both cost the host more
-    than to record an event.
+    Events are reused, and the stream's object is made again only for another stream: both cost the host more time than
+    recording an event.
     """
 
     def __init__(self) -> None:
@@ -114,13 +114,13 @@ class StepProfile:
 
     @property
     def is_memory_per_step(self) -> bool:
-        """False where the peak cannot be reset: it is then the process's so far."""
+        """False where the peak cannot be reset; it is then the peak of the process so far."""
         return self._memory.is_per_step
 
     def time_function(self, function: Callable[..., R], timers: Timers) -> Callable[..., R]:
         """Wrap ``function``; an exception passes through and its call is not counted.
 
-        The backward pass of a call lasts from the first gradient that arrives at an output until the last one that
+        The backward pass of a call lasts from the first gradient that arrives at an output until the last gradient that
         leaves at a tensor argument.  Tensors inside other arguments are not followed.
         """
 
@@ -142,12 +142,12 @@ class StepProfile:
                 self._spans.append(span)
             return result
 
-        # not functools.wraps: a compiled function's own attributes must not come along
+        # functools.wraps would also copy a compiled function's own attributes
         return functools.update_wrapper(timed, function, updated=())
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Note the peaks of a part of the step by themselves, as ``<peak>_in_<name>``; phases do not nest."""
+        """Record the peaks of a part of the step as ``<peak>_in_<name>``; phases do not nest."""
         self._keep_peaks()
         self._phase = f"_in_{name}"
         try:
@@ -158,7 +158,7 @@ class StepProfile:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time nothing meanwhile, and forget the memory that it takes."""
+        """Stop timing during the block, and forget the memory that the block takes."""
         self._keep_peaks(self._phase)
         self._is_paused = True
         try:
@@ -168,7 +168,7 @@ class StepProfile:
             self._memory.reset()
 
     def run_in_phase(self, name: str, function: Callable[..., R]) -> Callable[..., R]:
-        """Wrap a function that is a phase as a whole."""
+        """Wrap a function that is a whole phase."""
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> R:
@@ -186,8 +186,8 @@ class StepProfile:
     def end_step(self) -> tuple[dict[str, float], dict[str, int]]:
         """Return seconds per timer and peak bytes since the last call, and start over.
 
-        The timer ``step`` is host time since the last call, or since this profile was made: the whole period, waiting
-        included.
+        The timer ``step`` is host time since the last call, or since this profile was made: the whole period, including
+        waiting.
         """
         now = time.perf_counter()
         for span in self._spans:
@@ -207,7 +207,7 @@ class StepProfile:
 
 
 class _BackwardSpan:
-    """The backward pass of one call; a graph that is walked twice yields two intervals."""
+    """The backward pass of one call; a graph that is walked twice gives two intervals."""
 
     __slots__ = ("_begin", "_clock", "_end", "_intervals", "_name", "_num_left", "num_inputs")
 
@@ -218,9 +218,9 @@ class _BackwardSpan:
         self._num_left = 0
 
     def mark_input(self, value: Any) -> Any:
-        """Return a tensor as a view of itself, whose node says when the gradient leaves; anything else as it is.
+        """Return a tensor as a view whose node shows when the gradient leaves; return any other value unchanged.
 
-        Outputs need no view: a hook before their own node says when the backward pass enters.
+        Outputs need no view: a hook before their own node shows when the backward pass enters.
         """
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             return value
@@ -245,7 +245,7 @@ class _BackwardSpan:
             self.close()
 
     def close(self) -> None:
-        """Keep what was seen; gradients may never come to some inputs, or to any."""
+        """Keep what was seen; gradients may never reach some inputs, or any."""
         if self._begin is not None and self._end is not None:
             self._intervals.append((self._name, self._begin, self._end))
         self._begin = self._end = None
@@ -268,7 +268,7 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def read_counts() -> dict[str, int]:
-    """What torch has counted so far in this process that makes a step slow; nothing is imported to count it."""
+    """Return torch's counts, so far in this process, of events that make a step slow; import nothing for it."""
     counts: dict[str, int] = {}
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None:
@@ -286,7 +286,7 @@ def read_counts() -> dict[str, int]:
 
 
 class DeviceMemory:
-    """Peaks of torch's own allocator on the current device; other libraries' memory is not in them."""
+    """Peaks of torch's own allocator on the current device; they exclude the memory of other libraries."""
 
     is_per_step = True
 
@@ -301,7 +301,7 @@ class DeviceMemory:
 
 
 class HostMemory:
-    """Peak resident memory of this process, as the Linux kernel keeps it."""
+    """The peak resident memory of this process, as the Linux kernel counts it."""
 
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
         self._proc = proc
@@ -315,7 +315,7 @@ class HostMemory:
             self.is_per_step = False
 
     def read_peaks(self) -> dict[str, int]:
-        """The peak in bytes; nothing where there is no such file, and so nothing is claimed."""
+        """Return the peak in bytes; nothing where the file is absent."""
         try:
             status = (self._proc / "status").read_text()
         except OSError:

@@ -13,24 +13,24 @@ from torch.distributed import distributed_c10d
 from rlk_repro.base.errors import CheckFailed, Problem
 
 WAIT_S: Final = 300.0
-"""Ranks come here within seconds of each other, once their process groups exist."""
+"""Once their process groups exist, ranks get here within seconds of each other."""
 _rounds = itertools.count()
 
 
 def find_rank() -> tuple[int, int]:
-    """This process's rank and the world size: torch's where it knows, else the launcher's, else a world of one."""
+    """Return this process's rank and world size: from torch, otherwise from the launcher, otherwise a world of one."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def check_ranks_agree(rank: int, world_size: int, choice: str, *, wait_s: float = WAIT_S) -> None:
-    """Compare ``choice`` between the ranks, through the store that their process group met by.
+    """Compare ``choice`` between the ranks, through the store by which their process group met.
 
-    Not by a collective: a rank that was switched off takes part in none.
+    A collective would not do: a rank that was switched off takes part in none.
 
     Raises:
-        CheckFailed: ranks chose differently, or some did not come here at all.
+        CheckFailed: ranks chose differently, or some ranks did not call this function.
     """
     if world_size == 1 or not (dist.is_available() and dist.is_initialized()):
         return

@@ -1,8 +1,8 @@
-"""Shadow steps: compute one microbatch by both routes, the trainer's and RL-Kernel's, and measure their difference.
+"""Compute one microbatch of a shadow step by both routes, the trainer's and RL-Kernel's, and measure their difference.
 
-This uses detached logits beside the training: a second backward pass through the model would add to its gradients.
-The first rows of the logits go through both routes; the other rows keep the log-probs that the trainer has just found,
-so that the loss is the whole loss of the microbatch.
+The comparison uses detached logits beside the training: a second backward pass through the model would add to its
+gradients.  The first rows of the logits go through both routes.  The other rows keep the log-probs that the trainer has
+just found, so that the loss is the whole loss of the microbatch.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from rlk_repro.operators import Refusal
 AS_TRAINED: Final = "as trained"
 PEAKED: Final = "peaked"
 SCALES: Final = {AS_TRAINED: 1.0, PEAKED: 50.0}
-"""What logits are multiplied by: those of random weights are nearly uniform, and hide what is wrong far from that."""
+"""Factors on the logits.  Logits of random weights are nearly uniform, and hide errors of peaked ones."""
 MAX_ROWS: Final = 2048
-"""Real logits take gigabytes, and a comparison several tensors of their size."""
+"""Logits of a real model take gigabytes, and a comparison needs several tensors of their size."""
 MAX_WHOLE_BYTES: Final = 2 << 30
-"""Of logits that cannot be cut: an operator that serves the whole loss takes all of their rows."""
+"""The limit for logits that cannot be cut: an operator that serves the whole loss takes all their rows."""
 NUM_BUFFERS: Final = 6
-"""Tensors of the size of the compared logits that must fit into memory at once."""
+"""The number of tensors of the compared logits' size that must fit into memory at once."""
 MAX_ERROR: Final = 300
 
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """The trainer's call of its loss, and within it that of its log-probs with what it answered."""
+    """The trainer's call of its loss, and inside it the call of its log-probs with the answer."""
 
     args: Any
     batch: Mapping[str, Any]
@@ -59,7 +59,7 @@ class _Microbatch:
 
 @dataclass
 class _Calls:
-    """What the calls of a shadow came to: they are no calls of the step."""
+    """Counts of the calls in a shadow comparison; they do not count as calls of the step."""
 
     counts: dict[str, Count] = field(default_factory=dict)
 
@@ -71,9 +71,9 @@ class _Calls:
 
 
 class ShadowStep:
-    """Compares the routes in the first microbatch with gradient of each step that it is told of.
+    """Compare the routes in the first microbatch with gradient of each step that is a shadow step.
 
-    ``refusal`` is why it cannot in this run.  With ``is_loss_routed`` an operator serves the whole loss.
+    ``refusal`` is the reason why this run cannot compare.  With ``is_loss_routed`` an operator serves the whole loss.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class ShadowStep:
         self._find_loss: Callable[..., Any] = lambda: None
 
     def begin_step(self, step: int | None) -> None:
-        """``step`` is a shadow step, None in any other step."""
+        """Begin a step; ``step`` is its number if it is a shadow step, otherwise None."""
         self._step, self._seen = step, None
 
     def follow_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the trainer's log-probs, to know the call and to answer it."""
+        """Wrap the trainer's log-probs, to learn their call and to replace its answer."""
         self._find_log_probs, signature = function, inspect.signature(function)
 
         def compute(*args: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ class ShadowStep:
         return functools.update_wrapper(compute, function, updated=())
 
     def follow_loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the trainer's loss of a microbatch: after it the routes are compared, if the step is a shadow step."""
+        """Wrap the trainer's loss of a microbatch; in a shadow step the routes are compared after it."""
         self._find_loss = function
 
         def compute(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
@@ -133,8 +133,8 @@ class ShadowStep:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Leave no trace in timers, memory, watched answers, nor in what a loss that is recomputed saves."""
-        # a loss that is recomputed counts the tensors that are saved, unless other hooks take them
+        """Leave no trace in timers, memory and watched answers, or in the tensors that a recomputed loss saves."""
+        # a recomputed loss counts the tensors that are saved, unless other hooks take them
         keep = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         is_enabled = self._turn.is_enabled
         with self._profile.paused(), self._watch.aside(), torch.enable_grad(), keep:
@@ -158,7 +158,7 @@ class ShadowStep:
             self._ledger.record_shadow(step, case, **({"error": problem} if problem else record))
 
     def _find_obstacle(self, microbatch: _Microbatch) -> str:
-        """Why this rank cannot compare; the memory that it takes is asked for at once, and given back."""
+        """Return why this rank cannot compare, or an empty text; reserve the needed memory once and free it."""
         logits = microbatch.call["logits"]
         size = logits[: microbatch.num_rows].nbytes
         if self._is_loss_routed:
@@ -185,7 +185,7 @@ class ShadowStep:
         }
 
     def _compute(self, case: str, microbatch: _Microbatch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """What the route whose turn it is makes of the microbatch, and the loss."""
+        """Compute the microbatch by the present route; return its log-probs and gradients, and the loss."""
         rows = slice(microbatch.num_rows)
         mask = microbatch.call["log_prob_keep_mask"]
         leaf = _scale(microbatch.call["logits"].detach()[rows], case)
@@ -208,7 +208,7 @@ class ShadowStep:
             loss, _ = find_loss(microbatch.logits, microbatch.reducer)
             self._answer = None
         else:
-            # far from the old policy's log-probs the loss is cut off: it would hide the gradient
+            # far from the old policy's log-probs the loss is clipped, which would hide the gradient
             loss = log_probs[::2].sum() - log_probs[1::2].sum()
         (gradient,) = torch.autograd.grad(loss, leaf)
         found = {"log_probs": log_probs.detach(), "log_probs_no_grad": passed, "logits_grad": gradient}
@@ -216,18 +216,18 @@ class ShadowStep:
 
 
 def _scale(logits: torch.Tensor, case: str) -> torch.Tensor:
-    """Another tensor, that needs a gradient; the numbers of an unscaled one are shared."""
+    """Return a new tensor that needs a gradient; without scaling it shares the numbers of ``logits``."""
     scaled = logits if case == AS_TRAINED else (logits.float() * SCALES[case]).to(logits.dtype)
     return scaled.detach().requires_grad_()
 
 
 def _complete(rows: Any, whole: torch.Tensor | None) -> Any:
-    """The first rows by a route, the others as the trainer found them."""
+    """Return the first rows by a route, and the other rows as the trainer found them."""
     return None if whole is None else torch.cat([rows, whole[len(rows) :]])
 
 
 def _hear_ranks(problem: str, call: Mapping[str, Any]) -> str:
-    """This rank's problem, or that another one of the group has one: then none begins what needs them all."""
+    """Return this rank's problem, or that another rank of the group has one: then no rank begins a collective."""
     shard = Shard.of(call["tp_group"])
     if shard.size == 1:
         return problem
@@ -253,6 +253,6 @@ def _finite(value: torch.Tensor) -> float | None:
 
 
 def describe_error(error: BaseException) -> str:
-    """Its class and its first line."""
+    """Return the class and the first line of an error."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}"[:MAX_ERROR]

@@ -25,7 +25,7 @@ _MNNVL: Final = re.compile(r"NCCL INFO .*\bMNNVL [1-9]", re.M)
 
 
 def read_transport(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What NCCL has chosen so far, or why that is unknown."""
+    """Return the transport that NCCL has chosen so far, or why it is unknown."""
     pattern = (os.environ if environ is None else environ).get(LOG_VARIABLE)
     if not pattern:
         return {"unknown": f"{LOG_VARIABLE} is not set"}
@@ -38,7 +38,7 @@ def read_transport(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def parse_transport(log: str) -> dict[str, Any]:
-    """The network between nodes, the ways of all channels without the numbers of devices, and NVLink's two offloads."""
+    """Return the network between nodes, the transports of all channels (no device numbers), and NVLink's offloads."""
     networks = sorted({match[1] for match in _NETWORK.finditer(log)})
     return {
         "network": ", ".join(networks) or "none",

@@ -1,7 +1,7 @@
-"""What a route is, how the one of an operator is found, and the wrapper that sends a trainer's calls to it.
+"""Define a route, find the route of an operator, and wrap a trainer's function so that its calls go to the route.
 
-A fallback has a reason that was known before the call; an error inside an implementation is never one.  This folder
-needs torch and the table of operators and nothing else of the package: a trainer could take it over as it is.
+A fallback has a reason that was known before the call; an error inside an implementation is never a fallback.  This
+folder needs only torch and the table of operators, so a trainer could adopt it unchanged.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Call: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """One operator in one trainer.  Both functions get a call's arguments by name, defaults filled in.
+    """The route of one operator in one trainer.  Both functions get a call's arguments by name, with defaults.
 
-    ``refuse`` gives a reason known before the call, or None; ``run`` returns what the trainer's function would.
+    ``refuse`` gives a reason known before the call, or None; ``run`` returns what the trainer's function would return.
     """
 
     implementation: str
@@ -40,8 +40,8 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class RouteContext:
-    """What a route may build on: the case, the trainer's own function and its options, the batch whose loss is being
-    computed, and who looks after the answers."""
+    """What a route may use: the case, the trainer's own function and its options, the batch whose loss is being
+    computed, and the watch over the answers."""
 
     case: Case
     native: Callable[..., Any]
@@ -54,7 +54,7 @@ RouteFactory: TypeAlias = Callable[[RouteContext], Route | Refusal]
 
 
 def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) -> Route | Refusal:
-    """Find the route of ``op``: the table's rules first, then the route itself, then whether its class counts."""
+    """Find the route of ``op``: check the table's rules, then the route itself, then whether its class counts."""
     refusal = find_refusal(op, context.case)
     if refusal is not None:
         return refusal
@@ -68,7 +68,7 @@ def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) 
 
 @dataclass(frozen=True)
 class RoutedOperator:
-    """An operator that was asked for, with its route; without one, every call it would serve is a fallback."""
+    """A requested operator with its route; without a route, every call that it would serve is a fallback."""
 
     operator: Operator
     route: Route | None
@@ -76,7 +76,7 @@ class RoutedOperator:
 
 @dataclass
 class Count:
-    """Calls that RL-Kernel served and rows of logits in them; calls it should have served and did not."""
+    """Counts of calls that RL-Kernel served, of their rows of logits, and of calls that fell back."""
 
     calls: int = 0
     tokens: int = 0
@@ -89,7 +89,7 @@ class Count:
 
 
 class Recorder(Protocol):
-    """Keeps the record of what the calls of operators came to."""
+    """A record of the calls of operators and their results."""
 
     def count(self, op: str, count: Count) -> None:
         """Add to the counts of ``op``."""
@@ -100,9 +100,9 @@ class Recorder(Protocol):
 
 @dataclass
 class Turn:
-    """Whether it is RL-Kernel's turn; while it is not, every call goes to the trainer's own function, uncounted.
+    """Whether RL-Kernel is in use now; otherwise every call goes to the trainer's own function and is not counted.
 
-    ``aside`` takes the record of calls that are no calls of the step.
+    ``aside`` takes the record of calls that do not belong to the step.
     """
 
     is_enabled: bool = True
@@ -112,9 +112,9 @@ class Turn:
 def dispatch_calls(
     native: Callable[..., Any], claims: Sequence[RoutedOperator], recorder: Recorder, turn: Turn
 ) -> Callable[..., Any]:
-    """Wrap the trainer's function: a call goes to the first claim that serves it and does not refuse, else to it.
+    """Wrap the trainer's function: a call goes to the first claim that serves it, otherwise to the function itself.
 
-    The function must have a parameter ``logits`` [..., T, V]; T is what counts as tokens.
+    The function must have a parameter ``logits`` [..., T, V]; T is the number of tokens.
     """
     signature = inspect.signature(native)
 

@@ -1,6 +1,6 @@
-"""How a trainer lays out the rows of a microbatch, and the microbatch whose loss is being computed.
+"""Describe how a trainer lays out the rows of a microbatch, and hold the microbatch whose loss is being computed.
 
-The old policy's log-probs are near the current ones, and that is all they are used for.
+The old policy's log-probs are near the current ones; they are used only for that.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class RowLayout:
-    """Rows without context parallelism: samples one after another; a sample of n tokens with a response of r predicts
-    it in its rows n-r-1 to n-2.  The fields are the keys that a batch has, and the switch among a trainer's arguments.
-    """
+    """Rows without context parallelism: samples one after another.  A sample of n tokens with a response of r predicts
+    the response in its rows n-r-1 to n-2.  The fields name the keys of a batch and the trainer's switch."""
 
     total_lengths: str = "total_lengths"
     response_lengths: str = "response_lengths"
@@ -27,12 +26,12 @@ class RowLayout:
     use_rollout_log_probs: str = "use_rollout_logprobs"
 
     def find_old(self, args: Any, batch: Mapping[str, Any]) -> Sequence[torch.Tensor]:
-        """The old policy's log-probs of each response, [r] each; empty where the batch has none."""
+        """Return the old policy's log-probs of each response, [r] each; none where the batch has none."""
         is_rollouts = getattr(args, self.use_rollout_log_probs, False)
         return batch.get(self.rollout_log_probs if is_rollouts else self.log_probs) or ()
 
     def pack_old(self, args: Any, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor | None:
-        """[num_rows] float32, 0 where no response token is predicted; None where the batch has no fitting log-probs."""
+        """Return [num_rows] float32, 0 where no response token is predicted; None without fitting log-probs."""
         parts = self.find_old(args, batch)
         totals, responses = (batch.get(key) for key in (self.total_lengths, self.response_lengths))
         if not parts or not totals or not responses or sum(totals) > num_rows or responses != [len(p) for p in parts]:
@@ -42,13 +41,13 @@ class RowLayout:
         return self.pack(parts, batch, num_rows).float()
 
     def pack_tokens(self, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor:
-        """[num_rows]: the token that each row predicts, 0 where it predicts none that counts."""
+        """Return [num_rows]: the token that each row predicts, 0 where the row predicts no token that counts."""
         responses = batch[self.response_lengths]
         parts = [one[len(one) - length :] for one, length in zip(batch[self.tokens], responses, strict=True)]
         return self.pack(parts, batch, num_rows)
 
     def pack(self, parts: Sequence[torch.Tensor], batch: Mapping[str, Any], num_rows: int) -> torch.Tensor:
-        """[num_rows]: per-token values of the responses in the rows that predict them, zero elsewhere."""
+        """Return [num_rows]: per-token values of the responses in the rows that predict them, 0 elsewhere."""
         padding = parts[0].new_zeros(num_rows)
         pieces, position = [], 0
         for part, total, response in zip(parts, batch[self.total_lengths], batch[self.response_lengths], strict=True):
@@ -59,7 +58,7 @@ class RowLayout:
 
 @dataclass
 class CurrentBatch:
-    """What the trainer's loss was called with, while it runs; ``num_rows`` if not all of its rows are asked for."""
+    """The arguments of the trainer's loss while it runs; ``num_rows`` is set if only some of its rows are needed."""
 
     layout: RowLayout = field(default_factory=RowLayout)
     args: Any = None
@@ -75,6 +74,6 @@ class CurrentBatch:
             self.args = self.batch = self.num_rows = None
 
     def find_old_log_probs(self, num_rows: int) -> torch.Tensor | None:
-        """[num_rows] float32, 0 where no response token is predicted; None where the batch has no fitting log-probs."""
+        """Return [num_rows] float32, 0 where no response token is predicted; None without fitting log-probs."""
         found = None if self.batch is None else self.layout.pack_old(self.args, self.batch, self.num_rows or num_rows)
         return None if found is None else found[:num_rows]

@@ -1,11 +1,11 @@
-"""The error of a route that cannot go on, as its numbers would not be the trainer's; and what foreign code raises."""
+"""Define the error of a route whose numbers would differ from the trainer's, and the errors of foreign code."""
 
 from __future__ import annotations
 
 from subprocess import SubprocessError
 from typing import Final
 
-# What foreign code is known to raise.  Triton's own errors are added where it is installed.
+# errors that foreign code is known to raise; Triton's own errors are added where it is installed
 FAILURES: Final[tuple[type[Exception], ...]] = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, OSError, RuntimeError,
     SubprocessError, TypeError, ValueError,
@@ -13,9 +13,9 @@ FAILURES: Final[tuple[type[Exception], ...]] = (
 
 
 class RouteFailed(RuntimeError):
-    """An operator's answer, or the way a trainer treats it, is not what the route was written for.
+    """An operator's answer, or the trainer's use of it, is not what the route was written for.
 
-    There is nothing to fall back to: it is raised in every mode.
+    No fallback is possible, so this error is raised in every mode.
     """
 
 

@@ -1,8 +1,9 @@
-"""The whole policy loss by RL-Kernel's ``grpo_loss``, where that is exactly the trainer's.
+"""Compute the whole policy loss by RL-Kernel's ``grpo_loss``, where that is exactly the trainer's loss.
 
-The trainer's own function still runs, without gradient: value and metrics are its own.  The operator adds the gradient.
-Its mean over all tokens becomes any weighted sum by weights folded into the advantages, since min(rA, clip(r)A) scales
-with a positive factor of A; each token is a sequence of its own to it.  The weights are the trainer's own reducer's.
+The trainer's own function still runs, without gradient, and gives value and metrics.  The operator adds the gradient.
+Weights folded into the advantages turn its mean over all tokens into any weighted sum, since min(rA, clip(r)A) scales
+with a positive factor of A. For the operator, each token is a sequence of its own.  The weights are those of the
+trainer's own reducer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rlk_repro.operators import Platform, Reason, Refusal
 
 
 def make_grpo_loss_route(context: RouteContext) -> Route | Refusal:
-    """For vime's ``policy_loss_function(args, batch, logits, sum_of_sample_mean)``."""
+    """Return the route for vime's ``policy_loss_function(args, batch, logits, sum_of_sample_mean)``."""
     loaded = load_operator("grpo_loss", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
@@ -51,7 +52,7 @@ def make_grpo_loss_route(context: RouteContext) -> Route | Refusal:
 def _compute_surrogate(
     op: Any, layout: RowLayout, args: Any, batch: Mapping[str, Any], logits: torch.Tensor, reducer: Any
 ) -> torch.Tensor:
-    """The policy loss of one microbatch of [1, T, V] logits; its value is the trainer's up to rounding."""
+    """Return the policy loss of one microbatch of [1, T, V] logits; it equals the trainer's up to rounding."""
     rows = logits.squeeze(0)
     if args.rollout_temperature != 1.0:
         rows = rows / args.rollout_temperature
@@ -76,7 +77,7 @@ def _compute_surrogate(
 
 
 def _find_weights(reducer: Any, response_lengths: Sequence[int], device: torch.device) -> Sequence[torch.Tensor]:
-    """What the reducer, a weighted sum, multiplies each response token by."""
+    """Return the factor by which the reducer, a weighted sum, multiplies each response token."""
     tokens = torch.zeros(sum(response_lengths), device=device, requires_grad=True)
     with torch.enable_grad():
         (weights,) = torch.autograd.grad(reducer(tokens), tokens)

@@ -1,7 +1,7 @@
-"""Hidden states in the place of logits: a tensor that may be moved and looked at, and that no code may compute with.
+"""Put hidden states in the place of logits: a tensor that code may move and inspect, but not compute with.
 
-A trainer carries it from the output layer to its log-probs as it would carry logits.  Whatever would take it for logits
-on the way, or at the end of it, raises.
+A trainer carries it from the output layer to its log-probs as it would carry logits.  Any other use of it as logits
+raises.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ import torch
 from rlk_repro.integration.route.errors import RouteFailed
 
 _MOVES: Final = frozenset({"contiguous", "float", "squeeze", "transpose", "view_as"})
-"""Names of the methods on a trainer's way whose results hold the same numbers."""
+"""Methods that a trainer calls on logits and whose results hold the same numbers."""
 _LOOKS: Final = frozenset({"__get__", "__len__", "__repr__", "dim", "get_device", "is_contiguous", "size"})
-"""``__get__`` is every attribute's: shape, dtype, device, grad_fn."""
+"""Methods that only inspect; ``__get__`` serves every attribute: shape, dtype, device, grad_fn."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What turns hidden states [.., D] into this rank's logits [.., V]: ``weight`` [V, D], and ``bias`` [V] or None."""
+    """Turns hidden states [.., D] into this rank's logits [.., V]: ``weight`` [V, D], and ``bias`` [V] or None."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
 
 class HiddenStates(torch.Tensor):
-    """[.., D], in the dtype of ``head``'s weight when it was made; a cast to float32 in between loses nothing.
+    """Hidden states [.., D] in the dtype of ``head``'s weight; a cast to float32 and back loses nothing.
 
-    Of arithmetic only ``sum`` is let through, as a plain tensor: vime adds 0 * logits.sum() to a loss without tokens.
+    Of arithmetic only ``sum`` is allowed and gives a plain tensor: vime adds 0 * logits.sum() to a loss without tokens.
     """
 
     head: Head
 
     @classmethod
     def of(cls, hidden: torch.Tensor, head: Head) -> HiddenStates:
-        """Mark ``hidden``; its graph goes on through the result.
+        """Mark ``hidden``; its graph continues through the result.
 
         Raises:
-            RouteFailed: of another dtype than the weight, so that the way back to it might not be exact.
+            RouteFailed: ``hidden`` and the weight have different dtypes, so that the way back might not be exact.
         """
         if hidden.dtype != head.weight.dtype:
             raise RouteFailed(
@@ -53,7 +53,7 @@ class HiddenStates(torch.Tensor):
         return result
 
     def recover(self) -> torch.Tensor:
-        """As they were made, bit by bit: a plain tensor in the dtype of the weight."""
+        """Return the original hidden states bit by bit, as a plain tensor in the dtype of the weight."""
         return self.as_subclass(torch.Tensor).to(self.head.weight.dtype)
 
     @classmethod

@@ -1,7 +1,7 @@
-"""Log-probs by RL-Kernel's ``linear_logp``, straight from hidden states: no whole logits exist, forward or backward.
+"""Compute log-probs by RL-Kernel's ``linear_logp`` from hidden states: whole logits never exist, forward or backward.
 
-The trainer's output layer hands over what it is given, as ``HiddenStates``; the route multiplies.  From then on
-there is nothing to fall back to: a call that the route cannot serve stops, in every mode.
+The trainer's output layer passes its input on as ``HiddenStates``, and the route multiplies.  After that no fallback is
+possible: a call that the route cannot serve stops the run in every mode.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rlk_repro.operators import OPERATORS, Platform, Reason, Refusal, find_split
 NAME: Final = "linear_logp"
 SM90: Final = "FusedLinearLogpSM90Op"
 SM90_COLUMNS: Final = 32
-"""The hidden size must be a multiple; for others, and other dtypes than bfloat16, that class delegates in silence."""
+"""The hidden size must be a multiple; for others, and for dtypes except bfloat16, that class delegates silently."""
 
 
 def make_linear_logp_route(context: RouteContext) -> Route | Refusal:
-    """Log-probs [T, 1] of [T, D] hidden states, with gradient to them and to the head's weight and bias; T > 0."""
+    """Return log-probs [T, 1] of [T, D] hidden states, with gradient to them and to the head; T > 0."""
     loaded = load_operator(NAME, context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
@@ -75,7 +75,7 @@ def _find_call_refusal(call: Call) -> Refusal | None:
 
 
 def find_weight_refusal(weight: torch.Tensor, implementation: str) -> Refusal | None:
-    """Say where the class would silently delegate to another one."""
+    """Return a refusal where the class would silently delegate to another class."""
     is_fit = weight.dtype == torch.bfloat16 and weight.shape[1] % SM90_COLUMNS == 0
     if implementation != SM90 or is_fit:
         return None

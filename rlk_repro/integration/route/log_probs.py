@@ -1,6 +1,6 @@
-"""Selected log-probs over a vocabulary that may be split over ranks, from operators that know one rank only.
+"""Select log-probs over a vocabulary that may be split over ranks, by operators that know one rank only.
 
-``logp`` answers log_softmax(logits)[id]; ``ratio_kl`` answers exp(that - old), with gradient.  Everything else here is
+``logp`` returns log_softmax(logits)[id]; ``ratio_kl`` returns exp(that - old), with gradient.  Everything else here is
 arithmetic on [T] vectors: T is the number of packed rows, V the columns of this rank.
 """
 
@@ -25,15 +25,15 @@ ValueCheck: TypeAlias = Callable[[torch.Tensor, torch.Tensor, "Shard"], Refusal 
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 PROBED_COLUMNS: Final = 256
-"""Both kernels answer NaN for a row only if it has -inf among these first columns (two strides of the online kernel's
-128 threads; the whole first tile of the Triton one, which begins with them)."""
+"""Both kernels return NaN for a row only if it has -inf among these first columns (two strides of the online kernel's
+128 threads; the whole first tile of the Triton kernel, which begins with them)."""
 NEAR: Final = 8.0
-"""Largest |log ratio| to a given old log-prob at which exp and log lose less than float32 log-probs do anyway."""
+"""The largest |log ratio| to an old log-prob at which exp and log lose fewer digits than float32 log-probs do."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """This rank's place in the group over which the vocabulary is split; ``group`` None or of one rank: it is not."""
+    """This rank's place in the group that splits the vocabulary; ``group`` is None or has one rank without a split."""
 
     rank: int
     size: int
@@ -48,10 +48,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class Targets:
-    """Each row's token, and the ``columns`` whose log-prob within the shard is asked for.
+    """Each row's token, and the ``columns`` whose log-prob within the shard is needed.
 
-    Over a whole vocabulary they are the tokens and ``split`` is None.  Else any column gives the shard's normaliser, a
-    likely one with the most digits: the largest of the first few.
+    For a whole vocabulary the columns are the tokens and ``split`` is None.  Otherwise any column gives the shard's
+    normaliser.  A likely column gives it with the most digits: the largest of the first few.
     """
 
     columns: torch.Tensor
@@ -66,15 +66,15 @@ class Targets:
         return cls(columns, SplitTokens.find(logits, tokens, shard, largest.float()))
 
     def pick(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits of ``columns``."""
+        """Return the logits of ``columns``."""
         return _pick(logits, self.columns) if self.split is None else self.split.asked_logits
 
 
 @dataclass(frozen=True)
 class SplitTokens:
-    """Tokens as columns of this shard; those of another rank are column 0, and not ``is_own``.
+    """Tokens as columns of this shard; a token of another rank is column 0, and not ``is_own``.
 
-    ``asked_logits`` are those of the columns that are asked for in their place.
+    ``asked_logits`` are those of the columns that replace it.
     """
 
     columns: torch.Tensor
@@ -104,9 +104,9 @@ class Joined:
 
 
 def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-    """Values for which the kernels would answer otherwise than vime; the same answer on all ranks of the shard's group.
+    """Find values for which the kernels' answer would differ from vime's; all ranks of the shard's group agree.
 
-    Waits for the device once, before the kernels are queued.
+    This waits for the device once, before the kernels are queued.
     """
     if not len(logits):
         return None
@@ -125,15 +125,15 @@ def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard)
 
 
 def find_foreign_id(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-    """A token of no vocabulary; all ranks of the shard's group have the same tokens.  Waits for the device once."""
+    """Find a token outside the vocabulary; all ranks of the group have the same tokens.  Waits for the device once."""
     is_outside = (tokens < 0) | (tokens >= shard.size * logits.shape[1])
     return Refusal(Reason.FOREIGN_ID) if bool(is_outside.any()) else None
 
 
 class FirstCallCheck:
-    """``find`` until it finds nothing, once: what is wrong with a model's logits is wrong from the start.
+    """Call ``find`` until it has found nothing once: wrong logits of a model are wrong from the start.
 
-    From then on nothing waits for the device; ``watch`` sees what the step ends with.
+    After that nothing waits for the device; ``watch`` checks the answers at the end of the step.
     """
 
     def __init__(self, find: ValueCheck = find_value_refusal) -> None:
@@ -142,14 +142,14 @@ class FirstCallCheck:
     def find_refusal(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
         if self._is_passed:
             return None
-        with torch.no_grad():  # a loss that is recomputed must save the same tensors, without this first look
+        with torch.no_grad():  # a recomputed loss must save the same tensors, also without this first check
             refusal = self._find(logits, tokens, shard)
         self._is_passed = refusal is None
         return refusal
 
 
 def find_form_refusal(logits: torch.Tensor, *, is_on_device: bool) -> Refusal | None:
-    """Dtypes and places that the kernels do not know."""
+    """Find dtypes and places that the kernels do not support."""
     if logits.dtype not in DTYPES:
         return Refusal(Reason.DTYPE, str(logits.dtype))
     return Refusal(Reason.DEVICE, str(logits.device)) if logits.is_cuda != is_on_device else None
@@ -158,7 +158,7 @@ def find_form_refusal(logits: torch.Tensor, *, is_on_device: bool) -> Refusal | 
 def select_no_grad(
     logp: LogP, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard, *, with_entropy: bool
 ) -> Joined:
-    """Log-probs and, if asked, entropies without gradient.
+    """Return log-probs and, if requested, entropies without gradient.
 
     Args:
         logits: [T, V], contiguous, T > 0.
@@ -173,8 +173,8 @@ def select_no_grad(
 
 @dataclass(frozen=True, kw_only=True)
 class Operators:
-    """What log-probs with gradient are made of.  ``logp_of_far``: exact log-probs at rows that are not near, zero
-    elsewhere; None where that cannot be told apart on the device."""
+    """The operators for log-probs with gradient.  ``logp_of_far`` gives exact log-probs at rows that are not near, and
+    zero elsewhere; None where the device cannot tell them apart."""
 
     ratio_kl: RatioKL
     logp: LogP
@@ -190,11 +190,11 @@ def select_with_grad(
     with_entropy: bool,
     hint: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs [T] with gradient to ``logits``, and entropies [T] without.
+    """Return log-probs [T] with gradient to ``logits``, and entropies [T] without.
 
-    log_prob = old + log(ratio) for whatever ``old`` is; taken at the log-prob itself the ratio is 1 up to rounding, so
-    that exp and log lose nothing.  The entropy's pass over the logits yields that ``old`` too; without it a ``hint``
-    [T] does where it is near, and saves another read of the logits.
+    log_prob = old + log(ratio) for any ``old``.  With the log-prob itself as ``old`` the ratio is 1 up to rounding, so
+    exp and log lose nothing.  The entropy's pass over the logits also gives that ``old``.  Without that pass, a
+    ``hint`` [T] replaces it where it is near, and saves another read of the logits.
     """
     detached = logits.detach()
     targets = Targets.find(detached, tokens, shard)
@@ -214,11 +214,11 @@ def select_with_grad(
 
 
 class _RatioLogProbs(torch.autograd.Function):
-    """The operator's graph stays inside, because over a split vocabulary its gradient is not yet the whole one.
+    """Keep the operator's graph inside, because over a split vocabulary its gradient is not yet complete.
 
-    The operator gives d local / d logits = e_c - p, with p the softmax of this shard and e_c one at the column that was
-    asked for.  Wanted is e_t - w * p, with w the shard's share of the probability and e_t one at the token where it is
-    this shard's: w times the operator's, and the rest at two elements of each row.
+    The operator gives d local / d logits = e_c - p, with p the softmax of this shard and e_c one at the requested
+    column.  The wanted gradient is e_t - w * p, with w the shard's share of the probability and e_t one at this shard's
+    token.  It is w times the operator's gradient, plus a rest at two elements of each row.
     """
 
     @staticmethod
@@ -266,10 +266,10 @@ class _RatioLogProbs(torch.autograd.Function):
 def _mend_far_rows(
     ratio: torch.Tensor, old: torch.Tensor, logits: torch.Tensor, columns: torch.Tensor, logp_of_far: LogPOfRows
 ) -> torch.Tensor:
-    """Return ``old`` with the exact log-prob where it was far off, and set the ratio there to the 1 that follows.
+    """Return ``old`` with the exact log-prob where it was far off, and set the ratio to 1 there.
 
-    The operator keeps the ratio that it returns for its backward pass, whose normaliser does not depend on ``old``:
-    with ratio 1 that pass is exact, whatever underflowed before.  ``can_mend`` makes sure of it.  Nothing waits for the
+    The operator keeps the ratio that it returns for its backward pass, whose normaliser does not depend on ``old``.
+    With ratio 1 that pass is exact, whatever underflowed before; ``can_mend`` checks this.  Nothing waits for the
     device.
     """
     values = ratio.data
@@ -280,7 +280,7 @@ def _mend_far_rows(
 
 
 def can_mend(operators: Operators, device: torch.device) -> bool:
-    """Whether far rows come out right from these operators: tried on a small example, against torch."""
+    """Whether these operators compute far rows correctly: a small example is compared with torch."""
     assert operators.logp_of_far is not None
     logits = torch.linspace(-3, 3, 4 * 64, device=device).sin().reshape(4, 64)
     tokens = torch.tensor([5, 0, 63, 17], device=device)
@@ -298,11 +298,11 @@ def can_mend(operators: Operators, device: torch.device) -> bool:
 
 
 def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, shard: Shard) -> Joined:
-    """From log-probs and entropies within the shard to those over the whole vocabulary.
+    """Combine log-probs and entropies within the shard into those over the whole vocabulary.
 
-    The shard's column c has logit a and log-prob l in it, so that its log-sum-exp is n_r = a - l.  With n that of all
-    shards and w_r = exp(n_r - n): log_prob = target - n, entropy = sum w_r (entropy_r - log w_r).  All are taken
-    relative to the largest a, for the sake of digits; every rank gets the same bits.
+    The shard's column c has logit a and log-prob l in the shard, so its log-sum-exp is n_r = a - l.  With n that of all
+    shards and w_r = exp(n_r - n): log_prob = target - n, entropy = sum w_r (entropy_r - log w_r).  All are relative to
+    the largest a, to keep digits; every rank gets the same bits.
     """
     if targets.split is None:
         return Joined(local, None, entropy)
@@ -325,19 +325,19 @@ def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, s
 
 
 def join_entropies(log_weights: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
-    """[T], from [R, T] of each shard's share of the probability, as a logarithm, and entropy within it."""
-    # a shard without weight has log 0, and nothing to add
+    """Return the entropy [T] from [R, T] of each shard's log share of the probability, and the entropy within it."""
+    # a shard without weight has log 0 and adds nothing
     return (log_weights.exp() * (entropies - log_weights.clamp_min(torch.finfo(torch.float32).min))).sum(dim=0)
 
 
 def select_by_moments(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """``logp`` where RL-Kernel offers none on this platform."""
+    """Compute ``logp`` where RL-Kernel offers none on this platform."""
     largest, log_sum, _ = find_moments(logits)
     return _pick(logits, columns) - largest - log_sum
 
 
 def check_result(op: str, result: Any, like: torch.Tensor, *, needs_grad: bool = False) -> None:
-    """An operator's answer must have the form it is documented to have; values are watched elsewhere."""
+    """Check that an operator's answer has its documented form; ``watch`` checks the values."""
     if not isinstance(result, torch.Tensor) or result.shape != like.shape or result.dtype != torch.float32:
         got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, torch.Tensor) else type(result).__name__
         expected = f"{tuple(like.shape)} torch.float32"

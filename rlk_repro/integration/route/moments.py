@@ -1,4 +1,4 @@
-"""Normaliser and entropy of each row of logits, without gradient, in one read of them."""
+"""Compute normaliser and entropy of each row of logits, without gradient, in one read of the logits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final, NamedTuple
 import torch
 
 _ROWS: Final = 256
-"""Computed at a time where nothing is compiled."""
+"""The rows computed at a time where nothing is compiled."""
 _BLOCKS: Final = (1024, 512, 256, 128)
 
 
 class Moments(NamedTuple):
     """Per row [T] float32: the largest logit, the logarithm of the sum of exp(logit - largest), and the entropy.
 
-    The first two stay apart because their sum, the log-sum-exp, would lose digits of the second.
+    The first two stay separate because their sum, the log-sum-exp, would lose digits of the second.
     """
 
     largest: torch.Tensor
@@ -25,7 +25,7 @@ class Moments(NamedTuple):
 
 
 def find_moments(logits: torch.Tensor) -> Moments:
-    """Of [T, V] logits, T > 0."""
+    """Return the moments of [T, V] logits, T > 0."""
     with torch.no_grad():
         if not logits.is_cuda:
             return Moments(*map(torch.cat, zip(*map(_moments, torch.split(logits, _ROWS)), strict=True)))
@@ -40,18 +40,18 @@ def _moments(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @functools.cache
 def _compile_moments() -> Callable[[torch.Tensor, int], tuple[torch.Tensor, ...]]:
-    """One read of the logits instead of several [T, V] intermediates; vime compiles functions of its own likewise."""
+    """Compile one read of the logits instead of several [T, V] intermediates, as vime does for its own functions."""
     return torch.compile(_moments_by_blocks)
 
 
 def _moments_by_blocks(logits: torch.Tensor, block: int) -> tuple[torch.Tensor, ...]:
-    """Of blocks of columns that fit into registers, then of the blocks, so that a row is read once and not twice.
+    """Combine blocks of columns that fit into registers, so that a row is read once and not twice.
 
     With x = logit - largest: entropy = log(sum exp(x)) - sum x exp(x) / sum exp(x).
     """
     values = logits.float().view(logits.shape[0], -1, block)
     tops = values.amax(dim=-1, keepdim=True)
-    below = values - tops.clamp_min(torch.finfo(torch.float32).min)  # a block may be -inf as a whole
+    below = values - tops.clamp_min(torch.finfo(torch.float32).min)  # a whole block may be -inf
     powers = below.exp()
     sums, weighted = powers.sum(dim=-1), (powers * below).sum(dim=-1)
     tops = tops.squeeze(-1)

@@ -1,7 +1,7 @@
-"""RL-Kernel as it is installed: which generation, which operator object, and whether that is one that counts.
+"""Find the installed RL-Kernel: its generation, its operator objects, and whether their classes count.
 
-Its registry answers an unknown name with a native operator, and does not report an absent extension.  So its answers
-are always checked: the class against our own table, and the compiled symbols in the extension.
+RL-Kernel's registry returns a native operator for an unknown name, and does not report an absent extension.  So its
+answers are always checked: the class against our own table, and the compiled symbols in the extension.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rlk_repro.operators import OPERATORS, Reason, Refusal
 PACKAGE: Final = "rl_engine"
 EXTENSION: Final = "rl_engine._C"
 REGISTRIES: Final = ("rl_engine.runtime.registry", "rl_engine.kernels.registry")
-"""One module per generation, newest first; both resolve our names to the same classes.  The first that is there is the
-generation: where it is broken, an older one beside it is not what was installed."""
+"""One module per generation, newest first; both resolve our names to the same classes.  The first one that exists
+decides the generation: if it is broken, an older one beside it is not what was installed."""
 CONTRACTS: Final = "rl_engine.contracts.operators.logprob"
 _DISTRIBUTIONS: Final = ("RL-Kernel", "rl-engine")
 _MAX_CHARS: Final = 300
@@ -29,7 +29,7 @@ _MAX_REJECTIONS: Final = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What RL-Kernel says of a dispatch of its own; texts are cut, and so is their number."""
+    """RL-Kernel's own account of a dispatch; the number of its texts and their length are limited."""
 
     requested_backend: str
     actual_backend: str
@@ -51,7 +51,7 @@ class Provenance:
 
 
 def cut(text: object) -> str:
-    """As much of RL-Kernel's words as a decision keeps."""
+    """Cut a text of RL-Kernel to the length that a decision keeps."""
     return str(text)[:_MAX_CHARS]
 
 
@@ -67,7 +67,7 @@ class LoadedOperator:
 
 @dataclass(frozen=True, kw_only=True)
 class Contracts:
-    """The later generation: a registry that dispatches by contract, and the module that contracts are made of."""
+    """The registry of the later generation, which dispatches by contract, and its module of contracts."""
 
     registry: Any
     types: Any
@@ -75,7 +75,7 @@ class Contracts:
 
 
 def load_operator(name: str, platform: str) -> LoadedOperator | Refusal:
-    """Resolve one operator of our table, or say why that cannot be done."""
+    """Resolve one operator of our table, or return why that is impossible."""
     if platform not in OPERATORS[name].implementations:
         return Refusal(Reason.PLATFORM, platform)
     found = _find_registry()
@@ -91,7 +91,7 @@ def load_operator(name: str, platform: str) -> LoadedOperator | Refusal:
 
 
 def load_contracts() -> Contracts | Refusal:
-    """What the later generation dispatches by; a refusal where that is not what is installed."""
+    """Return what the later generation dispatches by; a refusal where another generation is installed."""
     found = _find_registry()
     if isinstance(found, Refusal):
         return found
@@ -107,7 +107,7 @@ def load_contracts() -> Contracts | Refusal:
 
 
 def find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | None:
-    """Why this class does not count as our operator ``name`` on a platform; None where it does."""
+    """Return why this class does not count as our operator ``name`` on a platform; None where it counts."""
     implementation = OPERATORS[name].find_implementation(platform, class_name)
     if implementation is None:
         return Refusal(Reason.NOT_ACCEPTED, f"{class_name}, because {_explain(name, platform)}")
@@ -116,7 +116,7 @@ def find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | N
 
 
 def find_absent_symbols(symbols: tuple[str, ...]) -> list[str]:
-    """Those that the compiled extension does not have; all of them where it cannot be imported."""
+    """Return the symbols that the compiled extension lacks: all of them where it cannot be imported."""
     if not symbols:
         return []
     try:
@@ -127,8 +127,8 @@ def find_absent_symbols(symbols: tuple[str, ...]) -> list[str]:
 
 
 def find_version() -> str:
-    """The installed distribution's version and, where its installation recorded one, commit; ``unversioned`` for a
-    source tree on the path."""
+    """Return the installed distribution's version and its recorded commit, if any; ``unversioned`` for a source tree on
+    the path."""
     for name in _DISTRIBUTIONS:
         try:
             installed = distribution(name)
@@ -144,7 +144,7 @@ def _name_version(registry_name: str) -> str:
 
 
 def find_commit(installed: Distribution) -> str | None:
-    """As our installer recorded it, else as pip did (PEP 610)."""
+    """Return the commit that this tool's installer recorded, or else the one that pip recorded (PEP 610)."""
     ours = json.loads(installed.read_text("rlk_repro_build.json") or "{}")
     pip = json.loads(installed.read_text("direct_url.json") or "{}")
     commit = ours.get("commit") or pip.get("vcs_info", {}).get("commit_id")
@@ -164,7 +164,7 @@ def _find_registry() -> tuple[Any, str] | Refusal:
 
 
 def _explain(name: str, platform: str) -> str:
-    """Why the registry may have chosen something else than a kernel, as far as that can be told."""
+    """Return why the registry may have chosen something other than a kernel, as far as this is known."""
     wanted = [item for item in OPERATORS[name].implementations[platform] if item.symbols]
     if not wanted:
         return "its kernels cannot be loaded here"

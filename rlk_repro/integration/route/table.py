@@ -22,7 +22,7 @@ Check: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Shard], Refusal | None]
 
 
 def make_logp_route(context: RouteContext) -> Route | Refusal:
-    """Log-probs without gradient, by the kernel that reads the logits once."""
+    """Return log-probs without gradient, by the kernel that reads the logits once."""
     loaded = load_operator("logp", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
@@ -37,7 +37,7 @@ def make_logp_route(context: RouteContext) -> Route | Refusal:
 
 
 def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
-    """Log-probs with gradient: the ratio to themselves, whose logarithm has their gradient."""
+    """Return log-probs with gradient: the ratio to themselves, whose logarithm has their gradient."""
     loaded = load_operator("ratio_kl", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
@@ -56,7 +56,7 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
 
 
 def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators, str]:
-    """What the log-probs are compared with, and its name: ``logp`` where that is offered, else the entropy's pass."""
+    """Return the operators and the source of comparison: ``logp`` where it is offered, otherwise the entropy's pass."""
     logp = load_operator("logp", platform)
     if isinstance(logp, Refusal):
         return Operators(ratio_kl=ratio_kl.op, logp=log_probs.select_by_moments), "torch"
@@ -71,7 +71,7 @@ def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators,
 
 
 def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
-    """Its indexed kernel starts one block per row, which ends at once where the index belongs to no row."""
+    """Use the indexed kernel: it starts one block per row, and a block ends at once if its index belongs to no row."""
 
     def find(logits: torch.Tensor, columns: torch.Tensor, is_near: torch.Tensor) -> torch.Tensor:
         rows = torch.arange(len(logits), device=logits.device)
@@ -82,7 +82,7 @@ def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
 
 
 def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
-    """Log-probs with and without gradient, over any number of ranks, by what RL-Kernel itself dispatches to."""
+    """Return log-probs with and without gradient over any number of ranks, by RL-Kernel's own dispatch."""
     found = VocabParallelLogp.find(context.case)
     if isinstance(found, Refusal):
         return found
@@ -92,7 +92,7 @@ def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
 def _make_route(
     name: str, loaded: LoadedOperator, context: RouteContext, run: Run, check: Check | None = None
 ) -> Route:
-    """The shape of vime's function around ``run``: [T, V] logits in, [T, 1] log-probs and [T] entropy out.
+    """Give ``run`` the form of vime's function: [T, V] logits in, [T, 1] log-probs and [T] entropy out.
 
     ``check`` says what is wrong with the logits or tokens of a call, T > 0.
     """

@@ -1,7 +1,7 @@
-"""Selected log-probs by the dispatch of RL-Kernel's later generation, which knows of ranks and gives gradients itself.
+"""Select log-probs by the dispatch of RL-Kernel's later generation, which knows ranks and gives gradients itself.
 
-It resolves a contract that states the shape of a call.  A contract can leave padded columns out of the softmax; the
-trainer's loss has them in it, so all columns are declared real.
+It resolves a contract that states the shape of a call.  A contract can exclude padded columns from the softmax.  The
+trainer's loss includes them, so all columns are declared real.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from rlk_repro.operators import OPERATORS, Case, Platform, Reason, Refusal
 
 NAME: Final = "vocab_parallel_logp"
 NUM_TILES: Final = 64
-"""RL-Kernel's own default: its result is the same bits however many ranks share that many tiles of the vocabulary."""
+"""RL-Kernel's default: equal bits on any number of ranks that share this many tiles of the vocabulary."""
 NUM_KEPT: Final = 64
-"""Contracts: one lists every row of a call, and each microbatch has its own number of rows, two or three times over."""
+"""Contracts: one lists every row of a call, and each microbatch has its own number of rows, two or three times."""
 DTYPES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a contract states of a call: its rows, this rank's columns and its place among the ranks."""
+    """What a contract states about a call: its rows, this rank's columns and its place among the ranks."""
 
     num_rows: int
     num_columns: int
@@ -53,13 +53,13 @@ class Shape:
 
     @property
     def num_tiles(self) -> int:
-        """As many as RL-Kernel would take where they are equal and none lies on two ranks, else fewer."""
+        """Return RL-Kernel's own number of tiles if they are equal and no tile lies on two ranks, otherwise fewer."""
         return self.size * math.gcd(self.num_columns, max(NUM_TILES // self.size, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatched:
-    """An operator that counts on this platform, and the contract that it was resolved for."""
+    """An operator that counts on this platform, and the contract for which it was resolved."""
 
     op: Any
     implementation: str
@@ -69,7 +69,7 @@ class Dispatched:
 
 
 def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Dispatched | Refusal:
-    """Resolve ``backend``, RL-Kernel's word for a tier or the id of one implementation; it never takes another."""
+    """Resolve ``backend``, RL-Kernel's word for a tier or the id of an implementation; no other one is taken."""
     contract = make_contract(contracts.types, shape, case.context_parallel)
     try:
         result = contracts.registry.get_logprob_op(contract, requested_backend=backend)
@@ -89,7 +89,7 @@ def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Di
 
 
 def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
-    """All rows count and all columns are real.  Rows are local, so that the context-parallel rank plays no part."""
+    """Make a contract: all rows count, all columns are real.  Rows are local, so the context-parallel rank is 0."""
     edges = [rank * shape.num_columns for rank in range(shape.size + 1)]
     return types.LogprobContract(
         role=types.LogprobRole("train"),
@@ -122,7 +122,7 @@ class VocabParallelLogp:
 
     @classmethod
     def find(cls, case: Case) -> Self | Refusal:
-        """What RL-Kernel dispatches to on this platform; its references only where there is nothing else to run."""
+        """Return RL-Kernel's dispatch on this platform; its references only where nothing else can run."""
         contracts = load_contracts()
         if isinstance(contracts, Refusal):
             return contracts
@@ -132,7 +132,7 @@ class VocabParallelLogp:
         return first if isinstance(first, Refusal) else cls(contracts, case, first)
 
     def check(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-        """A shape may be dispatched to an implementation that counts, and not be the one that the decision names."""
+        """Refuse a shape that is dispatched to an implementation other than the one that the decision names."""
         found = self._dispatch(Shape.of(logits, shard))
         if isinstance(found, Refusal):
             return found
@@ -144,9 +144,9 @@ class VocabParallelLogp:
         return self._values.find_refusal(logits, tokens, shard)
 
     def run(self, call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs [T], with gradient where the call needs one, and entropies [T] without, if asked.
+        """Return log-probs [T], with gradient where the call needs one, and entropies [T] without, if requested.
 
-        RL-Kernel's own validation, which waits for the device and compares the ranks, is asked for once.
+        RL-Kernel's own validation, which waits for the device and compares the ranks, runs once.
         """
         found, tokens = self._dispatch(Shape.of(logits, shard)), call["tokens"]
         assert isinstance(found, Dispatched)
@@ -159,7 +159,7 @@ class VocabParallelLogp:
             num_vocab_tiles=found.num_tiles,
         )
         if not self._is_validated:
-            with torch.no_grad():  # in a call of its own: a loss that is recomputed must save the same tensors
+            with torch.no_grad():  # a separate call, because a recomputed loss must save the same tensors
                 ask(validate=True)
             self._is_validated = True
         log_probs, _ = ask(validate=False)
@@ -168,7 +168,7 @@ class VocabParallelLogp:
 
 
 def find_entropy(logits: torch.Tensor, shard: Shard) -> torch.Tensor:
-    """[T] over all shards, without gradient; RL-Kernel's would be plain PyTorch on several buffers like the logits."""
+    """Return the entropy [T] over all shards, without gradient; RL-Kernel's needs several buffers like the logits."""
     largest, log_sum, entropy = find_moments(logits)
     if shard.size == 1:
         return entropy

@@ -1,7 +1,7 @@
-"""Watch RL-Kernel's answers without waiting for the device; invalid answers are reported when the step ends.
+"""Watch RL-Kernel's answers without waiting for the device; report invalid answers when the step ends.
 
-Two reductions of a [T] vector per call.  This does not check accuracy: it finds values that cannot be log-probs,
-and token ids outside the vocabulary.
+The cost is two reductions of a [T] vector per call.  The watch does not check accuracy: it finds values that cannot be
+log-probs, and token ids outside the vocabulary.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ class Watch:
     _seen: list[_Seen] = field(default_factory=list)
 
     def add(self, op: str, tokens: torch.Tensor, num_columns: int, log_probs: torch.Tensor) -> None:
-        """Note a call: its token ids and what came out, log-probs or other numbers that are never above 0; no empty
-        tensors."""
+        """Add a call: its token ids and its results (log-probs or other numbers never above 0); no empty tensors."""
         lowest, highest = torch.aminmax(tokens)
         self._seen.append(_Seen(op, num_columns, lowest, highest, log_probs.detach().amax()))
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Forget the calls that are made meanwhile."""
+        """Forget the calls that are made during the block."""
         kept, self._seen = self._seen, []
         try:
             yield
@@ -48,7 +47,7 @@ class Watch:
             self._seen = kept
 
     def settle(self) -> dict[str, str]:
-        """What was odd since the last time, by operator; waits for the device."""
+        """Return the invalid answers since the last call, by operator; this waits for the device."""
         seen, self._seen = self._seen, []
         if not seen:
             return {}
