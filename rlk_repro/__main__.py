@@ -1,4 +1,4 @@
-"""``python -m rlk_repro``: the same as the console script, whose name another package may have taken."""
+"""Run the command line: ``python -m rlk_repro``, for when another package owns the console script's name."""
 
 from rlk_repro.cli import main
 

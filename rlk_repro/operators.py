@@ -1,6 +1,6 @@
-"""RL-Kernel's operators under our own names: what each serves, where it may run, and which implementations count.
+"""Define RL-Kernel's operators under our own names: what each serves, where it may run, which implementations count.
 
-RL-Kernel answers an unknown name with a native operator, so its answer is always checked.  Plans and trainers ask the
+RL-Kernel answers an unknown name with a native operator, so its answer is always checked.  Plans and trainers call the
 same ``eligibility``, so a dry run prints what the trainer does.  This module imports no torch and no kernels.
 """
 
@@ -66,11 +66,12 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Implementation:
-    """An operator class of RL-Kernel, the name of its ``OpBackend`` member or, where it is dispatched by contract, its
-    backend id, the compiled symbols that its route needs, and parts of the names of the kernels that it then runs.
+    """An operator class of RL-Kernel: ``backend`` is its ``OpBackend`` member or, if dispatched by contract, a backend
+    id.
 
-    A native implementation is plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.
-    One that ``needs_whole_vocabulary`` is plain PyTorch where the vocabulary is split.
+    A route needs the ``symbols``; ``kernels`` are parts of the names of the kernels that then run.  A native
+    implementation is plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.  One that
+    ``needs_whole_vocabulary`` is plain PyTorch where the vocabulary is split.
     """
 
     class_name: str
@@ -132,7 +133,7 @@ def _needs_one_rank(case: Case) -> Refusal | None:
 
 
 def _needs_plain_loss(case: Case) -> Refusal | None:
-    """``grpo_loss`` clips symmetrically, takes its KL from the reference model's logits, and has no other terms."""
+    """Check the loss: ``grpo_loss`` clips symmetrically, takes its KL from the reference's logits, adds no terms."""
     if not case.loss.is_clip_symmetric:
         return Refusal(Reason.LOSS_OPTIONS, "asymmetric clip")
     if case.loss.kl_loss_type is not None:
@@ -179,7 +180,7 @@ class Operator:
         return self.calls is Calls.ALL or (self.calls is Calls.GRAD) == needs_grad
 
     def find_implementation(self, platform: str, name: str) -> Implementation | None:
-        """The accepted implementation with this class or backend name; None where the name does not count."""
+        """Return the accepted implementation with this class or backend name; None where the name does not count."""
         accepted = self.implementations.get(platform, ())
         return next((item for item in accepted if name in {item.class_name, item.backend}), None)
 
@@ -319,7 +320,7 @@ def eligibility(op: str, case: Case) -> Eligibility:
 
 
 def find_refusal(op: str, case: Case) -> Refusal | None:
-    """The first reason why ``op`` cannot run in this case; None where it can."""
+    """Return the first reason why ``op`` cannot run in this case; None where it can."""
     operator = OPERATORS[op]
     offered = operator.implementations.get(case.platform)
     if offered is None:
@@ -330,7 +331,7 @@ def find_refusal(op: str, case: Case) -> Refusal | None:
 
 
 def find_split_refusal(implementations: Sequence[Implementation], case: Case) -> Refusal | None:
-    """Why no implementation counts with a split vocabulary; None where one counts or the vocabulary is whole."""
+    """Return why no implementation counts with a split vocabulary; None where one counts or it is whole."""
     if case.tensor_parallel == 1 or not all(item.needs_whole_vocabulary for item in implementations):
         return None
     what = f"{implementations[0].class_name} is plain PyTorch with tensor parallel size {case.tensor_parallel}"
@@ -379,7 +380,7 @@ def _has_reference_pass(options: Mapping[str, Any]) -> bool:
 
 
 def has_old_policy_pass(options: Mapping[str, Any]) -> bool:
-    """Whether vime runs an old-policy pass: not with one step a rollout, whose loss is its own, nor in fine-tuning."""
+    """Whether vime runs an old-policy pass: it does not with one step per rollout, nor in fine-tuning."""
     has_stored = options.get("use_rollout_logprobs") and not options.get("get_mismatch_metrics")
     if has_stored or not options.get(_ADVANTAGES, True):
         return False

@@ -1,1 +1,1 @@
-"""What the Makefile runs; no part of the installed package."""
+"""Tools that the Makefile runs; they are not part of the installed package."""

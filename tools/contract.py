@@ -1,10 +1,10 @@
-"""Record which flags a vime reads: ``python -m tools.contract VIME MEGATRON [-o FILE]`` writes its argument contract.
+"""Record the flags that a vime reads: ``python -m tools.contract VIME MEGATRON [-o FILE]`` writes its contract.
 
-The real ``vime.utils.arguments.parse_args`` is called, with Megatron-LM, vLLM and vllm-router as this Python finds
-them, and every parser that it builds is taken down instead of reading a command line.  Nothing needs a GPU.  VIME is a
-checkout, MEGATRON one with vime's own patch applied (``git apply VIME/docker/patch/latest/megatron.patch``), as images
-have it; vLLM and the router must be those of the stack.  Without them (``--without-vllm``) stand-ins are put in their
-place, and the contract says that their flags are missing.
+The tool calls the real ``vime.utils.arguments.parse_args``, with Megatron-LM, vLLM and vllm-router as this Python finds
+them.  It records every parser that this function builds, and reads no command line.  Nothing needs a GPU. VIME is a
+checkout.  MEGATRON is a checkout with vime's own patch applied (``git apply VIME/docker/patch/latest/megatron.patch``),
+as in images. vLLM and the router must be those of the stack.  With ``--without-vllm`` stand-ins replace them, and the
+contract says that their flags are missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VALUELESS = {"store_true", "store_false", "store_const", "append_const", "Boolea
 
 
 class Done(Exception):
-    """Raised instead of reading the command line with the last parser."""
+    """Raised by the last parser, in place of reading the command line."""
 
 
 def main() -> None:
@@ -65,14 +65,14 @@ def read_command_line() -> argparse.Namespace:
     parser.add_argument("vime", type=Path)
     parser.add_argument("megatron", type=Path)
     parser.add_argument("-o", "--out", type=Path)
-    parser.add_argument("--vime-commit", help="of an archive, which has no git of its own")
+    parser.add_argument("--vime-commit", help="commit of an unpacked archive, which has no git")
     parser.add_argument("--megatron-commit")
     parser.add_argument("--without-vllm", action="store_true")
     return parser.parse_args()
 
 
 def collect_parsers() -> tuple[list[argparse.ArgumentParser], frozenset[str]]:
-    """Every parser that reads vime's command line, in order, and the flags that are Megatron-LM's own."""
+    """Return every parser that reads vime's command line, in order, and the flags of Megatron-LM itself."""
     found: list[argparse.ArgumentParser] = []
     megatron: set[str] = set()
     read = argparse.ArgumentParser.parse_known_args
@@ -98,7 +98,7 @@ def collect_parsers() -> tuple[list[argparse.ArgumentParser], frozenset[str]]:
 
 
 def describe(action: argparse.Action, number: int, owner: str) -> dict[str, Any]:
-    """What one parser says of one flag; keys that have their usual value are left out."""
+    """Return what one parser says about one flag; keys with their usual value are left out."""
     name = find_action_name(action)
     kind = find_kind(action.type)
     is_alone = action.nargs == 0 or name in VALUELESS
@@ -121,7 +121,7 @@ def describe(action: argparse.Action, number: int, owner: str) -> dict[str, Any]
 
 
 def find_kind(made: Any) -> str:
-    """The type of a value; what vLLM wraps to let it be none as well is looked for inside."""
+    """Return the type of a value; look inside vLLM's wrapper for values that may also be ``None``."""
     if made in PLAIN:
         return str(PLAIN[made])
     closure = getattr(made, "__closure__", None) or ()
@@ -137,7 +137,7 @@ def find_action_name(action: argparse.Action) -> str:
 
 
 def find_default(value: Any) -> Any:
-    """As JSON holds it; of other objects only the name of their type, since their text may name this machine."""
+    """Return a default as JSON; for other objects only the type's name, since their text may name this machine."""
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, (list, tuple)):
@@ -165,7 +165,7 @@ def find_owner(action: argparse.Action, megatron: frozenset[str], own: str) -> s
 
 
 def check_patch(patch: Path, megatron: Path) -> str:
-    """The sha256 of the patch, which must be in the checkout."""
+    """Return the sha256 of the patch, which the checkout must contain."""
     if not git(megatron, "apply", "--reverse", "--check", "--", str(patch.absolute())).is_ok:
         sys.exit(f"{megatron}: {patch} is not applied")
     return hashlib.sha256(patch.read_bytes()).hexdigest()
@@ -188,14 +188,14 @@ def find_versions(without_vllm: bool) -> dict[str, str]:
 
 
 def name_platform() -> None:
-    """Without a GPU vLLM cannot tell its platform and its defaults cannot be built: it is told its own CPU platform."""
+    """Set vLLM's platform to its CPU platform: without a GPU it finds none, and its defaults cannot be built."""
     platforms = importlib.import_module("vllm.platforms")
     if platforms.current_platform.is_unspecified():
         platforms._current_platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform()  # type: ignore[attr-defined]
 
 
 def install_stand_ins() -> None:
-    """Empty modules under the names that vime imports from vLLM and the router."""
+    """Install empty modules under the names that vime imports from vLLM and the router."""
 
     class Nothing:
         @staticmethod
@@ -223,7 +223,7 @@ def _prefixes(name: str) -> Iterable[str]:
 
 
 def render(contract: dict[str, Any]) -> str:
-    """One flag a line, so that a difference between two vimes can be read."""
+    """Write one line per flag, so that the difference between two vimes is readable."""
     head = {key: value for key, value in contract.items() if key != "flags"}
     lines = [json.dumps(flag, ensure_ascii=False) for flag in contract["flags"]]
     return json.dumps(head, indent=1)[:-2] + ',\n "flags": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"

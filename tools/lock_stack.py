@@ -1,7 +1,7 @@
-"""``python -m tools.lock_stack STACK``: resolves a stack's packages into one lock for each processor.
+"""Resolve a stack's packages into one lock for each processor: ``python -m tools.lock_stack STACK``.
 
-uv resolves; of every package the one wheel is kept that Python 3.12 takes there, so a lock has a line for each package:
-version, hash and size.  No address is kept: a site's mirror serves the same bytes.
+uv resolves.  For every package the lock keeps the one wheel that Python 3.12 takes there: one line with version, hash
+and size.  The lock keeps no address, because a site's mirror serves the same bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlk_repro.images.lock import Locked, lock_path
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "requirements"
 PYTHON: Final = (3, 12)
-# the oldest C library that every wheel runs on: Debian 12, Ubuntu 22.04, RHEL 9
+# the oldest glibc on which every wheel runs: Debian 12, Ubuntu 22.04, RHEL 9
 GLIBC: Final = 34
 MACHINES: Final = {"cuda-amd64": "x86_64", "cuda-arm64": "aarch64"}
 TIMEOUT_S: Final = 600.0
@@ -43,10 +43,10 @@ def main() -> int:
 
 
 def resolve(stack: str, machine: str) -> list[dict[str, Any]]:
-    """What uv chose, as the packages of a pylock.toml (PEP 751).
+    """Return uv's choice, as the packages of a pylock.toml (PEP 751).
 
     Raises:
-        CheckFailed: uv's own words.
+        CheckFailed: uv failed; the error quotes it.
     """
     with temporary_folder("rlk-repro-lock-") as folder:
         target = folder / "pylock.toml"
@@ -63,7 +63,7 @@ def resolve(stack: str, machine: str) -> list[dict[str, Any]]:
 
 
 def render(packages: list[dict[str, Any]], machine: str) -> str:
-    """The lock's text, sorted by name as uv sorts.
+    """Return the lock's text, sorted by name as uv sorts.
 
     Raises:
         CheckFailed: packages without a wheel for this machine.
@@ -83,7 +83,7 @@ def render(packages: list[dict[str, Any]], machine: str) -> str:
 
 
 def _choose(package: dict[str, Any], rank: dict[Tag, int]) -> dict[str, Any] | None:
-    """The wheel that pip would take: the one with the most specific tag."""
+    """Return the wheel that pip would take: the one with the most specific tag."""
     best = len(rank)
     found = None
     for wheel in package.get("wheels", ()):

@@ -1,4 +1,4 @@
-"""Writes JSON Schemas: of the files authors write, for editors; of what we write, for scripts that read it."""
+"""Write JSON Schemas: of the files that authors write, for editors; of files that this tool writes, for scripts."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ KINDS: Final = (*AUTHORED, *WRITTEN)
 
 
 def make_schema(name: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of one kind of file."""
+    """Return the JSON Schema (draft 2020-12) of one kind of file."""
     schema = TypeAdapter({**AUTHORED, **WRITTEN}[name]).json_schema(by_alias=True)
-    if name == "profile":  # the model takes any name, for clusters that a user adds
+    if name == "profile":  # the model takes any name, because a user may add clusters
         schema["properties"]["cluster"]["enum"] = list(BACKENDS)
     return {"$schema": DIALECT, "title": f"rlk-repro {name}", **schema}
 
 
 def make_answers_schema() -> dict[str, Any]:
-    """The JSON Schema of what commands print: an object with one answer, by the words of its command."""
+    """Return the JSON Schema of the answers that commands print: an object with one answer per command."""
     adapters = [(words, "validation", TypeAdapter(kind)) for words, kind in ANSWERS.items()]
     found, shared = TypeAdapter.json_schemas(adapters, title="rlk-repro answers")  # type: ignore[arg-type]
     properties = {words: schema for (words, _), schema in found.items()}
@@ -55,7 +55,7 @@ def make_answers_schema() -> dict[str, Any]:
 
 
 def render_schemas() -> dict[str, bytes]:
-    """File name to content for ``manifests/schema/``."""
+    """Return file names and contents for ``manifests/schema/``."""
     schemas = {**{name: make_schema(name) for name in KINDS}, "answers": make_answers_schema()}
     return {f"{name}.schema.json": dump_json(schema) for name, schema in schemas.items()}
 

@@ -1,4 +1,4 @@
-"""Attempts on a device: what an implementation does to itself is a status with a reason, and the next one goes on."""
+"""Attempt actions on a device: an error of an implementation becomes a status with a reason, and the next one runs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is not a number."""
+    """The status and the reason of an attempt that gave no number."""
 
     status: OperatorStatus
     reason: str
 
 
 class Attempts:
-    """All attempts on one device."""
+    """Makes all attempts on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._failures = find_failures()
 
     def attempt(self, action: Callable[[], R]) -> R | Failure:
-        """Do it, or turn what it raises into a status.
+        """Run ``action``, or turn the error that it raises into a status.
 
         Raises:
             CheckFailed: the device is in an error state that every later call would meet.
@@ -48,7 +48,7 @@ class Attempts:
         return Failure(OperatorStatus.OOM if is_oom else OperatorStatus.FAILED, text)
 
     def release(self) -> None:
-        """Give memory back, so that every cell finds the allocator as the first one did."""
+        """Free memory, so that every cell finds the allocator as the first cell did."""
         gc.collect()
         if self.device.type != "cuda":
             return
@@ -60,5 +60,5 @@ class Attempts:
 
 
 def shorten_line(text: str) -> str:
-    """One line of bounded length."""
+    """Return a text as one line of limited length."""
     return " ".join(text.split())[:MAX_REASON]

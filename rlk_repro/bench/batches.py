@@ -1,7 +1,7 @@
-"""Random packed batches as vime's loss functions take them.
+"""Make random packed batches in the form that vime's loss functions take.
 
-The same seed gives the same bytes in every process.  Numbers per token come from the CPU, so that all ranks agree on
-them; the logits come from the device and are each rank's own.
+The same seed gives the same bytes in every process.  Numbers per token come from the CPU, so all ranks agree on them.
+The logits come from the device, and each rank has its own.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from torch import distributed
 
 # Megatron-LM's default of --make-vocab-size-divisible-by
 VOCABULARY_MULTIPLE: Final = 128
-# Spread of what a policy update does to the logit of a token that was taken, and of what the rollout's own kernels do
-# to its log-prob; with them a few percent of the ratios are clipped and log-probs differ as they do between engines.
+# The spread of the change that a policy update makes to the logit of a sampled token, and the spread of the rollout
+# kernels' difference in its log-prob. With them a few percent of the ratios are clipped, and log-probs differ as they
+# do between engines.
 UPDATE_SPREAD: Final = 0.2
 ROLLOUT_SPREAD: Final = 0.02
 MASKED_FRACTION: Final = 0.1
 ORACLE_ROWS: Final = 256
-# two updates and the rollout
+# two updates, and the rollout's difference
 NUM_CHANGES: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShape:
-    """Sizes of one microbatch, on one of ``num_ranks`` that share the vocabulary."""
+    """Sizes of one microbatch, on one of ``num_ranks`` ranks that share the vocabulary."""
 
     num_samples: int
     num_tokens: int
@@ -40,7 +41,7 @@ class BatchShape:
 
     @property
     def padded_vocab_size(self) -> int:
-        """As Megatron-LM pads it: a multiple of 128 columns on every rank."""
+        """The vocabulary as Megatron-LM pads it: a multiple of 128 columns on every rank."""
         multiple = VOCABULARY_MULTIPLE * self.num_ranks
         return math.ceil(self.vocab_size / multiple) * multiple
 
@@ -50,10 +51,10 @@ class BatchShape:
 
 
 class LogitsBatch:
-    """Logits [1, T, V / ranks] float32 that want a gradient, and the ``batch`` that belongs to them.
+    """Logits [1, T, V / ranks] float32 that need a gradient, and the ``batch`` that belongs to them.
 
-    ``batch`` holds what a rollout leaves behind but for the trainer's own log-probs.  Only the logits of taken tokens
-    ever change, and nothing here waits for the device.
+    ``batch`` holds what a rollout leaves, except the trainer's own log-probs.  Only the logits of sampled tokens
+    change, and nothing here waits for the device.
     """
 
     def __init__(self, logits: torch.Tensor, batch: dict[str, Any], taken: Taken) -> None:
@@ -62,13 +63,13 @@ class LogitsBatch:
 
     @torch.no_grad()
     def update(self) -> None:
-        """What an optimizer step would do to them."""
+        """Change the logits as an optimizer step would."""
         self._taken.logits.add_(next(self._taken.noise), alpha=UPDATE_SPREAD)
         self._taken.write(self.logits)
 
     @torch.no_grad()
     def add_rollout_log_probs(self, temperature: float, group: Any) -> None:
-        """Give the batch the log-probs of the policy as it is now, as another engine would have computed them."""
+        """Add log-probs of the present policy to the batch, as another engine would compute them."""
         log_probs = self._taken.logits / temperature - find_normaliser(self.logits[0], temperature, group)
         log_probs.add_(next(self._taken.noise), alpha=ROLLOUT_SPREAD)
         self.batch["rollout_log_probs"] = cut_responses(
@@ -78,9 +79,9 @@ class LogitsBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """The logit of each row's next token [T] on all ranks; which rows and columns of it this rank holds.
+    """The logits of each row's next token [T] on all ranks, and the rows and columns that this rank holds.
 
-    ``noise`` yields [T] standard normal, for each change once.
+    ``noise`` yields [T] standard normal numbers, once for each change.
     """
 
     logits: torch.Tensor
@@ -93,10 +94,10 @@ class Taken:
 
 
 def make_microbatch(shape: BatchShape, device: torch.device, *key: int) -> LogitsBatch:
-    """The microbatch of a key such as (seed, rollout, step, number).
+    """Make the microbatch of a key such as (seed, rollout, step, number).
 
-    Logits of other tokens are standard normal, those of taken ones high enough that their probabilities spread around
-    0.7, as sampled tokens' do.
+    Logits of other tokens are standard normal.  Those of sampled tokens are so high that their probabilities spread
+    around 0.7, as those of real samples do.
     """
     generator = torch.Generator().manual_seed(make_seed(*key))
     batch, targets = _make_batch(shape, device, generator)
@@ -112,7 +113,7 @@ def _make_taken(shape: BatchShape, device: torch.device, generator: torch.Genera
     rows = torch.nonzero((targets >= first) & (targets < first + shape.num_columns)).squeeze(-1)
     odds, *noise = torch.randn(1 + NUM_CHANGES, shape.num_tokens, generator=generator).to(device)
     return Taken(
-        # the logarithm of what V standard normal logits add up to is about ln V + 1/2
+        # the log of the sum of exp over V standard normal logits is about ln V + 1/2
         logits=math.log(shape.padded_vocab_size) + 0.5 + 1 + 2 * odds,
         rows=rows.to(device),
         columns=(targets[rows] - first).to(device),
@@ -123,7 +124,7 @@ def _make_taken(shape: BatchShape, device: torch.device, generator: torch.Genera
 def _make_batch(
     shape: BatchShape, device: torch.device, generator: torch.Generator
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """The batch, and the next token of each row on the CPU; -1 for a row without one."""
+    """Return the batch, and the next token of each row on the CPU; -1 for a row without one."""
     totals = split_tokens(shape.num_tokens, shape.num_samples, generator)
     responses = [total - min(max(round(total * shape.prompt_fraction), 1), total - 1) for total in totals]
     tokens = torch.randint(shape.vocab_size, (shape.num_tokens,), generator=generator)
@@ -146,13 +147,13 @@ def _make_batch(
 
 
 def make_seed(*key: int) -> int:
-    """A seed of 63 bits that keys share by chance only."""
+    """Return a seed of 63 bits; two keys get the same seed only by chance."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 
 
 def split_tokens(num_tokens: int, num_samples: int, generator: torch.Generator) -> list[int]:
-    """Lengths of samples that add up to ``num_tokens``: each at least 2, none more than about three times another."""
+    """Return sample lengths that add up to ``num_tokens``: at least 2 each, within a factor of about 3."""
     weights = 0.5 + torch.rand(num_samples, generator=generator, dtype=torch.float64)
     spare = num_tokens - 2 * num_samples
     ends = (weights.cumsum(0) / weights.sum() * spare).round().long()
@@ -161,15 +162,15 @@ def split_tokens(num_tokens: int, num_samples: int, generator: torch.Generator) 
 
 
 def cut_responses(rows: torch.Tensor, totals: list[int], responses: list[int]) -> list[torch.Tensor]:
-    """Row i of a sample predicts token i + 1, so a response of length R is rows [-R - 1, -1) of its sample."""
+    """Cut out responses: row i predicts token i + 1, so a response of length R is rows [-R - 1, -1) of its sample."""
     samples = torch.split(rows, totals)
     return [sample[-length - 1 : -1] for sample, length in zip(samples, responses, strict=True)]
 
 
 def find_normaliser(logits: torch.Tensor, temperature: float, group: Any) -> torch.Tensor:
-    """Log of the sum of exponentials of each row [T], over the columns of all ranks; a few rows at a time.
+    """Return log of the sum of exponentials of each row [T], over the columns of all ranks, a few rows at a time.
 
-    Plain torch on purpose: no variant under test has a part in it.
+    This uses plain torch, so that no variant under test takes part.
     """
     own = torch.cat([(rows / temperature).logsumexp(-1) for rows in torch.split(logits, ORACLE_ROWS)])
     if distributed.get_world_size(group) == 1:

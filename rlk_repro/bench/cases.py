@@ -1,6 +1,6 @@
-"""The cases of the operator tier: their tensors, and the least time that any implementation could take.
+"""Define the cases of the operator tier: their tensors, and the least time that any implementation could take.
 
-Which implementations there are is not known here.
+This module does not know the implementations.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MAX_SAMPLES: Final = 8
 CLIP: Final = 0.2
 CLIP_HIGH: Final = 0.28
 LOGIT_SPREAD: Final = 4.5
-"""Standard deviation of the logits.  Over 152,000 columns it leaves an entropy of 1.8 nats (ln V - spread² / 2), as a
-policy has: some kernels skip what is negligible, and flat logits would leave them nothing to skip."""
+"""Standard deviation of the logits.  Over 152,000 columns it gives an entropy of 1.8 nats (ln V - spread² / 2), as a
+policy has. Some kernels skip negligible probabilities, and flat logits would leave nothing to skip."""
 _ROWS_PER_CHUNK: Final = 256
 
 
 def expand_grids(grids: Iterable[Grid]) -> tuple[OperatorCase, ...]:
-    """Every combination of every grid, each case once, in the order written."""
+    """Return every combination of every grid, each case once, in the order written."""
     return tuple(dict.fromkeys(case for grid in grids for case in _expand_grid(grid)))
 
 
@@ -50,12 +50,12 @@ def _expand_grid(grid: Grid) -> Iterator[OperatorCase]:
 
 
 def needs_grad(case: OperatorCase) -> bool:
-    """A policy loss builds its graph in the forward pass too; log-probs are also wanted without any."""
+    """Whether a case needs gradients: a policy loss builds its graph in the forward pass too; log-probs need not."""
     return case.work == FORWARD_BACKWARD or case.operator in POLICY_OPERATORS
 
 
 def clip_high(case: OperatorCase) -> float:
-    """RL-Kernel's ``grpo_loss`` clips symmetrically."""
+    """Return the upper clip: RL-Kernel's ``grpo_loss`` clips symmetrically."""
     return CLIP if case.operator == "grpo_loss" else CLIP_HIGH
 
 
@@ -69,7 +69,7 @@ def find_dtype(case: OperatorCase) -> torch.dtype:
 class CaseTensors:
     """The tensors of one case: N rows, V columns, D hidden, B samples of T = N / B rows each.
 
-    ``logits`` [N, V] for all operators but ``linear_logp``, which has ``hidden`` [N, D] and ``weight`` [V, D] instead.
+    All operators except ``linear_logp`` have ``logits`` [N, V]; it has ``hidden`` [N, D] and ``weight`` [V, D] instead.
     ``mask`` [N] holds the wanted rows: the end of every sample, as a response follows its prompt.
     """
 
@@ -84,15 +84,15 @@ class CaseTensors:
 
     @cached_property
     def leaves(self) -> tuple[torch.Tensor, ...]:
-        """What gradients are taken of, on the same storage: logits, or hidden and weight; marked only where needed.
+        """The tensors of which gradients are taken, sharing storage: logits, or hidden and weight; marked if needed.
 
-        Some kernels overwrite an input that requires a gradient even where none is computed.
+        Some kernels overwrite an input that requires a gradient even where no gradient is computed.
         """
         given = [tensor for tensor in (self.logits, self.hidden, self.weight) if tensor is not None]
         return tuple(tensor.detach().requires_grad_(needs_grad(self.case)) for tensor in given)
 
     def derive(self) -> None:
-        """Compute the derived tensors now, so that none is made under the clock."""
+        """Compute the derived tensors now, so that none is computed in a timed call."""
         tensors = [*self.leaves, self.rows, self.weights, self.advantages]
         if self.case.operator in POLICY_OPERATORS:
             tensors.append(self.old_log_probs)
@@ -104,22 +104,22 @@ class CaseTensors:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """The wanted rows by number, int64, ascending."""
+        """The numbers of the wanted rows, int64, ascending."""
         return self.mask.nonzero().squeeze(1)
 
     @cached_property
     def weights(self) -> torch.Tensor:
-        """[N] float32: what each row's value counts in the loss, which is the mean over the wanted rows."""
+        """The weight of each row in the loss, [N] float32; the loss is the mean over the wanted rows."""
         return self.mask.float() / self.mask.sum()
 
     @cached_property
     def advantages(self) -> torch.Tensor:
-        """[N] float32: a sample's advantage on each of its rows."""
+        """The sample's advantage on each of its rows, [N] float32."""
         return self.sample_advantages.repeat_interleave(self.case.num_tokens // self.num_samples)
 
     @cached_property
     def old_log_probs(self) -> torch.Tensor:
-        """[N] float32: the current log-probs moved a little, so that some ratios are clipped and most are not."""
+        """The current log-probs moved a little, [N] float32, so that some ratios are clipped and most are not."""
         assert self.logits is not None, "a policy operator has logits"
         chunks = zip(torch.split(self.logits, _ROWS_PER_CHUNK), torch.split(self.tokens, _ROWS_PER_CHUNK), strict=True)
         current = [logits.float().log_softmax(-1).gather(1, ids.unsqueeze(1)).squeeze(1) for logits, ids in chunks]
@@ -127,7 +127,7 @@ class CaseTensors:
 
 
 def make_inputs(case: OperatorCase, device: torch.device, seed: int) -> CaseTensors:
-    """Random tensors from the seed alone, the same for every implementation, sweep and process.
+    """Make random tensors from the seed alone, equal for every implementation, sweep and process.
 
     Raises:
         torch.OutOfMemoryError: the case itself does not fit.
@@ -159,7 +159,7 @@ def make_inputs(case: OperatorCase, device: torch.device, seed: int) -> CaseTens
 def _sample_tokens(
     logits: torch.Tensor | None, hidden: torch.Tensor | None, weight: torch.Tensor | None, source: torch.Generator
 ) -> torch.Tensor:
-    """[N] int64: each row's token drawn from its own distribution, as a rollout draws it."""
+    """Draw each row's token [N] int64 from the row's own distribution, as a rollout draws it."""
     rows = hidden if logits is None else logits
     assert rows is not None
     chunks = (part if weight is None else part @ weight.t() for part in torch.split(rows, _ROWS_PER_CHUNK))
@@ -173,15 +173,15 @@ def _make_mask(case: OperatorCase, device: torch.device) -> torch.Tensor:
 
 
 def _split_rows(case: OperatorCase) -> tuple[int, int, int]:
-    """Samples, rows per sample, and wanted rows per sample."""
+    """Return samples, rows per sample, and wanted rows per sample."""
     num_samples = math.gcd(case.num_tokens, MAX_SAMPLES)
     length = case.num_tokens // num_samples
     return num_samples, length, max(1, round(case.density * length))
 
 
 def estimate_bytes(case: OperatorCase) -> int:
-    """Device memory that a straightforward implementation needs: inputs, fp32 logits if the inputs have none, and one
-    fp32 intermediate as large as the logits for each direction."""
+    """Return the device memory of a straightforward implementation: inputs, fp32 logits if the inputs have none, and
+    for each direction one fp32 intermediate as large as the logits."""
     size = find_dtype(case).itemsize
     logits = 4 * case.num_tokens * case.vocab_size
     given = case.num_tokens * case.vocab_size * size
@@ -191,10 +191,11 @@ def estimate_bytes(case: OperatorCase) -> int:
 
 
 def find_floor_s(case: OperatorCase, rates: Rates) -> float:
-    """The least time of the case on this device: its unavoidable traffic or arithmetic, whichever takes longer.
+    """Return the least time of the case on this device: unavoidable traffic or arithmetic, whichever takes longer.
 
-    Logits: the wanted rows are read once, and for the gradient once more, which is written for all rows.  Hidden states
-    and weight likewise, with 2 N D V operations forward and 4 N D V backward, N counting wanted rows.
+    Logits: the wanted rows are read once, and for the gradient once more; the gradient is written for all rows.  Hidden
+    states and weight count in the same way, with 2 N D V operations forward and 4 N D V backward, where N counts wanted
+    rows.
     """
     size, width = find_dtype(case).itemsize, case.hidden_size
     num_samples, _, num_wanted_each = _split_rows(case)

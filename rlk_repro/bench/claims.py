@@ -1,8 +1,8 @@
-"""The process that measures one published claim: ``python -m rlk_repro.bench.claims``, a task on standard input.
+"""Measure one published claim in a process: ``python -m rlk_repro.bench.claims`` with a task on standard input.
 
-It prints a line about itself, then one line per cell, each flushed: what it could not do it says, and what kills it is
-found by ``rlk_repro.claims.processes``.  Inputs are random; shapes, number types and method are those of the claim.
-No path of the machine is printed on purpose, and nothing is judged here.
+It prints one line about itself, then one line per cell, each flushed.  It reports what it could not do;
+``rlk_repro.claims.processes`` finds out what killed it.  Inputs are random; shapes, number types and method are those
+of the claim.  The process prints no path of the machine on purpose, and judges nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CLASSES: Final[Mapping[tuple[str, str], str]] = {
     ("linear-logp", "sm90"): f"{_OPS}.cuda.loss.linear_logp.FusedLinearLogpSM90Op",
     ("sampling", "flashinfer"): "rl_engine.kernels.sampling.SamplerBackend",
 }
-# plain PyTorch that the claims call native and RL-Kernel has no class for
+# plain PyTorch functions that the claims call native; RL-Kernel has no class for them
 FUNCTIONS: Final = frozenset({("sampler-logp", "native"), ("sampling", "native")})
 
 
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"\n{ANSWER}{text}\n")  # whatever a library left on the line before
+    sys.stdout.write(f"\n{ANSWER}{text}\n")  # ends a line that a library may have left unfinished
     sys.stdout.flush()
 
 
@@ -121,7 +121,7 @@ def _measure(task: Task, cell: Cell, inputs: Inputs | Failure, attempts: Attempt
 
 
 def _time(task: Task, call: Call, *, is_cold: bool) -> Timing:
-    """Wall time of one call on an idle device where that is to be its first, else as every operator is timed."""
+    """Return the wall time of a first call on an idle device if ``is_cold``, else times as for every operator."""
     device = torch.device(task.device)
     if not is_cold:
         return measure_calls(call, device=device, warmup=task.warmup, repeats=task.repeats)
@@ -133,7 +133,7 @@ def _time(task: Task, call: Call, *, is_cold: bool) -> Timing:
 
 
 def load_operator(task: Task, cell: Cell) -> Any | Blocked | None:
-    """The operator's instance, or why it is missing; None where the claim's baseline is plain PyTorch."""
+    """Return the operator's instance, or why it is missing; None where the claim's baseline is plain PyTorch."""
     key = (task.operator, cell.implementation)
     if key in FUNCTIONS:
         return None
@@ -143,12 +143,12 @@ def load_operator(task: Task, cell: Cell) -> Any | Blocked | None:
         return found
     try:
         return found()
-    except RuntimeError as error:  # what RL-Kernel raises where its extension lacks the kernel
-        return Blocked(f"cannot be made ({str(error).splitlines()[0]})")
+    except RuntimeError as error:  # RL-Kernel raises this where its extension lacks the kernel
+        return Blocked(f"cannot be created ({str(error).splitlines()[0]})")
 
 
 def _find_obstacle(implementation: str, device: torch.device) -> str | None:
-    """RL-Kernel's classes hand over to others in silence where the device does not suit them: refuse beforehand."""
+    """Refuse a device beforehand on which an RL-Kernel class would silently use another class."""
     if implementation == "flashinfer":
         if torch.version.hip:
             return "on ROCm this class samples without FlashInfer"
@@ -165,7 +165,7 @@ def _find_obstacle(implementation: str, device: torch.device) -> str | None:
 
 
 def make_inputs(task: Task, row: str) -> Inputs:
-    """Random inputs of the operator, on the device."""
+    """Make random inputs of the operator on the device."""
     shape, device, dtype = task.shapes[row], torch.device(task.device), getattr(torch, task.dtype)
     if task.operator == "linear-logp":
         return {
@@ -190,7 +190,7 @@ def make_inputs(task: Task, row: str) -> Inputs:
 
 
 def make_call(task: Task, cell: Cell, operator: Any, inputs: Inputs) -> Call:
-    """The call that the claim timed, gradients included where its pass has a backward."""
+    """Return the call that the claim timed, including gradients where its pass has a backward."""
     call = _CALLS[task.operator](task, cell, operator, inputs)
     return call if cell.pass_ == TRAINING else torch.no_grad()(call)
 
@@ -245,9 +245,9 @@ def _call_sampling(task: Task, _cell: Cell, operator: Any, inputs: Inputs) -> Ca
 
 
 def sample_natively(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:
-    """Top-k, then top-p row by row in Python, then one draw: the slow baseline that the sampling claims chose.
+    """Sample by top-k, then top-p row by row in Python, then one draw: the slow baseline of the sampling claims.
 
-    ``logits`` [N, V] float32 stay as they are; token ids [N, 1] come back.
+    ``logits`` [N, V] float32 stay unchanged; the result is token ids [N, 1].
     """
     kept = logits.clone()
     smallest = torch.topk(kept, min(top_k, kept.shape[-1])).values[:, -1:]

@@ -1,7 +1,7 @@
-"""Puts implementations through the cases of a suite and logs what became of each, one line per cell.
+"""Run implementations on the cases of a suite and log the result of each, one line per cell.
 
-Whatever an implementation does to itself is its cell's status, and the others are measured all the same.  Nothing is
-left out for being expected to fail: only the run's own memory limit blocks a case before it was tried.
+An error of an implementation is its cell's status, and the other implementations are still measured.  No case is left
+out because a failure is expected: only the run's own memory limit blocks a case before an attempt.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class BoundCell:
 
 
 def log_record(event: str, **fields: Any) -> None:
-    """One record of the operator tier; ``logs.operators`` reads it."""
+    """Log one record of the operator tier; ``logs.operators`` reads it."""
     logger.info("operator %s", dump_json_line({"event": event, **fields}))
 
 
 class Harness:
-    """Cases one after the other, each with its tensors made anew, and its implementations one by one within it."""
+    """Runs the cases one after the other, each with new tensors, and inside a case its implementations one by one."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Harness:
         self._passed: set[tuple[OperatorCase, str]] = set()
 
     def time_case(self, case: OperatorCase, sweep: int) -> None:
-        """Log a ``time`` record per implementation; every other sweep backwards, so that none always comes first."""
+        """Log a ``time`` record per implementation; every other sweep is reversed, so that none is always first."""
         inputs = self._make_inputs(case)
         order = self._find_implementations(case)
         for implementation in reversed(order) if sweep % 2 else order:
@@ -145,7 +145,7 @@ def _describe_timing(timing: Timing | Failure) -> dict[str, Any]:
 
 
 def _describe_check(check: Accuracy | Failure | None, kernels: tuple[str, ...]) -> dict[str, Any]:
-    """What was found, if anything could be; numbers that are not finite make the cell a failed one."""
+    """Return the record of a check; numbers that are not finite make the cell a failed one."""
     status, reason = OperatorStatus.PASSED, ""
     error = gradient_error = is_repeatable = None
     if isinstance(check, Failure):
@@ -153,7 +153,7 @@ def _describe_check(check: Accuracy | Failure | None, kernels: tuple[str, ...]) 
     elif check is not None:
         error, gradient_error, is_repeatable = check.error, check.gradient_error, check.is_repeatable
         if not all(math.isfinite(value) for value in (error, gradient_error or 0.0)):
-            status, reason = OperatorStatus.FAILED, "returned values that are no numbers"
+            status, reason = OperatorStatus.FAILED, "returned values that are not finite"
     return {
         "status": status.value,
         "reason": reason,

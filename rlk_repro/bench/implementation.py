@@ -1,4 +1,4 @@
-"""What an implementation of an operator is to the harness: a call bound to a case's tensors, or why there is no call.
+"""Define what an implementation is to the harness: a call bound to a case's tensors, or why there is no call.
 
 The implementations themselves are in ``references``, ``rl_kernel`` and ``peers``.
 """
@@ -21,7 +21,7 @@ IMPORT_ERRORS: Final = (ImportError, AttributeError, OSError, RuntimeError)
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """``forward`` computes on ``CaseTensors.leaves``: one value per row [N], or their weighted sum (``grpo_loss``)."""
+    """A built call: ``forward`` returns one value per row of ``leaves`` [N], or a weighted sum (``grpo_loss``)."""
 
     forward: Callable[[], torch.Tensor]
     kind: OperatorKind
@@ -31,7 +31,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Blocked:
-    """Why an implementation cannot be measured here."""
+    """The reason why an implementation cannot be measured here."""
 
     reason: str
 
@@ -41,21 +41,21 @@ Builder: TypeAlias = Callable[[CaseTensors], Ready | Blocked]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchedImplementation:
-    """One name in the tables.  ``kind`` is what it is where it cannot even be built."""
+    """One named row of the tables; ``kind`` applies where the implementation cannot be built."""
 
     name: str
     operator: str
     kind: OperatorKind = OperatorKind.UNRESOLVED
     build: Builder
     is_sparse: bool = False
-    """Skips unwanted rows: measured only where there are some."""
+    """True for an implementation that skips unwanted rows: it is measured only where there are some."""
 
 
 Call: TypeAlias = Callable[[], tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
 
 
 def make_call(inputs: CaseTensors, ready: Ready) -> Call:
-    """What is timed and checked: the values and, where the case goes backward, the gradients of the leaves."""
+    """Return the timed and checked call: values and, where the case goes backward, gradients of the leaves."""
 
     def forward() -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         with torch.set_grad_enabled(needs_grad(inputs.case)):
@@ -75,7 +75,7 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def find_attribute(path: str) -> Any | Blocked:
-    """Import ``module.name``, or say why that cannot be done."""
+    """Import ``module.name``, or return why that is impossible."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
@@ -86,7 +86,7 @@ def find_attribute(path: str) -> Any | Blocked:
 
 
 def find_version(distribution: str) -> str:
-    """The installed version; ``unversioned`` for a source tree on the path."""
+    """Return the installed version; ``unversioned`` for a source tree on the path."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -94,12 +94,12 @@ def find_version(distribution: str) -> str:
 
 
 def clip_losses(ratio: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
-    """The clipped surrogate per row, as vime's ``compute_policy_loss`` computes it."""
+    """Return the clipped surrogate per row, as vime's ``compute_policy_loss`` computes it."""
     advantages = inputs.advantages
     clipped = ratio.clamp(1 - CLIP, 1 + clip_high(inputs.case))
     return torch.maximum(-ratio * advantages, -clipped * advantages)
 
 
 def reduce_losses(losses: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
-    """Per row for ``ratio_kl``; for ``grpo_loss`` the mean over wanted rows, as its kernel returns nothing else."""
+    """Return losses per row for ``ratio_kl``; for ``grpo_loss`` their mean, since its kernel returns nothing else."""
     return (losses * inputs.weights).sum() if inputs.case.operator == "grpo_loss" else losses

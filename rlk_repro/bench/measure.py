@@ -1,6 +1,6 @@
-"""Times calls on the device they run on, the memory they take, the kernels they run, and how fast the device can be.
+"""Time calls on their device; measure their memory, their kernels, and how fast the device can be.
 
-One call is one sample; nothing here knows what is called.  Timing and profiling never share a call.
+One call is one sample.  This module does not know what it calls.  Timing and profiling never share a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_KERNEL_NAME: Final = 160
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds of every timed call in order; ``peak_extra_bytes`` is None where the device keeps no such count."""
+    """The seconds of each timed call in order; ``peak_extra_bytes`` is None where the device does not count it."""
 
     samples_s: tuple[float, ...]
     peak_extra_bytes: int | None
@@ -33,16 +33,16 @@ class Timing:
 
 
 def measure_calls(function: Callable[[], object], *, device: torch.device, warmup: int, repeats: int) -> Timing:
-    """Call ``function`` ``warmup`` times, then ``repeats`` times under the clock; what it returns is dropped at once.
+    """Call ``function`` ``warmup`` times untimed, then ``repeats`` times timed; each result is dropped at once.
 
-    On a device by events on the current stream: the time of the device, not of the launch, which the previous call
-    hides; one more untimed call hides that of the first.  Caches are not flushed between calls: the tensors of a case
-    worth measuring are gigabytes and a device's last cache is some tens of MiB, so that each call finds little of the
-    previous one; a case that fits is measured warm.  The peak is torch's allocator's during these calls, above what was
-    allocated before them.  Garbage collection waits, as in ``timeit``.
+    A GPU is timed by events on the current stream: device time without the launch, which the previous call hides.  One
+    more untimed call hides the launch of the first timed call.  Caches are not flushed between calls: the tensors of a
+    case are gigabytes, and a device's last cache is tens of MiB, so each call finds little of the previous one.  A case
+    that fits the cache is measured warm.  The peak is that of torch's allocator during these calls, minus what was
+    allocated before.  Garbage collection is off, as in ``timeit``.
 
     Raises:
-        torch.OutOfMemoryError, or whatever ``function`` raises.
+        torch.OutOfMemoryError, or any error of ``function``.
     """
     for _ in range(warmup):
         function()
@@ -65,7 +65,7 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has nothing left to do."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -83,15 +83,15 @@ def _mark_call(function: Callable[[], object], clock: MomentClock) -> tuple[Any,
 
 
 def record_kernels(function: Callable[[], object], limit: int = MAX_KERNELS) -> tuple[str, ...]:
-    """The device kernels that one call runs, each name once, in order of appearance; none on a CPU.
+    """Return the device kernels of one call, each name once, in order of appearance; none on a CPU.
 
-    The profiler leaves hooks behind that slow later launches: call this when nothing is timed any more.
+    The profiler leaves hooks that slow later launches: call this after all timing.
     """
     if not torch.cuda.is_available():
         return ()
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it tells of cycles of events, of which there is one here
+        warnings.simplefilter("ignore")  # it warns about cycles of events; here is only one cycle
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             function()
             torch.cuda.synchronize()
@@ -103,17 +103,17 @@ def record_kernels(function: Callable[[], object], limit: int = MAX_KERNELS) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The best this device did in this process: bytes moved per second, and operations per second by dtype."""
+    """The device's best rates in this process: bytes moved per second, and operations per second by dtype."""
 
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
 
 
 def measure_rates(device: torch.device, dtypes: Iterable[torch.dtype]) -> Rates:
-    """Move a large buffer and multiply large matrices of random numbers; the fastest call of each counts.
+    """Move a large buffer and multiply large random matrices; the fastest call of each counts.
 
-    Bandwidth is the better of a copy (bytes read and written) and a read (a sum), so that no operator that only reads
-    can beat it by that alone.
+    Bandwidth is the better of a copy (bytes read and written) and a read (a sum).  Otherwise an operator that only
+    reads could exceed it.
     """
     flops = {name_dtype(dtype): _measure_matmul(device, dtype) for dtype in dict.fromkeys(dtypes)}
     return Rates(bytes_per_s=_measure_bandwidth(device), flops_per_s=flops)

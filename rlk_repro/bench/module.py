@@ -1,7 +1,7 @@
-"""``python -m rlk_repro.bench.module``: vime's own log-prob and policy loss functions on random packed batches.
+"""Run vime's own log-prob and policy loss functions on random batches: ``python -m rlk_repro.bench.module``.
 
-No model, no optimizer, no rollouts: only the calls that a rollout's training makes of vime's loss module, in their
-order, with vime's log lines.  One process per tensor parallel rank; the first one prints.
+There is no model, no optimizer and no rollout: only a rollout's calls of vime's loss module, in their order, with
+vime's log lines.  One process per tensor parallel rank; the first one prints.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def _run_rank(args: argparse.Namespace) -> None:
 
 
 def find_rank(num_ranks: int) -> int:
-    """This process's place among those that torch's launcher started; variables around a single one mean nothing.
+    """Return this process's rank among those that torch's launcher started; a single process ignores the variables.
 
     Raises:
-        SpecError: the launcher started another number of them.
+        SpecError: the launcher started another number of processes.
     """
     if num_ranks == 1:
         return 0
@@ -69,7 +69,7 @@ def find_rank(num_ranks: int) -> int:
 
 
 def start_log(*, is_quiet: bool) -> None:
-    """Lines and warnings as vime prints them, but without the folders of this machine."""
+    """Print lines and warnings as vime does, but without the folders of this machine."""
     level = logging.ERROR if is_quiet else logging.INFO
     logging.basicConfig(level=level, format=LOG_FORMAT, datefmt=TIME_FORMAT, stream=sys.stdout)
     warnings.formatwarning = format_warning
@@ -80,7 +80,7 @@ def start_log(*, is_quiet: bool) -> None:
 def format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """One line that names the file and not its folder."""
+    """Return one line that names the file without its folder."""
     del line
     return f"{Path(filename).name}:{lineno}: {category.__name__}: {message}\n"
 
@@ -89,8 +89,8 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
     """Run all rollouts.
 
     Raises:
-        EnvironmentMissing: the device or the trainer's code is not there, or RL-Kernel is required and cannot run.
-        CheckFailed: the gradient norm is no longer a number.
+        EnvironmentMissing: the device or the trainer's code is absent, or RL-Kernel is required and cannot run.
+        CheckFailed: the gradient norm is not a finite number.
     """
     device = make_device(args.device, rank)
     loss_module = load_vime_loss()
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
         installation = install_loss(args)
         bench = ModuleBench(args, loss_module, device, rank, None if installation is None else installation.profile)
         for rollout_id in range(args.num_rollout):
-            # a full collection walks all that importing and compiling left behind, in the middle of some step
+            # a full collection visits all objects of imports and compilation; here it cannot fall into a step
             gc.collect()
             gc.freeze()
             if installation is not None:
@@ -109,16 +109,16 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
             if installation is not None:
                 installation.end_step(rollout_id)
         if installation is not None and device.type != "cpu":
-            # after all that is timed: a profiler slows what it looks at
+            # called after all timing: a profiler slows what it observes
             installation.turn.is_enabled = True
             names = record_kernels(lambda: bench.run_microbatch(OptimizerStep(), args.num_rollout, 0, 0), MAX_KERNELS)
             installation.ledger.record_kernels(names)
 
 
 def make_device(name: str, rank: int) -> torch.device:
-    """The device of a rank, made current."""
+    """Return the device of a rank, and make it current."""
     if name == "cpu":
-        # vime compiles two functions of a few thousand elements; a CPU has no speed verdict that it could change
+        # vime compiles two functions of a few thousand elements; no verdict on speed is made on a CPU
         torch._dynamo.config.disable = True  # noqa: SLF001
         return torch.device("cpu")
     count = torch.cuda.device_count()
@@ -132,9 +132,9 @@ def make_device(name: str, rank: int) -> torch.device:
 
 @contextmanager
 def process_group(num_ranks: int, device: torch.device) -> Iterator[None]:
-    """The groups that vime's loss asks Megatron-LM for.  After an error they end with the process.
+    """Create the groups that vime's loss requests from Megatron-LM.  After an error they end with the process.
 
-    Taking them down would wait for ranks that wait for this one.
+    Their removal would wait for ranks that wait for this one.
     """
     from megatron.core import mpu
 
@@ -151,10 +151,10 @@ def process_group(num_ranks: int, device: torch.device) -> Iterator[None]:
 
 
 class Phases:
-    """Seconds per phase, summed over its calls.  Nothing waits for the device before ``settle``.
+    """Sum the seconds of each phase over its calls.  Nothing waits for the device before ``settle``.
 
-    The device is kept busy before a phase, as a model's forward pass keeps it: the host issues calls ahead.  The ranks
-    of ``group`` begin a phase together: waiting for another one's batch is no part of it.
+    The device is kept busy before a phase, as a model's forward pass keeps it, so the host issues calls ahead.  The
+    ranks of ``group`` begin a phase together: waiting for another rank's batch does not count.
     """
 
     def __init__(self, device: torch.device, group: Any, lead_ms: float, profile: StepProfile | None) -> None:
@@ -185,12 +185,12 @@ class Phases:
 
 
 def keep_busy(cycles: int) -> None:
-    """Let the device's queue wait so long, as torch's own tests do."""
+    """Let the device's queue wait for ``cycles``, as torch's own tests do."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
 def find_cycles_per_ms() -> float:
-    """How far the counter gets that a busy device waits by."""
+    """Return how many cycles the counter of a busy device advances in 1 ms."""
     clock, cycles = DeviceClock(), 10_000_000
     keep_busy(cycles)  # the first call loads the kernel
     begin = clock.mark()
@@ -201,7 +201,7 @@ def find_cycles_per_ms() -> float:
 
 
 class OptimizerStep:
-    """Sums over the microbatches of one optimizer step; on the device until they are read."""
+    """Sums over the microbatches of one optimizer step; they stay on the device until they are read."""
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Any]] = []
@@ -215,7 +215,7 @@ class OptimizerStep:
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def read(self, *, is_per_token: bool, group: Any) -> dict[str, float]:
-        """vime's metrics and the norm of the gradient of all ranks' logits, by the divisor that vime would use."""
+        """Return vime's metrics and the norm of all ranks' logit gradients, with the divisor that vime would use."""
         squares = torch.stack(self._squares).sum()
         distributed.all_reduce(squares, group=group)
         mask_sums = torch.cat([batch["rollout_mask_sums"] for batch in self.batches])
@@ -225,7 +225,7 @@ class OptimizerStep:
 
 
 class ModuleBench:
-    """The loss calls of one rank, rollout after rollout."""
+    """Makes the loss calls of one rank, rollout after rollout."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class ModuleBench:
         )
 
     def train(self, rollout_id: int) -> None:
-        """Every optimizer step of one rollout, then its log lines."""
+        """Run every optimizer step of one rollout, then print its log lines."""
         args = self.args
         steps = [OptimizerStep() for _ in range(args.num_steps_per_rollout)]
         for number, step in enumerate(steps):
@@ -266,9 +266,9 @@ class ModuleBench:
         logger.info("perf %d: %s", rollout_id, make_perf_metrics(elapsed_s, num_tokens))
 
     def run_microbatch(self, step: OptimizerStep, *key: int) -> None:
-        """The passes that vime's actor makes with these settings, each on logits that an update has moved.
+        """Run the passes of vime's actor with these settings, each on logits that an update has changed.
 
-        The batch is made here so that no two microbatches' logits live at once.
+        The batch is made here so that no two microbatches' logits exist at once.
         """
         args = self.args
         microbatch = make_microbatch(self.shape, self.device, args.seed, *key)
@@ -313,7 +313,7 @@ class ModuleBench:
         return reducer
 
     def _make_rollout_metrics(self, batches: Sequence[dict[str, Any]]) -> dict[str, float]:
-        """The ``rollout N`` line: means over samples, of per-token values as means of sample means."""
+        """Make the ``rollout N`` line: means over samples; a per-token value is first averaged within its sample."""
         responses = [length for batch in batches for length in batch["response_lengths"]]
         totals = [length for batch in batches for length in batch["total_lengths"]]
         metrics = {"response_lengths": statistics.fmean(responses), "total_lengths": statistics.fmean(totals)}
@@ -338,7 +338,7 @@ class ModuleBench:
 
 
 def make_perf_metrics(elapsed_s: Mapping[str, float], num_tokens: int) -> dict[str, float]:
-    """The ``perf N`` line; a step is its phases and nothing else, since making batches is no part of training."""
+    """Make the ``perf N`` line; a step is the sum of its phases, since making batches is not part of training."""
     step_time_s = math.fsum(elapsed_s.values())
     metrics = {f"perf/{name}_time": value for name, value in elapsed_s.items()}
     metrics["perf/train_time"] = step_time_s

@@ -1,4 +1,4 @@
-"""Flags of the module process, from the settings of its workload.  What vime's loss reads beyond them is fixed here."""
+"""Define the flags of the module process from its workload's settings.  Other values of vime's loss are fixed here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from rlk_repro.spec.workloads import ModuleBatch, ModuleLoss
 
-# vime's defaults, as of 1fc199d9, of what no flag of this process changes
+# defaults of vime 1fc199d9 that no flag of this process changes
 FIXED: Final[dict[str, Any]] = {
     "allgather_cp": False,
     "context_parallel_size": 1,
@@ -27,12 +27,12 @@ FIXED: Final[dict[str, Any]] = {
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags and ``FIXED``, as one namespace that vime's loss functions take."""
+    """Return the flags and ``FIXED``, as one namespace for vime's loss functions."""
     parser = argparse.ArgumentParser("python -m rlk_repro.bench.module", description=__doc__)
     parser.add_argument("--seed", type=int, default=1234, help="seed of all batches")
     parser.add_argument("--num-rollout", type=int, default=3, help="rollouts, each with its log lines")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda also means AMD GPUs")
-    parser.add_argument("--lead-ms", type=float, default=0.0, help="busy time of the device before each pass")
+    parser.add_argument("--lead-ms", type=float, default=0.0, help="time that the device is kept busy before each pass")
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1, help="ranks that share the vocabulary")
     for settings in (ModuleBatch, ModuleLoss):
         for name, field in settings.model_fields.items():
@@ -41,7 +41,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _add_setting(parser: argparse.ArgumentParser, flag: str, field: FieldInfo) -> None:
-    """A setting of the workload as ``setting_flags`` writes it: a bare flag that is left out is False."""
+    """Add a setting of the workload as ``setting_flags`` writes it: a bare flag is True; an absent one is False."""
     kind: Any = field.annotation
     choices = get_args(kind)
     if kind is bool:

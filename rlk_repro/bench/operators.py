@@ -1,6 +1,6 @@
-"""``python -m rlk_repro.bench.operators``: every case of a suite by every implementation, as log lines.
+"""Run every case of a suite by every implementation, as log lines: ``python -m rlk_repro.bench.operators``.
 
-Sweeps are timed and nothing else happens in them; numbers and kernels are checked after the last one.
+Sweeps are timed, and nothing else happens in them; numbers and kernels are checked after the last sweep.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m rlk_repro.bench.operators",
-        description="Time operators alone, and hold their numbers against float64.",
+        description="Time operators alone, and compare their numbers with float64.",
         allow_abbrev=False,
     )
     parser.add_argument("--seed", type=int, required=True, help="seed of every case's tensors")
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
 
     Raises:
         SpecError: the suite names an implementation that does not exist.
-        EnvironmentMissing: the device is not there.
+        EnvironmentMissing: the device is absent.
         CheckFailed: an implementation left the device unusable.
     """
     implementations = list_implementations(args.suite)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     log_record("device", name=name, bytes_per_s=rates.bytes_per_s, flops_per_s=rates.flops_per_s)
     harness = Harness(args.suite, implementations, device, rates, args.seed)
     for sweep in range(args.num_rollout):
-        # what is there by now need not be walked again before every cell
+        # the objects that exist now need not be visited again before every cell
         gc.collect()
         gc.freeze()
         began = time.perf_counter()
@@ -90,10 +90,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def list_implementations(suite: OperatorsWorkload) -> tuple[BenchedImplementation, ...]:
-    """Those that the suite names, or all, of the operators in it.
+    """Return the implementations that the suite names, or all, of its operators.
 
     Raises:
-        SpecError: a name that no operator of the suite has.
+        SpecError: no operator of the suite has an implementation of this name.
     """
     operators = {grid.operator for grid in suite.grids}
     known = [item for item in (*list_references(), *list_operators(), *list_peers()) if item.operator in operators]
@@ -107,7 +107,7 @@ def list_implementations(suite: OperatorsWorkload) -> tuple[BenchedImplementatio
 
 
 def make_device(name: str) -> torch.device:
-    """The one device of the process.  On a CPU nothing is compiled: it would take longer than all that is measured."""
+    """Return the one device of the process.  On a CPU nothing is compiled: it would take longer than the calls."""
     if name == "cpu":
         torch._dynamo.config.disable = True  # noqa: SLF001  the setting that torch documents
         return torch.device("cpu")

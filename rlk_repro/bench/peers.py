@@ -1,6 +1,6 @@
-"""Implementations by others, each only where it is installed: torch.compile, torch's own, Liger, cut-cross-entropy.
+"""Define other authors' implementations, where installed: torch.compile, torch's own, Liger, cut-cross-entropy.
 
-They show what the same case costs elsewhere; none of them takes part in a comparison of variants.
+They show the cost of the same case elsewhere; none of them takes part in a comparison of variants.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def _compute_losses(logits: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
 
 @functools.cache
 def _compile(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Compile for each shape of its own, all of them in one process.
+    """Compile separately for each shape, all in one process.
 
-    With ``fullgraph`` torch raises where it would otherwise go on uncompiled, as it does after a few shapes.
+    With ``fullgraph`` torch raises where it would otherwise continue uncompiled, as it does after a few shapes.
     """
     config: Any = torch._dynamo.config  # noqa: SLF001  torch documents these settings and offers no other way to them
     for name in ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit"):
@@ -57,7 +57,7 @@ def _compile(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 def _build_compiled(inputs: CaseTensors) -> Ready | Blocked:
     if not inputs.tokens.is_cuda:
-        return Blocked("nothing is compiled on a CPU, vime's own functions neither")
+        return Blocked("nothing is compiled on a CPU, not even vime's own functions")
     if inputs.case.operator in POLICY_OPERATORS:
         forward, text = partial(_compute_losses, inputs.leaves[0], inputs), "log_softmax + gather, then the clip"
     elif inputs.hidden is None:
@@ -71,7 +71,7 @@ def _build_compiled(inputs: CaseTensors) -> Ready | Blocked:
 
 
 def _build_peer(inputs: CaseTensors, *, path: str, distribution: str, options: dict[str, Any]) -> Ready | Blocked:
-    """A cross-entropy per row: what the others call the log-prob, negated."""
+    """Build a cross-entropy per row, which is the log-prob, negated."""
     function = find_attribute(path)
     if isinstance(function, Blocked):
         return function
@@ -85,13 +85,13 @@ def _build_peer(inputs: CaseTensors, *, path: str, distribution: str, options: d
 
 def _build_liger(inputs: CaseTensors) -> Ready | Blocked:
     if needs_grad(inputs.case):
-        return Blocked("it overwrites the logits with their gradient: calls after the first would see other logits")
+        return Blocked("it overwrites the logits with their gradient, so later calls would see other logits")
     path = "liger_kernel.transformers.functional.liger_cross_entropy"
     return _build_peer(inputs, path=path, distribution="liger-kernel", options={})
 
 
 def _build_torch_linear(inputs: CaseTensors) -> Ready | Blocked:
-    """torch's own chunked loss, which its plain call is not."""
+    """Build torch's own chunked loss, which a plain call does not use."""
     options = find_attribute("torch.nn.LinearCrossEntropyOptions")
     if isinstance(options, Blocked):
         return Blocked(f"torch {torch.__version__} has no torch.nn.LinearCrossEntropyOptions")

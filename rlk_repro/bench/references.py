@@ -1,4 +1,4 @@
-"""What implementations are compared with: vime's own functions for time, float64 for numbers."""
+"""Define the references: vime's own functions for time, float64 for numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLUMNS_PER_CHUNK: Final = 16384
 
 
 def _build_vime(inputs: CaseTensors, *, with_entropy: bool) -> Ready | Blocked:
-    """The pinned vime's functions as its loss calls them, with no process group, which is one rank.
+    """Build the pinned vime's functions as its loss calls them, without process group, which means one rank.
 
     The entropy is the metric that vime computes by default, without gradient.
     """
@@ -60,7 +60,7 @@ def _build_vime(inputs: CaseTensors, *, with_entropy: bool) -> Ready | Blocked:
 
 
 def list_references() -> tuple[BenchedImplementation, ...]:
-    """vime's functions for every operator, without the entropy metric and with it."""
+    """Return vime's functions for every operator, with and without the entropy metric."""
     return tuple(
         BenchedImplementation(
             name=name,
@@ -75,9 +75,9 @@ def list_references() -> tuple[BenchedImplementation, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Float64 values of the checked rows [R], or of the whole loss; and the gradient of those rows [R, V] or [R, D].
+    """The float64 values of the checked rows [R], or of the whole loss; and their gradient [R, V] or [R, D].
 
-    Of ``linear_logp`` the gradient is that of the hidden states: the weight's would need every row.
+    For ``linear_logp`` the gradient is that of the hidden states: the weight's gradient would need every row.
     """
 
     rows: torch.Tensor
@@ -89,7 +89,7 @@ def compute_truth(inputs: CaseTensors, num_rows: int) -> Truth:
     """Compute some wanted rows in float64, evenly spaced.
 
     Raises:
-        torch.OutOfMemoryError: not even those fit beside the inputs.
+        torch.OutOfMemoryError: not even these rows fit beside the inputs.
     """
     wanted = inputs.rows
     places = torch.linspace(0, len(wanted) - 1, min(num_rows, len(wanted)), device=wanted.device)
@@ -105,7 +105,7 @@ def compute_truth(inputs: CaseTensors, num_rows: int) -> Truth:
 
 
 def _find_logits(inputs: CaseTensors, rows: torch.Tensor) -> torch.Tensor:
-    """[R, V] in float64."""
+    """Return the logits of the rows, [R, V] in float64."""
     if inputs.logits is not None:
         return inputs.logits[rows].double()
     assert inputs.hidden is not None
@@ -133,7 +133,7 @@ def _find_values(inputs: CaseTensors, rows: torch.Tensor, logits: torch.Tensor) 
 
 
 def _find_whole_loss(inputs: CaseTensors) -> torch.Tensor:
-    """Over all wanted rows, a few at a time."""
+    """Return the loss over all wanted rows, computed a few rows at a time."""
     parts = [
         (_find_values(inputs, rows, _find_logits(inputs, rows)) * inputs.weights[rows]).sum()
         for rows in torch.split(inputs.rows, _ROWS_PER_CHUNK)
@@ -143,7 +143,7 @@ def _find_whole_loss(inputs: CaseTensors) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """How far an implementation is from float64, and whether a second call gave the same bits.
+    """The distance of an implementation from float64, and whether a second call gave the same bits.
 
     ``gradient_error`` is a fraction of the largest gradient element; None where no gradient was computed.
     """

@@ -1,7 +1,7 @@
-"""RL-Kernel's operators as implementations: what its registry resolves to, and its plain PyTorch ones by class.
+"""Offer RL-Kernel's operators as implementations: the registry's choice, and its plain PyTorch classes.
 
-One counts as fused only where our own table says that its class is, and its compiled symbols are there; which kernels
-then ran is recorded apart.
+An operator counts as fused only where our own table accepts its class and its compiled symbols exist.  The kernels that
+then ran are recorded separately.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRITON_LINEAR_LOGP: Final = "rl_engine.kernels.ops.triton.loss.linear_logp.Trito
 
 
 class _LogpMethod(NamedTuple):
-    """A method of the log-prob operator and the compiled symbol behind it; a sparse one takes the wanted rows."""
+    """A method of the log-prob operator and the compiled symbol behind it; a sparse method takes the wanted rows."""
 
     name: str
     symbol: str
@@ -50,7 +50,7 @@ def _select(method: _LogpMethod, op: Any, inputs: CaseTensors) -> torch.Tensor:
 
 
 def _compute_ratios(op: Any, inputs: CaseTensors) -> torch.Tensor:
-    """The operator's KL, here to the same logits, is zero and not used."""
+    """Return the ratios.  The operator's KL is taken to the same logits, so it is zero and not used."""
     (leaf,) = inputs.leaves
     ratio, _ = op(leaf, leaf.detach(), inputs.tokens, inputs.mask, inputs.old_log_probs)
     return clip_losses(ratio, inputs)
@@ -69,7 +69,7 @@ def _select_from_hidden(op: Any, inputs: CaseTensors) -> torch.Tensor:
 
 
 def _build_resolved(inputs: CaseTensors, *, use: Use, method: _LogpMethod | None = None) -> Ready | Blocked:
-    """What RL-Kernel's registry gives for the case's operator, if its class counts here."""
+    """Build the operator that RL-Kernel's registry returns for the case, if its class counts here."""
     case, platform = inputs.case, _find_platform(inputs)
     operator = OPERATORS[case.operator]
     if platform not in operator.implementations:
@@ -96,7 +96,7 @@ def _find_platform(inputs: CaseTensors) -> Platform:
 
 
 def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: Use) -> Ready | Blocked:
-    """A class of RL-Kernel itself, whatever its registry would choose."""
+    """Build a class of RL-Kernel directly, whatever its registry would choose."""
     found = find_attribute(path)
     if isinstance(found, Blocked):
         return found
@@ -109,7 +109,7 @@ def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: 
 
 
 def list_operators() -> Iterator[BenchedImplementation]:
-    """Every way to call RL-Kernel, operator by operator."""
+    """Yield every way to call RL-Kernel, operator by operator."""
     for name, method in LOGP_METHODS.items():
         build = partial(_build_resolved, use=partial(_select, method), method=method)
         yield BenchedImplementation(name=name, operator="logp", build=build, is_sparse=method.is_sparse)

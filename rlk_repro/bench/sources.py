@@ -1,4 +1,4 @@
-"""What a bench process imports of the trainer that it measures."""
+"""Import from the measured trainer what a bench process needs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOSS_MODULE: Final = "vime.backends.megatron_utils.loss"
 
 
 def load_vime_loss() -> ModuleType:
-    """vime's loss module; importing it imports Megatron-LM's core.
+    """Return vime's loss module; importing it imports Megatron-LM's core.
 
     Raises:
-        EnvironmentMissing: vime, Megatron-LM or something that they import is not there.
+        EnvironmentMissing: vime, Megatron-LM or a package that they import is absent.
     """
     require_importable(VIME, MEGATRON)
     try:

@@ -1,4 +1,4 @@
-"""``claims check``: re-run the published claims that this machine can run, and find the word for every row."""
+"""Run ``claims check``: re-run the published claims that this machine can run, and find the word for every row."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _gpu_name(facts: Manifest) -> str:
 
 
 def _with_rl_kernel(sections: dict[str, Any], process: Mapping[str, Any]) -> dict[str, Any]:
-    """Record the RL-Kernel that the measuring process imports; there a checkout may come before an installed one."""
+    """Add the RL-Kernel that the measuring process imports: there a checkout may precede an installed one."""
     if RL_KERNEL not in process:
         return sections
     return sections | {code.SECTION: sections[code.SECTION] | {RL_KERNEL: process[RL_KERNEL]}}

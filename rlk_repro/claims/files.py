@@ -296,7 +296,7 @@ def chosen_rows(claim: Claim, comparison: SpeedComparison | MemoryComparison) ->
 
 
 def find_published(claim: Claim, row: Row, comparison: SpeedComparison | MemoryComparison) -> float | None:
-    """The published value of a comparison: a ratio, or memory in the printed unit; None where the row has no value."""
+    """Return the published value of a comparison: a ratio, or memory in the printed unit; None without a value."""
     if isinstance(comparison, MemoryComparison):
         return row.find(comparison.implementation, comparison.quantity)
     candidate = row.find(comparison.candidate, comparison.quantity)

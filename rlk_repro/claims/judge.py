@@ -1,6 +1,6 @@
-"""Compare measurements of this machine with published ones: ratios of times, and memory.  This module only compares.
+"""Compare measurements of this machine with published ones: ratios of times, and memory.  It measures nothing.
 
-On hardware other than the published one, a word covers the ratio only, and a row that does not fit refutes nothing.
+On hardware other than the published one, a word covers the ratio only, and a row that does not match refutes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlk_repro.claims.results import (
 )
 from rlk_repro.rundir.operator_results import OperatorStatus
 
-# memory that "~0 MB" and "0.00 GB" may hide: workspaces and one value per row
+# memory that "~0 MB" and "0.00 GB" may hide: workspaces, and one value per row
 ZERO_BYTES: Final = 32 << 20
 NO_GPU: Final = "this machine has no GPU, and speed is not checked on a CPU"
 COMPUTED: Final = "only its memory formula was checked; no measurement ran"
@@ -233,6 +233,6 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
 
 
 def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
-    """The word without numbers: out of memory on the published hardware is a result, any other obstacle is not."""
+    """Return the word without numbers: out of memory on the published hardware is a result, other obstacles are not."""
     is_oom = any(item is not None and item.status is OperatorStatus.OOM for item in measurements)
     return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE

@@ -170,7 +170,7 @@ def _rename_keywords(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def join_words(words: Iterable[Word]) -> Word:
-    """The word of a row, from its comparisons; one failed comparison decides."""
+    """Return the word of a row, from its comparisons; one failed comparison decides."""
     found = set(words)
     if Word.NOT_REPRODUCED in found:
         return Word.NOT_REPRODUCED

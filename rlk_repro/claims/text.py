@@ -1,4 +1,4 @@
-"""Claims and checks of claims as lines for people: published numbers beside ours, and what a word covers."""
+"""Format claims and checks of claims as lines for people: published numbers beside ours, and what a word covers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlk_repro.claims.results import Basis, ClaimResult, ClaimsCheck, Compared, 
 
 
 def list_lines(claims: Sequence[Claim]) -> Iterator[str]:
-    """Two lines a claim: its id and what happens at a check, then what it says and where it was published."""
+    """Yield two lines per claim: its id and what a check does; then what it says and where it was published."""
     for claim in claims:
         check = "measured" if isinstance(claim.check, MeasureCheck) else f"not runnable: {claim.check.reason}"
         yield f"{claim.claim:<30} {check}"
@@ -92,7 +92,7 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _first_calls(result: ClaimResult) -> Iterator[str]:
-    """First call and warm median of every cold measurement, with or without a ratio."""
+    """Yield the first call and the warm median of every cold measurement, with or without a ratio."""
     warm = {(m.cell.row, m.cell.implementation): m.median_s for m in result.measurements if not m.cell.is_cold}
     for item in result.measurements:
         usual = warm.get((item.cell.row, item.cell.implementation))

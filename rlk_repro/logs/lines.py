@@ -101,7 +101,7 @@ class LineScanner:
         self.num_lines += data.count(b"\n", counted, end)
 
     def _find(self, data: bytes, needle: bytes, start: int, end: int) -> int:
-        """The first position of ``needle`` that counts, else ``end``."""
+        """Return the first position of ``needle`` that counts, or ``end`` without one."""
         before = self._needles[needle]
         position = data.find(needle, start, end)
         while position >= 0 and before and data[position - 1] not in before:

@@ -56,7 +56,7 @@ class Metric:
     is_positive: bool = False
 
     def is_impossible(self, key: str, value: float) -> bool:
-        """Whether no honest log can print this.  NaN of a skipped training step is possible, NaN of a clock is not."""
+        """Whether no honest log can print this.  A skipped training step may print NaN; a clock may not."""
         if key.startswith(CLOCKED) and not math.isfinite(value):
             return True
         return value < self.lowest or (self.is_positive and value <= 0)
@@ -71,7 +71,7 @@ class SampleSeries:
 
 
 def _end_to_end(train_tokens_per_s: float, actor_train_time_s: float, step_time_s: float) -> float | None:
-    """The rollout's tokens over the time of the whole step; vime divides them by actor_train_time."""
+    """Return the rollout's tokens over the time of the whole step; vime divides them by actor_train_time."""
     return train_tokens_per_s * actor_train_time_s / step_time_s if step_time_s > 0 else None
 
 
@@ -161,7 +161,7 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
 
 
 def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict[int, str]:
-    """The rollouts with an impossible number, by id in order, each with its first: a clock or a log is wrong."""
+    """Find rollouts with an impossible number, by id in order, with its text: a clock or a log is wrong."""
     found: dict[int, str] = {}
     for metric in METRICS:
         for row, key in metric.sources:

@@ -1,7 +1,7 @@
 """Read the operator tier's log: the device's own rates, times per cell and sweep, and checks.
 
-A cell is one implementation in one case.  ``bench.operators`` writes the lines.  A stranger's log may hold anything, so
-sizes and counts are bounded, and other lines are refused with their number.
+A cell is one implementation in one case.  ``bench.operators`` writes the lines.  The log of another person may hold
+anything, so sizes and counts are limited, and other lines are refused with their number.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class OperatorsReject(StrEnum):
     NOT_A_RECORD = "not an operator record"
     CUT_OFF = "the record is cut off"
     TOO_LONG = "the record is too long"
-    TOO_MANY = "more records than are read"
-    REPEATED = "the same record again"
+    TOO_MANY = "exceeds the number of records that are read"
+    REPEATED = "the same record was read before"
     UNTIMED = "a check of a cell that was never timed"
 
 

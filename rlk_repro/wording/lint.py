@@ -95,7 +95,7 @@ def _make_offence(text: str, lines: list[int], rule: Rule, begin: int, end: int)
 
 
 def _find(rule: Rule, sentence: Sentence) -> Iterator[tuple[int, int]]:
-    """The first offence of a sentence against a rule: the start and end of its words in the file."""
+    """Yield the first offence of a sentence against a rule: the start and end of its words in the file."""
     words = sentence.words
     if rule.unless is not None and rule.unless.search(words):
         return

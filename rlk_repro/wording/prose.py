@@ -1,4 +1,4 @@
-"""Split text, Markdown or HTML into sentences of lower-case words with their positions.  Meaning plays no role here.
+"""Split text, Markdown or HTML into sentences of lower-case words with their positions, whatever they mean.
 
 Hyphens, slashes, underscores and markup only separate words, so ``RL-Kernel``, ``rl_kernel`` and ``RL-**Kernel**`` are
 the same two words.  The text is read in one pass, so that a line of megabytes takes a second, not a day.
@@ -17,7 +17,7 @@ from typing import Final
 EXAMPLE_BEGIN: Final = "<!-- wording: example -->"
 EXAMPLE_END: Final = "<!-- /wording: example -->"
 EXAMPLE_FENCE: Final = "wording-example"
-"""Word in the info line of a fenced block whose content is only quoted."""
+"""A word in the first line of a fenced block; the block then only quotes its content."""
 MAX_WORD: Final = 40
 
 _BREAK: Final = "\x1e"
@@ -47,7 +47,7 @@ class Sentence:
     is_question: bool
 
     def source(self, position: int) -> int:
-        """The place in the file of the word at ``position`` of ``words``."""
+        """Return the place in the file of the word at ``position`` of ``words``."""
         return self.sources[bisect_right(self.starts, position) - 1]
 
 
@@ -90,7 +90,7 @@ class _Plain:
 
 
 def _find_markup(text: str, *, is_html: bool) -> Iterator[tuple[int, int, str]]:
-    """The pieces of markup to cut, in order and without overlap: begin, end and replacement."""
+    """Yield the pieces of markup to cut, in order and without overlap: begin, end and replacement."""
     cutter = _Cutter(text)
     found = merge([] if is_html else _find_example_fences(text), map(cutter.cut, _SPECIAL.finditer(text)))
     done = 0
@@ -128,7 +128,7 @@ class _Cutter:
         return self._find_end("-->", begin)
 
     def _find_end(self, mark: str, begin: int) -> int:
-        """The position after the next ``mark``; ``begin`` without one, because unclosed markup is read as text."""
+        """Return the position after the next ``mark``; ``begin`` without one, because unclosed markup is plain text."""
         found = -1 if mark in self._missing else self._text.find(mark, begin)
         if found < 0:
             self._missing.add(mark)

@@ -66,23 +66,23 @@ class TrialCommands(Protocol):
         """Find what may go wrong in this plan, or measure less than a reader expects."""
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-        """The trainer's command for one trial."""
+        """Return the trainer's command for one trial."""
 
     def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-        """By seed, the commands that fill ``run_dir.rollouts_of(seed)`` before the trials; else empty."""
+        """Return, by seed, the commands that fill ``run_dir.rollouts_of(seed)`` before the trials, if any."""
 
 
 class Workload(TrialCommands, Protocol):
     """The module interface; mypy checks each module at its line of the registry."""
 
     def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Names and values that distinguish this run for a reader, from the plan's own record."""
+        """Yield names and values that distinguish this run for a reader, from the plan's own record."""
 
     def find_brought(self, plan: Plan) -> Brought:
-        """What a replay shows before it runs another person's plan."""
+        """Return what a replay shows before it runs another person's plan."""
 
     def list_folders(self, run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
-        """By kind, the folders needed before the first trial; empty where the workload makes everything itself."""
+        """Return, by kind, the folders needed before the first trial; none if the workload makes everything itself."""
 
     def list_steps(self, request: PrepareRequest) -> list[PrepareStep]:
-        """The steps by which ``rlk-repro prepare`` gets or makes those folders, in order."""
+        """Return the steps by which ``rlk-repro prepare`` gets or makes those folders, in order."""

@@ -11,7 +11,7 @@ from rlk_repro.plan import Plan
 
 
 def trial_flags(plan: Plan, seed: int, num_rollouts: int | None = None) -> list[str]:
-    """The flags that every trainer gets: seed, number of rollouts (by default a trial's), device."""
+    """Return the flags that every trainer gets: seed, number of rollouts (by default a trial's), device."""
     device = "cpu" if plan.hardware.platform == "cpu" else "cuda"
     return ["--seed", str(seed), "--num-rollout", str(num_rollouts or plan.num_steps), "--device", device]
 

@@ -49,14 +49,14 @@ def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
 
 
 def find_given() -> list[CodeSource]:
-    """The checkouts that this process was told to use."""
+    """Return the checkouts that this process was told to use."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [source for source in FLAGS if os.environ.get(source.variable) in path and os.environ[source.variable]]
 
 
 @contextmanager
 def trainer_path(plan: Plan) -> Iterator[None]:
-    """During the block, this process's children find packages where the plan's trainer does, as its profile says."""
+    """Let this process's children find packages where the plan's trainer does, as the profile says."""
     before, path = os.environ.get("PYTHONPATH"), profile_env(plan)[0].get("PYTHONPATH")
     if path is None:
         yield
@@ -77,10 +77,10 @@ def require_importable(
     pins: Mapping[Any, Pin] = MappingProxyType({}),
     commits: Iterable[str] = (),
 ) -> None:
-    """Check packages; raises EnvironmentMissing for those that a child would not find, each with its flag.
+    """Check packages; raise EnvironmentMissing for those that a child would not find, each with its flag.
 
     ``path`` is the child's PYTHONPATH, if it differs from this process's; ``pins`` say where to get the packages.
-    ``commits`` of RL-Kernel are missing too.
+    ``commits`` are RL-Kernel commits that the caller already found missing.
     """
     problems = [
         Problem(f"python module {source.module}", "missing", expected="an installed package or a checkout",
@@ -96,7 +96,7 @@ def require_importable(
 
 
 def find_missing_commits(plan: Plan) -> list[str]:
-    """Commits of RL-Kernel that the plan compares and that lie not where its trainers look for them."""
+    """Return RL-Kernel commits that the plan compares and that are absent where its trainers look for them."""
     plain, named = profile_env(plan)
     parent = plain.get(COMMITS) or os.environ.get(named.get(COMMITS, COMMITS), "")
     commits = filter(None, map(plan.run.rl_kernel.find_commit, plan.variants))

@@ -114,7 +114,7 @@ def list_differences(plan: Plan) -> tuple[Difference, ...]:
 
 
 def read_differences(plan: Plan, run_dir: RunDir) -> tuple[Difference, ...] | None:
-    """List the differences of all pairs that a run directory records, each once; None where it records no pair."""
+    """List the differences of all pairs that a run directory records, each once; None without a recorded pair."""
     records = [read_pair(run_dir, *pair, find_switches(plan)).differences for pair in _list_pairs(plan)]
     found = [record[part] for record in records for part in (COMMAND, ENVIRONMENT) if part in record]
     return _merge(found) if found else None
@@ -144,7 +144,7 @@ def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection
 
 
 def _limit(differences: Iterable[Difference]) -> tuple[Difference, ...]:
-    """Keep the first differences of a long list, and one more that says that the others may be undeclared."""
+    """Keep the first differences of a long list, and add one that says that the others may be undeclared."""
     found = tuple(islice(differences, MAX_DIFFERENCES + 1))
     if len(found) <= MAX_DIFFERENCES:
         return found
@@ -160,7 +160,7 @@ class _RecordReader:
         self._root = run_dir.root
 
     def read(self, path: Path, key: str | None = None, kind: type = dict) -> Any:
-        """Read the record, or its value under ``key``; None where that has not the type ``kind``."""
+        """Read the record, or its value under ``key``; None where the value does not have the type ``kind``."""
         try:
             value = load_json(path)
         except BundleUnreadable as error:

@@ -28,7 +28,7 @@ LIBRARIES_DIR: Final = "RLK_REPRO_LIBRARIES_DIR"
 ENTROPY_METRIC: Final = "RLK_REPRO_ENTROPY_METRIC"
 GC_FREEZE: Final = "RLK_REPRO_GC_FREEZE_AFTER"
 COMMITS: Final = "RLK_COMMITS"
-"""Names the folder of a machine that has a folder for each commit of RL-Kernel; its user's own, in no record."""
+"""Variable with the folder that has a folder for each RL-Kernel commit; users set it, and no record holds its value."""
 
 THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
@@ -40,10 +40,10 @@ VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCH
 MAY_DIFFER: Final = VARIANT_SWITCHES | {OPS_DIR, LIBRARIES_DIR}
 """Variables that may differ between the trials of a pair: the switches, and where each trial writes."""
 
-# If the user's shell exports one of these, it could turn a baseline into an enabled trial, or change both.
+# if the user's shell exported one of these, it could turn a baseline into an enabled trial, or change both.
 DECLARED: Final = MAY_DIFFER | {ENTROPY_METRIC, GC_FREEZE}
 
-# What sets each switch, for a user who exported it.
+# what sets each switch, for a user who exported it
 SWITCHES: Final = {
     SWITCH: "the variants decide, --variants",
     SWITCH_MODE: "the run decides, --set rl_kernel.mode=…",
@@ -54,7 +54,7 @@ SWITCHES: Final = {
     GC_FREEZE: "the run decides, --set gc_freeze=…",
 }
 
-# If the user's shell exports one of these, the trainer could reach another Ray, or this one through a proxy.
+# if the user's shell exported one of these, the trainer could reach another Ray, or this Ray through a proxy
 ASTRAY: Final = frozenset(
     {"RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN", "http_proxy", "https_proxy", "all_proxy"}
     | {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
@@ -75,7 +75,7 @@ RUN_ENV: Final[Mapping[str, str]] = {
     "CUBLAS_WORKSPACE_CONFIG": r":\d{1,6}:\d{1,3}",
     "PYTORCH_CUDA_ALLOC_CONF": r"[a-z_0-9]+:(True|False|[\d.]+)(,[a-z_0-9]+:(True|False|[\d.]+))*",
 }
-"""The variables that a run may set, with the form of their values; a stranger's run could lead to code by others."""
+"""The variables that a run may set, with the form of their values.  Another variable could load foreign code."""
 
 
 def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
@@ -96,13 +96,13 @@ def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
 
 
 def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
-    """The variables that rlk-repro sets for a trial: the records' folders, the run's metrics, the declared switches."""
+    """Return the variables that rlk-repro sets for a trial: record folders, the run's metrics, declared switches."""
     folder = run_dir.trial(trial.name)
     return record_env(folder) | transport_env(plan, folder) | common_env(plan) | switch_env(plan, trial)
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
-    """The declared switches.  A baseline without RL-Kernel has none; a session has its schedule."""
+    """Return the declared switches.  A baseline without RL-Kernel has none; a session has its schedule."""
     if plan.run.switch is not None:
         return dict(plan.run.switch.baseline if trial.variant == BASELINE else plan.run.switch.enabled)
     if not plan.run.has_rl_kernel(trial.variant):
@@ -122,7 +122,7 @@ def common_env(plan: Plan) -> dict[str, str]:
 
 
 def record_env(trial_dir: TrialDir) -> dict[str, str]:
-    """The folders where the trainer writes what ran and which libraries it loaded."""
+    """Return the folders where the trainer writes what ran and which libraries it loaded."""
     return {OPS_DIR: str(trial_dir.ops.absolute()), LIBRARIES_DIR: str(trial_dir.libraries.absolute())}
 
 
@@ -135,7 +135,7 @@ def transport_env(plan: Plan, trial_dir: TrialDir) -> dict[str, str]:
 
 
 def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
-    """The profile's variables: those with a value, and those that take a variable of the node agent.
+    """Return the profile's variables: those with a value, and those that take a variable of the node agent.
 
     The profile's network interface applies to all traffic between nodes, not only to Ray.
     """
@@ -147,7 +147,7 @@ def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def find_switches(plan: Plan) -> frozenset[str]:
-    """The variables in which the variants of a plan may differ."""
+    """Return the variables in which the variants of a plan may differ."""
     return VARIANT_SWITCHES if plan.run.switch is None else frozenset(plan.run.switch.enabled)
 
 
@@ -165,7 +165,7 @@ def find_env_problems(plan: Plan) -> list[Problem]:
 
 
 def resolve_env(command: Command, environ: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of the process: ``environ`` without the declared switches, then the command's own.
+    """Return the whole environment of the process: ``environ`` without the declared switches, then the command's own.
 
     Raises:
         SpecError: variables that ``from_env`` names are not set; the error lists all of them.

@@ -41,7 +41,7 @@ def find_problems(plan: Plan) -> list[Problem]:
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """The command of one trial; the trials of a pair differ only in the declared switches and in where they write."""
+    """Return the command of one trial; the trials of a pair differ only in switches and output folders."""
     workload = plan.run.workload
     assert isinstance(workload, ModuleWorkload)
     num_ranks = plan.layout.tensor_parallel
@@ -58,7 +58,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG001
-    """No commands: the batches follow from the seed."""
+    """Return no commands: the batches follow from the seed."""
     return {}
 
 

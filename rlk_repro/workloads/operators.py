@@ -32,7 +32,7 @@ def find_problems(plan: Plan) -> list[Problem]:
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """The command of one trial: ``--num-rollout`` sweeps over the cases of ``--suite``, the workload as JSON."""
+    """Return the command of one trial: ``--num-rollout`` sweeps over the cases of ``--suite``, the workload as JSON."""
     workload = plan.run.workload
     assert isinstance(workload, OperatorsWorkload)
     suite = json.dumps(workload.model_dump(mode="json"), sort_keys=True)
@@ -45,7 +45,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG001
-    """No commands: the cases follow from the seed."""
+    """Return no commands: the cases follow from the seed."""
     return {}
 
 

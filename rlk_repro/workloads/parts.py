@@ -1,4 +1,4 @@
-"""The folders that a plan needs before its first trial."""
+"""List the folders that a plan needs before its first trial."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from rlk_repro.workloads import get_workload
 
 
 def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
-    """Folders of a plan by kind, where its profile keeps them; empty where the workload makes everything itself."""
+    """Return a plan's folders by kind, from its profile; none where the workload makes everything itself."""
     prepared = PreparedDir.of(plan.profile, run_dir)
     return get_workload(plan.run.workload.kind).list_folders(plan.run, plan.stack, prepared)

@@ -34,7 +34,7 @@ def find_problems(plan: Plan) -> list[Problem]:
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """The command of one trial; the trials of a pair differ only in ``switch_env`` and ``record_env``."""
+    """Return the command of one trial; the trials of a pair differ only in ``switch_env`` and ``record_env``."""
     flags, stored = ["--custom-megatron-init-path", INIT_PATH], None
     if plan.run.lane == "train-only":
         stored = run_dir.rollouts_of(trial.seed)
@@ -45,7 +45,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """The commands that store rollouts for the train-only lane: one plain live run per pair.
+    """Return the commands that store rollouts for the train-only lane: one plain live run per pair.
 
     The seed determines the weights, and training changes them.  Other rollouts would come from another policy, and
     train_rollout_logprob_abs_diff would measure that difference instead of the variants'.

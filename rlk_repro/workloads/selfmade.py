@@ -1,4 +1,4 @@
-"""The answers of a workload that makes model, data and rollouts itself: no warnings and no steps to prepare."""
+"""Answer for a workload that makes model, data and rollouts itself: no warnings and no steps to prepare."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def find_warnings(plan: Plan) -> list[Finding]:  # noqa: ARG001
 
 
 def find_brought(plan: Plan) -> Brought:  # noqa: ARG001
-    """Nothing from outside: model, data and code are this package's own."""
+    """Return nothing: model, data and code are this package's own."""
     return Brought()
 
 
 def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:  # noqa: ARG001
-    """No folders: a trial needs no prepared files."""
+    """Return no folders: a trial needs no prepared files."""
     return {}
 
 
 def list_steps(request: PrepareRequest) -> list[PrepareStep]:  # noqa: ARG001
-    """No steps: this workload needs no preparation."""
+    """Return no steps: this workload needs no preparation."""
     return []

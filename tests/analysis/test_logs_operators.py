@@ -87,7 +87,11 @@ def test_records_are_read_by_cell_and_sweep_with_their_lines() -> None:
 def test_a_record_that_comes_again_is_refused_and_the_first_stays() -> None:
     log = read(record(DEVICE), record(DEVICE, bytes_per_s=9e12), record(TIME), record(TIME, samples_s=[1.0]),
                record(CHECK), record(CHECK, error=0.0))  # fmt: skip
-    assert reasons(log) == [(2, "the same record again"), (4, "the same record again"), (6, "the same record again")]
+    assert reasons(log) == [
+        (2, "the same record was read before"),
+        (4, "the same record was read before"),
+        (6, "the same record was read before"),
+    ]
     assert log.device is not None
     assert log.device.bytes_per_s == 4.3e12
 

@@ -219,7 +219,7 @@ def test_an_error_of_an_implementation_is_its_own(caplog: pytest.LogCaptureFixtu
 def test_values_that_are_not_numbers_fail_the_check(caplog: pytest.LogCaptureFixture) -> None:
     found = put_through(caplog, make_implementation(lambda inputs: ready(lambda: selected(inputs) * float("nan"))))
     assert found[-1]["event"] == "check"
-    assert (found[-1]["status"], found[-1]["reason"]) == ("failed", "returned values that are no numbers")
+    assert (found[-1]["status"], found[-1]["reason"]) == ("failed", "returned values that are not finite")
 
 
 def test_where_float64_does_not_fit_the_times_stand_and_no_error_is_claimed(

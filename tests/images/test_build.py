@@ -393,7 +393,7 @@ def test_a_repair_that_does_not_fit_is_refused(built: Workshop) -> None:
         "buildah", "push", "--quiet", f"--digestfile={digest}", "localhost/base13", f"docker://{built.host}/vime"
     )
     said = built.build("", BASE_DIGEST=digest.read_text().strip())
-    assert "repair cccl3-functionals: csrc/cuda/fused_logp_sm90.cu: is another file" in said
+    assert "repair cccl3-functionals: csrc/cuda/fused_logp_sm90.cu: differs from the file of the repair" in said
 
 
 @pytest.mark.long

@@ -84,7 +84,7 @@ def test_whole_arguments_are_taken(machine: None) -> None:
         ({"VIME_COMMIT": "main"}, "build argument VIME_COMMIT: a branch or a tag can move, got 'main'"),
         ({"RL_KERNEL_COMMIT": "202f0e3"}, "build argument RL_KERNEL_COMMIT: a branch or a tag can move"),
         ({"STACK": ""}, "build argument STACK: missing"),
-        ({"IMAGE_PLATFORM": "cuda-arm64"}, "build argument IMAGE_PLATFORM: is not what is built here"),
+        ({"IMAGE_PLATFORM": "cuda-arm64"}, "build argument IMAGE_PLATFORM: differs from this machine's"),
         ({"SOURCE_DATE_EPOCH": "yesterday"}, "build argument SOURCE_DATE_EPOCH: no time"),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_commit_is_fetched_and_held_against_the_pin(checkout: Checkout, tmp_pa
         (
             {"repository": "https://git.example/nonexistent"},
             "does not appear to be a git repository",
-            "bring the sources and name them by RLK_SRC=",
+            "copy the sources here and name them by RLK_SRC=",
         ),
     ],
 )
@@ -192,7 +192,8 @@ def test_a_repair_changes_the_file_it_was_written_for_and_no_other(tmp_path: Pat
     with pytest.raises(SpecError) as caught:
         apply_repair(repair, tmp_path)
     assert str(caught.value) == (
-        f"repair r: a.cu: is another file, got {repair.after_sha256!r}, expected {repair.before_sha256}"
+        "repair r: a.cu: differs from the file of the repair, "
+        f"got {repair.after_sha256!r}, expected {repair.before_sha256}"
     )
 
 
@@ -305,7 +306,7 @@ def test_a_wrong_number_and_a_copy_from_elsewhere_are_found() -> None:
     found = replace(NATIVE, folder=Path("/y/rl_engine"), operators=(wrong,))
     assert problems(found, "cpu") == [
         "rl_engine: is imported from elsewhere, got '/y/rl_engine', expected /x/rl_engine",
-        "logp (NativeLogpOp): computes something else, got nan, expected an error up to 0.0001",
+        "logp (NativeLogpOp): computes wrong values, got nan, expected an error up to 0.0001",
     ]
 
 
@@ -383,7 +384,7 @@ def test_the_whole_road_with_the_double(checkout: Checkout, environment: Environ
     assert done.is_ok, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == f"building RL-Kernel {checkout.pin.commit[:12]} …"
-    assert lines[1] == "kept our own command rlk-repro: RL-Kernel brings one of the same name, which is not installed"
+    assert lines[1] == "kept this tool's command rlk-repro; RL-Kernel's command of the same name is not installed"
     assert lines[2] == "RL-Kernel 0+double on the CPU:"
     assert lines[3].startswith("  logp      NativeLogpOp         native: plain PyTorch, largest error ")
     assert lines[5].startswith("  native operators only: torch sees no GPU here")
@@ -391,7 +392,7 @@ def test_the_whole_road_with_the_double(checkout: Checkout, environment: Environ
     assert environment.facts == "False False []"
 
     again = environment.run("-m", "tools.rl_kernel", "--stack", stack)
-    assert again.stdout.splitlines() == [f"RL-Kernel {checkout.pin.commit[:12]} is installed already", *lines[2:]]
+    assert again.stdout.splitlines() == [f"RL-Kernel {checkout.pin.commit[:12]} is already installed", *lines[2:]]
 
     (environment.site / "rl_engine/kernels/registry.py").write_text("# edited\n")
     assert environment.facts.startswith("True False [Finding(")
@@ -408,7 +409,7 @@ def test_another_copy_earlier_on_the_path_is_reported(checkout: Checkout, enviro
     done = environment.run("-m", "tools.rl_kernel", "--stack", stack, path=str(ROOT / "tests/support/fake_rl_engine"))
     assert done.returncode == 1
     assert done.stderr.startswith("rl_engine: is imported from elsewhere, got ")
-    assert done.stderr.endswith("  hint: take the other one out of PYTHONPATH\n")
+    assert done.stderr.endswith("  hint: remove the other one from PYTHONPATH\n")
 
 
 def test_a_build_that_fails_is_quoted(checkout: Checkout, environment: Environment) -> None:

@@ -99,10 +99,10 @@ def test_a_check_that_failed_takes_the_times_with_it(tmp_path: Path) -> None:
         for name in ("00-c1-baseline", "01-c1-baseline"):
             log = run_dir.trial(name).stdout
             head, _, tail = log.read_text().rpartition('"reason":"","status":"pass"')
-            log.write_text(head + '"reason":"returned values that are no numbers","status":"failed"' + tail)
+            log.write_text(head + '"reason":"returned values that are not finite","status":"failed"' + tail)
 
     cell = find(analyse(make_operator_run(tmp_path / "id", change=spoil)), "linear_logp", "rl-kernel")
-    assert (cell.status, cell.reason) == (OperatorStatus.FAILED, "returned values that are no numbers")
+    assert (cell.status, cell.reason) == (OperatorStatus.FAILED, "returned values that are not finite")
     assert {trial.median_s for trial in cell.trials} == {None}
 
 

@@ -179,7 +179,7 @@ def test_what_a_registry_answers_is_no_option(tmp_path: Path, monkeypatch: pytes
 def test_a_build_fetches_from_no_other_place(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("--upload-pack=id", "ext::id", "/src", "git://git.example/x"):
         monkeypatch.setenv("VIME_REPOSITORY", address)
-        with pytest.raises(SpecError, match="VIME_REPOSITORY: no repository that is fetched"):
+        with pytest.raises(SpecError, match="VIME_REPOSITORY: not a repository that can be fetched"):
             read_inputs()
 
 

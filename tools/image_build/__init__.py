@@ -1,1 +1,1 @@
-"""The steps of docker/Dockerfile.cuda and docker/Dockerfile.rocm; each refuses what would make the image mean less."""
+"""The steps of docker/Dockerfile.cuda and docker/Dockerfile.rocm.  A step fails where the image would prove less."""

@@ -1,4 +1,4 @@
-"""``python -m tools.image_build STEP``: one step of an image's build; see the Dockerfiles."""
+"""Run one step of an image's build: ``python -m tools.image_build STEP``; see the Dockerfiles."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ VIME_FOLDER: Final = Path("/root/vime")
 
 
 def is_locked() -> bool:
-    """Whether this Python's packages are those of a lock."""
+    """Whether this Python's packages come from a lock."""
     return (Path(sys.prefix) / LOCK).is_file()
 
 
 def check_inputs(inputs: Inputs) -> None:
-    """The arguments were read; where the stack has a lock, the packages are held against it."""
+    """Check the arguments, and compare the packages with the lock where the stack has one."""
     if is_locked():
         from rlk_repro.images.stacks import get_stack
         from tools.image_build.locked import check_packages

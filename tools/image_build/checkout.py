@@ -1,4 +1,4 @@
-"""Brings the base's checkout of vime to the stack's commit, verified, and leaves nothing in it that tells the time."""
+"""Move the base's checkout of vime to the stack's commit, verified, and leave no time stamp in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.image_build.package import pip_install
 TIMEOUT_S: Final = 900.0
 NO_COMMIT: Final = ("not our ref", "couldn't find remote ref")
 LOST: Final = "the repository has no such commit (any more): rlk-repro images pin resolves the pins anew"
-# what git keeps of when and from where
+# git keeps here when and from where it fetched
 TRACES: Final = ("FETCH_HEAD", "ORIG_HEAD", "logs", "gc.log")
 
 
@@ -22,15 +22,15 @@ def install_vime(folder: Path, repository: str, commit: str) -> None:
     """Fetch, check out, install in place.
 
     Raises:
-        EnvironmentMissing: no checkout there, or the repository has no such commit any more.
-        CheckFailed: what lies there afterwards is not the commit and nothing else.
+        EnvironmentMissing: the folder is not a checkout, or the repository no longer has the commit.
+        CheckFailed: the files then differ from the commit.
     """
     if not (folder / ".git").exists():
         raise EnvironmentMissing(Problem(str(folder), "is no git checkout", expected="the base's checkout of vime"))
     done = git.fetch(folder, repository, commit, timeout_s=TIMEOUT_S)
     git.require(f"git fetch in {folder}", done, LOST if any(words in done.stderr for words in NO_COMMIT) else None)
     _git(folder, "checkout", "--quiet", "--force", "--detach", commit, "--")
-    # the repository of vime is installed in place: what Python imports is the checkout
+    # vime is installed in place, so Python imports the checkout
     pip_install("--no-build-isolation", "--editable", str(folder))
     forget_time(folder)
     facts = probe_checkout(folder)
@@ -41,7 +41,7 @@ def install_vime(folder: Path, repository: str, commit: str) -> None:
 
 
 def forget_time(folder: Path) -> None:
-    """The index holds times and inode numbers; read anew it holds neither until somebody runs git there."""
+    """Read the index anew: it holds times and inode numbers, and a new one has neither until git runs there again."""
     for name in TRACES:
         path = folder / ".git" / name
         if path.is_dir():

@@ -1,7 +1,7 @@
-"""Builds the wheel of the sources in this folder as if a GPU were here: RL-Kernel compiles its kernels only then.
+"""Build the wheel of the sources in this folder as if a GPU were here: only then RL-Kernel compiles its kernels.
 
-A script for a process of its own: ``python cross_build.py WHEEL_FOLDER``.  What is compiled for which GPU is nvcc.py's
-business; the capability told here only opens the door.
+This is a script for a separate process: ``python cross_build.py WHEEL_FOLDER``. nvcc.py chooses the GPUs of each file;
+the capability that is reported here only starts the compilation.
 """
 
 from __future__ import annotations

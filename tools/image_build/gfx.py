@@ -1,4 +1,4 @@
-"""Was the base built for the GPUs of the stack?  vime's ROCm file deletes the libraries of all others."""
+"""Check that the base was built for the stack's GPUs: vime's ROCm file deletes the libraries of all other GPUs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _GPU: Final = re.compile(r"gfx[0-9a-f]{3,4}")
 
 
 def check_gfx(rocm: Path = Path("/opt/rocm")) -> None:
-    """Refuse a base whose kernels are for other GPUs alone.
+    """Refuse a base whose kernels are only for other GPUs.
 
     Raises:
-        CheckFailed: for every library what it has kernels for.
+        CheckFailed: the error lists the GPUs of every library.
     """
     problems = []
     for name in LIBRARIES:
@@ -25,7 +25,7 @@ def check_gfx(rocm: Path = Path("/opt/rocm")) -> None:
         if WANTED not in found:
             hint = f"build vime's docker/Dockerfile.rocm with GPU_ARCH={WANTED} and GFX_ARCH={WANTED}"
             problems.append(
-                Problem(str(rocm / name), "has no kernels of these GPUs", got=found, expected=WANTED, hint=hint)
+                Problem(str(rocm / name), "has no kernels for these GPUs", got=found, expected=WANTED, hint=hint)
             )
     if problems:
         raise CheckFailed(*problems)

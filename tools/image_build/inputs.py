@@ -1,6 +1,6 @@
-"""The arguments of an image's build, refused where they are not the very inputs that a stack pins.
+"""Check the arguments of an image's build: each must be exactly the input that a stack pins.
 
-Standard library only: this runs before anything is installed.
+This module uses the standard library only, because it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The build arguments, as the Dockerfile hands them on in the environment."""
+    """The build arguments, as the Dockerfile passes them in the environment."""
 
     base_name: str
     base_digest: str
@@ -48,10 +48,10 @@ class Inputs:
 
 
 def read_inputs(environ: Mapping[str, str] | None = None) -> Inputs:
-    """Take the arguments from the environment.
+    """Read the arguments from the environment.
 
     Raises:
-        SpecError: everything that is missing, or moves: a base by tag, a branch for a commit.
+        SpecError: an argument is missing or can change: a base by tag, a branch instead of a commit.
     """
     given = os.environ if environ is None else environ
     problems = list(_find_problems(given))
@@ -84,10 +84,12 @@ def _find_problems(given: Mapping[str, str]) -> Iterator[Problem]:
     for name in ("VIME_REPOSITORY", "RL_KERNEL_REPOSITORY"):
         value = given.get(name)
         if value and not REPOSITORY.fullmatch(value):
-            yield Problem(f"build argument {name}", "no repository that is fetched", got=value, expected="https://…")
+            yield Problem(
+                f"build argument {name}", "not a repository that can be fetched", got=value, expected="https://…"
+            )
     here = f"{given.get('GPU_PLATFORM')}-{MACHINES.get(platform.machine(), platform.machine())}"
     if given.get("IMAGE_PLATFORM", here) != here:
-        yield Problem("build argument IMAGE_PLATFORM", "is not what is built here", got=given["IMAGE_PLATFORM"],
+        yield Problem("build argument IMAGE_PLATFORM", "differs from this machine's", got=given["IMAGE_PLATFORM"],
                       expected=here)  # fmt: skip
     for name in ("VIME_COMMIT", "RL_KERNEL_COMMIT", "REVISION"):
         value = given.get(name)
@@ -99,7 +101,7 @@ def _find_problems(given: Mapping[str, str]) -> Iterator[Problem]:
 
 
 def list_packages() -> dict[str, str]:
-    """Version by name of everything that Python finds here; of two copies the one that imports wins."""
+    """Return the version of every package that Python finds here, by name; of two copies, the one that is imported."""
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
@@ -109,6 +111,6 @@ def list_packages() -> dict[str, str]:
 
 
 def keep_base_packages() -> None:
-    """Write down what the base brought, before anything is added."""
+    """Record the packages of the base before anything is added."""
     BASE_PACKAGES.parent.mkdir(parents=True, exist_ok=True)
     BASE_PACKAGES.write_text(json.dumps(list_packages(), sort_keys=True, indent=1) + "\n")

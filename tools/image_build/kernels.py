@@ -1,7 +1,7 @@
-"""Compiles RL-Kernel for every GPU of the stack on a machine without one, installs it, and proves what came out.
+"""Compile RL-Kernel for every GPU of the stack on a machine without a GPU, install it, and check the result.
 
-Its sources are fetched and verified, repaired where CUDA needs it, and built by a process in which torch reports a GPU
-(cross_build.py) and every file goes to nvcc with architectures of its own (nvcc.py).
+The sources are fetched and verified, and repaired where CUDA needs it.  A process in which torch reports a GPU
+(cross_build.py) builds them, and every file goes to nvcc with architectures of its own (nvcc.py).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ OFFLINE: Final = "rlk-repro env create DIR --from FOLDER takes what env export w
 STUBS: Final = ("lib64/stubs", "targets/x86_64-linux/lib/stubs", "targets/sbsa-linux/lib/stubs")
 CUDA_BIN: Final = "/usr/local/cuda/bin"
 TOOLS: Final = {
-    "ninja": "it: without it torch goes past the stand-in before nvcc",
-    "cuobjdump": "it: nothing else says which GPUs an extension is for",
+    "ninja": "ninja: without it torch does not use the stand-in for nvcc",
+    "cuobjdump": "cuobjdump: nothing else shows the GPUs of an extension",
 }
 BUILD_NAMES: Final = (build.SM90, "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Toolchain:
-    """torch's CUDA release and the compiler of it."""
+    """torch's CUDA release and the compiler of that release."""
 
     torch: str
     toolkit: str
@@ -57,11 +57,11 @@ class Toolchain:
 
 
 def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:
-    """With compiled kernels for ``architectures`` (``80``), and for Hopper its own besides.
+    """Install RL-Kernel with kernels compiled for ``architectures`` (``80``), and for Hopper its own in addition.
 
     Raises:
-        RlkReproError: sources that are not the pinned ones, a repair that does not fit, a build that failed, an
-            extension that lacks symbols or machine code.
+        RlkReproError: the sources are not the pinned ones, a repair does not apply, a build failed, or an extension
+            lacks symbols or machine code.
     """
     toolchain = find_toolchain(os.environ)
     with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
@@ -78,7 +78,7 @@ def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:
 
 
 def install_without_kernels(pin: Pin) -> BuildRecord:
-    """For ROCm: at the pinned commit RL-Kernel's routes there are Triton's, and its setup compiles nothing.
+    """Install RL-Kernel for ROCm: at the pinned commit its routes there use Triton, and its setup compiles nothing.
 
     Raises:
         CheckFailed: an unexpected extension was built, whose content is unknown.
@@ -103,10 +103,10 @@ def install_without_kernels(pin: Pin) -> BuildRecord:
 
 
 def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
-    """torch's CUDA release, and an nvcc of the same.
+    """Return torch's CUDA release, and an nvcc of the same release.
 
     Raises:
-        EnvironmentMissing: no torch for CUDA, no nvcc, one of another release, no ninja, no cuobjdump.
+        EnvironmentMissing: torch has no CUDA, or nvcc, ninja or cuobjdump is absent, or nvcc has another release.
     """
     for tool, why in TOOLS.items():
         if not shutil.which(tool, path=os.pathsep.join([environ.get("PATH", ""), CUDA_BIN])):
@@ -115,7 +115,9 @@ def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
     done = proc.run([sys.executable, "-c", words], timeout_s=300.0)
     version, _, toolkit = done.stdout.strip().rpartition(" ")
     if not done.is_ok or not toolkit[:1].isdecimal():
-        raise EnvironmentMissing(Problem("torch", "is not one for CUDA", got=done.stdout.strip() or done.stderr[-200:]))
+        raise EnvironmentMissing(
+            Problem("torch", "is not built for CUDA", got=done.stdout.strip() or done.stderr[-200:])
+        )
     nvcc = build.find_nvcc(environ)
     found = build.read_nvcc_version(nvcc)
     if nvcc is None or found is None or found.split(".")[0] != toolkit.split(".")[0]:
@@ -126,7 +128,7 @@ def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
 def make_environment(
     environ: Mapping[str, str], toolchain: Toolchain, architectures: tuple[str, ...]
 ) -> dict[str, str]:
-    """The build's: with the Hopper sources, the compiler's stand-in, and the driver's library to link with."""
+    """Return the build's environment: Hopper sources on, the stand-in compiler, the driver's library to link with."""
     stubs = [str(toolchain.home / name) for name in STUBS if (toolchain.home / name).is_dir()]
     library_path = os.pathsep.join(filter(None, [*stubs, environ.get("LIBRARY_PATH", "")]))
     return {
@@ -143,10 +145,10 @@ def make_environment(
 
 
 def build_wheel(sources: Path, folder: Path, environ: Mapping[str, str]) -> Path:
-    """The wheel, built in the sources' folder.
+    """Build the wheel in the sources' folder.
 
     Raises:
-        CheckFailed: the compiler's last words.
+        CheckFailed: the build failed; the error quotes the compiler.
     """
     folder.mkdir()
     _run([sys.executable, str(HERE / "cross_build.py"), str(folder)], sources, environ)
@@ -154,10 +156,10 @@ def build_wheel(sources: Path, folder: Path, environ: Mapping[str, str]) -> Path
 
 
 def check_extension(folder: Path) -> None:
-    """Symbols, machine code, and that it loads: with the driver's stub where no driver is here.
+    """Check symbols and machine code, and that the extension loads: without a driver, with the driver's stub.
 
     Raises:
-        CheckFailed: everything that is missing or too much.
+        CheckFailed: the error lists all that is missing or unexpected.
     """
     extensions = find_extensions(folder)
     if not extensions:
@@ -181,9 +183,9 @@ def _find_problems(extension: Path) -> Iterator[Problem]:
 
 
 def stub_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """An environment in which an extension that links the driver loads on a machine without one.
+    """Return an environment in which an extension that links the driver loads on a machine without a driver.
 
-    The stub is found last: where there is a driver, the driver is taken.
+    The stub is last on the path: where a driver exists, the driver is used.
     """
     home = build.find_nvcc(environ)
     stubs = [home.resolve().parent.parent / name / "libcuda.so" for name in STUBS] if home else []
@@ -222,11 +224,11 @@ def _install(wheel: Path, made: BuildRecord) -> None:
     finally:
         restored = record.restore_commands(kept)
     record.write_record(made, restored)
-    _forget("direct_url.json")  # it names a folder that is gone
+    _forget("direct_url.json")  # this file names a folder that no longer exists
 
 
 def _forget(name: str) -> None:
-    """Take a file of RL-Kernel's metadata away, and out of its list."""
+    """Delete a file of RL-Kernel's metadata, and its entry in the list of files."""
     distribution = record.find_distribution()
     assert distribution is not None
     listed = next(file for file in distribution.files or [] if file.name == "RECORD")

@@ -1,4 +1,4 @@
-"""The steps that only a stack with a lock has: check its packages, compile TransformerEngine, install the sources."""
+"""Run the steps that only a stack with a lock has: check packages, compile TransformerEngine, install sources."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ IMPORTS: Final = (
     *("vllm_router.launch_router", "torch_memory_saver", "mbridge", "transformer_engine.pytorch"),
     *("rlk_repro.integration.vime",),
 )
-"""What a trial's processes start with: vime's train.py and actors, vLLM's server and router, our integration."""
+"""The modules that a trial's processes import: vime's train.py and actors, vLLM's server, our integration."""
 
 
 def check_packages(stack: Stack, platform: ImagePlatform) -> None:
-    """Refuse an environment whose packages are not the lock's.
+    """Refuse an environment whose packages differ from the lock.
 
     Raises:
-        CheckFailed: every package that is missing, is another version, or is too much.
+        CheckFailed: the error lists every package that is missing, additional, or of another version.
     """
     expected = {normalise(item.name): item.version for item in read_lock(stack, platform)}
     found = {name: version for name, version in list_packages().items() if name not in OURS | {COMPILED}}
     problems = [
-        Problem(f"package {name}", "is not what the lock says", got=found.get(name, "absent"),
+        Problem(f"package {name}", "differs from the lock", got=found.get(name, "absent"),
                 expected=expected.get(name, "absent"))
         for name in sorted(expected.keys() | found.keys())
         if not _is_same(expected.get(name), found.get(name))
@@ -56,14 +56,14 @@ def check_packages(stack: Stack, platform: ImagePlatform) -> None:
 
 
 def _is_same(locked: str | None, found: str | None) -> bool:
-    """torch's wheel says its CUDA release behind a plus, which the index's version does not."""
+    """Compare versions; torch's wheel adds its CUDA release after a plus, which the index's version lacks."""
     return locked is not None and found is not None and locked.partition("+")[0] == found.partition("+")[0]
 
 
 def install_transformer_engine(inputs: Inputs) -> None:
-    """Compile the part for torch from its hashed sources."""
+    """Compile TransformerEngine's part for torch from its hashed sources."""
     os.environ["NVTE_CUDA_ARCHS"] = ";".join(inputs.architectures)
-    os.environ["NVTE_PYTORCH_FORCE_BUILD"] = "TRUE"  # else its setup takes a wheel from the network
+    os.environ["NVTE_PYTORCH_FORCE_BUILD"] = "TRUE"  # otherwise its setup downloads a wheel
     with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as folder:
         wanted = Path(folder) / "sources.txt"
         wanted.write_text(source_requirement(get_stack(inputs.stack)))
@@ -72,10 +72,10 @@ def install_transformer_engine(inputs: Inputs) -> None:
 
 
 def install_sources(inputs: Inputs) -> None:
-    """vime in place, and Megatron-LM with vime's patch on Python's path.
+    """Install vime in place, and put Megatron-LM with vime's patch on Python's path.
 
     Raises:
-        CheckFailed: a patch or patched files that are not the stack's.
+        CheckFailed: the patch or the patched files differ from the stack's.
     """
     stack = get_stack(inputs.stack)
     shutil.rmtree(SOURCES, ignore_errors=True)
@@ -84,7 +84,7 @@ def install_sources(inputs: Inputs) -> None:
         forget_time(SOURCES / name)
     pip_install("--no-build-isolation", "--editable", str(SOURCES / "vime"))
     _patch(stack)
-    # not installed: its setup compiles what vime does not use, and packs megatron.core alone
+    # Megatron-LM is not installed: its setup compiles what vime does not use, and packs only megatron.core
     write_text(Path(sysconfig.get_path("purelib")) / "rlk-repro-sources.pth", f"{SOURCES / 'megatron_lm'}\n")
 
 
@@ -99,14 +99,14 @@ def _patch(stack: Stack) -> None:
 
 def _require(what: str, got: str, expected: str | None) -> None:
     if got != expected:
-        raise CheckFailed(Problem(what, "is another one", got=got, expected=expected))
+        raise CheckFailed(Problem(what, "differs from the stack's", got=got, expected=expected))
 
 
 def check_imports() -> None:
-    """Import in a process of its own what a trial imports; no GPU and no driver is needed.
+    """Import in a separate process what a trial imports; this needs no GPU and no driver.
 
     Raises:
-        CheckFailed: the last words of the import that failed.
+        CheckFailed: an import failed; the error quotes its last lines.
     """
     words = f"import importlib\nfor name in {IMPORTS!r}: importlib.import_module(name)"
     with tempfile.TemporaryDirectory(prefix="rlk-repro-stub-") as folder:

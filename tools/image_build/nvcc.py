@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Stands before nvcc while RL-Kernel is built: every source file is compiled for the GPUs it is for.
+"""Replace nvcc while RL-Kernel is built, and compile every source file for exactly its GPUs.
 
-RL-Kernel gives all its files one list of GPUs, and with its Hopper switch that list is Hopper's instructions alone.
-torch runs what ``PYTORCH_NVCC`` names; standard library only, and nothing of the build but its architectures changes.
+RL-Kernel gives all its files one list of GPUs; with its Hopper switch the list has only Hopper's instructions. torch
+runs the program that ``PYTORCH_NVCC`` names.  This script uses the standard library only and changes nothing but the
+architectures.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SELECTORS: Final = ("-gencode", "--generate-code", "-arch", "--gpu-architecture
 
 
 def choose_architectures(arguments: Sequence[str], generic: Sequence[str]) -> tuple[str, ...]:
-    """For which GPUs the file among the arguments is: those of Hopper's own instructions for Hopper alone."""
+    """Return the GPUs of the file among the arguments: a file with Hopper's own instructions is for Hopper alone."""
     sources = [item for item in arguments if item.endswith(".cu")]
     if not sources:
         return ()
@@ -28,7 +29,7 @@ def choose_architectures(arguments: Sequence[str], generic: Sequence[str]) -> tu
 
 
 def rewrite(arguments: Sequence[str], generic: Sequence[str]) -> list[str]:
-    """Change the arguments to the file's own architectures."""
+    """Replace the GPUs in the arguments by those of the file."""
     chosen = choose_architectures(arguments, generic)
     if not chosen:
         return list(arguments)

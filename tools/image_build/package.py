@@ -1,4 +1,4 @@
-"""Installs this package beside what the base pins: nothing that is there is changed, what is missing comes by hash."""
+"""Install this package beside the base's pinned packages: change none of them, and add what is missing by hash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARKER: Final = re.compile(r";\s*sys_platform == 'win32'")
 
 
 def install_package() -> list[str]:
-    """Install ours and what it needs that the base lacks; the names of what was added besides."""
+    """Install this package and the dependencies that the base lacks; return the names of the added packages."""
     present = list_packages()
     wanted = select_missing(LOCK.read_text(), present)
     with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as folder:
@@ -44,7 +44,7 @@ def install_package() -> list[str]:
 
 
 def select_missing(lock: str, present: Iterable[str]) -> dict[str, str]:
-    """Entries of a hash lock, whole, for what is absent; a version that is there stays, whatever the lock says."""
+    """Return the entries of a hash lock for absent packages; a present version stays, whatever the lock says."""
     names = set(present)
     entries = {re.sub(r"[-_.]+", "-", match["name"]).lower(): match[0] for match in _ENTRY.finditer(lock)}
     return {name: text for name, text in entries.items() if name not in names and not _MARKER.search(text)}
@@ -56,22 +56,22 @@ def pip_install(
     """Install without dependencies, cache and compiled files.
 
     Raises:
-        CheckFailed: pip's own last words.
+        CheckFailed: pip failed; the error quotes it.
     """
     import os
 
     environ = dict(os.environ) | ({"PYTHONPATH": str(path)} if path else {})
     done = proc.run([*PIP, *arguments], env=environ, timeout_s=timeout_s, cwd=cwd)
     if not done.is_ok:
-        words = ["no end in time"] if done.is_timeout else done.stderr.strip().splitlines()[-6:]
+        words = ["time limit reached"] if done.is_timeout else done.stderr.strip().splitlines()[-6:]
         raise CheckFailed(Problem(f"pip install {arguments[-1]}", "did not finish:", quoted=tuple(words)))
 
 
 def check_untouched(base: Mapping[str, str], added: Iterable[str]) -> None:
-    """Refuse an image in which a package of the base is another one than the base brought, or more was added.
+    """Refuse an image in which a package of the base changed, or in which an unexpected package was added.
 
     Raises:
-        CheckFailed: every such package.
+        CheckFailed: the error lists every such package.
     """
     now, allowed = list_packages(), OURS | set(added)
     problems = []

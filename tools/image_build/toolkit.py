@@ -1,7 +1,7 @@
-"""nvcc, headers and libraries out of a lock's packages, made one toolkit that compilers and linkers find.
+"""Make nvcc, headers and libraries of a lock's packages one toolkit that compilers and linkers find.
 
-The packages hold what runs.  To link against it takes names without versions, a folder lib64, and a stand-in for the
-driver's library, which no package has: one that defines the driver's functions that extensions here call.
+The packages hold only what a program needs to run.  Linking needs names without versions, a folder lib64, and a
+stand-in for the driver's library, which no package has: it defines the driver's functions that extensions here call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DRIVER_FUNCTIONS: Final = ("cuGetErrorString", "cuInit", "cuTensorMapEncodeTiled
 
 
 def use_toolkit(environ: Mapping[str, str]) -> dict[str, str]:
-    """Complete it, and name it to torch and the compilers."""
+    """Complete the toolkit, and name it to torch and the compilers."""
     _complete()
     headers = [HOME / "include", *(PACKAGES / "nvidia" / name / "include" for name in BESIDE)]
     libraries = [HOME / "lib", *(PACKAGES / "nvidia" / name / "lib" for name in BESIDE)]

@@ -1,4 +1,4 @@
-"""Writes the record of what was built into the image: the facts of this very container, by the probes of a job."""
+"""Write the record of the build into the image: the facts of this container, by the probes of a job."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ADDED: Path = BASE_PACKAGES.with_name("added-packages.json")
 
 
 def write_record(inputs: Inputs) -> None:
-    """Judge, and write where nothing is wrong.
+    """Judge the image, and write its record where nothing is wrong.
 
     Raises:
-        CheckFailed: the base's packages were disturbed, or sources, kernels or operators are not what is wanted.
+        CheckFailed: the base's packages were changed, or sources, kernels or operators are wrong.
     """
     added = json.loads(ADDED.read_text())
     check_untouched(json.loads(BASE_PACKAGES.read_text()), added)
@@ -42,7 +42,7 @@ def write_record(inputs: Inputs) -> None:
         raise CheckFailed(Problem("rl_engine", f"cannot be imported ({answer.reason})"))
     findings = [*check_sources(made), *check_kernels(made), *match_operators(made, answer)]
     if has_blocking(findings):
-        raise CheckFailed(*(Problem(item.where, "is another one", got=item.found, expected=item.expected)
+        raise CheckFailed(*(Problem(item.where, "differs from the base's", got=item.found, expected=item.expected)
                             for item in findings))  # fmt: skip
     write_json(Path(find_record()), made.to_json())
 

@@ -1,1 +1,1 @@
-"""Installs RL-Kernel at a stack's commit into the environment of this Python and proves what it got."""
+"""Install RL-Kernel at a stack's commit into this Python's environment, and check the result."""

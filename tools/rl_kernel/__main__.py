@@ -1,4 +1,4 @@
-"""``python -m tools.rl_kernel``: install, check, and say what was got."""
+"""Install RL-Kernel, check it, and print what was installed: ``python -m tools.rl_kernel``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tools.rl_kernel.source import Sources, get_sources
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.rl_kernel", description=__doc__)
     parser.add_argument("--stack", default="rl-kernel-host", help="the stack whose pin rl_kernel is installed")
-    parser.add_argument("--source", type=Path, help="a git checkout or an unpacked archive, instead of fetching")
-    parser.add_argument("--sm90", action="store_true", help="with the operators for Hopper, repaired for CUDA 13")
+    parser.add_argument("--source", type=Path, help="use this git checkout or unpacked archive; download nothing")
+    parser.add_argument("--sm90", action="store_true", help="also build the Hopper operators, repaired for CUDA 13")
     options = parser.parse_args()
     try:
         install(options.stack, options.source, is_sm90=options.sm90)
@@ -36,10 +36,10 @@ def main() -> int:
 
 
 def install(stack: str, origin: Path | None, *, is_sm90: bool = False) -> None:
-    """Get the sources, build them unless this very build is there, and prove what is installed.
+    """Get the sources, build them unless exactly this build is installed, and check what is installed.
 
     Raises:
-        RlkReproError: what went wrong, and the next step.
+        RlkReproError: names the problem and the next step.
     """
     pin = load_stack(stack).model.pins.get("rl_kernel")
     machine = build.describe_machine(proof.ask("machine"), os.environ)
@@ -51,7 +51,7 @@ def install(stack: str, origin: Path | None, *, is_sm90: bool = False) -> None:
         repairs = (apply_repair(CCCL3_FUNCTIONALS, sources.folder),) if needs_repair else ()
         wanted = make_record(sources, repairs, machine, environ)
         if record.is_installed(wanted):
-            print(f"{_name(sources)} is installed already")
+            print(f"{_name(sources)} is already installed")
         else:
             print(f"building {_name(sources)} …", flush=True)
             _install(sources, wanted, environ)
@@ -66,7 +66,7 @@ def _install(sources: Sources, wanted: BuildRecord, environ: Mapping[str, str]) 
         restored = record.restore_commands(kept)
     record.write_record(wanted, restored)
     for path in restored:
-        print(f"kept our own command {path.name}: RL-Kernel brings one of the same name, which is not installed")
+        print(f"kept this tool's command {path.name}; RL-Kernel's command of the same name is not installed")
 
 
 def make_record(
@@ -90,7 +90,7 @@ def make_record(
 
 
 def prove(machine: build.Machine, *, is_sm90: bool) -> None:
-    """Say which class and which kernels every operator resolves to.
+    """Print which class and which kernels every operator resolves to.
 
     Raises:
         CheckFailed: they are not those that this machine should have.

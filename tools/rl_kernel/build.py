@@ -1,7 +1,7 @@
-"""Builds RL-Kernel from a folder and installs it into this Python's environment; nothing else in it changes.
+"""Build RL-Kernel from a folder and install it into this Python's environment; change nothing else in it.
 
-RL-Kernel's setup compiles its extension only where torch sees a GPU, and says nothing otherwise.  So what must be there
-for that is asked for first.
+RL-Kernel's setup compiles its extension only where torch sees a GPU, and is otherwise silent.  So this module first
+checks what the compilation needs.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ BUILD_TOOLS: Final = ROOT / "requirements" / "rl-kernel.txt"
 PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
 TIMEOUT_S: Final = 3600.0
 SM90: Final = "KERNEL_ALIGN_FORCE_SM90"
-# What a failed build says, and what it means; asked in this order.
+# What a failed build prints, and what it means; checked in this order.
 BUILD_TROUBLE: Final = (
     ("mismatches the version that was used to compile", "use the nvcc of the CUDA release that torch was built with"),
     ("Unsupported gpu architecture", "this nvcc is too old for this GPU, or TORCH_CUDA_ARCH_LIST names another"),
     ('has no member "Max"', "CUDA 13 needs the repair that comes with --sm90"),
-    ("requires’ does not name a type", "this torch needs C++20, and RL-Kernel asks for C++17: take an older torch"),
+    ("requires’ does not name a type", "this torch needs C++20, and RL-Kernel requests C++17: use an older torch"),
     ("Killed", "too little memory: MAX_JOBS=2"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What ``check.py machine`` answers, and the compiler."""
+    """The answer of ``check.py machine``, and the compiler."""
 
     platform: str
     device: str
@@ -50,7 +50,7 @@ class Machine:
 
 
 def find_nvcc(environ: Mapping[str, str]) -> Path | None:
-    """The CUDA compiler that torch would take."""
+    """Return the CUDA compiler that torch would use."""
     home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
     on_path = shutil.which("nvcc")
     path = Path(home) / "bin/nvcc" if home else Path(on_path or "/usr/local/cuda/bin/nvcc")
@@ -58,7 +58,7 @@ def find_nvcc(environ: Mapping[str, str]) -> Path | None:
 
 
 def read_nvcc_version(nvcc: Path | None) -> str | None:
-    """``13.0``, or None where there is no compiler or it does not say."""
+    """Return the version, such as ``13.0``; None without a compiler, or where it does not tell its version."""
     if nvcc is None:
         return None
     match = re.search(r"release (\d+\.\d+)", proc.run([str(nvcc), "--version"]).stdout)
@@ -66,7 +66,7 @@ def read_nvcc_version(nvcc: Path | None) -> str | None:
 
 
 def describe_machine(answer: Mapping[str, Any], environ: Mapping[str, str]) -> Machine:
-    """From what ``check.py machine`` answered and the compiler that is here."""
+    """Combine the answer of ``check.py machine`` with the compiler that is here."""
     nvcc = read_nvcc_version(find_nvcc(environ)) if answer["platform"] == Platform.CUDA else None
     return Machine(**answer, nvcc=nvcc)
 
@@ -75,7 +75,7 @@ def check_compiler(machine: Machine, *, is_sm90: bool = False) -> None:
     """Refuse early where the build would leave the extension out, or fail, on a machine with an NVIDIA GPU.
 
     Raises:
-        EnvironmentMissing: no nvcc, one of another CUDA release than torch's, or no Hopper GPU for ``--sm90``.
+        EnvironmentMissing: there is no nvcc, or its CUDA release is not torch's, or ``--sm90`` finds no Hopper GPU.
     """
     if is_sm90 and not (machine.platform == Platform.CUDA and (machine.device_capability or "").startswith("9.")):
         raise EnvironmentMissing(Problem("--sm90", "needs a Hopper GPU", got=machine.device or "no GPU"))
@@ -93,16 +93,16 @@ def check_compiler(machine: Machine, *, is_sm90: bool = False) -> None:
 
 
 def make_environment(environ: Mapping[str, str], *, is_sm90: bool) -> dict[str, str]:
-    """The build's environment: ours, with the Hopper sources switched by the option alone."""
+    """Return the build's environment: this process's, with the Hopper sources switched by the option alone."""
     kept = {name: value for name, value in environ.items() if name != SM90}
     return kept | ({SM90: "1"} if is_sm90 else {})
 
 
 def pip_install(folder: Path, environ: Mapping[str, str], *, needs_ninja: bool) -> None:
-    """Build and install without dependencies and without isolation: torch and all that is pinned stay as they are.
+    """Build and install without dependencies and isolation: torch and all pinned packages stay unchanged.
 
     Raises:
-        CheckFailed: the build failed; its last words are quoted.
+        CheckFailed: the build failed; the error quotes its last lines.
     """
     with tempfile.TemporaryDirectory(prefix="rlk-repro-tools-") as tools:
         if not _has_build_tools(needs_ninja=needs_ninja):
@@ -115,7 +115,7 @@ def pip_install(folder: Path, environ: Mapping[str, str], *, needs_ninja: bool) 
 
 
 def _has_build_tools(*, needs_ninja: bool) -> bool:
-    """Whether the environment has them itself, as torch's users often do; else the locked ones are borrowed."""
+    """Whether the environment has the build tools itself, as is usual with torch; otherwise locked ones are used."""
     try:
         setuptools = int(metadata.version("setuptools").split(".")[0])
     except (metadata.PackageNotFoundError, ValueError):
@@ -129,7 +129,7 @@ def _pip(*arguments: str, environ: Mapping[str, str]) -> None:
 
 
 def require_done(what: str, done: proc.Completed, limit: str) -> None:
-    """Raises CheckFailed with the lines that speak of errors, and advice where the trouble is known."""
+    """Raise CheckFailed with the lines about errors, and advice where the problem is known."""
     if done.is_ok:
         return
     text = f"{done.stdout}\n{done.stderr}"
@@ -139,7 +139,7 @@ def require_done(what: str, done: proc.Completed, limit: str) -> None:
 
 
 def _last_errors(text: str) -> list[str]:
-    """The lines that speak of errors, the linker's own among them, or just the last ones."""
+    """Return the lines about errors, the linker's own included, or the last lines without such a line."""
     lines = [line.strip()[:300] for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"error|Error|ERROR|Killed|cannot find|undefined reference", line)]
     return (errors or lines)[-8:]

@@ -1,6 +1,6 @@
-"""What the trainer's Python finds in the GPU and in RL-Kernel: one JSON object as the last line of the output.
+"""Print what the trainer's Python finds in the GPU and in RL-Kernel: one JSON object as the last output line.
 
-Run as a script, by the Python that is asked about: the importing is what is checked.  It judges nothing.
+The examined Python runs this script, because the import is part of the check.  The script judges nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NUM_ROWS, VOCAB = 64, 1000
 
 
 def describe_machine() -> dict[str, Any]:
-    """Which platform torch offers here; RL-Kernel's build and its registry ask the same."""
+    """Return torch's platform here; RL-Kernel's build and its registry ask the same question."""
     import torch
 
     has_gpu = torch.cuda.is_available()
@@ -30,7 +30,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_rl_kernel() -> dict[str, Any]:
-    """Where it lies, what its extension offers, and per operator the class and its largest error on this device."""
+    """Return RL-Kernel's folder, its extension's symbols, and per operator the class and its largest error here."""
     import rl_engine
     import torch  # noqa: F401 the extension finds torch's libraries only where torch has loaded them
 
@@ -49,7 +49,7 @@ def describe_rl_kernel() -> dict[str, Any]:
 
 
 def run_operators() -> dict[str, dict[str, Any]]:
-    """Each operator once on this device, against float64."""
+    """Run each operator once on this device and compare it with float64."""
     import torch
     from rl_engine.kernels.registry import kernel_registry
 

@@ -1,4 +1,4 @@
-"""``python -m tools.rl_kernel.hardware``: the hardware name that describes this machine, for ``--hardware``."""
+"""Print the hardware name that describes this machine, for ``--hardware``: ``python -m tools.rl_kernel.hardware``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.rl_kernel.proof import ask
 
 
 def find_hardware(known: Iterable[Hardware], platform: str, device: str) -> Hardware | None:
-    """The first whose platform and name fit what torch reports."""
+    """Return the first hardware whose platform and name match torch's report."""
     for hardware in known:
         is_refused = any(part in device for part in hardware.refused_name_parts)
         if hardware.platform == platform and hardware.name_part in device and not is_refused:

@@ -1,4 +1,4 @@
-"""Judges what was installed: the class that every operator resolves to, the kernels behind it, and its numbers."""
+"""Judge what was installed: the class that every operator resolves to, its kernels, and its numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SYMBOLS: Final = (
     "fused_logp_forward_online_indexed_fp32",
 )
 SM90_SYMBOLS: Final = ("fused_linear_logp_sm90", "fused_logp_sm90")
-# What a failing import or kernel says, and what it means.
+# What a failing import or kernel prints, and what it means.
 RUN_TROUBLE: Final = (
     ("No module named 'torch'", "install torch first: make demo"),
     ("rl_engine.kernels.registry", "these sources are of another generation of RL-Kernel than this tool knows"),
@@ -36,7 +36,7 @@ RUN_TROUBLE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One operator as the registry answers for it; ``error`` is the largest, against float64."""
+    """The registry's answer for one operator; ``error`` is the largest one against float64."""
 
     name: str
     class_name: str
@@ -45,7 +45,7 @@ class Operator:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What ``check.py`` found of RL-Kernel."""
+    """The facts of RL-Kernel that ``check.py`` found."""
 
     folder: Path
     symbols: tuple[str, ...]
@@ -54,10 +54,10 @@ class Found:
 
 
 def ask(question: str) -> dict[str, Any]:
-    """What ``check.py`` answers, in a process of its own.
+    """Return the answer of ``check.py``, run in a separate process.
 
     Raises:
-        CheckFailed: it did not come to an end.
+        CheckFailed: the process failed.
     """
     done = proc.run([sys.executable, "-P", str(CHECK), question], timeout_s=TIMEOUT_S)
     if not done.is_ok:
@@ -80,7 +80,7 @@ def find_rl_kernel() -> Found:
 def find_problems(found: Found, *, platform: str, installed: Path, is_sm90: bool = False) -> Iterator[Problem]:
     """Find every problem on this platform."""
     if found.folder != installed.resolve():
-        hint = "take the other one out of PYTHONPATH"
+        hint = "remove the other one from PYTHONPATH"
         yield Problem(
             "rl_engine", "is imported from elsewhere", got=str(found.folder), expected=str(installed), hint=hint
         )
@@ -93,9 +93,7 @@ def find_problems(found: Found, *, platform: str, installed: Path, is_sm90: bool
             yield Problem(operator.name, "resolves to another class", got=operator.class_name, expected=expected)
         if not operator.error <= MAX_ERROR:
             where = f"{operator.name} ({operator.class_name})"
-            yield Problem(
-                where, "computes something else", got=operator.error, expected=f"an error up to {MAX_ERROR:g}"
-            )
+            yield Problem(where, "computes wrong values", got=operator.error, expected=f"an error up to {MAX_ERROR:g}")
 
 
 def _extension_problems(found: Found, wanted: tuple[str, ...]) -> Iterator[Problem]:
@@ -112,7 +110,7 @@ def find_implementation(operator: Operator, platform: str) -> Implementation | N
 
 
 def describe(found: Found, platform: str) -> Iterator[str]:
-    """What runs here, a line per operator: native ones are called native."""
+    """Yield what runs here, one line per operator; native operators are called native."""
     for operator in found.operators:
         implementation = find_implementation(operator, platform)
         is_kernel = implementation is not None and not implementation.is_native

@@ -1,4 +1,4 @@
-"""Marks in the environment: the build record beside RL-Kernel's metadata, and our own command kept as it was."""
+"""Keep this tool's marks in the environment: the build record in RL-Kernel's metadata, and its own command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN_COMMANDS: Final = ("rlk-repro",)
 
 
 def find_distribution() -> metadata.Distribution | None:
-    """RL-Kernel as pip installed it just now or earlier."""
+    """Return RL-Kernel as pip installed it, now or earlier."""
     importlib.invalidate_caches()
     return code.find_distribution(RL_KERNEL)
 
@@ -39,13 +39,13 @@ def is_installed(record: BuildRecord) -> bool:
 
 
 def read_own_commands() -> dict[Path, bytes]:
-    """Our commands in this environment, byte for byte."""
+    """Return this tool's commands in this environment, byte for byte."""
     folder = Path(sysconfig.get_path("scripts"))
     return {folder / name: (folder / name).read_bytes() for name in OWN_COMMANDS if (folder / name).is_file()}
 
 
 def restore_commands(kept: dict[Path, bytes]) -> list[Path]:
-    """Write back what the installation overwrote; those files."""
+    """Write back the files that the installation overwrote, and return them."""
     lost = [path for path, data in kept.items() if not path.is_file() or path.read_bytes() != data]
     for path in lost:
         path.write_bytes(kept[path])
@@ -54,10 +54,10 @@ def restore_commands(kept: dict[Path, bytes]) -> list[Path]:
 
 
 def write_record(record: BuildRecord, not_its_own: Collection[Path]) -> None:
-    """Add the build record to what pip installed; commands that are not RL-Kernel's are no longer claimed by it.
+    """Add the build record to what pip installed, and remove commands that are not RL-Kernel's from its list.
 
     Raises:
-        CheckFailed: pip reported success and installed nothing that can be found.
+        CheckFailed: pip reported success, but no installation is found.
     """
     distribution = find_distribution()
     listed = [file for file in (distribution.files if distribution else None) or [] if file.name == "RECORD"]
@@ -73,13 +73,13 @@ def write_record(record: BuildRecord, not_its_own: Collection[Path]) -> None:
 
 
 def _drop_commands(entry_points: Path, names: set[str]) -> None:
-    """Else uninstalling RL-Kernel would remove commands that are not its own."""
+    """Drop these commands; otherwise uninstalling RL-Kernel would remove commands that are not its own."""
     lines = entry_points.read_text().splitlines()
     write_text(entry_points, "".join(f"{line}\n" for line in lines if line.partition("=")[0].strip() not in names))
 
 
 def _list_again(listing: Path, distribution: metadata.Distribution, written: list[Path], foreign: set[Path]) -> None:
-    """The RECORD without ``foreign`` files, and with ``written`` ones as they are now."""
+    """Rewrite RECORD without ``foreign`` files, and with the present hashes of the ``written`` ones."""
 
     def locate(entry: str) -> Path:
         return Path(str(distribution.locate_file(entry))).resolve()

@@ -1,4 +1,4 @@
-"""Named repairs of RL-Kernel's sources: applied to a build copy only, and only to the file they were written for."""
+"""Repair RL-Kernel's sources by name: only in a build copy, and only the file for which a repair was written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlk_repro.probes.installed import AppliedRepair
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """``substitutions`` are (anchor, replacement); each anchor stands in the file once."""
+    """A named repair; ``substitutions`` are (anchor, replacement), and each anchor occurs once in the file."""
 
     name: str
     file: str
@@ -23,7 +23,7 @@ class Repair:
 
 
 CCCL3_FUNCTIONALS: Final = Repair(
-    # CUDA 13 brings CCCL 3, which has no cub::Max and cub::Sum any more; these are what it names in their place
+    # CUDA 13 brings CCCL 3, which no longer has cub::Max and cub::Sum; these are their replacements
     name="cccl3-functionals",
     file="csrc/cuda/fused_logp_sm90.cu",
     before_sha256="c2aa72ce91173d4ee47d2c289cc19f9929d68adb4bc2385cff3f10c27756f27e",
@@ -43,18 +43,18 @@ def apply_repair(repair: Repair, folder: Path) -> AppliedRepair:
     """Change one file of a build copy.
 
     Raises:
-        SpecError: the file is not the one that the repair was written for.
+        SpecError: the file is not the one for which the repair was written.
     """
     path = folder / repair.file
     found = sha256_bytes(path.read_bytes()) if path.is_file() else "absent"
     if found != repair.before_sha256:
         where = f"repair {repair.name}: {repair.file}"
-        raise SpecError(Problem(where, "is another file", got=found, expected=repair.before_sha256))
+        raise SpecError(Problem(where, "differs from the file of the repair", got=found, expected=repair.before_sha256))
     text = path.read_text()
     for anchor, replacement in repair.substitutions:
         text = text.replace(anchor, replacement)
     data = text.encode()
-    assert sha256_bytes(data) == repair.after_sha256, "the repair does not do what it says"
+    assert sha256_bytes(data) == repair.after_sha256, "the repaired file differs from the expected one"
     path.write_bytes(data)
     return AppliedRepair(
         name=repair.name, file=repair.file, before_sha256=repair.before_sha256, after_sha256=repair.after_sha256

@@ -1,7 +1,7 @@
-"""RL-Kernel's sources in a folder of our own: fetched, or copied from a checkout or an unpacked archive.
+"""Get RL-Kernel's sources into a folder of our own: fetched, or copied from a checkout or an unpacked archive.
 
-The user's folder is only read.  Sources are known by git's hash of their files, so that an archive, which names no
-commit, can be compared with a pin as well.
+The user's folder is only read. git's hash of their files identifies the sources, so that an archive, which names no
+commit, can also be compared with a pin.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.spec import Pin
 
 FETCH_TIMEOUT_S: Final = 600.0
-OFFLINE: Final = "bring the sources and name them by RLK_SRC=/path/to/RL-Kernel"
-# What git says, and what it means; asked in this order.
+OFFLINE: Final = "copy the sources here and name them by RLK_SRC=/path/to/RL-Kernel"
+# What git prints, and what it means; checked in this order.
 FETCH_TROUBLE: Final = (
     ("not our ref", "the repository has no such commit: is the pin right?"),
     ("could not read Username", "git was asked for a password: is the repository's address right?"),
@@ -31,7 +31,7 @@ FETCH_TROUBLE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """What lies in the build folder: ``tree`` is its hash, ``commit`` is None where nothing proves one."""
+    """The sources in the build folder; ``tree`` is their hash, ``commit`` is None where nothing proves a commit."""
 
     folder: Path
     repository: str | None
@@ -42,10 +42,10 @@ class Sources:
 
 
 def get_sources(pin: Pin | None, origin: Path | None, folder: Path) -> Sources:
-    """Put the sources into ``folder``, which does not exist yet, and hold them against the pin.
+    """Put the sources into the new ``folder`` and compare them with the pin.
 
     Raises:
-        SpecError: neither pin nor path; the path holds something else than the pin says.
+        SpecError: there is neither pin nor path, or the path's files differ from the pin.
         EnvironmentMissing: git is absent, or the repository cannot be reached.
     """
     if origin is None:
@@ -59,14 +59,14 @@ def get_sources(pin: Pin | None, origin: Path | None, folder: Path) -> Sources:
 
 
 def fetch(pin: Pin, folder: Path, offline: str = OFFLINE) -> Sources:
-    """Fetch one commit without its history and without any credential; ``offline`` is what to do without a network."""
+    """Fetch one commit without its history and any credential; ``offline`` is the advice without a network."""
     folder.mkdir(parents=True)
     _git(folder, "init", "--quiet")
     done = git.fetch(folder, pin.repository, pin.commit, timeout_s=FETCH_TIMEOUT_S)
     if not done.is_ok:
         words = git.explain(done)
         found = (hint for needle, hint in FETCH_TROUBLE if needle in done.stderr)
-        hint = next(found, f"this machine may reach no network: {offline}")
+        hint = next(found, f"without a network: {offline}")
         raise EnvironmentMissing(
             Problem(f"{pin.repository} at {pin.commit[:12]}", f"cannot be fetched ({words})", hint=hint)
         )
@@ -81,7 +81,7 @@ def fetch(pin: Pin, folder: Path, offline: str = OFFLINE) -> Sources:
 
 
 def copy_checkout(pin: Pin | None, origin: Path, folder: Path) -> Sources:
-    """Copy what git knows of a checkout and what it does not ignore: a stale build in it stays behind."""
+    """Copy a checkout's tracked and not ignored files; an old build in it is not copied."""
     found = read_checkout(origin)
     if isinstance(found, Unknown):
         raise EnvironmentMissing(Problem(str(origin), f"cannot be copied ({found.reason})"))
@@ -104,7 +104,7 @@ def copy_checkout(pin: Pin | None, origin: Path, folder: Path) -> Sources:
 
 
 def copy_archive(pin: Pin | None, origin: Path, folder: Path) -> Sources:
-    """Copy an unpacked archive.  It names no commit: its files prove one where they are those of the pin's tree."""
+    """Copy an unpacked archive.  It names no commit; its files prove one if they have the hash of the pin's tree."""
     shutil.copytree(origin, folder, symlinks=True, ignore=shutil.ignore_patterns(*REPOSITORY))
     tree = hash_tree(folder)
     if pin is not None and tree != pin.tree:
@@ -125,7 +125,7 @@ def copy_archive(pin: Pin | None, origin: Path, folder: Path) -> Sources:
 def _copy(origin: Path, folder: Path, names: Iterable[str]) -> None:
     for name in names:
         source, target = origin / name, folder / name
-        if source.is_symlink() or source.is_file():  # a deleted file is listed too, a submodule is a folder
+        if source.is_symlink() or source.is_file():  # git also lists deleted files, and a submodule is a folder
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
 

@@ -68,7 +68,7 @@ def find_warnings(plan: Plan) -> list[Finding]:
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """The command of one trial; the trials of a pair differ only in ``switch_env`` and ``record_env``."""
+    """Return the command of one trial; the trials of a pair differ only in ``switch_env`` and ``record_env``."""
     files, stored = find_files(plan, run_dir), None
     if plan.is_crossover and plan.run.lane != "live":
         stored = _find_stored(plan, run_dir)
@@ -78,7 +78,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """The commands that store rollouts for a lane that does not generate them: one live run of the baseline.
+    """Return the commands that store rollouts for a lane that generates none: one live run of the baseline.
 
     All trials train on the same rollouts, so pairs differ only in time.
     """
@@ -90,15 +90,15 @@ def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
 
 
 def list_steps(request: PrepareRequest) -> list[PrepareStep]:
-    """How ``rlk-repro prepare`` gets or makes those folders, in order."""
-    # imported here: the clients that fetch would cost every other command a tenth of a second
+    """Return the steps by which ``rlk-repro prepare`` gets or makes the run's folders, in order."""
+    # imported here: the clients that download would cost every other command 0.1 s
     from rlk_repro.workloads.vime import prepare
 
     return prepare.list_steps(request)
 
 
 def find_files(plan: Plan, run_dir: RunDir) -> Files:
-    """Where this plan's model, data and rollouts are."""
+    """Return where this plan's model, data and rollouts are."""
     workload = vime_of(plan)
     prepared = PreparedDir.of(plan.profile, run_dir)
     return Files(
@@ -115,14 +115,14 @@ def _find_stored(plan: Plan, run_dir: RunDir) -> RolloutDir:
 
 
 def _all_arguments(plan: Plan) -> list[list[str]]:
-    """The arguments of a trial, and of a live run, which takes flags that other lanes leave out."""
+    """Return the arguments of a trial, and of a live run, which takes flags that other lanes leave out."""
     run_dir = RunDir(NOWHERE)
     trial = trainer_command(plan, plan.trials[0], run_dir).argv[3:]
     return [list(trial), render_store_arguments(plan, find_files(plan, run_dir), seed=plan.run.measure.seed)]
 
 
 def _spell_written(plan: Plan) -> list[str]:
-    """The flags that the run's author wrote, those for this hardware included."""
+    """Return the flags that the run's author wrote, those for this hardware included."""
     workload = vime_of(plan)
     return spell_flags({**workload.model.arguments, **workload.arguments_on(plan.hardware.hardware)})
 

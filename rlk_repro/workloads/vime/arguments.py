@@ -1,4 +1,4 @@
-"""The argument list of vime's ``train.py`` and its environment, from a plan.
+"""Make the argument list of vime's ``train.py`` and its environment from a plan.
 
 This module only makes values: the argument contract says whether vime knows the flags, and ``rules`` whether they fit
 together.
@@ -64,7 +64,7 @@ DETERMINISTIC_ENV: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """``rollouts`` is a template with ``{rollout_id}``, which vime fills in."""
+    """Places of a run's files; ``rollouts`` is a template with ``{rollout_id}``, which vime fills in."""
 
     model: Path
     checkpoint: Path
@@ -84,7 +84,7 @@ def render_store_arguments(plan: Plan, files: Files, *, seed: int) -> list[str]:
 
 
 def render_env(plan: Plan) -> dict[str, str]:
-    """The environment of the driver and, through Ray, of every vime process."""
+    """Return the environment of the driver and, through Ray, of every vime process."""
     workload = vime_of(plan)
     own = DETERMINISTIC_ENV if workload.what_for == "deterministic" else {}
     return {**ENV, **own, **workload.placements[plan.hardware.hardware].env}
@@ -128,14 +128,14 @@ def _decided(plan: Plan, files: Files, seed: int, lane: str) -> dict[str, Any]:
 
 
 def _weights(model: VimeModel, files: Files) -> dict[str, Any]:
-    """The flags for the initial weights; without ``load`` vime starts from the reference's with a fresh optimizer."""
+    """Return the flags for the initial weights.  Without ``load``, vime starts from the reference's weights."""
     if model.checkpoint == "bridge":
         return {"hf-checkpoint": files.model, "ref-load": files.model, "megatron-to-hf-mode": "bridge"}
     return {"hf-checkpoint": files.model, "ref-load": files.checkpoint}
 
 
 def _grpo(grpo: VimeGrpo) -> dict[str, Any]:
-    """The GRPO flags, field by field, without false ones."""
+    """Return the GRPO flags, field by field, without false ones."""
     optimizer = {"lr", "weight_decay", "adam_beta1", "adam_beta2", "clip_grad"}
     values = grpo.model_dump(exclude=optimizer)
     return {name.replace("_", "-"): value for name, value in values.items() if value is not False}
@@ -168,7 +168,7 @@ def _parallel(division: Division) -> dict[str, Any]:
 
 
 def _place(division: Division, lane: str) -> dict[str, Any]:
-    """The flags for nodes and GPUs; by default vime assumes 8 GPUs per node."""
+    """Return the flags for nodes and GPUs; by default vime assumes 8 GPUs per node."""
     placement = division.placement
     where: dict[str, Any] = {
         "actor-num-nodes": division.actor_num_nodes,
@@ -203,7 +203,7 @@ def _lane(plan: Plan, files: Files) -> dict[str, Any]:
 
 
 def _stored(files: Files) -> dict[str, Any]:
-    """The flags for vime's two ways of loading rollouts; a path without a template would give every step one file."""
+    """Return the flags for vime's two ways of loading rollouts; a path without a template gives every step one file."""
     return {
         "rollout-function-path": FORGE,
         "load-forge-rollout-data": files.rollouts,

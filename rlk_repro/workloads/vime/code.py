@@ -97,7 +97,7 @@ def _list_flags(plan: Plan) -> Iterator[Code]:
 def _find_contract(plan: Plan) -> Contract | None:
     try:
         return load_contract(plan.stack.pins["vime"].commit)
-    except (KeyError, SpecError):  # such a plan is refused for this reason alone
+    except (KeyError, SpecError):  # such a plan is refused because of exactly this
         return None
 
 

@@ -19,7 +19,7 @@ from rlk_repro.spec.values import Commit, Schema
 
 Nargs: TypeAlias = int | Literal["?", "*", "+"] | None
 Kind: TypeAlias = Literal["text", "int", "float", "bool", "json", "other"]
-"""The type of a value; ``other`` is a parser's own function, whose values are not checked."""
+"""The type of a value; ``other`` means that a parser's own function reads the value, so it is not checked."""
 
 
 class Flag(BaseModel):
@@ -93,7 +93,7 @@ class Contract(BaseModel):
 
 
 def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """The words of flags, in their order; True is a flag without a value, a tuple or list gives several values."""
+    """Return flags as words, in their order: True is a flag without a value; a tuple or list gives several values."""
     return [word for flag, value in arguments.items() for word in _spell_flag(flag, value)]
 
 
@@ -104,7 +104,7 @@ def _spell_flag(flag: str, value: Any) -> Iterator[str]:
 
 
 def split_arguments(argv: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Flags with their values; values before any flag belong to the flag ``""``."""
+    """Yield flags with their values; values before any flag belong to the flag ``""``."""
     flag = ""
     values: list[str] = []
     for word in argv:
@@ -141,7 +141,7 @@ _NUMBERS: Final[Mapping[Nargs, tuple[str, int, float]]] = {
 
 
 def _find_range(item: Flag) -> tuple[str, float, float]:
-    """How many values a flag takes: in words, the least and the most."""
+    """Return how many values a flag takes: in words, the least and the most."""
     if not item.takes_value:
         return "no value", 0, 0
     if isinstance(item.nargs, int):

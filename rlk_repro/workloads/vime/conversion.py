@@ -1,7 +1,7 @@
-"""Convert a model to Megatron's format with vime's own tool, at the commits of vime and Megatron-LM that a stack pins.
+"""Convert a model to Megatron's format with vime's own tool, at the stack's commits of vime and Megatron-LM.
 
-The tool needs a GPU per process.  Its output counts only if it ended well and marked the checkpoint as complete.  After
-an interruption the conversion is begun again.
+The tool needs a GPU per process.  Its output counts only if it ended with exit code 0 and marked the checkpoint as
+complete.  After an interruption the conversion begins again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Conversion:
         return [*spell_flags(self.model.arguments), *_WORDS, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
 
     def command(self, tool: Path, save: Path, num_bytes: int) -> list[str]:
-        """The tool's command line, as its first lines and vime's docs show it: one process per GPU."""
+        """Return the tool's command line, as its first lines and vime's docs show it: one process per GPU."""
         launcher = [sys.executable]
         num_processes = self.num_processes(num_bytes)
         if num_processes > 1:
@@ -73,7 +73,7 @@ class Conversion:
         return [*launcher, str(tool), *self.words, "--hf-checkpoint", str(self.folder), "--save", str(save)]
 
     def num_processes(self, num_bytes: int) -> int:
-        """The number of processes; the tool splits the layers over them, so there are at most as many as layers."""
+        """Return the number of processes; the tool splits the layers over them, so layers limit their number."""
         if num_bytes <= ONE_PROCESS_BYTES:
             return 1
         return max(1, min(self.layout.gpus_per_node, self.model.size("num-layers", 1)))

@@ -1,4 +1,4 @@
-"""How a plan's GPUs are divided between training and inference, and which folders a run needs on disk."""
+"""Divide a plan's GPUs between training and inference, and list the folders that a run needs on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Division:
 
     @property
     def actor_num_nodes(self) -> int:
-        """The training's nodes: on one node it gets the GPUs that the engines leave, on several nodes whole nodes."""
+        """The number of training nodes: one node gives the GPUs that engines leave; several nodes give whole nodes."""
         if self.layout.num_nodes == 1:
             return 1
         return self.layout.num_nodes - self.placement.rollout_num_gpus // self.layout.gpus_per_node
@@ -74,10 +74,10 @@ def divide(plan: Plan) -> Division:
 
 
 def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
-    """The folders of model, checkpoint, data and rollouts, by kind, as far as the run's lane needs them.
+    """Return the folders of model, checkpoint, data and rollouts, by kind, as far as the run's lane needs them.
 
     Raises:
-        SpecError: a conversion, and no vime in the stack that could do it.
+        SpecError: the model needs a conversion, and the stack has no vime that could do it.
     """
     workload = run.workload
     assert isinstance(workload, VimeWorkload)

@@ -1,4 +1,4 @@
-"""The steps that get or make what a run of vime needs before its first trial."""
+"""Make the steps that get or make what a run of vime needs before its first trial."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlk_repro.workloads.vime.layout import list_folders
 
 
 def list_steps(request: PrepareRequest) -> list[PrepareStep]:
-    """The steps for the folders that the run needs, in a possible order.
+    """Return the steps for the folders that the run needs, in a possible order.
 
     Raises:
         SpecError: the mirror is not a folder, or a random model lacks a size.
@@ -98,7 +98,7 @@ def _data_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) 
 def _recipe_step(
     kind: str, folder: Path, recipe: Mapping[str, Any], write: Callable[[WorkDir], None], num_bytes: int | None
 ) -> PrepareStep:
-    """A step that makes a folder with equal bytes on every machine; after an interruption it begins again."""
+    """Return a step that makes a folder with equal bytes on every machine; after an interruption it begins again."""
 
     def make(work: WorkDir, tell: Tell) -> Made:
         shutil.rmtree(work.files, ignore_errors=True)
@@ -122,11 +122,13 @@ def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Pa
 
     def is_wanted(source: Mapping[str, Any]) -> bool:
         wanted = conversion.source
-        is_known = wanted["model"] is not None  # otherwise the model is fetched first and this is called again
+        is_known = (
+            wanted["model"] is not None
+        )  # otherwise the model is fetched first, and this function is called again after that
         return all(source.get(key) == value for key, value in wanted.items() if is_known or key != "model")
 
     def estimate() -> int | None:
-        """The checkpoint's bytes: the weights once more."""
+        """Return the checkpoint's bytes: as many as the weights have."""
         contents = load_contents(model.order.folder)
         return model.estimate() if contents is None else contents.size_bytes
 

@@ -18,7 +18,7 @@ from rlk_repro.workloads.vime.memory import estimate_memory
 _NO_FILES: Final = Files(model=Path(), checkpoint=Path(), prompts=Path(), rollouts="")
 MOST_PAIRS_WITHOUT_VERDICT: Final = 5
 FULL: Final = 0.9
-MOST_TOKENS: Final = 10**8  # of a sequence: far beyond any model
+MOST_TOKENS: Final = 10**8  # tokens of a sequence: far beyond any model
 
 # a benchmark may not use these: each would add its time to some step, write checkpoints of hundreds of gigabytes,
 # publish, or change what is trained
@@ -58,7 +58,7 @@ def find_problems(plan: Plan) -> list[Problem]:
 
 
 def find_warnings(plan: Plan) -> list[Finding]:
-    """Find allowed settings that may surprise."""
+    """Find allowed settings whose effect may surprise a user."""
     return [*_warn_of_memory(plan), *_warn_of_settings(plan)]
 
 
@@ -94,7 +94,7 @@ def _check_division(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_parallel(plan: Plan, division: Division) -> Iterator[Problem]:
-    """The product of parallel sizes must divide the number of training GPUs, for the dense part and for the experts."""
+    """Check that the product of parallel sizes divides the training GPUs, for the dense part and for the experts."""
     number = division.actor_num_gpus
     if number % division.model_parallel:
         what = f"tensor x pipeline x context parallel is {division.model_parallel}"
@@ -108,7 +108,7 @@ FIRST_RULES: Final[tuple[Rule, ...]] = (_check_platform, _check_division, _check
 
 
 def _check_model(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Each parallel size must divide what it splits."""
+    """Check that each parallel size divides what it splits."""
     model, layout = vime_of(plan).model, division.layout
     splits = [
         ("tensor_parallel", "num-attention-heads", layout.tensor_parallel),
@@ -131,7 +131,7 @@ def _check_model(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_batch(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Each optimizer step must give every data parallel rank equally many samples."""
+    """Check that each optimizer step gives every data parallel rank equally many samples."""
     size = vime_of(plan).grpo.global_batch_size
     if size % division.data_parallel:
         yield Problem(_where(plan, "workload.grpo.global_batch_size"), "does not divide among the data parallel ranks",
@@ -139,7 +139,7 @@ def _check_batch(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
-    """The longest sample must fit a microbatch, which context parallelism spreads over several GPUs."""
+    """Check that the longest sample fits a microbatch, which context parallelism spreads over several GPUs."""
     workload = vime_of(plan)
     longest = workload.grpo.max_sample_len
     room = division.placement.max_tokens_per_gpu * division.layout.context_parallel
@@ -182,7 +182,7 @@ def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Some of vLLM's kernels choose experts themselves and report expert 0 for every token, which vime replays.
+    """Refuse vLLM kernels that choose experts themselves: they report expert 0 for every token, and vime replays it.
 
     https://github.com/vllm-project/vllm/issues/44116
     """
@@ -236,7 +236,7 @@ def _check_env(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Runs that do not measure time must have too few pairs for a verdict on speed."""
+    """Check that a run that does not measure time has too few pairs for a verdict on speed."""
     what_for, measure = vime_of(plan).what_for, plan.run.measure
     if what_for != "timing" and plan.is_crossover:
         yield Problem(_where(plan, "measure.design"), f"a {what_for} run does not measure time", got=measure.design,
@@ -304,5 +304,5 @@ def _warn_of_settings(plan: Plan) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "use_kl_loss", "true, for a reference pass", "false")
     for what, source in (("model", workload.model.source), ("data", workload.data.source)):
         if source.kind == "hub" and source.revision is None:
-            found = "none: what the hub serves is taken and recorded"
+            found = "not pinned: the hub's present revision is taken and recorded"
             yield Finding(Level.WARNING, f"workload.{what}.source.revision", "a commit", found)

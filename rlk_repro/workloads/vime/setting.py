@@ -1,4 +1,4 @@
-"""What tells one run of vime from another for a reader of its report."""
+"""Describe what distinguishes one run of vime from another for a reader of its report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlk_repro.base.units import count, format_count
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a reader needs to tell this run from another, from the plan's record of the workload."""
+    """Yield what distinguishes this run from another, from the plan's record of the workload."""
     model, data, grpo = settings["model"], settings["data"], settings["grpo"]
     yield "model", f"{model['title']}: {_describe_source(model['source'], 'weights')}"
     reward = data["rm_type"] or data["custom_rm_path"]
