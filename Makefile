@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 
 PYTHON ?= python3
-# The trainer's torch: empty for the version and hashes of requirements/torch.txt, or any other build, such as
+# The trainer's torch.  Empty: the version and hashes of requirements/torch.txt.  Otherwise another build, such as
 # torch==2.13.0+cu126 or a file.  On x86-64 Linux the default index serves a CUDA build of several GB; see docs/testing.md.
 TORCH ?=
 VENV := .venv
@@ -11,9 +11,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-emit-find-links --no-annotate --quiet --custom-compile-command "make lock"
-# Workers of the tests: one more than the cores of a small machine, as many tests wait for processes.
+# The number of test workers: one more than a small machine has cores, because many tests wait for processes.
 JOBS ?= 3
-# RL-Kernel: the stack that pins it, sources to take instead of fetching them, options of its installer.
+# RL-Kernel: the stack that pins it, sources to use instead of a download, options of its installer.
 RLK_STACK ?= rl-kernel-host
 RLK_SRC ?=
 RLK_OPTIONS ?=
@@ -21,10 +21,10 @@ RLK_OPTIONS ?=
 STACK ?= 2026-07
 TARGETS ?= cuda
 REPOSITORY ?= localhost/rlk-repro
-# BUILDX_VERSION and BUILDKIT_IMAGE, what images are built with.
+# This file sets BUILDX_VERSION and BUILDKIT_IMAGE, the tools that build images.
 include docker/versions.env
 BUILDER ?= rlk-repro-$(word 2,$(subst :, ,$(firstword $(subst @, ,$(BUILDKIT_IMAGE)))))
-# What the demo runs on; by default what this machine is.
+# The hardware name for the demo; by default that of this machine.
 HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
 
 .PHONY: help demo demo-rl-kernel test test-real test-long fuzz lint types fmt goldens docs-check site images image-whole lock lock-stack bench clean
@@ -35,8 +35,8 @@ help: ## Print this help
 demo: $(VENV)/.torch ## Install, run three short sessions, print the answer and the report's path
 	$(BIN)/rlk-repro submit --cluster local --run demo --wait
 
-# RLK_SRC says what to install; what the run then finds is what is installed.
-demo-rl-kernel: $(VENV)/.torch ## The same with RL-Kernel, installed at its pinned commit
+# RLK_SRC names the sources to install; the run then uses what is installed.
+demo-rl-kernel: $(VENV)/.torch ## Install RL-Kernel at its pinned commit, then run the demo with it
 	$(BIN)/python -m tools.rl_kernel --stack "$(RLK_STACK)" $(if $(RLK_SRC),--source "$(RLK_SRC)") $(RLK_OPTIONS)
 	hardware="$(HARDWARE)" && env -u RLK_SRC $(BIN)/rlk-repro submit --cluster local --run demo --wait \
 	  --stack "$(RLK_STACK)" --hardware "$$hardware" --set rl_kernel.mode=require
@@ -49,11 +49,11 @@ test-real: $(VENV)/.dev $(VENV)/.torch ## Run the heavier real parts: long fault
 	sh tools/install-slurm.sh --all
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "real and not long and not gpu"
 
-test-long: $(VENV)/.dev $(VENV)/.torch ## Run the rest of the heavy ones: many kills, all faults, all sabotaged images
+test-long: $(VENV)/.dev $(VENV)/.torch ## Run the remaining heavy tests: many kills, all faults, all sabotaged images
 	sh tools/install-slurm.sh --all
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "long and not gpu"
 
-# How long, and from which seed: the same seed makes the same cases.
+# Duration and seed of the fuzzer: the same seed makes the same cases.
 FUZZ_S ?= 600
 FUZZ_SEED ?= 1
 fuzz: $(VENV)/.dev ## Mutate bundles, authors' files and settings, and read them (FUZZ_S seconds from FUZZ_SEED)
@@ -87,7 +87,7 @@ bench: $(VENV)/.dev $(VENV)/.torch ## Measure start-up, Slurm scripts, parser, b
 	$(BIN)/python -m benchmarks.bundle
 	$(BIN)/python -m benchmarks.verdicts
 
-# By BuildKit, pushed by digest to REPOSITORY; without BuildKit: rlk-repro images build.
+# BuildKit builds and pushes by digest to REPOSITORY.  Without BuildKit, use rlk-repro images build.
 images: $(VENV)/.base ## Build and push a stack's images (STACK, TARGETS, REPOSITORY)
 	@docker buildx version | grep -qF " $(BUILDX_VERSION) " || \
 	  { echo "make: docker buildx is not $(BUILDX_VERSION); install that release, or name yours: BUILDX_VERSION=v…" >&2; exit 3; }
@@ -98,7 +98,7 @@ images: $(VENV)/.base ## Build and push a stack's images (STACK, TARGETS, REPOSI
 	  --file docker/docker-bake.hcl --metadata-file $(VENV)/images.json $(TARGETS)
 	cat $(VENV)/images.json
 
-# By hand: it downloads 5 GB, takes 12 GB of disk for the packages alone, and compiles for an hour on two cores.
+# Run this by hand: it downloads 5 GB, takes 12 GB of disk for packages alone, and compiles for 1 hour on 2 cores.
 image-whole: $(VENV)/.base ## Build the whole image of stack 2026-11 from packages and commits alone, and check it
 	$(BIN)/rlk-repro images build --stack 2026-11 --tag localhost/rlk-repro:whole
 	$(BIN)/rlk-repro images check localhost/rlk-repro:whole --stack 2026-11
@@ -128,7 +128,7 @@ $(VENV)/.dev: $(VENV)/.base requirements/dev.txt
 	$(PIP) install --quiet --require-hashes -r requirements/dev.txt
 	touch $@
 
-# torch has a lock of its own: which build is right depends on the machine, and what else it needs on the build.
+# torch has its own lock: the right build depends on the machine, and torch's dependencies depend on the build.
 $(VENV)/.torch: $(VENV)/.base requirements/torch.txt
 	sh tools/install-torch.sh $(VENV) "$(TORCH)"
 	touch $@

@@ -1,5 +1,5 @@
 # All images of a stack with BuildKit: `docker buildx bake -f docker/docker-bake.hcl cuda`, from the project's root.
-# Values come from the environment, and `rlk-repro images build --bake` prints them for a stack; nothing has a default
+# Values come from the environment; `rlk-repro images build --bake` prints those of a stack.  No value has a default
 # that could be the wrong pin.  `docker buildx bake --print` shows the plan without building.
 
 group "default" {
@@ -18,7 +18,7 @@ variable "CUDA_BASE_NAME" {}
 variable "CUDA_BASE_DIGEST" {}
 variable "ROCM_BASE_NAME" {}
 variable "ROCM_BASE_DIGEST" {}
-# Where to push, without a tag: pushing is by digest, and a manifest list joins the platforms afterwards.
+# The push target, without a tag: images are pushed by digest, and a manifest list joins the platforms afterwards.
 variable "REPOSITORY" {
   default = "localhost/rlk-repro"
 }
@@ -56,7 +56,7 @@ target "cuda" {
   }
 }
 
-# To be built on an arm64 machine: compiling CUDA under emulation takes days.
+# Build this on an arm64 machine: compiling CUDA under emulation takes days.
 target "cuda-arm64" {
   inherits  = ["cuda"]
   platforms = ["linux/arm64"]
