@@ -110,6 +110,6 @@ def test_a_sealed_run_is_left_alone(cluster: Cluster, plan: Plan, tmp_path: Path
     write_text(run_dir.bundle, "sealed")
     job_id = submit(cluster, with_site(plan, container={"python": "/bin/false"}), run_dir)
     wait_for_end(cluster, job_id)
-    assert run_dir.job_output(job_id).read_text().endswith("\nsealed already, nothing to do\n")
+    assert run_dir.job_output(job_id).read_text().endswith("\nalready sealed, nothing to do\n")
     assert run_dir.bundle.read_text() == "sealed"
     assert not run_dir.scheduler.exists()
