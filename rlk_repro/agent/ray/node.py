@@ -60,7 +60,7 @@ class RayNode:
 
     @property
     def session(self) -> int | None:
-        """The session id of Ray's processes; None while there are none."""
+        """The session id of Ray's processes; None while there is no such process."""
         return None if self._guarded is None else self._guarded.pid
 
     def keep(self, *, is_joining: bool) -> None:

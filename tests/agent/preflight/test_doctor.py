@@ -153,7 +153,12 @@ def test_advice_is_for_checks_that_there_are():
         ("disk", {"disk_free_bytes": 10 << 30}, "warn", "10.0 GiB free for runs"),
         ("disk", {"can_make_runs": False}, "fail", "cannot create a run directory here"),
         ("git", {"tools": frozenset()}, "warn", "not found on PATH"),
-        ("scheduler", {"clients": {"sbatch": False, "kubectl": False}}, "warn", "none of sbatch, kubectl"),
+        (
+            "scheduler",
+            {"clients": {"sbatch": False, "kubectl": False}},
+            "warn",
+            "none of sbatch, kubectl found on PATH",
+        ),
         ("containers", {"tools": frozenset()}, "warn", "no container runtime found"),
         ("torch", {"modules": frozenset()}, "warn", "not installed"),
         ("clock", {"now_s": 5.0}, "fail", "earlier than the installation date of rlk-repro"),
