@@ -116,7 +116,7 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
 
 
 def common_env(plan: Plan) -> dict[str, str]:
-    """What the run asks of both variants alike: to leave a metric out, to freeze Python's objects after the warm-up."""
+    """Return variables that both variants get: to leave a metric out, to freeze objects after the warm-up."""
     asked = {} if plan.run.entropy_metric else {ENTROPY_METRIC: "0"}
     return asked | ({GC_FREEZE: str(plan.run.measure.warmup_steps)} if plan.run.gc_freeze else {})
 
