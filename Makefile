@@ -108,6 +108,7 @@ lock: ## Rewrite the hash locks (needs uv)
 	$(COMPILE) -c requirements/base.txt --group build -o requirements/build.txt
 	$(COMPILE) -c requirements/base.txt --group dev -o requirements/dev.txt
 	$(COMPILE) --group rl-kernel -o requirements/rl-kernel.txt
+	$(COMPILE) --group sbom -o requirements/sbom.txt
 
 lock-stack: $(VENV)/.dev ## Rewrite the package locks of a stack (STACK; needs uv); its file names the hashes that this prints
 	$(BIN)/python -m tools.lock_stack "$(STACK)"

@@ -19,6 +19,8 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 
 # The output of a killed command is readable at once; only a process that left its group can still hold the pipes open.
 DRAIN_S: Final = 0.5
+# How long a long command may take to end what it has started.
+END_S: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,18 +108,33 @@ def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> int | None:
     """Run a long command, show its output on standard error, return its exit code; None where the time limit ended it.
 
+    SIGTERM and an interrupt end the command before they end this process.
+
     Raises:
         EnvironmentMissing: the program is not on PATH or cannot be executed.
     """
     process = start(argv, output_fd=sys.stderr.fileno(), cwd=cwd)
+    before = signal.signal(signal.SIGTERM, exit_by_signal)
     try:
         if wait(process, timeout_s):
             return process.returncode
-    except BaseException:
-        signal_group(process.pid, signal.SIGTERM)
-        raise
-    signal_group(process.pid, signal.SIGTERM)
+    finally:
+        if process.returncode is None:
+            _end_group(process)
+        signal.signal(signal.SIGTERM, before)
     return None
+
+
+def exit_by_signal(number: int, _frame: object) -> None:
+    """Handle a signal by an exception, so that whoever waits for a command ends it first."""
+    sys.exit(128 + number)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    signal_group(process.pid, signal.SIGTERM)
+    if not wait(process, END_S):
+        signal_group(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str]) -> int:

@@ -5,6 +5,7 @@ The build arguments are the stack's pins, this tool's commit and the commit's ti
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -46,7 +47,7 @@ class Build:
             "docker": ["docker", "build"],
             # podman and buildah stamp every file of the new layers themselves; enroot needs docker's format
             "podman": ["podman", "build", "--format=docker", f"--timestamp={epoch}"],
-            "buildah": ["buildah", "build", "--format=docker", f"--timestamp={epoch}"],
+            "buildah": ["buildah", "build", "--layers", "--format=docker", f"--timestamp={epoch}"],
         }[self.engine]
         return [*words, f"--file={self.dockerfile}", *given, f"--tag={self.tag}", str(ROOT)]
 
@@ -79,6 +80,7 @@ def make_build(
 def make_arguments(stack: Stack, platform: ImagePlatform, base: str, digest: str) -> dict[str, str]:
     """Return the arguments of every build step: the stack's pins, the base, this tool's commit and its time."""
     commit, epoch = _own_commit()
+    jobs = {"MAX_JOBS": os.environ["MAX_JOBS"]} if os.environ.get("MAX_JOBS") else {}
     return {
         "BASE_NAME": base,
         "BASE_DIGEST": digest,
@@ -87,6 +89,7 @@ def make_arguments(stack: Stack, platform: ImagePlatform, base: str, digest: str
         "REVISION": commit,
         "SOURCE_DATE_EPOCH": epoch,
         **_pin_arguments(stack),
+        **jobs,
     }
 
 

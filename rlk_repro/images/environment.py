@@ -20,7 +20,7 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, Spec
 from rlk_repro.base.files import load_json, sha256_bytes, sha256_file, write_json, write_text
 from rlk_repro.base.units import format_bytes, format_duration
 from rlk_repro.images.build import ROOT, make_arguments, require_clean
-from rlk_repro.images.lock import Locked, lock_path, read_lock
+from rlk_repro.images.lock import FOLDER, Locked, lock_path, read_lock
 from rlk_repro.images.stacks import choose_platform
 from rlk_repro.probes.container import LOCK
 from rlk_repro.spec import ImagePlatform, Stack
@@ -28,12 +28,14 @@ from rlk_repro.spec import ImagePlatform, Stack
 PYTHON: Final = "3.12"
 UNPACKED: Final = 2.6
 """The size of the packages on disk, as a multiple of their download."""
-STEPS: Final = ("inputs", "transformer-engine", "package", "sources", "rl-kernel", "imports", "record")
+STEPS: Final = ("inputs", "transformer-engine", "package", "sources", "rl-kernel", "imports", "sbom", "record")
 KEPT: Final = ("transformer-engine", "sources", "rl-kernel")
 """Steps that are not repeated while lock and pins stay the same: each takes minutes."""
 TIMEOUT_S: Final = 4 * 3600.0
 ARCHITECTURES: Final = "80 90 100"
 """GPU architectures, written as the argument of ``docker/Dockerfile.locked``."""
+SBOM_LOCK: Final = FOLDER / "sbom.txt"
+"""The tool that lists an environment's packages."""
 PIP: Final = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
 
 
@@ -111,7 +113,8 @@ def export(stack: Stack, folder: Path, target: Path) -> None:
     _require_lock(stack, lock)
     wheels.mkdir(parents=True, exist_ok=True)
     pip = (str(_python(folder)), "-m", "pip", "--disable-pip-version-check", "download", "--dest", str(wheels))
-    _require("downloading the wheels", _shown([*pip, *PIP, "--requirement", str(lock)], {}))
+    for wanted in (lock, SBOM_LOCK):
+        _require(f"downloading the wheels of {wanted.name}", _shown([*pip, *PIP, "--requirement", str(wanted)], {}))
     sources = target / "sources.txt"
     write_text(sources, source_requirement(stack))
     words = ("--require-hashes", "--no-deps", "--no-build-isolation", "--no-binary", ":all:")

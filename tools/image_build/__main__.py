@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from rlk_repro.base import proc
 from rlk_repro.base.errors import RlkReproError
 from rlk_repro.probes.container import LOCK
 from tools.image_build import inputs as arguments
@@ -49,6 +51,12 @@ def check_imports(_inputs: Inputs) -> None:
     check()
 
 
+def write_sbom(_inputs: Inputs) -> None:
+    from tools.image_build.locked import write_sbom as write
+
+    write()
+
+
 def install_package(_inputs: Inputs) -> None:
     from tools.image_build.package import install_package as install
 
@@ -74,6 +82,10 @@ def install_rl_kernel(inputs: Inputs) -> None:
     from tools.image_build import kernels
 
     pin = Pin(repository=inputs.rl_kernel_repository, commit=inputs.rl_kernel_commit)
+    if is_locked():
+        from tools.image_build.locked import get_pin
+
+        pin = get_pin(inputs)
     if inputs.gpu_platform == "rocm":
         kernels.install_without_kernels(pin)
     else:
@@ -95,11 +107,13 @@ STEPS: Final[Mapping[str, Callable[[Inputs], None]]] = {
     "vime": install_vime,
     "rl-kernel": install_rl_kernel,
     "imports": check_imports,
+    "sbom": write_sbom,
     "record": write_record,
 }
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, proc.exit_by_signal)  # a step ends the compilers that it started
     try:
         if is_locked():
             from tools.image_build.toolkit import use_toolkit

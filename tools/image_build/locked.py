@@ -14,11 +14,11 @@ from rlk_repro.base import git, proc
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.files import sha256_bytes, write_text
 from rlk_repro.base.trees import hash_tree
-from rlk_repro.images.environment import source_requirement
+from rlk_repro.images.environment import SBOM_LOCK, source_requirement
 from rlk_repro.images.lock import read_lock
 from rlk_repro.images.stacks import get_stack
 from rlk_repro.probes.code import normalise
-from rlk_repro.spec import ImagePlatform, Stack
+from rlk_repro.spec import ImagePlatform, Pin, Stack
 from tools.image_build.checkout import forget_time
 from tools.image_build.inputs import Inputs, list_packages
 from tools.image_build.kernels import OFFLINE, stub_environment
@@ -26,6 +26,7 @@ from tools.image_build.package import OURS, pip_install
 from tools.rl_kernel.source import fetch
 
 SOURCES: Final = Path(sys.prefix) / "src"
+SBOM: Final = Path(sys.prefix) / "sbom.json"
 COMPILED: Final = "transformer-engine-torch"
 PATCH: Final = "megatron-patch"
 IMPORTS: Final = (
@@ -86,6 +87,34 @@ def install_sources(inputs: Inputs) -> None:
     _patch(stack)
     # Megatron-LM is not installed: its setup compiles what vime does not use, and packs only megatron.core
     write_text(Path(sysconfig.get_path("purelib")) / "rlk-repro-sources.pth", f"{SOURCES / 'megatron_lm'}\n")
+
+
+def get_pin(inputs: Inputs) -> Pin:
+    """RL-Kernel as the stack pins it, its files' hash included.
+
+    Raises:
+        CheckFailed: a build argument that names another commit.
+    """
+    pin = get_stack(inputs.stack).pins["rl_kernel"]
+    _require("build argument RL_KERNEL_COMMIT", inputs.rl_kernel_commit, pin.commit)
+    return pin
+
+
+def write_sbom() -> None:
+    """List the installed packages by CycloneDX's own tool, which stays outside the environment.
+
+    Raises:
+        CheckFailed: its last words.
+    """
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as folder:
+        pip_install("--require-hashes", "--only-binary", ":all:", "--target", folder, "-r", str(SBOM_LOCK))
+        # not PYTHONPATH, which the environment's own Python would read as well
+        words = f"import runpy, sys; sys.path.insert(0, {folder!r}); runpy.run_module('cyclonedx_py', alter_sys=True)"
+        argv = [sys.executable, "-c", words, "environment", "--output-reproducible", "--output-file", str(SBOM),
+                sys.executable]  # fmt: skip
+        done = proc.run(argv, timeout_s=600.0)
+    if not done.is_ok:
+        raise CheckFailed(Problem("cyclonedx-py", "did not finish:", quoted=tuple(done.stderr.splitlines()[-6:])))
 
 
 def _patch(stack: Stack) -> None:
