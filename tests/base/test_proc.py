@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing
+
+IMPORT = "from rlk_repro.base import proc"
 
 
 def python(code: str, *args: str) -> list[str]:
@@ -64,3 +67,27 @@ def test_a_started_process_leads_its_own_group() -> None:
     assert proc.signal_group(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not proc.signal_group(process.pid, signal.SIGKILL)
+
+
+def test_sigterm_ends_a_shown_command_and_what_it_waits_for(tmp_path: Path) -> None:
+    """As ``env create`` shows a step, and the step runs a compiler in a process group of its own."""
+    pids = tmp_path / "pids"
+    compiler = f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(60)"
+    step = (
+        f"import signal\n{IMPORT}\nsignal.signal(signal.SIGTERM, proc.exit_by_signal)\nproc.run({python(compiler)!r})"
+    )
+    shown = f"{IMPORT}\nproc.run_shown({python(step)!r}, timeout_s=60)"
+    process = subprocess.Popen(python(shown))
+    until = time.monotonic() + 20
+    while not pids.exists() or not pids.read_text().endswith(" "):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert not proc.signal_process(int(pids.read_text()), signal.SIGKILL)
+
+
+def test_a_shown_command_past_its_time_is_ended() -> None:
+    assert proc.run_shown(["sleep", "60"], timeout_s=0.1) is None
+    assert proc.run_shown(["sh", "-c", "exit 3"], timeout_s=20) == 3
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -10,6 +10,7 @@ import dataclasses
 import importlib.util
 import json
 import shutil
+import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlk_repro.base.files import load_json
+from rlk_repro.base.files import load_json, sha256_file
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters.api import JobState
@@ -40,6 +41,8 @@ from tests.support.git_mirror import ADDRESS, render_config
 from tests.support.images import examples
 from tests.support.images.examples import EPOCH, SITE, Engine, Upstream, list_differences
 from tests.support.images.workflow import Release
+from tests.support.packages import make_wheel
+from tests.support.probe_examples import write_tree
 from tests.support.slurm.runs import SETTINGS, Run, Site
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -364,6 +367,41 @@ def test_slurm_runs_no_image_of_another_stack(built: Workshop, tools: None, site
 
 
 # Ten ways to make an image mean less, and who refuses: the build, the check of an archive, the container itself.
+
+
+def test_packages_of_a_lock_are_two_layers_and_a_changed_hash_stops_the_build(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """The half of docker/Dockerfile.locked that installs packages, on two small ones; the whole is built by hand."""
+    wheels = [make_wheel(tmp_path / "wheels", name, "1.0") for name in ("nvidia_tiny", "tiny")]
+    hashes = [sha256_file(wheel) for wheel in wheels]
+    text = (ROOT / "docker/Dockerfile.locked").read_text().partition("\nCOPY . .")[0]
+    write_tree(tmp_path, {"Dockerfile": text, "pip.conf": "[global]\nno-index = true\nfind-links = /mnt\n"})
+
+    def build(*expected: str) -> subprocess.CompletedProcess[str]:
+        lines = [f"{name}==1.0 --hash=sha256:{value}  # 1\n"
+                 for name, value in zip(("nvidia-tiny", "tiny"), expected, strict=True)]  # fmt: skip
+        write_tree(tmp_path, {"context/requirements/test-cuda-amd64.txt": "".join(lines)})
+        given = [f"--build-arg={name}={value}" for name, value in workshop.arguments.items()]
+        mounts = [f"--volume={tmp_path}/wheels:/mnt:ro", f"--volume={tmp_path}/pip.conf:/etc/pip.conf:ro"]
+        return workshop.engine.run(
+            "buildah", "build", "--layers", "--tls-verify=false", f"--timestamp={EPOCH}", "--tag=localhost/slim",
+            *given, *mounts, f"--file={tmp_path}/Dockerfile", tmp_path / "context", check=False,
+        )  # fmt: skip
+
+    done = build(*hashes)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    layout = open_layout(workshop.archive("localhost/slim", "slim"))
+    image = load_image(layout)
+    found = []
+    for layer in image.layers[1:]:
+        one = dataclasses.replace(image, layers=(layer,))
+        files = find_files(layout, one, lambda path: path.endswith("tiny/__init__.py"), lambda _: False)
+        found.append([path.split("/")[-2] for path in files])
+    assert [names for names in found if names] == [["nvidia_tiny"], ["tiny"]]
+    refused = build(hashes[0], "0" * 64)
+    assert refused.returncode != 0
+    assert "tiny==1.0 from file:///mnt/tiny-1.0-py3-none-any.whl" in refused.stdout + refused.stderr
 
 
 def test_a_base_by_tag_is_refused(built: Workshop) -> None:

@@ -65,7 +65,7 @@ def stack() -> Stack:
 
 def test_the_steps_are_those_of_the_image() -> None:
     text = (ROOT / "docker" / "Dockerfile.locked").read_text()
-    assert tuple(re.findall(r"^RUN python -m tools\.image_build (\S+)$", text, re.MULTILINE)) == STEPS
+    assert tuple(re.findall(r"^(?:RUN| &&) python -m tools\.image_build (\S+)", text, re.MULTILINE)) == STEPS
     assert f'RL_KERNEL_ARCHITECTURES="{environment.ARCHITECTURES}"' in text
 
 
@@ -89,7 +89,7 @@ def test_a_repeated_command_goes_on_after_what_takes_minutes(machine: Machine, s
     machine.calls.clear()
     machine.failing = ""
     create(stack, PLATFORM, tmp_path / "env")
-    assert machine.steps == ["inputs", "package", "rl-kernel", "imports", "record"]
+    assert machine.steps == ["inputs", "package", "rl-kernel", "imports", "sbom", "record"]
     machine.calls.clear()
     create(stack, PLATFORM, tmp_path / "env")
     assert machine.steps == [step for step in STEPS if step not in KEPT]
@@ -135,6 +135,16 @@ def test_the_image_is_built_from_its_own_file_with_the_base_by_digest(stack: Sta
         assert build.dockerfile.name == "Dockerfile.locked"
         assert build.arguments["BASE_DIGEST"] == stack.bases["cuda-amd64"].digest
         assert build.arguments["IMAGE_PLATFORM"] == platform
+        assert "--layers" in build.argv  # else the packages are in one layer with all the rest
+
+
+def test_the_number_of_compilers_reaches_an_images_build(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_JOBS", "2")
+    build = make_build(stack, "cuda-amd64", engine="buildah", tag=None, base=None)
+    assert "--build-arg=MAX_JOBS=2" in build.argv
+    monkeypatch.delenv("MAX_JOBS")
+    build = make_build(stack, "cuda-amd64", engine="buildah", tag=None, base=None)
+    assert "MAX_JOBS" not in build.arguments
 
 
 def test_an_environment_has_its_record_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +193,7 @@ def test_relative_folders_are_the_callers(
     assert machine.calls[-1].environ["PIP_FIND_LINKS"] == str(tmp_path / "bundle" / "wheels")
     machine.calls.clear()
     environment.export(stack.model_copy(update={"pins": {}}), Path("env"), Path("out"))
+    assert [Path(call.argv[-1]).name for call in machine.calls] == [container.LOCK, "sbom.txt", "sources.txt"]
     for call in machine.calls:
         assert call.argv[call.argv.index("--dest") + 1] == str(tmp_path / "out" / "wheels")
     sums = [line.split("  ")[1] for line in (tmp_path / "out" / "SHA256SUMS").read_text().splitlines()]

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import yaml
 
 from rlk_repro.clusters.slurm.script import render_sbatch
 from tests import ROOT
+from tests.support.packages import make_wheel
 from tests.support.slurm.examples import IMAGE_DIR, plan_for, run_dir_of, with_site
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -67,8 +67,7 @@ def test_torch_is_installed_only_as_one_of_the_listed_files(tmp_path: Path) -> N
     lock = (ROOT / "requirements" / "torch.txt").read_text()
     (tmp_path / "requirements" / "torch.txt").write_text(lock)
     wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    wheel = make_wheel(wheels)
+    wheel = make_wheel(wheels, "torch", "2.13.0")
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
     env = {"PATH": "/usr/bin:/bin", "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
 
@@ -88,18 +87,6 @@ def test_torch_is_installed_only_as_one_of_the_listed_files(tmp_path: Path) -> N
     assert install().returncode == 0
     assert list((tmp_path / "env").rglob("torch-2.13.0.dist-info"))
     assert (install().returncode, install("torch==0.0.0").returncode) == (0, 0)  # it is there
-
-
-def make_wheel(folder: Path) -> Path:
-    path = folder / "torch-2.13.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("torch/__init__.py", "")
-        archive.writestr("torch-2.13.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
-        archive.writestr(
-            "torch-2.13.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr("torch-2.13.0.dist-info/RECORD", "")
-    return path
 
 
 @pytest.mark.parametrize("runtime", ["docker", "podman"])

@@ -32,7 +32,7 @@ PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
 DATED = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
 NEEDED = ("mmdebstrap", "buildah", "podman", "skopeo", "docker-registry", "git")
-DEBIAN = ("git", "libstdc++6", "python3", "python3-distutils", "tcc")
+DEBIAN = ("git", "libstdc++6", "python3", "python3-distutils", "python3-venv", "tcc")
 SITE = "usr/local/lib/python3.11/dist-packages"
 EPOCH = "1767225600"
 # What the package needs, and what builds it: taken from the Python of the tests, so that nothing is downloaded.
