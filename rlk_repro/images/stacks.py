@@ -21,6 +21,7 @@ NOWHERE: Final = ".example"
 """Domain of host names that never exist (RFC 2606)."""
 BUILD_COST: Final = "13 min of compiling on 2 cores, and a base of tens of GB"
 """Cost of a build.  The compiling was measured (docs/images.md); the base was not fetched here."""
+LOCKED_BUILD_COST: Final = "5 GB of packages, and an hour of compiling on 2 cores"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,8 @@ def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]
         return chosen, stack.images[chosen]
     missing = find_unpublished(stack)[chosen]
     where = f"stack {stack.stack}: {chosen}"
-    hint = f"{missing.build}  # {BUILD_COST}; the tag images-{stack.stack} makes the workflow publish it"
+    cost = LOCKED_BUILD_COST if chosen in stack.locks else BUILD_COST
+    hint = f"{missing.build}  # {cost}; the tag images-{stack.stack} makes the workflow publish it"
     raise SpecError(Problem(where, f"its image is not published ({missing.reason})", hint=hint))
 
 
