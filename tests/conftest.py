@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,23 +58,38 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return OneFileAtATime(config, log) if config.getoption("dist") == "loadscope" else None
 
 
-@pytest.fixture(autouse=True)
-def no_real_tools(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every real cluster tool is shadowed by one that fails loudly; a test that needs a fake puts its own in front."""
+@pytest.fixture(scope="session")
+def loud_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every real cluster tool, each of which fails loudly."""
     folder = tmp_path_factory.mktemp("no-real-tools")
     for name in REAL_TOOLS:
         tool = folder / name
         tool.write_text(f"#!/bin/sh\necho 'a test tried to run {name}' >&2\nexit 97\n")
         tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
 
 
 @pytest.fixture(autouse=True)
-def own_runs_root(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_real_tools(loud_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every real cluster tool is shadowed by one that fails loudly; a test that needs a fake puts its own in front."""
+    monkeypatch.setenv("PATH", f"{loud_tools}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture(scope="session")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A new folder for each test; they lie in one, as pytest looks through all folders of its own for the next name."""
+    root = tmp_path_factory.mktemp("states")
+    return (root / str(number) for number in count())
+
+
+@pytest.fixture(autouse=True)
+def own_runs_root(tmp_path: Path, states: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """No test writes into the user's runs or state folder, or reads the user's profiles."""
+    state = next(states)
+    state.mkdir()
     monkeypatch.setenv("RLK_REPRO_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ PACKAGE = ROOT / "rlk_repro"
 ROOMS = (
     "base",
     "operators",
+    "sources",
+    "switches",
     "spec",
     "rundir",
     "probes",
@@ -44,10 +46,22 @@ ROOMS = (
 )
 # What runs inside a trainer, or is one: no room imports these.
 ASIDE = {
-    "integration": {"base", "operators", "refengine", "rundir", "schedule"},
+    "integration": {"base", "operators", "refengine", "rundir", "schedule", "switches"},
     "refengine": {"base"},
     # the processes of the module and operator tiers
-    "bench": {"base", "claims", "integration", "operators", "probes", "refengine", "rundir", "spec", "workloads"},
+    "bench": {
+        "base",
+        "claims",
+        "integration",
+        "operators",
+        "probes",
+        "refengine",
+        "rundir",
+        "sources",
+        "spec",
+        "switches",
+        "workloads",
+    },
 }
 TORCH_ALLOWED = ("integration", "refengine", "bench")
 
@@ -135,6 +149,17 @@ def test_only_workloads_and_spec_ask_what_kind_a_workload_is() -> None:
     asks = re.compile(r"isinstance\([^()]*, [^()]*\b\w+Workload\b")
     found = [name for name, path in _modules().items() if asks.search(path.read_text())]
     assert [name for name in found if _room(name) not in {"spec", "workloads"}] == []
+
+
+def test_rooms_that_serve_any_workload_name_none() -> None:
+    """What they must call by its name comes from the workload, or from the tables of sources and results."""
+    found = [
+        path.relative_to(PACKAGE).as_posix()
+        for room in ("agent", "clusters", "probes", "report")
+        for path in sorted((PACKAGE / room).rglob("*"))
+        if path.is_file() and path.suffix != ".pyc" and re.search("vime", path.read_text(), re.IGNORECASE)
+    ]
+    assert found == []
 
 
 def test_routes_need_the_operators_alone() -> None:

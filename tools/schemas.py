@@ -8,16 +8,24 @@ from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 
+from rlk_repro.agent.preflight.doctor import Diagnoses
 from rlk_repro.base.files import dump_json, write_bytes
 from rlk_repro.base.resources import data_dir
 from rlk_repro.claims.files import Claim
 from rlk_repro.claims.results import ClaimsCheck
-from rlk_repro.cli.answers import ANSWERS
+from rlk_repro.cli import answers
 from rlk_repro.clusters.registry import BACKENDS
+from rlk_repro.images.archive_check import ArchiveChecked
+from rlk_repro.images.stacks import StackRows
 from rlk_repro.plan import PlanRecord
+from rlk_repro.replay.answers import Differences, Reanalysis, ReplayDryRun, Replayed, ReplayStopped
+from rlk_repro.replay.gate import DiffGate
 from rlk_repro.report.record import ReportRecord
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec import Hardware, Profile, Run, Stack
+from rlk_repro.submit.finishing import Finished
+from rlk_repro.submit.show import DryRun
+from rlk_repro.wording.lint import OffenceInFile
 from rlk_repro.workloads.vime.contract import Contract
 
 AUTHORED: Final[Mapping[str, type[BaseModel]]] = {
@@ -34,6 +42,41 @@ WRITTEN: Final[Mapping[str, type[Any]]] = {
     "report": list[ReportRecord],
     "contract": Contract,
 }
+ANSWERS: Final[Mapping[str, Any]] = {
+    "cancel": answers.Cancelled,
+    "claims check": ClaimsCheck,
+    "claims lint": list[OffenceInFile],
+    "claims list": list[Claim],
+    "collect": answers.Collected,
+    "diff": Differences | DiffGate,
+    "doctor": Diagnoses,
+    "env check": answers.Environment,
+    "env create": answers.Environment,
+    "env export": answers.Environment,
+    "images build": answers.Built,
+    "images check": ArchiveChecked | answers.ImageInRuntime,
+    "images export": ArchiveChecked,
+    "images import": ArchiveChecked,
+    "images list": StackRows,
+    "images pin": answers.Pinned,
+    "images pull": answers.ImageInRuntime,
+    "index": answers.Index,
+    "inspect": dict[str, Any],
+    "list": dict[str, dict[str, str]],
+    "logs": answers.LogAnswer,
+    "prepare": answers.PrepareAnswer | list[answers.PartMissing],
+    "profile check": answers.ProfileChecked,
+    "profile init": answers.NewProfile,
+    "profile show": dict[str, Any],
+    "replay": Reanalysis | ReplayStopped | Replayed | ReplayDryRun,
+    "report": list[ReportRecord],
+    "runs list": list[answers.RunRow] | list[answers.SubmittedRow],
+    "runs show": Run,
+    "status": answers.Status,
+    "submit": answers.Submitted | Finished | DryRun,
+    "verify": answers.Verified,
+}
+"""The answers by the words of the command; each line of ``logs`` is one answer."""
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 KINDS: Final = (*AUTHORED, *WRITTEN)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.agent.process import Cause, Ended
+from rlk_repro.base.escapes import COLOUR
 from rlk_repro.base.units import format_duration
 from rlk_repro.rundir.results import TrialStatus
 
@@ -16,7 +17,6 @@ _DEVICE_OUT_OF_MEMORY: Final = re.compile(
     rb"OutOfMemoryError|(?i:CUDA|HIP) out of memory|(?i:CUDA|HIP) (?:error|failure)[^\n]{0,40} '?out of memory"
 )
 _MAX_QUOTE: Final = 300
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _VMSTAT: Final = Path("/proc/vmstat")
 _EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
 _OOM_KILL: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
@@ -71,4 +71,4 @@ def quote_end(tail: bytes) -> str:
 
 def _clean(line: str) -> str:
     """Remove colours and control characters."""
-    return " ".join("".join(char if char.isprintable() else " " for char in _COLOUR.sub("", line)).split())
+    return " ".join("".join(char if char.isprintable() else " " for char in COLOUR.sub("", line)).split())

@@ -36,13 +36,11 @@ from rlk_repro.rundir.results import (
     TrialStatus,
 )
 from rlk_repro.rundir.store import read_plan
+from rlk_repro.sources import MEGATRON, OURSELVES, RL_KERNEL, VIME
 from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.stats import pair_metrics
 from rlk_repro.workloads.differences import Kind, PairRecord, read_pair
 from rlk_repro.workloads.environment import find_switches
-
-OUR_VERSION: Final = "rlk-repro"
-OUR_COMMIT: Final = "rlk-repro commit"
 
 # Facts for the head of a report: label, and the place in the manifest.
 HEADLINE_FACTS: Final = (
@@ -56,11 +54,8 @@ HEADLINE_FACTS: Final = (
     ("ROCm", "gpu.rocm_version"),
     ("Python", "code.python"),
     ("image", "container.image_digest"),
-    (OUR_VERSION, "code.rlk_repro.version"),
-    (OUR_COMMIT, "code.rlk_repro.commit"),
-    ("vime commit", "code.vime.commit"),
-    ("RL-Kernel commit", "code.rl_kernel.commit"),
-    ("Megatron-LM commit", "code.megatron.commit"),
+    (OURSELVES.title, "code.rlk_repro.version"),
+    *((f"{source.title} commit", f"code.{source.section}.commit") for source in (OURSELVES, VIME, RL_KERNEL, MEGATRON)),
 )
 LIBRARIES: Final = ("torch", "cuda", "hip", "cudnn", "nccl")
 MAX_ALIKE: Final = 20

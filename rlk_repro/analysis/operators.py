@@ -133,7 +133,7 @@ def _make_result(
 def _find_kind(times: Iterable[Time]) -> OperatorKind:
     """Fused only where every process says so: one that went native makes the cell native."""
     kinds = {time.kind for time in times}
-    order = (OperatorKind.NATIVE, OperatorKind.UNRESOLVED, OperatorKind.FUSED, OperatorKind.PEER, OperatorKind.VIME)
+    order = (OperatorKind.NATIVE, OperatorKind.UNRESOLVED, OperatorKind.FUSED, OperatorKind.PEER, OperatorKind.TRAINER)
     return next(kind for kind in order if kind in kinds)
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Final
 
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def printable(text: str) -> str:
@@ -20,7 +20,7 @@ def printable(text: str) -> str:
 
 def printable_lines(text: str) -> str:
     """Return several lines, with their tabs and without colours."""
-    plain = _COLOUR.sub("", text)
+    plain = COLOUR.sub("", text)
     return "".join(piece if piece in {"\n", "\t"} else printable(piece) for piece in re.split(r"([\n\t])", plain))
 
 

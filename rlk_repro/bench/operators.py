@@ -27,10 +27,10 @@ from rlk_repro.bench.peers import list_peers
 from rlk_repro.bench.references import list_references
 from rlk_repro.bench.rl_kernel import list_operators
 from rlk_repro.integration.measure.libraries import loaded_libraries
-from rlk_repro.integration.switch import LIBRARIES_DIR_VARIABLE
 from rlk_repro.refengine.__main__ import LOG_FORMAT, TIME_FORMAT
 from rlk_repro.rundir.paths import libraries_file
 from rlk_repro.spec import OperatorsWorkload
+from rlk_repro.switches import LIBRARIES_DIR
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def make_device(name: str) -> torch.device:
 
 
 def _record_libraries() -> None:
-    folder = os.environ.get(LIBRARIES_DIR_VARIABLE)
+    folder = os.environ.get(LIBRARIES_DIR)
     if folder:
         write_json(libraries_file(Path(folder), 0), loaded_libraries())
 

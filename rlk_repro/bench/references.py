@@ -53,7 +53,7 @@ def _build_vime(inputs: CaseTensors, *, with_entropy: bool) -> Ready | Blocked:
     names = "calculate_log_probs_and_entropy" + (", compute_policy_loss" if is_policy else "")
     return Ready(
         forward=compute_losses if is_policy else select_log_probs,
-        kind=OperatorKind.VIME,
+        kind=OperatorKind.TRAINER,
         class_name=f"{VIME_MODULE}: {names}",
         version=find_version("vime"),
     )
@@ -65,7 +65,7 @@ def list_references() -> tuple[BenchedImplementation, ...]:
         BenchedImplementation(
             name=name,
             operator=operator,
-            kind=OperatorKind.VIME,
+            kind=OperatorKind.TRAINER,
             build=partial(_build_vime, with_entropy=with_entropy),
         )
         for operator in ("logp", *POLICY_OPERATORS, "linear_logp")

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
-from rlk_repro.probes.code import MEGATRON, VIME
+from rlk_repro.sources import MEGATRON, VIME
 from rlk_repro.workloads.checkouts import require_importable
 
 LOSS_MODULE: Final = "vime.backends.megatron_utils.loss"

@@ -32,13 +32,12 @@ def verify(
     """Check every file of a bundle against its checksums; all findings in one pass."""
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle import verify as checks
+    from rlk_repro.cli.answers import Verified
 
     found = checks.verify(bundle, expected_id=expected_id)
     is_ok = not has_blocking(found.findings)
     if as_json:
-        findings = [finding.to_json() for finding in found.findings]
-        claim = {} if found.claimed_id is None else {"claimed_id": found.claimed_id}
-        say_json({"is_ok": is_ok, "bundle_id": found.bundle_id, **claim, "findings": findings})
+        say_json(Verified(is_ok=is_ok, **vars(found)))
     else:
         for line in _id_lines(found, expected_id):
             say(line)
@@ -65,7 +64,7 @@ def inspect(bundle: BundlePath, as_json: AsJson = False) -> None:
 
     info = inspect_bundle(bundle)
     if as_json:
-        say_json(info.to_json())
+        say_json(info)
         return
     for line in info.lines():
         say(line)
@@ -87,6 +86,7 @@ def diff(
     """Compare plans, manifests and results of two bundles; exit 1 when a difference is blocking."""
     from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.base.findings import has_blocking
+    from rlk_repro.replay.answers import Differences
     from rlk_repro.replay.compare import diff_bundles
     from rlk_repro.replay.recorded import require_intact
 
@@ -99,14 +99,8 @@ def diff(
     difference = diff_bundles(first, second)
     comparison = difference.comparison
     if as_json:
-        findings = [finding.to_json() for finding in difference.findings]
-        say_json(
-            {
-                "findings": findings,
-                "unsealed": [*map(str, unsealed)],
-                "comparison": None if comparison is None else comparison.to_json(),
-            }
-        )
+        shown = None if comparison is None else comparison.describe()
+        say_json(Differences(findings=difference.findings, unsealed=tuple(map(str, unsealed)), comparison=shown))
     else:
         for source in unsealed:
             say(f"{source}: not sealed: its files may have changed since the run")
@@ -140,7 +134,7 @@ def _judge_gate(reference: Path, later: Path, *, as_json: bool) -> None:
 
     gate = judge_gate(reference, later)
     if as_json:
-        say_json(gate.to_json())
+        say_json(gate)
     else:
         say(gate.line)
     if not gate.is_open:

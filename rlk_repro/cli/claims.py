@@ -54,7 +54,7 @@ def check(
     from rlk_repro.claims.check import check_claims
     from rlk_repro.claims.files import load_claims
     from rlk_repro.claims.text import check_lines
-    from rlk_repro.probes.code import RL_KERNEL
+    from rlk_repro.sources import RL_KERNEL
     from rlk_repro.workloads.checkouts import use_checkouts
 
     claims = load_claims(ids or ())
@@ -68,7 +68,7 @@ def check(
     elif output is not None:
         note(f"{output}: not written, because this machine could measure no claim")
     if as_json:
-        say_json(found.to_json())
+        say_json(found)
     else:
         for text in check_lines(found):
             say(text)
@@ -105,10 +105,11 @@ def lint(
     from rlk_repro.base.errors import CheckFailed
     from rlk_repro.base.units import count
     from rlk_repro.wording import lint_file
+    from rlk_repro.wording.lint import OffenceInFile
 
     offences = [(file, offence) for file in files for offence in lint_file(file)]
     if as_json:
-        say_json([{"file": str(file), **offence.to_json()} for file, offence in offences])
+        say_json([OffenceInFile(file=str(file), **vars(offence)) for file, offence in offences])
     else:
         for file, offence in offences:
             for line in f"{file}:{offence}".split("\n"):

@@ -13,7 +13,7 @@ def register(app: typer.Typer) -> None:
 
 def doctor(as_json: AsJson = False) -> None:
     """Show what this machine has and what would fail here."""
-    from rlk_repro.agent.preflight.doctor import diagnose, look_around
+    from rlk_repro.agent.preflight.doctor import Diagnoses, diagnose, look_around
     from rlk_repro.clusters.local import guess_hardware
     from rlk_repro.clusters.registry import list_clients
     from rlk_repro.probes.node import probe_node
@@ -22,7 +22,7 @@ def doctor(as_json: AsJson = False) -> None:
     manifest = probe_node("here")
     checks = diagnose(manifest, look_around(runs_root(), list_clients()), guess_hardware(manifest))
     if as_json:
-        say_json({"checks": [check.to_json() for check in checks], "manifest": manifest.to_json()})
+        say_json(Diagnoses(checks=tuple(checks), manifest=manifest.to_json()))
     else:
         for check in checks:
             say(f"{check.status:<5} {check.name:<22} {check.found}")

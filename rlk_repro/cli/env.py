@@ -79,6 +79,8 @@ def export(
 
 def _answer(folder: Path, words: str, as_json: bool, *, is_ok: bool = True) -> None:
     if as_json:
-        say_json({"folder": str(folder), "is_ok": is_ok})
+        from rlk_repro.cli.answers import Environment
+
+        say_json(Environment(folder=str(folder), is_ok=is_ok))
     else:
         say(f"{folder}: {words}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,8 @@ from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 
 if TYPE_CHECKING:
     from rlk_repro.base.findings import Finding
+    from rlk_repro.cli.answers import ImageInRuntime
+    from rlk_repro.images.archive_check import ArchiveChecked
 
 StackName = Annotated[
     str | None, typer.Option("--stack", help="A name or a file; default: the newest.", autocompletion=complete_stack)
@@ -49,11 +51,11 @@ def list_(
 ) -> None:
     """List the images of stacks: digest, size, and whether there is one."""
     from rlk_repro.base.units import format_bytes
-    from rlk_repro.images.stacks import list_images
+    from rlk_repro.images.stacks import StackRows, list_images
 
     rows = list_images(stacks or [], asks_registry=size)
     if as_json:
-        say_json({"images": [row.to_json() for row in rows]})
+        say_json(StackRows(images=tuple(rows)))
         return
     for row in rows:
         what = f"{row.reference}@{row.digest}  " if row.reference else ""
@@ -81,7 +83,7 @@ def pull(
     if found.keeps_files and image_dir is None:
         raise SpecError(Problem("--image-dir", "missing", expected=f"a folder for the images of {found.name}"))
     what = pull_image(image, chosen, found, image_dir)
-    _report(what, {"image": what, "runtime": found.name}, check_in_runtime(what, found, known, chosen), as_json)
+    _report_running(what, found.name, check_in_runtime(what, found, known, chosen), as_json)
 
 
 def build(
@@ -110,7 +112,9 @@ def build(
     if not is_dry_run:
         run_build(made)
     if as_json:
-        say_json({"argv": made.argv, "tag": made.tag, "is_built": not is_dry_run})
+        from rlk_repro.cli.answers import Built
+
+        say_json(Built(argv=tuple(made.argv), tag=made.tag, is_built=not is_dry_run))
     else:
         say(str(made) if is_dry_run else f"built {made.tag}")
 
@@ -131,10 +135,10 @@ def check(
     path = Path(image)
     if path.exists() and runtime is None:
         checked = check_archive(path, known, platform)
-        _report(f"{image}: {checked.digest}", checked.to_json(), list(checked.findings), as_json)
+        _report(f"{image}: {checked.digest}", checked.describe(), as_json)
         return
     found = find_runtime(runtime)
-    _report(image, {"image": image, "runtime": found.name}, check_in_runtime(image, found, known, platform), as_json)
+    _report_running(image, found.name, check_in_runtime(image, found, known, platform), as_json)
 
 
 def pin(
@@ -164,7 +168,9 @@ def pin(
     if output is not None:
         write_text(output, after)
     if as_json:
-        say_json({"stack": known.stack, "is_changed": bool(lines), "diff": lines})
+        from rlk_repro.cli.answers import Pinned
+
+        say_json(Pinned(stack=known.stack, is_changed=bool(lines), diff=tuple(lines)))
         return
     for line in lines or [f"stack {known.stack}: no pin has moved"]:
         say(line)
@@ -186,7 +192,7 @@ def export(
     chosen, image = get_image(known, platform)
     checked = export_image(image, folder, known, chosen)
     if as_json:
-        say_json(checked.to_json())
+        say_json(checked.describe())
     else:
         say(f"{folder}: {checked.digest}; check it anywhere with sha256sum -c SHA256SUMS")
 
@@ -206,7 +212,7 @@ def import_(
 
     checked = import_image(folder, target, None if stack is None else get_stack(stack), platform)
     if as_json:
-        say_json(checked.to_json())
+        say_json(checked.describe())
     else:
         say(f"{target}: {checked.digest}")
 
@@ -223,14 +229,19 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
     return pairs
 
 
-def _report(what: str, value: dict[str, Any], findings: list[Finding], as_json: bool) -> None:
+def _report_running(image: str, runtime: str, findings: list[Finding], as_json: bool) -> None:
     from rlk_repro.base.findings import has_blocking
+    from rlk_repro.cli.answers import ImageInRuntime
 
     is_ok = not has_blocking(findings)
+    _report(image, ImageInRuntime(image=image, runtime=runtime, is_ok=is_ok, findings=tuple(findings)), as_json)
+
+
+def _report(what: str, found: ArchiveChecked | ImageInRuntime, as_json: bool) -> None:
     if as_json:
-        say_json({**value, "is_ok": is_ok, "findings": [finding.to_json() for finding in findings]})
+        say_json(found)
     else:
-        say_findings(findings)
-        say(f"{what}: {'matches its record' if is_ok else 'must not be used'}")
-    if not is_ok:
+        say_findings(found.findings)
+        say(f"{what}: {'matches its record' if found.is_ok else 'must not be used'}")
+    if not found.is_ok:
         raise typer.Exit(1)

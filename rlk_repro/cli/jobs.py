@@ -13,6 +13,7 @@ from rlk_repro.cli.output import AsJson, note, say, say_json, say_text
 
 if TYPE_CHECKING:
     from rlk_repro.rundir.paths import RunDir
+    from rlk_repro.rundir.state import Progress
 
 RunId = Annotated[
     str | None,
@@ -39,10 +40,11 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Say where a submission stands."""
+    from rlk_repro.cli.answers import Status
     from rlk_repro.clusters.api import JobState
     from rlk_repro.rundir.state import Phase, read_state
     from rlk_repro.rundir.store import find_run_dir
-    from rlk_repro.submit import finishing, sending
+    from rlk_repro.submit import sending
     from rlk_repro.submit.following import drop_forecast, render_progress
 
     run_dir = find_run_dir(run_id)
@@ -61,13 +63,13 @@ def status(
         progress = drop_forecast(progress)
     if as_json:
         say_json(
-            {
-                "id": run_dir.run_id,
-                "state": None if answer is None else answer.state.value,
-                "reason": unasked if answer is None else answer.reason,
-                "is_sealed": run_dir.is_sealed,
-                "progress": None if progress is None else progress.to_json(),
-            }
+            Status(
+                id=run_dir.run_id,
+                state=None if answer is None else answer.state.value,
+                reason=unasked if answer is None else answer.reason,
+                is_sealed=run_dir.is_sealed,
+                progress=progress,
+            )
         )
         return
     if answer is None:
@@ -76,10 +78,16 @@ def status(
     say(f"{run_dir.run_id}: {answer.state}{f' ({answer.reason})' if answer.reason else ''}")
     if progress is not None:
         say(f"  {'ended in ' if is_over and progress.phase is not Phase.ENDED else ''}{render_progress(progress)}")
-    if is_over and finishing.is_worth_resuming(run_dir, progress):
+    if is_over and _is_worth_resuming(run_dir, progress):
         say(as_typed(f"  hint: {_suggest_resume(run_dir)}"))
         say(f"  its agent's log: {run_dir.agent_log}")
     say(f"  {'sealed' if run_dir.is_sealed else 'not sealed'} · {run_dir.root}")
+
+
+def _is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
+    from rlk_repro.submit import finishing
+
+    return finishing.is_worth_resuming(run_dir, state)
 
 
 def _suggest_resume(run_dir: RunDir) -> str:
@@ -95,11 +103,12 @@ def logs(
 ) -> None:
     """Print the trials' logs in order."""
     from rlk_repro.base.files import dump_json_line
+    from rlk_repro.cli.answers import LogAnswer
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.clusters.triallogs import read_logs
     from rlk_repro.rundir.state import read_state
     from rlk_repro.rundir.store import find_run_dir
-    from rlk_repro.submit import finishing, sending
+    from rlk_repro.submit import sending
 
     run_dir = find_run_dir(run_id)
     submission = sending.load_submission(run_dir)
@@ -111,13 +120,13 @@ def logs(
     trial = ""
     for line in lines:
         if as_json:
-            say(dump_json_line({"trial": line.trial, "line": line.text}))
+            say(dump_json_line(LogAnswer(trial=line.trial, line=line.text).to_json()))
             continue
         if line.trial != trial:
             trial = line.trial
             say(f"==> {trial} <==")
         say_text(line.text)
-    if submission is not None and finishing.is_worth_resuming(run_dir, read_state(run_dir)):
+    if submission is not None and _is_worth_resuming(run_dir, read_state(run_dir)):
         answer = sending.poll(sending.Launched(run_dir=run_dir, submission=submission))
         if answer.state.is_final:
             note(f"{run_dir.run_id}: {_suggest_resume(run_dir)}")
@@ -125,6 +134,7 @@ def logs(
 
 def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
     """Stop a submission; what has run stays and can be collected and resumed."""
+    from rlk_repro.cli.answers import Cancelled
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.rundir.store import find_run_dir
     from rlk_repro.submit import sending
@@ -134,7 +144,7 @@ def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
     submission = sending.load_submission(run_dir)
     is_stopping = submission is not None and get_backend(submission.cluster).cancel(submission, run_dir)
     if as_json:
-        say_json({"id": run_dir.run_id, "is_submitted": submission is not None, "is_stopping": is_stopping})
+        say_json(Cancelled(id=run_dir.run_id, is_submitted=submission is not None, is_stopping=is_stopping))
         return
     answer = "asked to stop" if is_stopping else "has ended already" if submission is not None else STAGED
     say(f"{run_dir.run_id}: {answer}")
@@ -143,6 +153,7 @@ def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
 def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
     """Bring the bundle here and say where it is."""
     from rlk_repro.base.errors import CheckFailed, Problem
+    from rlk_repro.cli.answers import Collected
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.rundir.store import find_run_dir
     from rlk_repro.submit import sending
@@ -154,6 +165,6 @@ def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
         raise CheckFailed(Problem(run_dir.run_id, "was never submitted", expected="something to collect"))
     path = get_backend(submission.cluster).collect(submission, run_dir, silence if as_json else note)
     if as_json:
-        say_json({"id": run_dir.run_id, "bundle": str(path), "is_sealed": run_dir.is_sealed})
+        say_json(Collected(id=run_dir.run_id, bundle=str(path), is_sealed=run_dir.is_sealed))
         return
     say(f"bundle: {path}{'' if run_dir.is_sealed else '  (not sealed: the run has not finished)'}")

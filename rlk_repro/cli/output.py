@@ -42,9 +42,11 @@ def note(line: str) -> None:
 
 
 def say_json(value: Any) -> None:
+    """Print one answer, or a list of them."""
+    from rlk_repro.base.answer import to_plain
     from rlk_repro.base.files import dump_json
 
-    _write(escape_json(dump_json(value).decode()))
+    _write(escape_json(dump_json(to_plain(value)).decode()))
 
 
 def show(print_on: Callable[[Console], None]) -> None:

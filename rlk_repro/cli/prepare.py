@@ -69,8 +69,11 @@ def _show_missing(steps: list[PrepareStep], *, as_json: bool) -> None:
     from rlk_repro.prepare.steps import describe_steps
 
     if as_json:
-        say_json([{"kind": step.order.kind, "folder": str(step.order.folder), "is_there": step.is_there}
-                  for step in steps])  # fmt: skip
+        from rlk_repro.cli.answers import PartMissing
+
+        say_json(
+            [PartMissing(kind=step.order.kind, folder=str(step.order.folder), is_there=step.is_there) for step in steps]
+        )
         return
     for line in describe_steps(steps):
         say(line)
@@ -126,8 +129,10 @@ def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:
 def _show(request: PrepareRequest, done: list[Done], *, as_json: bool) -> None:
     unpinned = [item.unpinned for item in done if item.unpinned]
     if as_json:
-        say_json({"run": request.run.run, "prepared_dir": str(request.prepared.root),
-                  "parts": [item.to_json() for item in done], "unpinned": unpinned})  # fmt: skip
+        from rlk_repro.cli.answers import PrepareAnswer
+
+        parts, root = tuple(item.to_json() for item in done), str(request.prepared.root)
+        say_json(PrepareAnswer(run=request.run.run, prepared_dir=root, parts=parts, unpinned=tuple(unpinned)))
         return
     from rlk_repro.base.units import format_bytes
 

@@ -56,7 +56,9 @@ def init(
         proposal.values["profile"] = _name_of(output, proposal.name)
     _write(output, render_profile(proposal, origin))
     if as_json:
-        say_json({"file": str(output), "profile": proposal.values, "remarks": proposal.remarks})
+        from rlk_repro.cli.answers import NewProfile
+
+        say_json(NewProfile(file=str(output), profile=proposal.values, remarks=tuple(proposal.remarks)))
         return
     for remark in proposal.remarks:
         note(f"look at: {remark}")
@@ -143,7 +145,9 @@ def check(
     plan = None if run is None else _plan(run, name, profile)
     findings = get_backend(profile.cluster).check_profile(profile, plan)
     if as_json:
-        say_json({"profile": profile.profile, "findings": [finding.to_json() for finding in findings]})
+        from rlk_repro.cli.answers import ProfileChecked
+
+        say_json(ProfileChecked(profile=profile.profile, findings=tuple(findings)))
     else:
         say(f"profile {profile.profile}: {_count(len(findings))}")
         say_findings(findings)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -21,6 +21,7 @@ from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, re
 
 if TYPE_CHECKING:
     from rlk_repro.base.findings import Finding
+    from rlk_repro.replay.answers import Reanalysis
     from rlk_repro.replay.compare import Comparison
     from rlk_repro.replay.steps import PreparedReplay, Recorded
     from rlk_repro.submit.finishing import Result
@@ -58,9 +59,10 @@ def replay(
 ) -> None:
     """Check a bundle, analyse it again, run it again and compare."""
     from rlk_repro.replay import steps
+    from rlk_repro.replay.answers import Replayed, Rerun
 
     recorded = steps.reanalyse(bundle)
-    first = _describe_analysis(recorded)
+    first = recorded.describe()
     if is_analyze_only and as_json:
         say_json(first)
     elif not as_json:
@@ -87,7 +89,7 @@ def replay(
         _require_ready(prepared, needs, is_trusted=is_trusted, is_accepted=is_accepted, as_json=as_json)
         comparison, result = steps.run(prepared, silence if as_json else note, is_quiet=as_json)
     if as_json:
-        say_json({**comparison.to_json(), "reanalysis": first, "rerun": _describe_rerun(is_done=True)})
+        say_json(Replayed(**vars(comparison.describe()), reanalysis=first, rerun=Rerun(is_done=True)))
     else:
         _say_comparison(bundle, comparison, result)
     if not comparison.is_ok:
@@ -156,7 +158,7 @@ def _require_ready(
 
 
 @contextmanager
-def _both_halves(first: dict[str, Any], *, as_json: bool) -> Iterator[None]:
+def _both_halves(first: Reanalysis, *, as_json: bool) -> Iterator[None]:
     """Whatever stops the rerun, ``--json`` holds the re-analysis, which has succeeded, and what stands in the way.
 
     Raises:
@@ -166,15 +168,12 @@ def _both_halves(first: dict[str, Any], *, as_json: bool) -> Iterator[None]:
         yield
     except RlkReproError as error:
         if as_json:
-            say_json({"reanalysis": first, "rerun": _describe_rerun(error.problems, is_done=False)})
+            from rlk_repro.replay.answers import ReplayStopped, Rerun
+
+            say_json(ReplayStopped(reanalysis=first, rerun=Rerun.stopped(error.problems)))
         if isinstance(error, CheckFailed):
             raise NotReproduced(*error.problems) from error
         raise
-
-
-def _describe_rerun(needs: Sequence[Problem] = (), *, is_done: bool) -> dict[str, Any]:
-    shown = [{"where": need.where, "problem": str(need).splitlines()[0], "next": need.hint or ""} for need in needs]
-    return {"is_done": is_done, "needs": shown}
 
 
 def _find_needs(prepared: PreparedReplay, bundle: Path) -> list[Problem]:
@@ -187,12 +186,6 @@ def _find_needs(prepared: PreparedReplay, bundle: Path) -> list[Problem]:
     except EnvironmentMissing as error:
         needs = error.problems
     return [*needs, *find_needs(prepared, bundle)]
-
-
-def _describe_analysis(recorded: Recorded) -> dict[str, Any]:
-    is_reworded, verdict = recorded.is_reworded, recorded.analysis.verdict
-    return {"level": "re-analysis", "is_ok": True, "is_reworded": is_reworded, "bundle_id": recorded.bundle_id,
-            "verdict": verdict.word.value, "headline": verdict.headline}  # fmt: skip
 
 
 def _say_analysis(bundle: Path, recorded: Recorded) -> None:
@@ -255,24 +248,26 @@ def _ask(prepared: PreparedReplay) -> bool:
     return True
 
 
-def _show_dry_run(prepared: PreparedReplay, first: dict[str, Any], needs: Sequence[Problem], *, as_json: bool) -> None:
+def _show_dry_run(prepared: PreparedReplay, first: Reanalysis, needs: Sequence[Problem], *, as_json: bool) -> None:
     from rlk_repro.cli.submit import show_dry_run
+    from rlk_repro.replay.answers import ReplayDryRun, Rerun
     from rlk_repro.submit.consent import list_what_runs
-    from rlk_repro.submit.show import dry_run_json
+    from rlk_repro.submit.show import describe_dry_run
 
     plan, job, run_dir = prepared.launch.plan, prepared.launch.job, prepared.launch.run_dir
     if as_json:
-        drift = None if prepared.drift is None else [finding.to_json() for finding in prepared.drift]
-        more = {
-            "drift": drift,
-            "parts": [finding.to_json() for finding in prepared.parts],
-            "missing": [finding.to_json() for finding in prepared.missing],
-            "what_runs": list_what_runs(plan, prepared.recorded.plan.profile),
-            "replay_of": prepared.recorded.bundle_id,
-            "reanalysis": first,
-            "rerun": _describe_rerun(needs, is_done=False),
-        }
-        say_json({**dry_run_json(plan, job), **more})
+        say_json(
+            ReplayDryRun(
+                **vars(describe_dry_run(plan, job)),
+                drift=prepared.drift,
+                parts=prepared.parts,
+                missing=prepared.missing,
+                what_runs=dict(list_what_runs(plan, prepared.recorded.plan.profile)),
+                replay_of=prepared.recorded.bundle_id,
+                reanalysis=first,
+                rerun=Rerun.stopped(needs),
+            )
+        )
         return
     for need in needs:
         say(f"missing on this machine: {need.where} ({need.hint})")

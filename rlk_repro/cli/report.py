@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -63,7 +62,7 @@ def report(
             page = write_side_by_side(written, output)
         note(f"side by side: {page}")
     if as_json:
-        say_json([dataclasses.asdict(result) for result in results])
+        say_json(results)
     if is_doubtful or any(result.verdict in unwanted for result in results):
         raise typer.Exit(1)
 
@@ -91,7 +90,9 @@ def index(
     with writing(output, hint="-o names another folder"):
         page = write_index(entries, output)
     if as_json:
-        say_json({"page": str(page), "bundles": [entry.context.bundle_id for entry in entries]})
+        from rlk_repro.cli.answers import Index
+
+        say_json(Index(page=str(page), bundles=tuple(entry.context.bundle_id for entry in entries)))
     else:
         say(f"{page}: {count(len(entries), 'bundle')}")
 

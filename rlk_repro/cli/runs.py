@@ -11,7 +11,10 @@ from rlk_repro.cli.completion import RunName
 from rlk_repro.cli.output import AsJson, say, say_json, say_text
 
 if TYPE_CHECKING:
+    from rlk_repro.cli.answers import SubmittedRow
+    from rlk_repro.clusters.api import JobStatus
     from rlk_repro.rundir.paths import RunDir
+    from rlk_repro.submit.sending import Launched
 
 _SUBMITTED: Final = "{:<31} {:<22} {:<7} {:<10} {:<9} {}"
 
@@ -38,8 +41,20 @@ def list_runs(
 
     models = [load_run(name).model for name in list_names(run_folders())]
     if as_json:
-        say_json([{"run": run.run, "lane": run.lane, "workload": run.workload.kind, "purpose": run.purpose,
-                   "hardware": sorted(run.layouts)} for run in models])  # fmt: skip
+        from rlk_repro.cli.answers import RunRow
+
+        say_json(
+            [
+                RunRow(
+                    run=run.run,
+                    lane=run.lane,
+                    workload=run.workload.kind,
+                    purpose=run.purpose,
+                    hardware=tuple(sorted(run.layouts)),
+                )
+                for run in models
+            ]
+        )
         return
     width = max(len(run.run) for run in models)
     for run in models:
@@ -57,10 +72,7 @@ def _list_submitted(*, as_json: bool) -> None:
     launched = sending.list_launched()
     answers = sending.poll_all(launched)
     if as_json:
-        rows = zip(launched, answers, strict=True)
-        say_json([{"id": item.run_dir.run_id, "cluster": item.submission.cluster, "job_id": item.submission.job_id,
-                   "state": answer.state.value, "reason": answer.reason, "nodes": answer.nodes,
-                   "is_sealed": item.run_dir.is_sealed} for item, answer in rows])  # fmt: skip
+        say_json([_describe_submitted(item, answer) for item, answer in zip(launched, answers, strict=True)])
         return
     if launched:
         say(_SUBMITTED.format("id", "run", "cluster", "job", "state", "verdict, or how far it is"))
@@ -71,6 +83,20 @@ def _list_submitted(*, as_json: bool) -> None:
         text = " · ".join(part for part in more if part)
         sent, run = item.submission, item.run_dir.root.parent.name
         say(_SUBMITTED.format(item.run_dir.run_id, run, sent.cluster, sent.job_id, answer.state, text).rstrip())
+
+
+def _describe_submitted(item: Launched, answer: JobStatus) -> SubmittedRow:
+    from rlk_repro.cli.answers import SubmittedRow
+
+    return SubmittedRow(
+        id=item.run_dir.run_id,
+        cluster=item.submission.cluster,
+        job_id=item.submission.job_id,
+        state=answer.state.value,
+        reason=answer.reason,
+        nodes=answer.nodes,
+        is_sealed=item.run_dir.is_sealed,
+    )
 
 
 def _read_verdict(run_dir: RunDir) -> str:

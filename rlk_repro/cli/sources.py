@@ -14,7 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from rlk_repro.plan import Plan
-    from rlk_repro.probes.code import CodeSource
+    from rlk_repro.sources import CodeSource
 
 VimeSource: TypeAlias = Annotated[Path | None, typer.Option("--vime-src", help="Checkout of vime, or VIME_SRC.")]
 MegatronSource: TypeAlias = Annotated[
@@ -33,7 +33,7 @@ def use_sources(vime: Path | None, megatron: Path | None, rl_kernel: Path | None
         SpecError: a folder without its package, or options for a cluster that gets nothing of this environment.
     """
     from rlk_repro.base.errors import Problem, SpecError
-    from rlk_repro.probes.code import MEGATRON, RL_KERNEL, VIME
+    from rlk_repro.sources import MEGATRON, RL_KERNEL, VIME
     from rlk_repro.submit.planning import LOCAL
     from rlk_repro.workloads.checkouts import FLAGS, use_checkouts
 
@@ -65,7 +65,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
         SpecError: the profile's own path hides the checkouts.
     """
     from rlk_repro.base.errors import Problem, SpecError
-    from rlk_repro.probes.code import RL_KERNEL
+    from rlk_repro.sources import RL_KERNEL
     from rlk_repro.submit.planning import LOCAL
     from rlk_repro.workloads.checkouts import FLAGS, find_given, find_missing_commits, require_importable
     from rlk_repro.workloads.environment import profile_env

@@ -174,10 +174,10 @@ def _is_given(context: typer.Context, name: str | None) -> bool:
 
 def show_dry_run(plan: Plan, job: Job, run_dir: RunDir, *, as_json: bool) -> None:
     from rlk_repro.clusters.registry import get_backend
-    from rlk_repro.submit.show import bound_line, dry_run_json, plan_lines
+    from rlk_repro.submit.show import bound_line, describe_dry_run, plan_lines
 
     if as_json:
-        say_json(dry_run_json(plan, job))
+        say_json(describe_dry_run(plan, job))
         return
     for line in plan_lines(plan):
         say(line)
@@ -205,7 +205,9 @@ def _show_submitted(plan: Plan, launched: Launched, *, as_json: bool) -> None:
 
     run_dir, submission = launched.run_dir, launched.submission
     if as_json:
-        say_json({"id": run_dir.run_id, "run_dir": str(run_dir.root), "submission": submission.to_json()})
+        from rlk_repro.cli.answers import Submitted
+
+        say_json(Submitted(id=run_dir.run_id, run_dir=str(run_dir.root), submission=submission.to_json()))
         return
     say(f"submitted {run_dir.run_id} to {submission.cluster} as {submission.job_id}")
     say(f"run directory: {run_dir.root}")
@@ -220,7 +222,7 @@ def _show_result(launched: Launched, *, as_json: bool) -> None:
 
     result = finishing.finish(launched, silence if as_json else note)
     if as_json:
-        say_json(result.to_json())
+        say_json(result.describe())
     else:
         from rlk_repro.report.terminal import print_answer, print_summary
 

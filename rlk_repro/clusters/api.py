@@ -18,6 +18,8 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Profile
 
 SCHEMA: Final = 1
+SURROUNDINGS_MIN: Final = 45
+"""Minutes for work outside trials: importing the image, preflight, Ray's start and end, analysis, packing."""
 
 
 class JobState(StrEnum):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.findings import Finding, Level, has_blocking
 from rlk_repro.images.layers import FoundFile, find_files
 from rlk_repro.images.match import check_kernels, check_sources, match_labels, match_stack, missing_record
 from rlk_repro.images.oci import OciImage, OciLayout, check_blobs, load_image, open_layout
@@ -21,6 +22,19 @@ _VIME_HEAD = "vime/.git/HEAD"
 
 
 @dataclass(frozen=True, kw_only=True)
+class ArchiveChecked(Answer):
+    """The answer for an image that was exported, imported or checked as an archive."""
+
+    digest: str
+    platform: str
+    size_bytes: int
+    stack: str | None
+    commits: dict[str, Any] | None
+    findings: tuple[Finding, ...]
+    is_ok: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checked:
     """The findings about an image; ``digest`` is the one to pin: the digest of the list, if there is a list."""
 
@@ -30,16 +44,17 @@ class Checked:
     record: ImageRecord | None
     findings: tuple[Finding, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def describe(self) -> ArchiveChecked:
         record = self.record
-        return {
-            "digest": self.digest,
-            "platform": self.platform,
-            "size_bytes": self.size_bytes,
-            "stack": record.stack if record else None,
-            "commits": dict(record.commits) if record else None,
-            "findings": [finding.to_json() for finding in self.findings],
-        }
+        return ArchiveChecked(
+            digest=self.digest,
+            platform=self.platform,
+            size_bytes=self.size_bytes,
+            stack=record.stack if record else None,
+            commits=dict(record.commits) if record else None,
+            findings=self.findings,
+            is_ok=not has_blocking(self.findings),
+        )
 
 
 def check_archive(path: Path, stack: Stack | None = None, platform: str | None = None) -> Checked:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import IO, Any, Final, cast
 
 from rlk_repro.base.errors import BundleUnreadable, Problem
-from rlk_repro.images.oci import CHUNK_BYTES, Descriptor, OciImage, OciLayout, blob_name
+from rlk_repro.base.files import CHUNK_BYTES
+from rlk_repro.images.oci import Descriptor, OciImage, OciLayout, blob_name
 
 MAX_KEPT_BYTES: Final = 16 << 20
 _WHITEOUT: Final = ".wh."

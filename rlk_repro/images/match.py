@@ -13,10 +13,9 @@ from rlk_repro.images.record import ARCHITECTURES, LABEL_PREFIX, SYMBOLS, ImageR
 from rlk_repro.operators import OPERATORS, Platform
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.rundir.manifest import Fact, Section, Unknown
+from rlk_repro.sources import SECTIONS
 from rlk_repro.spec import Stack
 
-# names of a stack's pins, and where section ``code`` of a manifest describes them
-SOURCES: Final = {"vime": "vime", "rl_kernel": "rl_kernel", "megatron_lm": "megatron"}
 SOURCE_FACTS: Final = ("version", "commit", "is_dirty", "diff_sha256")
 KERNEL_FACTS: Final = ("is_compiled", "extension", "extension_sha256", "extension_symbols", "tree", "repairs")
 LABELS: Final = {
@@ -85,7 +84,7 @@ def check_kernels(record: ImageRecord) -> Iterator[Finding]:
 
 def check_sources(record: ImageRecord) -> Iterator[Finding]:
     """Check that vime and RL-Kernel equal their commits; Megatron-LM may have the patch of vime's image."""
-    for pin, name in SOURCES.items():
+    for pin, name in SECTIONS.items():
         facts = _mapping(record.code.get(name))
         commit = facts.get("commit", Unknown("not recorded"))
         if commit != record.commits.get(pin):
@@ -97,7 +96,7 @@ def check_sources(record: ImageRecord) -> Iterator[Finding]:
 def match_running(record: ImageRecord, code: Section) -> Iterator[Finding]:
     """Compare this container's present content with the content when the record was written."""
     yield from _match_packages(_mapping(record.code.get("packages")), _mapping(code.get("packages")))
-    for name in SOURCES.values():
+    for name in SECTIONS.values():
         names = (*SOURCE_FACTS, *(KERNEL_FACTS if name == "rl_kernel" else ()))
         yield from _match_facts(name, names, record.code, code, Level.BLOCKING)
     # a profile may put a newer rlk_repro in front; the manifest says which one

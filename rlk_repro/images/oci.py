@@ -21,7 +21,6 @@ from rlk_repro.base.findings import Finding, Level
 
 MAX_JSON_BYTES: Final = 8 << 20
 MAX_MEMBERS: Final = 100_000
-CHUNK_BYTES: Final = 1 << 20
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _INDEXES: Final = (
     "application/vnd.oci.image.index.v1+json",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import platform as machine
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.resources import list_names, stack_folders
 from rlk_repro.images.registry import ask_size
@@ -25,7 +26,7 @@ LOCKED_BUILD_COST: Final = "5 GB of packages, and an hour of compiling on 2 core
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackRow:
+class StackRow(Answer):
     """One image of one stack; ``size_bytes`` is None where no registry was asked."""
 
     stack: str
@@ -35,8 +36,10 @@ class StackRow:
     size_bytes: int | None
     status: str
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+
+@dataclass(frozen=True, kw_only=True)
+class StackRows(Answer):
+    images: tuple[StackRow, ...]
 
 
 def get_stack(name: str | None) -> Stack:

@@ -14,8 +14,8 @@ from typing import Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.integration.route.rl_kernel import PACKAGE, find_commit
+from rlk_repro.switches import COMMITS
 
-FOLDER: Final = "RLK_COMMITS"
 SOURCE: Final = "git+https://github.com/RL-Align/RL-Kernel"
 
 
@@ -25,15 +25,15 @@ def use_commit(commit: str) -> None:
     Raises:
         EnvironmentMissing: the folder is absent or holds another commit, or RL-Kernel is already imported.
     """
-    folder = Path(os.environ.get(FOLDER, "")) / commit
+    folder = Path(os.environ.get(COMMITS, "")) / commit
     if str(folder) in sys.path:
         return
     found = {find_commit(item) for item in distributions(path=[str(folder)])}
-    if not os.environ.get(FOLDER) or commit not in found or not (folder / PACKAGE).is_dir():
-        hint = f"pip install --no-deps --no-build-isolation --target {FOLDER}/{commit} {SOURCE}@{commit}"
+    if not os.environ.get(COMMITS) or commit not in found or not (folder / PACKAGE).is_dir():
+        hint = f"pip install --no-deps --no-build-isolation --target {COMMITS}/{commit} {SOURCE}@{commit}"
         raise EnvironmentMissing(
-            Problem(f"{FOLDER}/{commit}", "is not an installed RL-Kernel of this commit",
-                    got=str(folder) if os.environ.get(FOLDER) else "no such variable", hint=hint)
+            Problem(f"{COMMITS}/{commit}", "is not an installed RL-Kernel of this commit",
+                    got=str(folder) if os.environ.get(COMMITS) else "no such variable", hint=hint)
         )  # fmt: skip
     if PACKAGE in sys.modules:
         raise EnvironmentMissing(Problem(PACKAGE, "is already imported", expected=f"to be imported from {folder}"))

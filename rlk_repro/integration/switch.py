@@ -37,16 +37,17 @@ from rlk_repro.integration.vime_abi import APPROX_KL, CLIP, LOG_PROBS, LOSS, fin
 from rlk_repro.operators import DEFAULT_OPS, OPERATORS, Case, Platform, Refusal, find_conflicts
 from rlk_repro.rundir.paths import libraries_beside, libraries_file
 from rlk_repro.schedule import LETTERS, SHADOW
-
-SWITCH_VARIABLE: Final = "VIME_RL_KERNEL"
-MODE_VARIABLE: Final = "VIME_RL_KERNEL_MODE"
-OPS_VARIABLE: Final = "VIME_RL_KERNEL_OPS"
-SCHEDULE_VARIABLE: Final = "VIME_RL_KERNEL_SCHEDULE"
-COMMIT_VARIABLE: Final = "VIME_RL_KERNEL_COMMIT"
-ENTROPY_VARIABLE: Final = "RLK_REPRO_ENTROPY_METRIC"
-GC_FREEZE_VARIABLE: Final = "RLK_REPRO_GC_FREEZE_AFTER"
-OPS_DIR_VARIABLE: Final = "RLK_REPRO_OPS_DIR"
-LIBRARIES_DIR_VARIABLE: Final = "RLK_REPRO_LIBRARIES_DIR"
+from rlk_repro.switches import (
+    ENTROPY_METRIC,
+    GC_FREEZE,
+    LIBRARIES_DIR,
+    OPS_DIR,
+    SWITCH,
+    SWITCH_COMMIT,
+    SWITCH_MODE,
+    SWITCH_OPS,
+    SWITCH_SCHEDULE,
+)
 
 
 class Mode(StrEnum):
@@ -90,29 +91,29 @@ class Settings:
             SpecError: values are invalid; the error lists all of them, with the valid values.
         """
         problems: list[Problem] = []
-        switch = _read_choice(environ, SWITCH_VARIABLE, ("1", "0"), "0", problems)
-        mode = _read_choice(environ, MODE_VARIABLE, tuple(Mode), Mode.REQUIRE, problems)
-        entropy = _read_choice(environ, ENTROPY_VARIABLE, ("1", "0"), "1", problems)
-        ops = _read_ops(environ.get(OPS_VARIABLE) or ",".join(DEFAULT_OPS), problems)
-        schedule = environ.get(SCHEDULE_VARIABLE, "")
+        switch = _read_choice(environ, SWITCH, ("1", "0"), "0", problems)
+        mode = _read_choice(environ, SWITCH_MODE, tuple(Mode), Mode.REQUIRE, problems)
+        entropy = _read_choice(environ, ENTROPY_METRIC, ("1", "0"), "1", problems)
+        ops = _read_ops(environ.get(SWITCH_OPS) or ",".join(DEFAULT_OPS), problems)
+        schedule = environ.get(SWITCH_SCHEDULE, "")
         if not set(schedule) <= LETTERS.keys():
             expected = f"letters {', '.join(LETTERS)}, one a rollout"
-            problems.append(Problem(SCHEDULE_VARIABLE, "is not a schedule", got=schedule, expected=expected))
-        freeze_after = environ.get(GC_FREEZE_VARIABLE) or "0"
+            problems.append(Problem(SWITCH_SCHEDULE, "is not a schedule", got=schedule, expected=expected))
+        freeze_after = environ.get(GC_FREEZE) or "0"
         if not freeze_after.isdecimal():
             expected = "a number of rollouts"
-            problems.append(Problem(GC_FREEZE_VARIABLE, "is not a number", got=freeze_after, expected=expected))
+            problems.append(Problem(GC_FREEZE, "is not a number", got=freeze_after, expected=expected))
         if problems:
             raise SpecError(*problems)
         is_requested = switch == "1" and mode != Mode.OFF
-        ops_dir = _read_folder(environ, OPS_DIR_VARIABLE)
+        ops_dir = _read_folder(environ, OPS_DIR)
         return cls(
             mode=Mode(mode) if is_requested else Mode.OFF,
             ops=ops if is_requested else (),
             schedule=schedule if is_requested else "",
-            commit=environ.get(COMMIT_VARIABLE, "") if is_requested else "",
+            commit=environ.get(SWITCH_COMMIT, "") if is_requested else "",
             ops_dir=ops_dir,
-            libraries_dir=_read_folder(environ, LIBRARIES_DIR_VARIABLE) or (ops_dir and libraries_beside(ops_dir)),
+            libraries_dir=_read_folder(environ, LIBRARIES_DIR) or (ops_dir and libraries_beside(ops_dir)),
             has_entropy_metric=entropy == "1",
             gc_freeze_after=int(freeze_after),
         )
@@ -135,10 +136,10 @@ def _read_ops(text: str, problems: list[Problem]) -> tuple[str, ...]:
     ops = tuple(text.split(","))
     if any(op not in OPERATORS for op in ops) or len(set(ops)) != len(ops):
         expected = f"a comma-separated list of {', '.join(OPERATORS)}, each at most once"
-        problems.append(Problem(OPS_VARIABLE, "unknown or repeated operator", got=text, expected=expected))
+        problems.append(Problem(SWITCH_OPS, "unknown or repeated operator", got=text, expected=expected))
         return ()
     for pair in find_conflicts(ops):
-        problems.append(Problem(OPS_VARIABLE, "operators serve the same calls", got=text,
+        problems.append(Problem(SWITCH_OPS, "operators serve the same calls", got=text,
                                 expected=f"only one of {' and '.join(pair)}"))  # fmt: skip
     return ops
 
@@ -258,10 +259,10 @@ def _forbid_fallbacks(found: Mapping[str, Route | Refusal]) -> None:
         raise EnvironmentMissing(
             *(
                 Problem(
-                    f"{MODE_VARIABLE}=require",
+                    f"{SWITCH_MODE}=require",
                     f"{', '.join(ops)}: {refusal}",
                     expected="no fallback",
-                    hint=f"repair that, drop it from {OPS_VARIABLE}, or set {MODE_VARIABLE}=auto",
+                    hint=f"repair that, drop it from {SWITCH_OPS}, or set {SWITCH_MODE}=auto",
                 )
                 for refusal, ops in refused.items()
             )

@@ -1,4 +1,4 @@
-"""Find which code runs: Python, installed packages, and the commits of rlk-repro, vime, Megatron-LM and RL-Kernel.
+"""Find which code runs: Python, installed packages, and the commits of rlk-repro and of the sources of a stack.
 
 The probe imports no package.  The trainer itself records which libraries a rank loaded.
 """
@@ -11,7 +11,6 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -24,28 +23,9 @@ from rlk_repro.probes.container import load_provenance
 from rlk_repro.probes.extension import build_variables, probe_extension
 from rlk_repro.probes.installed import load_build_record, probe_installed
 from rlk_repro.rundir.manifest import Fact, Unknown
+from rlk_repro.sources import OURSELVES, PINNED, RL_KERNEL, CodeSource
 
 SECTION: Final = "code"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CodeSource:
-    """One code base: its name among a stack's pins, its module, its distributions, and the variable of its checkout."""
-
-    pin: str
-    module: str
-    distributions: tuple[str, ...]
-    variable: str
-
-
-VIME: Final = CodeSource(pin="vime", module="vime", distributions=("vime",), variable="VIME_SRC")
-MEGATRON: Final = CodeSource(
-    pin="megatron_lm", module="megatron", distributions=("megatron-core", "megatron-lm"), variable="MEGATRON_SRC"
-)
-RL_KERNEL: Final = CodeSource(
-    pin="rl_kernel", module="rl_engine", distributions=("rl-kernel", "rl-engine"), variable="RLK_SRC"
-)
-OURSELVES: Final = CodeSource(pin="rlk_repro", module="rlk_repro", distributions=("rlk-repro",), variable="")
 
 
 def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
@@ -58,14 +38,15 @@ def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> d
         "python_kind": _python_kind(),
         "packages": probe_packages(),
         "rlk_repro": {**probe_source(OURSELVES, variables, commits), "version": rlk_repro.__version__},
-        "vime": probe_source(VIME, variables, commits),
-        "megatron": probe_source(MEGATRON, variables, commits),
-        "rl_kernel": {
-            **probe_source(RL_KERNEL, variables, commits),
-            **probe_extension(find_package(RL_KERNEL, variables)),
-            **probe_build(variables),
-        },
+        **{source.section: _probe_pinned(source, variables, commits) for source in PINNED},
     }
+
+
+def _probe_pinned(source: CodeSource, variables: Mapping[str, str], commits: Mapping[str, str]) -> dict[str, Fact]:
+    facts = probe_source(source, variables, commits)
+    if source is not RL_KERNEL:
+        return facts
+    return {**facts, **probe_extension(find_package(RL_KERNEL, variables)), **probe_build(variables)}
 
 
 def probe_packages() -> dict[str, Fact]:

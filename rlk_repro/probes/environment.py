@@ -11,6 +11,7 @@ from typing import Final
 from rlk_repro.base.places import hide_places
 from rlk_repro.base.secrets import looks_secret, scrub
 from rlk_repro.rundir.manifest import Fact
+from rlk_repro.sources import PINNED
 
 SECTION: Final = "environment"
 REDACTED: Final = "<redacted>"
@@ -19,9 +20,10 @@ PREFIXES: Final = (
     *("NCCL_", "RCCL_", "GLOO_", "UCX_", "NVSHMEM_"),
     *("CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_", "HSA_", "HIP_", "ROCR_", "GPU_", "MIOPEN_"),
     *("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRITON_", "NVTE_", "VLLM_", "RAY_", "OMP_", "MKL_"),
-    *("RL_KERNEL_", "KERNEL_ALIGN_", "FUSED_LOGP_", "VIME_", "RLK_REPRO_", "SLURM_"),
+    *("RLK_REPRO_", "SLURM_"),
+    *(prefix for source in PINNED for prefix in source.prefixes),
 )
-NAMES: Final = ("PYTHONHASHSEED", "MEGATRON_SRC", "RLK_SRC")
+NAMES: Final = ("PYTHONHASHSEED", *(source.variable for source in PINNED))
 # identities, addresses, and paths of the job script. Job scripts also use this pattern, so bash must understand it.
 PRIVATE: Final = re.compile(
     r"SLURM_.*(_USER|_UID|_GID|_GROUP|_ACCOUNT|_HOST|_IPADDR|_ADDR|_DIR|_PORT|_CONF|SUBMIT_.*)|RAY_ADDRESS|.*_HOST_IP"

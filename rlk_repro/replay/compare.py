@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.answer import Answer
 from rlk_repro.base.findings import Finding, Level, diff_values, limit_findings
 from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.bundle.seal import open_bundle
@@ -52,6 +53,23 @@ MEANINGS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class ComparisonAnswer(Answer):
+    """A comparison as commands print it."""
+
+    level: str
+    is_ok: bool
+    headline: str
+    margin_pct: float
+    recorded_verdict: str
+    new_verdict: str
+    obstacles: tuple[str, ...]
+    details: tuple[str, ...]
+    num_blocking_drift: int
+    unidentified: tuple[str, ...]
+    cautions: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """``obstacles`` say why two results cannot be compared at all; ``unidentified`` is the code that made them and
     that one of them does not name, which leaves the level undecided.  ``cautions`` are of what the format of that time
@@ -79,20 +97,20 @@ class Comparison:
     def is_ok(self) -> bool:
         return self.level in {Match.BITWISE, Match.REPRODUCED}
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "level": self.level.value,
-            "is_ok": self.is_ok,
-            "headline": self.headline,
-            "margin_pct": 100 * self.margin,
-            "recorded_verdict": self.recorded_verdict,
-            "new_verdict": self.new_verdict,
-            "obstacles": list(self.obstacles),
-            "details": list(self.details),
-            "num_blocking_drift": self.num_blocking_drift,
-            "unidentified": list(self.unidentified),
-            "cautions": list(self.cautions),
-        }
+    def describe(self) -> ComparisonAnswer:
+        return ComparisonAnswer(
+            level=self.level.value,
+            is_ok=self.is_ok,
+            headline=self.headline,
+            margin_pct=100 * self.margin,
+            recorded_verdict=self.recorded_verdict,
+            new_verdict=self.new_verdict,
+            obstacles=self.obstacles,
+            details=self.details,
+            num_blocking_drift=self.num_blocking_drift,
+            unidentified=self.unidentified,
+            cautions=self.cautions,
+        )
 
     def lines(self) -> list[str]:
         """The comparison as lines for people: the level first, then its basis."""

@@ -6,7 +6,6 @@ the same (run, lane, design, layout, operators, model, data), and so must the ha
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.answer import Answer
 from rlk_repro.base.findings import Level, diff_values
 from rlk_repro.base.units import format_number
 from rlk_repro.bundle.seal import open_bundle
@@ -31,16 +31,13 @@ MOST_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffGate:
+class DiffGate(Answer):
     """``is_open`` only where the later result was shown to be comparable and was not shown to be worse."""
 
     is_open: bool
     line: str
     reference_verdict: str
     later_verdict: str
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def judge_gate(reference: Path, later: Path) -> DiffGate:

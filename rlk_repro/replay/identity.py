@@ -19,10 +19,10 @@ from rlk_repro.logs.ops import read_decisions
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.manifest import Manifest, load_manifests
 from rlk_repro.rundir.paths import RunDir, TrialDir
+from rlk_repro.sources import PINNED, RL_KERNEL
 
 # by the module that a trainer imports: where a manifest describes it
-SECTIONS: Final = {"vime": "vime", "megatron": "megatron", "rl_engine": "rl_kernel"}
-RL_KERNEL: Final = "rl_engine"
+SECTIONS: Final = {source.module: source.section for source in PINNED}
 PACKAGE_TREE: Final = "package_tree"
 SOURCES: Final = "sources"
 DECISIONS: Final = "decisions"
@@ -60,7 +60,7 @@ def read_identity(run_dir: RunDir, plan: Plan) -> Identity:
     records = [record for folder in folders for record in _read_libraries(folder)]
     loaded = [_read_sources(record) for record in records]
     manifests = load_manifests(run_dir)
-    needed = set(plan.run.workload.modules) & set(SECTIONS) | ({RL_KERNEL} if decisions else set())
+    needed = set(plan.run.workload.modules) & set(SECTIONS) | ({RL_KERNEL.module} if decisions else set())
     needed |= {module for sources in loaded for module in sources}
     return Identity(
         sources={module: _collect(module, loaded, manifests) for module in sorted(needed)},
@@ -150,7 +150,7 @@ def _compare_networks(old: Identity, new: Identity) -> Iterator[Finding]:
 
 def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
     """Classes always; the rest only where the files do not already say that it is the same."""
-    has_same_files = bool(files := old.sources.get(RL_KERNEL)) and files == new.sources.get(RL_KERNEL)
+    has_same_files = bool(files := old.sources.get(RL_KERNEL.module)) and files == new.sources.get(RL_KERNEL.module)
     for op in sorted(old.decisions.keys() | new.decisions.keys()):
         where = f"{DECISIONS}.{op}"
         if op not in old.decisions or op not in new.decisions:

@@ -16,11 +16,12 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.seal import is_folder, open_bundle
 from rlk_repro.bundle.verify import verify
 from rlk_repro.plan import Plan
-from rlk_repro.probes.code import OURSELVES, probe_source
+from rlk_repro.probes.code import probe_source
 from rlk_repro.report import Context
 from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
+from rlk_repro.sources import OURSELVES
 from rlk_repro.submit.authored import find_rewritten
 from rlk_repro.submit.finishing import report_context
 from rlk_repro.submit.sending import load_plan

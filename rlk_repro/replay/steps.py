@@ -19,12 +19,14 @@ from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import Contents, diff_contents, find_parts, load_parts
 from rlk_repro.probes.node import PROBES, probe_node
+from rlk_repro.replay.answers import Reanalysis
 from rlk_repro.replay.compare import Comparison, compare_analyses
-from rlk_repro.replay.identity import RL_KERNEL, Identity, compare_identities, find_source_drift, read_identity
+from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.replay.recorded import find_difference, has_same_bytes, require_as_authored, require_verified
 from rlk_repro.rundir.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
+from rlk_repro.sources import RL_KERNEL
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import Loaded
 from rlk_repro.submit import finishing, planning, sending
@@ -46,6 +48,17 @@ class Recorded:
     parts: Mapping[str, Contents] = field(default_factory=dict)
     is_reworded: bool = False
     """Whether another version worded gates or reasons otherwise; every value is the same."""
+
+    def describe(self) -> Reanalysis:
+        verdict = self.analysis.verdict
+        return Reanalysis(
+            level="re-analysis",
+            is_ok=True,
+            is_reworded=self.is_reworded,
+            bundle_id=self.bundle_id,
+            verdict=verdict.word.value,
+            headline=verdict.headline,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +242,7 @@ def _find_missing(recorded: Recorded) -> Iterator[Finding]:
 
 def _find_drift(recorded: Recorded, here: Manifest) -> tuple[Finding, ...]:
     found = diff_manifests(recorded.manifests[0], here) if recorded.manifests else []
-    own_commits = {RL_KERNEL} if recorded.plan.run.rl_kernel.commits is not None else set()
+    own_commits = {RL_KERNEL.module} if recorded.plan.run.rl_kernel.commits is not None else set()
     return (*found, *find_source_drift(recorded.identity, here, found, own_commits))
 
 

@@ -13,18 +13,14 @@ from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.report.operators import find_speedup
 from rlk_repro.report.setting import FROZEN
 from rlk_repro.report.view import View
-from rlk_repro.rundir.operator_results import OperatorKind
+from rlk_repro.rundir.operator_results import REFERENCE, OperatorKind
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
 from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.crossover import MIN_SESSIONS
 from rlk_repro.statistics.power import MIN_PAIRS
 from rlk_repro.statistics.stats import STEP_TIME, t_quantile
+from rlk_repro.workloads import find_words
 
-OF_WHAT: Final = {
-    "module": "vime's loss functions alone take",
-    "reference": "a step of the reference trainer, which is not vime, takes",
-}
-TRAINING: Final = "a step takes"
 MEMORY: Final = {
     MemoryWord.SMALLER: ", and less memory",
     MemoryWord.LARGER: ", and more memory",
@@ -48,7 +44,7 @@ MAX_PAIRS: Final = 64
 
 
 def describe_subject(view: View) -> str:
-    """What is compared with what: vime computes an entropy metric, and both variants may do without it."""
+    """What is compared with what; both variants may do without the trainer's entropy metric."""
     if not view.is_comparison:
         return "Operators, one by one"
     return f"{view.analysis.switch or 'RL-Kernel'} enabled against {describe_baseline(view)}"
@@ -59,9 +55,10 @@ def describe_baseline(view: View) -> str:
     if BASELINE in setting:
         return setting[BASELINE]
     entropy = setting.get("entropy metric", "")
-    if view.analysis.workload in {"vime", "module"} and entropy:
+    trainer = find_words(view.analysis.workload).baseline_trainer
+    if trainer and entropy:
         frozen = ", with Python's objects frozen (gc.freeze)" if FROZEN[0] in setting else ""
-        return f"vime {'with' if entropy.startswith('computed') else 'without'} its entropy metric{frozen}"
+        return f"{trainer} {'with' if entropy.startswith('computed') else 'without'} its entropy metric{frozen}"
     return "baseline"
 
 
@@ -84,7 +81,7 @@ def describe_answer(view: View) -> str:
         return f"Result: the variants are not comparable. {_first(analysis)}"
     if word is VerdictWord.INCONCLUSIVE:
         return f"Result: no answer yet. {_first(analysis)}{_range(effect)}"
-    what, subject = OF_WHAT.get(analysis.workload, TRAINING), analysis.switch or "RL-Kernel"
+    what, subject = find_words(analysis.workload).takes, analysis.switch or "RL-Kernel"
     memory = MEMORY[judge_memory(analysis).word]
     if word is VerdictWord.EQUIVALENT:
         share = format_number(100 * analysis.verdict.smallest_effect, 3)
@@ -103,7 +100,7 @@ def _describe_operators(analysis: Analysis) -> str:
     shown = [f"{name} {' to '.join(texts)}" for name, texts in ends.items()]
     if not shown:
         return "Result: operators were measured one by one; no variants were compared."
-    return f"Result: RL-Kernel's operators alone, in multiples of vime's speed: {', '.join(shown)}."
+    return f"Result: RL-Kernel's operators alone, in multiples of {REFERENCE}'s speed: {', '.join(shown)}."
 
 
 def _first(analysis: Analysis) -> str:

@@ -15,6 +15,7 @@ from rlk_repro.report.labels import NOT_RECORDED, start_sentence
 from rlk_repro.report.operators import make_operator_basis
 from rlk_repro.report.view import View
 from rlk_repro.rundir.results import Analysis, Effect, Gate, GateStatus, PairStatus, ProofStatus
+from rlk_repro.sources import CITED
 from rlk_repro.statistics.crossover import MIN_SESSIONS
 from rlk_repro.statistics.power import MIN_PAIRS, smallest_effect
 from rlk_repro.workloads.differences import describe_differences
@@ -39,7 +40,7 @@ def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     """On what and of what a result is: the GPU or processor, the day, and the commits that are known."""
     processor = analysis.facts.get("GPU") or analysis.facts.get("CPU") or analysis.hardware
     facts = [("on", processor), ("date", find_date(analysis))]
-    facts += [(name, find_commit(analysis, name)) for name in ("vime", "RL-Kernel", "rlk-repro")]
+    facts += [(name, find_commit(analysis, name)) for name in (source.title for source in CITED)]
     return tuple((name, value) for name, value in facts if value)
 
 
@@ -50,7 +51,7 @@ def find_date(analysis: Analysis) -> str:
 
 
 def find_commit(analysis: Analysis, name: str) -> str:
-    """The commit of ``vime``, ``RL-Kernel`` or ``rlk-repro``, as a page shows it; empty where unknown."""
+    """The commit of a source by its title, as a page shows it; empty where unknown."""
     return analysis.facts.get(f"{name} commit", "")[:SHOWN_HASH]
 
 

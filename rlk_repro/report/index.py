@@ -17,6 +17,7 @@ from rlk_repro.report.html import render_page
 from rlk_repro.report.sections import choose_tone
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis
+from rlk_repro.workloads import find_words
 
 INDEX_NAME: Final = "index.html"
 _COLUMNS: Final = (
@@ -24,13 +25,6 @@ _COLUMNS: Final = (
     *(Column(name=name) for name in ("time of a step (95 % interval)", "n", "date", "RL-Kernel", "bundle")),
     Column(name="what a step is", is_prose=True),
 )
-STEPS: Final = {
-    "module": "vime's loss functions alone",
-    "operators": "one operator",
-    "reference": "the reference trainer, which is not vime",
-    "vime": "training",
-}
-"""What a step is, by workload."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +89,7 @@ def _make_row(entry: Entry) -> tuple[TableCell, ...]:
     view = make_view(analysis, entry.context)
     effect = analysis.effect(view.primary)
     figures = ["not compared", ""]
-    step = STEPS.get(analysis.workload, analysis.workload)
+    step = find_words(analysis.workload).step
     baseline = f", against {describe_baseline(view)}" if view.is_comparison else ""
     if effect is not None and effect.ratio is not None:
         figures = [f"{format_percent(effect.ratio)} ({describe_interval(effect)})", count(effect.n, analysis.unit)]

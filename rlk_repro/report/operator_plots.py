@@ -1,4 +1,4 @@
-"""The plots of an operator run: per operator, how many times as fast as vime's own function, case by case."""
+"""The plots of an operator run: per operator, how many times as fast as the trainer's own function, case by case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlk_repro.report.figure import LEGEND_Y, Figure, make_figure
 from rlk_repro.report.operators import describe_case, describe_speedup, find_speedup, group_by_case
 from rlk_repro.report.svg import WIDTH, Scale, line, marker, text
 from rlk_repro.report.view import View
-from rlk_repro.rundir.operator_results import OperatorCase, OperatorKind, OperatorResult
+from rlk_repro.rundir.operator_results import REFERENCE, OperatorCase, OperatorKind, OperatorResult
 
 LEFT: Final = 200
 RIGHT: Final = WIDTH - 14
@@ -22,7 +22,7 @@ STYLES: Final = {
     OperatorKind.FUSED: ("triangle", "dot enabled", "RL-Kernel fused"),
     OperatorKind.NATIVE: ("circle", "dot hollow", "RL-Kernel native"),
     OperatorKind.PEER: ("diamond", "dot other", "peer"),
-    OperatorKind.VIME: ("circle", "dot baseline", "vime + entropy"),
+    OperatorKind.TRAINER: ("circle", "dot baseline", f"{REFERENCE} + entropy"),
 }
 
 
@@ -47,13 +47,13 @@ def _plot_operator(place: int, operator: str, results: Sequence[OperatorResult])
     for number, (case, found) in enumerate(shown):
         body += _draw_row(case, found, x, TOP + ROW * (number + 0.5) + 3)
     caption = (
-        "A mark is one implementation in one case: the middle of its processes, each relative to vime's own function "
-        "in the same process. The axis is logarithmic; right of 1 is faster than vime. "
-        "f: forward; f+b: forward and backward; a percentage: of the rows wanted."
+        "A mark is one implementation in one case: the middle of its processes, each relative to "
+        f"{REFERENCE}'s own function in the same process. The axis is logarithmic; right of 1 is faster than "
+        f"{REFERENCE}. f: forward; f+b: forward and backward; a percentage: of the rows wanted."
     )
     if len(cases) > len(shown):
         caption += f" The first {len(shown)} of {len(cases)} cases."
-    return make_figure(f"plot-operator-{place}", f"{operator}: times vime's speed", caption, bottom + 40, body)
+    return make_figure(f"plot-operator-{place}", f"{operator}: times {REFERENCE}'s speed", caption, bottom + 40, body)
 
 
 def _draw_axis(x: Scale, bottom: float) -> Iterator[str]:
@@ -62,7 +62,7 @@ def _draw_axis(x: Scale, bottom: float) -> Iterator[str]:
         if power % step == 0:
             yield line(x(power), TOP, x(power), bottom, "zero" if power == 0 else "grid")
             yield text(x(power), bottom + 17, f"{2.0**power:g}", "tick", "middle")
-    yield text((LEFT + RIGHT) / 2, bottom + 36, "times vime's speed", "axis", "middle")
+    yield text((LEFT + RIGHT) / 2, bottom + 36, f"times {REFERENCE}'s speed", "axis", "middle")
 
 
 def _draw_legend(kinds: Sequence[OperatorKind]) -> Iterator[str]:

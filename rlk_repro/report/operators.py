@@ -1,4 +1,4 @@
-"""The tables of an operator run: every implementation of a case in a row, compared with vime's own function.
+"""The tables of an operator run: every implementation of a case in a row, compared with the trainer's own function.
 
 Pure layout, like ``sections``.  A native implementation is called native wherever it is shown.
 """
@@ -35,7 +35,7 @@ from rlk_repro.rundir.operator_results import (
 )
 
 KIND_TONES: Final = {
-    OperatorKind.VIME: Tone.PLAIN,
+    OperatorKind.TRAINER: Tone.PLAIN,
     OperatorKind.FUSED: Tone.GOOD,
     OperatorKind.NATIVE: Tone.OPEN,
     OperatorKind.PEER: Tone.FAINT,
@@ -52,10 +52,13 @@ MAX_PROCESSES: Final = 4
 MAX_KERNELS: Final = 5
 MAX_KERNEL_NAME: Final = 40
 
+TIMES: Final = f"× {REFERENCE}"
+"""How many times as fast as the trainer's own function: the heading of a column."""
 INTRODUCTION: Final = (
-    "Each row is one implementation on the same tensors. vime: vime's own functions, to which × vime is relative, in "
-    "the same process. fused: RL-Kernel's kernels, by class and compiled symbols; native: RL-Kernel's plain PyTorch; "
-    "peer: somebody else's, for orientation. blocked could not be tried, oom did not fit; both are results."
+    f"Each row is one implementation on the same tensors. {REFERENCE}: {REFERENCE}'s own functions, to which "
+    f"{TIMES} is relative, in the same process. fused: RL-Kernel's kernels, by class and compiled symbols; native: "
+    "RL-Kernel's plain PyTorch; peer: somebody else's, for orientation. blocked could not be tried, oom did not fit; "
+    "both are results."
 )
 LEGEND: Final = (
     "Median of a process over all calls of its scored sweeps. ±: median absolute deviation within a process, the "
@@ -102,7 +105,7 @@ def _make_table(view: View, case: OperatorCase, results: Sequence[OperatorResult
     names = list(dict.fromkeys(trial.trial for result in results for trial in result.trials))
     shown = names if len(names) <= MAX_PROCESSES else []
     medians = [f"median {places.get(name, 0):02d} (ms)" for name in shown] or ["median (ms)"]
-    numbers = (*medians, "±", "apart", "× vime", "extra memory", "error", "gradient error", "of floor")
+    numbers = (*medians, "±", "apart", TIMES, "extra memory", "error", "gradient error", "of floor")
     columns = make_columns("implementation", "kind", "status", *numbers, numbers=numbers)
     rows = [_make_row(view, result, shown) for result in results]
     return drop_empty_columns(Table(title=describe_case(case), columns=columns, rows=tuple(rows)))
@@ -276,7 +279,7 @@ def make_operator_basis(view: View) -> tuple[tuple[str, str], ...]:
     return (
         ("cells", f"{cells} (in {num_cases} cases)" if results else NOT_RECORDED),
         ("processes", _describe_processes(results)),
-        ("vime", _describe_reference(results)),
+        (REFERENCE, _describe_reference(results)),
         ("RL-Kernel", _describe_rl_kernel(results)),
     )
 

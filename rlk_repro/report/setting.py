@@ -13,7 +13,7 @@ from rlk_repro.base.units import count
 from rlk_repro.operators import Platform
 from rlk_repro.plan import Plan
 from rlk_repro.spec.values import BASELINE
-from rlk_repro.workloads import get_workload
+from rlk_repro.workloads import find_words, get_workload
 
 Workload = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
     facts += get_workload(workload["kind"]).describe(MappingProxyType(workload))
     if plan.run.workload.has_variants:
         facts += (
-            [("loss", _describe_loss(workload["grpo"], "step" if workload["kind"] == "module" else "rollout"))]
+            [("loss", _describe_loss(workload["grpo"], find_words(workload["kind"]).updates_per))]
             if workload.get("grpo")
             else []
         )

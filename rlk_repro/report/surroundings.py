@@ -39,6 +39,7 @@ from rlk_repro.report.sections import (
 )
 from rlk_repro.report.view import View, describe_source
 from rlk_repro.rundir.results import PairStatus
+from rlk_repro.workloads import find_words
 from rlk_repro.workloads.differences import Kind
 
 RANGES: Final = (
@@ -56,24 +57,10 @@ NESTING: Final = (
     "The timers sit at function boundaries and nest: the GRPO loss contains log-prob and clip and KL, so the rows do "
     "not add up. RL-Kernel's ratio_kl computes log-probs and counts there; clip and KL are the trainer's own functions."
 )
-REFERENCE_SENTENCE: Final = (
-    "The reference trainer produced these numbers. They show what this tool does and say nothing about vime."
-)
-OPERATORS_SENTENCE: Final = (
-    "An operator is a part of a training step: how much faster a step gets does not follow from this."
-)
-MODULE_SENTENCE: Final = (
-    "A step here is vime's loss functions and nothing else: how much faster training gets does not follow."
-)
-SCOPES: Final = {"reference": REFERENCE_SENTENCE, "module": MODULE_SENTENCE, "operators": OPERATORS_SENTENCE}
 UNSEALED: Final = "Not sealed: these files may have changed since the run."
 VARIANTS: Final = "What differs between the variants"
 PLANNED_VARIANTS: Final = f"{VARIANTS}, as planned"
-MAY_NOT_CLAIM: Final = (
-    "anything about other hardware, stacks, models, lanes or layouts than the ones named here.",
-    "for MoE models, anything but vime + R3 against vime + R3 + RL-Kernel. R3 routing replay is vime's own and the "
-    "same in both variants; expert and router kernels are not part of the comparison.",
-)
+ELSEWHERE: Final = "anything about other hardware, stacks, models, lanes or layouts than the ones named here."
 
 
 def make_modules(view: View) -> Section:
@@ -222,7 +209,7 @@ def make_claims(view: View) -> Section:
         Text(text="This report may be cited for:"),
         Bullets(items=(f"{analysis.verdict.headline} ({scope})", *context.may_claim)),
         Text(text="It may not be cited for:"),
-        Bullets(items=(*MAY_NOT_CLAIM, *context.may_not_claim)),
+        Bullets(items=(ELSEWHERE, *find_words(analysis.workload).may_not_claim, *context.may_not_claim)),
     ]
     return Section(key="claims", title="What this may and may not claim", blocks=tuple(blocks))
 
@@ -285,8 +272,8 @@ def make_cautions(view: View) -> tuple[str, ...]:
     """What a reader must know before the verdict."""
     analysis = view.analysis
     cautions = [] if view.context.is_sealed else [UNSEALED]
-    if analysis.workload in SCOPES:
-        cautions.append(SCOPES[analysis.workload])
+    if scope := find_words(analysis.workload).scope:
+        cautions.append(scope)
     if any(pair.status is PairStatus.SCORED and not pair.is_control for pair in analysis.pairs):
         cautions += view.context.own_work  # these explain a gain, which needs a scored pair
     if analysis.verdict.is_exploratory:

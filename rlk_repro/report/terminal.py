@@ -22,6 +22,7 @@ from rlk_repro.report.labels import NOT_RECORDED, clean
 from rlk_repro.report.operators import (
     KIND_TONES,
     STATUS_TONES,
+    TIMES,
     describe_case,
     describe_error,
     describe_floor_share,
@@ -170,8 +171,8 @@ def _print_gates(view: View, console: Console) -> None:
 def _print_cells(view: View, console: Console) -> None:
     """One table per case; why a cell has no number is said once for all that share the reason."""
     cases = group_by_case(view.analysis.operators)
-    _print_heading(console, "Operators", "median in ms, lowest .. highest process; × vime: how many times as fast")
-    numbers = ("median", "× vime", "error", *(("extra memory", "of floor") if console.width >= WIDE else ()))
+    _print_heading(console, "Operators", f"median in ms, lowest .. highest process; {TIMES}: how many times as fast")
+    numbers = ("median", TIMES, "error", *(("extra memory", "of floor") if console.width >= WIDE else ()))
     reasons: dict[str, list[str]] = {}
     for case, results in cases[:MAX_CASES]:
         console.print(_text(describe_case(case), "bold"))

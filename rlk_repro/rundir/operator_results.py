@@ -25,7 +25,7 @@ class OperatorKind(StrEnum):
     ``unresolved``: RL-Kernel's, but it resolved to no class.
     """
 
-    VIME = "vime"
+    TRAINER = "vime"
     FUSED = "fused"
     NATIVE = "native"
     PEER = "peer"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import BundleUnreadable, code_after
 from rlk_repro.base.files import load_json
 from rlk_repro.rundir.paths import RunDir
@@ -32,7 +33,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class Progress(Answer):
     """``trial_index`` counts from 0, ``step`` is the last one finished; ``exit_code`` is the agent's, once it ended."""
 
     phase: Phase
@@ -46,13 +47,11 @@ class Progress:
     message: str = ""
     exit_code: int | None = None
     updated_at: str = ""
+    schema: int = SCHEMA
 
     @property
     def is_interrupted(self) -> bool:
         return self.exit_code in _INTERRUPTED
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **dataclasses.asdict(self)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Progress:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from rlk_repro.base.answer import Answer
 from rlk_repro.base.console import Tell, silence
 from rlk_repro.base.errors import (
     EXIT_BUG,
@@ -32,6 +33,18 @@ from rlk_repro.submit.sending import Launched, load_plan, poll
 
 
 @dataclass(frozen=True, kw_only=True)
+class Finished(Answer):
+    """The answer of ``submit --wait``."""
+
+    verdict: str
+    headline: str
+    bundle: str
+    bundle_id: str
+    report: str
+    is_ok: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """What a finished run left behind."""
 
@@ -41,10 +54,16 @@ class Result:
     report: Path
     is_ok: bool
 
-    def to_json(self) -> dict[str, Any]:
-        return {"verdict": self.analysis.verdict.word.value, "headline": self.analysis.verdict.headline,
-                "bundle": str(self.bundle), "bundle_id": self.bundle_id, "report": str(self.report),
-                "is_ok": self.is_ok}  # fmt: skip
+    def describe(self) -> Finished:
+        verdict = self.analysis.verdict
+        return Finished(
+            verdict=verdict.word.value,
+            headline=verdict.headline,
+            bundle=str(self.bundle),
+            bundle_id=self.bundle_id,
+            report=str(self.report),
+            is_ok=self.is_ok,
+        )
 
 
 def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:

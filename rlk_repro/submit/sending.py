@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlk_repro.base.errors import (
     CheckFailed,
@@ -18,8 +19,9 @@ from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.store import find_run_dir, list_run_dirs, recall, remember
-from rlk_repro.submit.planning import Prepared, render
-from rlk_repro.submit.stage import stage, stage_again
+
+if TYPE_CHECKING:
+    from rlk_repro.submit.planning import Prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,8 @@ def prepare_resume(name: str) -> Prepared:
         CheckFailed: the run is sealed, or still running.
         EnvironmentMissing: this machine cannot tell whether it still runs.
     """
+    from rlk_repro.submit.planning import render
+
     run_dir = find_run_dir(name)
     require_own(run_dir)
     if run_dir.is_sealed:
@@ -61,6 +65,8 @@ def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launc
         EnvironmentMissing: this machine has no such cluster.
         SchedulerRefused: the scheduler said no.
     """
+    from rlk_repro.submit.stage import stage, stage_again  # what only lists submissions needs neither
+
     run_dir = prepared.run_dir
     backend = get_backend(prepared.plan.cluster)
     reason = backend.available()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rlk_repro.base.answer import Answer
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.units import format_duration
 from rlk_repro.clusters.api import Bound, Job
-from rlk_repro.plan import Plan
+from rlk_repro.plan import Plan, PlanRecord
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import Lane, Measure
 from rlk_repro.spec.values import CROSSOVER
@@ -16,6 +18,28 @@ from rlk_repro.statistics.power import chance_of_live_gates, smallest_effect, sm
 from rlk_repro.submit.consent import find_foreign
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.differences import Kind, list_differences
+
+if TYPE_CHECKING:
+    PlanFile: TypeAlias = dict[str, Any]
+else:
+    PlanFile = PlanRecord
+"""What is printed is the plan's own JSON; its schema is that of a plan file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobShown(Answer):
+    files: dict[str, str]
+    command: tuple[str, ...]
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun(Answer):
+    """The plan, its figures, and exactly the job."""
+
+    plan: PlanFile
+    summary: dict[str, Any]
+    job: JobShown
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
@@ -116,10 +140,9 @@ def _percent(effect: float | None) -> str:
     return "no gain" if effect is None else f"a gain of {effect * 100:.1f} %"
 
 
-def dry_run_json(plan: Plan, job: Job) -> dict[str, Any]:
-    """What ``submit --dry-run --json`` prints: the plan, its figures, and exactly the job."""
-    shown = {"files": dict(job.files), "command": list(job.command), "env": dict(job.env)}
-    return {"plan": plan.to_json(), "summary": plan_summary(plan), "job": shown}
+def describe_dry_run(plan: Plan, job: Job) -> DryRun:
+    shown = JobShown(files=dict(job.files), command=job.command, env=dict(job.env))
+    return DryRun(plan=plan.to_json(), summary=plan_summary(plan), job=shown)
 
 
 def bound_line(plan: Plan, bound: Bound) -> str:

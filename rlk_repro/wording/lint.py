@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.escapes import printable
 from rlk_repro.wording.prose import Sentence, read_sentences
@@ -38,7 +39,7 @@ _TURN: Final = re.compile(r".*\b(?:but|yet|however|instead|nevertheless)\b", re.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offence:
+class Offence(Answer):
     """One sentence that claims too much; ``words`` are the offending words, as in the file."""
 
     line: int
@@ -52,8 +53,10 @@ class Offence:
         place = f"{self.line}:{self.column}: {self.rule}"
         return f"{place}: “{printable(self.words)}”: {self.reason}\n  instead: {self.instead}"
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+
+@dataclass(frozen=True, kw_only=True)
+class OffenceInFile(Offence):
+    file: str
 
 
 def lint_file(path: Path) -> list[Offence]:

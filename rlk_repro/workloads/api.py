@@ -24,14 +24,15 @@ class Command:
 
     ``from_env`` maps a variable of the trainer to the node agent's variable that holds its value; no plan or file holds
     the value.  If it ``needs_ray``, the agents first start Ray on all nodes with this environment, which Ray's workers
-    inherit; the process finds Ray by ``RAY_ADDRESS``.  ``stored`` are the rollouts that a session trains on; the node
-    agent lays them out in a folder.
+    inherit; the process finds Ray by ``RAY_ADDRESS``, and each worker its node's address in the variables
+    ``address_names``.  ``stored`` are the rollouts that a session trains on; the node agent lays them out in a folder.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     from_env: Mapping[str, str] = field(default_factory=dict)
     needs_ray: bool = False
+    address_names: tuple[str, ...] = ()
     stored: RolloutDir | None = None
 
 
@@ -56,6 +57,23 @@ class Brought:
     code: tuple[Code, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """How a report speaks of a workload.
+
+    ``takes`` begins the sentence about a step's time.  ``scope`` says for what the result does not stand.  Optimizer
+    steps are counted per ``updates_per``.
+    ``baseline_trainer`` names the trainer whose entropy metric the baseline may leave out.
+    """
+
+    step: str
+    takes: str = "a step takes"
+    scope: str = ""
+    updates_per: str = "rollout"
+    baseline_trainer: str = ""
+    may_not_claim: tuple[str, ...] = ()
+
+
 class TrialCommands(Protocol):
     """The functions that the node agent calls.  All four are pure."""
 
@@ -74,6 +92,10 @@ class TrialCommands(Protocol):
 
 class Workload(TrialCommands, Protocol):
     """The module interface; mypy checks each module at its line of the registry."""
+
+    @property
+    def WORDS(self) -> Words:  # noqa: N802  (a constant of the module)
+        """The workload's name and limits in reports."""
 
     def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield names and values that distinguish this run for a reader, from the plan's own record."""

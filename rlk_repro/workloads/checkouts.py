@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.plan import Plan
-from rlk_repro.probes.code import MEGATRON, RL_KERNEL, VIME, CodeSource
+from rlk_repro.sources import MEGATRON, RL_KERNEL, VIME, CodeSource
 from rlk_repro.spec.stack import Pin
-from rlk_repro.workloads.environment import COMMITS, profile_env
+from rlk_repro.switches import COMMITS
+from rlk_repro.workloads.environment import profile_env
 
 FLAGS: Final[Mapping[CodeSource, str]] = {VIME: "--vime-src", MEGATRON: "--megatron-src", RL_KERNEL: "--rl-kernel-src"}
 

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import BundleUnreadable, Problem, shorten
 from rlk_repro.base.files import load_json
 from rlk_repro.base.places import RUN_DIR
@@ -50,16 +51,13 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class Difference(Answer):
     """One variable or flag, with its value in each variant."""
 
     name: str
     baseline: str
     enabled: str
     kind: Kind
-
-    def to_json(self) -> dict[str, str]:
-        return {"name": self.name, "baseline": self.baseline, "enabled": self.enabled, "kind": self.kind.value}
 
 
 @dataclass(frozen=True, kw_only=True)

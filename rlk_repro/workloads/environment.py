@@ -16,19 +16,18 @@ from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import FromEnv
 from rlk_repro.spec.values import BASELINE, ENABLED
+from rlk_repro.switches import (
+    ENTROPY_METRIC,
+    GC_FREEZE,
+    LIBRARIES_DIR,
+    OPS_DIR,
+    SWITCH,
+    SWITCH_COMMIT,
+    SWITCH_MODE,
+    SWITCH_OPS,
+    SWITCH_SCHEDULE,
+)
 from rlk_repro.workloads.api import Command
-
-SWITCH: Final = "VIME_RL_KERNEL"
-SWITCH_MODE: Final = "VIME_RL_KERNEL_MODE"
-SWITCH_OPS: Final = "VIME_RL_KERNEL_OPS"
-SWITCH_SCHEDULE: Final = "VIME_RL_KERNEL_SCHEDULE"
-SWITCH_COMMIT: Final = "VIME_RL_KERNEL_COMMIT"
-OPS_DIR: Final = "RLK_REPRO_OPS_DIR"
-LIBRARIES_DIR: Final = "RLK_REPRO_LIBRARIES_DIR"
-ENTROPY_METRIC: Final = "RLK_REPRO_ENTROPY_METRIC"
-GC_FREEZE: Final = "RLK_REPRO_GC_FREEZE_AFTER"
-COMMITS: Final = "RLK_COMMITS"
-"""Variable with the folder that has a folder for each RL-Kernel commit; users set it, and no record holds its value."""
 
 THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}

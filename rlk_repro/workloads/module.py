@@ -14,15 +14,22 @@ from rlk_repro.base.units import count, format_count
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ModuleWorkload
-from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.api import Command, Words
 from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
 from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
 from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps
 
-__all__ = ["describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
+__all__ = ["WORDS", "describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
            "rollout_commands", "trainer_command"]  # fmt: skip
 
 TRAINER: Final = "rlk_repro.bench.module"
+WORDS: Final = Words(
+    step="vime's loss functions alone",
+    takes="vime's loss functions alone take",
+    scope="A step here is vime's loss functions and nothing else: how much faster training gets does not follow.",
+    updates_per="step",
+    baseline_trainer="vime",
+)
 
 
 def find_problems(plan: Plan) -> list[Problem]:

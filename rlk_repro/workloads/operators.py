@@ -14,15 +14,19 @@ from rlk_repro.base.errors import Problem
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import OperatorsWorkload
-from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.api import Command, Words
 from rlk_repro.workloads.arguments import find_layout_problems, trial_flags
 from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
 from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps
 
-__all__ = ["describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
+__all__ = ["WORDS", "describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
            "rollout_commands", "trainer_command"]  # fmt: skip
 
 TRAINER: Final = "rlk_repro.bench.operators"
+WORDS: Final = Words(
+    step="one operator",
+    scope="An operator is a part of a training step: how much faster a step gets does not follow from this.",
+)
 
 
 def find_problems(plan: Plan) -> list[Problem]:

@@ -15,16 +15,21 @@ from rlk_repro.base.units import count, format_count
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ReferenceWorkload
-from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.api import Command, Words
 from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
 from rlk_repro.workloads.environment import FIXED_ENV, THREADS, find_env_problems, profile_env, trial_env
 from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps
 
-__all__ = ["describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
+__all__ = ["WORDS", "describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
            "rollout_commands", "trainer_command"]  # fmt: skip
 
 TRAINER: Final = "rlk_repro.refengine"
 INIT_PATH: Final = "rlk_repro.integration.reference.install"
+WORDS: Final = Words(
+    step="the reference trainer, which is not vime",
+    takes="a step of the reference trainer, which is not vime, takes",
+    scope="The reference trainer produced these numbers. They show what this tool does and say nothing about vime.",
+)
 
 
 def find_problems(plan: Plan) -> list[Problem]:

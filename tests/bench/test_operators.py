@@ -381,5 +381,5 @@ def test_vime_s_own_functions_are_the_reference(tmp_path: Path) -> None:
             assert check.error is not None
             assert check.error < 3e-6, (case, name)
     names = [name for (_, name), sweeps in parsed.times.items() for _, time in sweeps.values()
-             if time.kind is OperatorKind.VIME]  # fmt: skip
+             if time.kind is OperatorKind.TRAINER]  # fmt: skip
     assert set(names) == {"vime", "vime-entropy"}

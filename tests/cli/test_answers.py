@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 
 from rlk_repro.base.resources import data_dir
-from rlk_repro.cli.answers import ANSWERS
 from rlk_repro.cli.commands import EXAMPLES
 from tests import ROOT
 from tests.support.images.container_image import make_image
+from tools.schemas import ANSWERS
 
 Call = Callable[..., tuple[int, str, str]]
 EVIDENCE = ROOT / "docs" / "evidence"

@@ -13,6 +13,7 @@ from rlk_repro.probes import code, extension
 from rlk_repro.probes.checkout import probe_checkout
 from rlk_repro.probes.extension import build_variables, find_bound_names, list_device_code, probe_extension
 from rlk_repro.rundir.manifest import Unknown
+from rlk_repro.sources import RL_KERNEL, VIME
 from tests.support.probe_examples import write_tool, write_tree
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
@@ -120,9 +121,9 @@ def test_names_are_read_up_to_their_end_only():
 
 
 def test_what_is_neither_installed_nor_named_is_unknown(tmp_path):
-    facts = code.probe_source(code.VIME, {}, {})
+    facts = code.probe_source(VIME, {}, {})
     assert facts["commit"] == Unknown("VIME_SRC is not set and vime is not installed")
-    assert code.probe_source(code.VIME, {"VIME_SRC": str(tmp_path / "x")}, {})["source"] == Unknown(
+    assert code.probe_source(VIME, {"VIME_SRC": str(tmp_path / "x")}, {})["source"] == Unknown(
         "VIME_SRC names no folder"
     )
 
@@ -139,7 +140,7 @@ def test_pips_record_of_a_commit_stands_in_for_a_checkout(tmp_path, monkeypatch)
     _install(
         tmp_path, monkeypatch, {"url": "https://example.com/x.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
     )
-    facts = code.probe_source(code.VIME, {}, {"vime": "unused"})
+    facts = code.probe_source(VIME, {}, {"vime": "unused"})
     assert (facts["version"], facts["source"], facts["commit"]) == ("0.3", "installed", "c0ffee")
     assert facts["is_dirty"] == Unknown("pip recorded no files of it")
     assert code.probe_packages()["vime"] == "0.3"
@@ -149,10 +150,10 @@ def test_pips_record_of_a_commit_stands_in_for_a_checkout(tmp_path, monkeypatch)
 def test_what_python_imports_counts_not_what_a_variable_names(tmp_path, monkeypatch):
     _install(tmp_path / "site", monkeypatch, {"vcs_info": {"vcs": "git", "commit_id": "c0ffee"}})
     elsewhere = write_tree(tmp_path / "elsewhere", {"vime/__init__.py": ""})
-    facts = code.probe_source(code.VIME, {"VIME_SRC": str(elsewhere)}, {})
+    facts = code.probe_source(VIME, {"VIME_SRC": str(elsewhere)}, {})
     assert (facts["source"], facts["commit"]) == ("installed", "c0ffee")
     monkeypatch.syspath_prepend(str(elsewhere))
-    facts = code.probe_source(code.VIME, {"VIME_SRC": str(elsewhere)}, {})
+    facts = code.probe_source(VIME, {"VIME_SRC": str(elsewhere)}, {})
     assert (facts["source"], facts["commit"]) == ("VIME_SRC", Unknown("its folder is not a git checkout"))
 
 
@@ -174,7 +175,7 @@ def test_a_record_without_commits_is_no_error(tmp_path, record):
 
 
 def _probe(*folders: Path) -> dict[str, Any]:
-    return code.probe_source(code.RL_KERNEL, {"PYTHONPATH": os.pathsep.join(map(str, folders))}, {})
+    return code.probe_source(RL_KERNEL, {"PYTHONPATH": os.pathsep.join(map(str, folders))}, {})
 
 
 @pytest.mark.usefixtures("rl_kernel_not_imported")

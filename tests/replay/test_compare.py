@@ -90,7 +90,7 @@ def test_the_step_time_ratio_decides_the_level(
     assert f"step time ratio 0.99 recorded, {ratio:.4g} now; " in comparison.headline
     assert words in comparison.headline
     assert "00-p1-baseline: loss first differs at step 0: was 0.1, now 0.1000001" in comparison.details
-    assert comparison.to_json()["margin_pct"] == pytest.approx(100 * margin)
+    assert comparison.describe().margin_pct == pytest.approx(100 * margin)
 
 
 def test_a_headline_names_margin_both_ratios_and_the_interval(analysis: Analysis, other: Analysis) -> None:

@@ -14,9 +14,10 @@ from rlk_repro.base.files import dump_json_line, load_json, write_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.cli import app
 from rlk_repro.replay.compare import EffectDifference, Match, diff_bundles
-from rlk_repro.replay.identity import RL_KERNEL, Identity, compare_identities, find_source_drift, read_identity
+from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.rundir.manifest import Fact, Manifest, Section, Unknown
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.sources import RL_KERNEL
 from rlk_repro.submit.sending import load_plan
 from tests.support.make_run import Recipe, finish_run, make_run
 
@@ -58,7 +59,7 @@ def diff(
 def test_what_the_ranks_loaded_and_resolved_is_read_back(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "id")
     found = read_identity(run_dir, load_plan(run_dir))
-    assert found.sources == {RL_KERNEL: frozenset({TREE})}
+    assert found.sources == {RL_KERNEL.module: frozenset({TREE})}
     assert {op: {name for name, _ in resolved} for op, resolved in found.decisions.items()} == {
         "logp": {"FusedLogpGenericOp"},
         "ratio_kl": {"TritonRatioKLOp"},
@@ -67,10 +68,10 @@ def test_what_the_ranks_loaded_and_resolved_is_read_back(tmp_path: Path) -> None
 
 def test_a_manifest_stands_in_for_ranks_that_say_nothing(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "id", change=change_libraries({}))
-    assert read_identity(run_dir, load_plan(run_dir)).sources == {RL_KERNEL: frozenset()}
+    assert read_identity(run_dir, load_plan(run_dir)).sources == {RL_KERNEL.module: frozenset()}
     manifest = Manifest(node="node0", sections={"code": {"rl_kernel": {"package_tree": OTHER}}})
     write_json(run_dir.node("node0").manifest, manifest.to_json())
-    assert read_identity(run_dir, load_plan(run_dir)).sources == {RL_KERNEL: frozenset({OTHER})}
+    assert read_identity(run_dir, load_plan(run_dir)).sources == {RL_KERNEL.module: frozenset({OTHER})}
 
 
 def test_other_sources_are_blocking_and_never_a_match(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_sources_that_are_missing_leave_the_level_undecided(tmp_path: Path) -> N
         "replay level: undecided (cannot prove that the same code ran: hashes missing)",
         "  sources.rl_engine: not recorded in the old bundle, not recorded in the new one",
     ]
-    assert difference.comparison.to_json()["unidentified"]
+    assert difference.comparison.describe().unidentified
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_another_implementation_or_version_is_another_experiment(tmp_path: Path,
 def test_the_same_files_are_one_version_however_they_were_installed() -> None:
     def make(version: str, implementation: str = "A") -> Identity:
         resolved = {"logp": frozenset({(implementation, version)})}
-        return Identity(sources={RL_KERNEL: frozenset({TREE})}, decisions=resolved)
+        return Identity(sources={RL_KERNEL.module: frozenset({TREE})}, decisions=resolved)
 
     assert compare_identities(make("unversioned"), make("0.1.0 at 202f0e30e567")) == []
     other = Finding(Level.BLOCKING, "decisions.logp.implementation", "A", "B")
@@ -165,7 +166,7 @@ def test_a_bundle_of_an_earlier_format_is_reproduced_with_a_caution(tmp_path: Pa
         f"  caution: decisions.logp.commit: {not_yet}, 202f0e30e567 in the new one",
         f"  caution: decisions.ratio_kl.commit: {not_yet}, 202f0e30e567 in the new one",
     ]
-    assert comparison.to_json()["cautions"] == [line.removeprefix("  caution: ") for line in lines[1:4]]
+    assert list(comparison.describe().cautions) == [line.removeprefix("  caution: ") for line in lines[1:4]]
     result = CliRunner().invoke(app, ["diff", str(recorded), str(new)])
     assert (result.exit_code, lines[0] in result.stdout) == (0, True)
 

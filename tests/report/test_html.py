@@ -21,9 +21,9 @@ from rlk_repro.report import evidence as evidence_module
 from rlk_repro.report.answer import describe_words
 from rlk_repro.report.html import load_style, render_html
 from rlk_repro.report.labels import clean
-from rlk_repro.report.surroundings import REFERENCE_SENTENCE
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.results import Analysis
+from rlk_repro.workloads import reference
 from tests.support.analysis_examples import (
     EXAMPLES,
     HOSTILE,
@@ -188,8 +188,8 @@ def test_a_failed_gate_comes_first_in_what_the_verdict_rests_on() -> None:
 
 
 def test_only_runs_of_the_reference_trainer_say_that_they_say_nothing_about_vime() -> None:
-    assert Page(render_html(all_fallback())).text.count(REFERENCE_SENTENCE) == 2
-    assert REFERENCE_SENTENCE not in Page(render_html(small())).text
+    assert Page(render_html(all_fallback())).text.count(reference.WORDS.scope) == 2
+    assert reference.WORDS.scope not in Page(render_html(small())).text
 
 
 def test_an_exploratory_run_says_so_before_its_verdict() -> None:

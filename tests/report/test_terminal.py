@@ -10,9 +10,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from rlk_repro.report import Context
-from rlk_repro.report.surroundings import REFERENCE_SENTENCE
 from rlk_repro.report.terminal import print_summary
 from rlk_repro.rundir.results import Analysis
+from rlk_repro.workloads import reference
 from tests.support.analysis_examples import EXAMPLES, all_fallback, faster, hostile, missing_metrics, with_failures
 
 NAMES = [name for name in EXAMPLES if name != "huge"]
@@ -66,7 +66,7 @@ def test_failures_come_with_their_reasons() -> None:
 
 
 def test_the_reference_trainer_is_named_as_such() -> None:
-    assert REFERENCE_SENTENCE in _render(all_fallback(), 200)
+    assert reference.WORDS.scope in _render(all_fallback(), 200)
 
 
 def test_markup_in_names_is_text() -> None:

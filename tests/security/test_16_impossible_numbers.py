@@ -11,9 +11,10 @@ import pytest
 from rlk_repro import __version__
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.files import load_json, write_json, write_text
-from rlk_repro.probes.code import OURSELVES, probe_source
+from rlk_repro.probes.code import probe_source
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import PairStatus, TrialStatus
+from rlk_repro.sources import OURSELVES
 from tests.support.make_run import Recipe, finish_run, make_run, reseal
 
 ENABLED = "01-p1-enabled"

@@ -20,6 +20,7 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads import reference
 from rlk_repro.workloads.api import Command, Workload
+from rlk_repro.workloads.vime import ADDRESS_NAMES
 from tests.support.slurm.cluster import NODES
 
 DRIVER = "tests.support.ray.reference"
@@ -42,7 +43,7 @@ def make_driver(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
     command = _make_command(plan, trial, run_dir)
     assert command.argv[:3] == (sys.executable, "-m", reference.TRAINER)
     argv = (sys.executable, "-m", DRIVER, str(plan.layout.num_nodes), *command.argv[3:])
-    return dataclasses.replace(command, argv=argv, needs_ray=True)
+    return dataclasses.replace(command, argv=argv, needs_ray=True, address_names=ADDRESS_NAMES)
 
 
 def make_parts(workload: Workload) -> Parts:

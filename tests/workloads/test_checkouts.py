@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base.errors import EnvironmentMissing, SpecError
-from rlk_repro.probes.code import MEGATRON, RL_KERNEL, VIME, CodeSource
+from rlk_repro.sources import MEGATRON, RL_KERNEL, VIME, CodeSource
 from rlk_repro.workloads.checkouts import FLAGS, require_importable, use_checkouts
 
 
@@ -45,7 +45,7 @@ def test_a_folder_without_the_package_is_refused_and_nothing_is_changed() -> Non
 
 
 def test_all_missing_packages_are_named_with_their_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = CodeSource(pin="x", module="no_such_module", distributions=(), variable="NO_SRC")
+    absent = CodeSource(pin="x", section="x", title="x", module="no_such_module", distributions=(), variable="NO_SRC")
     monkeypatch.setattr("rlk_repro.workloads.checkouts.FLAGS", {absent: "--no-src"})
     with pytest.raises(EnvironmentMissing) as caught:
         require_importable(absent)

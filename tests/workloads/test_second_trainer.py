@@ -44,4 +44,6 @@ def test_a_second_trainer_is_measured_sealed_and_read(tmp_path: Path) -> None:
     (found,) = json.loads(report.stdout)
     assert found["verdict"] == "inconclusive"
     assert "01-p1-enabled: missing (the trainer wrote no ops file)" in found["headline"]
-    assert "a line through 50 points" in (tmp_path / "report" / "report.html").read_text()
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "a line through 50 points" in page
+    assert "These numbers are of a line." in page

@@ -23,6 +23,7 @@ from rlk_repro.spec import FromEnv
 from rlk_repro.spec.values import ENABLED
 from rlk_repro.submit import finishing, planning, sending
 from rlk_repro.submit.show import plan_lines, plan_summary
+from rlk_repro.switches import LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
 from rlk_repro.workloads import reference
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.differences import (
@@ -35,7 +36,6 @@ from rlk_repro.workloads.differences import (
     list_differences,
     read_differences,
 )
-from rlk_repro.workloads.environment import LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
 from tests import ROOT
 from tests.support.make_run import finish_run, make_run
 from tests.support.run_plans import list_all_plans, make_run_plan

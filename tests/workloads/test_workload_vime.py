@@ -18,8 +18,8 @@ from rlk_repro.spec.values import ENABLED
 from rlk_repro.submit import planning
 from rlk_repro.submit.planning import Request
 from rlk_repro.submit.show import plan_lines
+from rlk_repro.switches import LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE
 from rlk_repro.workloads import vime
-from rlk_repro.workloads.environment import LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE
 from rlk_repro.workloads.vime.arguments import SOMETIMES
 from rlk_repro.workloads.vime.contract import load_contract, split_arguments
 from rlk_repro.workloads.vime.layout import divide, vime_of

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from rlk_repro.base.errors import CheckFailed, RlkReproError
 from rlk_repro.operators import Platform
-from rlk_repro.probes.code import RL_KERNEL
 from rlk_repro.probes.extension import build_variables
 from rlk_repro.probes.installed import AppliedRepair, BuildRecord
 from rlk_repro.rundir.manifest import Unknown
+from rlk_repro.sources import RL_KERNEL
 from rlk_repro.spec.load import load_stack
 from tools.rl_kernel import build, proof, record
 from tools.rl_kernel.repair import CCCL3_FUNCTIONALS, apply_repair

@@ -16,8 +16,8 @@ from typing import Final
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.files import write_json, write_text
 from rlk_repro.probes import code
-from rlk_repro.probes.code import RL_KERNEL
 from rlk_repro.probes.installed import BUILD_RECORD, BuildRecord, find_changed_files, load_build_record, record_digest
+from rlk_repro.sources import RL_KERNEL
 
 # newer generations of RL-Kernel declare a command of the same name
 OWN_COMMANDS: Final = ("rlk-repro",)

@@ -26,21 +26,20 @@ from rlk_repro.base.units import GIB
 from rlk_repro.images.match import is_recorded
 from rlk_repro.images.record import ImageRecord
 from rlk_repro.plan import Plan
-from rlk_repro.probes.code import RL_KERNEL
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.sources import RL_KERNEL, SECTIONS
 from rlk_repro.spec import Hardware, PinName, Stack
+from rlk_repro.switches import COMMITS
 from rlk_repro.workloads.checkouts import find_missing_commits, is_found
-from rlk_repro.workloads.environment import COMMITS, profile_env
+from rlk_repro.workloads.environment import profile_env
 
 SCHEMA: Final = 1
 MAX_DRIFT_S: Final = 2.0
 YEARS: Final = (2025, 2100)
 # drivers report a few percent less memory than the data sheet; the next smaller product has at least 25 % less
 MEMORY_TOLERANCE: Final = 0.05
-# names of the sources in a stack and in section ``code`` of a manifest
-PINNED_SOURCES: Final = {"vime": "vime", "rl_kernel": "rl_kernel", "megatron_lm": "megatron"}
 
 _MEMINFO: Final = Path("/proc/meminfo")
 
@@ -227,8 +226,8 @@ def check_pins(
     """
     code = manifest.sections.get("code", {})
     for name, pin in stack.pins.items():
-        where = f"code.{PINNED_SOURCES[name]}"
-        facts = code.get(PINNED_SOURCES[name])
+        where = f"code.{SECTIONS[name]}"
+        facts = code.get(SECTIONS[name])
         source: dict[str, Any] = facts if isinstance(facts, dict) else {}
         commit, tree = (source.get(fact, Unknown("not recorded")) for fact in ("commit", "tree"))
         if name in patched and pin.patched_tree and tree == pin.tree:
@@ -243,7 +242,7 @@ def check_pins(
         if not is_pinned:
             yield Finding(Level.BLOCKING, f"{where}.{wrong}", expected, found)
         elif source.get("is_dirty") is True and not (
-            tree == pin.patched_tree or is_recorded(image, PINNED_SOURCES[name], source)
+            tree == pin.patched_tree or is_recorded(image, SECTIONS[name], source)
         ):
             yield Finding(Level.BLOCKING, f"{where}.is_dirty", f"{pin.commit} unchanged", "changed files")
 

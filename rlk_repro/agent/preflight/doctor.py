@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 import rlk_repro
 from rlk_repro.agent.preflight.base import Check, Situation
 from rlk_repro.agent.preflight.checks import CHECKS
+from rlk_repro.base.answer import Answer
 from rlk_repro.base.units import GIB, format_bytes
 from rlk_repro.probes.gpu import NO_VENDOR, busy_gpus
 from rlk_repro.probes.gpu_use import GpuUse
@@ -56,7 +57,7 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(Answer):
     """One judgement.  ``advice`` is the one next step, and is empty where the judgement is good."""
 
     name: str
@@ -64,8 +65,11 @@ class Diagnosis:
     found: str
     advice: str = ""
 
-    def to_json(self) -> dict[str, str]:
-        return {"name": self.name, "status": self.status.value, "found": self.found, "advice": self.advice}
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnoses(Answer):
+    checks: tuple[Diagnosis, ...]
+    manifest: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 
 def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding]:
-    """Check the number of rollouts: vime takes rollout 0 in place of a missing rollout, without an error."""
+    """Check the number of rollouts: a trainer may take rollout 0 in place of a missing rollout, without an error."""
     stored = found.get(ROLLOUTS)
     if stored is None:
         return

@@ -113,7 +113,7 @@ class _Cluster:
 
     @property
     def env(self) -> dict[str, str]:
-        return SETTINGS | self._member.make_env(self._seat) | {"RAY_ADDRESS": self._order.head}
+        return SETTINGS | self._member.make_env(self._seat, self._command) | {"RAY_ADDRESS": self._order.head}
 
     def bring_up(self) -> None:
         """Return when every node has joined, or when a signal asks the agent to stop.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
@@ -115,11 +116,14 @@ def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
     return (*argv, "--address", seat.head)
 
 
-def render_env(seat: RaySeat, token_path: str) -> dict[str, str]:
-    """Return what only this allocation knows: token and addresses of its nodes (vime reads the last two)."""
+def render_env(seat: RaySeat, token_path: str, address_names: Iterable[str] = ()) -> dict[str, str]:
+    """Return what only this allocation knows: token and addresses of its nodes.
+
+    The trainer reads its node's address from the variables ``address_names``.
+    """
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": token_path,
-        "VIME_HOST_IP": seat.address,
         "MASTER_ADDR": seat.head.rpartition(":")[0],
+        **dict.fromkeys(address_names, seat.address),
     }

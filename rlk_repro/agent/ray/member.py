@@ -57,12 +57,13 @@ class RayMember:
 
     def make_node(self, seat: RaySeat, use: Use) -> RayNode:
         """Return this node's Ray, not yet started.  Ray's workers inherit the environment of the command."""
-        env = resolve_env(self.find_command(use), os.environ) | SETTINGS | self.make_env(seat)
+        command = self.find_command(use)
+        env = resolve_env(command, os.environ) | SETTINGS | self.make_env(seat, command)
         deadlines = self.parts.deadlines
         return RayNode(seat, env, retry_s=deadlines.ray_retry_s, grace_s=deadlines.grace_s)
 
-    def make_env(self, seat: RaySeat) -> dict[str, str]:
-        return render_env(seat, str(self.run_dir.ray_token.absolute()))
+    def make_env(self, seat: RaySeat, command: Command) -> dict[str, str]:
+        return render_env(seat, str(self.run_dir.ray_token.absolute()), command.address_names)
 
     def put_away(self, node: RayNode, order: RayOrder) -> tuple[str, ...]:
         """End Ray on this node and collect its logs.  Return the GPUs that are still busy after the allowed time."""

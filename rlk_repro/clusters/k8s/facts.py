@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema
+from rlk_repro.rundir.paths import TRIALS
 
 SCHEMA: Final = 1
 BUNDLE: Final = "bundle"
-TRIALS: Final = "trials"
 # an interruption loses at most one block
 BLOCK_BYTES: Final = 16 << 20
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size

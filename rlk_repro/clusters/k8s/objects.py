@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.clusters.api import SURROUNDINGS_MIN
 from rlk_repro.clusters.k8s.base import load_base
 from rlk_repro.clusters.k8s.naming import (
     AGENT,
@@ -40,7 +41,6 @@ from rlk_repro.spec import KubernetesSettings, kubernetes_problems
 from rlk_repro.spec.ray import knows_tokens
 
 COLLECTOR_DEADLINE_S: Final = 3600
-SURROUNDINGS_MIN: Final = 45
 DASHBOARD_PORT: Final = 8265
 NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 _HEAD_PORTS: Final = (("gcs-server", 6379), ("dashboard", DASHBOARD_PORT), ("client", 10001))

@@ -16,7 +16,7 @@ from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RolloutDir, RunDir
-from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.api import Command, Words
 from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
 from rlk_repro.workloads.vime import rules
 from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
 
 __all__ = [
+    "WORDS",
     "describe",
     "find_brought",
     "find_problems",
@@ -40,6 +41,16 @@ __all__ = [
 ]
 
 TRAINER: Final = "rlk_repro.integration.start_vime"
+ADDRESS_NAMES: Final = ("VIME_HOST_IP",)
+"""Where vime reads the address of its node."""
+WORDS: Final = Words(
+    step="training",
+    baseline_trainer="vime",
+    may_not_claim=(
+        "for MoE models, anything but vime + R3 against vime + R3 + RL-Kernel. R3 routing replay is vime's own and the "
+        "same in both variants; expert and router kernels are not part of the comparison.",
+    ),
+)
 NOWHERE: Final = Path("/runs/run/id")
 """A placeholder for a run directory where only flags and types are checked."""
 
@@ -130,4 +141,5 @@ def _spell_written(plan: Plan) -> list[str]:
 def _make_command(plan: Plan, argv: list[str], own: dict[str, str]) -> Command:
     plain, from_env = profile_env(plan)
     env = render_env(plan) | plain | FIXED_ENV | own
-    return Command(argv=(sys.executable, "-m", TRAINER, *argv), env=env, from_env=from_env, needs_ray=True)
+    argv = [sys.executable, "-m", TRAINER, *argv]
+    return Command(argv=tuple(argv), env=env, from_env=from_env, needs_ray=True, address_names=ADDRESS_NAMES)

@@ -22,8 +22,9 @@ from rlk_repro.base.places import hide_places
 from rlk_repro.prepare.contents import load_contents, record_files
 from rlk_repro.prepare.making import Made, Tell, WorkDir
 from rlk_repro.probes import code
-from rlk_repro.probes.code import MEGATRON, VIME, CodeSource, find_package
+from rlk_repro.probes.code import find_package
 from rlk_repro.rundir.manifest import Unknown
+from rlk_repro.sources import MEGATRON, SECTIONS, VIME, CodeSource
 from rlk_repro.spec import Hardware, Layout, Stack, VimeModel
 from rlk_repro.workloads.vime.contract import spell_flags
 
@@ -127,7 +128,8 @@ def _require_pinned(stack: Stack) -> dict[str, str]:
     """
     facts = code.probe()
     commits, problems = {}, []
-    for name, section in (("vime", "vime"), ("megatron_lm", "megatron")):
+    for name in (VIME.pin, MEGATRON.pin):
+        section = SECTIONS[name]
         pin = stack.pins.get(name)  # type: ignore[call-overload]
         found = facts[section]
         described = found if isinstance(found, Mapping) else {}

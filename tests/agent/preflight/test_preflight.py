@@ -17,6 +17,7 @@ from rlk_repro.probes import code, folder
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.sources import RL_KERNEL, SECTIONS
 from rlk_repro.spec import Pin, Stack, Variant
 from rlk_repro.spec.load import load_hardware
 from tests.support.job_examples import PROFILE, SETTINGS, make_example_plan, make_staged, run_example
@@ -80,13 +81,13 @@ MISSING = Finding(Level.BLOCKING, "python module no_such_module", "installed, as
 def test_a_missing_rl_kernel_blocks_only_where_it_is_required(
     monkeypatch: pytest.MonkeyPatch, module: str, mode: str, variants: tuple[Variant, ...], expected: list[Finding]
 ) -> None:
-    monkeypatch.setattr(preflight, "RL_KERNEL", dataclasses.replace(code.RL_KERNEL, module=module))
+    monkeypatch.setattr(preflight, "RL_KERNEL", dataclasses.replace(RL_KERNEL, module=module))
     plan = make_example_plan((*SETTINGS, f"rl_kernel.mode={mode}"))[0]
     assert list(preflight.check_rl_kernel(dataclasses.replace(plan, variants=variants))) == expected
 
 
 def test_an_rl_kernel_on_the_trainers_own_path_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(preflight, "RL_KERNEL", dataclasses.replace(code.RL_KERNEL, module="only_there"))
+    monkeypatch.setattr(preflight, "RL_KERNEL", dataclasses.replace(RL_KERNEL, module="only_there"))
     (tmp_path / "only_there").mkdir()
     (tmp_path / "only_there" / "__init__.py").touch()
     profile = PROFILE + f"env: {{PYTHONPATH: {tmp_path}}}\n".encode()
@@ -274,8 +275,8 @@ def test_a_run_that_needs_the_patch_takes_no_unpatched_sources(tree: str, is_tak
 
 def test_every_pin_of_a_stack_is_a_source_that_manifests_describe() -> None:
     pins = get_args(get_args(Stack.model_fields["pins"].annotation)[0])
-    assert {name: preflight.PINNED_SOURCES[name] for name in pins} == preflight.PINNED_SOURCES
-    assert set(preflight.PINNED_SOURCES.values()) <= code.probe().keys()
+    assert set(pins) == set(SECTIONS)
+    assert set(SECTIONS.values()) <= code.probe().keys()
 
 
 def test_busy_gpus_block_and_unknown_use_warns() -> None:

@@ -20,6 +20,7 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import record_env, switch_env
+from rlk_repro.workloads.vime import ADDRESS_NAMES
 from tests.support.job_examples import make_parts
 
 TRAINER = Path(__file__).with_name("trainer.py")
@@ -50,7 +51,7 @@ class RayWorkload:
         seconds = self.seconds if trial.index == 0 else "0"
         argv = (sys.executable, str(TRAINER), str(self.num_nodes), seconds, self.folder)
         env = record_env(run_dir.trial(trial.name)) | switch_env(plan, trial)
-        return Command(argv=argv, env=env, needs_ray=True)
+        return Command(argv=argv, env=env, needs_ray=True, address_names=ADDRESS_NAMES)
 
     def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG002
         return {}

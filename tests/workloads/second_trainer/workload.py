@@ -12,8 +12,10 @@ from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Run, Stack
-from rlk_repro.workloads.api import Brought, Command
+from rlk_repro.workloads.api import Brought, Command, Words
 from rlk_repro.workloads.environment import profile_env, trial_env
+
+WORDS = Words(step="a line", scope="These numbers are of a line.")
 
 
 def find_problems(plan: Plan) -> list[Problem]:

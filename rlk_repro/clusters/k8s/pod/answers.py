@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, Problem
-from rlk_repro.clusters.k8s.facts import BLOCK_BYTES, BUNDLE, TRIALS, Facts, wrap_block
+from rlk_repro.clusters.k8s.facts import BLOCK_BYTES, BUNDLE, Facts, wrap_block
 from rlk_repro.clusters.k8s.pod.notes import Note, list_logs, note_log_read, read_note
-from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.paths import TRIALS, RunDir
 from rlk_repro.rundir.state import read_state
 
 

@@ -1,0 +1,32 @@
+"""What a command prints with ``--json``: a frozen class whose fields are the keys of an object."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Base class of answers; their JSON Schema is made from the fields and allows no other key."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    def to_json(self) -> dict[str, Any]:
+        return {field.name: to_plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+def to_plain(value: Any) -> Any:
+    """A value in JSON's types; an object with ``to_json`` says itself what it is there."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: to_plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,17 @@
+"""The variables by which a trainer learns which variant it is and where to write; both sides take their names here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SWITCH: Final = "VIME_RL_KERNEL"
+SWITCH_MODE: Final = "VIME_RL_KERNEL_MODE"
+SWITCH_OPS: Final = "VIME_RL_KERNEL_OPS"
+SWITCH_SCHEDULE: Final = "VIME_RL_KERNEL_SCHEDULE"
+SWITCH_COMMIT: Final = "VIME_RL_KERNEL_COMMIT"
+OPS_DIR: Final = "RLK_REPRO_OPS_DIR"
+LIBRARIES_DIR: Final = "RLK_REPRO_LIBRARIES_DIR"
+ENTROPY_METRIC: Final = "RLK_REPRO_ENTROPY_METRIC"
+GC_FREEZE: Final = "RLK_REPRO_GC_FREEZE_AFTER"
+COMMITS: Final = "RLK_COMMITS"
+"""Variable with the folder that has a folder for each RL-Kernel commit; users set it, and no record holds its value."""
