@@ -29,9 +29,9 @@ OWN_NORMALISER: Final = (
 )
 FROZEN: Final = (
     "Python's garbage collector",
-    "does not walk the objects that exist after the warm-up (gc.freeze), in both variants: vime's collection after "
-    "every step then takes milliseconds. A step of vime as shipped is longer by the time of that collection, so that "
-    "the same gain is a smaller share of it",
+    "does not walk the objects that exist after the warm-up (gc.freeze), in both variants: the trainer's "
+    "collection after every step then takes milliseconds. A step of the trainer as shipped is longer by the time of "
+    "that collection, so that the same gain is a smaller share of it",
 )
 _WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp"})
 
