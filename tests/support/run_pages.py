@@ -103,10 +103,10 @@ def _command(plans: Plans) -> Iterator[str]:
     yield "```"
     if hardware != CPU:
         yield ""
-        yield "On the cluster itself: without `--dry-run`, with a profile that `rlk-repro profile init` writes there."
+        yield "On the cluster, run it without `--dry-run` and with a profile that `rlk-repro profile init` writes there."
         missing = plan.stack.unpublished.get(plan.hardware.image_platform)
         if missing is not None:
-            yield f"It wants an image, by `{missing.build}`."
+            yield f"It needs an image; `{missing.build}` builds it."
         yield "`--cluster k8s` takes the same flags."
 
 
@@ -131,7 +131,7 @@ def _hardware_row(name: str, plan: Plan) -> Row:
 def _operators(plans: Plans) -> Iterator[str]:
     """What the layouts allow of what the run asks for."""
     if not _first(plans).has_enabled:
-        yield "None is routed in: the trials measure operators alone."
+        yield "No operator is routed in: the trials measure operators alone."
         return
     yield f"Mode `{_first(plans).run.rl_kernel.mode}`; what each layout allows, if RL-Kernel is installed:"
     yield ""
@@ -144,7 +144,7 @@ def _operators(plans: Plans) -> Iterator[str]:
         (f"`{row[0]}`", *row[1:], _where(names, plans), OPERATORS[row[0]].covers)
         for row, names in sorted(found.items())
     ]
-    yield from _table(("operator", "asked for", "in this layout", "hardware", "covers"), rows)
+    yield from _table(("operator", "requested", "in this layout", "hardware", "covers"), rows)
 
 
 def _all_eligibilities(plan: Plan) -> list[Eligibility]:
@@ -204,7 +204,7 @@ def _inputs(plans: Plans) -> Iterator[str]:
     elif workload.rollouts is None and plan.run.lane != "live":
         unit = "session" if plan.is_crossover else "trial"
         own = f"the run stores its own before its first {unit}, and all {unit}s train on them"
-        yield f"Rollouts: none are shipped; {own}."
+        yield f"Rollouts: not shipped; {own}."
 
 
 def _describe_source(source: Any) -> tuple[str, str]:
@@ -244,7 +244,7 @@ def _arguments(plans: Plans) -> Iterator[str]:
     """The whole command line of vime's ``train.py`` in the first trial, flag by flag."""
     if isinstance(_first(plans).run.workload, VimeWorkload):
         found = {name: dict(split_arguments(_argv(plan))) for name, plan in plans.items()}
-        yield "Of the first trial; `{runs}` is the folder that holds all run directories."
+        yield "These are the arguments of the first trial; `{runs}` is the folder that holds all run directories."
         yield ""
         yield from _table(("flag", "value", "hardware"), _merge(found))
 
@@ -300,14 +300,14 @@ def _expected(plans: Plans) -> Iterator[str]:
         margins = ", ".join(f"`{name}` {value:g}" for name, value in measure.margins.model_dump().items())
         lines.append(f"Gates, by their margins: {margins} ([statistics](../statistics.md)).")
     if isinstance(plan.run.workload, VimeWorkload):
-        lines.append("Which metric is recorded in this lane: [metrics](../metrics.md).")
+        lines.append("[metrics](../metrics.md) lists the metrics that this lane records.")
     yield from _bullets(lines)
 
 
 def _describe_power(plan: Plan, effect: float | None) -> str:
     measure = plan.run.measure
     if plan.run.measure.pairs < 6:
-        return "No verdict on speed: fewer than 6 pairs carry none."
+        return "No verdict on speed: it needs at least 6 pairs."
     if effect is None:
         return "No change of step time is detected reliably: the gates on rewards and lengths often stay undecided."
     return (
@@ -349,7 +349,7 @@ def _plan_limits(plans: Plans) -> Iterator[str]:
         {name: item.offload for name, item in workload.placements.items()} if isinstance(workload, VimeWorkload) else {}
     )
     if not offloads.get("mi300x", True) and any(offloads.values()):
-        yield "mi300x: `offload` is off, since what is offloaded does not come back whole on ROCm."
+        yield "mi300x: `offload` is off, because on ROCm offloaded memory does not come back complete."
 
 
 def _stack_limits(plans: Plans) -> Iterator[str]:
@@ -360,7 +360,7 @@ def _stack_limits(plans: Plans) -> Iterator[str]:
             yield f"`{name}` {item.version or item.commit}: not verified ({item.evidence})."
     if stack.moving:
         names = ", ".join(f"`{name}`" for name in stack.moving)
-        yield f"A rebuilt image may get other versions of {names}; why is in the stack."
+        yield f"A rebuilt image may get other versions of {names}; the stack gives the reasons."
 
 
 SECTIONS: Final[tuple[tuple[str, Callable[[Plans], Iterator[str]]], ...]] = (
