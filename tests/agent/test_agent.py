@@ -100,7 +100,7 @@ def test_a_trial_leaves_its_command_environment_log_and_exit(tmp_path: Path, mon
     assert record["allocation"] == exit_of(run_dir, enabled.name)["allocation"]
 
 
-def test_failed_trials_are_results_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_trials_are_results_and_the_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=2", "time_limit_min=10"])
     slow = tmp_path / "slow"
     let_time_pass(monkeypatch, 600, once=slow)
@@ -154,7 +154,7 @@ def test_a_stop_packs_without_sealing_and_resuming_redoes_the_pair(
     assert verify_bundle(run_dir.bundle) == []
 
 
-def test_no_pair_begins_that_would_not_end_in_time_and_the_word_to_go_on_is_left(tmp_path: Path) -> None:
+def test_a_pair_that_cannot_end_in_time_does_not_begin_and_a_requeue_is_requested(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run", ["measure.pairs=3"])
     slow = FakeWorkload(actions=["sleep:1"])
     assert run_example(run_dir, slow, until=time.time() + 3.5) == 75
@@ -180,7 +180,7 @@ def test_no_pair_begins_that_would_not_end_in_time_and_the_word_to_go_on_is_left
         (None, "03-p2-baseline", False),
     ],
 )
-def test_only_a_run_whose_time_is_over_and_that_got_further_goes_on(
+def test_only_a_run_out_of_time_with_new_pairs_requests_a_requeue(
     tmp_path: Path, until_s: float | None, trial: str, goes_on: bool
 ) -> None:
     _, run_dir = make_staged(tmp_path / "run")
@@ -276,7 +276,7 @@ def test_a_bug_in_the_analysis_does_not_lose_the_bundle(tmp_path: Path, capsys: 
     assert verify_bundle(run_dir.bundle) == []
 
 
-def test_a_directory_that_cannot_be_packed_says_so(tmp_path: Path) -> None:
+def test_a_failed_pack_is_reported(tmp_path: Path) -> None:
     def refuse(_: RunDir) -> Path:
         raise CheckFailed(Problem("trials/x", "a symbolic link"))
 
@@ -285,7 +285,7 @@ def test_a_directory_that_cannot_be_packed_says_so(tmp_path: Path) -> None:
     assert message(run_dir) == "not packed: trials/x: a symbolic link"
 
 
-def test_leftover_processes_of_a_trial_are_killed_and_told(tmp_path: Path) -> None:
+def test_leftover_processes_of_a_trial_are_killed_and_reported(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run")
     pids = tmp_path / "pids"
     assert run_example(run_dir, FakeWorkload(actions=[f"child:{pids}"])) == 0
@@ -348,7 +348,7 @@ def test_stored_rollouts_that_changed_are_refused(tmp_path: Path) -> None:
         (QUICK, "rollouts/7: 3 of 3 missing, got '0.pt'"),
     ],
 )
-def test_rollouts_that_do_not_come_are_an_error(tmp_path: Path, actions: list[str], expected: str) -> None:
+def test_missing_stored_rollouts_are_an_error(tmp_path: Path, actions: list[str], expected: str) -> None:
     _, run_dir = make_staged(tmp_path / "run", TRAIN_ONLY)
     assert run_example(run_dir, FakeWorkload(rollouts={7: actions})) == 1
     assert message(run_dir).endswith(expected)

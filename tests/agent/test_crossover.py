@@ -224,7 +224,7 @@ def test_a_fallback_in_one_step_voids_the_session(finished: RunDir, tmp_path: Pa
     assert "1 calls fell back" in found.pairs[0].reason
 
 
-def test_a_step_that_a_rank_does_not_tell_of_voids_the_session(finished: RunDir, tmp_path: Path) -> None:
+def test_a_step_without_a_record_of_a_rank_voids_the_session(finished: RunDir, tmp_path: Path) -> None:
     step = find_scored(finished, "enabled")
     found = damage(finished, tmp_path, lambda events: events.remove(find_step(events, step)))
     assert found.pairs[0].status is PairStatus.SCORED

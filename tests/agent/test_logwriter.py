@@ -76,7 +76,7 @@ def test_a_known_value_is_redacted_and_the_watcher_sees_no_more(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("cut", range(0, len(KEY), 7))
-def test_a_private_key_is_redacted_whole_however_its_lines_come(tmp_path: Path, cut: int) -> None:
+def test_a_private_key_is_redacted_whole_however_its_lines_arrive(tmp_path: Path, cut: int) -> None:
     text = b"before\n" + KEY + b"after\n"
     written = unstamped(write(tmp_path / "log", [text[: cut + 7], text[cut + 7 :]]))
     assert written == b"before\n<redacted:private-key>\nafter\n"

@@ -55,7 +55,7 @@ def run_too_long(
     return run(stop, *actions, limits=StopTimes(time_limit_s=3600, grace_s=grace_s))
 
 
-def test_output_of_both_streams_and_the_exit_code_come_through(stop: Stop) -> None:
+def test_output_of_both_streams_and_the_exit_code_are_passed_on(stop: Stop) -> None:
     ended, output = run(stop, "print:one", "flood:300000", "exit:7")
     assert (ended.code, ended.signal, ended.cause, ended.num_leftovers) == (7, None, None, 0)
     assert output == b"one\n" + b"x" * 299_999 + b"\n"
@@ -138,7 +138,7 @@ def test_an_error_of_the_agent_leaves_no_process(stop: Stop) -> None:
     assert procfs.find_session(pids[0]) == {}
 
 
-def test_a_program_that_cannot_be_started_says_so_in_the_log(stop: Stop) -> None:
+def test_a_failed_start_of_a_program_is_in_the_log(stop: Stop) -> None:
     output: list[bytes] = []
     ended = run_guarded(["/no/such/python"], {}, limits=LIMITS, stop=stop, see_output=output.append)
     assert (ended.code, b"".join(output)) == (127, b"/no/such/python: No such file or directory\n")

@@ -72,7 +72,7 @@ def test_half_a_pair_is_moved_and_its_samples_are_renamed(tmp_path: Path) -> Non
     assert run_dir.interrupted_trial(2, NAMES[3]).exit.is_file()
 
 
-def test_a_torn_exit_record_counts_as_none(tmp_path: Path) -> None:
+def test_a_torn_exit_record_counts_as_missing(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     write_exit(run_dir, NAMES[0])
     for text in ('{"schema": 1, "sta', '{"schema": 1}', '{"schema": 1, "status": "odd", "allocation": "a"}', "[]"):
@@ -80,7 +80,7 @@ def test_a_torn_exit_record_counts_as_none(tmp_path: Path) -> None:
         assert find_whole_pairs(PLAN, run_dir) == set()
 
 
-def test_what_an_earlier_agent_wrote_about_a_node_is_kept(tmp_path: Path) -> None:
+def test_records_of_an_earlier_agent_about_a_node_are_kept(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run")
     node = run_dir.node("node-0")
     assert set_node_aside(node) is None

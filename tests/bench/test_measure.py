@@ -37,7 +37,7 @@ def test_garbage_collection_waits_and_is_as_it_was_afterwards(was_collecting: bo
     assert seen == [False, False]
 
 
-def test_what_a_call_raises_comes_out_and_collection_goes_on() -> None:
+def test_an_error_of_a_call_is_raised_and_collection_resumes() -> None:
     with pytest.raises(ZeroDivisionError):
         measure_calls(lambda: 1 // 0, device=CPU, warmup=0, repeats=1)
     assert gc.isenabled()

@@ -36,7 +36,7 @@ def run_module(*arguments: str, environ: dict[str, str] | None = None) -> proc.C
     return proc.run(argv, cwd=REPOSITORY, env=environment, timeout_s=120)
 
 
-def test_a_step_is_its_phases_and_nothing_else() -> None:
+def test_a_step_is_the_sum_of_its_phases() -> None:
     found = make_perf_metrics({"ref_log_probs": 0.5, "actor_train": 2.0}, 1000)
     assert found == {
         "perf/ref_log_probs_time": 0.5,

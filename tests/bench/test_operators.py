@@ -88,7 +88,7 @@ def put_through(
     return records(caplog)
 
 
-def test_a_grid_is_every_combination_and_each_case_comes_once() -> None:
+def test_a_grid_gives_every_combination_once() -> None:
     grid = Grid(
         operator="logp",
         num_tokens=(8, 16),
@@ -119,7 +119,7 @@ def test_the_wanted_rows_are_the_end_of_every_sample(density: float, wanted: int
     assert inputs.weights.sum() == pytest.approx(1.0)
 
 
-def test_only_what_needs_a_gradient_is_marked() -> None:
+def test_only_tensors_that_need_a_gradient_are_marked() -> None:
     marks = {
         (operator, work): make_inputs(make_case(operator, work=work), CPU, 1).leaves[0].requires_grad
         for operator in OPERATORS
@@ -249,7 +249,7 @@ def test_only_the_run_s_own_limit_blocks_a_case_beforehand(caplog: pytest.LogCap
     assert record["reason"] == "expected to need 7.5 KiB; the run's memory limit is 1e-06 GiB"
 
 
-def test_every_other_sweep_goes_backwards(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_other_sweep_is_in_reverse_order(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     names = ("one", "two", "three")
     implementations = tuple(make_implementation(lambda inputs: ready(lambda: selected(inputs)), name) for name in names)
@@ -259,7 +259,7 @@ def test_every_other_sweep_goes_backwards(caplog: pytest.LogCaptureFixture) -> N
     assert [item["implementation"] for item in records(caplog)] == [*names, *reversed(names)]
 
 
-def test_what_rl_kernel_cannot_give_is_blocked_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_that_rl_kernel_lacks_are_blocked_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = Refusal(Reason.NOT_IMPORTABLE)
     monkeypatch.setattr(rl_kernel, "load_operator", lambda _name, _platform: refusal)
     inputs = make_inputs(make_case("ratio_kl"), CPU, 1)
@@ -352,7 +352,7 @@ def run_process(tmp_path: Path, sources: list[Path | str]) -> Path:
     return log
 
 
-def test_the_process_tells_native_operators_from_fused_ones(tmp_path: Path) -> None:
+def test_the_process_distinguishes_native_from_fused_operators(tmp_path: Path) -> None:
     log = run_process(tmp_path, [os.environ.get("RLK_SRC") or ROOT / "tests/support/fake_rl_engine"])
     parsed = parse_operators(log)
     assert parsed.rejects == ()

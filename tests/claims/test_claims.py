@@ -218,7 +218,7 @@ def test_other_hardware_is_named_and_refutes_nothing() -> None:
     ]
 
 
-def test_a_claim_that_never_runs_says_why_in_every_row() -> None:
+def test_a_claim_that_never_runs_gives_the_reason_in_every_row() -> None:
     for claim in load_claims():
         if not isinstance(claim.check, MeasureCheck):
             assert list_cells(claim) == []
@@ -239,7 +239,7 @@ def test_a_failure_outweighs_everything_and_silence_never_reads_as_success(words
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100))
-def test_the_word_about_a_ratio_does_not_depend_on_which_way_it_is_off(published: float, off: float) -> None:
+def test_the_word_about_a_ratio_does_not_depend_on_the_direction(published: float, off: float) -> None:
     text = CLAIM[: CLAIM.index("    - {kind: memory")].replace("native: {time: 8", f"native: {{time: {published * 2!r}")
     words = {judge(H100, *everything(native_s=published * factor), text=text).word for factor in (off, 1 / off)}
     assert len(words) == 1

@@ -47,7 +47,7 @@ def wait_for_end(submission: Submission, run_dir: RunDir) -> JobState:
     return local.poll(submission, run_dir).state
 
 
-def test_the_job_is_one_agent_and_its_file_names_no_place_of_this_machine(tmp_path: Path) -> None:
+def test_the_job_is_one_agent_and_its_file_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     plan, _ = make_example_plan()
     job = local.render(plan, RunDir(tmp_path / "it's a run"))
     assert job.command == (sys.executable, "-m", "rlk_repro.job", str(tmp_path / "it's a run"), "--resume")
@@ -95,7 +95,7 @@ def test_an_agent_that_was_killed_is_packed_when_collected(tmp_path: Path) -> No
     assert inspect_bundle(run_dir.bundle).trials.keys() == {"00-p1-baseline"}
 
 
-def test_the_agents_last_words_are_the_reason(tmp_path: Path) -> None:
+def test_the_agents_last_message_is_the_reason(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run")
     submission = Submission(cluster="local", job_id="4194304:1", submitted_at="")
     for code, state in ((70, JobState.FAILED), (143, JobState.CANCELLED), (130, JobState.CANCELLED)):
@@ -213,7 +213,7 @@ def test_a_python_that_is_gone_is_an_error(tmp_path: Path) -> None:
         local.submit(Job(files={}, command=("/no/such/python", "-m", "x")), run_dir)
 
 
-def test_logs_come_in_plan_order_with_what_is_written_meanwhile(tmp_path: Path) -> None:
+def test_logs_are_in_plan_order_and_include_lines_written_meanwhile(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     for index in (2, 10, 100):
         write_text(run_dir.trial(f"{index:02d}-p1-baseline").stdout, f"one of {index}\ncut off")
@@ -253,7 +253,7 @@ def test_a_job_file_stays_in_its_folder(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_says_how_to_choose_another(tmp_path: Path) -> None:
+def test_the_error_of_a_folder_that_cannot_be_made_names_another_choice(tmp_path: Path) -> None:
     plan, inputs = make_example_plan()
     write_text(tmp_path / "file", "")
     with pytest.raises(EnvironmentMissing) as caught:

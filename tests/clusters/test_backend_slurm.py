@@ -68,7 +68,7 @@ def test_a_job_id_survives_text(number: int, cluster: str) -> None:
     assert slurmctl.parse_job_id(f"a site's remark\n{job_id}\n") == job_id
 
 
-def test_an_output_without_a_job_id_gives_none() -> None:
+def test_an_output_without_a_job_id_parses_to_none() -> None:
     assert [slurmctl.parse_job_id(text) for text in ("", "Submitted batch job twelve", "12;", "-1", "12;a b")] == [
         None
     ] * 5
@@ -117,7 +117,7 @@ def test_a_refusal_quotes_sbatch_and_sends_nothing(fake: FakeSlurm, run_dir: Run
     assert not run_dir.scheduler.exists()
 
 
-def test_with_nodes_away_sbatch_itself_has_the_last_word(fake: FakeSlurm, run_dir: RunDir) -> None:
+def test_with_nodes_away_the_real_sbatch_decides(fake: FakeSlurm, run_dir: RunDir) -> None:
     fake.answer("sbatch-test", error="allocation failure: Requested node configuration is not available\n", code=1)
     fake.answer("sinfo", "node-0\n")
     fake.answer("sbatch", "12\n")
@@ -133,7 +133,9 @@ def test_an_answer_without_a_job_id_is_quoted(fake: FakeSlurm, run_dir: RunDir) 
         slurm.submit(JOB, run_dir)
 
 
-def test_a_machine_without_slurm_says_so(run_dir: RunDir, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_slurm_gives_that_reason(
+    run_dir: RunDir, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert slurm.available() is None
     fake.answer("scontrol", error="scontrol: error: Slurmctld(primary) at host is DOWN\n", code=1)
     assert slurm.available() == "no Slurm controller answers (Slurmctld(primary) at host is DOWN)"
@@ -163,14 +165,16 @@ def test_a_machine_without_slurm_says_so(run_dir: RunDir, fake: FakeSlurm, monke
         ("13|RUNNING|None|node-1|x", JobState.FAILED, "Slurm no longer knows job 12, its agent ended without a report"),
     ],
 )  # fmt: skip
-def test_slurms_words_become_ours(fake: FakeSlurm, run_dir: RunDir, row: str, state: JobState, reason: str) -> None:
+def test_slurms_states_map_to_job_states(
+    fake: FakeSlurm, run_dir: RunDir, row: str, state: JobState, reason: str
+) -> None:
     fake.queue(row)
     answer = slurm.poll(SUBMISSION, run_dir)
     assert (answer.state, answer.reason) == (state, reason)
     assert answer.nodes == ("node-[0-1]" if "[0-1]" in row else "node-1" if state is JobState.RUNNING else "")
 
 
-def test_what_a_run_left_outranks_what_slurm_thinks_of_its_script(fake: FakeSlurm, run_dir: RunDir) -> None:
+def test_records_of_a_run_outrank_slurms_state_of_its_script(fake: FakeSlurm, run_dir: RunDir) -> None:
     fake.queue("12|FAILED|NonZeroExitCode|node-0|x")
     say_last_word(run_dir, 143, "stopped by SIGTERM")
     assert slurm.poll(SUBMISSION, run_dir) == JobStatus(
@@ -184,7 +188,7 @@ def test_what_a_run_left_outranks_what_slurm_thinks_of_its_script(fake: FakeSlur
     assert [call[0] for call in fake.calls[asked:]] == []
 
 
-def test_accounting_remembers_what_the_controller_forgot(fake: FakeSlurm, run_dir: RunDir) -> None:
+def test_accounting_answers_for_jobs_that_the_controller_forgot(fake: FakeSlurm, run_dir: RunDir) -> None:
     fake.queue()
     fake.answer("sacct", "12|NODE_FAIL|0:0|node-[0-1]\n12.batch|CANCELLED|0:15|node-0\n")
     assert slurm.poll(SUBMISSION, run_dir).reason == "Slurm says NODE_FAIL, its agent ended without a report"
@@ -236,7 +240,7 @@ def test_a_controller_that_is_away_does_not_end_the_waiting(
     assert following.follow(run_dir, lambda: answers.pop(0), told.append, sleep=lambda _: None).state is JobState.DONE
 
 
-def test_a_running_job_is_asked_first_and_told_then(fake: FakeSlurm, run_dir: RunDir) -> None:
+def test_cancel_first_signals_a_running_job_then_ends_it(fake: FakeSlurm, run_dir: RunDir) -> None:
     fake.queue("12|RUNNING|None|node-0|x")
     assert slurm.cancel(SUBMISSION, run_dir)
     assert slurm.cancel(SUBMISSION, run_dir)
@@ -285,7 +289,7 @@ def test_following_asks_slurm_every_few_seconds_at_most(
     assert [call[0] for call in fake.calls].count("squeue") == 1
 
 
-def test_waiting_tells_why_it_waits_and_where_it_runs(fake: FakeSlurm, run_dir: RunDir) -> None:
+def test_status_shows_why_a_job_waits_and_where_it_runs(fake: FakeSlurm, run_dir: RunDir) -> None:
     write_json(run_dir.state, {"schema": 1, "phase": "ending", "num_trials": 2, "num_steps": 3})
     fake.queue("12|PENDING|Priority||N/A")
     answers = [slurm.poll(SUBMISSION, run_dir)]
@@ -298,7 +302,7 @@ def test_waiting_tells_why_it_waits_and_where_it_runs(fake: FakeSlurm, run_dir: 
     assert told == ["pending (Priority)", "ending · node-[0-1]", "ending"]
 
 
-def test_what_was_submitted_is_listed_with_one_question(
+def test_submitted_runs_are_listed_with_one_question(
     call, fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (11, 12):

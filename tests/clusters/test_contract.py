@@ -99,7 +99,7 @@ def test_logs_of_a_job_that_never_wrote_any_end(backend: Backend, cluster: str, 
     assert list(backend.logs(a_submission(cluster, "1"), RunDir(tmp_path), is_following=False)) == []
 
 
-def test_a_reason_says_what_is_missing(backend: Backend) -> None:
+def test_the_reason_names_what_is_missing(backend: Backend) -> None:
     assert backend.available() is None or backend.available()
 
 

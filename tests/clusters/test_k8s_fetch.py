@@ -69,7 +69,7 @@ def test_a_block_that_was_cut_is_asked_again_and_no_other(run_dir: RunDir) -> No
     assert len(far.asked) - len(set(far.asked)) == len(far.asked) // 3
 
 
-def test_an_interrupted_collection_goes_on_where_it_was(run_dir: RunDir) -> None:
+def test_an_interrupted_collection_continues_where_it_stopped(run_dir: RunDir) -> None:
     with pytest.raises(Unreachable, match="after 4000 of 10240 bytes"):
         fetch(Far(lose=lambda number: number > 4), run_dir)
     far = Far()
@@ -91,7 +91,7 @@ def test_parts_of_another_bundle_are_dropped(run_dir: RunDir) -> None:
     assert not other.exists()
 
 
-def test_what_is_whole_already_is_not_asked_for(run_dir: RunDir) -> None:
+def test_complete_bundles_are_not_fetched_again(run_dir: RunDir) -> None:
     run_dir.partial_bundle(DIGEST).write_bytes(DATA)
     far = Far()
     assert fetch(far, run_dir) == DATA
@@ -179,7 +179,7 @@ def test_a_pod_knows_who_has_not_read_the_last_lines(far: RunDir, capfdbinary: p
      ("trials/../../secret", 0, 2), ("plan.json", 0, 10), (BUNDLE, -1, 10), (BUNDLE, 0, 99999999999),
      (BUNDLE, 0, BLOCK_BYTES + 1), (BUNDLE, 0, -1)],
 )  # fmt: skip
-def test_a_pod_shows_nothing_else(
+def test_a_pod_shows_no_other_files(
     far: RunDir, capfdbinary: pytest.CaptureFixture[bytes], what: str, offset: int, size: int
 ) -> None:
     assert main(["block", str(far.root), "--", what, str(offset), str(size)]) == 1

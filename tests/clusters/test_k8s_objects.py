@@ -78,13 +78,13 @@ def findings(objects: list[Object]) -> list[str]:
     ]
 
 
-def test_examples_are_what_is_rendered() -> None:
+def test_shipped_examples_equal_the_rendered_objects() -> None:
     assert list(find_changed(EXAMPLES, render_examples(), SHOWN)) == [], "make goldens"
 
 
 @needs_crds
 @pytest.mark.parametrize("name", SAMPLES)
-def test_an_example_passes_what_a_server_and_its_controllers_check(name: str) -> None:
+def test_an_example_passes_the_checks_of_server_and_controllers(name: str) -> None:
     objects = objects_of(name)
     assert [error for item in objects for error in find_errors(item)] == []
     assert find_object_problems(objects) == []
@@ -92,7 +92,7 @@ def test_an_example_passes_what_a_server_and_its_controllers_check(name: str) ->
 
 @needs_crds
 @pytest.mark.real
-def test_every_example_passes_what_a_server_and_its_controllers_check() -> None:
+def test_every_example_passes_the_checks_of_server_and_controllers() -> None:
     wrong = {}
     for name, plan in plans().items():
         objects = render_objects(plan, run_dir_of(plan))

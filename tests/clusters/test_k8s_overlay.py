@@ -41,7 +41,7 @@ def test_there_are_twelve() -> None:
 
 @pytest.mark.parametrize("kind", ["rayjob", "job"])
 @pytest.mark.parametrize("site", SITES)
-def test_a_site_s_overlay_is_valid_and_in_every_pod_beside_what_is_ours(site: str, kind: str) -> None:
+def test_a_sites_overlay_is_valid_and_merged_into_every_pod(site: str, kind: str) -> None:
     overlay = {"metadata": {}, "pod_metadata": {}, "pod_spec": {}, **SITES[site]}
     plan, plain = with_overlay(SITES[site], kind), with_site(PLAN, kind=kind)
     job, before = (render_objects(item, run_dir_of(item))[0] for item in (plan, plain))
@@ -69,7 +69,7 @@ def test_an_overlay_is_hashed_into_the_plan_and_not_into_the_experiment() -> Non
     assert "overlay" not in str(PLAN.to_json()["profile"])
 
 
-def test_what_names_our_objects_stays_ours_and_values_are_replaced() -> None:
+def test_labels_that_identify_objects_stay_and_other_values_are_replaced() -> None:
     overlay = {
         "metadata": {"labels": {"app.kubernetes.io/managed-by": "somebody"}, "name": "other"},
         "pod_spec": {

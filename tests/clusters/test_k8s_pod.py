@@ -69,7 +69,7 @@ def test_everybody_gets_the_same_roster_with_the_leader_first(run_dir: RunDir) -
     assert run_dir.pod_joins() == []
 
 
-def test_what_an_earlier_attempt_left_does_not_count(run_dir: RunDir) -> None:
+def test_files_of_an_earlier_attempt_do_not_count(run_dir: RunDir) -> None:
     old = {"schema": 1, "pod": "w9", "uid": "old", "node": "n9", "group": "g"}
     write_text(run_dir.pod_join("w9"), f"7\n{dump_json_line(old)}")
     write_json(run_dir.roster, {"schema": 1, "allocation": "old", "nodes": ["n0", "n1"], "uids": ["old", "older"]})
@@ -95,7 +95,7 @@ def test_a_pod_that_stays_away_is_waited_for(run_dir: RunDir) -> None:
     assert gather(run_dir, 2, timeout_s=0.3) is None
 
 
-def test_staged_files_come_in_and_an_earlier_end_goes(run_dir: RunDir, tmp_path: Path) -> None:
+def test_staged_files_are_copied_in_and_an_earlier_end_marker_is_removed(run_dir: RunDir, tmp_path: Path) -> None:
     inputs = tmp_path / "inputs"
     (inputs / "..2026").mkdir(parents=True)
     (inputs / "job").mkdir()
@@ -129,7 +129,7 @@ def test_a_foreign_pod_is_reported(run_dir: RunDir, capsys: pytest.CaptureFixtur
     assert "because no agent started" in capsys.readouterr().err
 
 
-def test_rays_command_is_taken_word_by_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kuberays_ray_command_is_run_word_by_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHERE", str(tmp_path))
     out = tmp_path / "a b; touch pwned"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}

@@ -115,7 +115,7 @@ def test_every_pod_is_admitted_at_its_level_of_security(server: RealCluster, ren
 
 
 @pytest.mark.parametrize("level", ["baseline", "restricted"])
-def test_levels_of_security_are_no_lower_than_they_are_said_to_be(
+def test_examples_are_admitted_at_their_documented_pod_security_level(
     server: RealCluster, rendered: Path, level: str
 ) -> None:
     """RDMA's capability is refused everywhere else, and an image's own user where it would be root."""

@@ -133,7 +133,7 @@ def test_without_a_claim_the_bundle_is_fetched_from_the_leading_pod(server: Clus
 # what goes wrong
 
 
-def test_a_job_that_no_node_fits_says_so_and_can_be_cancelled(server: Cluster, tmp_path: Path) -> None:
+def test_a_job_that_fits_no_node_gives_the_reason_and_can_be_cancelled(server: Cluster, tmp_path: Path) -> None:
     server.faults.unschedulable = True
     launched = submit(tmp_path, kind="rayjob")
     words = "no node fits (Unschedulable: 0/4 nodes are available"
@@ -187,7 +187,7 @@ def test_a_missing_namespace_is_reported(server: Cluster, tmp_path: Path) -> Non
         submit(tmp_path, kind="job", namespace="nowhere")
 
 
-def test_an_evicted_leader_leaves_what_it_wrote(server: Cluster, tmp_path: Path) -> None:
+def test_an_evicted_leaders_records_are_collected(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="job")
     wait_until(launched, first_trial_runs(launched))
     server.evict("leader")
@@ -216,7 +216,7 @@ def test_an_evicted_run_is_resumed_with_whole_pairs(server: Cluster, tmp_path: P
 
 
 @pytest.mark.real
-def test_a_node_that_goes_takes_the_others_of_its_job_with_it(
+def test_a_lost_node_ends_the_other_pods_of_its_job(
     server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pod that goes does not lead; what its leader wrote until it was ended is collected."""
@@ -279,7 +279,7 @@ def test_an_api_that_restarts_is_waited_for(server: Cluster, tmp_path: Path) -> 
 
 
 @pytest.mark.real
-def test_a_collection_that_is_cut_goes_on(server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_collection_continues(server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = submit(tmp_path, kind="job")
     wait_for_end(launched)
     server.faults.cut_every_bytes, server.faults.cuts_left = 1 << 14, 2
@@ -352,7 +352,7 @@ def test_an_unreachable_pod_is_reported_and_loses_no_result(
 
 
 @pytest.mark.real
-def test_a_claim_that_fills_up_ends_the_run_and_what_was_written_is_collected_later(
+def test_a_full_claim_ends_the_run_and_its_records_are_collected_later(
     server: Cluster, small_disk: Path, tmp_path: Path
 ) -> None:
     claim = server.claim("results")
@@ -388,7 +388,7 @@ def test_a_claim_that_cannot_be_written_is_a_failure_with_a_reason(server: Clust
     BACKEND.cancel(launched.submission, launched.run_dir)
 
 
-def test_results_that_went_with_their_pod_are_told(server: Cluster, tmp_path: Path) -> None:
+def test_results_lost_with_their_pod_are_reported(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="job", results={"path": "/results"})
     wait_until(launched, first_trial_runs(launched))
     server.delete("jobs", launched.submission.details["name"])

@@ -113,7 +113,7 @@ def test_the_page_on_installing_works_command_by_command(
         ({"claims": [{"claim": "models", "path": "/models"}]}, "kubernetes.claims"),
     ],
 )
-def test_what_would_fail_is_said(
+def test_each_problem_of_a_profile_is_found(
     server: Cluster, tmp_path: Path, call: Call, settings: dict[str, Any], where: str
 ) -> None:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x", "namespace": "default"}}
@@ -124,7 +124,7 @@ def test_what_would_fail_is_said(
 
 
 @needs_kubectl
-def test_missing_operators_and_permissions_are_said(server: Cluster, tmp_path: Path, call: Call) -> None:
+def test_missing_operators_and_permissions_are_found(server: Cluster, tmp_path: Path, call: Call) -> None:
     server.remove_operators()
     server.forbid("events")
     code, findings = check(call, write_profile(tmp_path, compute_domain=True))
@@ -233,7 +233,7 @@ def test_every_reason_is_explained(reason: str) -> None:
     assert told.state is JobState.PENDING
 
 
-def test_an_event_speaks_where_nothing_else_does() -> None:
+def test_an_event_gives_the_reason_where_pod_and_job_give_none() -> None:
     events = [
         {"type": "Warning", "reason": "FailedMount", "message": "configmap not found", "lastTimestamp": "2026-01-02"},
         {"type": "Warning", "reason": "FailedCreate", "message": "exceeded quota", "lastTimestamp": "2026-01-03"},

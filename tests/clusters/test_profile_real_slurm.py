@@ -35,7 +35,7 @@ def test_the_cluster_is_described_as_it_is(profile: Path) -> None:
     assert (found.slurm.max_time_min, found.slurm.block_size, found.slurm.account) == (1440, None, None)
 
 
-def test_slurm_itself_says_whether_it_would_take_the_job(call: Call, profile: Path) -> None:
+def test_slurm_itself_checks_whether_it_would_accept_the_job(call: Call, profile: Path) -> None:
     code, out, _ = call("profile", "check", str(profile), "--run", "smoke")
     assert code == 0, out
     assert "  info: sbatch --test-only: expected accepted, found Job " in out
@@ -64,7 +64,9 @@ def test_slurm_itself_says_whether_it_would_take_the_job(call: Call, profile: Pa
         ),
     ],
 )
-def test_what_slurm_would_refuse_is_found_before(call: Call, profile: Path, old: str, new: str, finding: str) -> None:
+def test_options_that_slurm_would_refuse_are_found_before_submission(
+    call: Call, profile: Path, old: str, new: str, finding: str
+) -> None:
     profile.write_text(profile.read_text().replace(old, new, 1))
     code, out, _ = call("profile", "check", str(profile))
     assert code == 1
@@ -72,7 +74,7 @@ def test_what_slurm_would_refuse_is_found_before(call: Call, profile: Path, old:
 
 
 @pytest.mark.usefixtures("profile")
-def test_without_a_profile_the_cluster_is_asked_and_what_it_said_is_shown(call: Call) -> None:
+def test_without_a_profile_the_cluster_is_asked_and_its_facts_are_shown(call: Call) -> None:
     code, out, err = call("submit", "smoke", "--cluster", "slurm", "--stack", "example", "--dry-run")
     assert code == 0, err
     assert "no --profile given: asked cluster " in err

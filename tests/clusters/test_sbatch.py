@@ -62,7 +62,7 @@ def refusal_of(plan: Plan, run_dir: RunDir | None = None, **arguments: Any) -> s
     return str(caught.value)
 
 
-def test_the_shipped_examples_are_what_is_rendered() -> None:
+def test_shipped_examples_equal_the_rendered_scripts() -> None:
     assert list(find_changed(EXAMPLES, render_examples(), SHOWN)) == [], "make goldens"
 
 
@@ -73,7 +73,7 @@ def test_every_script_passes_bash_and_shellcheck(tmp_path: Path) -> None:
 
 
 @given(WORDS)
-def test_a_word_comes_out_of_bash_as_it_went_in(words: list[str]) -> None:
+def test_bash_reads_a_quoted_word_unchanged(words: list[str]) -> None:
     script = f"printf '%s\\0' {quote(words)} {quote(words[0])}"
     done = subprocess.run(["bash", "-c", script], check=True, capture_output=True)
     assert done.stdout.decode().split("\0")[:-1] == [*words, words[0]]
@@ -163,7 +163,7 @@ def test_a_segment_is_the_greatest_divisor_that_fits_into_a_rack(num_nodes: int,
     assert find_segment(num_nodes, None) is None
 
 
-def test_the_time_is_one_and_a_half_times_the_estimate_and_a_pair_at_least() -> None:
+def test_the_time_limit_is_1_5_times_the_estimate_and_at_least_one_pair() -> None:
     estimate = "expected_trial_minutes={h200: 3}"
     plan = plan_for(settings=(estimate,))
     assert time_limit_min(plan) == 1.5 * 12 * 3 + 45 + 5
@@ -208,14 +208,14 @@ def test_the_same_nodes_are_asked_for_by_name() -> None:
     assert "--nodelist=n1,n7" in options_of(plan, nodes=["n1", "n7"])
 
 
-def test_the_command_names_what_no_comment_line_can_hold() -> None:
+def test_options_with_paths_are_on_the_command_line() -> None:
     for root, folder in {"/runs/a\nb,%j": "/runs/a\nb,%%j", "/runs/\\%j": "/runs/\\\\%j"}.items():
         assert sbatch_command(RunDir(Path(root))) == (
             "sbatch", "--parsable", f"--chdir={root}", f"--output={folder}/.slurm-%j.log", f"{root}/job/job.sbatch",
         )  # fmt: skip
 
 
-def test_the_digest_stands_where_enroot_3_and_4_look_for_it() -> None:
+def test_the_digest_is_where_enroot_3_and_4_expect_it() -> None:
     plan = plan_for(stack="example")
     digest = plan.stack.images["cuda-amd64"].digest
     for reference, uri in {
@@ -383,7 +383,7 @@ def test_mounts_of_docker_and_apptainer_keep_commas() -> None:
         assert f"  {mount}\n" in render_sbatch(site, run_dir_of(site))
 
 
-def test_what_cannot_be_told_is_refused() -> None:
+def test_values_that_a_runtime_cannot_take_are_refused() -> None:
     example = plan_for(stack="example")
     assert refusal_of(with_site(example, container={"runtime": "host"})) == (
         "stack example: has images, but runtime host starts no container, "
@@ -430,7 +430,7 @@ def test_a_stack_without_images_starts_no_container() -> None:
     assert "enroot" not in script
 
 
-def test_the_documented_profile_is_one(tmp_path: Path) -> None:
+def test_the_documented_profile_is_valid(tmp_path: Path) -> None:
     (block,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "slurm.md").read_text(), re.DOTALL | re.MULTILINE)
     path = tmp_path / "my-site.yaml"
     path.write_text(block)

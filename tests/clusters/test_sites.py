@@ -164,7 +164,7 @@ def test_a_rack_without_gres_types_is_known_by_its_features() -> None:
     }
 
 
-def test_a_site_without_gres_asks_for_none() -> None:
+def test_a_site_without_gres_requests_no_gres() -> None:
     values = propose(make_site(MI300X_POOLS, runtimes=frozenset({"docker"})))
     assert (values["hardware"], values["slurm"]) == ("mi300x", {"partition": "amd", "gres": "none"})
 
@@ -175,7 +175,7 @@ def test_unnamed_gpus_leave_the_hardware_open() -> None:
     assert "hardware: GRES and features name no known GPU" in proposal.remarks[0]
 
 
-def test_what_a_cluster_does_not_say_is_asked() -> None:
+def test_facts_that_a_cluster_does_not_give_are_asked() -> None:
     asked: list[tuple[str, list[str]]] = []
 
     def answer_last(question: str, choices: Sequence[str], likeliest: str) -> str:
@@ -195,7 +195,7 @@ def test_what_a_cluster_does_not_say_is_asked() -> None:
 
 
 @pytest.mark.parametrize("pools", [H200_POOLS, GB200_POOLS, MI300X_POOLS, ""])
-def test_what_is_proposed_is_a_profile_and_says_what_to_look_at(pools: str) -> None:
+def test_the_proposal_is_a_valid_profile_with_remarks(pools: str) -> None:
     proposal = propose_slurm(make_site(pools), HARDWARE, Path("/shared/images"), take_likeliest)
     text = render_profile(proposal, "cluster dgx")
     profile = load_bytes(Profile, "dgx.yaml", text.encode()).model
@@ -288,7 +288,7 @@ def test_a_profile_that_fits_has_no_findings() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_would_fail_is_found(change: tuple[str, str], expected: list[Finding]) -> None:
+def test_each_problem_of_a_profile_is_found(change: tuple[str, str], expected: list[Finding]) -> None:
     assert judged(change) == expected
 
 
@@ -304,7 +304,7 @@ def test_what_would_fail_is_found(change: tuple[str, str], expected: list[Findin
         (Needs(gpus_per_node=16), blocking("slurm.gres", "16 GPUs per node", "8")),
     ],
 )
-def test_what_a_run_needs_is_held_against_the_partition(needs: Needs, expected: list[Finding]) -> None:
+def test_a_runs_needs_are_compared_with_the_partition(needs: Needs, expected: list[Finding]) -> None:
     assert judged(needs=needs) == expected
 
 
@@ -369,11 +369,11 @@ def test_a_folder_for_images_must_be_one_that_we_can_make(tmp_path: Path) -> Non
     )  # fmt: skip
 
 
-def test_devices_are_not_looked_for_on_a_machine_for_logins() -> None:
+def test_devices_are_not_expected_on_a_login_node() -> None:
     text = b"profile: x\ncluster: slurm\ncontainer: {mounts: [{source: /dev/x}, {source: /data}], package_dir: /p}\n"
     assert list_paths(load_bytes(Profile, "x", text).model) == ["/p", "/data"]
 
 
-def test_folders_that_the_nodes_need_are_looked_for_here() -> None:
+def test_folders_that_the_nodes_need_are_checked_here() -> None:
     here = dataclasses.replace(HERE, existing={"/data": False, "/home": True})
     assert judged(here=here) == warning("container", "/data on the nodes", "not on this machine")

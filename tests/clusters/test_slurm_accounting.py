@@ -26,7 +26,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     running.close()
 
 
-def test_what_accounting_says_is_in_the_bundle(site: Site) -> None:
+def test_accounting_records_are_in_the_bundle(site: Site) -> None:
     run = site.submit(account="lab", setup=[WAIT_FOR_ACCOUNTING])
     assert run.wait_for_end().state is JobState.DONE
     with open_bundle(run.collect()) as sealed:

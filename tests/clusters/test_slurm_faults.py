@@ -197,7 +197,7 @@ def test_a_fault_ends_in_a_known_state_and_loses_nothing_that_counts(site: Site,
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_a_full_disk_ends_the_run_and_what_was_written_is_collected(
+def test_a_full_disk_ends_the_run_and_its_records_are_collected(
     site: Site, small_disk: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setenv("RLK_REPRO_RUNS", str(small_disk / "runs"))
@@ -210,7 +210,7 @@ def test_a_full_disk_ends_the_run_and_what_was_written_is_collected(
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_a_job_that_waits_says_why_and_is_cancelled_without_a_trial(site: Site, number: int) -> None:
+def test_a_waiting_job_gives_the_reason_and_is_cancelled_without_a_trial(site: Site, number: int) -> None:
     site.cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=test")
     try:
         run = site.submit(SETTINGS)

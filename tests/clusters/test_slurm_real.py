@@ -65,7 +65,7 @@ def test_a_refusal_quotes_sbatch_and_leaves_no_job(call, site: Site) -> None:
     assert site.cluster.ask("squeue", "-h") == ""
 
 
-def test_a_waiting_job_says_why_and_can_be_cancelled(site: Site) -> None:
+def test_a_waiting_job_gives_the_reason_and_can_be_cancelled(site: Site) -> None:
     site.cluster.ask("scontrol", "update", "nodename=node-0,node-1", "state=drain", "reason=test")
     try:
         run = site.submit()
@@ -92,7 +92,7 @@ def test_cancelling_lets_the_agent_record_and_pack(site: Site) -> None:
 
 
 @pytest.mark.real
-def test_a_requeued_job_runs_whole_pairs_again_and_keeps_what_was_interrupted(site: Site) -> None:
+def test_a_requeued_job_repeats_whole_pairs_and_keeps_interrupted_trials(site: Site) -> None:
     run = site.submit((*LONG[:2], "measure.scored_steps=20", LONG[3]))
     run.wait_for_step("01-p1-enabled")
     site.cluster.ask("scontrol", "requeue", run.job_id)

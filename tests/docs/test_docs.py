@@ -55,7 +55,7 @@ def command_table() -> str:
     return "\n".join(["| command | what it does |", "|---|---|", *command_lines(), ""])
 
 
-def test_the_command_table_is_what_the_program_says() -> None:
+def test_the_command_table_equals_the_programs_help() -> None:
     match = TABLE.search((ROOT / "docs" / "commands.md").read_text())
     assert match is not None
     assert match.group(1) == command_table()
@@ -73,7 +73,7 @@ def check_word(claim: Claim) -> str:
     return "measured" if isinstance(claim.check, MeasureCheck) else f"not runnable: {claim.check.reason}"
 
 
-def test_the_table_of_claims_is_what_the_files_say() -> None:
+def test_the_table_of_claims_equals_the_files() -> None:
     match = CLAIMS.search((ROOT / "docs" / "claims.md").read_text())
     assert match is not None
     assert match.group(1) == claims_table()
@@ -113,7 +113,7 @@ def test_make_targets_in_the_documents_exist() -> None:
 
 
 @pytest.mark.parametrize("bundle", sorted((ROOT / "docs" / "evidence").glob("*.tgz")), ids=lambda path: path.name)
-def test_evidence_is_there_and_is_what_was_sealed(bundle: Path) -> None:
+def test_evidence_exists_and_verifies(bundle: Path) -> None:
     verification = verify(bundle)
     assert verification.findings == ()
     assert verification.bundle_id is not None

@@ -53,7 +53,7 @@ def run_page(place: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         assert code == exit_code
 
 
-def test_without_a_scheduler(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_first_commands_without_a_scheduler(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     run_page(ELSEWHERE, call, monkeypatch)
 

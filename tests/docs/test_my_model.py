@@ -17,7 +17,7 @@ COMMANDS = [line.removeprefix("rlk-repro ") for block in BLOCK.findall(PAGE) for
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_page_says_what_is_missing(
+def test_a_command_of_the_page_names_what_is_missing(
     command: str, call: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     code, out, error = call(*shlex.split(command), "--cache", str(tmp_path))

@@ -15,7 +15,7 @@ PAGES = render_pages()
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_says_what_the_run_says(name: str) -> None:
+def test_a_page_equals_its_run(name: str) -> None:
     assert (FOLDER / name).read_text() == PAGES[name], "make goldens"
 
 
@@ -24,7 +24,7 @@ def test_every_run_has_a_page_and_no_page_is_left_over() -> None:
 
 
 @pytest.mark.parametrize(("name", "plan"), list_all_plans(), ids=lambda item: item if isinstance(item, str) else "")
-def test_a_page_names_what_a_stranger_needs(name: str, plan) -> None:
+def test_a_page_names_what_a_reader_needs(name: str, plan) -> None:
     page = PAGES[f"{plan.run.run}.md"]
     wanted = [plan.hardware.hardware, *plan.run.may_claim, *plan.run.may_not_claim]
     wanted += [pin.commit for pin in plan.stack.pins.values()]
@@ -53,7 +53,7 @@ def test_the_commands_of_a_page_end_well(call, run: str, tmp_path: Path, monkeyp
         assert code == 0, error
 
 
-def test_what_is_not_pinned_is_said() -> None:
+def test_unpinned_parts_are_named() -> None:
     assert "| data | hub, `zhuzilin/gsm8k`" in PAGES["qwen3-4b.md"]
     assert "**not pinned**" in PAGES["qwen3-4b.md"]
     assert "**not pinned**" not in PAGES["qwen3-30b-a3b.md"]

@@ -144,7 +144,7 @@ def rules_of(text: str, *, is_html: bool = False) -> list[str]:
 
 
 @pytest.mark.parametrize(("rule", "sentence"), [(rule, text) for rule, texts in REFUSED.items() for text in texts])
-def test_a_sentence_that_says_too_much_is_found(rule: str, sentence: str) -> None:
+def test_a_sentence_that_claims_too_much_is_found(rule: str, sentence: str) -> None:
     assert rules_of(sentence) == [rule]
 
 
@@ -221,7 +221,7 @@ def test_every_report_keeps_to_the_policy(name: str) -> None:
 
 
 @pytest.mark.parametrize("gpu", ["", "NVIDIA H100 80GB HBM3", "NVIDIA H200"])
-def test_what_claims_prints_keeps_to_the_policy(gpu: str) -> None:
+def test_the_output_of_claims_keeps_to_the_policy(gpu: str) -> None:
     claims = load_claims()
     results = tuple(judge_claim(claim, Here(gpu=gpu), {}) for claim in claims)
     lines = [*list_lines(claims), *check_lines(ClaimsCheck(version="0", results=results))]

@@ -164,7 +164,7 @@ def read(path: Path, name: str) -> bytes:
     return found[name].data or b""
 
 
-def test_the_image_says_what_is_inside(built: Workshop) -> None:
+def test_the_image_has_a_record_of_its_content(built: Workshop) -> None:
     path = built.archive("localhost/ours", "ours")
     checked = check_archive(path, built.stack, "cuda-amd64")
     assert checked.findings == ()
@@ -478,7 +478,9 @@ def test_an_edited_record_is_found(built: Workshop, tools: None, call: Call) -> 
 
 
 @pytest.mark.long
-def test_a_record_that_was_edited_with_care_is_found_by_what_it_is_of(built: Workshop, tools: None, call: Call) -> None:
+def test_a_carefully_edited_record_is_found_by_the_files_that_it_describes(
+    built: Workshop, tools: None, call: Call
+) -> None:
     words = ("import json; from pathlib import Path; from rlk_repro.images.record import digest_of; "
              f"p = Path('/{RECORD}'); v = json.loads(p.read_text()); v['code']['packages']['torch'] = '9'; "
              "v['code']['rl_kernel']['extension_sha256'] = '0' * 64; v['digest'] = digest_of(v); "

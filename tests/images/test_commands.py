@@ -110,7 +110,7 @@ def test_every_file_is_compiled_for_its_gpus(source: str, flags: list[str]) -> N
     assert rewrite(["-gencode", "arch=x", "-arch=sm_70", "-c", "a.cu"], ("80",))[:2] == ["-c", "a.cu"]
 
 
-def test_only_what_the_base_lacks_is_installed_and_nothing_is_replaced() -> None:
+def test_only_packages_that_the_base_lacks_are_installed() -> None:
     lock = (ROOT / "requirements/base.txt").read_text()
     wanted = select_missing(lock, {"pydantic", "pydantic-core", "typer", "rich"})
     assert "isal" in wanted
@@ -199,7 +199,7 @@ def test_bake_takes_its_variables_from_the_stack(call: Call) -> None:
         assert arguments <= baked
 
 
-def test_pin_renews_what_moved_and_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pin_renews_moved_tags_and_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = commit_files(tmp_path / "source", {"a": "1"})
     text = TEXT.replace("URL", f"{mirror_folder(tmp_path, tmp_path / 'home', monkeypatch)}/source")
     stack = Stack.model_validate(yaml.safe_load(text))

@@ -69,7 +69,9 @@ def test_the_steps_are_those_of_the_image() -> None:
     assert f'RL_KERNEL_ARCHITECTURES="{environment.ARCHITECTURES}"' in text
 
 
-def test_packages_come_by_hash_and_then_every_step_runs(machine: Machine, stack: Stack, tmp_path: Path) -> None:
+def test_packages_are_installed_by_hash_and_then_every_step_runs(
+    machine: Machine, stack: Stack, tmp_path: Path
+) -> None:
     create(stack, PLATFORM, tmp_path / "env")
     venv, packages = machine.calls[:2]
     assert venv.argv[-3:] == ["--python", "3.12", str(tmp_path / "env")]
@@ -82,7 +84,7 @@ def test_packages_come_by_hash_and_then_every_step_runs(machine: Machine, stack:
     assert (tmp_path / "env" / container.LOCK).read_bytes() == lock.lock_path(STACK, PLATFORM).read_bytes()
 
 
-def test_a_repeated_command_goes_on_after_what_takes_minutes(machine: Machine, stack: Stack, tmp_path: Path) -> None:
+def test_a_repeated_command_skips_finished_steps(machine: Machine, stack: Stack, tmp_path: Path) -> None:
     machine.failing = "rl-kernel"
     with pytest.raises(CheckFailed, match="step rl-kernel"):
         create(stack, PLATFORM, tmp_path / "env")
@@ -169,7 +171,7 @@ def test_other_folders_are_refused_by_env_check_and_export(stack: Stack, tmp_pat
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 127])
-def test_the_environments_own_answer_is_passed_on(tmp_path: Path, code: int) -> None:
+def test_the_exit_code_of_the_environments_check_is_passed_on(tmp_path: Path, code: int) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / container.LOCK).touch()
     python = tmp_path / "bin" / "python"

@@ -133,7 +133,7 @@ def test_upper_layers_win_and_deleted_files_stay_deleted(tmp_path: Path) -> None
         ({RECORD: dump_json(make_record().to_json()).replace(b"sm_80", b"sm_86")}, "/opt/rlk-repro/provenance.json"),
     ],
 )
-def test_files_that_are_not_what_the_record_says(tmp_path: Path, change: dict[str, bytes], where: str) -> None:
+def test_files_that_differ_from_the_record_are_found(tmp_path: Path, change: dict[str, bytes], where: str) -> None:
     assert wheres(make_layout(tmp_path / "image", [{}, own_layer() | change])) == [where]
 
 
@@ -164,7 +164,7 @@ def test_an_invalid_layout_is_refused(tmp_path: Path, index: str) -> None:
         check_archive(tmp_path / "file")
 
 
-def test_a_layer_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_a_layer_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     folder = make_layout(tmp_path / "image", [own_layer()])
     text = (folder / "index.json").read_text()
     (item,) = json.loads(text)["manifests"]

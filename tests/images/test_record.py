@@ -153,7 +153,7 @@ def test_labels_are_held_against_the_record() -> None:
         ({"extension_architectures": Unknown("cuobjdump is not on PATH")}, "rl_engine._C architectures"),
     ],
 )
-def test_kernels_that_are_not_what_is_wanted(facts: dict[str, Any], where: str) -> None:
+def test_missing_or_foreign_kernels_are_found(facts: dict[str, Any], where: str) -> None:
     code = make_code()
     code["rl_kernel"] |= facts
     assert [finding.where for finding in check_kernels(make_record(code=code))] == [where]
@@ -168,7 +168,7 @@ def test_sources_are_their_commits_and_only_megatron_is_patched() -> None:
     assert found == ["code.vime.is_dirty", "code.rl_kernel.commit"]
 
 
-def test_what_changed_since_the_build_is_found() -> None:
+def test_changes_after_the_build_are_found() -> None:
     now = make_code(packages={"torch": "2.12.0", "flash-attn": "2.8.3"}, rlk_repro={"version": "0.2.0"})
     now["megatron"] |= {"diff_sha256": "cd"}
     found = [(finding.level, finding.where) for finding in match_running(make_record(), now)]

@@ -21,14 +21,14 @@ def test_the_wheel_has_every_data_folder_that_the_package_reads() -> None:
     assert set(WHEEL["only-include"]) <= set(copied_package.FOLDERS)
 
 
-def test_the_build_sees_what_the_wheel_is_made_of() -> None:
+def test_the_build_context_holds_the_files_of_the_wheel() -> None:
     lines = (ROOT / ".dockerignore").read_text().split()
     assert {line[1:] for line in lines if line.startswith("!")} == set(CONTEXT)
     assert set(WHEEL["only-include"]) < set(CONTEXT)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "rocm"])
-def test_a_dockerfile_copies_what_the_build_sees(platform: str) -> None:
+def test_a_dockerfile_copies_files_of_the_build_context(platform: str) -> None:
     lines = (ROOT / "docker" / f"Dockerfile.{platform}").read_text().splitlines()
     copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ")]
     assert {name for names in copied for name in names} == set(CONTEXT)

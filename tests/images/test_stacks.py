@@ -28,7 +28,7 @@ def test_no_shipped_stack_has_a_digest_that_only_an_example_has(name: str) -> No
     assert not digests & {image.digest for image in example.images.values()}
 
 
-def test_every_pin_and_component_of_a_release_says_how_sure_it_is() -> None:
+def test_every_pin_and_component_of_a_release_has_a_confidence() -> None:
     stack = load_stack("2026-07").model
     assert all(pin.confidence and pin.evidence for pin in stack.pins.values())
     assert {"vllm", "flash-attention", "apex", "mbridge", "torch-memory-saver"} <= stack.components.keys()

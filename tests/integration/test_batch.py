@@ -55,7 +55,7 @@ def test_they_are_the_rollout_s_where_the_loss_takes_those() -> None:
     ],
     ids=["absent", "empty", "other lengths", "more rows than there are", "no prompt"],
 )
-def test_a_layout_that_is_not_understood_gives_none(changes: dict[str, Any]) -> None:
+def test_an_unknown_layout_gives_no_old_log_probs(changes: dict[str, Any]) -> None:
     assert find(make_batch(**changes)) is None
 
 

@@ -58,7 +58,7 @@ def run_steps(folder: Path, num_steps: int) -> dict[int, float]:
     return {step: sample.value for step, sample in read_ops(TrialDir(folder)).energy.items()}
 
 
-def test_a_step_says_what_the_device_used_since_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_records_the_energy_since_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_nvml(tmp_path, monkeypatch, 1_000, 251_500, 251_500, 900_000)
     assert run_steps(tmp_path, 3) == {0: 250.5, 1: 0.0, 2: 648.5}
     assert sys.modules["pynvml"].calls == ["init", "shutdown"]

@@ -107,7 +107,7 @@ CALLS: dict[str, tuple[Callable[[Any], float], float]] = {
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
-def test_a_symbol_computes_what_it_should(extension: Any, name: str) -> None:
+def test_a_symbol_computes_correct_values(extension: Any, name: str) -> None:
     if name == HOPPER and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs a Hopper GPU")
     if not hasattr(extension, name):
@@ -131,7 +131,7 @@ _C.fused_logp_sm90(logits, torch.zeros(64, dtype=torch.int32, device="cuda"))
 """
 
 
-def test_what_ends_the_process_is_known(extension: Any) -> None:
+def test_symbols_that_end_the_process_are_listed(extension: Any) -> None:
     if torch.cuda.get_device_capability()[0] != 9 or not hasattr(extension, REFUSED):
         pytest.skip("needs a Hopper GPU and the operators for it")
     done = subprocess.run([sys.executable, "-c", CALL_REFUSED], capture_output=True, text=True, check=False)

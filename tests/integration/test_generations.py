@@ -136,7 +136,7 @@ def test_kernels_are_asked_for_where_there_are_any_and_recorded(double: Any) -> 
     )
 
 
-def test_where_its_kernels_are_absent_rl_kernel_s_words_are_the_refusal(double: Any) -> None:
+def test_without_kernels_rl_kernels_message_is_the_refusal(double: Any) -> None:
     double.platform = "cuda"
     del double.backends["cuda"][0]
     assert VocabParallelLogp.find(Case(platform="cuda")) == Refusal(
@@ -145,7 +145,7 @@ def test_where_its_kernels_are_absent_rl_kernel_s_words_are_the_refusal(double: 
     )
 
 
-def test_long_words_are_cut(double: Any) -> None:
+def test_long_messages_are_cut(double: Any) -> None:
     double.backends["cpu"].clear()
     double.get_logprob_op = lambda *_, **__: raise_error("No backend. Rejections: " + "x" * 5000)
     found = VocabParallelLogp.find(CPU)

@@ -103,7 +103,7 @@ def train_on_device(module: object) -> tuple[torch.Tensor, torch.Tensor]:
     return loss.detach(), torch.autograd.grad(loss, leaf)[0]
 
 
-def test_a_shadow_finds_both_routes_alike_and_a_step_says_its_energy(tmp_path: Path) -> None:
+def test_a_shadow_finds_both_routes_equal_and_a_step_records_its_energy(tmp_path: Path) -> None:
     module, settings = load_loss_module(), Settings(mode=Mode.REQUIRE, ops=("logp", "ratio_kl"), schedule="ebs",
                                                     ops_dir=tmp_path / "ops")  # fmt: skip
     with install_into(module, settings, trainer="example", case=Case(platform=probe_platform())) as installation:

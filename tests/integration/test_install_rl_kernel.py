@@ -95,7 +95,7 @@ def test_a_commit_is_fetched_and_held_against_the_pin(checkout: Checkout, tmp_pa
         ),
     ],
 )
-def test_why_a_fetch_failed_is_said(
+def test_a_failed_fetch_gives_its_cause(
     checkout: Checkout, tmp_path: Path, change: dict[str, str], says: str, hint: str
 ) -> None:
     with pytest.raises(EnvironmentMissing) as caught:
@@ -138,7 +138,7 @@ def test_another_commit_is_refused(checkout: Checkout, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["README", "a new file"])
-def test_changed_files_are_refused_under_a_pin_and_said_without_one(
+def test_changed_files_are_refused_under_a_pin_and_reported_without_one(
     checkout: Checkout, tmp_path: Path, name: str
 ) -> None:
     (checkout.folder / name).write_text("# changed\n")
@@ -279,7 +279,7 @@ def problems(found: proof.Found, platform: str, *, is_sm90: bool = False) -> lis
     ]
 
 
-def test_each_platform_gets_what_it_should_have() -> None:
+def test_each_platform_gets_its_expected_operators() -> None:
     assert problems(NATIVE, "cpu") == problems(KERNELS, "cuda") == []
     on_rocm = replace(NATIVE, operators=(NATIVE.operators[0], KERNELS.operators[1]))
     assert problems(on_rocm, "rocm") == []
@@ -378,7 +378,7 @@ def write_stack(environment: Environment, pin: Pin) -> str:
 
 @pytest.mark.long  # continuous integration goes this road by make demo-rl-kernel
 @pytest.mark.real
-def test_the_whole_road_with_the_double(checkout: Checkout, environment: Environment) -> None:
+def test_the_whole_installation_with_the_double(checkout: Checkout, environment: Environment) -> None:
     stack = write_stack(environment, checkout.pin)
     done = environment.run("-m", "tools.rl_kernel", "--stack", stack)
     assert done.is_ok, done.stderr
@@ -421,7 +421,7 @@ def test_a_build_that_fails_is_quoted(checkout: Checkout, environment: Environme
     assert "Traceback" not in done.stderr
 
 
-def test_the_whole_road_with_the_real_one(real: Path, environment: Environment) -> None:
+def test_the_whole_installation_with_the_real_rl_kernel(real: Path, environment: Environment) -> None:
     stack = write_stack(environment, PINNED)
     done = environment.run("-m", "tools.rl_kernel", "--stack", stack, "--source", str(real))
     assert done.is_ok, done.stderr

@@ -174,7 +174,7 @@ def test_a_temperature_stops_before_it_could_round_anything(mode: Mode) -> None:
         train(module, hand_over, rollout_temperature=0.7)
 
 
-def test_ordinary_logits_are_the_trainer_s_own_business_where_the_mode_lets_them() -> None:
+def test_ordinary_logits_go_to_the_trainer_where_the_mode_allows_it() -> None:
     module = load_loss_module()
     expected = train(module, nn.functional.linear)
     with install(module, Mode.AUTO) as installation:
@@ -199,7 +199,7 @@ def test_ordinary_logits_are_the_trainer_s_own_business_where_the_mode_lets_them
          "needs an output layer that can hand over its hidden states (this workload has no such layer)"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_right_is_refused_at_the_start(case: Case, settings: dict[str, Any], reason: str) -> None:
+def test_impossible_options_are_refused_at_the_start(case: Case, settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(EnvironmentMissing) as caught:
         install(load_loss_module(), case=case, **settings)
     assert caught.value.problems[0].what == f"linear_logp: {reason}"

@@ -270,7 +270,7 @@ def test_peak_memory_is_that_of_the_step() -> None:
     assert memory.read_peaks()["peak_rss_bytes"] < peak - (32 << 20)
 
 
-def test_a_peak_that_cannot_be_reset_is_said_to_be_the_process_s(tmp_path: Path) -> None:
+def test_a_peak_that_cannot_be_reset_is_marked_as_the_processs(tmp_path: Path) -> None:
     (tmp_path / "status").write_text("VmPeak:\t  900 kB\nVmHWM:\t  512 kB\nVmRSS:\t  400 kB\n")
     (tmp_path / "clear_refs").mkdir()
     memory = HostMemory(tmp_path)

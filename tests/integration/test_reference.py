@@ -78,7 +78,7 @@ def test_installing_twice_hooks_once_and_undo_takes_everything_out(
 
 
 @pytest.mark.usefixtures("torch_as_it_was", "without_rl_kernel")
-def test_a_trial_in_auto_mode_falls_back_and_its_files_say_so(
+def test_a_trial_in_auto_mode_falls_back_and_records_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trial = TrialDir(tmp_path)
@@ -103,7 +103,7 @@ def test_a_trial_in_auto_mode_falls_back_and_its_files_say_so(
 
 
 @pytest.mark.usefixtures("torch_as_it_was", "without_rl_kernel")
-def test_a_trial_in_require_mode_does_not_start_and_says_why_in_two_lines(
+def test_a_trial_in_require_mode_does_not_start_and_gives_the_reason_in_two_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))

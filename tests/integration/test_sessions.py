@@ -124,7 +124,7 @@ def read_losses(text: str) -> dict[int, list[str]]:
     return found
 
 
-def test_each_step_says_its_variant_and_shows_it(tmp_path: Path) -> None:
+def test_each_step_records_and_shows_its_variant(tmp_path: Path) -> None:
     log = run_session(tmp_path)
     assert [log.variant_of(step) for step in log.steps()] == PLANNED
     for op in OPS:

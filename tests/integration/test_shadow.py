@@ -220,7 +220,7 @@ def test_an_operator_of_the_whole_loss_takes_every_row(tmp_path: Path, monkeypat
     assert [sample.record.error for sample in log.shadows] == expected
 
 
-def test_a_comparison_that_fails_is_recorded_and_the_training_goes_on(tmp_path: Path) -> None:
+def test_a_failed_comparison_is_recorded_and_the_training_continues(tmp_path: Path) -> None:
     def fail(answer: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate much.")
 
@@ -242,7 +242,7 @@ def test_where_no_comparison_can_be_made_the_reason_is_recorded(tmp_path: Path) 
     assert [sample.record.error for sample in log.shadows] == expected
 
 
-def test_timers_and_what_is_odd_know_nothing_of_it(tmp_path: Path) -> None:
+def test_a_shadow_step_changes_neither_timers_nor_watched_answers(tmp_path: Path) -> None:
     def make(context: RouteContext) -> Any:
         route = ROUTES["ratio_kl"](context)
         assert isinstance(route, Route)

@@ -99,7 +99,7 @@ def test_log_probs_that_are_not_numbers_are_counted_separately() -> None:
         ({"rollout_log_probs": [torch.zeros(3)]}, "log-probs of training and rollout do not cover the same tokens"),
     ],
 )
-def test_a_batch_without_both_sides_says_why_there_is_no_record(change: dict[str, Any], reason: str) -> None:
+def test_a_batch_without_both_log_probs_records_the_reason(change: dict[str, Any], reason: str) -> None:
     assert record({**make_batch([[-1.0, -2.0]], [[-1.0, -2.0]]), **change}) == {"reason": reason}
 
 

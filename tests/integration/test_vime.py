@@ -200,7 +200,7 @@ def test_the_layout_decides_what_may_be_routed(
     ]
 
 
-def test_output_layers_are_looked_at_in_the_actor_s_model_only(
+def test_output_layers_are_deferred_in_the_actors_model_only(
     fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models: list[Any] = []

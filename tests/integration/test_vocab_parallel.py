@@ -180,7 +180,7 @@ def test_minus_infinity_is_served_as_vime_serves_it(later: str) -> None:
     torch.testing.assert_close(found, expected_grad, atol=2e-6, rtol=0)
 
 
-def test_what_it_cannot_compute_is_refused(later: str) -> None:
+def test_unsupported_calls_are_refused(later: str) -> None:
     route, (logits, tokens, _) = make_route(), make_problem(0)
     mask = torch.ones_like(logits, dtype=torch.bool)
     assert route.refuse(make_call(logits, tokens, log_prob_keep_mask=mask)) == Refusal(Reason.TOP_P_REPLAY)

@@ -270,7 +270,7 @@ def test_native_operators_count_as_invoked_and_no_more(tmp_path: Path) -> None:
         (4, make_step(1, fallbacks=3), ProofStatus.FALLBACK, "logp: 3 calls fell back; ratio_kl: 3 calls fell back"),
     ],
 )  # fmt: skip
-def test_what_is_missing_or_fell_back_is_named(
+def test_missing_and_fallback_operators_are_named(
     tmp_path: Path, place: int, replacement: dict[str, Any], status: ProofStatus, reason: str
 ) -> None:
     events = make_events()
@@ -292,7 +292,7 @@ def test_a_rank_that_holds_no_logits_needs_no_calls(tmp_path: Path) -> None:
     assert prove_log(read_ops(trial)).status is ProofStatus.PROVED
 
 
-def test_a_rank_that_says_nothing_of_a_step_proves_nothing(tmp_path: Path) -> None:
+def test_a_rank_without_a_record_of_a_step_proves_nothing(tmp_path: Path) -> None:
     trial = TrialDir(tmp_path)
     for rank in range(2):
         write_rank(trial, rank, make_events(rank, world_size=2, num_steps=3 - rank))
@@ -342,7 +342,7 @@ def test_a_kernel_that_a_profiler_did_not_see_is_a_missing_proof(tmp_path: Path)
     assert proof.reason == "ratio_kl: ops/0.jsonl: the profiler saw no _ratio_kl_bwd_kernel"
 
 
-def test_a_baseline_in_which_rl_kernel_s_kernels_ran_is_none(tmp_path: Path) -> None:
+def test_a_baseline_with_rl_kernels_kernels_is_not_a_baseline(tmp_path: Path) -> None:
     head = make_install(mode="off", is_requested=False, ops=[])
     step = make_step(0) | {"calls": {}}
     assert prove_events(tmp_path, [head, step, make_kernels("gemm")], variant="baseline").status is (

@@ -40,7 +40,7 @@ def test_samples_become_one_summary_per_trial():
     }
 
 
-def test_rejects_say_where_and_why():
+def test_rejects_have_place_and_reason():
     telemetry = parse_telemetry(ASSET)
     assert [(reject.line, reject.reason) for reject in telemetry.rejects] == [
         (5, "not a sample"),
@@ -51,7 +51,7 @@ def test_rejects_say_where_and_why():
     assert telemetry.reject_counts == {"not JSON": 1, "not a sample": 2, "the last line is cut off": 1}
 
 
-def test_what_no_sample_held_is_none_and_never_zero():
+def test_values_that_no_sample_held_are_none_and_never_zero():
     assert TrialTelemetry().throttled_fraction is None
 
 

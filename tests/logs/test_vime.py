@@ -69,7 +69,7 @@ def test_both_perf_lines_of_a_rollout_are_merged():
     assert row["perf/step_time"] == LogSample(16.125, 26)
 
 
-def test_every_number_stands_on_the_line_it_names():
+def test_every_number_is_on_the_line_that_it_names():
     lines = LIVE.read_bytes().split(b"\n")
     for rows in rows_of(parse_log(LIVE)).values():
         for row in rows.values():
@@ -77,7 +77,7 @@ def test_every_number_stands_on_the_line_it_names():
                 assert f"'{key}': ".encode() in lines[sample.line - 1]
 
 
-def test_every_reject_of_a_damaged_log_says_where_and_why():
+def test_every_reject_of_a_damaged_log_has_place_and_reason():
     parsed = parse_log(DAMAGED)
     assert [str(reject) for reject in parsed.rejects] == [
         "line 2: the dict is cut off: step 1: no key",
@@ -193,7 +193,7 @@ def test_numbers_are_read_in_every_form_that_vime_prints(text, numbers):
         "{}",
     ],
 )
-def test_anything_else_is_refused(text):
+def test_other_literals_are_refused(text):
     with pytest.raises(NotADict):
         read_numbers(text)
 

@@ -53,7 +53,7 @@ def test_the_sources_are_those_that_the_parser_reads() -> None:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_what_is_said_to_be_there_is_what_the_parser_finds(name: str, tmp_path: Path) -> None:
+def test_the_table_of_metrics_equals_what_the_parser_finds(name: str, tmp_path: Path) -> None:
     text = LOG.read_text()
     for key in LEFT_OUT[name]:
         text = re.sub(rf"'{re.escape(key)}': [^,}}]+(, )?", "", text)
@@ -88,7 +88,7 @@ def test_the_settings_of_a_run_decide(settings: tuple[str, ...], absent: set[str
     assert {metric for metric, state in states.items() if state is State.VOID} == void
 
 
-def test_the_log_of_a_trainer_that_failed_has_what_it_came_to(tmp_path: Path) -> None:
+def test_the_log_of_a_failed_trainer_has_its_metrics(tmp_path: Path) -> None:
     """Whole, as vime 1fc199d9 wrote it on one H200 with Transformer Engine 2.12 and Ray 2.60."""
     log = tmp_path / "stdout.log"
     log.write_bytes(lzma.decompress((LOG.parent / "vime-train-only-h200.log.xz").read_bytes()))
@@ -104,7 +104,7 @@ def test_the_log_of_a_trainer_that_failed_has_what_it_came_to(tmp_path: Path) ->
         ("vime-tp2-live", 4, "live"),
     ],
 )
-def test_the_logs_of_the_evidence_have_what_the_table_says(name: str, num_trials: int, lane: str) -> None:
+def test_the_logs_of_the_evidence_have_the_metrics_of_the_table(name: str, num_trials: int, lane: str) -> None:
     with open_bundle(ROOT / "docs" / "evidence" / f"{name}-h200.tgz") as run_dir:
         logs = sorted(run_dir.root.glob("trials/*/stdout.log"))
         assert len(logs) == num_trials

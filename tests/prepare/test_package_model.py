@@ -156,7 +156,7 @@ def test_weights_are_the_files_in_bfloat16_and_heads_rotate_as_before(
     assert again.digest == before_bytes
 
 
-def test_what_is_another_wheel_or_no_such_model_is_refused(call: Call, tmp_path: Path, prepared: Path) -> None:
+def test_another_wheel_or_unsupported_model_is_refused(call: Call, tmp_path: Path, prepared: Path) -> None:
     mirror = tmp_path / "mirror"
     wheel, _ = make_wheel(mirror)
     places = ("--cache", str(prepared), "--mirror", str(mirror), "--offline")

@@ -49,7 +49,7 @@ def list_all(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_pinned_model_and_data_set_come_whole_and_recorded(hub: HubServer, call: Call, prepared: Path) -> None:
+def test_a_pinned_model_and_data_set_are_fetched_whole_and_recorded(hub: HubServer, call: Call, prepared: Path) -> None:
     answer = run(call, prepared, *from_hub())
     assert answer["unpinned"] == []
     assert [part["kind"] for part in answer["parts"]] == ["data", "model"]
@@ -70,7 +70,7 @@ def test_a_pinned_model_and_data_set_come_whole_and_recorded(hub: HubServer, cal
     ]
 
 
-def test_what_is_there_is_not_asked_for_again(hub: HubServer, call: Call, prepared: Path) -> None:
+def test_existing_files_are_not_fetched_again(hub: HubServer, call: Call, prepared: Path) -> None:
     first = run(call, prepared, *from_hub())
     asked = dict(hub.gets)
     assert run(call, prepared, *from_hub(), "--verify") == first
@@ -78,7 +78,7 @@ def test_what_is_there_is_not_asked_for_again(hub: HubServer, call: Call, prepar
     assert run(call, prepared, *from_hub(), "--offline") == first
 
 
-def test_a_revision_that_nobody_pinned_is_resolved_and_told(hub: HubServer, call: Call, prepared: Path) -> None:
+def test_an_unpinned_revision_is_resolved_and_reported(hub: HubServer, call: Call, prepared: Path) -> None:
     answer = run(call, prepared, *from_hub(None))
     assert answer["unpinned"] == [
         {"path": "workload.data.source.revision", "revision": COMMIT},
@@ -118,14 +118,14 @@ def test_a_file_that_is_not_what_the_hub_announced_is_refused(hub: HubServer, ca
         (["--hardware", "cpu"], 2, "--hardware: run vime-smoke has no layout for it, got 'cpu'"),
     ],
 )
-def test_what_cannot_be_fetched_is_reported(
+def test_each_failed_download_is_reported(
     hub: HubServer, call: Call, prepared: Path, more: list[str], code: int, text: str
 ) -> None:
     found, _, error = call(*words("--cache", str(prepared), *more))
     assert (found, text in error) == (code, True), error
 
 
-def test_a_hub_that_is_down_leaves_what_is_there(
+def test_a_hub_outage_keeps_existing_files(
     hub: HubServer, call: Call, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
@@ -193,7 +193,7 @@ def test_a_mirror_is_not_believed(hub: HubServer, call: Call, prepared: Path, tm
     ],
     ids=["cut off", "gone", "changed"],
 )
-def test_what_was_damaged_since_is_named(
+def test_damaged_files_are_named(
     hub: HubServer, call: Call, prepared: Path, damage: Callable[[Path], object], text: str
 ) -> None:
     run(call, prepared, *from_hub())
@@ -204,7 +204,7 @@ def test_what_was_damaged_since_is_named(
     assert f"hint: remove {prepared / MODEL} and prepare again" in error
 
 
-def test_a_folder_that_nobody_prepared_is_not_taken_for_whole(call: Call, prepared: Path) -> None:
+def test_a_folder_without_a_record_does_not_count_as_complete(call: Call, prepared: Path) -> None:
     (prepared / MODEL).mkdir(parents=True)
     (prepared / MODEL / "config.json").write_text("{}")
     code, _, error = call(*words("--cache", str(prepared), *from_hub()[:2]))
@@ -212,7 +212,7 @@ def test_a_folder_that_nobody_prepared_is_not_taken_for_whole(call: Call, prepar
     assert "exists without a record, so it may be incomplete" in error
 
 
-def test_too_little_room_is_told_before_anything_is_written(
+def test_too_little_space_is_reported_before_anything_is_written(
     hub: HubServer, call: Call, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlk_repro.prepare.steps.SPARE_BYTES", 1 << 60)

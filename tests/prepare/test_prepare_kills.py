@@ -86,7 +86,7 @@ def kill_and_finish(hub: HubServer, tmp_path: Path, kills: int, more: list[str],
     finish(start(hub, tmp_path, prepared, *more, "--offline", "--verify"))
 
 
-def test_a_fetch_that_is_killed_goes_on_where_it_was(hub: HubServer, tmp_path: Path) -> None:
+def test_a_killed_fetch_continues_where_it_stopped(hub: HubServer, tmp_path: Path) -> None:
     kill_and_finish(hub, tmp_path, 3, from_hub())
 
 
@@ -108,7 +108,7 @@ def test_twenty_kills_of_a_model_in_the_making_leave_the_same_hashes(hub: HubSer
     kill_and_finish(hub, tmp_path, 20, larger, seed=3)
 
 
-def test_files_that_came_before_a_kill_do_not_come_again(hub: HubServer, tmp_path: Path) -> None:
+def test_files_fetched_before_a_kill_are_not_fetched_again(hub: HubServer, tmp_path: Path) -> None:
     prepared = tmp_path / "prepared"
     hub.bytes_per_s = 200 * KIB
     process = start(hub, tmp_path, prepared, *from_hub())
@@ -134,7 +134,7 @@ def test_an_unpinned_fetch_ends_at_the_commit_it_began_with(hub: HubServer, tmp_
     assert [part["source"]["revision"] for part in answer["parts"]] == ["1" * 40, "1" * 40]
 
 
-def test_two_at_once_share_one_result(hub: HubServer, tmp_path: Path) -> None:
+def test_two_concurrent_prepares_share_one_result(hub: HubServer, tmp_path: Path) -> None:
     hub.bytes_per_s = 2000 * KIB
     prepared = tmp_path / "prepared"
     first, second = (start(hub, tmp_path, prepared, *from_hub()) for _ in range(2))
@@ -212,7 +212,7 @@ def test_a_conversion_is_recorded_with_its_command_and_commits(hub: HubServer, t
     assert digests(finish(convert(hub, tmp_path))) == digests(answer)
 
 
-def test_a_conversion_that_fails_says_what_the_tool_said(hub: HubServer, tmp_path: Path, tool: Path) -> None:
+def test_a_failed_conversion_quotes_the_tool(hub: HubServer, tmp_path: Path, tool: Path) -> None:
     tool.write_text("--fail")
     process = convert(hub, tmp_path)
     _, error = process.communicate(timeout=120)

@@ -11,7 +11,9 @@ import pytest
 from rlk_repro.prepare.progress import measure
 
 
-def test_a_folder_that_goes_while_it_is_measured_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_vanishes_during_the_measurement_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = tmp_path / "incoming"
     for folder in (tmp_path / "kept", gone):
         folder.mkdir()

@@ -70,7 +70,7 @@ def test_the_bytes_are_those_of_any_number_of_processes(tmp_path: Path) -> None:
     assert len({sha256_file(tmp_path / name) for name in "123"}) == 1
 
 
-def test_a_file_that_cannot_be_written_is_said_by_whichever_process_meets_it(tmp_path: Path) -> None:
+def test_a_write_error_is_reported_from_any_process(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         write_weights(tmp_path, Sizes.of(make(DENSE)), seed=7, std=0.02, num_processes=2)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -103,7 +103,7 @@ def test_two_sets_in_one_archive_are_no_answer(served: tuple[Path, str], tmp_pat
         fetch(tmp_path, f"{url}/a.tgz")
 
 
-def test_an_archive_that_breaks_off_is_told(served: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_truncated_archive_is_reported(served: tuple[Path, str], tmp_path: Path) -> None:
     folder, url = served
     pack(folder / "a.tar", {name: data * 1000 for name, data in FILES.items()}, "w")
     (folder / "a.tar").write_bytes((folder / "a.tar").read_bytes()[:30000])
@@ -113,7 +113,7 @@ def test_an_archive_that_breaks_off_is_told(served: tuple[Path, str], tmp_path: 
         fetch(tmp_path, f"{url}/absent.tgz")
 
 
-def test_offline_asks_nobody(served: tuple[Path, str], tmp_path: Path) -> None:
+def test_offline_makes_no_request(served: tuple[Path, str], tmp_path: Path) -> None:
     folder, url = served
     pack(folder / "a.tgz", FILES)
     with pytest.raises(EnvironmentMissing, match="rollouts first: are not here"):

@@ -120,7 +120,7 @@ def test_names_are_read_up_to_their_end_only():
     assert build_variables({"PATH": "/bin"}) == Unknown("no variable of RL-Kernel's build is set")
 
 
-def test_what_is_neither_installed_nor_named_is_unknown(tmp_path):
+def test_code_that_is_neither_installed_nor_named_is_unknown(tmp_path):
     facts = code.probe_source(VIME, {}, {})
     assert facts["commit"] == Unknown("VIME_SRC is not set and vime is not installed")
     assert code.probe_source(VIME, {"VIME_SRC": str(tmp_path / "x")}, {})["source"] == Unknown(
@@ -136,7 +136,7 @@ def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, direct_url: object) 
     monkeypatch.syspath_prepend(str(folder))
 
 
-def test_pips_record_of_a_commit_stands_in_for_a_checkout(tmp_path, monkeypatch):
+def test_pips_record_of_a_commit_counts_without_a_checkout(tmp_path, monkeypatch):
     _install(
         tmp_path, monkeypatch, {"url": "https://example.com/x.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
     )
@@ -147,7 +147,7 @@ def test_pips_record_of_a_commit_stands_in_for_a_checkout(tmp_path, monkeypatch)
     assert "vime" not in sys.modules
 
 
-def test_what_python_imports_counts_not_what_a_variable_names(tmp_path, monkeypatch):
+def test_the_imported_package_counts_not_the_one_that_a_variable_names(tmp_path, monkeypatch):
     _install(tmp_path / "site", monkeypatch, {"vcs_info": {"vcs": "git", "commit_id": "c0ffee"}})
     elsewhere = write_tree(tmp_path / "elsewhere", {"vime/__init__.py": ""})
     facts = code.probe_source(VIME, {"VIME_SRC": str(elsewhere)}, {})
@@ -160,7 +160,7 @@ def test_what_python_imports_counts_not_what_a_variable_names(tmp_path, monkeypa
 @pytest.mark.parametrize(
     "direct_url", ["{", "[]", {"url": "file:///x", "dir_info": {}}, {"vcs_info": {"commit_id": 3}}]
 )
-def test_else_the_images_record_does(tmp_path, monkeypatch, direct_url):
+def test_the_images_record_counts_without_checkout_and_pip_record(tmp_path, monkeypatch, direct_url):
     _install(tmp_path / "site", monkeypatch, direct_url)
     root = write_tree(tmp_path / "root", {"/opt/rlk-repro/provenance.json": '{"commits": {"vime": "0ddba11"}}'})
     vime = code.probe(root, {})["vime"]

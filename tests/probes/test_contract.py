@@ -108,7 +108,7 @@ def test_facts_matter_as_documented(path, level):
     assert severity(path) is level
 
 
-def test_what_diff_judges_exists(tmp_path, tools, monkeypatch):
+def test_every_fact_that_diff_judges_exists(tmp_path, tools, monkeypatch):
     """A rule whose fact no probe writes would be dead."""
     write_tool(tools, "nvidia-smi", SMI_ANSWERS)
     root = write_amd(write_tree(tmp_path / "root", HOST | NETWORK))

@@ -9,7 +9,7 @@ from tests.support.probe_examples import write_tree
 TOKEN = "hf_" + "aB3" * 11
 
 
-def test_only_what_steers_a_run_is_recorded():
+def test_only_variables_that_steer_a_run_are_recorded():
     found = environment.select(
         {
             "NCCL_DEBUG": "INFO",
@@ -56,7 +56,7 @@ def test_the_probe_reads_this_process(monkeypatch):
         ({"/proc/self/cgroup": "0::/"}, {"container": "lxc"}, "lxc"),
     ],
 )
-def test_the_runtime_is_told_by_its_marks(tmp_path, files, variables, runtime):
+def test_the_runtime_is_recognised_by_its_marks(tmp_path, files, variables, runtime):
     facts = container.probe(write_tree(tmp_path, files), variables)
     assert (facts["runtime"], facts["is_container"]) == (runtime, runtime != "none")
 

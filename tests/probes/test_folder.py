@@ -55,7 +55,7 @@ def test_a_folder_that_is_absent_gives_reasons(tmp_path: Path) -> None:
         (0x40, {"clock_is_synchronized": False, "clock_max_error_s": Unknown("this clock is not synchronized")}),
     ],
 )
-def test_the_kernel_says_whether_its_clock_is_kept(status: int, expected: dict[str, object]) -> None:
+def test_the_kernel_reports_whether_its_clock_is_synchronized(status: int, expected: dict[str, object]) -> None:
     data = struct.pack("@i4xqqqqi", 0, 0, 0, 250_000, 100, status)
     assert kernel_clock.read_timex(data + bytes(100)) == expected
 

@@ -30,7 +30,7 @@ def known(facts: dict[str, Any] | Unknown) -> dict[str, Any]:
     return facts
 
 
-def test_what_nvidia_smi_tells_is_what_nvml_tells_and_the_rest_says_how_to_get_it(tools, tmp_path):
+def test_nvidia_smi_agrees_with_nvml_and_missing_facts_name_the_package(tools, tmp_path):
     write_tool(tools, "nvidia-smi", SMI_ANSWERS)
     root = write_tree(tmp_path / "root", NVIDIA)
     by_nvml, by_smi = known(gpu_nvidia.probe(root, FakeNvml())), known(gpu_nvidia.probe(root, NO_NVML))
@@ -94,7 +94,7 @@ def test_an_older_package_lacks_functions():
     assert devices[0]["remapped_rows"] == Unknown("nvidia-ml-py has no nvmlDeviceGetRemappedRows")
 
 
-def test_what_nvidia_smi_cannot_say_is_unknown(tools):
+def test_facts_that_nvidia_smi_lacks_are_unknown(tools):
     row = SMI_ANSWERS["--query-gpu=index,name"].splitlines()[0].replace("Enabled, 0, 0", "[N/A], [N/A], N/A")
     write_tool(tools, "nvidia-smi", {"--query-gpu=index,name": row})
     devices = nvidia_smi.read_devices()
@@ -220,7 +220,7 @@ def test_use_of_amd_gpus_comes_from_the_kernel(tmp_path):
     ]
 
 
-def test_a_machine_without_a_gpu_says_so_with_reasons(tools, tmp_path, monkeypatch):
+def test_a_machine_without_a_gpu_gives_reasons(tools, tmp_path, monkeypatch):
     monkeypatch.setattr(nvml, "load_pynvml", lambda: None)
     reason = "nvidia-ml-py is not installed; nvidia-smi is not on PATH; /sys/class/kfd/kfd absent"
     assert gpu.probe(tmp_path) == {
@@ -273,7 +273,7 @@ def test_the_vendor_whose_gpus_answer_is_probed(tools, tmp_path, monkeypatch):
         ("", [0, 1]), ("-1", [0, 1]), ("7", [0, 1]), ("MIG-8a1b", [0, 1]), ("NoDevFiles", [0, 1]),
     ],
 )  # fmt: skip
-def test_a_job_that_was_given_some_gpus_looks_at_no_others(tools, monkeypatch, tmp_path, listed, indices):
+def test_a_job_with_some_gpus_ignores_the_others(tools, monkeypatch, tmp_path, listed, indices):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
     write_tool(tools, "nvidia-smi", SMI_ANSWERS)
     root = write_tree(tmp_path / "root", NVIDIA)

@@ -46,7 +46,7 @@ def test_an_empty_machine_gives_reasons_and_no_error(tmp_path):
     assert facts["cgroup_version"] == Unknown("/sys/fs/cgroup absent")
 
 
-def test_a_file_that_refuses_says_what_the_kernel_said(tmp_path):
+def test_an_unreadable_file_gives_the_kernels_error(tmp_path):
     write_tree(tmp_path, {"/proc/sys/kernel/osrelease/x": ""})
     assert host.probe(tmp_path)["kernel"] == Unknown("/proc/sys/kernel/osrelease: Is a directory")
 
@@ -74,12 +74,12 @@ def test_limits_of_the_older_control_groups_count_too(tmp_path):
     assert (facts["cgroup_version"], facts["cgroup_cpu_max"], facts["cgroup_memory_max_gib"]) == (1, 3.5, 8.0)
 
 
-def test_no_limit_is_said_in_words(tmp_path):
+def test_no_limit_is_recorded_as_unlimited(tmp_path):
     facts = host.probe(write_tree(tmp_path, {"/sys/fs/cgroup/cgroup.controllers": "cpu", "/proc/self/cgroup": "0::/"}))
     assert (facts["cgroup_cpu_max"], facts["cgroup_memory_max_gib"]) == ("unlimited", "unlimited")
 
 
-def test_of_the_kernel_command_line_only_what_decides_speed_is_kept():
+def test_only_kernel_parameters_that_affect_speed_are_kept():
     line = "mitigations=auto,nosmt console=ttyS0 quiet iommu.passthrough=1 rdinit=/agent hugepages=64 iommux=1 psi=1"
     assert host.comparable_cmdline(line) == "mitigations=auto,nosmt iommu.passthrough=1 hugepages=64 psi=1"
 

@@ -64,7 +64,7 @@ def test_missing_record_counts_as_absent(tmp_path, text):
     assert probe_installed(distribution, "rl_engine")["commit"] == Unknown("no commit was recorded at its installation")
 
 
-def test_the_manifest_says_what_is_installed(tmp_path, monkeypatch):
+def test_the_manifest_describes_the_installation(tmp_path, monkeypatch):
     install(tmp_path / "site")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     facts = code.probe(tmp_path, {})["rl_kernel"]

@@ -55,7 +55,7 @@ def test_a_file_of_vime_with_the_bare_fields_is_read(tmp_path: Path) -> None:
     assert (sample.loss_mask, sample.rollout_log_probs, sample.reward) == ([1, 1], None, 1.0)
 
 
-def test_every_missing_file_is_named_and_none_stands_in(tmp_path: Path) -> None:
+def test_every_missing_file_is_named_and_none_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "0.pt").touch()
     (tmp_path / "2.pt").touch()
     with pytest.raises(SpecError) as caught:

@@ -201,7 +201,7 @@ def test_hooks_run_after_each_rollouts_lines(
     assert seen == [(0, "perf 0"), (1, "perf 1"), (2, "perf 2")]
 
 
-def test_a_diverged_run_says_so(run: Run) -> None:
+def test_a_diverged_run_is_an_error(run: Run) -> None:
     with pytest.raises(CheckFailed, match=r"^step 1: gradient norm, got nan, expected a finite number$"):
         run("--lr 1e30 --clip-grad 0")
 
@@ -241,7 +241,7 @@ def test_the_program_is_silent_about_a_missing_numpy(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_what_setting_up_left_is_frozen_during_the_rollouts_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_of_the_setup_are_frozen_during_the_rollouts_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     monkeypatch.setattr(trainer, "step_end_hooks", [lambda _: counts.append(gc.get_freeze_count())])
     run("")

@@ -103,7 +103,7 @@ def _command(plans: Plans) -> Iterator[str]:
     yield "```"
     if hardware != CPU:
         yield ""
-        yield "On the cluster, run it without `--dry-run` and with a profile that `rlk-repro profile init` writes there."
+        yield "On the cluster, run it without `--dry-run`, with a profile that `rlk-repro profile init` writes there."
         missing = plan.stack.unpublished.get(plan.hardware.image_platform)
         if missing is not None:
             yield f"It needs an image; `{missing.build}` builds it."

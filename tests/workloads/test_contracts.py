@@ -65,19 +65,19 @@ def test_it_holds_the_patched_megatron(contract: Contract) -> None:
          "would ignore it\n  hint: did you mean '--vllm-gpu-memory-utilization'?"),
     ],
 )  # fmt: skip
-def test_what_it_refuses(contract: Contract, argv: list[str], problem: str) -> None:
+def test_the_contract_refuses_wrong_flags_and_values(contract: Contract, argv: list[str], problem: str) -> None:
     found = [str(item) for item in contract.find_problems([*LEAST, *argv], "x")]
     assert any(item.startswith(problem) for item in found), found
     assert len(found) == 1
 
 
-def test_what_vime_cannot_do_without(contract: Contract) -> None:
+def test_required_flags_must_be_present(contract: Contract) -> None:
     assert [str(item) for item in contract.find_problems([], "x")] == [
         "x: --rollout-batch-size: missing, expected a value"
     ]
 
 
-def test_flags_and_values_are_told_apart() -> None:
+def test_flags_and_values_are_distinguished() -> None:
     words = ["--a", "-1", "--b=2=3", "--c", "--d", "x", "y"]
     assert list(split_arguments(words)) == [("--a", ("-1",)), ("--b", ("2=3",)), ("--c", ()), ("--d", ("x", "y"))]
     assert list(split_arguments(["stray"])) == [("", ("stray",))]
@@ -113,7 +113,7 @@ SURVIVORS = {
 }
 
 
-def test_a_commit_without_a_contract() -> None:
+def test_a_commit_without_a_contract_is_refused() -> None:
     with pytest.raises(SpecError, match=r"stack: pins.vime: no argument contract of this commit, got '0000"):
         load_contract("0" * 40)
 

@@ -72,7 +72,7 @@ def answer(lists: list[Any], megatron: Path, python: str) -> Any:
 
 @needs_sources
 @pytest.mark.timeout(600)
-def test_the_contract_is_what_the_parsers_say(megatron: Path, python: str, tmp_path: Path) -> None:
+def test_the_contract_equals_the_parsers_flags(megatron: Path, python: str, tmp_path: Path) -> None:
     """Made again by the documented command; without vLLM at hand, but for its flags and the router's."""
     out = tmp_path / "contract.json"
     has_vllm = proc.run([python, "-c", "import vllm, vllm_router"], timeout_s=120).is_ok

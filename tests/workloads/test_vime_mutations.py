@@ -164,7 +164,7 @@ def list_survivors(run: str, hardware: str, kind: str) -> frozenset[str]:
         for run, hardware, is_first in list_cases()
     ],
 )
-def test_a_mistake_in_any_value_is_refused_or_is_none(run: str, hardware: str) -> None:
+def test_a_mistake_in_any_value_is_refused_or_harmless(run: str, hardware: str) -> None:
     assert judge(read(run), hardware) == ()
     passed = {kind: list_survivors(run, hardware, kind) - SURVIVORS[kind].keys() for kind in SURVIVORS}
     passed["dropped"] = frozenset(path for path in passed["dropped"] if not any(part in path for part in FREE_TO_DROP))
@@ -195,7 +195,7 @@ DEFAULTED = {
 
 
 @pytest.mark.real
-def test_nothing_is_on_the_list_of_survivors_that_is_none() -> None:
+def test_every_listed_survivor_really_survives() -> None:
     for kind, listed in SURVIVORS.items():
         missing = set(listed)
         for run, hardware, _ in list_cases():
@@ -203,7 +203,7 @@ def test_nothing_is_on_the_list_of_survivors_that_is_none() -> None:
         assert missing == set(), kind
 
 
-def test_a_mistake_says_where_it_is() -> None:
+def test_the_error_of_a_mistake_names_its_place() -> None:
     """Its key is in one message at least."""
     for path in list_values(RUN, HARDWARE):
         for kind in ("misspelt", "negative", "zero", "too large", "a list"):

@@ -81,7 +81,7 @@ def test_a_shipped_plan_differs_in_the_declared_switches_only(name: str) -> None
         ("train.py --seed 1", {OPS_DIR: "/elsewhere"}, f"{OPS_DIR} not set /elsewhere"),
     ],
 )
-def test_anything_else_is_not_declared(argv: str, env: dict[str, str], expected: str) -> None:
+def test_other_differences_are_not_declared(argv: str, env: dict[str, str], expected: str) -> None:
     (found,) = compare(started("baseline"), started("enabled", argv, **env))
     assert (f"{found.name} {found.baseline} {found.enabled}", found.kind) == (expected, Kind.UNDECLARED)
 

@@ -75,11 +75,11 @@ def test_the_trials_of_a_pair_differ_in_the_declared_switches_only(name: str, pl
     assert commands[0].argv[3:].count("rlk_repro.integration.vime.install") == 1
 
 
-def test_the_page_says_what_the_runs_cost() -> None:
+def test_the_page_shows_the_cost_of_the_runs() -> None:
     assert (ROOT / "docs" / "vime-workload.md").read_text() == runs_page(), "make goldens"
 
 
-def test_what_is_refused_by_name_are_flags_of_this_vime() -> None:
+def test_flags_refused_by_name_exist_in_this_vime() -> None:
     known = load_contract(COMMIT).by_flag
     assert {flag for flag in {*REFUSED, *SOMETIMES} if f"--{flag}" not in known} == set()
 
@@ -91,7 +91,7 @@ def test_pairs_differ_in_their_seed_alone() -> None:
     assert [one["--seed"], two["--seed"]] == [("1234",), ("1235",)]
 
 
-def test_nodes_of_four_gpus_are_told_as_such() -> None:
+def test_vime_gets_the_number_of_gpus_per_node() -> None:
     flags = flags_of(plan_for("qwen3-30b-a3b", "gb200", settings=LIVE))
     names = ("--actor-num-nodes", "--actor-num-gpus-per-node", "--num-gpus-per-node", "--rollout-num-gpus")
     assert [flags[name] for name in names] == [("2",), ("4",), ("4",), ("8",)]
@@ -206,7 +206,7 @@ def test_prepared_things_lie_where_the_profile_says() -> None:
         ("memory-history", {"--record-memory-history", "--memory-snapshot-dir", "--memory-snapshot-num-steps"}, None),
     ],
 )  # fmt: skip
-def test_what_does_not_time_is_apart(what_for: str, flags: set[str], variable: str | None) -> None:
+def test_runs_that_do_not_time_are_separate(what_for: str, flags: set[str], variable: str | None) -> None:
     timing = plan_for("qwen3-4b", "h200", settings=LIVE)
     plan = with_workload(timing, what_for=what_for)
     assert [str(problem) for problem in vime.find_problems(plan)] == [
@@ -334,7 +334,7 @@ def test_too_few_stored_rollouts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("lane", ["live", "fixed-rollout", "train-only"])
-def test_routing_replay_needs_a_kernel_that_tells_its_experts(lane: str) -> None:
+def test_routing_replay_needs_a_kernel_that_reports_its_experts(lane: str) -> None:
     """In the lane without servers too, as long as it stores its own rollouts."""
     settings = ("workload.arguments.vllm-moe-backend=auto", f"lane={lane}")
     plan = plan_for("vime-train-only-r3", "gb200", settings=settings)

@@ -261,7 +261,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_is_found_by_its_check_alone(name: CheckName) -> None:
+def test_each_problem_is_found_by_its_own_check_only(name: CheckName) -> None:
     changes, level, complaint = BAD[name]
     assert judged(situation(**changes)) == [Finding(level, *complaint)]
     assert judged(situation(policy={name: "fail"}, **changes)) == [Finding(Level.BLOCKING, *complaint)]
@@ -282,7 +282,7 @@ def test_every_check_is_documented_with_its_default() -> None:
     assert missing == []
 
 
-def test_a_run_without_gpus_is_not_asked_what_only_disturbs_times() -> None:
+def test_a_run_without_gpus_skips_checks_of_disturbed_times() -> None:
     changes: dict[str, dict[str, Any]] = {}
     for facts, _, _ in BAD.values():
         for section, body in facts.items():
@@ -329,7 +329,7 @@ def test_the_toolkit_is_that_of_torch_or_of_the_runtime_beside_it(packages: dict
         ("550.54.15", "570.86.15", False),
     ],
 )
-def test_a_forward_compatibility_library_stands_in_for_the_driver(driver: str, compat: Any, is_fine: bool) -> None:
+def test_a_forward_compatibility_library_counts_as_the_driver(driver: str, compat: Any, is_fine: bool) -> None:
     assert (judged(situation(gpu={"driver": driver, "compat_libcuda": compat})) == []) is is_fine
 
 
@@ -348,7 +348,9 @@ def test_a_forward_compatibility_library_stands_in_for_the_driver(driver: str, c
         ("gfx942", "9.0", False),
     ],
 )
-def test_device_code_runs_where_nvidia_says(architecture: str, capability: str, is_served: bool) -> None:
+def test_device_code_runs_on_the_capabilities_that_nvidia_documents(
+    architecture: str, capability: str, is_served: bool
+) -> None:
     assert serves(architecture, capability) is is_served
 
 
@@ -415,7 +417,7 @@ def test_mi300x_in_another_mode_is_another_product(tools: Path, tmp_path: Path) 
     ]
 
 
-def test_the_recorded_h200_is_judged_by_what_nvml_tells(tools: Path, tmp_path: Path) -> None:
+def test_the_recorded_h200_is_judged_by_nvml_facts(tools: Path, tmp_path: Path) -> None:
     write_tool(tools, "nvidia-smi", SMI_ANSWERS)
     root = write_tree(tmp_path / "root", HOST | NETWORK | NVIDIA)
     gpu = gpu_nvidia.probe(root, FakeNvml())
@@ -444,7 +446,7 @@ def test_nodes_that_are_alike_have_no_findings() -> None:
     assert compare_nodes([node("a")], Preflight()) == []
 
 
-def test_nodes_must_share_what_makes_the_experiment() -> None:
+def test_nodes_must_share_the_facts_of_the_experiment() -> None:
     other = node("b", gpu={"count": 7}, code={"vime": {"commit": "2" * 40}})
     found = compare_nodes([node("a", gpu={"count": 8}, code={"vime": {"commit": "1" * 40}}), other], Preflight())
     assert found == [
@@ -474,7 +476,7 @@ def test_nodes_of_one_nvlink_domain_must_have_imex_channels() -> None:
 
 
 @pytest.mark.parametrize("cluster", ["00000000-0000-0000-0000-000000000000", "one of its own"])
-def test_nodes_with_a_switch_of_their_own_need_none(cluster: str) -> None:
+def test_nodes_with_their_own_switch_need_no_imex_channel(cluster: str) -> None:
     def alone(name: str) -> Manifest:
         uuid = cluster if cluster.startswith("0") else f"{cluster} {name}"
         fabric = {"state": "Completed", "status": "Success", "cluster_uuid": uuid, "clique_id": 0}

@@ -165,7 +165,7 @@ def test_advice_is_for_checks_that_there_are():
         ("gpu use", {"busy": Unknown("no answer")}, "warn", "no answer"),
     ],
 )
-def test_what_surrounds_the_process_is_judged_too(name, around, status, found):
+def test_facts_outside_the_manifest_are_judged_too(name, around, status, found):
     check = judged(name, around=replace(AROUND, **around))
     assert (check.status, check.found) == (status, found)
     assert check.advice
@@ -183,7 +183,7 @@ def test_an_empty_manifest_is_judged_without_an_error():
     assert Health.FAIL in {check.status for check in checks}
 
 
-def test_a_place_where_no_folder_can_be_made_is_told_from_one_that_only_does_not_exist_yet(tmp_path, monkeypatch):
+def test_a_place_that_allows_no_folder_differs_from_one_that_does_not_exist_yet(tmp_path, monkeypatch):
     assert look_around(tmp_path / "not" / "made yet", []).can_make_runs
     (tmp_path / "file").write_text("")
     assert not look_around(tmp_path / "file", []).can_make_runs

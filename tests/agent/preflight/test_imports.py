@@ -44,7 +44,9 @@ def test_everything_missing_is_in_one_finding_with_the_line_that_installs_it(
     ]
 
 
-def test_what_can_be_imported_is_no_finding(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_can_be_imported_give_no_finding(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(tmp_path, monkeypatch, **{LOSS: "print('a line of its own')\n"})
     assert list(check_imports(plan)) == []
 

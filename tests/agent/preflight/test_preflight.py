@@ -54,7 +54,7 @@ def test_too_little_room_blocks(free_bytes: int | None, expected: list[Finding])
     assert list(preflight.check_room("disk", free_bytes, 1.0)) == expected
 
 
-def test_free_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
+def test_free_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemAvailable:   2048 kB\n")
     assert preflight.read_free_memory(tmp_path / "meminfo") == 2 << 20
     assert preflight.read_free_memory(tmp_path / "absent") is None
@@ -100,7 +100,7 @@ def test_an_rl_kernel_on_the_trainers_own_path_is_found(monkeypatch: pytest.Monk
      ("2.49.0", [Finding(Level.WARNING, "kubernetes.ray_version", "2.49.0, as the profile tells KubeRay",
                          "2.55.1 in the image")])],
 )  # fmt: skip
-def test_another_ray_than_kuberay_was_told_is_a_warning(
+def test_a_ray_version_other_than_the_profiles_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, told: str | None, expected: list[Finding]
 ) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda _: "2.55.1")
@@ -186,7 +186,7 @@ def test_another_machine_than_the_plan_names_blocks(
         ("mi300x", "AMD Instinct MI300X", 196592),
     ],
 )
-def test_what_the_drivers_of_the_named_products_report_is_fit(hardware: str, name: str, memory_mib: int) -> None:
+def test_memory_that_drivers_report_for_known_products_is_accepted(hardware: str, name: str, memory_mib: int) -> None:
     model = load_hardware(hardware).model
     machine = manifest_of(model.machine, count=8, devices=gpus(name, memory_mib))
     assert list(preflight.check_hardware(model, 8, machine)) == []
@@ -307,7 +307,7 @@ def test_the_record_is_the_findings_of_one_allocation() -> None:
 @pytest.mark.parametrize(
     ("policy", "code", "level"), [("fail", 3, "blocking"), ("warn", 0, "warning"), ("pass", 0, "info")]
 )
-def test_the_profile_says_what_a_finding_does_to_the_job(
+def test_the_profile_decides_whether_a_finding_stops_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, code: int, level: str
 ) -> None:
     monkeypatch.setattr(folder, "probe_folder", lambda _: {"clock_skew_s": 7.04})

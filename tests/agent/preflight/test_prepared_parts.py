@@ -72,7 +72,7 @@ def test_a_run_that_is_not_prepared_is_not_sent(run_dir: RunDir) -> None:
     assert not run_dir.root.exists()
 
 
-def test_what_was_prepared_goes_into_the_run_directory_by_content(run_dir: RunDir) -> None:
+def test_prepared_files_are_recorded_in_the_run_directory_by_content(run_dir: RunDir) -> None:
     plan = make_vime_plan()
     folders = prepare_for(plan, run_dir)
     staged(plan, run_dir)
@@ -82,7 +82,7 @@ def test_what_was_prepared_goes_into_the_run_directory_by_content(run_dir: RunDi
     assert list(check_prepared(plan, run_dir)) == []
 
 
-def test_agents_record_what_the_submitting_machine_could_not_see(run_dir: RunDir) -> None:
+def test_agents_record_prepared_files_that_the_submitting_machine_cannot_see(run_dir: RunDir) -> None:
     plan = make_vime_plan()
     folders = prepare_for(plan, run_dir)
     profile = plan.profile.model_copy(update={"cluster": "k8s"})

@@ -206,7 +206,7 @@ def test_ray_that_ends_on_a_node_fails_the_trial_and_the_next_one_gets_a_new_one
 
 
 @pytest.mark.real
-def test_a_follower_whose_leader_is_killed_says_so_and_leaves_nothing(make_nodes: Callable[..., Nodes]) -> None:
+def test_a_follower_reports_a_killed_leader_and_leaves_no_process(make_nodes: Callable[..., Nodes]) -> None:
     nodes = make_nodes(seconds=300)
     nodes.start()
     nodes.wait_for_steps()
@@ -236,7 +236,7 @@ def test_a_port_that_is_taken_is_named_on_the_node_that_needs_it(make_nodes: Cal
 
 
 @pytest.mark.real
-def test_a_node_that_does_not_come_is_named(make_nodes: Callable[..., Nodes]) -> None:
+def test_a_node_that_does_not_join_is_named(make_nodes: Callable[..., Nodes]) -> None:
     """Its agent stands still after preflight, as on a node that hangs."""
     nodes = make_nodes()
     nodes.start(["b"])

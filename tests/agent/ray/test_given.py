@@ -46,7 +46,7 @@ def test_a_command_that_needs_no_ray_gets_nothing() -> None:
     assert ray.take_findings() == []
 
 
-def test_that_it_stays_is_said_once() -> None:
+def test_a_lasting_ray_is_reported_once() -> None:
     told: list[str] = []
     ray = GivenRay("127.0.0.1:6379", lambda event, **_: told.append(event), 0, 5)
     for number in range(2):
