@@ -18,7 +18,7 @@ class Sensors(Protocol):
     """The sensors of all GPUs of one vendor."""
 
     def read(self) -> list[dict[str, Any]]:
-        """One telemetry object per GPU."""
+        """Return one telemetry object per GPU."""
 
     def close(self) -> None:
         """Release the driver."""

@@ -135,7 +135,7 @@ def parse_operators(path: Path) -> OperatorLog:
 
 
 def parse_operator_stream(stream: IO[bytes]) -> OperatorLog:
-    """``parse_operators`` for an open binary stream."""
+    """Do what ``parse_operators`` does, for an open binary stream."""
     reader = _Reader()
     for line in LineScanner(stream, {_NEEDLE: b""}):
         reader.read_line(line)

@@ -110,17 +110,17 @@ class OpsLog:
         return sorted({step for rank in self.ranks for step in rank.steps})
 
     def calls_in(self, op: str, step: int) -> OpCount:
-        """The counts of one operator in one step, summed over ranks."""
+        """Return the counts of one operator in one step, summed over ranks."""
         found = (rank.steps[step][1].calls.get(op, OpCount()) for rank in self.ranks if step in rank.steps)
         return sum(found, OpCount())
 
     def variant_of(self, step: int) -> str | None:
-        """The variant of a session's step; None where its ranks disagree."""
+        """Return the variant of a session's step; None where its ranks disagree."""
         found = {rank.steps[step][1].variant for rank in self.ranks if step in rank.steps}
         return found.pop() if len(found) == 1 else None
 
     def counts_in(self, step: int) -> dict[str, int]:
-        """torch's counts during a session's step: the largest over ranks."""
+        """Return torch's counts during a session's step: the largest over ranks."""
         found: dict[str, int] = {}
         for rank in self.ranks:
             for name, count in rank.steps[step][1].counts.items() if step in rank.steps else ():
@@ -128,7 +128,7 @@ class OpsLog:
         return found
 
     def decisions(self) -> tuple[DecisionSummary, ...]:
-        """Every distinct decision with totals over ranks: calls that RL-Kernel served, and fallbacks."""
+        """Return every distinct decision with totals over ranks: calls that RL-Kernel served, and fallbacks."""
         distinct = {
             (item.op, not item.is_rl_kernel, item.implementation, item.reason): None
             for rank in self.ranks

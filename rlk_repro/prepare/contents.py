@@ -87,7 +87,7 @@ class Contents:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], where: str) -> Contents:
-        """Rebuild a record; raises BundleUnreadable where it is invalid or its digest does not fit its files."""
+        """Rebuild a record; raise BundleUnreadable where it is invalid or its digest does not fit its files."""
         try:
             files = {str(name): FileRecord.from_json(item) for name, item in value["files"].items()}
             contents = cls(kind=str(value["kind"]), name=str(value["name"]), source=dict(value["source"]), files=files,

@@ -37,7 +37,7 @@ class Bounds:
     limit: int
 
     def check_address(self, url: str) -> None:
-        """Check a redirect's address; raises OSError where it is not allowed."""
+        """Check a redirect's address; raise OSError where it is not allowed."""
         if _origin(url) == _origin(self.asked):
             return
         if urlsplit(url).scheme != "https":
@@ -46,12 +46,12 @@ class Bounds:
             raise _RedirectRefused(f"redirected to {url}, an address of this machine or its network")
 
     def check_size(self, num_bytes: int) -> None:
-        """Check a size; raises BundleUnreadable beyond the limit."""
+        """Check a size; raise BundleUnreadable beyond the limit."""
         if num_bytes > self.limit:
             self._refuse(f"over {format_bytes(num_bytes)}")
 
     def check_headers(self, headers: Any) -> None:
-        """Check headers; raises BundleUnreadable for a size beyond the limit, or for compression."""
+        """Check headers; raise BundleUnreadable for a size beyond the limit, or for compression."""
         packing = headers.get("content-encoding") or ""
         if packing.lower() not in _PLAIN:
             self._refuse(f"compressed as {packing}")

@@ -106,7 +106,7 @@ def fill(order: Order, tell: Tell) -> Contents:
 
 
 def require_unchanged(folder: Path, contents: Contents, *, is_full: bool = False) -> None:
-    """Check the folder; raises CheckFailed that names each file that differs from its record."""
+    """Check the folder; raise CheckFailed that names each file that differs from its record."""
     problems = [
         Problem(f"{folder.name}: {item.where}", "differs from its record", got=item.found, expected=item.expected,
                 hint=f"remove {folder} and prepare again")

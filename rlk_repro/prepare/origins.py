@@ -203,7 +203,7 @@ class Hub:
 
 
 def _endpoint() -> str | None:
-    """The hub's address, read each time, because the library reads it only at import."""
+    """Return the hub's address, read each time, because the library reads it only at import."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
@@ -261,7 +261,7 @@ def _explained(repository: Repository) -> Iterator[None]:
 
 
 def list_origins(mirror: Path | None, *, is_offline: bool) -> list[Origin]:
-    """List the origins; raises SpecError where the mirror is not a folder or no origin is left."""
+    """List the origins; raise SpecError where the mirror is not a folder or no origin is left."""
     if mirror is not None and not mirror.is_dir():
         raise SpecError(Problem("--mirror", "no such folder", got=str(mirror), expected="a mirror directory"))
     origins: list[Origin] = [] if mirror is None else [Mirror(mirror)]

@@ -1,8 +1,8 @@
 """Make a Qwen3 with random weights in the hub's format: configuration, byte tokenizer, one safetensors file.
 
 The bytes follow only from the arguments and the seed.  SHAKE-256 chooses one of 256 quantiles of a normal distribution
-for each weight, so no generator, library or processor can change them.  Each piece of a tensor is drawn from seed, name
-and number, so several processes can write one file. https://huggingface.co/docs/safetensors
+for each weight, so the weights depend on no generator, library or processor.  Each piece of a tensor is drawn from
+seed, name and number, so several processes can write one file.  https://huggingface.co/docs/safetensors
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def weights_bytes(sizes: Sizes) -> int:
 
 
 def recipe(model: VimeModel) -> dict[str, Any]:
-    """The values that determine the bytes, for the record."""
+    """Return the values that determine the bytes, for the record."""
     assert isinstance(model.source, RandomWeights)
     return {"recipe": RECIPE, **model.source.model_dump(), "sizes": Sizes.of(model).__dict__}
 

@@ -60,7 +60,7 @@ class Storage:
         return Made(source=self.source, files=files)
 
     def check(self, files: Mapping[str, FileRecord]) -> None:
-        """Check the files; raises BundleUnreadable unless they are exactly those that the run names by digest."""
+        """Check the files; raise BundleUnreadable unless they are exactly those that the run names by digest."""
         where = f"rollouts {self.stored.name}"
         wanted = {file_name(number): number for number in range(self.stored.num_files)}
         if files.keys() != wanted.keys():

@@ -133,7 +133,7 @@ def _operators(plans: Plans) -> Iterator[str]:
     if not _first(plans).has_enabled:
         yield "No operator is routed in: the trials measure operators alone."
         return
-    yield f"Mode `{_first(plans).run.rl_kernel.mode}`; what each layout allows, if RL-Kernel is installed:"
+    yield f"Mode: `{_first(plans).run.rl_kernel.mode}`. Where RL-Kernel is installed, layouts allow these operators:"
     yield ""
     found: dict[tuple[str, str, str], list[str]] = {}
     for name, plan in plans.items():

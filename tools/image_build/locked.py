@@ -90,7 +90,7 @@ def install_sources(inputs: Inputs) -> None:
 
 
 def get_pin(inputs: Inputs) -> Pin:
-    """RL-Kernel as the stack pins it, its files' hash included.
+    """Return the stack's pin of RL-Kernel, with the hash of its files.
 
     Raises:
         CheckFailed: a build argument that names another commit.

@@ -80,7 +80,7 @@ class Conversion:
         return max(1, min(self.layout.gpus_per_node, self.model.size("num-layers", 1)))
 
     def run(self, work: WorkDir, tell: Tell) -> Made:
-        """Convert; raises EnvironmentMissing without vime at the pinned commit, CheckFailed where the tool failed."""
+        """Convert; raise EnvironmentMissing without vime at the pinned commit, CheckFailed where the tool failed."""
         vime, megatron = (_find_root(source) for source in (VIME, MEGATRON))
         commits = _require_pinned(self.stack)
         contents = load_contents(self.folder)

@@ -92,7 +92,7 @@ def estimate_memory(plan: Plan) -> Estimate:
 
 
 def _states_bytes(parameters: Parameters, division: Division) -> float:
-    """The bytes of this GPU's weights and gradients, and of its share of the optimizer's state."""
+    """Return the bytes of this GPU's weights and gradients, and of its share of the optimizer's state."""
     layout, number = division.layout, division.actor_num_gpus
     dense = parameters.dense / (layout.tensor_parallel * layout.pipeline_parallel)
     experts = parameters.experts / division.expert_model_parallel
@@ -105,7 +105,7 @@ def _states_bytes(parameters: Parameters, division: Division) -> float:
 
 
 def _activation_bytes(model: VimeModel, division: Division) -> float:
-    """The bytes of activations: with full recomputation each layer's input and one whole layer, else all layers."""
+    """Return the bytes of activations: with full recomputation of each layer's input and one layer, else of all."""
     tokens, hidden = division.placement.max_tokens_per_gpu, model.size("hidden-size")
     layers = model.size("num-layers") / division.layout.pipeline_parallel
     split = division.layout.tensor_parallel if division.placement.sequence_parallel else 1
