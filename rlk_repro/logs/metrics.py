@@ -174,7 +174,7 @@ def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict
 
 
 def _find_samples(rows: Rows, key: str, num_rows: int) -> dict[int, LogSample]:
-    """Return samples by rollout id where all ``num_rows`` rows are printed; run time grows with the printed rows only."""
+    """Return samples by rollout id where all ``num_rows`` rows are printed; time depends on printed rows only."""
     found: defaultdict[int, list[LogSample]] = defaultdict(list)
     for index in sorted(rows):
         if key in rows[index]:
