@@ -41,8 +41,9 @@ class Loaded(Generic[M]):
         File names have no folders, so that no path of a machine is recorded.
         """
         dumped = {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
-        left_out = [path for path in self.origin if not any(f"{name}.".startswith(f"{path}.") for name in dumped)]
-        return dumped | {path: self.origin[path] for path in left_out if self.origin[path].startswith("--")}
+        by_flag = {path: source for path, source in self.origin.items() if source.startswith("--")}
+        shown = {path for path in by_flag if any(f"{name}.".startswith(f"{path}.") for name in dumped)}
+        return dumped | {path: source for path, source in by_flag.items() if path not in shown}
 
     def _find_source(self, path: Sequence[str]) -> str:
         places = [".".join(path[:length]) for length in range(len(path), 0, -1)]

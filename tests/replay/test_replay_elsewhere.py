@@ -23,6 +23,7 @@ def test_the_analysis_comes_first_and_then_all_that_is_missing(
     for source in FLAGS:
         monkeypatch.delenv(source.variable, raising=False)
     recorded = reanalyse(bundle)
+    monkeypatch.setattr("rlk_repro.replay.steps.reanalyse", lambda _: recorded)  # once is enough for both commands
     blocking = [str(item) for item in prepare(recorded).known_drift if item.level is Level.BLOCKING]
     assert any("gpu.count" in text for text in blocking)
     needed = {*recorded.plan.run.workload.modules, *recorded.identity.sources}

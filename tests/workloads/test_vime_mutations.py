@@ -17,8 +17,8 @@ from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.resources import data_dir, profile_folders
 from rlk_repro.base.yamlfile import parse_yaml
 from rlk_repro.plan import make_plan
-from rlk_repro.spec import Run, run_problems
-from rlk_repro.spec.load import load_bytes, load_hardware, load_profile, load_stack
+from rlk_repro.spec import Run, Stack, run_problems
+from rlk_repro.spec.load import Loaded, load_bytes, load_hardware, load_profile, load_stack
 from rlk_repro.workloads import vime
 
 RUN, HARDWARE = "qwen3-30b-a3b", "h200"
@@ -122,6 +122,11 @@ def change(document: dict[str, Any], path: tuple[str, ...], kind: str) -> dict[s
 
 
 @functools.cache
+def load_pins(stack: str) -> Loaded[Stack]:
+    return load_stack(stack)
+
+
+@functools.cache
 def load_site(hardware: str) -> dict[str, Any]:
     return {
         "hardware": load_hardware(hardware),
@@ -135,7 +140,7 @@ def judge(document: dict[str, Any], hardware: str) -> tuple[Problem, ...]:
         run = load_bytes(Run, "jobs/x.yaml", json.dumps(document).encode(), (), run_problems)
         plan = make_plan(
             run=run,
-            stack=load_stack(run.model.stack),
+            stack=load_pins(run.model.stack),
             **load_site(hardware),
         )
     except SpecError as error:
