@@ -169,7 +169,7 @@ class Plan:
         return [eligibility(op, case) for op in self.ops]
 
     def expected_minutes(self) -> float | None:
-        """The run's estimate for all trials; None where it has none for this hardware and these steps."""
+        """The run's estimate for all trials; None where the run gives none for this hardware and these steps."""
         minutes = self.run.expected_minutes.get(self.hardware.hardware)
         names = {"warmup_steps", "scored_steps", *Measure.of_crossover} - FREE_RULES
         names |= set() if self.run.expected_session_minutes else {DESIGN}

@@ -1,4 +1,4 @@
-"""The variant of each rollout of a session (design ``crossover``), drawn from the seed by our own arithmetic.  Pure.
+"""Choose the variant of each rollout of a session (design ``crossover``) from the seed.  The code is pure.
 
 A session warms up both variants, then runs its blocks, then its shadow steps.  A block is four periods of one variant
 each, ABBA or BAAB.  Only the last rollout of a period is scored, because the first one carries the switch.
@@ -32,10 +32,10 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One rollout of a session.  ``block`` and ``label`` say where it is, if it is in a block.
+    """One rollout of a session.  ``block`` and ``label`` say where in a block it is; they are empty outside blocks.
 
-    ``stored`` is the number of the stored rollout that it trains on, in lanes that have them; without a number it takes
-    one of the largest.
+    ``stored`` is the number of the stored rollout that it trains on, in lanes that have stored rollouts; without a
+    number it trains on one of the largest.
     """
 
     letter: str
@@ -108,7 +108,7 @@ class Schedule:
 
 
 def make_schedule(measure: Measure, seed: int) -> Schedule:
-    """The schedule of the session with this seed.  Its control blocks are spread evenly among the others."""
+    """Make the schedule of the session with this seed.  Its control blocks are spread evenly among the other blocks."""
     slots = [
         ((number + 0.5) / len(orders), is_control, order)
         for is_control, count in ((False, measure.blocks), (True, measure.control_blocks))
@@ -125,7 +125,7 @@ def make_schedule(measure: Measure, seed: int) -> Schedule:
 
 
 def _draw_orders(seed: int, count: int, kind: str) -> list[str]:
-    """Draw equally many ABBA and BAAB, all arrangements equally likely; of an odd number either may have one more."""
+    """Draw as many ABBA as BAAB, with all arrangements equally likely; an odd number has one more of either order."""
     digests = [hashlib.sha256(f"{seed} {kind} {number}".encode()).digest() for number in range(count + 1)]
     first = digests.pop()[0] % 2
     orders = [""] * count

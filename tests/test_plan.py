@@ -47,7 +47,7 @@ def test_trials_run_in_abba_order_with_one_seed_per_pair() -> None:
 
 
 @given(pairs=st.integers(0, 12), control_pairs=st.integers(0, 12), has_enabled=st.booleans())
-def test_the_order_is_balanced_whatever_the_numbers(pairs: int, control_pairs: int, has_enabled: bool) -> None:
+def test_the_order_is_balanced_for_every_number_of_pairs(pairs: int, control_pairs: int, has_enabled: bool) -> None:
     run = load_run("smoke", flag_overrides(lane=None, pairs=max(pairs, 1), control_pairs=control_pairs))
     trials = list(order_trials(run.model, has_enabled=has_enabled))
     assert [trial.index for trial in trials] == list(range(2 * (max(pairs, 1) + control_pairs)))
@@ -63,7 +63,7 @@ def test_baseline_alone_makes_control_pairs() -> None:
     assert all(trial.is_control and trial.variant == "baseline" for trial in plan.trials)
 
 
-def test_hashes_are_stable_and_cover_what_they_say() -> None:
+def test_hashes_are_stable_and_cover_the_documented_values() -> None:
     plan = plan_smoke()
     assert (plan.experiment_hash, plan.plan_hash) == (plan_smoke().experiment_hash, plan_smoke().plan_hash)
     more = plan_smoke("measure.pairs=8")
@@ -94,7 +94,7 @@ def test_a_plan_remembers_where_each_value_came_from_without_machine_paths() -> 
     assert not any("/" in source for source in sources.values())
 
 
-def test_measurement_rules_cannot_be_changed_quietly() -> None:
+def test_changed_measurement_rules_need_exploratory() -> None:
     with pytest.raises(SpecError) as caught:
         plan_smoke("measure.alpha=0.2")
     assert str(caught.value) == (
@@ -149,7 +149,7 @@ def test_the_dry_run_says_what_the_pairs_can_show() -> None:
     assert plan.plan_hash in text
     assert "no size is detected reliably: the gates on rewards and lengths pass in 55.4 % of runs" in text
     few = "\n".join(plan_lines(plan_smoke("measure.pairs=2")))
-    assert "2 pairs can never carry faster or slower" in few
+    assert "2 pairs can never show faster or slower" in few
     assert "measure.pairs (--set measure.pairs)" in few
 
 
@@ -173,7 +173,7 @@ def forge(value: dict[str, Any]) -> dict[str, Any]:
         {"name": "/tmp/x"},
     ],
 )
-def test_trials_that_no_plan_makes_are_refused_whatever_the_hashes(change: dict[str, Any]) -> None:
+def test_trials_that_no_plan_gives_are_refused_with_any_hashes(change: dict[str, Any]) -> None:
     value = plan_smoke().to_json()
     value["experiment"]["trials"][0] |= change
     with pytest.raises(BundleUnreadable, match="trials differ from those that the plan's values give"):
@@ -225,7 +225,7 @@ def test_the_expected_duration_follows_the_number_of_trials() -> None:
         ("qwen3-30b-a3b", "h200", (), 135),
         ("qwen3-30b-a3b", "h200", ("measure.design=parallel",), 90),
         ("qwen3-30b-a3b", "h200", ("time_limit_min=7",), 7),
-        ("qwen3-4b-random", "h200", (), 10),  # of a session
+        ("qwen3-4b-random", "h200", (), 10),  # minutes of a session
         ("module-qwen3-30b-a3b", "h200", (), 10),
         ("module-qwen3-30b-a3b", "cpu", (), 30),
         ("smoke", "cpu", (), 5),

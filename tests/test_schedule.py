@@ -1,4 +1,6 @@
-"""The schedule of a session: balanced, from the seed alone, and the same work for both variants in half a block."""
+"""The schedule of a session is balanced, comes from the seed alone, and gives both variants the same work in half a
+block.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def test_the_text_of_a_seed_never_changes() -> None:
 
 
 @given(measure=measures(), seed=st.integers(0, 2**31))
-def test_blocks_are_balanced_and_control_blocks_are_of_the_baseline(measure: Measure, seed: int) -> None:
+def test_blocks_are_balanced_and_control_blocks_run_the_baseline(measure: Measure, seed: int) -> None:
     schedule = make_schedule(measure, seed)
     for is_control, number in ((False, measure.blocks), (True, measure.control_blocks)):
         orders = Counter(block.order for block in schedule.blocks if block.is_control is is_control)

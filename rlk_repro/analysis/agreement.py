@@ -1,4 +1,4 @@
-"""What the steps say of training against rollout, token by token, added up for each variant."""
+"""Add up, for each variant, how the log-probs of training and rollout differ token by token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Table = tuple[tuple[int, ...], ...]
 
 
 class _Found(NamedTuple):
-    """One step of one rank."""
+    """The token counts of one step on one rank."""
 
     place: str
     step: tuple[str, int]
@@ -29,7 +29,7 @@ class _Found(NamedTuple):
 def summarise_agreement(
     plan: Plan, run_dir: RunDir, pairs: Sequence[PairResult], sessions: Sequence[Session]
 ) -> Iterator[AgreementResult]:
-    """One result for each variant that any step of a scored pair or session says something of."""
+    """Make one result for each variant that recorded such tokens in a step of a scored pair or session."""
     scored = {pair.pair for pair in pairs if pair.status is PairStatus.SCORED and not pair.is_control}
     compared = {session.trial.name: session for session in sessions}
     by_variant: dict[str, list[_Found]] = {BASELINE: [], ENABLED: []}
@@ -85,7 +85,7 @@ def _mean(values: Iterable[float], number: int) -> float | None:
 
 
 def _add_tables(tables: Sequence[Table], num_rows: int) -> Table:
-    """Row by row; a table that is shorter has only zeros in the rows it lacks."""
+    """Add the tables row by row; where a shorter table lacks a row, its numbers count as zero."""
     num_rows = max([num_rows, *map(len, tables)])
     rows = ([table[index] for table in tables if index < len(table)] for index in range(num_rows))
     return tuple(tuple(map(sum, zip(*row, strict=True))) if row else (0,) * NUM_CLASSES for row in rows)
@@ -97,7 +97,7 @@ def _find_means(sums: Sequence[Sequence[float]], table: Table) -> Iterator[float
 
 
 def _find_largest(found: Sequence[_Found]) -> LargestDifference | None:
-    """The first of those with the largest difference; None where no token differs."""
+    """Return the first of the largest differences; the result is None where no token differs."""
     best = max(
         (item for item in found if item.tokens.largest is not None),
         key=lambda item: item.tokens.largest.abs if item.tokens.largest else 0.0,

@@ -1,7 +1,7 @@
-"""Where and when each trial ran: exit records, compared with the agent's own log and the nodes' records.
+"""Compare where and when each trial ran: its exit record, the agent's own log and the nodes' records must agree.
 
-A pair counts only where one agent ran its two trials, one after the other, in one allocation.  This finds records that
-do not belong together, such as trials of two runs in one folder.  It cannot find records that were invented to fit.
+A pair counts only where one agent ran its two trials, one after the other, in one allocation.  This module finds
+records that do not belong together, such as trials of two runs in one folder.  It cannot find invented records.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rlk_repro.rundir.results import TrialStatus
 
 MAX_LOG_BYTES: Final = 1 << 23
 MAX_SHOWN: Final = 40
-# The clock of a node may be set a little while a run goes on, and records are rounded to milliseconds.
+# A node's clock may be adjusted a little during a run, and records are rounded to milliseconds.
 SLACK_S: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Begin and end, in Unix seconds."""
+    """A span of time from begin to end, both in Unix seconds."""
 
     begin_s: float
     end_s: float
@@ -44,7 +44,7 @@ class Window:
 
 
 def find_misfits(plan: Plan, run_dir: RunDir) -> dict[str, str]:
-    """For each such pair, why its trials are not one agent's work in one allocation."""
+    """Return, for each such pair, why one agent cannot have run its trials in one allocation."""
     agents = _read_agents(run_dir)
     exits = {trial.name: read_exit(run_dir.trial(trial.name)) for trial in plan.trials}
     started = [trial for trial in plan.trials if exits[trial.name].status is not TrialStatus.MISSING]
@@ -60,7 +60,7 @@ def find_misfits(plan: Plan, run_dir: RunDir) -> dict[str, str]:
 
 
 def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
-    """The allocations that these pairs ran in and not all of whose nodes left a manifest."""
+    """Find the allocations of these pairs in which some node left no manifest."""
     by_pair = plan.groups()
     allocations = {read_exit(run_dir.trial(trial.name)).allocation for name in pairs for trial in by_pair[name]}
     described = [_find_allocation(node) for _, node in _list_agents(run_dir)]
@@ -73,9 +73,9 @@ def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Ite
 
 
 def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
-    """Where these pairs ran in several allocations: which in which, and on which nodes.
+    """Describe the allocations and nodes of these pairs, where the pairs ran in more than one allocation.
 
-    Each pair is whole inside one of them, so that what differs between allocations adds to the noise between pairs.
+    Each pair ran inside one allocation, so differences between allocations add to the noise between pairs.
     """
     by_pair = plan.groups()
     found: dict[str, list[str]] = {}
@@ -96,7 +96,7 @@ def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> I
 def _find_wrong_windows(
     trials: Sequence[Trial], exits: Mapping[str, ExitRecord], agents: Mapping[str, Window]
 ) -> Iterator[tuple[str, str]]:
-    """Trials in plan order whose own times cannot be, with the reason."""
+    """Find the trials, in plan order, whose recorded times are impossible, and say why."""
     last: dict[str, tuple[str, Window]] = {}
     for trial in trials:
         record = exits[trial.name]
@@ -124,9 +124,10 @@ def _find_window(record: ExitRecord) -> Window | None:
 
 
 def _read_agents(run_dir: RunDir) -> dict[str, Window]:
-    """By allocation, the life of its leading agent: to its last word, or to the first word of the next one.
+    """Return, by allocation, when its leading agent began and ended.
 
-    The last word of an agent that was killed may have been before its last trial ended.
+    The end is the later of its own last line and the next agent's first line: a killed agent may have written its last
+    line before its last trial ended.
     """
     found: dict[str, Window] = {}
     last = ""
@@ -140,7 +141,7 @@ def _read_agents(run_dir: RunDir) -> dict[str, Window]:
 
 
 def _read_events(run_dir: RunDir) -> Iterator[tuple[str, float]]:
-    """Allocation and time of each whole line of the agent's log; a kill may have torn one."""
+    """Yield the allocation and time of each complete line of the agent's log; a kill may have cut a line short."""
     try:
         data = read_start(run_dir.agent_log, MAX_LOG_BYTES)
     except BundleUnreadable:
@@ -157,14 +158,14 @@ def _read_events(run_dir: RunDir) -> Iterator[tuple[str, float]]:
 
 
 def _list_agents(run_dir: RunDir) -> Iterator[tuple[str, NodeDir]]:
-    """What every agent left, with the name of its node."""
+    """Yield the folder of every agent, with the name of its node."""
     for node in run_dir.node_dirs():
         for agent in (node, *node.earlier_dirs()):
             yield node.path.name, agent
 
 
 def _find_allocation(node: NodeDir) -> str | None:
-    """The allocation that a node's manifest is of; None where either of its two records cannot be read."""
+    """Return the allocation that a node's manifest belongs to, or None where one of its two records is unreadable."""
     try:
         Manifest.from_json(load_json(node.manifest))
         found = load_json(node.preflight)["allocation"]

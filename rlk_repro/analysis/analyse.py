@@ -1,6 +1,6 @@
-"""Run directory to analysis: the only producer, pure but for reading, so that the same bytes give the same analysis.
+"""Make the analysis of a run directory; no other module makes one.
 
-Nothing here knows when or where it runs: no clock, no environment, no folder name outside the run directory.
+Nothing here reads a clock, the environment or a folder outside the run directory, so equal bytes give equal analyses.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rlk_repro.statistics.stats import pair_metrics
 from rlk_repro.workloads.differences import Kind, PairRecord, read_pair
 from rlk_repro.workloads.environment import find_switches
 
-# Facts for the head of a report: label, and the place in the manifest.
+# These facts stand at the head of a report: the label, and the place in the manifest.
 HEADLINE_FACTS: Final = (
     ("CPU", "host.cpu_model"),
     ("CPUs", "host.num_cpus"),
@@ -65,7 +65,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     """Analyse a run directory, sealed or not.
 
     Raises:
-        BundleUnreadable: there is no readable plan.  Other missing files become a status, a reason or a finding.
+        BundleUnreadable: the plan is missing or unreadable.  Other missing files give a status, a reason or a finding.
     """
     record = read_plan(run_dir.plan)
     plan = Plan.from_json(record, "plan.json")
@@ -129,7 +129,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         switch=plan.run.switch_title,
         agreement=tuple(summarise_agreement(plan, run_dir, pairs, sessions)),
     )
-    # as it will be read back: with the digits that are kept
+    # The analysis is returned as it will be read back: with the digits that are written.
     return Analysis.from_json(json.loads(dump_json(analysis.to_json())))
 
 
@@ -149,7 +149,7 @@ def _read_sessions(plan: Plan, run_dir: RunDir, telemetry: Mapping[str, TrialTel
 def _read_trials(
     plan: Plan, run_dir: RunDir, telemetry: Mapping[str, TrialTelemetry], sessions: Sequence[Session]
 ) -> Iterator[TrialResult]:
-    """Every trial, or both arms of every session."""
+    """Yield every trial; for sessions, yield the results of both variants of each session."""
     for session in sessions:
         yield from session.arms
     for trial in () if sessions else plan.trials:
@@ -157,7 +157,7 @@ def _read_trials(
 
 
 def _drop_misfits(pairs: Iterable[PairResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:
-    """Sessions that are not what an agent ran in its allocation are void."""
+    """Make a session void where its records do not show that one agent ran it in one allocation."""
     for pair in pairs:
         misfit = misfits.get(pair.pair, "") if pair.status is PairStatus.SCORED else ""
         yield replace(pair, status=PairStatus.VOID, reason=misfit) if misfit else pair
@@ -170,7 +170,7 @@ def _add_rejects(trials: Sequence[TrialResult], table: OperatorTable) -> Iterato
 
 
 def _read_telemetry(run_dir: RunDir) -> tuple[Mapping[str, TrialTelemetry], list[Finding]]:
-    """Read the telemetry of all nodes, and for each file its unreadable lines."""
+    """Read the telemetry of all nodes, and report the unreadable lines of each file."""
     files = [node.telemetry for node in run_dir.node_dirs() if node.telemetry.is_file()]
     found = [parse_telemetry(path) for path in files]
     refused = [
@@ -218,7 +218,7 @@ def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: st
 
 
 def _is_proved(plan: Plan, trial: TrialResult) -> bool:
-    """Whether RL-Kernel ran where it had to, or nowhere at all where it may fall back."""
+    """Tell whether RL-Kernel ran where it must run; where it may fall back, a fallback of every call counts as well."""
     if not plan.run.has_rl_kernel(trial.variant) or trial.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return True
     is_fallback = trial.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto"
@@ -234,7 +234,7 @@ def _control(first: Trial, second: TrialResult) -> tuple[bool, str]:
 
 
 def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
-    """All readable manifests, and findings: unreadable ones, preflight's, and nodes that differ from the first."""
+    """Return all readable manifests, and findings: unreadable manifests, preflight's findings, differing nodes."""
     manifests: list[Manifest] = []
     findings: list[Finding] = []
     for node in run_dir.node_dirs():
@@ -262,14 +262,14 @@ def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
 
 
 def _find_missing_records(pairs: Sequence[str], records: Mapping[str, PairRecord]) -> Iterator[Finding]:
-    """The missing records that would say whether the trials of these pairs were started alike."""
+    """Find missing records that are needed to tell whether the trials of these pairs started alike."""
     for pair in (name for name in pairs if name in records):
         for where, found in records[pair].missing.items():
             yield Finding(Level.WARNING, where, "a record to compare", found)
 
 
 def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
-    """What lies among the trials and is not in the plan."""
+    """Find the files and folders among the trials that are not in the plan."""
     names = {trial.name for trial in plan.trials}
     found = sorted(path.name for path in run_dir.trials.iterdir()) if run_dir.trials.is_dir() else []
     for name in found:
@@ -279,7 +279,7 @@ def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 
 def _limit(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """The first of a kind, and how many more: a stranger's bundle decides how many there are."""
+    """Yield the first findings of one kind and count the rest, because a stranger's bundle may hold very many."""
     yield from findings[:MAX_ALIKE]
     if rest := findings[MAX_ALIKE:]:
         yield Finding(
@@ -295,7 +295,7 @@ def _load(path: Any) -> Any:
 
 
 def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[TrialResult]) -> dict[str, str]:
-    """Facts that every reader asks for first; an unknown one is left to the manifest, which has its reason."""
+    """Return the facts that readers ask for first; an unknown fact is left out, and the manifest gives the reason."""
     facts: dict[str, str] = {"nodes": str(len(manifests))}
     known = dict(manifests[0].facts()) if manifests else {}
     for label, path in HEADLINE_FACTS:

@@ -1,8 +1,8 @@
-"""Gates: the conditions on which a speed verdict rests.  Each is passed, failed (shown inferior), undecided or n/a.
+"""Decide the gates: the conditions of a speed verdict.  A gate is passed, failed (shown inferior), undecided or n/a.
 
 A measured gate passes when the one-sided bound of the mean over scored pairs keeps the margin.  It fails when the bound
-on the other side lies beyond the margin, at a confidence shared between the four measured gates: all of them must pass,
-but one that fails by chance would already condemn a run.  What the speed does is not known here.
+on the other side lies beyond the margin.  The four measured gates share the confidence of a failure: one gate that
+fails by chance would condemn a run.  The gates do not see the speed result.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ Reading = Callable[[PairMetric], float | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the gates look at: all pairs, the trials by name, and what the manifests of both variants differ in.
+    """What the gates examine: all pairs, the trials by name, and the differences between both variants' manifests.
 
-    ``pairs`` are all that were planned, the void, dropped and fallen-back ones too, or the sessions; their trials are
-    among ``trials``.  ``differences`` are those between the manifests of the two variants outside the declared
-    switches, None where the manifests were not compared; ``missing`` names records of scored pairs that could not be.
-    ``workload`` is the kind of what was run.  ``blocks`` and ``shadows`` are of the design ``crossover``.
-    ``switch`` is what the variants differ in where that is not RL-Kernel.  Without ``has_rollout_log_probs`` no rollout
-    engine took part, so that the trainer's log-probs have nothing to be compared with.
+    ``pairs`` are all planned pairs or sessions, with the void, dropped and fallen-back ones; their trials are in
+    ``trials``. ``differences`` lists differences outside the declared switches; it is None where the manifests were not
+    compared. ``missing`` names records of scored pairs that could not be compared.  ``workload`` is the kind of
+    workload that ran. ``blocks`` and ``shadows`` belong to the design ``crossover``.  ``switch`` names the difference
+    between the variants where it is not RL-Kernel.  Without ``has_rollout_log_probs`` no rollout engine took part, so
+    that nothing can be compared with the trainer's log-probs.
     """
 
     measure: Measure
@@ -97,7 +97,7 @@ class Evidence:
 
     @property
     def comparisons(self) -> list[PairResult]:
-        """The pairs meant to compare, whatever became of them."""
+        """The pairs that were meant to compare the variants, with any status."""
         return [pair for pair in self.pairs if not pair.is_control or self.has_enabled(pair)]
 
     @property
@@ -112,13 +112,13 @@ class Evidence:
         return self.trials[pair.second].proof if pair.second in self.trials else ProofStatus.MISSING
 
     def blocks_of(self, *, is_control: bool) -> list[BlockResult]:
-        """The blocks of the scored sessions."""
+        """Return the blocks of the scored sessions."""
         names = {pair.pair for pair in self.scored}
         return [block for block in self.blocks if block.session in names and block.is_control is is_control]
 
 
 def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
-    """All gates of the design, always in the same order."""
+    """Make all gates of the design, always in the same order."""
     measured = (
         _reward_gate(evidence),
         _abs_diff_gate(evidence),
@@ -148,9 +148,10 @@ def _reward_gate(evidence: Evidence) -> Gate:
 
 
 def _abs_diff_gate(evidence: Evidence) -> Gate:
-    """Worse only where both the ratio and the difference are; never above vime's own cap.
+    """Decide the gate on the log-prob difference: it fails where ratio and difference are both worse.
 
-    In a session one policy trains on, which may lead both variants beyond the cap: that tells nothing of enabled.
+    The gate never passes above vime's own cap, except in a session: both variants train one policy there, and that
+    policy may lead both beyond the cap, which shows nothing about enabled.
     """
     if not evidence.has_rollout_log_probs:
         return _plain_gate(ABS_DIFF, GateStatus.NOT_APPLICABLE, "these rollouts hold no log-probs", 0)
@@ -189,7 +190,7 @@ def _memory_gate(evidence: Evidence) -> Gate:
 
 
 def _length_gate(evidence: Evidence) -> Gate:
-    """Two-sided: longer or shorter responses would change the step time by themselves."""
+    """Decide the gate on lengths, two-sided: longer or shorter responses change the step time by themselves."""
     if evidence.lane != "live" or evidence.is_crossover:
         return _stored_gate(evidence, RESPONSE_LENGTH)
     margin = math.log1p(evidence.measure.margins.response_length_pct / 100)
@@ -218,7 +219,7 @@ def _non_inferior(
     num_sides: int = 1,
     bound: Callable[[Sequence[float], float], Interval | None] = t_interval,
 ) -> Gate:
-    """Decide whether the mean loss (larger is worse) keeps the margin; ``low`` decides a failure, ``high`` a pass."""
+    """Decide whether the mean loss (larger is worse) keeps the margin: ``low`` decides a failure, ``high`` a pass."""
     alpha, n = evidence.measure.alpha, len(losses)
     passing = bound(losses, 1 - 2 * alpha)
     failing = bound(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
@@ -263,7 +264,7 @@ def _advice(interval: Interval, margin: float, alpha: float, unit: str) -> str:
 
 
 def _present(gate: Gate, convert: Callable[[float], float], what: str) -> Gate:
-    """Convert losses to the unit that people read, and name it."""
+    """Convert the losses to the unit of the report, and name the unit."""
     bounds = sorted(convert(item) for item in (gate.low, gate.high) if item is not None)
     low, high = bounds or (None, None)
     return replace(
@@ -281,7 +282,7 @@ def _plain_gate(name: str, status: GateStatus, detail: str, n: int) -> Gate:
 
 
 def _stored_gate(evidence: Evidence, name: str) -> Gate:
-    """Nothing was generated, or one policy generated for both, so that this cannot differ by variant."""
+    """Return a gate that does not apply: both variants use the same rollouts or the same policy."""
     if evidence.lane == "live":
         return _plain_gate(name, GateStatus.NOT_APPLICABLE, ONE_POLICY, 0)
     detail = GIVEN_TO_BOTH.get(evidence.workload, "both variants train on the same stored rollouts")
@@ -295,7 +296,7 @@ def _manifests_gate(evidence: Evidence) -> Gate:
     if blocking:
         return _plain_gate(MANIFESTS, GateStatus.FAILED, f"differ in {name_some(blocking)}", len(evidence.scored))
     if evidence.missing:
-        detail = f"not compared, for want of {name_some(evidence.missing)}"
+        detail = f"not compared, because of missing {name_some(evidence.missing)}"
         return _plain_gate(MANIFESTS, GateStatus.UNDECIDED, detail, len(evidence.scored))
     detail = "the same processes ran both variants" if evidence.is_crossover else "equal outside the declared switches"
     return _plain_gate(MANIFESTS, GateStatus.PASSED, detail, len(evidence.scored))
@@ -317,7 +318,7 @@ def _steps_gate(evidence: Evidence) -> Gate:
 
 
 def _active_gate(evidence: Evidence) -> Gate:
-    """Passed when every scored pair is proved; without scored pairs, what the finished ones show."""
+    """Decide whether RL-Kernel is proved active in every scored pair; without scored pairs, judge the finished ones."""
     if evidence.switch:
         detail = f"the variants differ in {evidence.switch}; RL-Kernel is in neither"
         return _plain_gate(ACTIVE, GateStatus.NOT_APPLICABLE, detail, 0)
@@ -342,7 +343,7 @@ def _active_gate(evidence: Evidence) -> Gate:
 
 
 def _blocks_gate(evidence: Evidence) -> Gate:
-    """Enough blocks in each session, and not too many lost."""
+    """Decide whether each session has enough blocks, and whether too many blocks were lost."""
     found = evidence.blocks_of(is_control=False)
     lost = [block for block in found if block.reason]
     n = len(found) - len(lost)
@@ -359,9 +360,9 @@ def _blocks_gate(evidence: Evidence) -> Gate:
 
 
 def _control_blocks_gate(evidence: Evidence) -> Gate:
-    """Baseline against baseline must show nothing as large as what enabled shows, or as the smallest effect.
+    """Decide whether control blocks (baseline against baseline) show an effect as large as enabled's or the smallest.
 
-    It would come from the places in a block, not from RL-Kernel.
+    Such an effect would come from the position within a block, not from RL-Kernel.
     """
     if not evidence.measure.control_blocks:
         return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)
@@ -380,7 +381,7 @@ def _control_blocks_gate(evidence: Evidence) -> Gate:
 
 
 def _nearest_end(evidence: Evidence) -> float:
-    """How far the interval of the step time keeps from no effect; 0 where it does not."""
+    """Return the distance of the step time's interval from "no effect"; 0 where the interval contains it."""
     log_ratios = _readings(evidence, STEP_TIME, lambda item: item.log_ratio)
     interval = t_interval(log_ratios, 1 - evidence.measure.alpha)
     return 0.0 if interval is None else max(0.0, interval.low, -interval.high)

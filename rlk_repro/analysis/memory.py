@@ -1,6 +1,6 @@
-"""The second verdict, on memory: whether enabled needs less of it, by the peak that the allocator gave out per step.
+"""Judge memory, the second verdict: whether enabled has a smaller peak of memory allocated in a step.
 
-Derived from an analysis and never stored in it, so that bundles sealed before it existed get it too.
+The verdict is computed from an analysis and never stored in it, so older sealed bundles get it too.
 """
 
 from __future__ import annotations

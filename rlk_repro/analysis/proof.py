@@ -1,4 +1,4 @@
-"""Whether RL-Kernel ran in a trial, by what the ops files of all its ranks say."""
+"""Decide from the ops files of all ranks whether RL-Kernel ran in a trial."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class OpProof:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Whether RL-Kernel ran in a trial: the worst of its operators.  Only ``proved`` may carry a speed verdict.
+    """Whether RL-Kernel ran in a trial: the worst status of its operators.  Only ``proved`` allows a speed verdict.
 
-    ``num_calls`` is what RL-Kernel served in all: 0 in a trial that fell back everywhere.
+    ``num_calls`` counts the calls that RL-Kernel served; it is 0 in a trial where every call fell back.
     """
 
     status: ProofStatus
@@ -33,14 +33,15 @@ class Proof:
     by_op: Mapping[str, OpProof] = field(default_factory=dict)
 
 
-# worst first
+# The worst status comes first.
 _SEVERITY: Final = (ProofStatus.MISSING, ProofStatus.FALLBACK, ProofStatus.NATIVE, ProofStatus.PROVED)
 
 
 def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> str:
-    """Why a step does not show that it was enabled, by calls of an operator, or baseline, by none; empty if it does.
+    """Return why a step does not prove its variant, or an empty text if it does.
 
-    ``planned`` is the variant that the schedule of a session gives the step; None in a trial of one variant.
+    A step proves enabled by calls of the operator, and baseline by no call.  ``planned`` is the variant that a
+    session's schedule gives the step; it is None in a trial of one variant.
     """
     count = ops_log.calls_in(op, step)
     if planned is not None and (found := ops_log.variant_of(step)) != planned:
@@ -59,12 +60,11 @@ def prove(
     planned: Mapping[int, str] | None = None,
     commit: str = "",
 ) -> Proof:
-    """Judge a trial by its ops files; ``planned`` are a session's steps that count, each with its variant.
+    """Judge a trial by its ops files; ``planned`` holds a session's steps that count, each with its variant.
 
-    ``commit`` is the one of RL-Kernel that must have run, where the run says which.
-
-    A baseline is ``not requested`` as long as nothing of RL-Kernel is in its files; if there is, it is judged like an
-    enabled trial, and any other status says that it did not run without RL-Kernel.
+    ``commit`` is the RL-Kernel commit that must have run, where the run names one.  A baseline is ``not requested`` as
+    long as its files mention no RL-Kernel; if they do, it is judged like an enabled trial, and any other status says
+    that the trial is not a clean baseline.
     """
     is_touched = any(rank.install is not None and rank.install.is_requested for rank in ops_log.ranks)
     if variant == BASELINE and not is_touched and not ops_log.decisions():
@@ -81,7 +81,7 @@ def prove(
 
 
 def _find_gap(ops_log: OpsLog) -> str:
-    """Why the files as a whole prove nothing; empty where they may."""
+    """Return why the files as a whole prove nothing, or an empty text if they may prove something."""
     if not ops_log.ranks:
         return "the trainer wrote no ops file"
     if ops_log.missing_ranks:
@@ -102,7 +102,7 @@ def _find_gap(ops_log: OpsLog) -> str:
 
 
 def _find_other_commit(ops_log: OpsLog, commit: str) -> str:
-    """An operator of another RL-Kernel than the planned one; empty where all are its, or any may be."""
+    """Return an operator that another RL-Kernel commit than the planned one served; empty without one."""
     served = (item for rank in ops_log.ranks for _, item in rank.decisions if item.is_rl_kernel)
     other = next((item for item in served if f" at {commit[:12]}" not in item.version), None) if commit else None
     return "" if other is None else f"{other.op} is of RL-Kernel {other.version}, planned is {commit[:12]}"
@@ -141,7 +141,7 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str
 
 
 def _find_foreign_kernel(ops_log: OpsLog) -> str:
-    """A kernel of RL-Kernel that a profiler saw in a trial that asked for none; empty if it saw none."""
+    """Return an RL-Kernel kernel that a profiler saw though the trial requested none; empty if it saw none."""
     known = {
         part for operator in OPERATORS.values() for items in operator.implementations.values()
         for item in items for part in item.kernels
@@ -155,7 +155,7 @@ def _find_foreign_kernel(ops_log: OpsLog) -> str:
 
 
 def _find_unseen_kernel(ops_log: OpsLog, implementations: Iterable[Implementation | None]) -> str:
-    """Where a profiler looked, it must have seen every kernel of what is said to have run; empty if it did."""
+    """Return a kernel that must have run and that a profiler did not see; empty without one or without a profiler."""
     wanted = [part for item in implementations if item is not None for part in item.kernels]
     for rank in ops_log.ranks:
         names = rank.kernels.names if rank.kernels is not None else None

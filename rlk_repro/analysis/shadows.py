@@ -1,4 +1,4 @@
-"""What shadow steps found: one microbatch by both routes, on every rank, compared with a declared margin."""
+"""Judge the shadow steps: both routes compute one microbatch on every rank; a margin limits their difference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASES: Final = ("as trained", "peaked")
 
 
 def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
-    """One result a case: the worst over ranks and shadow steps."""
+    """Make one result per case: the worst value over ranks and shadow steps."""
     by_case: dict[str, list[ShadowSample]] = {}
     for sample in ops.shadows:
         by_case.setdefault(sample.case, []).append(sample)
@@ -42,7 +42,7 @@ def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
 
 
 def _worst(values: Iterable[float | None]) -> float | None:
-    """The largest; None without values, or where any is not a finite number."""
+    """Return the largest value; None without values, or where one of them is not finite."""
     found = list(values)
     known = [value for value in found if value is not None]
     return max(known) if known and len(known) == len(found) else None
@@ -51,7 +51,7 @@ def _worst(values: Iterable[float | None]) -> float | None:
 def make_shadow_gate(
     shadows: Sequence[ShadowResult], *, sessions: Sequence[str], is_planned: bool, margins: Margins
 ) -> Gate:
-    """Passed where both routes give the same log-probs and gradients, in both cases of every scored session."""
+    """Pass where both routes give the same log-probs and gradients, in both cases of every scored session."""
     found = [item for item in shadows if item.session in sessions]
     if not is_planned:
         return _make(GateStatus.NOT_APPLICABLE, "no shadow step was planned", found)
@@ -68,7 +68,7 @@ def make_shadow_gate(
         return _make(GateStatus.UNDECIDED, f"no comparison of both routes in {missing[0]}", found)
     unknown = [item for item in found if item.error or item.log_prob_max is None or item.gradient_share is None]
     if unknown:
-        reason = unknown[0].error or "a number of it is not finite"
+        reason = unknown[0].error or "one of its numbers is not finite"
         return _make(GateStatus.UNDECIDED, f"{unknown[0].session}, {unknown[0].case}: {reason}", found)
     if not found:
         return _make(GateStatus.UNDECIDED, "no scored session", found)

@@ -1,4 +1,4 @@
-"""Whether the ranks of a run over several nodes used the fabric that their nodes have."""
+"""Check whether the ranks of a run over several nodes used the fabric that their nodes have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOCKET: Final = "Socket"
 
 
 def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -> Iterator[Finding]:
-    """Trials of which a rank went by TCP although a port of its cluster's fabric is active; one finding each."""
+    """Yield one finding for each trial in which a rank used TCP although a port of its cluster's fabric is active."""
     devices = [manifest.sections.get("network", {}).get("rdma_devices") for manifest in manifests]
     num_active = sum(port.get("state") == ACTIVE for found in devices for _, port in list_ports(found))
     if plan.layout.num_nodes == 1 or not num_active:
@@ -34,7 +34,7 @@ def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -
 
 
 def find_network(record: Mapping[str, Any]) -> str:
-    """By what a rank reached other nodes, as it recorded; empty where it does not say, or where there is one node."""
+    """Return the network by which a rank reached other nodes; empty where the record names none, or on one node."""
     transport = record.get("transport")
     network = transport.get("network") if isinstance(transport, dict) else None
     return network if isinstance(network, str) and network != "none" else ""

@@ -1,6 +1,6 @@
-"""From one trial's folder to its result: how it ended, its series with log lines, its summaries, its proof.
+"""Turn one trial's folder into its result: how it ended, its series with log lines, its summaries, its proof.
 
-Pairs, effects and the verdict are made of these in ``analyse``, sessions in ``sessions``.
+``analyse`` makes pairs, effects and the verdict from these results; ``sessions`` makes sessions from them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.stats import STEP_TIME, summarise
 
 IMPOSSIBLE: Final = "steps with a time or another number that cannot be"
-# What a trial's peak memory is, best first: the allocator's on a device, the process's on a CPU.
+# The sources of a trial's peak memory, best first: the allocator's peak on a device, the process's on a CPU.
 PEAKS: Final = ("peak_allocated_bytes", "peak_rss_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """What one trial's folder holds, before anything is concluded from it."""
+    """What one trial's folder holds, before any conclusion."""
 
     status: TrialStatus
     reason: str
@@ -40,7 +40,7 @@ class TrialRecord:
     rejects: dict[str, int]
 
     def to_result(self, plan: Plan, trial: Trial, proof: Proof, telemetry: TrialTelemetry | None) -> TrialResult:
-        """Make the result, without summaries."""
+        """Make the result, still without summaries."""
         return TrialResult(
             index=trial.index,
             name=trial.name,
@@ -63,7 +63,7 @@ class TrialRecord:
 
 
 def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
-    """Exit record, log and ops files of a trial or session; one that never started is ``missing``."""
+    """Read exit record, log and ops files of a trial or session; one that never started is ``missing``."""
     ended = read_exit(folder)
     status, reason = ended.status, ended.reason
     ops = read_ops(folder)
@@ -95,7 +95,7 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelem
 
 
 def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[str, int], str]:
-    """The series, what was refused by reason, and what to add where steps are missing: the first void one."""
+    """Return the series, the refused lines by reason, and a text on the first void step for other messages."""
     if not folder.stdout.is_file():
         return (), {}, ""
     parsed = parse_log(folder.stdout)
@@ -120,7 +120,7 @@ def _series(name: str, found: SampleSeries, source: str) -> Series:
 
 
 def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
-    """Module timers and peak memory; each value is that of the rank that had the largest, with its file and line."""
+    """Yield module timers and peak memory; each value is the largest of all ranks, with its file and line."""
     columns = {f"module_{timer}_s": samples for timer, samples in ops.timers.items()}
     peak = next((name for name in PEAKS if name in ops.memory), None)
     if peak is not None:
@@ -141,22 +141,22 @@ def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
 
 
 def _name_peak(suffix: str) -> str:
-    """``peak_memory_bytes``, or a phase's own: ``peak_memory_in_update_bytes``."""
+    """Return ``peak_memory_bytes``, or the name for one phase, such as ``peak_memory_in_update_bytes``."""
     return f"peak_memory{suffix}_bytes"
 
 
 def _place(folder: TrialDir, path: Path) -> str:
-    """The name of a file within the bundle."""
+    """Return the name of a file within the bundle."""
     return path.relative_to(folder.path.parent.parent).as_posix()
 
 
 def fell_back_everywhere(trial: TrialResult) -> bool:
-    """Whether RL-Kernel served no call of it."""
+    """Tell whether RL-Kernel served no call of this trial."""
     return not any(decision.is_rl_kernel and decision.calls for decision in trial.decisions)
 
 
 def summarise_all(series: Iterable[Series], steps: Collection[int]) -> tuple[Summary, ...]:
-    """Over these steps only: the warm-up counts for nothing."""
+    """Summarise each series over these steps only: warm-up steps do not count."""
     found = (
         summarise(item.metric, [item.values[step] for step in steps if step < len(item.values)]) for item in series
     )

@@ -1,4 +1,4 @@
-"""From pairs to a verdict: effects, noise floor, gates, one word and the sentence that goes with it.
+"""Turn pairs into a verdict: effects, noise floor, gates, one word and the sentence that explains it.
 
 ``judge`` is the only entry point; it reads no file and knows no cluster.  Pairs and trials come from ``analysis``.
 """
@@ -67,7 +67,7 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """All that the word and its reasons are taken from.  ``threshold`` and ``smallest`` are fractions."""
+    """Everything that decides the word and its reasons.  ``threshold`` and ``smallest`` are fractions."""
 
     evidence: Evidence
     effects: tuple[Effect, ...]
@@ -102,7 +102,7 @@ class _Case:
 
     @property
     def least(self) -> int:
-        """The least number of pairs or sessions for a verdict on speed."""
+        """The smallest number of pairs or sessions that allows a verdict on speed."""
         return MIN_SESSIONS if self.evidence.is_crossover else MIN_PAIRS
 
     @property
@@ -115,12 +115,12 @@ class _Case:
 
     @property
     def never_ran(self) -> bool:
-        """Whether every comparison that finished fell back everywhere."""
+        """Whether RL-Kernel fell back everywhere in every finished comparison."""
         return bool(self.fallen_back) and not self.evidence.scored and not self.comparisons_that_are(PairStatus.VOID)
 
 
 def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
-    """Judge one run; ``is_exploratory``: its plan was changed after it was hashed, said in headline and reasons."""
+    """Judge one run; ``is_exploratory`` means that its plan changed after it was hashed; the headline says so."""
     measure = evidence.measure
     case = _Case(
         evidence=evidence,
@@ -145,7 +145,7 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
 def decline(
     measure: Measure, *, pairs: Sequence[PairResult], trials: Sequence[TrialResult], is_exploratory: bool = False
 ) -> Judgement:
-    """The word of a run without variants: no comparison.  Its control pairs still show noise."""
+    """Return the verdict of a run without variants: no comparison.  Its control pairs still show noise."""
     controls = [pair for pair in pairs if pair.status is PairStatus.SCORED]
     lost = [pair for pair in pairs if pair.status is not PairStatus.SCORED]
     reasons = [
@@ -167,7 +167,7 @@ def decline(
 
 
 def _make_effects(evidence: Evidence) -> tuple[Effect, ...]:
-    """The step time first, then every other time, rate and memory by name, Holm-corrected among themselves."""
+    """Return the step time first, then every other time, rate and memory by name, Holm-corrected among themselves."""
     names = {item.metric for pair in evidence.scored for item in pair.metrics if is_cost(item.metric)} - {STEP_TIME}
     secondary = [_make_effect(evidence, name, SECONDARY) for name in sorted(names - set(DIAGNOSTICS))]
     corrected = holm([effect.p_t for effect in secondary])
@@ -181,7 +181,7 @@ def _make_effects(evidence: Evidence) -> tuple[Effect, ...]:
 
 
 def _randomise(evidence: Evidence) -> tuple[float | None, float | None]:
-    """The exact p of the orders that the blocks were drawn in."""
+    """Return the exact p value over the orders that the blocks could have been drawn in."""
     by_session: dict[str, list[tuple[str, float | None]]] = {}
     for block in evidence.blocks_of(is_control=False):
         effect = None if block.reason else block.log_ratio
@@ -193,7 +193,7 @@ def _make_effect(evidence: Evidence, metric: str, role: str) -> Effect:
     log_ratios, n = _log_ratios(evidence.scored, metric), len(evidence.scored)
     note = "" if len(log_ratios) == n else f"comparable in {len(log_ratios)} of {count(n, f'scored {evidence.unit}')}"
     effect = paired_effect(metric, log_ratios, role=role, alpha=evidence.measure.alpha, note=note)
-    # signs of sessions cannot be exchanged: what was drawn is the order of blocks
+    # The signs of sessions cannot be exchanged, because the orders of blocks were drawn, not those of sessions.
     return replace(effect, p_value=None, p_floor=None) if evidence.is_crossover else effect
 
 
@@ -211,12 +211,12 @@ def _choose_word(case: _Case) -> VerdictWord:
 
 
 def _speed_word(effect: Effect, case: _Case) -> VerdictWord:
-    """Where the interval lies.  The noise floor makes a difference harder to show, never equality easier."""
+    """Choose the word by the interval.  The noise floor makes a difference harder to show, never equality easier."""
     return SPEED_WORDS[place_interval(effect, beyond=case.threshold, within=case.smallest)]
 
 
 def _mean_disagrees(case: _Case) -> bool:
-    """Rare slow steps that a median does not see, but that the run's user waits for."""
+    """Tell whether rare slow steps change the word: a median does not see them, but the run's user waits for them."""
     if case.by_mean is None or case.by_mean.n < case.primary.n:
         return False
     word = _speed_word(case.by_mean, case)
@@ -245,7 +245,7 @@ def _headline(case: _Case, word: VerdictWord) -> str:
 
 
 def _show_small_change(case: _Case) -> str:
-    """An equivalence whose interval leaves out 1 is small and not zero; sessions can tell the two apart."""
+    """Show the change of an equivalent result whose interval excludes 1: it is small and not zero (sessions only)."""
     effect = case.primary
     if not case.evidence.is_crossover or None in (effect.low, effect.high, effect.ratio):
         return ""
@@ -313,7 +313,7 @@ def _show_threshold(case: _Case) -> str:
 
 
 def _name_slow_steps(case: _Case, word: VerdictWord) -> str:
-    """A median can be faster while the sum is not: say so even where the mean is too noisy to show it."""
+    """Name the means where the median is faster and the mean is slower, even if the mean is too noisy to show it."""
     median, by_mean = case.primary.ratio, case.by_mean
     if word not in SHOWN or median is None or by_mean is None or by_mean.ratio is None:
         return ""
@@ -323,7 +323,7 @@ def _name_slow_steps(case: _Case, word: VerdictWord) -> str:
 
 
 def _name_lost(case: _Case) -> str:
-    """Fallbacks, missing proof and failures belong into the headline; the never-ran one tells of its own."""
+    """Name fallbacks, missing proof and failures for the headline; "never ran" has named its own fallbacks."""
     lost = {
         "void": case.comparisons_that_are(PairStatus.VOID),
         "dropped": case.comparisons_that_are(PairStatus.DROPPED),

@@ -1,4 +1,4 @@
-"""Times, in the form that rlk-repro's files use."""
+"""Convert times from and to the form that rlk-repro's files use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 
 
 def format_utc(unix_s: float) -> str:
-    """``2026-11-20T13:45:12.345Z``."""
+    """Format a time like ``2026-11-20T13:45:12.345Z``."""
     whole, milliseconds = divmod(int(unix_s * 1000), 1000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{milliseconds:03d}Z"
 

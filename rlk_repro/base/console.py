@@ -1,4 +1,4 @@
-"""Progress lines: rewritten in place on a terminal, printed one by one elsewhere.  Tables and reports are not here."""
+"""Show progress lines: rewritten in place on a terminal, one by one elsewhere.  Tables and reports are not here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def silence(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveLine:
-    """Where progress lines go.  With ``is_live`` each line replaces the line before it."""
+    """The destination of progress lines.  With ``is_live`` each line replaces the line before it."""
 
     tell: Tell
     is_live: bool

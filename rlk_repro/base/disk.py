@@ -1,7 +1,6 @@
-"""Failed writes: an error names the path and the file system, and no partial file stays.
+"""Report failed writes: an error names the path and the file system, and no partial file stays.
 
-Every writer of the package goes through here or through ``rlk_repro.base.files``, so that a full disk reads the same
-everywhere.
+Every writer of the package uses this module or ``rlk_repro.base.files``, so a full disk gives one kind of message.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def open_stream(path: Path, mode: str) -> BinaryIO:
 
 @contextmanager
 def new_folder(path: Path, *, hint: str | None = None) -> Iterator[Path]:
-    """Give a folder to fill, which becomes ``path`` when the block ends well.  After an error the folder is removed.
+    """Give a folder that becomes ``path`` when the block ends without an error; after an error it is removed.
 
     Raises:
         FileExistsError: ``path`` exists already.
@@ -149,5 +148,5 @@ def describe_file_system(path: Path) -> str:
 
 
 def _open_no_link(name: str, flags: int) -> int:
-    """Open a path whose last part is not a link: somebody else's link would lead to another file."""
+    """Open a path whose last part is not a link: another user's link would lead to another file."""
     return os.open(name, flags | os.O_NOFOLLOW, 0o666)

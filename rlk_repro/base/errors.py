@@ -1,7 +1,7 @@
-"""Every error that a user can meet, with its exit code.  Bugs are not here; they keep their traceback.
+"""Define every error that a user can meet, with its exit code.  Bugs are not here; they keep their traceback.
 
-An error holds one or more problems, so that checking a file reports all of them in one go.  Each problem
-says where, what is wrong, what was found, what was expected, and at most one next step.
+An error holds one or more problems, so that a check of a file reports all of them at once.  Each problem says where,
+what is wrong, what was found, what was expected, and at most one next step.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class CheckFailed(RlkReproError):
 
 
 class NotReproduced(RlkReproError):
-    """Of ``replay``: the re-analysis holds; the run again was not agreed to, failed or gave another result."""
+    """``replay`` reproduced the analysis, but its new run was not confirmed, failed or gave another result."""
 
     exit_code = 6
-    title = "the re-analysis holds, the run again does not"
+    title = "the re-analysis holds, the new run does not"
 
 
 class SpecError(RlkReproError):
@@ -88,7 +88,7 @@ class SpecError(RlkReproError):
 
 
 class EnvironmentMissing(RlkReproError):
-    """This machine cannot do it: a tool is absent, or there is no cluster here."""
+    """This machine cannot run the command: a tool is absent, or no cluster is here."""
 
     exit_code = 3
     title = "this machine cannot"
@@ -109,7 +109,7 @@ class BundleUnreadable(RlkReproError):
 
 
 def finish(work: Callable[[], int | None]) -> int:
-    """Run ``work`` and return the exit code: what it returns, else 0.  An error is printed and gives its own code."""
+    """Run ``work`` and return its exit code, by default 0.  An error is printed and its own code is returned."""
     try:
         return work() or 0
     except RlkReproError as error:
@@ -118,5 +118,5 @@ def finish(work: Callable[[], int | None]) -> int:
 
 
 def code_after(signal_number: int | None) -> int:
-    """The exit code of a process that a signal asked to end and that ended in order: the code a shell would report."""
+    """Return the exit code of a process that ended in order after a signal; a shell reports the same code."""
     return 0 if signal_number is None else 128 + signal_number

@@ -43,12 +43,13 @@ _LARGE_EXPONENT: Final = re.compile(rb"[eE]\+?0{3,}\s*(?:[,\]}]|\Z)")
 
 @contextmanager
 def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
-    """Give a seekable stream that becomes ``path`` when the block ends well; a kill leaves the old file or the new one.
+    """Give a seekable stream that becomes ``path`` when the block ends without an error; a kill leaves an intact file.
 
-    Without ``is_durable`` this holds for kills but not for power cuts, and the call does not wait for the disk.
+    That file is the old one or the new one.  Without ``is_durable`` this holds for kills but not for power cuts, and
+    the call does not wait for the disk.
 
     Raises:
-        Unwritable: it cannot be written.
+        Unwritable: the file cannot be written.
     """
     with writing(path):
         _make_folder(path.parent)
@@ -71,7 +72,7 @@ def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
 def _make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # what is there is no folder
+    except FileExistsError as error:  # a file has this name
         raise Unwritable.at(path, error) from error
 
 
@@ -90,13 +91,13 @@ def write_json(path: Path, value: Any, *, is_durable: bool = True) -> None:
 
 
 def dump_json(value: Any) -> bytes:
-    """Canonical JSON: sorted keys, 12 significant digits, NaN and infinities as null, one trailing newline."""
+    """Return canonical JSON: sorted keys, 12 significant digits, NaN and infinities as null, one trailing newline."""
     text = json.dumps(_plain(value), sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     return (text + "\n").encode("utf-8", errors="backslashreplace")
 
 
 def dump_json_line(value: Any) -> str:
-    """Canonical JSON on one line, for JSON Lines files."""
+    """Return canonical JSON on one line, for JSON Lines files."""
     return json.dumps(_plain(value), sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
@@ -182,7 +183,7 @@ def decode_json(data: bytes, max_bytes: int) -> Any:
 
 
 def _may_hold_odd_numbers(data: bytes) -> bool:
-    """Whether the bytes may hold a number that is too large; only then the slower parser is needed."""
+    """Tell whether the bytes may hold a number that is too large; only then the slower parser is needed."""
     zeros = data.translate(_DIGITS)
     return _MANY_DIGITS in zeros or (
         any(mark in zeros for mark in _EXPONENTS) and _LARGE_EXPONENT.search(zeros) is not None

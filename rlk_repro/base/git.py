@@ -41,16 +41,16 @@ def fetch(folder: Path, repository: str, ref: str, *, timeout_s: float) -> proc.
 
 
 def explain(done: proc.Completed) -> str:
-    """git's complaint on one line."""
+    """Return git's error message on one line."""
     complaints = (line for line in done.stderr.splitlines() if line.startswith(("fatal:", "error:")))
     return done.last_words if done.is_timeout else next(complaints, done.last_words)
 
 
 def require(what: str, done: proc.Completed, hint: str | None = None) -> str:
-    """git's answer.
+    """Return git's output.
 
     Raises:
-        EnvironmentMissing: git failed; the message is git's complaint.
+        EnvironmentMissing: git failed; the message is git's own.
     """
     if not done.is_ok:
         raise EnvironmentMissing(Problem(what, f"refused ({explain(done)})", hint=hint))

@@ -1,8 +1,8 @@
-"""A process between node agent and trainer that ends the whole trial when the agent dies.  A script, stdlib only.
+"""Run between node agent and trainer, and end the whole trial when the agent dies.  This script uses only the stdlib.
 
 ``python -I -S guard.py PROGRAM ARGUMENT…`` leads the trainer's process group.  Standard input is a socket to the agent:
-the guard writes the trainer's wait status into it and stays.  When the socket closes, the agent is gone or done.  The
-guard then kills every descendant of the trainer, in any process group or session, and itself.
+the guard writes the trainer's wait status into it and stays.  When the socket closes, the agent has died or finished.
+The guard then kills every descendant of the trainer, in any process group or session, and itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CANNOT_START = 127
 
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)  # a handler, not SIG_IGN, which the trainer would inherit
+        signal.signal(number, lambda *_: None)  # a handler, because the trainer would inherit SIG_IGN
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_writer, False)
     signal.set_wakeup_fd(wake_writer)
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _wait(trainer: int, wake_reader: int) -> int | None:
-    """Wait for the trainer and return its wait status, or None when the agent goes first."""
+    """Wait for the trainer and return its wait status, or None when the agent ends first."""
     while True:
         ready, _, _ = select.select([AGENT, wake_reader], [], [])
         if AGENT in ready:
@@ -92,7 +92,7 @@ def _find_descendants(guard: int) -> list[int]:
 
 def _become_trainer(guard: int, argv: list[str]) -> NoReturn:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != guard:  # the agent died before it could be watched
+    if os.getppid() != guard:  # the agent died before this watch began
         os._exit(CANNOT_START)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # this Python ignores them

@@ -46,13 +46,13 @@ class Guarded:
     def poll(self, timeout_s: float = 0.0) -> int | None:
         """The command's wait status; None while it runs."""
         if self.status is None and select.select([self], [], [], timeout_s)[0]:
-            # a guard that was killed says nothing; its command was killed with it
+            # A killed guard writes no status; its command was killed with it.
             self.status = int(self._socket.recv(_STATUS_BYTES) or signal.SIGKILL)
         return self.status
 
     @property
     def code(self) -> int | None:
-        """The exit code, negative after a signal; None while it runs."""
+        """Return the exit code, negative after a signal; None while the command runs."""
         status = self.poll()
         return None if status is None else os.waitstatus_to_exitcode(status)
 
@@ -64,11 +64,11 @@ class Guarded:
         proc.signal_group(self.pid, signal.SIGTERM)
 
     def ask_command(self) -> bool:
-        """Send SIGTERM to the command alone, so that it can end its own children in order; False: none runs yet."""
+        """Send SIGTERM to the command alone, so that it ends its own children; return False if it is not running."""
         children = {pid: stat for pid, stat in procfs.find_descendants(self.pid).items() if stat.parent == self.pid}
         if self.poll() is not None or not children:
             return False
-        # later children of the guard are orphans
+        # Later children of the guard are adopted orphans, so the oldest child is the command.
         return proc.signal_process(min(children, key=lambda pid: children[pid].start_ticks), signal.SIGTERM)
 
     def end(self, grace_s: float) -> None:
@@ -78,7 +78,7 @@ class Guarded:
         self.release()
 
     def kill(self) -> None:
-        """Tell the guard to kill everything, itself last; ``poll`` says when that is done."""
+        """Tell the guard to kill all processes, itself last; ``poll`` then gives the status."""
         with contextlib.suppress(OSError):  # the guard is gone already
             self._socket.shutdown(socket.SHUT_WR)
 

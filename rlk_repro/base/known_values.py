@@ -13,13 +13,13 @@ from urllib.parse import quote, quote_plus
 MIN_LENGTH: Final = 6
 MARKER: Final = b"<redacted:known-value>"
 
-# Terminal control sequences: colours, and what an operating system command writes into a title or a link
+# These are terminal control sequences: colours, and what an operating system command writes into a title or a link.
 _ANSI: Final = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))"
 ESCAPES: Final = re.compile(_ANSI)
-# What may stand inside a value that a program wrapped: a line end with Ray's prefix of the next line, a colour
+# A wrapped value may contain these gaps: a line end with Ray's prefix of the next line, or a colour.
 _GAP: Final = rb"(?:[\r\n]+(?:A*\([^()\r\n]{0,200}\bpid=\d+[^()\r\n]{0,200}\)A* ?)?|A)".replace(b"A", b"(?:%s)" % _ANSI)
 _GAPS: Final = re.compile(_GAP)
-# How far to look behind an incomplete value: more lines than a value is ever wrapped to
+# The search for an incomplete value looks back this far: no value is wrapped to more lines.
 _REACH_BYTES: Final = 4096
 _MAX_OPEN_BYTES: Final = 1024
 
@@ -45,7 +45,9 @@ class KnownValues:
         return block
 
     def find_open(self, block: bytes) -> int:
-        """The start of the first line from which a known value may go on beyond these lines; else their end."""
+        """Return the start of the first line whose end may begin a known value that continues; else return the lines'
+        end.
+        """
         if not self._forms:
             return len(block)
         joined, last = _join_lines(block[-_REACH_BYTES:]), block.rstrip(b"\r\n")
@@ -67,14 +69,14 @@ class KnownValues:
 
 
 def _join_lines(block: bytes) -> bytes:
-    """Join lines as ``_GAPS`` would, ten times faster."""
+    """Join lines like ``_GAPS``, but ten times faster."""
     plain = ESCAPES.sub(b"", block) if b"\x1b" in block else block
     lines = plain.replace(b"\r", b"").split(b"\n")
     return b"".join([line.partition(b") ")[2] if line[:1] == b"(" and b"pid=" in line else line for line in lines])
 
 
 def _is_open(beginning: bytes, joined: bytes, last: bytes) -> bool:
-    """Whether the lines end with this prefix; up to three bytes count only at a word's start: they are common."""
+    """Tell whether the lines end with this prefix; one of up to three bytes counts only at the start of a word."""
     if len(beginning) > 3:
         return joined.endswith(beginning)
     return last.endswith(beginning) and not last[: -len(beginning)][-1:].isalnum()

@@ -19,9 +19,9 @@ PACKAGES: Final = "{packages}"
 HOME: Final = "~"
 
 _PACKAGES: Final = Path(__file__).resolve().parent.parent.parent
-# the variables that name checkouts of the code under test
+# These variables name checkouts of the code under test.
 _CHECKOUTS: Final = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC", "RLK_COMMITS")
-# equal on every machine, so they need no name
+# These folders are equal on every machine, so they need no name.
 _SHARED: Final = frozenset({"/", "/usr", "/usr/local"})
 
 

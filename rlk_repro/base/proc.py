@@ -1,4 +1,4 @@
-"""The only module that starts other processes: argument lists, never a shell; both pipes drained; always a time limit.
+"""Start other processes; no other module does: argument lists, never a shell; both pipes drained; always a time limit.
 
 ``run`` is for short questions (nvidia-smi, git).  ``start`` is for trials: output goes to a file descriptor, the child
 leads its own process group, and only that group is ever signalled.
@@ -40,7 +40,7 @@ class Completed:
 
     @property
     def last_words(self) -> str:
-        """Say on one line why the command did not end well."""
+        """Say on one line why the command failed."""
         lines = self.stderr.strip().splitlines()
         return "no answer in time" if self.is_timeout else lines[-1] if lines else f"exit code {self.returncode}"
 
@@ -97,7 +97,7 @@ def start(
 
 
 def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Whether a command from ``start`` ended within the time.  Its process id is not reused until it was waited for."""
+    """Tell whether a command from ``start`` ended in time.  Until then the system does not reuse its process id."""
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:

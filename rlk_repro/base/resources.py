@@ -1,6 +1,6 @@
-"""Where the shipped data is: runs, hardware, stacks, profiles.  A checkout has it beside the package, a wheel inside.
+"""Find the shipped data: runs, hardware, stacks, profiles.  A checkout has it beside the package, a wheel inside it.
 
-Names are looked up in one order everywhere: as a path, in the user's folder (profiles only), among the shipped files.
+Every name is looked up in one order: as a path, in the user's folder (profiles only), among the shipped files.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def data_dir(name: str) -> Path:
-    """One of ``jobs``, ``manifests``, ``slurm``, ``k8s``."""
+    """Return the folder of one kind of data: ``jobs``, ``manifests``, ``slurm`` or ``k8s``."""
     packaged = PACKAGE / "_data" / name
     return packaged if packaged.is_dir() else PACKAGE.parent / name
 
 
 def display_name(path: Path) -> str:
-    """The name of a file in messages: a shipped file by its place in the project, others by the user's path."""
+    """Return the name of a file for messages: a shipped file by its place in the project, others by the user's path."""
     absolute = path.resolve()
     for base in (PACKAGE / "_data", PACKAGE.parent, Path.cwd()):
         if absolute.is_relative_to(base):
@@ -76,7 +76,7 @@ def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
 
 
 def suggest(name: str, known: list[str]) -> str | None:
-    """Return ``did you mean 'x'?`` for a longer name of the family or the nearest name; None when no name is near."""
+    """Return ``did you mean 'x'?`` for a name that continues ``name`` or is near it; None when no name is near."""
     near = _find_near(name, known)
     return f"did you mean '{near[0]}'?" if near else None
 

@@ -22,7 +22,7 @@ from rlk_repro.base.known_values import ESCAPES, MIN_LENGTH, KnownValues
 
 _EDGE: Final = rb"(?<![A-Za-z0-9])"
 _ASSIGN: Final = rb"[\"']? ?[:=] ?[\"']?"
-_DOTTED: Final = rb" \.{2,} [\"']?"  # as Megatron prints its arguments
+_DOTTED: Final = rb" \.{2,} [\"']?"  # Megatron prints its arguments in this form
 _LONG: Final = rb"_(?<=[fmpousretg]_)[A-Za-z0-9]{16}"
 _VALUE: Final = rb"[\w~+/=-][\w.~+/=-]{15,}"
 _PASSWORD: Final = rb"(?!<redacted)[^\s\"',;<>{}()\[\]]{6,}"
@@ -128,7 +128,7 @@ SECRET_PATTERNS: Final[tuple[Pattern, ...]] = (
         + _NOT_A_NUMBER
         + _PASSWORD,
     ),
-    # in usage texts a flag is followed by the word for its value, in capitals or brackets
+    # In usage texts, a word in capitals or brackets follows a flag and stands for its value.
     _pattern(
         "password",
         rb"word[ =]|wd[ =]|hrase[ =]|cret[ =]",
@@ -160,7 +160,7 @@ SECRET_PATTERNS: Final[tuple[Pattern, ...]] = (
 
 
 def _join_hints(hints: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Join all hints in one regex that names each first letter once: twice as fast on lines without a hint."""
+    """Join all hints in one regex that has each first letter once: it is twice as fast on lines without a hint."""
     rests: dict[bytes, list[bytes]] = {}
     for hint in sorted({part for joined in hints for part in joined.split(b"|")}):
         length = 2 if hint.startswith(b"\\") else 1
@@ -180,7 +180,7 @@ _SECRET_NAME: Final = re.compile(
     r"|_(?:PWD|PASS|AUTH|DSN|CREDS|COOKIE|JWT|PAT)$|^(?:DB|PG|SSH|SUDO|SMTP|REDIS|MYSQL)PASS$|^(?:DSN|CREDS)$"
     r"|(?:^|_)(?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)(?<!SEP_)(?<!CLS_)(?<!MASK_)(?<!STOP_)(?<!PER_)(?<!IMAGE_)TOKEN$"
 )
-# Addresses that hold a password by convention
+# Variables with these names hold an address with a password by convention.
 _ADDRESS_NAME: Final = re.compile(
     r"(?:^|_)(?:DATABASE|DB|REDIS|MONGO(?:DB)?|POSTGRES(?:QL)?|PG|MYSQL|AMQP|BROKER)_UR[IL]$"
 )
@@ -232,7 +232,7 @@ def scrub_bytes(block: bytes) -> bytes:
 
 
 class Scrubber:
-    """Also removes known values, plain, encoded or wrapped; see ``known_values``."""
+    """Removes what looks like a secret, and known values that are plain, encoded or wrapped; see ``known_values``."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._known = KnownValues(values)
@@ -310,12 +310,12 @@ def _scrub_line(line: bytes) -> bytes:
 
 
 def _is_opaque(value: str) -> bool:
-    """Whether a value may be secret: switches, numbers, paths, plain addresses and phrases are not, under any name."""
+    """Tell whether a value may be secret; switches, numbers, paths, plain addresses and phrases never are."""
     return _can_be_known(value) and re.search(r"\s", value.strip()) is None
 
 
 def _can_be_known(value: str) -> bool:
-    """Whether a value can be searched for.  A phrase can: it is searched word by word."""
+    """Tell whether a value can be searched for.  A phrase can, because it is searched word by word."""
     plain = value.strip()
     if len(plain) < MIN_LENGTH or plain.startswith(("/", "./", "~", "$", "<")):
         return False

@@ -26,20 +26,20 @@ _NO_LINKS: Final[_Links] = MappingProxyType({})
 
 
 def hash_tree(folder: Path, left_out: Iterable[str] = REPOSITORY) -> str:
-    """Git's hash of the files of a folder, without names that match ``left_out``."""
+    """Return git's hash of the files of a folder, without names that match ``left_out``."""
     patterns = tuple(left_out)
     return _hash_folder(folder, lambda path: not any(fnmatchcase(path.name, pattern) for pattern in patterns)).hex()
 
 
 def hash_python(package: Path) -> str:
-    """Git's hash of a package's Python files alone: equal in a checkout, an archive and an installation."""
+    """Return git's hash of a package's Python files alone: equal in a checkout, an archive and an installation."""
     return _hash_folder(package, lambda path: path.is_dir() or path.suffix == ".py").hex()
 
 
 def hash_listed(folder: Path, names: Iterable[str], links: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Git's hash of the files in ``names`` alone, relative to ``folder``; absent files are left out.
+    """Return git's hash of the files in ``names`` alone, relative to ``folder``; absent files are left out.
 
-    ``links`` are folders that have their own hash: the commit of a repository inside this one.
+    ``links`` are folders with a hash of their own: the commit of a repository inside this one.
     """
     linked = {folder / name: digest for name, digest in links.items()}
     listed = {*(folder / name for name in names), *linked}
@@ -53,7 +53,7 @@ def _hash_folder(folder: Path, is_wanted: _Choice, links: _Links = _NO_LINKS) ->
 
 
 def _tree_entry(path: Path, is_wanted: _Choice, links: _Links) -> Iterator[tuple[bytes, bytes]]:
-    """An entry's sort key and line.  Git has no empty folders, and sorts a folder as if its name ended in /."""
+    """Return an entry's sort key and line.  Git omits empty folders, and sorts a folder as if its name ended in /."""
     name, found = os.fsencode(path.name), path.lstat().st_mode
     if stat.S_ISLNK(found):
         mode, digest = b"120000", _hash_object("blob", os.fsencode(path.readlink()))

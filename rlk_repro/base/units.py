@@ -20,7 +20,7 @@ def canonical(value: float) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """``0.42 s``, ``12.3 s``, ``3 min 05 s``, ``2 h 07 min``."""
+    """Format a duration like ``0.42 s``, ``12.3 s``, ``3 min 05 s`` or ``2 h 07 min``."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     if seconds < 60:
@@ -40,7 +40,7 @@ def parse_minutes(text: str) -> float | None:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Binary multiples: ``512 B``, ``1.5 MiB``."""
+    """Format a size in binary multiples, like ``512 B`` or ``1.5 MiB``."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -69,7 +69,7 @@ def count(number: int, noun: str, nouns: str = "") -> str:
 
 
 def name_some(items: Iterable[str], limit: int = 3) -> str:
-    """``a, b, c and 4 more``."""
+    """Name the first few items, like ``a, b, c and 4 more``."""
     names = list(items)
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")

@@ -17,7 +17,7 @@ from rlk_repro.base.errors import Problem, SpecError
 
 Path_: TypeAlias = "tuple[str | int, ...]"
 
-MAX_BYTES: Final = 1 << 16  # ten times the largest shipped file; a file of this size full of lists is read in a second
+MAX_BYTES: Final = 1 << 16  # ten times the largest shipped file; the slowest file of this size takes a second
 MAX_DEPTH: Final = 40
 
 _INT: Final = re.compile(r"[-+]?[0-9]{1,40}\Z|0x[0-9a-fA-F]{1,16}\Z")
@@ -152,7 +152,7 @@ class _Builder:
         if any("\ud800" <= character <= "\udfff" for character in text):
             self._refuse(path, "text holds a lone surrogate", "valid Unicode")
             return None
-        if getattr(node, "style", None):  # quoted or block scalars are text, even where they look like numbers
+        if getattr(node, "style", None):  # quoted and block scalars are text, even if they look like numbers
             return text
         if text in _CONSTANTS:
             return _CONSTANTS[text]

@@ -1,9 +1,8 @@
-"""The tar of a bundle: written in exactly one form, read with checks, never held in memory as a whole.
+"""Write the tar of a bundle in exactly one form, and read it with checks; the whole is never held in memory.
 
-tarfile's own reader is not used, because what it accepts depends on Python's patch release: 3.11.7 reads beyond the
-end of a pax record, and a broken header after the first member silently ends the archive.
-seal.py decides which files a bundle holds; verify.py checks them.
-The format: docs/bundle-format.md.
+tarfile's own reader is not used, because its behaviour depends on Python's patch release: 3.11.7 reads beyond the end
+of a pax record, and a broken header after the first member silently ends the archive. seal.py decides which files a
+bundle holds; verify.py checks them; docs/bundle-format.md describes the format.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Member:
 
 
 def find_unsafe(path: str) -> str | None:
-    """Say why a path in an archive must not be unpacked; None where it may be."""
+    """Say why a path in an archive must not be unpacked; None where it is safe."""
     parts = path.split("/")
     if path.startswith("/"):
         return "absolute path"
@@ -80,9 +79,9 @@ def find_unsafe(path: str) -> str | None:
 
 
 def render_header(path: str, size_bytes: int) -> bytes:
-    """The header blocks of a file: GNU format, owner 0, time 0, mode 644; a long name goes before in blocks of its own.
+    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644; extra blocks before it hold a long name.
 
-    tarfile does not write it, so that the bytes of a bundle do not depend on Python's version.
+    tarfile does not write the header, so that a bundle's bytes do not depend on Python's version.
     """
     raw = path.encode(*CODEC)
     header = _render_block(raw, size_bytes, tarfile.REGTYPE)
@@ -197,9 +196,9 @@ class ArchiveReader:
         try:
             info = tarfile.TarInfo.frombuf(block, *CODEC)
         except tarfile.HeaderError as error:
-            self._place.refuse(f"no tar header where one is due ({error})")
+            self._place.refuse(f"a tar header is missing or broken ({error})")
         if info.size < 0:
-            self._place.refuse("no tar header where one is due (negative size)")
+            self._place.refuse("a tar header is missing or broken (negative size)")
         return info
 
     def _take_extension(self, num_bytes: int) -> bytes:
@@ -215,7 +214,7 @@ class ArchiveReader:
             match = _PAX_RECORD.match(body, position)
             end = position + int(match[1]) if match else 0
             if match is None or end <= match.end() or body[end - 1 : end] != b"\n":
-                self._place.refuse("broken pax header where one is due")
+                self._place.refuse("a pax header is missing or broken")
             records[match[2].decode(*CODEC)] = body[match.end() : end - 1].decode(*CODEC)
             position = end
         return records
@@ -245,7 +244,7 @@ class ArchiveReader:
             self._place.refuse("refused, a sparse file")
 
     def _check_path(self, path: str, is_folder: bool) -> str:
-        """The name in the run directory; a leading ``./``, as ``tar -C folder .`` writes it, is dropped."""
+        """Return the name in the run directory, without a leading ``./``, which ``tar -C folder .`` writes."""
         if is_folder and path == ".":
             return ""
         name = path.removeprefix("./")
@@ -271,7 +270,7 @@ class ArchiveReader:
         while name:
             name = name.rpartition("/")[0]
             if name in self._is_file and not self._is_file[name]:
-                break  # a folder met before, and with it all folders above
+                break  # this folder and all folders above it are known already
             if self._is_file.setdefault(name, None):
                 self._place.refuse("refused, lies inside a file")
         if len(self._is_file) > self._gzip.most_members:
@@ -283,7 +282,7 @@ class ArchiveReader:
     def _check_end(self) -> None:
         self._place.member = ""
         if not self._is_file:
-            self._place.refuse("holds nothing")
+            self._place.refuse("is empty")
         if self._take(_BLOCK_BYTES) != _ZERO_BLOCK:
             self._place.refuse("ends without an end-of-archive mark")
         while piece := self._gzip.next_piece(_BLOCK_BYTES << 7):

@@ -1,7 +1,6 @@
-"""SHA256SUMS: write it, read it, and find files that differ from it.
+"""Write SHA256SUMS, read it, and find files that differ from it.
 
-The format is that of GNU sha256sum, so that ``sha256sum -c`` reads it, in one canonical form: sorted, text mode, lower
-case.
+``sha256sum -c`` of GNU reads this format.  It has one canonical form: sorted, text mode, lower case.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from rlk_repro.rundir.paths import FIND_BUNDLE
 
 try:
     from isal import isal_zlib as deflate
-except ImportError:  # an image may lack isal: zlib gives the same format at about a third of the speed
+except ImportError:  # an image may lack isal; zlib writes the same format at a third of the speed
     import zlib as deflate  # type: ignore[no-redef]
 
 LEVEL: Final = 2
@@ -45,7 +45,7 @@ class Limits:
     """Limits of a bundle: entries including folders, bytes, and bytes per compressed byte above a minimum size.
 
     Logs inflate 4 to 7 times, one repeated line 70 times, zeros 1000 times.  Reading costs time and memory for each
-    inflated byte.  So a small file may hold little; each byte beyond its size allows ``ratio`` more.
+    inflated byte.  So a small file may hold little; each byte above the small size allows ``ratio`` more bytes.
     """
 
     num_members: int = 100_000
@@ -58,17 +58,17 @@ class Limits:
     small_num_lines: int = 500_000
 
     def most_bytes(self, file_bytes: int) -> int:
-        """The largest number of bytes in a file of that size."""
+        """The largest number of inflated bytes that a file of that size may hold."""
         beyond_bytes = max(0, file_bytes - self.small_file_bytes)
         return min(self.total_bytes, self.small_total_bytes + self.ratio * beyond_bytes)
 
     def most_members(self, file_bytes: int) -> int:
-        """The largest number of entries in a file of that size."""
+        """The largest number of entries that a file of that size may hold."""
         is_small = file_bytes <= self.small_file_bytes
         return min(self.num_members, self.small_num_members) if is_small else self.num_members
 
     def most_lines(self, file_bytes: int) -> float:
-        """The largest number of lines in a file of that size; lines of larger files are not counted, to save time."""
+        """Most lines that a small file may hold; in larger files lines are not counted, to save time."""
         return self.small_num_lines if file_bytes <= self.small_file_bytes else math.inf
 
 
@@ -106,7 +106,7 @@ class GzipReader:
         self._pieces = self._inflate()
 
     def next_piece(self, max_bytes: int) -> memoryview:
-        """The next bytes, at least one and at most ``max_bytes``; empty at the end."""
+        """Return the next bytes, at least one and at most ``max_bytes``; empty at the end."""
         if not self._rest:
             self._rest = memoryview(next(self._pieces, b""))
         piece, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]

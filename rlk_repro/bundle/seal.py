@@ -1,4 +1,4 @@
-"""Seal, pack, open and list a bundle without checking it; verify.py checks.  The format: docs/bundle-format.md."""
+"""Seal, pack, open and list a bundle without checking it; verify.py checks.  docs/bundle-format.md has the format."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
 
 @contextmanager
 def open_bundle(path: Path) -> Iterator[RunDir]:
-    """Give a run directory, or a bundle that is unpacked for the duration of the block.
+    """Give a run directory; a bundle is unpacked for the duration of the block.
 
     Raises:
         SpecError, BundleUnreadable: as ``unpack``.
@@ -302,11 +302,11 @@ def is_folder(path: Path) -> bool:
     try:
         if not path.is_dir():
             return False
-        names = sorted(item.name for item in os.scandir(f"{path}/."))  # to list it, and with the dot to search it
+        names = sorted(item.name for item in os.scandir(f"{path}/."))  # the dot tests its search bit
     except OSError as error:
         raise _unreadable(path, error) from error
     if not {RunDir(path).plan.name, RunDir(path).checksums.name}.intersection(names):
-        bundles = [f"a bundle is one file of it, such as {path / name}" for name in names if name.endswith(".tgz")]
+        bundles = [f"give the bundle in this folder: {path / name}" for name in names if name.endswith(".tgz")]
         hint = (*bundles, FIND_BUNDLE)[0]
         raise BundleUnreadable(Problem(str(path), "is not a run directory: it has no plan.json", hint=hint))
     return True
@@ -345,7 +345,7 @@ def _write_members(reader: ArchiveReader, folder: Path) -> None:
 
 
 def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleInfo:
-    from rlk_repro.plan import find_run_id  # imports pydantic, which verifying does not need
+    from rlk_repro.plan import find_run_id  # find_run_id imports pydantic, which verifying does not need
 
     sizes_bytes = []
     nodes: set[str] = set()
@@ -378,7 +378,7 @@ def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleIn
 
 
 def _find_fact(value: Any, keys: Iterable[str]) -> str | None:
-    """The beginning of a text, safe to print; None where a stranger's record has no text in that place."""
+    """Return the start of a text, safe to print; None where a stranger's record has no text in that place."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return printable(value[:_MAX_FACT]) if isinstance(value, str) and value else None

@@ -1,4 +1,4 @@
-"""Check whether a bundle is what was sealed, and report everything wrong in one pass, without unpacking.
+"""Check whether a bundle is unchanged since it was sealed, and report every problem in one pass, without unpacking.
 
 ``replay`` checks whether its logs give its numbers.
 """
@@ -54,8 +54,8 @@ _ID: Final = re.compile("[0-9a-f]{12,64}")
 class Verification:
     """The result of checking a bundle.
 
-    ``bundle_id`` is the id of the files as they are; None if the bundle was never sealed.  ``claimed_id`` is the id of
-    the bundle's own SHA256SUMS, where that differs.
+    ``bundle_id`` is the id of the present files; None if the bundle was never sealed.  ``claimed_id`` is the id of the
+    bundle's own SHA256SUMS, where that differs.
     """
 
     findings: tuple[Finding, ...]
@@ -74,18 +74,19 @@ class _Contents:
 
 
 def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None = None) -> Verification:
-    """Check a bundle or a run directory against its SHA256SUMS, and the schema numbers of our own JSON files.
+    """Check a bundle or a run directory against its SHA256SUMS, and check the schema numbers of our own JSON files.
 
-    Blocking findings: changed, missing, extra, malformed, unsealed, newer schema, repacked wrongly, or an id that does
-    not begin with ``expected_id``.  A warning: another tool packed the bundle, so owners, modes and times are not
-    checked.  Without findings the bundle is as sealed.  One pass gives all of this, including the id.
+    Blocking findings: a file is changed, missing, extra or malformed; the bundle is unsealed, of a newer schema or
+    repacked wrongly; or its id does not begin with ``expected_id``.  A warning: another tool packed the bundle, so
+    owners, modes and times are not checked.  Without findings the bundle is unchanged.  One pass gives all of this and
+    the id.
 
     Raises:
         SpecError: there is no such file, or ``expected_id`` is not 12 to 64 hex digits.
-        BundleUnreadable: the archive is unsafe or cannot be read to its end; names the members damaged before that.
+        BundleUnreadable: the archive is unsafe or cannot be read to its end; the error names members damaged before.
     """
     if expected_id is not None and _ID.fullmatch(expected_id) is None:
-        raise SpecError(Problem("--id", "no bundle id", got=expected_id, expected="12 to 64 hex digits in lower case"))
+        raise SpecError(Problem("--id", "not a bundle id", got=expected_id, expected="12 to 64 lower-case hex digits"))
     found = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path, limits)
     findings = [*found.findings, *_check_id(found.bundle_id, expected_id)]
     return replace(found, findings=tuple(limit_findings(findings)))
@@ -158,7 +159,7 @@ def _read(reader: ArchiveReader | FolderReader, contents: _Contents) -> None:
 
 
 def _find_schema(name: str) -> int | None:
-    """The newest schema of a file that rlk-repro writes; None for other files."""
+    """Return the newest schema of a file that rlk-repro writes; None for other files."""
     parts = name.split("/")
     if len(parts) == _PARTS_OF_NODE_AND_TRIAL_FILES:
         parts[1] = "*"
@@ -183,7 +184,7 @@ def _compare(contents: _Contents) -> list[Finding]:
 
 
 def _find_damaged(path: Path, contents: _Contents) -> list[Problem]:
-    """Members read before the archive broke off whose bytes differ from the sealed ones."""
+    """Find members whose bytes differ from the sealed bytes, among those read before the archive broke off."""
     if contents.checksums is None:
         return []
     listed, _ = parse_checksums(contents.checksums)
@@ -195,7 +196,7 @@ def _find_damaged(path: Path, contents: _Contents) -> list[Problem]:
 
 
 def _find_extra_folders(contents: _Contents) -> list[Finding]:
-    """Folder members without files; no checksum covers their names."""
+    """Find folder members without files; no checksum covers their names."""
     used = {str(parent) for name in contents.digests for parent in PurePosixPath(name).parents} | {""}
     return [
         Finding(Level.BLOCKING, f"{printable(name)}/", "nothing", "an extra folder")

@@ -1,4 +1,4 @@
-"""The command line: one file per command, each parses, calls one function and prints.  Errors end here, once."""
+"""Define the command line: one file per command parses, calls one function and prints.  All errors end here."""
 
 from __future__ import annotations
 
@@ -72,8 +72,10 @@ doctor.register(app)
 
 
 def main() -> None:
-    """Entry point: known errors in a few lines with their exit code, anything else as a bug with a crash file."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character must not end a run
+    """Run the command line; a known error prints a few lines and sets the exit code, any other is a bug with a crash
+    file.
+    """
+    for stream in (sys.stdout, sys.stderr):  # a character that a terminal cannot show must not end a run
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -88,7 +90,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in OF_FILE_SYSTEMS:
             sys.exit(_report_bug())
-        found = Unwritable.at(Path(error.filename or tempfile.gettempdir()), error)  # of a library that writes itself
+        found = Unwritable.at(Path(error.filename or tempfile.gettempdir()), error)  # a library wrote a file itself
         _print_error(found)
         sys.exit(found.exit_code)
     except Exception:  # noqa: BLE001  the one boundary: everything unknown is a bug
@@ -96,7 +98,7 @@ def main() -> None:
 
 
 def _show_example() -> None:
-    """Of the command whose words came first: the parser says what is wrong, this what is right."""
+    """Print an example of the typed command: the parser says what is wrong, the example shows what is right."""
     words = [" ".join(sys.argv[1:length]) for length in (3, 2)]
     if found := [EXAMPLES[name] for name in words if name in EXAMPLES]:
         sys.stderr.write(f"  example: {as_typed(found[0])}\n")
@@ -124,6 +126,6 @@ def _report_bug() -> int:
         with tempfile.NamedTemporaryFile("w", prefix="rlk-repro-crash-", suffix=".log", delete=False) as stream:
             stream.write(record)
         sys.stderr.write(f"rlk-repro: this is a bug: {last}\n  hint: please report it with {stream.name}\n")
-    except OSError:  # no room for it
+    except OSError:  # the disk has no room for the file
         sys.stderr.write(f"rlk-repro: this is a bug: {last}\n{printable_lines(record)}\n")
     return EXIT_BUG

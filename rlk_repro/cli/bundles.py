@@ -1,4 +1,4 @@
-"""``verify``, ``inspect``, ``diff``: what a stranger asks of a bundle."""
+"""Define ``verify``, ``inspect`` and ``diff``, which answer a stranger's questions about a bundle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every file of a bundle against its checksums; all findings in one pass."""
+    """Check every file of a bundle against its checksums; list all findings."""
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle import verify as checks
     from rlk_repro.cli.answers import Verified
@@ -48,7 +48,7 @@ def verify(
 
 
 def _id_lines(found: Verification, expected_id: str | None) -> Iterator[str]:
-    """The id first: of the files as they are, then what somebody else says it is."""
+    """Return the id of the present files, then other ids that the bundle or the user claims."""
     if found.bundle_id is None:
         return
     yield f"id {found.bundle_id}"
@@ -59,7 +59,7 @@ def _id_lines(found: Verification, expected_id: str | None) -> Iterator[str]:
 
 
 def inspect(bundle: BundlePath, as_json: AsJson = False) -> None:
-    """Say what a bundle holds."""
+    """Describe the content of a bundle."""
     from rlk_repro.bundle.seal import inspect_bundle
 
     info = inspect_bundle(bundle)
@@ -74,7 +74,7 @@ def diff(
     first: BundlePath,
     second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle to compare with.")],
     is_gate: Annotated[
-        bool, typer.Option("--gate", help="Ask one thing: is the second worse than the first? Exit 1 if so.")
+        bool, typer.Option("--gate", help="Only ask whether the second is worse than the first; exit 1 if so.")
     ] = False,
     output: Annotated[
         Path | None,
@@ -91,7 +91,7 @@ def diff(
     from rlk_repro.replay.recorded import require_intact
 
     if is_gate and output is not None:
-        raise SpecError(Problem("--output", "writes no page of a gate", expected="--gate or -o, not both"))
+        raise SpecError(Problem("--output", "cannot be used with --gate", expected="--gate or -o, not both"))
     if is_gate:
         _judge_gate(first, second, as_json=as_json)
         return

@@ -1,4 +1,4 @@
-"""``claims list``, ``claims check`` and ``claims lint``: published numbers, and what may be said."""
+"""Define ``claims list``, ``claims check`` and ``claims lint``: published numbers, and what a text may claim."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlk_repro.cli.output import AsJson, note, say, say_json
 if TYPE_CHECKING:
     from rlk_repro.claims.results import ClaimsCheck
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Claims by id; all where none is given.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of claims; default: all claims.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_claims(as_json: AsJson = False) -> None:
-    """List the published claims that are known, where they are from and what a check does."""
+    """List the known published claims, their sources and what a check does."""
     from rlk_repro.claims.files import load_claims
     from rlk_repro.claims.text import list_lines
 
@@ -43,7 +43,7 @@ def check(
     ids: Ids = None,
     rl_kernel_src: Annotated[
         Path | None,
-        typer.Option("--rl-kernel-src", envvar="RLK_SRC", help="Checkout of RL-Kernel; else the installed one."),
+        typer.Option("--rl-kernel-src", envvar="RLK_SRC", help="Checkout of RL-Kernel; default: the installed one."),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the record.")] = None,
     as_json: AsJson = False,
@@ -76,18 +76,18 @@ def check(
 
 
 def _require_place(output: Path) -> None:
-    """Before minutes of measuring: that a file can come to be there.  Creates nothing."""
+    """Check, before minutes of measuring, that the file can be written.  This creates nothing."""
     import os
 
     from rlk_repro.base.errors import EnvironmentMissing, Problem
 
     folder = next(parent for parent in output.absolute().parents if parent.exists())
     if output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise EnvironmentMissing(Problem(str(output), "cannot be written", expected="a file in a folder of yours"))
+        raise EnvironmentMissing(Problem(str(output), "cannot be written", expected="a file that you can write"))
 
 
 def _exit(found: ClaimsCheck) -> None:
-    """0 when every row that could be measured was reproduced, 1 when one was not, 3 when none could be measured."""
+    """Set the exit code: 0 if every measured row was reproduced, 1 if one was not, 3 if none could be measured."""
     from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
     from rlk_repro.claims.results import Word
 
@@ -101,7 +101,7 @@ def lint(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Text, Markdown or HTML.")],
     as_json: AsJson = False,
 ) -> None:
-    """Find sentences that claim more than the evidence carries (docs/wording.md)."""
+    """Find sentences that claim more than the evidence supports (docs/wording.md)."""
     from rlk_repro.base.errors import CheckFailed
     from rlk_repro.base.units import count
     from rlk_repro.wording import lint_file

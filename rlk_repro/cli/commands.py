@@ -1,4 +1,4 @@
-"""What every command's help has: flags without a type behind them, and one example."""
+"""Complete every command's help: hide the type of flags without a value, and add one example."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ _TYPED: Final = re.compile(
 
 
 def as_typed(text: str) -> str:
-    """Commands in it as they work in this shell: ``.venv/bin/rlk-repro status`` where the environment is not active."""
+    """Show commands as they work in this shell: ``.venv/bin/rlk-repro status`` if the environment is not active."""
     program = sys.argv[0]
     is_by_path = Path(program).name == "rlk-repro" and "/" in program and shutil.which("rlk-repro") is None
     return _TYPED.sub(lambda _: f"{shlex.quote(program)} ", text) if is_by_path else text
 
 
 class CommandGroup(TyperGroup):
-    """A group whose commands show what is said here."""
+    """A group whose commands show these examples in their help."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
@@ -82,4 +82,4 @@ class CommandGroup(TyperGroup):
 def _hide_values_of_flags(options: Iterable[Any]) -> None:
     for option in options:
         if getattr(option, "is_flag", False):
-            option.metavar = ""  # typer would write the type of a value that a flag does not take
+            option.metavar = ""  # typer would show the type of a value that a flag does not take

@@ -1,4 +1,4 @@
-"""What a shell offers after TAB (names of runs, hardware, stacks, profiles; ids), and options that take such names."""
+"""Complete names after TAB (runs, hardware, stacks, profiles, ids), and define the options that take such names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def complete_profile(incomplete: str) -> list[str]:
 
 
 def complete_id(incomplete: str) -> list[str]:
-    """Newest first."""
+    """List matching run ids, newest first."""
     from rlk_repro.rundir.store import list_run_dirs
 
     return [item.run_id for item in reversed(list_run_dirs()) if item.run_id.startswith(incomplete)]

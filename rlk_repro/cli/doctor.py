@@ -1,4 +1,4 @@
-"""``doctor``: this machine's facts, each ok, warn or fail with a next step."""
+"""Define ``doctor``: the facts of this machine, each ok, warn or fail with a next step."""
 
 from __future__ import annotations
 

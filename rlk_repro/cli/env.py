@@ -1,4 +1,4 @@
-"""``env create|check|export``: a stack as a virtual environment, for hosts without containers."""
+"""Define ``env create|check|export``: a stack as a virtual environment, for hosts without containers."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def create(
     stack: StackName = None,
     platform: Platform = None,
     bundle: Annotated[
-        Path | None, typer.Option("--from", metavar="FOLDER", help="What env export wrote, instead of the network.")
+        Path | None, typer.Option("--from", metavar="FOLDER", help="Use this folder of env export, not the network.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a stack's environment from its lock and commits; repeated, it goes on. No GPU is needed."""
+    """Create a stack's environment from its lock and commits; a repeated call continues. No GPU is needed."""
     from rlk_repro.images import environment
     from rlk_repro.images.stacks import get_stack
 
     environment.create(get_stack(stack), platform, folder, bundle=bundle)
-    _answer(folder, f"run it by {folder.absolute()}/bin/python (a profile's container.host_python)", as_json)
+    _answer(folder, f"run {folder.absolute()}/bin/python (a profile's container.host_python)", as_json)
 
 
 def check(
     folder: Folder,
-    stack: Annotated[str | None, typer.Option("--stack", help="Hold it against this stack.")] = None,
+    stack: Annotated[str | None, typer.Option("--stack", help="Check it against this stack.")] = None,
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
@@ -65,7 +65,7 @@ def check(
 
 def export(
     folder: Folder,
-    target: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where wheels and sources go.")],
+    target: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder for wheels and sources.")],
     stack: StackName = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``images list|pull|build|check|pin|export|import``: the container images of stacks."""
+"""Define ``images list|pull|build|check|pin|export|import``: the container images of stacks."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def register(app: typer.Typer) -> None:
 def list_(
     stacks: Annotated[list[str] | None, typer.Argument(metavar="[STACK]...", help="Default: all of them.")] = None,
     size: Annotated[
-        bool, typer.Option("--size", help="Ask the registries whether they exist, and their size.")
+        bool, typer.Option("--size", help="Ask the registries whether the images exist, and for their size.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the images of stacks: digest, size, and whether there is one."""
+    """List the images of stacks: digest, size, and whether the image is published."""
     from rlk_repro.base.units import format_bytes
     from rlk_repro.images.stacks import StackRows, list_images
 
@@ -72,7 +72,7 @@ def pull(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a stack's image by digest and check it; a pull that was cut off goes on when repeated."""
+    """Fetch a stack's image by digest and check it; a repeated call continues a pull that was cut off."""
     from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.images.runtimes import check_in_runtime, find_runtime, pull_image
     from rlk_repro.images.stacks import get_image, get_stack
@@ -94,10 +94,10 @@ def build(
         str | None, typer.Option(help="Name of the image; default: localhost/rlk-repro:STACK-PLATFORM.")
     ] = None,
     base: Annotated[
-        str | None, typer.Option(metavar="NAME@DIGEST", help="Build on this, not on the stack's base.")
+        str | None, typer.Option(metavar="NAME@DIGEST", help="Build on this image, not on the stack's base.")
     ] = None,
     is_bake: Annotated[bool, typer.Option("--bake", help="Print the variables of docker-bake.hcl.")] = False,
-    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command line, run nothing.")] = False,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command line; run nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Build a stack's image from this checkout; no GPU is needed."""
@@ -126,7 +126,7 @@ def check(
     runtime: RuntimeName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check what is inside an image; no GPU is needed, and an archive is not even run."""
+    """Check what is inside an image; no GPU is needed, and an archive is not run."""
     from rlk_repro.images.archive_check import check_archive
     from rlk_repro.images.runtimes import check_in_runtime, find_runtime
     from rlk_repro.images.stacks import get_stack
@@ -144,13 +144,13 @@ def check(
 def pin(
     stack: Annotated[str, typer.Argument(metavar="STACK", help="A name or a file.")],
     refs: Annotated[
-        list[str] | None, typer.Option("--ref", metavar="PIN=REF", help="Resolve a pin anew: vime=main.")
+        list[str] | None, typer.Option("--ref", metavar="PIN=REF", help="Resolve a pin again, such as vime=main.")
     ] = None,
     images: Annotated[
-        list[str] | None, typer.Option("--image", metavar="PLATFORM=NAME@DIGEST", help="This image is published now.")
+        list[str] | None, typer.Option("--image", metavar="PLATFORM=NAME@DIGEST", help="Record a published image.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the renewed stack there.")
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the renewed stack to this file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -184,7 +184,7 @@ def export(
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a published image to a folder with checksums, to be carried where no registry is reached."""
+    """Write a published image to a folder with checksums, to carry it to a site without a registry."""
     from rlk_repro.images.stacks import get_image, get_stack
     from rlk_repro.images.transport import export_image
 
@@ -198,7 +198,7 @@ def export(
 
 
 def import_(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What export wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that export wrote.")],
     target: Annotated[
         str, typer.Option("--to", help="docker://REGISTRY/NAME, docker-daemon:NAME:TAG, containers-storage:NAME.")
     ],
@@ -206,7 +206,7 @@ def import_(
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check an exported image and copy it into a registry or an engine, digest and all."""
+    """Check an exported image and copy it with its digest into a registry or an engine."""
     from rlk_repro.images.stacks import get_stack
     from rlk_repro.images.transport import import_image
 
@@ -224,7 +224,7 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
     for text in given or []:
         name, is_pair, value = text.partition("=")
         if not is_pair or not name or not value:
-            raise SpecError(Problem(option, "no pair", got=text, expected="NAME=VALUE"))
+            raise SpecError(Problem(option, "is not a pair", got=text, expected="NAME=VALUE"))
         pairs[name] = value
     return pairs
 

@@ -1,4 +1,4 @@
-"""``status``, ``logs``, ``cancel``, ``collect``: what one asks of a submission."""
+"""Define ``status``, ``logs``, ``cancel`` and ``collect``: questions and orders about a submission."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RunId = Annotated[
     str | None,
     typer.Argument(
-        metavar="[ID]", help="Run id, its beginning, or a path; newest if absent.", autocompletion=complete_id
+        metavar="[ID]", help="Run id, its beginning, or a path; default: the newest.", autocompletion=complete_id
     ),
 ]
 
@@ -36,10 +36,10 @@ def register(app: typer.Typer) -> None:
 
 def status(
     run_id: RunId = None,
-    is_watching: Annotated[bool, typer.Option("--watch", help="Stay until it ends.")] = False,
+    is_watching: Annotated[bool, typer.Option("--watch", help="Wait until the run ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say where a submission stands."""
+    """Show the state of a submission."""
     from rlk_repro.cli.answers import Status
     from rlk_repro.clusters.api import JobState
     from rlk_repro.rundir.state import Phase, read_state
@@ -57,7 +57,7 @@ def status(
             sending.wait(launched, silence if as_json else note, is_quiet=as_json)
         answer = sending.poll(launched)
     is_waiting = answer is not None and answer.state is JobState.PENDING
-    progress = None if is_waiting else read_state(run_dir)  # a requeued run has its first attempt's
+    progress = None if is_waiting else read_state(run_dir)  # a requeued run has its first attempt's progress
     is_over = answer is not None and answer.state.is_final
     if is_over and progress is not None:
         progress = drop_forecast(progress)
@@ -80,7 +80,7 @@ def status(
         say(f"  {'ended in ' if is_over and progress.phase is not Phase.ENDED else ''}{render_progress(progress)}")
     if is_over and _is_worth_resuming(run_dir, progress):
         say(as_typed(f"  hint: {_suggest_resume(run_dir)}"))
-        say(f"  its agent's log: {run_dir.agent_log}")
+        say(f"  the agent's log: {run_dir.agent_log}")
     say(f"  {'sealed' if run_dir.is_sealed else 'not sealed'} · {run_dir.root}")
 
 
@@ -91,12 +91,12 @@ def _is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
 
 
 def _suggest_resume(run_dir: RunDir) -> str:
-    return f"it was killed from outside; resume with rlk-repro submit --resume {run_dir.run_id}"
+    return f"the run was killed from outside; resume with rlk-repro submit --resume {run_dir.run_id}"
 
 
 def logs(
     run_id: RunId = None,
-    is_following: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
+    is_following: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run ends.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each line as a JSON object that names its trial.")
     ] = False,
@@ -133,7 +133,7 @@ def logs(
 
 
 def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
-    """Stop a submission; what has run stays and can be collected and resumed."""
+    """Stop a submission; finished parts stay and can be collected and resumed."""
     from rlk_repro.cli.answers import Cancelled
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.rundir.store import find_run_dir
@@ -151,7 +151,7 @@ def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
 
 
 def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
-    """Bring the bundle here and say where it is."""
+    """Bring the bundle here and print its path."""
     from rlk_repro.base.errors import CheckFailed, Problem
     from rlk_repro.cli.answers import Collected
     from rlk_repro.clusters.registry import get_backend
@@ -162,7 +162,7 @@ def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
     sending.require_own(run_dir)
     submission = sending.load_submission(run_dir)
     if submission is None:
-        raise CheckFailed(Problem(run_dir.run_id, "was never submitted", expected="something to collect"))
+        raise CheckFailed(Problem(run_dir.run_id, "was never submitted", expected="a submitted run"))
     path = get_backend(submission.cluster).collect(submission, run_dir, silence if as_json else note)
     if as_json:
         say_json(Collected(id=run_dir.run_id, bundle=str(path), is_sealed=run_dir.is_sealed))

@@ -1,4 +1,4 @@
-"""``list``: the names that other commands take, and the file behind each."""
+"""Define ``list``: the names that other commands take, and the file behind each name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def list_kinds(
         str,
         typer.Argument(
             metavar="[KIND]",
-            help=f"{', '.join(FOLDERS)}; default: all of them.",
+            help=f"{', '.join(FOLDERS)}; default: all kinds.",
             show_default=False,
             autocompletion=lambda: list(FOLDERS),
         ),

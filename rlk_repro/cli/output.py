@@ -1,6 +1,6 @@
-"""What every command shares: the ``--json`` option, printing, findings as text.
+"""Share what every command needs: the ``--json`` option, printing, findings as text.
 
-All that commands print goes through here, where texts of strangers become harmless.
+Everything that commands print passes through here, where strangers' text becomes harmless.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Unsealed: TypeAlias = Annotated[
 
 
 def say(line: str = "") -> None:
-    """One line of the result, to standard output, never wrapped or coloured; a line break in it is shown as such."""
+    """Write one line of the result to standard output, without wrapping or colour; line breaks in it are escaped."""
     _write(f"{printable(line)}\n")
 
 
 def say_text(text: str) -> None:
-    """Several lines that are read by other programs too: exact in a file or pipe, harmless on a terminal."""
+    """Write several lines that other programs read too: exact in a file or pipe, harmless on a terminal."""
     _write(f"{printable_lines(text) if sys.stdout.isatty() else text}\n")
 
 
 def note(line: str) -> None:
-    """One line of progress or a remark, to standard error."""
+    """Write one line of progress, or a remark, to standard error."""
     typer.echo(printable(as_typed(line)), err=True)
 
 
@@ -50,7 +50,7 @@ def say_json(value: Any) -> None:
 
 
 def show(print_on: Callable[[Console], None]) -> None:
-    """What rich prints, which uses colour only on a terminal; texts of strangers go there as ``labels.clean`` ones."""
+    """Write what rich prints, with colour only on a terminal; strangers' text must have passed ``labels.clean``."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -60,9 +60,9 @@ def show(print_on: Callable[[Console], None]) -> None:
 
 
 def _write(text: str) -> None:
-    """Raises EnvironmentMissing where standard output cannot be written; a closed pipe is no error."""
+    """Write to standard output; raise EnvironmentMissing where that fails, but not where a pipe was closed."""
     try:
-        typer.echo(text, nl=False, color=True)  # nothing is taken away for a pipe
+        typer.echo(text, nl=False, color=True)  # a pipe gets the same text as a terminal
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise

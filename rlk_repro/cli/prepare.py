@@ -1,4 +1,4 @@
-"""``prepare``: puts the model, the data and the stored rollouts of a run where its trials look for them."""
+"""Define ``prepare``: it puts a run's model, data and stored rollouts in the place where trials look for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlk_repro.spec import Profile, Run
 
 
-_NOTHING: Final = "nothing to prepare: its workload makes everything itself"
+_NOTHING: Final = "nothing to prepare: the workload makes everything itself"
 
 
 def register(app: typer.Typer) -> None:
@@ -34,9 +34,9 @@ def prepare(
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the run; repeatable.")
     ] = None,
     mirror: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Look there first: prepared, or a hub cache.")
+        Path | None, typer.Option(metavar="DIR", help="Prepared files or hub cache to use first.")
     ] = None,
-    cache: Annotated[Path | None, typer.Option(metavar="DIR", help="Where it goes; default: the profile's.")] = None,
+    cache: Annotated[Path | None, typer.Option(metavar="DIR", help="Target folder; default: the profile's.")] = None,
     is_offline: Annotated[bool, typer.Option("--offline", help="Do not use the network.")] = False,
     is_verifying: Annotated[bool, typer.Option("--verify", help="Check every existing byte again.")] = False,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is missing and its size.")] = False,
@@ -62,7 +62,7 @@ def prepare(
 
 
 def _keep_quiet(text: str) -> None:
-    """Standard error of a script that reads JSON is for errors."""
+    """Print nothing: with ``--json``, standard error is for errors only."""
 
 
 def _show_missing(steps: list[PrepareStep], *, as_json: bool) -> None:
@@ -113,7 +113,7 @@ def _resolve(
 
 
 def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:
-    """It decides how a conversion is divided over GPUs; the only layout of a run needs no naming."""
+    """Choose the hardware, which decides how GPUs share a conversion; a run's only layout needs no option."""
     from rlk_repro.base.errors import Problem, SpecError
 
     known = sorted(run.layouts)

@@ -1,4 +1,4 @@
-"""``profile init``, ``profile show`` and ``profile check``: what one site needs: proposed, resolved, checked."""
+"""Define ``profile init``, ``profile show`` and ``profile check``: propose, show and check what one site needs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def init(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask the cluster what it is and write a profile for it."""
+    """Ask the cluster for its facts and write a profile for it."""
     from rlk_repro.clusters.profiles import render_profile, take_likeliest
     from rlk_repro.clusters.registry import get_backend
 
@@ -79,7 +79,7 @@ def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
 
 
 def _name_of(output: Path, otherwise: str) -> str:
-    """A profile is found by its file's name: the two should agree."""
+    """Name a profile after its file, because commands find a profile by its file's name."""
     from rlk_repro.clusters.profiles import make_name
 
     return make_name(output.stem) if output.stem else otherwise
@@ -91,7 +91,7 @@ def _write(output: Path, text: str) -> None:
     from rlk_repro.base.files import write_text
 
     if output.exists():
-        raise CheckFailed(Problem(str(output), "exists already", hint="name another file with -o, or remove it"))
+        raise CheckFailed(Problem(str(output), "already exists", hint="name another file with -o, or remove it"))
     write_text(output, text)
 
 
@@ -137,7 +137,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what would fail with a profile on this cluster, and why; nothing is queued."""
+    """Say what would fail with a profile on this cluster, and why; no job is queued."""
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.clusters.registry import get_backend
 

@@ -1,4 +1,4 @@
-"""``replay``: verify, analyse again, show drift and what would run, ask, run the same experiment here, compare."""
+"""Define ``replay``: verify, analyse again, show drift and what would run, ask, run the experiment here, compare."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlk_repro.submit.finishing import Result
 
 MOST_IN_FULL: Final = 2
-"""Warnings about one part of the manifest that are shown one by one."""
+"""A part of the manifest with more warnings than this is shown in one line."""
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +42,7 @@ def replay(
     profile: Annotated[
         str | None,
         typer.Option(
-            help="Yours, never the bundle's.",
+            help="Your site's profile, never the bundle's.",
             show_default="local",
             autocompletion=complete_profile,
         ),
@@ -54,7 +54,7 @@ def replay(
     megatron_src: MegatronSource = None,
     rl_kernel_src: RlKernelSource = None,
     is_accepted: Annotated[bool, typer.Option("--yes", help="Do not ask; run in spite of drift.")] = False,
-    is_trusted: Annotated[bool, typer.Option("--trust", help="Run code that no pinned source holds.")] = False,
+    is_trusted: Annotated[bool, typer.Option("--trust", help="Run code from outside the pinned sources.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a bundle, analyse it again, run it again and compare."""
@@ -113,7 +113,7 @@ def _say_end(bundle: Path, recorded: Recorded, replay: str, next_command: str) -
 
 
 def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> None:
-    """How close the new result came, in detail, and the new answer below it."""
+    """Print the level of agreement with its details, and below it the new answer."""
     from rlk_repro.report.terminal import print_answer
 
     for line in comparison.lines():
@@ -145,7 +145,7 @@ def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> No
 def _require_ready(
     prepared: PreparedReplay, needs: Sequence[Problem], *, is_trusted: bool, is_accepted: bool, as_json: bool
 ) -> None:
-    """What must hold before anything runs: the code is known, nothing is missing, and the user agrees."""
+    """Require that the code is known, that nothing is missing, and that the user agrees, before anything runs."""
     from rlk_repro.replay import steps
 
     _require_trusted(prepared, is_trusted=is_trusted)
@@ -159,10 +159,10 @@ def _require_ready(
 
 @contextmanager
 def _both_halves(first: Reanalysis, *, as_json: bool) -> Iterator[None]:
-    """Whatever stops the rerun, ``--json`` holds the re-analysis, which has succeeded, and what stands in the way.
+    """With ``--json``, print the successful re-analysis and the reason for which the new run stopped.
 
     Raises:
-        NotReproduced: in the place of CheckFailed, whose exit code says that the re-analysis failed.
+        NotReproduced: replaces CheckFailed, whose exit code would say that the re-analysis failed.
     """
     try:
         yield
@@ -213,7 +213,7 @@ def _say_drift(prepared: PreparedReplay) -> None:
 
 
 def _say_warnings(warnings: Sequence[Finding]) -> None:
-    """One line where a part of the manifest differs in many places: what else is shown must stay on the screen."""
+    """Print one line for a part of the manifest that differs in many places, so that other lines stay on the screen."""
     from rlk_repro.base.units import name_some
 
     by_part: dict[str, list[Finding]] = {}
@@ -236,7 +236,7 @@ def _say_what_runs(prepared: PreparedReplay) -> None:
 
 
 def _ask(prepared: PreparedReplay) -> bool:
-    """One typed answer to both: that it runs at all, and in spite of what differs.
+    """Ask one question for both: whether to run at all, and whether to run in spite of the differences.
 
     Raises:
         CheckFailed: the answer is no.
@@ -244,7 +244,7 @@ def _ask(prepared: PreparedReplay) -> bool:
     number = prepared.num_blocking
     question = f"Run this, in spite of {number} blocking difference(s)?" if number else "Run this?"
     if not typer.confirm(question, err=True):
-        raise CheckFailed(Problem("replay", "was not agreed to", expected="a yes before it runs what the bundle says"))
+        raise CheckFailed(Problem("replay", "you did not agree to run it", expected="yes, to run the experiment"))
     return True
 
 

@@ -1,4 +1,4 @@
-"""``report``: rebuild the report of bundles or run directories from their analysis."""
+"""Define ``report`` and ``index``: rebuild the reports of bundles or run directories from their analysis."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    sources: Annotated[list[Path], typer.Argument(metavar="BUNDLE|RUN_DIR...", help="What to report on.")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Where to write.")] = None,
+    sources: Annotated[list[Path], typer.Argument(metavar="BUNDLE|RUN_DIR...", help="Bundles or run directories.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder for reports.")] = None,
     fail_on: Annotated[
         str, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these verdicts, for example slower.")
     ] = "",
@@ -28,7 +28,7 @@ def report(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the HTML and Markdown report and print its summary; of several with -o also one page, side by side."""
+    """Write the HTML and Markdown report and print its summary; for several sources, -o also writes one page."""
     from rlk_repro.base.disk import writing
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle.seal import is_folder
@@ -69,7 +69,7 @@ def report(
 
 def index(
     bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Sealed bundles.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the pages go.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the pages.")],
     as_json: AsJson = False,
 ) -> None:
     """Write one static page over several bundles, and the report of each."""
@@ -98,7 +98,7 @@ def index(
 
 
 def _folder(source: Path, output: Path | None, number: int | None) -> Path:
-    """Where a report goes: a folder that only this source can mean, or with -o and several sources a numbered one."""
+    """Return the folder of a report: one for this source alone, or a numbered one for -o with several sources."""
     from rlk_repro.base.errors import BundleUnreadable, Problem
     from rlk_repro.bundle.seal import is_folder
     from rlk_repro.rundir.paths import RunDir

@@ -1,4 +1,4 @@
-"""``runs list`` and ``runs show``: the run definitions there are."""
+"""Define ``runs list`` and ``runs show``: the run definitions and the submitted runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def list_runs(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the shipped run definitions, or what was submitted."""
+    """List the shipped run definitions, or the submitted runs."""
     if is_submitted:
         _list_submitted(as_json=as_json)
         return
@@ -63,7 +63,7 @@ def list_runs(
 
 
 def _list_submitted(*, as_json: bool) -> None:
-    """List the submissions; each cluster is asked once for all of its own."""
+    """List the submissions; each cluster is asked once for all its submissions."""
     from rlk_repro.clusters.api import JobState
     from rlk_repro.rundir.state import read_state
     from rlk_repro.submit import sending
@@ -75,7 +75,7 @@ def _list_submitted(*, as_json: bool) -> None:
         say_json([_describe_submitted(item, answer) for item, answer in zip(launched, answers, strict=True)])
         return
     if launched:
-        say(_SUBMITTED.format("id", "run", "cluster", "job", "state", "verdict, or how far it is"))
+        say(_SUBMITTED.format("id", "run", "cluster", "job", "state", "verdict, or progress"))
     for item, answer in zip(launched, answers, strict=True):
         is_running = not answer.state.is_final and answer.state is not JobState.PENDING
         progress = read_state(item.run_dir) if is_running else None

@@ -1,4 +1,4 @@
-"""The options that say where vime, Megatron-LM and RL-Kernel are, and what is done with them: one way for all commands.
+"""Define the options for the checkouts of vime, Megatron-LM and RL-Kernel, and their use, for all commands.
 
 Each option has a variable; both count on the local cluster only, where the job is a child of this process.
 """
@@ -27,10 +27,10 @@ RlKernelSource: TypeAlias = Annotated[
 
 
 def use_sources(vime: Path | None, megatron: Path | None, rl_kernel: Path | None, *, cluster: str) -> None:
-    """Put the named checkouts on the path of all that is started from here.
+    """Put the named checkouts on the path of every process that is started from here.
 
     Raises:
-        SpecError: a folder without its package, or options for a cluster that gets nothing of this environment.
+        SpecError: a folder lacks its package, or the cluster gets no part of this environment.
     """
     from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.sources import MEGATRON, RL_KERNEL, VIME
@@ -61,7 +61,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
     """Refuse to start if the trainer's packages or the modules in ``also`` cannot be found.
 
     Raises:
-        EnvironmentMissing: each with the option that names it.
+        EnvironmentMissing: the error names each with its option.
         SpecError: the profile's own path hides the checkouts.
     """
     from rlk_repro.base.errors import Problem, SpecError
@@ -77,7 +77,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
     if hidden:
         where = f"profile {plan.profile.profile}: env.PYTHONPATH"
         raise SpecError(
-            *(Problem(where, f"hides {FLAGS[source]}", expected=f"either of them, or no {source.variable}")
+            *(Problem(where, f"hides {FLAGS[source]}", expected=f"only one of them, or no {source.variable}")
               for source in hidden)
         )  # fmt: skip
     own = set() if plan.run.rl_kernel.commits is None else {RL_KERNEL.module}
@@ -91,7 +91,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
 
 
 def note_switches() -> None:
-    """Say which of the trainer's switches are set here and go no farther: the run sets them."""
+    """Name the trainer's switches that are set here and have no effect, because the run sets them."""
     from rlk_repro.cli.output import note
     from rlk_repro.workloads.environment import SWITCHES
 

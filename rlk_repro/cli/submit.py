@@ -1,4 +1,4 @@
-"""``submit``: plan, render, stage, send; ``--dry-run`` stops after render and shows exactly what would be sent."""
+"""Define ``submit``: plan, render, stage, send; ``--dry-run`` stops after render and shows what would be sent."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def submit(
         str | None, typer.Option(metavar="ID", help="Redo the incomplete pairs of a run.", autocompletion=complete_id)
     ] = None,
     is_exploratory: Annotated[
-        bool, typer.Option("--exploratory", help="Allow changed rules; marks the verdict.")
+        bool, typer.Option("--exploratory", help="Allow changed rules, mark the verdict.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -114,14 +114,14 @@ def submit(
 
 
 def _offer_to_save(prepared: Prepared) -> None:
-    """On a terminal only; a profile that is there is never replaced."""
+    """Offer to save a proposed profile, on a terminal only; an existing profile is never replaced."""
     from rlk_repro.base.files import write_bytes
     from rlk_repro.base.resources import user_profiles_dir
 
     name = prepared.plan.profile.profile
     path = user_profiles_dir() / f"{name}.yaml"
     if path.exists():
-        note(f"you have saved one of this name: --profile {name} takes {path}")
+        note(f"you already have a profile of this name: --profile {name} uses {path}")
     elif sys.stdin.isatty() and prepared.inputs and typer.confirm(f"Save this profile as {path}?", err=True):
         write_bytes(path, prepared.inputs.profile)
         note(f"wrote {path}; the next time: --profile {name}")
@@ -150,7 +150,7 @@ def _send(prepared: Prepared, *, is_waiting: bool, as_json: bool) -> None:
 
 
 def _refuse_other_flags(context: typer.Context) -> None:
-    """The plan of a run that is resumed is made already: a flag that would change it must not be ignored."""
+    """Refuse flags with ``--resume``: a resumed run has its plan already, and a flag must not be ignored."""
     from rlk_repro.base.errors import Problem, SpecError
 
     given = [

@@ -1,4 +1,4 @@
-"""Compares two results of the same experiment, and the manifests of two bundles."""
+"""Compare two results of the same experiment, and the manifests of two bundles."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.power import MAX_PAIRS_SUGGESTED
 from rlk_repro.statistics.stats import STEP_TIME, mean, t_interval
 
-# What a seed decides.  Where all of these are equal to the last printed digit, the replay was bitwise.
+# A seed decides these metrics.  Where all of them are equal to the last printed digit, the replay is bitwise.
 SEEDED_METRICS: Final = ("loss", "raw_reward", "grad_norm", "kl_loss", "train_rollout_logprob_abs_diff")
 COMPARED_EFFECTS: Final = ("step_time_s", "actor_train_time_s", "rollout_time_s", "peak_memory_bytes")
-# What training itself yields; times are the machine's and are compared as effects only.
+# Training itself decides these metrics; times depend on the machine and are compared only as effects.
 COMPARED_LEVELS: Final = ("raw_reward", "response_length_mean", "train_rollout_logprob_abs_diff")
 OPERATOR_TOLERANCE: Final = 0.1
 MAX_DETAILS: Final = 5
@@ -36,7 +36,7 @@ GPU: Final = "GPU"
 
 
 class Match(StrEnum):
-    """How far a replay agrees with what was recorded (docs/replay.md)."""
+    """The level of agreement between a replay and the recorded result (docs/replay.md)."""
 
     BITWISE = "bitwise"
     REPRODUCED = "reproduced"
@@ -71,9 +71,10 @@ class ComparisonAnswer(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """``obstacles`` say why two results cannot be compared at all; ``unidentified`` is the code that made them and
-    that one of them does not name, which leaves the level undecided.  ``cautions`` are of what the format of that time
-    could not name: the level stands.  ``margin`` is a fraction, and bounds what is called reproduced.
+    """A comparison of two results; ``margin`` is a fraction and limits what counts as reproduced.
+
+    ``obstacles`` say why the results cannot be compared at all.  ``unidentified`` lists code that a side does not name:
+    the level stays undecided.  ``cautions`` list code that an older format could not name: the level stands.
     """
 
     level: Match
@@ -113,7 +114,7 @@ class Comparison:
         )
 
     def lines(self) -> list[str]:
-        """The comparison as lines for people: the level first, then its basis."""
+        """Return the comparison as lines for people: the level first, then its reasons."""
         lines = [f"replay level: {self.headline}"]
         lines += [f"  {text}" for text in (*self.obstacles, *self.unidentified)]
         lines += [f"  caution: {text}" for text in self.cautions]
@@ -125,7 +126,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparand:
-    """One quantity in both results."""
+    """One quantity of both results, and whether its two values are compatible."""
 
     is_compatible: bool
     text: str
@@ -138,14 +139,12 @@ def compare_analyses(
     code: Sequence[Finding] = (),
     margin: float | None = None,
 ) -> Comparison:
-    """Bitwise where every seeded metric of every trial is equal, else by the step time ratio and the training's levels.
+    """Compare two results: bitwise where every seeded metric of every trial is equal, else by speed and training
+    levels.
 
-    Operators are compared cell by cell, and never bitwise: what is recorded of them are times.  ``code`` says how the
-    code that ran differs.  ``margin``, a fraction, is the one that the run declared for replays, else the smallest
-    effect that it gives a word.
-
-    Trials that did not end well, or whose proof differs, on either side make the results not comparable: agreement of
-    what is missing is no agreement.
+    Operators are compared cell by cell and never bitwise, because their records are times.  ``code`` lists how the code
+    that ran differs.  ``margin``, a fraction, is the run's margin for replays, by default the verdict's smallest
+    effect. A trial that failed on either side, or whose proof differs, makes the results not comparable.
     """
     margin = recorded.verdict.smallest_effect if margin is None else margin
     margin = OPERATOR_TOLERANCE if recorded.operators else margin
@@ -157,7 +156,7 @@ def compare_analyses(
     obstacles += [] if is_bitwise else find_other_hardware(recorded, new)
     judged = _describe_bitwise(recorded, new) if is_bitwise else _judge(recorded, new, matches, margin)
     if judged is None:
-        obstacles.append("not identical, and the step time ratio has no interval on both sides")
+        obstacles.append("not identical, and a side has no interval of the step time ratio")
     level, meaning = judged or (Match.NOT_COMPARABLE, "")
     if obstacles or unidentified:
         level = Match.NOT_COMPARABLE if obstacles else Match.UNDECIDED
@@ -181,14 +180,14 @@ def compare_analyses(
 
 
 def _describe_bitwise(recorded: Analysis, new: Analysis) -> tuple[Match, str]:
-    """The level of identical numbers; how far the speeds lie apart is said beside it and decides nothing."""
+    """Return the level of identical numbers; the difference in speed is reported with it and decides nothing."""
     speed = _compare_speed(recorded, new)
     text = "losses and rewards are identical, step by step"
     return Match.BITWISE, text if speed is None else f"{text}; {speed[1]}"
 
 
 def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], margin: float) -> tuple[Match, str] | None:
-    """The level of two results that are not identical, and why; None where nothing has an interval on both sides."""
+    """Return the level of two results that are not identical, and why; None where no ratio has two intervals."""
     apart = next((match.text for match in matches if not match.is_compatible), None)
     if recorded.operators:
         return (Match.REPRODUCED if apart is None else Match.DIFFERENT), matches[0].text
@@ -209,7 +208,7 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
 
 
 def _compare_speed(recorded: Analysis, new: Analysis) -> tuple[RatioDifference, str] | None:
-    """How far the step time ratios lie apart, and that in words; None where a side has no interval."""
+    """Return the difference between the step time ratios, and its text; None where a side has no interval."""
     old, now = recorded.effect(STEP_TIME), new.effect(STEP_TIME)
     difference = None if old is None or now is None else find_difference(old, now)
     if old is None or now is None or difference is None:
@@ -223,7 +222,7 @@ def _percent(fraction: float) -> str:
 
 
 def _describe_code(findings: Sequence[Finding], level: Level) -> Iterator[str]:
-    """What differs by both values; what a side lacks by the side."""
+    """Show differing values by old and new value; show a missing value by its side."""
     form = "recorded {}, now {}" if level is Level.BLOCKING else "{} in the old bundle, {} in the new one"
     for item in findings:
         if item.level is level:
@@ -231,7 +230,7 @@ def _describe_code(findings: Sequence[Finding], level: Level) -> Iterator[str]:
 
 
 def find_other_hardware(recorded: Analysis, new: Analysis) -> Iterator[str]:
-    """Times are compared on one kind of hardware only."""
+    """List the differences in hardware, because times are compared on one kind of hardware only."""
     sides = [{"hardware": analysis.hardware, **analysis.facts} for analysis in (recorded, new)]
     for name in ("hardware", GPU):
         was, now = (side.get(name) for side in sides)
@@ -240,7 +239,7 @@ def find_other_hardware(recorded: Analysis, new: Analysis) -> Iterator[str]:
 
 
 def _describe_speed(recorded: Analysis, new: Analysis) -> Iterator[str]:
-    """The machines' own speed and noise: told, never judged, since an effect is what a replay has to reproduce."""
+    """Report the machines' own speed and noise; they are not judged, because a replay has to reproduce the effect."""
     old, now = (_baseline_step_time_s(analysis) for analysis in (recorded, new))
     if old and now:
         yield f"baseline step time: recorded {format_number(old)} s, now {format_number(now)} s (mean of trial medians)"
@@ -300,7 +299,7 @@ def _describe_effects(recorded: Analysis, new: Analysis) -> Iterator[str]:
 
 
 def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
-    """Compatible where the t interval of the differences between trials of one name (one seed) holds 0."""
+    """Match the training levels: the t interval of the differences between trials of one seed must contain 0."""
     by_name = {trial.name: trial for trial in new.trials}
     for name in COMPARED_LEVELS:
         pairs = [(old.summary(name), by_name[old.name].summary(name)) for old in recorded.trials if old.name in by_name]
@@ -315,9 +314,9 @@ def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
 
 
 def _match_operators(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
-    """A cell agrees in its status, and in its speedup over vime's function where it has one.
+    """Match the operators: a cell must have the same status, and a similar speedup over vime's function.
 
-    Speedups may lie ``OPERATOR_TOLERANCE`` apart, and as far again as the processes of either result do.
+    The speedups may differ by ``OPERATOR_TOLERANCE`` plus the spread between the processes of either result.
     """
     if not recorded.operators:
         return
@@ -356,17 +355,17 @@ def _mean_speedup(cell: OperatorResult) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class EffectDifference:
-    """How two bundles differ; ``comparison`` only where both hold an analysis."""
+    """The differences between two bundles; ``comparison`` is None unless both hold an analysis."""
 
     findings: tuple[Finding, ...]
     comparison: Comparison | None
 
 
 def diff_bundles(first: Path, second: Path) -> EffectDifference:
-    """Compare plans, what was prepared, manifests node by node, and what the logs give where both were analysed.
+    """Compare plans, prepared files, manifests node by node, and the logs' results where both bundles were analysed.
 
     Raises:
-        BundleUnreadable: either is broken or unsafe.
+        BundleUnreadable: a bundle is broken or unsafe.
     """
     with open_bundle(first) as left, open_bundle(second) as right:
         plans = [Plan.load(run_dir.plan) for run_dir in (left, right)]

@@ -1,4 +1,4 @@
-"""How far apart two independent estimates of one ratio lie, and how much of that their own spread explains."""
+"""Compute how far apart two independent estimates of one ratio lie, and whether their own spread explains it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIDENCE: Final = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class RatioDifference:
-    """Two log ratios, later minus earlier, with standard error; ``n`` is the larger number of pairs."""
+    """The difference of two log ratios, later minus earlier, with standard error; ``n`` is the larger pair count."""
 
     estimate: float
     error: float
@@ -29,22 +29,22 @@ class RatioDifference:
 
     @property
     def holds_zero(self) -> bool:
-        """Whether the interval holds 0.  A recorded ratio is rounded in its twelfth digit."""
+        """Whether the interval contains 0.  The tolerance exists because recorded ratios are rounded to 12 digits."""
         return abs(self.estimate) <= self.half_width + 1e-12
 
     def is_beyond(self, margin: float) -> bool:
-        """Whether the interval does not hold 0 and the estimate lies outside plus and minus log(1 + ``margin``)."""
+        """Tell whether the interval excludes 0 and the estimate lies outside plus and minus log(1 + ``margin``)."""
         return not self.holds_zero and abs(self.estimate) > math.log1p(margin)
 
     def is_within(self, margin: float) -> bool:
-        """Whether the whole interval lies inside plus and minus log(1 + ``margin``)."""
+        """Tell whether the whole interval lies inside plus and minus log(1 + ``margin``)."""
         return abs(self.estimate) + self.half_width <= math.log1p(margin)
 
     def find_needed(self, margin: float) -> int | None:
-        """How many pairs on each side would put the interval inside the margin, if they spread as these do.
+        """Return how many pairs on each side would put the interval inside the margin, at the present spread.
 
-        The difference is taken as it is seen where it lies inside the margin, and as 0 where it does not.  None beyond
-        the largest number that is ever suggested.
+        The calculation keeps the measured difference where it lies inside the margin, and uses 0 where it lies outside.
+        The result is None above the largest number that is ever suggested.
         """
         limit, seen = math.log1p(margin), abs(self.estimate)
         room = limit - seen if seen < limit else limit
@@ -61,7 +61,7 @@ class RatioDifference:
 
 
 def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
-    """Welch's t with the degrees of freedom of Welch and Satterthwaite; None where a side has no interval."""
+    """Compute Welch's t with Welch and Satterthwaite's degrees of freedom; None where a side has no interval."""
     sides = [(effect.n, error) for effect in (old, new) if (error := _standard_error(effect)) is not None]
     if old.ratio is None or new.ratio is None or len(sides) < 2:
         return None
@@ -71,14 +71,14 @@ def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
     return RatioDifference(
         estimate=math.log(new.ratio) - math.log(old.ratio),
         error=math.sqrt(total),
-        # a little more, so that ten degrees of freedom that were computed as 9.999 are ten
+        # The small addition makes ten degrees of freedom of a computed 9.999999999.
         df=max(1, math.floor(total * total / rest + 1e-9)) if rest else 1,
         n=max(old.n, new.n),
     )
 
 
 def _standard_error(effect: Effect) -> float | None:
-    """The standard error of a log ratio: from the spread of its pairs, else from its interval."""
+    """Return the standard error of a log ratio: from the spread of its pairs, else from its interval."""
     if effect.n < 2:
         return None
     if effect.sd_log is not None:

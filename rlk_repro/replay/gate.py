@@ -1,7 +1,7 @@
-"""``diff --gate``: whether a later result is worse than a reference, for continuous integration.
+"""Decide ``diff --gate``, for continuous integration: whether a later result is worse than a reference.
 
-Unlike a replay, the later result may come from other commits of vime, RL-Kernel or this tool. What was measured must be
-the same (run, lane, design, layout, operators, model, data), and so must the hardware.
+Unlike a replay, the later result may come from other commits of vime, RL-Kernel or this tool.  The measured subject
+(run, lane, design, layout, operators, model, data) and the hardware must be the same.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rlk_repro.spec.values import dump_model
 from rlk_repro.statistics.stats import STEP_TIME
 
 SAME: Final = ("run", "lane", "design", "layout", "entropy_metric", "gc_freeze", "rl_kernel", "switch", "workload")
-"""What of a run must be the same; its stack, its margins and its number of pairs or sessions may differ."""
+"""These parts of a run must be the same; its stack, margins and number of pairs or sessions may differ."""
 MOST_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffGate(Answer):
-    """``is_open`` only where the later result was shown to be comparable and was not shown to be worse."""
+    """The gate's decision; ``is_open`` requires that the later result is comparable and not shown to be worse."""
 
     is_open: bool
     line: str
@@ -41,10 +41,10 @@ class DiffGate(Answer):
 
 
 def judge_gate(reference: Path, later: Path) -> DiffGate:
-    """Hold the later result's step time ratio (enabled / baseline) against the reference's.
+    """Compare the later result's step time ratio (enabled / baseline) with the reference's.
 
-    It is worse where the 95 % interval of the difference does not hold 0 and the difference is larger than the replay
-    margin of the reference, both towards more time.
+    The later result is worse where the 95 % interval of the difference excludes 0 and the difference exceeds the
+    reference's replay margin, both towards more time.
 
     Raises:
         CheckFailed: one of them was sealed and has been changed.
@@ -59,7 +59,7 @@ def judge_gate(reference: Path, later: Path) -> DiffGate:
 
 
 def judge_analyses(was: Analysis, now: Analysis, margin: float, obstacles: Sequence[str] = ()) -> DiffGate:
-    """The gate for two results of one experiment; ``margin`` is a fraction, ``obstacles`` close it unjudged."""
+    """Decide the gate for two results of one experiment; ``margin`` is a fraction; any of ``obstacles`` closes it."""
     if obstacles:
         is_open, text = False, f"cannot be judged: {'; '.join(obstacles[:MOST_SHOWN])}"
     else:

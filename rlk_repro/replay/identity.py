@@ -1,7 +1,6 @@
-"""What ran in a bundle's trials: which sources of vime, Megatron-LM and RL-Kernel, and what each operator resolved to.
+"""Identify what ran in a bundle's trials: the sources of vime, Megatron-LM and RL-Kernel, and each operator's choice.
 
-Two results of the same bits prove nothing of each other where other code made them, or where a bundle does not say
-which code did.
+Two equal results confirm each other only if the same code made them and both bundles name that code.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rlk_repro.rundir.manifest import Manifest, load_manifests
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.sources import PINNED, RL_KERNEL
 
-# by the module that a trainer imports: where a manifest describes it
+# Each module that a trainer imports, and the section of the manifest that describes it.
 SECTIONS: Final = {source.module: source.section for source in PINNED}
 PACKAGE_TREE: Final = "package_tree"
 SOURCES: Final = "sources"
@@ -29,7 +28,7 @@ DECISIONS: Final = "decisions"
 IMPLEMENTATION: Final = "implementation"
 MISSING: Final = "not recorded"
 NOT_YET: Final = "not recorded by this older format"
-# what ``integration`` writes as an operator's version: ``0.1.0 at 202f0e30e567 (registry), held against another``
+# ``integration`` writes an operator's version as ``0.1.0 at 202f0e30e567 (registry), held against another``.
 _VERSION: Final = re.compile(
     r"(?P<version>.*?)(?: at (?P<commit>[0-9a-f]{7,40}))?(?: \((?P<registry>[^()]*)\))?"
     r"(?:, held against (?P<reference>.*))?",
@@ -40,10 +39,10 @@ _UNKNOWN: Final = frozenset({None, "unversioned"})
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """``sources`` are the hashes of each module's Python files; the set of a module that ran without one is empty.
+    """The code that ran; ``sources`` holds the hashes of each module's Python files, none where a module had no hash.
 
-    ``decisions`` are implementation and version by operator, of the operators that RL-Kernel served.  ``is_early`` says
-    that the recording format did not hash modules yet; it may not have named commits either.  ``networks`` are those by
+    ``decisions`` holds implementation and version of each operator that RL-Kernel served.  ``is_early`` says that the
+    recording format did not hash modules yet; it may not have named commits either.  ``networks`` names the networks by
     which ranks reached other nodes.
     """
 
@@ -82,7 +81,7 @@ def _read_decisions(folders: Sequence[TrialDir]) -> dict[str, frozenset[tuple[st
 
 
 def _read_libraries(folder: TrialDir) -> Iterator[Mapping[str, Any]]:
-    """What each rank says of what it had loaded."""
+    """Yield what each rank recorded about the libraries that it had loaded."""
     for path in sorted(folder.libraries.glob("*.json")):
         try:
             value = load_json(path)
@@ -111,8 +110,8 @@ def _read_package_tree(module: str, manifest: Manifest) -> str | None:
 
 
 def compare_identities(old: Identity, new: Identity) -> list[Finding]:
-    """Field by field: blocking where the values differ, a warning where one is missing, and for information where the
-    format of that time did not have the field.
+    """Compare two identities: a different value is blocking, a missing one a warning, an older format's gap
+    information.
     """
     return [*_compare_sources(old, new), *_compare_decisions(old, new), *_compare_networks(old, new)]
 
@@ -120,9 +119,9 @@ def compare_identities(old: Identity, new: Identity) -> list[Finding]:
 def find_source_drift(
     recorded: Identity, here: Manifest, known: Iterable[Finding], left_out: Collection[str] = ()
 ) -> list[Finding]:
-    """Where this machine has other sources than those that ran, as far as ``known`` does not say so already.
+    """Find modules whose sources on this machine differ from those that ran, unless ``known`` reports it already.
 
-    The ranks may have loaded what their node's manifest could not see.  Modules in ``left_out`` come from elsewhere.
+    Ranks may have loaded sources that their node's manifest did not see.  ``left_out`` modules come from elsewhere.
     """
     places = {finding.where for finding in known}
     findings = []
@@ -143,13 +142,13 @@ def _compare_sources(old: Identity, new: Identity) -> Iterator[Finding]:
 
 
 def _compare_networks(old: Identity, new: Identity) -> Iterator[Finding]:
-    """Compare the networks; bundles of one node and older bundles record none."""
+    """Compare the networks; bundles of one node and older bundles do not record a network."""
     if old.networks and new.networks and old.networks != new.networks:
         yield _describe("transport", (old, old.networks), (new, new.networks))
 
 
 def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
-    """Classes always; the rest only where the files do not already say that it is the same."""
+    """Compare the classes always, and the other fields only where the source files do not prove them equal."""
     has_same_files = bool(files := old.sources.get(RL_KERNEL.module)) and files == new.sources.get(RL_KERNEL.module)
     for op in sorted(old.decisions.keys() | new.decisions.keys()):
         where = f"{DECISIONS}.{op}"
@@ -164,7 +163,7 @@ def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
 
 
 def _read_field(field: str, resolved: Iterable[tuple[str, str]]) -> frozenset[str]:
-    """Read a field's values; empty where no version has it."""
+    """Read the values of a field; the set is empty where no version has the field."""
     if field == IMPLEMENTATION:
         return frozenset(name for name, _ in resolved)
     found = (match[field] for _, version in resolved if (match := _VERSION.fullmatch(version)))
@@ -172,7 +171,7 @@ def _read_field(field: str, resolved: Iterable[tuple[str, str]]) -> frozenset[st
 
 
 def _describe(where: str, *sides: tuple[Identity, frozenset[str]]) -> Finding:
-    """Two values that differ or of which at least one is missing."""
+    """Describe two values that differ, or of which at least one is missing."""
     lacking = [side for side, values in sides if not values]
     level = Level.INFO if all(side.is_early for side in lacking) else Level.WARNING
     texts = (", ".join(sorted(values)) or (NOT_YET if side.is_early else MISSING) for side, values in sides)

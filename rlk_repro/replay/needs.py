@@ -1,4 +1,4 @@
-"""What this machine lacks to run a recorded experiment again, each with the command that helps."""
+"""List what this machine lacks to run a recorded experiment again, each with the command that helps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_GPUS: Final = "gpu.count"
 
 
 def find_needs(prepared: PreparedReplay, bundle: Path) -> Iterator[Problem]:
-    """The scheduler's client, GPUs, and what the run's trials read; the trainer's modules are asked for elsewhere."""
+    """Find what is missing: scheduler client, GPUs, the trials' input; the trainer's modules are checked elsewhere."""
     plan = prepared.launch.plan
     reason = get_backend(plan.cluster).available()
     if reason is not None:

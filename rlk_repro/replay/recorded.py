@@ -33,18 +33,18 @@ def require_verified(source: Path) -> None:
     """Check every file of a bundle or run directory against its seal.
 
     Raises:
-        CheckFailed: the error names each file that differs from what was sealed, or the missing seal.
-        BundleUnreadable: broken or unsafe.
+        CheckFailed: a file differs from what was sealed, or the seal is missing; the error names each.
+        BundleUnreadable: the source is broken or unsafe.
     """
     _refuse(verify(source).findings)
 
 
 def require_intact(source: Path) -> str | None:
-    """Check a bundle or run directory against its seal; the bundle's id, or None where there is no seal.
+    """Check a bundle or run directory against its seal; return the bundle's id, or None where there is no seal.
 
     Raises:
-        CheckFailed: the error names each file that differs from what was sealed.
-        BundleUnreadable: broken or unsafe.
+        CheckFailed: a file differs from what was sealed; the error names each.
+        BundleUnreadable: the source is broken or unsafe.
     """
     verification = verify(source)
     if verification.bundle_id is None:
@@ -54,10 +54,10 @@ def require_intact(source: Path) -> str | None:
 
 
 def require_as_authored(plan: Plan, run_dir: RunDir) -> None:
-    """Hold a plan against the bundled files and the flags that it says it was made of.
+    """Compare a plan with the bundled files and flags that it claims as its source.
 
     Raises:
-        CheckFailed: naming each value that comes from neither.
+        CheckFailed: a value comes from neither; the error names each.
     """
     _refuse(find_rewritten(plan, run_dir), "differs from what the author's files and the recorded flags give")
 
@@ -73,15 +73,15 @@ def _refuse(findings: Iterable[Finding], what: str = "differs from what was seal
 
 
 def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
-    """The analysis that the logs give, and what surrounds it.
+    """Return the analysis that the logs give, and its context.
 
-    Computed here and now, never taken from the bundle: anyone who can redo checksums can also write a verdict.  A
-    sealed analysis that says something else, and a plan that the author's files do not give, become blocking findings
-    of the context.
+    The analysis is computed now and never taken from the bundle, because a person who can redo checksums can also write
+    a verdict.  A sealed analysis with other values, and a plan that the author's files do not give, become blocking
+    findings of the context.
 
     Raises:
-        CheckFailed: it was sealed and has been changed.
-        BundleUnreadable: broken or unsafe.
+        CheckFailed: the bundle was sealed and has been changed.
+        BundleUnreadable: the bundle is broken or unsafe.
     """
     bundle_id = require_intact(source)
     with open_bundle(source) as run_dir:
@@ -90,7 +90,7 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
         found = find_rewritten(load_plan(run_dir), run_dir)
         difference = find_difference(run_dir, analysis) if run_dir.is_sealed else None
     if difference is not None:
-        found.append(Finding(Level.BLOCKING, run_dir.analysis.name, "what the logs give, shown here", difference))
+        found.append(Finding(Level.BLOCKING, run_dir.analysis.name, "the logs' values, shown here", difference))
     findings = (*context.findings, *found)
     return analysis, dataclasses.replace(
         context, findings=findings, bundle_id=bundle_id or "", is_folder=is_folder(source)
@@ -98,10 +98,10 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
 
 
 def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
-    """Where the sealed analysis differs from ``analysis``, None where the bytes are the same.
+    """Return where the sealed analysis differs from ``analysis``, or None where the bytes are the same.
 
-    The words of gates, headline and reasons are another version's to choose: they follow from numbers that are
-    compared, and a report shows this version's.  The same version has the same words.
+    Another version may word gates, headline and reasons in its own way: the words follow from numbers that are
+    compared, and a report shows this version's words.  The same version must have the same words.
     """
     sealed = _read_sealed(run_dir)
     again = dump_json(analysis.to_json())
@@ -115,12 +115,12 @@ def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
 
 
 def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
-    """Whether the sealed analysis is ``analysis`` to the last byte, its words included."""
+    """Tell whether the sealed analysis equals ``analysis`` to the last byte, words included."""
     return _read_sealed(run_dir) == dump_json(analysis.to_json())
 
 
 def _is_by_another_version(run_dir: RunDir) -> bool:
-    """Whether a node records another rlk-repro than this one: another version, other files or, of git, another commit.
+    """Tell whether a node records another rlk-repro than this one: another version, other files or another git commit.
 
     An installed package knows its files but no commit.
     """
@@ -139,7 +139,7 @@ def _read_sealed(run_dir: RunDir) -> bytes:
 
 
 def _without_words(data: bytes) -> Any:
-    """The values of an analysis without the words of gates, headline and reasons; ``data`` where it is no analysis."""
+    """Return an analysis without the words of gates, headline and reasons; return ``data`` where it is no analysis."""
     try:
         value = parse_json("", data, max_bytes=len(data))
         gates = [{**gate, "detail": ""} for gate in value["gates"]]

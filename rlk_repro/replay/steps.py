@@ -1,6 +1,6 @@
-"""Replay in named steps: re-analyse, prepare (drift and job), check the drift, run and compare.
+"""Replay a bundle in named steps: re-analyse, prepare (drift and job), check the drift, run and compare.
 
-Levels, always named: re-analysis (exact, from the logs alone), and those of ``compare``.
+Each result names its level: the exact re-analysis of the logs alone, or a level of ``compare``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rlk_repro.workloads.parts import list_run_folders
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A bundle that was verified and whose analysis was reproduced."""
+    """A verified bundle whose analysis was reproduced."""
 
     bundle_id: str
     plan: Plan
@@ -47,7 +47,7 @@ class Recorded:
     identity: Identity
     parts: Mapping[str, Contents] = field(default_factory=dict)
     is_reworded: bool = False
-    """Whether another version worded gates or reasons otherwise; every value is the same."""
+    """Whether another version worded gates or reasons differently; every value is the same."""
 
     def describe(self) -> Reanalysis:
         verdict = self.analysis.verdict
@@ -63,10 +63,11 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedReplay:
-    """``drift`` is None where the nodes are a scheduler's to choose: it is found by the run itself.
+    """A replay that is ready to run; ``drift`` is None where a scheduler chooses the nodes, because only the run finds
+    it.
 
-    ``parts`` is how model, data and stored rollouts differ, where this machine sees those of the run; ``missing`` which
-    facts about the recorded nodes the bundle lacks.
+    ``parts`` lists how model, data and stored rollouts differ, where this machine sees the run's files.  ``missing``
+    lists facts about the recorded nodes that the bundle lacks.
     """
 
     recorded: Recorded
@@ -85,13 +86,12 @@ class PreparedReplay:
 
 
 def reanalyse(bundle: Path) -> Recorded:
-    """Verify, analyse again from the logs, and require the sealed bytes; other words for the same values may pass.
+    """Verify, analyse the logs again, and require the sealed bytes; other words for the same values may pass.
 
     Raises:
         CheckFailed: a file differs from what was sealed, the logs do not give the sealed analysis, or the author's
-        files do
-            not give the plan.
-        BundleUnreadable: broken or unsafe.
+            files do not give the plan.
+        BundleUnreadable: the bundle is broken or unsafe.
     """
     require_verified(bundle)
     with open_bundle(bundle) as run_dir:
@@ -112,10 +112,10 @@ def reanalyse(bundle: Path) -> Recorded:
 
 
 def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> Loaded[Profile]:
-    """The profile of this machine's user: of the bundle's only the name of its cluster counts, as a default.
+    """Return the profile of this machine's user; the bundle only names the default cluster.
 
     Raises:
-        SpecError: a real cluster and no profile given, no such profile, or one that belongs to another cluster.
+        SpecError: a real cluster has no profile given, no such profile exists, or it belongs to another cluster.
     """
     return planning.resolve_profile(profile, cluster or (recorded.plan.cluster if profile is None else None))
 
@@ -145,7 +145,7 @@ def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None
     """Stop at blocking drift unless the user accepted it.
 
     Raises:
-        CheckFailed: listing each blocking difference.
+        CheckFailed: the error lists each blocking difference.
     """
     blocking = [item for item in drift or () if item.level is Level.BLOCKING]
     if blocking and not is_accepted:
@@ -156,10 +156,10 @@ def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None
 
 
 def require_consent(*, is_accepted: bool) -> None:
-    """Stop before anything of a bundle runs, unless the user agreed to what was shown.
+    """Stop before any part of a bundle runs, unless the user agreed to what was shown.
 
     Raises:
-        SpecError: no user was asked, and no option says yes.
+        SpecError: no terminal could ask the user, and no option says yes.
     """
     if not is_accepted:
         raise SpecError(
@@ -193,24 +193,24 @@ def run(
 
 
 def _find_parts_drift(recorded: Recorded, here: planning.Prepared) -> tuple[Finding, ...]:
-    """Compare the prepared files here with those trained on; a remote cluster keeps its own."""
+    """Compare the prepared files here with those used in training; a remote cluster keeps its own files."""
     if get_backend(here.plan.cluster).IS_REMOTE:
         return ()
     return tuple(diff_contents(recorded.parts, find_parts(list_run_folders(here.plan, here.run_dir))))
 
 
 def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
-    """The plan as the local cluster can run it, which is one node and starts no container; and what that takes away."""
+    """Reduce the plan to one node without a container, as the local cluster needs, and list what was removed."""
     lost, sources = [], dict(plan.sources)
     run, stack, hardware, layout = plan.run, plan.stack, plan.hardware.hardware, plan.layout
     if layout.num_nodes > 1:
         where = f"run {run.run}: layouts.{hardware}.num_nodes"
-        lost.append(Finding(Level.BLOCKING, where, str(layout.num_nodes), "1, the local cluster is one node"))
+        lost.append(Finding(Level.BLOCKING, where, str(layout.num_nodes), "1, because the local cluster has one node"))
         layouts = {**run.layouts, hardware: layout.model_copy(update={"num_nodes": 1})}
         run = run.model_copy(update={"layouts": layouts})
         sources[f"layouts.{hardware}.num_nodes"] = "--cluster local"
     if stack.images:
-        found = "none, the local cluster uses what this machine has"
+        found = "none, because the local cluster uses this machine's software"
         lost.append(Finding(Level.BLOCKING, f"stack {stack.stack}: images", ", ".join(stack.images), found))
         stack = stack.model_copy(update={"images": {}})
         sources["stack.images"] = "--cluster local"
@@ -218,7 +218,7 @@ def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
 
 
 def _translate(prepared: PreparedReplay) -> Analysis:
-    """What was recorded, as a result of the plan that runs here: the drift says in what the two experiments differ."""
+    """Return the recorded result as a result of the plan that runs here; the drift lists how the experiments differ."""
     analysis, plan = prepared.recorded.analysis, prepared.launch.plan
     if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
         return analysis
@@ -231,7 +231,7 @@ def _probe_here(plan: Plan) -> Manifest:
 
 
 def _find_missing(recorded: Recorded) -> Iterator[Finding]:
-    """A bundle without them could not be told from one of a machine like this."""
+    """Find missing manifests and facts; without them the recorded machine would look like this one."""
     num_nodes, found = recorded.plan.layout.num_nodes, recorded.manifests
     if len(found) < num_nodes:
         yield Finding(Level.BLOCKING, "nodes", f"a manifest of each of {num_nodes} node(s)", f"{len(found)}")

@@ -1,4 +1,5 @@
-"""Reports of one analysis: a terminal summary, Markdown and one HTML page.  Derived, rebuilt at will, never packed.
+"""Make the reports of one analysis: a terminal summary, Markdown and one HTML page.  They can be rebuilt; none is
+packed.
 
 Nothing is measured or computed here; every number comes from the ``Analysis``.
 """
@@ -28,9 +29,9 @@ class ReportFiles:
 
 
 def write_report(analysis: Analysis, directory: Path, context: Context | None = None) -> ReportFiles:
-    """Write the two files of a report into ``directory``, each whole or not at all, and nothing else.
+    """Write the two files of a report into ``directory``, each complete or not at all, and nothing else.
 
-    A report travels: its commands name the bundle's file, and not where it lies here.
+    A report may be moved, so its commands name the bundle's file without its folder.
     """
     if context is not None:
         context = replace(context, bundle=Path(context.bundle).name)

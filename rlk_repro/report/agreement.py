@@ -1,6 +1,6 @@
-"""Training against rollout, token by token: a table of counts, and how differences spread, as drawings.
+"""Show training against rollout, token by token: a table of counts, and plots of the differences.
 
-Every number is in the ``Analysis``.  A share of tokens is drawn on a logarithmic axis, since most tokens differ little.
+Every number is in the ``Analysis``.  The share of tokens has a logarithmic axis, since most tokens differ little.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _ABSENT: Final = "–"
 
 
 def make_agreement(view: View) -> Section:
-    """A row for each bound, and what sums the tokens up; a column for each variant."""
+    """Make the table: a row for each bound, rows that sum up the tokens, and a column for each variant."""
     found = {item.variant: item for item in view.analysis.agreement}
     columns = make_columns("tokens", BASELINE, ENABLED, numbers=(BASELINE, ENABLED))
     rows = [
         make_row(name, *(say(found[variant]) if variant in found else _ABSENT for variant in (BASELINE, ENABLED)))
         for name, say in _list_rows()
     ]
-    note = "Every token that a scored step trained on. " + " ".join(
+    note = "All tokens that a scored step trained on. " + " ".join(
         f"Largest of {item.variant}: {place.place}, position {place.position}, token {place.token}."
         for item in found.values()
         if (place := item.largest) is not None
     )
     words = [f"{item.variant}: {item.reason}" for item in found.values() if item.reason]
     blocks: tuple[Block, ...] = (
-        Text(text="How far training's log-prob of a token lies from the one that the rollout gave it."),
+        Text(text="Difference between training's and the rollout's log-prob of the same token."),
         Table(title="", columns=columns, rows=tuple(rows), note=note.strip()),
         *(Text(text=f"Steps without a record: {'; '.join(words)}.") for _ in words[:1]),
     )
@@ -46,7 +46,7 @@ def make_agreement(view: View) -> Section:
 
 
 def _list_rows() -> Iterator[tuple[str, Callable[[AgreementResult], str]]]:
-    yield "in all", lambda item: format_count(item.num_tokens)
+    yield "all tokens", lambda item: format_count(item.num_tokens)
     for index, bound in enumerate(LADDER):
         yield f"differ by more than {bound:g}" if bound else "differ at all", functools.partial(_share, index)
     yield "without a finite log-prob", lambda item: format_count(item.num_not_finite)
@@ -66,7 +66,7 @@ def _number(value: float | None) -> str:
 
 
 def plot_agreement(view: View) -> Iterator[Figure]:
-    """The share of tokens beyond each bound, and the mean difference by position in the response."""
+    """Plot the share of tokens beyond each bound, and the mean difference by position in the response."""
     found = [item for item in view.analysis.agreement if item.num_tokens]
     if not found:
         return
@@ -75,7 +75,7 @@ def plot_agreement(view: View) -> Iterator[Figure]:
         (item.variant, [(x, part / item.num_tokens) for x, part in enumerate(item.beyond) if part]) for item in found
     ]
     labels = [f"{bound:g}" for bound in LADDER]
-    caption = f"Share of {count(number, 'token')} that differ by more than a bound; no point where none does."
+    caption = f"Share of {count(number, 'token')} that differ by more than a bound; a share of 0 has no point."
     yield _draw(f"{KEY}-shares", "Tokens beyond a difference", caption, "share of tokens", "difference", shares, labels)
     means = [
         (item.variant, [(x, mean) for x, mean in enumerate(item.mean_by_position) if mean is not None and mean > 0])

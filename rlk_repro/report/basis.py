@@ -1,6 +1,6 @@
-"""What stands above the first section: whose report it is, the headline, and what the verdict rests on.
+"""Make the part above the first section: the identity of the run, the headline, and what the verdict rests on.
 
-Every number comes from the ``Analysis``, but for what its pairs could have shown: ``rlk_repro.statistics.power``
+Every number comes from the ``Analysis``, except what its pairs could have shown: ``rlk_repro.statistics.power``
 computes that from their spread.
 """
 
@@ -21,11 +21,11 @@ from rlk_repro.statistics.power import MIN_PAIRS, smallest_effect
 from rlk_repro.workloads.differences import describe_differences
 
 SHOWN_HASH: Final = 12
-"""Hex digits of a commit or a bundle's id that a page shows."""
+"""A page shows this many hex digits of a commit or a bundle's id."""
 
 
 def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """What was run, as name and value."""
+    """Return what ran, as name and value."""
     return (
         ("workload", analysis.workload),
         ("lane", analysis.lane),
@@ -37,7 +37,7 @@ def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 
 def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """On what and of what a result is: the GPU or processor, the day, and the commits that are known."""
+    """Return where a result comes from: the GPU or processor, the day, and the known commits."""
     processor = analysis.facts.get("GPU") or analysis.facts.get("CPU") or analysis.hardware
     facts = [("on", processor), ("date", find_date(analysis))]
     facts += [(name, find_commit(analysis, name)) for name in (source.title for source in CITED)]
@@ -45,23 +45,23 @@ def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 
 def find_date(analysis: Analysis) -> str:
-    """The day of the run, from its id; empty for an id of another form."""
+    """Return the day of the run, from its id; empty for an id of another form."""
     day = analysis.run_id[:8]
     return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdecimal() and len(day) == 8 else ""
 
 
 def find_commit(analysis: Analysis, name: str) -> str:
-    """The commit of a source by its title, as a page shows it; empty where unknown."""
+    """Return the commit of a source by its title, as a page shows it; empty where unknown."""
     return analysis.facts.get(f"{name} commit", "")[:SHOWN_HASH]
 
 
 def describe_headline(analysis: Analysis) -> str:
-    """The headline to stand below the verdict's word, which it need not repeat."""
+    """Return the headline without the verdict's word, which stands above it."""
     return start_sentence(analysis.verdict.headline.removeprefix(f"{analysis.verdict.word}: "))
 
 
 def make_basis(view: View) -> tuple[tuple[str, str], ...]:
-    """What the verdict rests on, as name and value; without a comparison, what was measured instead."""
+    """Return what the verdict rests on, as name and value; without a comparison, return what was measured instead."""
     if not view.is_comparison:
         return (*view.context.setting, *make_operator_basis(view))
     analysis = view.analysis
@@ -82,7 +82,7 @@ def make_basis(view: View) -> tuple[tuple[str, str], ...]:
 
 
 def describe_effect(effect: Effect | None, unit: str) -> str:
-    """``-4.90 % (95 % interval -5.93 % to -3.85 %, n = 6 pairs)``."""
+    """Show an effect like ``-4.90 % (95 % interval -5.93 % to -3.85 %, n = 6 pairs)``."""
     if effect is None or effect.ratio is None:
         return NOT_RECORDED if effect is None else f"no comparison (n = {effect.n} {unit}s)"
     interval = f"{describe_confidence(effect)} interval {describe_interval(effect)}"
@@ -112,7 +112,7 @@ def describe_threshold(analysis: Analysis) -> str:
 
 
 def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
-    """What so many pairs with this spread can show, whatever they did show; empty where they are too few to."""
+    """Say what this many pairs with this spread can detect, whatever their result; empty for too few pairs."""
     least = MIN_SESSIONS if analysis.is_crossover else MIN_PAIRS
     if effect is None or not effect.sd_log or effect.n < least:
         return ""
@@ -149,7 +149,7 @@ def _describe_gates(gates: tuple[Gate, ...]) -> str:
 
 def _describe_proof(analysis: Analysis) -> str:
     if analysis.switch and all(trial.proof is ProofStatus.NOT_REQUESTED for trial in analysis.trials):
-        return f"in neither variant: they differ in {analysis.switch}"
+        return f"in neither variant: the variants differ in {analysis.switch}"
     found = [trial for trial in analysis.trials if trial.proof is not ProofStatus.NOT_REQUESTED]
     counts = Counter(trial.proof for trial in found)
     parts = [f"{status} in {counts[status]} of {len(found)}" for status in ProofStatus if counts[status]]

@@ -1,6 +1,6 @@
-"""What a report is made of before it is laid out: sections of text, lists, tables and commands.
+"""Define the parts of a report before its layout: sections of text, lists, tables and commands.
 
-The renderers (terminal, Markdown, HTML) turn these into characters; none of them adds a number.
+The renderers (terminal, Markdown, HTML) turn these parts into characters; none of them adds a number.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 
 class Tone(StrEnum):
-    """How a word may be tinted.  The word itself always carries the meaning."""
+    """How a word is coloured.  The word itself always carries the meaning."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -22,7 +22,7 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TableCell:
-    """``target`` links to what the text rests on (HTML only), ``anchor`` is the cell's own id, ``note`` is small."""
+    """``target`` links to the source of the text (HTML only), ``anchor`` is the cell's own id, ``note`` is small."""
 
     text: str
     note: str = ""
@@ -43,9 +43,9 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The first cell of a row names the row.  ``title`` is empty where the section's heading says enough.
+    """The first cell of a row names the row.  ``title`` is empty where the section's heading is enough.
 
-    ``is_folded``: a page shows it on request only.
+    A page shows a table with ``is_folded`` only on request.
     """
 
     title: str
@@ -67,7 +67,7 @@ class Bullets:
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """Shell lines, each with what it does."""
+    """Shell lines, each with its purpose."""
 
     lines: tuple[tuple[str, str], ...]
 

@@ -1,4 +1,4 @@
-"""Where every number of a report comes from: per metric the trials' summaries, the pairs, each step with its line."""
+"""Show where every number of a report comes from: each metric's trial summaries, pairs and log lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlk_repro.report.view import View, describe_lines, describe_source
 from rlk_repro.rundir.results import Series, Summary, TrialResult
 
 MAX_VALUES: Final = 40_000
-"""Steps listed over all metrics and trials; beyond it every metric lists fewer steps, and says so."""
+"""Limit for listed steps over all metrics and trials; above it every metric lists fewer steps, and says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class MetricEvidence:
 
 
 def make_evidence(view: View) -> tuple[MetricEvidence, ...]:
-    """One value per metric that any trial recorded."""
+    """Make the evidence of each metric that any trial recorded."""
     return tuple(
         MetricEvidence(
             metric=metric,
@@ -93,13 +93,13 @@ def _pair_table(view: View, metric: str) -> Table:
 
 
 def count_listed_steps(view: View) -> int:
-    """How many steps of each series fit into ``MAX_VALUES``."""
+    """Return how many steps of each series fit into ``MAX_VALUES``."""
     num_series = sum(len(trial.series) for trial in view.analysis.trials)
     return max(1, MAX_VALUES // max(1, num_series))
 
 
 def make_step_table(view: View, metric: str) -> Table:
-    """Value and log line of every step, a column per trial.  Warm-up steps are marked."""
+    """Make the table of every step's value and log line, with a column per trial.  Warm-up steps are marked."""
     found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
     num_steps = max((len(series.values) for _, series in found), default=0)
     num_listed = min(num_steps, count_listed_steps(view))

@@ -1,4 +1,4 @@
-"""What the plots share: the figure value, the frame, the axes, the legend and the words about an axis."""
+"""Share what all plots need: the figure value, the frame, the axes, the legend and the words about an axis."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_figure(key: str, title: str, caption: str, height: float, body: Iterabl
 
 
 def draw_y_axis(y: Scale, name: str) -> Iterator[str]:
-    """Grid lines with their values, and the axis' name above them."""
+    """Draw grid lines with their values, and the axis' name above them."""
     ticks = y.ticks(5)
     for tick, label in zip(ticks, format_ticks(ticks), strict=True):
         yield line(LEFT, y(tick), RIGHT, y(tick), "grid")
@@ -44,7 +44,7 @@ def draw_y_axis(y: Scale, name: str) -> Iterator[str]:
 
 
 def draw_legend(trials: Iterable[TrialResult], *, is_line: bool = False) -> Iterator[str]:
-    """The variants that are drawn, with how many trials of each."""
+    """Draw the variants of the plot, with the number of trials of each."""
     found = list(trials)
     left = 5.0
     for variant, shape in SHAPES.items():
@@ -72,5 +72,5 @@ def describe_absence(trial: TrialResult) -> str:
 
 
 def is_drawable(value: float | None) -> TypeGuard[float]:
-    """A finite number far enough from the largest one that axes can be computed around it."""
+    """Tell whether a number is finite and far enough from the largest float to compute axes around it."""
     return value is not None and abs(value) < MAX_DRAWABLE

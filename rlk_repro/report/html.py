@@ -1,6 +1,6 @@
-"""The report as one self-contained HTML page: no script, no network, every foreign text escaped.
+"""Render the report as one self-contained HTML page: no script, no network, every foreign text escaped.
 
-A content security policy in the page forbids both, should a text ever slip through.  Colours and layout: report.css.
+The page's content security policy also forbids scripts and network, in case escaping fails; report.css has the layout.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ MAX_REASONS: Final = 4
 
 
 def render_html(analysis: Analysis, context: Context | None = None) -> str:
-    """The whole page; the same bytes for the same analysis."""
+    """Render the whole page; the same analysis gives the same bytes."""
     view = make_view(analysis, context)
     return "\n".join(_render_lines(view)) + "\n"
 
 
 def render_page(title: str, about: str, sections: Sequence[Section]) -> str:
-    """A page of sections alone, in the look of a report."""
+    """Render a page that has only sections, in the style of a report."""
     lines = [*_open_page(title), f"<body><header><h1>{_escape(title)}</h1><p>{_escape(about)}</p></header><main>"]
     for section in sections:
         lines += _render_section(section)
@@ -96,7 +96,7 @@ def _render_head(view: View) -> Iterator[str]:
 
 
 def _render_verdict(view: View, figures: Sequence[Figure]) -> Iterator[str]:
-    """What a reader sees first: the word, its size, what it is of, the plot that it rests on, and what to do now."""
+    """Render what a reader sees first: the word, its size, its subject, the plot behind it, and the next command."""
     tone = choose_tone(view.analysis)
     yield f'<section id="verdict" class="verdict {tone}" aria-labelledby="verdict-word"><div class="first"><div>'
     yield f'<h2 id="verdict-word">{_escape(describe_words(view.analysis))}</h2>'
@@ -134,7 +134,7 @@ def _render_basis(view: View) -> Iterator[str]:
 
 
 def _render_reasons(reasons: Sequence[str]) -> Iterator[str]:
-    """The first few in sight, the others one click away."""
+    """Render the first few reasons visibly, and the others one click away."""
     if reasons:
         yield _render_list(reasons[:MAX_REASONS])
     if rest := reasons[MAX_REASONS:]:
@@ -189,7 +189,7 @@ def _render_commands(block: Commands) -> Iterator[str]:
 
 
 def _render_table(table: Table, label: str) -> Iterator[str]:
-    """A table that scrolls sideways on its own, by keyboard as well."""
+    """Render a table that scrolls sideways by itself, also by keyboard."""
     is_all_numbers = all(column.is_number for column in table.columns)
     yield f'<div class="scroll" role="region" tabindex="0" aria-label="{_escape(label)}">'
     yield f"<table{_style('numbers' if is_all_numbers else '')}><thead><tr>"
@@ -250,7 +250,7 @@ def _render_figure(figure: Figure) -> str:
 
 def _render_evidence(view: View) -> Iterator[str]:
     yield '<section id="evidence" aria-labelledby="evidence-title"><h2 id="evidence-title">Evidence</h2>'
-    yield "<p>Per metric: the trials' summaries, the pairs, and every step with the log line it was read from.</p>"
+    yield "<p>For each metric: the trials' summaries, the pairs, and every step with its log line.</p>"
     found = list(make_evidence(view))
     yield f"<details><summary>{count(len(found), 'metric')}</summary>"
     for item in found:

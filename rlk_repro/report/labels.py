@@ -1,6 +1,6 @@
-"""How a metric is called, in which unit it is shown and with how many decimals.  One choice for the whole report.
+"""Choose a metric's label, unit and number of decimals, in one way for the whole report.
 
-Also the spelling of text that came from a run: nothing invisible reaches a page, a file or a terminal.
+This module also cleans text that came from a run: no invisible character reaches a page, a file or a terminal.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _LABELS: Final[dict[str, str]] = {
     "module_optimizer_s": "optimizer",
     "module_step_s": "training of one step",
 }
-# Today's names of metrics that sealed analyses hold under earlier ones.
+# Sealed analyses hold these metrics under earlier names; these are the present names.
 _TODAY: Final[dict[str, str]] = {
     "module_ratio_kl_forward_s": "module_clip_kl_forward_s",
     "module_ratio_kl_backward_s": "module_clip_kl_backward_s",
 }
-# Of loss functions alone: their pass times by what runs in them.
+# In runs of loss functions alone, pass times are labelled by what runs in them.
 _LABELS_OF: Final[dict[str, dict[str, str]]] = {
     "module": {
         "actor_train_time_s": "GRPO loss, forward and backward",
@@ -64,8 +64,8 @@ _LABELS_OF: Final[dict[str, dict[str, str]]] = {
         "ref_log_probs_time_s": "reference pass",
     }
 }
-# What a workload cannot have, or has under another name: rates of tokens through a loss are no throughput of training,
-# its train time is its step time, and most of the host's time of a step is the making of batches.
+# A workload cannot have these metrics, or has them under another name: token rates through a loss are no training
+# throughput, its train time is its step time, and most of a step's host time is the making of batches.
 _ABSENT_FROM: Final[dict[str, frozenset[str]]] = {
     "module": frozenset(
         {
@@ -75,7 +75,7 @@ _ABSENT_FROM: Final[dict[str, frozenset[str]]] = {
         }
     )
 }
-# Metrics of pairs that are another summary of a measured one.
+# These metrics of pairs are another summary of a measured metric.
 _OF_PAIRS: Final[dict[str, tuple[str, str]]] = {
     "mean_step_time_s": ("step_time_s", "mean step time"),
     "unadjusted_step_time_s": ("step_time_s", "step time, not adjusted for tokens"),
@@ -86,7 +86,7 @@ _PRINTED: Final = {metric.name: metric for metric in METRICS}
 
 @dataclass(frozen=True, kw_only=True)
 class MetricLabel:
-    """``sources`` says which printed keys the metric is made of; empty for what the integration's own files hold."""
+    """``sources`` names the printed keys of the metric; it is empty for metrics from the integration's own files."""
 
     label: str
     unit: str
@@ -95,7 +95,7 @@ class MetricLabel:
 
 
 def clean(text: str) -> str:
-    """One line without anything invisible: white space collapses, control and direction characters become escapes."""
+    """Return one line without anything invisible: white space collapses; control and direction marks are escaped."""
     return printable(" ".join(text.split()))
 
 
@@ -104,7 +104,7 @@ def start_sentence(text: str) -> str:
 
 
 def find_label(metric: str, workload: str = "") -> MetricLabel:
-    """The label of a metric in runs of this kind of workload."""
+    """Return the label of a metric in runs of this kind of workload."""
     printed = _PRINTED.get(metric)
     label = _OF_PAIRS[metric][1] if metric in _OF_PAIRS else _LABELS.get(_TODAY.get(metric, metric), metric)
     label = _LABELS_OF.get(workload, {}).get(metric, label)
@@ -117,7 +117,7 @@ def find_label(metric: str, workload: str = "") -> MetricLabel:
 
 
 def recorded_metrics(analysis: Analysis) -> frozenset[str]:
-    """Metrics with a value in any trial."""
+    """Return the metrics that have a value in any trial."""
     return frozenset(
         series.metric
         for trial in analysis.trials
@@ -127,12 +127,12 @@ def recorded_metrics(analysis: Analysis) -> frozenset[str]:
 
 
 def measured_metric(metric: str) -> str:
-    """What a metric of pairs was measured as: the mean step time is a summary of the step time."""
+    """Return the measured metric of a metric of pairs: the mean step time, for example, comes from the step time."""
     return _OF_PAIRS[metric][0] if metric in _OF_PAIRS else metric
 
 
 def list_metrics(analysis: Analysis) -> tuple[str, ...]:
-    """Every metric the report speaks of: the known ones in their order, then whatever else the trials hold."""
+    """List every metric of the report: first the known metrics in their order, then other metrics of the trials."""
     recorded = recorded_metrics(analysis)
     earlier = {name: old for old, name in _TODAY.items() if old in recorded}
     known = tuple(dict.fromkeys(earlier.get(name, name) for name in (*_PRINTED, *_LABELS)))
@@ -151,7 +151,7 @@ class Numbers:
         self._decimals = {metric: _decimals(self.scale(metric, size)) for metric, size in largest.items()}
 
     def unit(self, metric: str) -> str:
-        """``µs`` or ``ms`` where the largest mean of any trial is so short."""
+        """Return the shown unit: ``µs`` or ``ms`` where the largest mean of any trial is short enough."""
         return self._find_unit(metric)[0]
 
     def scale(self, metric: str, value: float) -> float:
@@ -168,7 +168,7 @@ class Numbers:
         return format_fixed(self.scale(metric, value), self._decimals.get(measured_metric(metric), SIGNIFICANT))
 
     def format_range(self, metric: str, values: Iterable[float]) -> str:
-        """``lowest – highest``, or the one value."""
+        """Format a range like ``lowest – highest``, or one value."""
         ordered = sorted(values)
         if not ordered:
             return NOT_RECORDED
@@ -177,7 +177,7 @@ class Numbers:
 
 
 def format_fixed(value: float, decimals: int) -> str:
-    """Thousands separated; scientific where ``decimals`` would round everything away."""
+    """Format with separated thousands; use scientific form where ``decimals`` would round every digit away."""
     text = f"{value:,.{decimals}f}"
     if value and math.isfinite(value) and not any(digit in text for digit in "123456789"):
         return f"{value:.{SIGNIFICANT - 1}e}"
@@ -185,7 +185,7 @@ def format_fixed(value: float, decimals: int) -> str:
 
 
 def headline_value(metric: str, summary: Summary) -> float:
-    """What stands for a trial: the highest step for a peak, the mean of the scored steps otherwise."""
+    """Return the value that represents a trial: the highest step for a peak, else the mean of the scored steps."""
     return summary.maximum if metric.startswith("peak_") else summary.mean
 
 

@@ -1,4 +1,4 @@
-"""The report as Markdown: everything but the plots and the single steps, one fact per line so that reports diff."""
+"""Render the report as Markdown, without plots and steps, with one fact per line, so that diffs are readable."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _LEADING: Final = re.compile(r"^([#+-]|\d+[.)])(?=\s|$)")
 
 
 def render_markdown(analysis: Analysis, context: Context | None = None) -> str:
-    """The whole report; the same bytes for the same analysis."""
+    """Render the whole report; the same analysis gives the same bytes."""
     view = make_view(analysis, context)
     return "\n".join(_render_lines(view)).rstrip() + "\n"
 
 
 def render_summary(analysis: Analysis, context: Context) -> str:
-    """The answer and what it rests on, in at most 60 lines that fit a comment on a pull request."""
+    """Render the answer and its basis in at most 60 lines, which fit a comment on a pull request."""
     return "\n".join(_render_summary(make_view(analysis, context))).rstrip() + "\n"
 
 
@@ -68,7 +68,7 @@ def _render_summary(view: View) -> Iterator[str]:
 
 
 def _cut(section: Section, number: int) -> Iterator[str]:
-    """The section's tables with their first rows, and how many rows more the report has."""
+    """Render the first rows of the section's tables, and the number of further rows in the report."""
     for block in section.blocks:
         if isinstance(block, Table):
             yield from _render_table(replace(block, rows=tuple(block.rows[:number]), note=""))
@@ -143,12 +143,12 @@ def _cell(cell: TableCell) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """``text`` on one line so that it reads as itself: no markup, no HTML, no table border."""
+    """Escape ``text`` on one line, so that it appears unchanged: no markup, no HTML, no table border."""
     return _LEADING.sub(r"\\\1", _SPECIAL.sub(r"\\\g<0>", clean(text)))
 
 
 def code_span(text: str) -> str:
-    """A code span that holds any text, inside a table as well."""
+    """Return a code span that can hold any text, also inside a table."""
     shown = clean(text).replace("|", "\\|")
     longest = max((len(run) for run in re.findall("`+", shown)), default=0)
     fence = "`" * (longest + 1)

@@ -1,4 +1,4 @@
-"""The plots of an operator run: per operator, how many times as fast as the trainer's own function, case by case."""
+"""Plot an operator run: for each operator, its speed as a multiple of the trainer's own function, case by case."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STYLES: Final = {
 
 
 def plot_speedups(view: View) -> tuple[Figure, ...]:
-    """One figure per operator that has a speedup; what has none is in the tables."""
+    """Make one figure per operator that has a speedup; the tables have the other operators."""
     results = [result for result in view.analysis.operators if find_speedup(result) is not None]
     operators = list(dict.fromkeys(result.case.operator for result in results))
     return tuple(
@@ -49,7 +49,7 @@ def _plot_operator(place: int, operator: str, results: Sequence[OperatorResult])
     caption = (
         "A mark is one implementation in one case: the middle of its processes, each relative to "
         f"{REFERENCE}'s own function in the same process. The axis is logarithmic; right of 1 is faster than "
-        f"{REFERENCE}. f: forward; f+b: forward and backward; a percentage: of the rows wanted."
+        f"{REFERENCE}. f: forward; f+b: forward and backward; a percentage is the share of rows wanted."
     )
     if len(cases) > len(shown):
         caption += f" The first {len(shown)} of {len(cases)} cases."
@@ -75,7 +75,7 @@ def _draw_legend(kinds: Sequence[OperatorKind]) -> Iterator[str]:
 
 def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y: float) -> Iterator[str]:
     yield text(LEFT - 8, y + 4, _label(case), "tick", "end")
-    for result in sorted(results, key=lambda item: item.kind is OperatorKind.FUSED):  # on top where marks meet
+    for result in sorted(results, key=lambda item: item.kind is OperatorKind.FUSED):  # fused marks are on top
         speedup = find_speedup(result)
         if speedup is None or result.kind not in STYLES:
             continue
@@ -85,7 +85,7 @@ def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y
 
 
 def _label(case: OperatorCase) -> str:
-    """``9216 × 151936 bf16 50 % f+b``: short, because the tables have the words."""
+    """Return a label like ``9216 × 151936 bf16 50 % f+b``; it is short because the tables have the words."""
     sizes = (case.num_tokens, case.vocab_size) if case.hidden_size is None else (
         case.num_tokens, case.hidden_size, case.vocab_size
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""The tables of an operator run: every implementation of a case in a row, compared with the trainer's own function.
+"""Make the tables of an operator run: one row per implementation of a case, compared with the trainer's function.
 
-Pure layout, like ``sections``.  A native implementation is called native wherever it is shown.
+This module only lays out, like ``sections``.  A native implementation is called native wherever it is shown.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ TIMES: Final = f"× {REFERENCE}"
 INTRODUCTION: Final = (
     f"Each row is one implementation on the same tensors. {REFERENCE}: {REFERENCE}'s own functions, to which "
     f"{TIMES} is relative, in the same process. fused: RL-Kernel's kernels, by class and compiled symbols; native: "
-    "RL-Kernel's plain PyTorch; peer: somebody else's, for orientation. blocked could not be tried, oom did not fit; "
-    "both are results."
+    "RL-Kernel's plain PyTorch; peer: another project's, for orientation. blocked: cannot run here; oom: out of "
+    "memory; both are results."
 )
 LEGEND: Final = (
     "Median of a process over all calls of its scored sweeps. ±: median absolute deviation within a process, the "
-    "larger. Apart: how far the processes' medians lie apart. Extra memory: peak during the calls above what was there "
+    "larger one. Apart: difference between the processes' medians. Extra memory: peak during the calls above the level "
     "before. Error: largest difference from float64 over the checked rows; of the gradient, as a fraction of its "
-    "largest element. Of floor: the least time this device could take, by the bandwidth and matrix rate measured in "
-    "the same process, over the median. A vocabulary that is one rank's share is measured on one device, without "
+    "largest element. Of floor: the shortest possible time on this device, by bandwidth and matrix rate measured in "
+    "the same process, divided by the median. One rank's share of a vocabulary is measured on one device, without "
     "communication."
 )
 
 
 def make_cells(view: View) -> Section:
-    """One table per case, then what each implementation consisted of."""
+    """Make one table per case, then the tables of what each implementation consisted of."""
     results = view.analysis.operators
     title = "Operators, case by case"
     if not results:
@@ -89,7 +89,7 @@ def group_by_case(results: Iterable[OperatorResult]) -> list[tuple[OperatorCase,
 
 
 def describe_case(case: OperatorCase) -> str:
-    """``logp, forward: 9,216 tokens, vocabulary 151,936, float32, 50 % of rows wanted``."""
+    """Describe a case like ``logp, forward: 9,216 tokens, vocabulary 151,936, float32, 50 % of rows wanted``."""
     parts = [f"{format_count(case.num_tokens)} tokens"]
     if case.hidden_size is not None:
         parts.append(f"hidden {format_count(case.hidden_size)}")
@@ -100,7 +100,7 @@ def describe_case(case: OperatorCase) -> str:
 
 
 def _make_table(view: View, case: OperatorCase, results: Sequence[OperatorResult]) -> Table:
-    """Columns without any entry, such as the gradient's in a forward pass, are left out."""
+    """Make the table of one case; columns without any entry, such as the gradient's in a forward pass, are left out."""
     places = {trial.name: trial.index for trial in view.analysis.trials}
     names = list(dict.fromkeys(trial.trial for result in results for trial in result.trials))
     shown = names if len(names) <= MAX_PROCESSES else []
@@ -130,7 +130,7 @@ def _make_row(view: View, result: OperatorResult, shown: Sequence[str]) -> tuple
 
 
 def _median_cell(view: View, trial: OperatorTrial | None) -> TableCell:
-    """A process's median, linked to its log, with the line of its first record."""
+    """Show a process's median, linked to its log, with the line of its first record."""
     if trial is None or trial.median_s is None:
         return TableCell(text="–", tone=Tone.FAINT)
     target = view.file_cell(log_path(trial.trial), "").target
@@ -138,14 +138,14 @@ def _median_cell(view: View, trial: OperatorTrial | None) -> TableCell:
 
 
 def format_ms(seconds: float) -> str:
-    """Milliseconds with four significant digits."""
+    """Format milliseconds with four significant digits."""
     value = seconds * 1e3
     decimals = 3 - math.floor(math.log10(value)) if value > 0 else 0
     return format_fixed(value, min(6, max(0, decimals)))
 
 
 def describe_median(result: OperatorResult) -> str:
-    """``4.480 – 4.482`` over the processes, or the status without a median."""
+    """Show the medians of the processes like ``4.480 – 4.482``, or the status where no median exists."""
     values = sorted(trial.median_s for trial in result.trials if trial.median_s is not None)
     if not values:
         return result.status.value
@@ -153,7 +153,7 @@ def describe_median(result: OperatorResult) -> str:
 
 
 def find_speedup(result: OperatorResult) -> float | None:
-    """The geometric middle of the processes; none for the reference, which is 1 by definition."""
+    """Return the geometric mean over the processes; None for the reference, whose speedup is 1 by definition."""
     speedups = [trial.speedup for trial in result.trials if is_drawable(trial.speedup) and trial.speedup > 0]
     if result.implementation == REFERENCE or not speedups:
         return None
@@ -161,7 +161,7 @@ def find_speedup(result: OperatorResult) -> float | None:
 
 
 def describe_speedup(result: OperatorResult) -> str:
-    """``3.07``, ``3.05 – 3.09``; ``1`` for the reference itself, empty without a value."""
+    """Show the speedup like ``3.07`` or ``3.05 – 3.09``; ``1`` for the reference itself, empty without a value."""
     if result.implementation == REFERENCE:
         return "1" if result.status is OperatorStatus.PASSED else ""
     values = sorted(trial.speedup for trial in result.trials if trial.speedup is not None)
@@ -186,7 +186,7 @@ def describe_floor_share(result: OperatorResult) -> str:
 
 
 def _find_spread(result: OperatorResult) -> float | None:
-    """The deviation within a process as a fraction of its median, the largest of the processes."""
+    """Return the deviation within a process as a fraction of its median; the largest of the processes counts."""
     found = [trial.mad_s / trial.median_s for trial in result.trials if trial.mad_s is not None and trial.median_s]
     return max(found, default=None)
 
@@ -207,7 +207,7 @@ def _show_range(ends: Iterable[str]) -> str:
 
 
 def _make_origin_tables(results: Sequence[OperatorResult]) -> Iterator[Table]:
-    """What each implementation consisted of, and what was not measured and why; cases that agree share a row."""
+    """Make tables of the parts of each implementation, and of what was not measured; cases that agree share a row."""
     passed = _group(result for result in results if result.status is OperatorStatus.PASSED)
     others = _group(result for result in results if result.status is not OperatorStatus.PASSED)
     names = ("implementation", "operator", "kind")
@@ -255,7 +255,7 @@ def _name_cells(result: OperatorResult) -> tuple[TableCell, TableCell, TableCell
 
 
 def _describe_kernels(found: Sequence[OperatorResult]) -> str:
-    """The implementation's own kernels first, torch's general ones after them."""
+    """Name the implementation's own kernels first, then torch's general kernels."""
     kernels = [name for result in found for name in result.kernels]
     own_first = sorted(kernels, key=lambda name: "at::native::" in name)
     names = list(dict.fromkeys(map(_shorten_kernel, own_first)))
@@ -264,14 +264,14 @@ def _describe_kernels(found: Sequence[OperatorResult]) -> str:
 
 
 def _shorten_kernel(name: str) -> str:
-    """The function's own name: without its type, namespaces, template arguments and parameters."""
+    """Return a function's own name: without its type, namespaces, template arguments and parameters."""
     plain = name.removeprefix("void ").replace("(anonymous namespace)", "")
     head = plain.split("<")[0].split("(")[0]
     return (head.rpartition("::")[2] or head or name)[:MAX_KERNEL_NAME]
 
 
 def make_operator_basis(view: View) -> tuple[tuple[str, str], ...]:
-    """What the tables hold, as name and value."""
+    """Return what the tables hold, as name and value."""
     results = view.analysis.operators
     counts = Counter(result.status for result in results)
     cells = ", ".join(f"{counts[status]} {status}" for status in OperatorStatus if counts[status])
@@ -288,9 +288,9 @@ def _describe_processes(results: Sequence[OperatorResult]) -> str:
     num_processes = len({trial.trial for result in results for trial in result.trials})
     spreads = sorted(result.process_spread for result in results if result.process_spread is not None)
     if not spreads:
-        return f"{num_processes}, too few to show their spread"
+        return f"{num_processes}, too few to show the spread between them"
     middle, largest = (_show_percent(spreads[place]) for place in (len(spreads) // 2, -1))
-    return f"{num_processes}, whose medians of a cell lie {middle} apart in half the cells, {largest} at most"
+    return f"{num_processes}, medians of a cell differ by {middle} in half the cells, by {largest} at most"
 
 
 def _describe_reference(results: Sequence[OperatorResult]) -> str:
@@ -307,5 +307,5 @@ def _describe_rl_kernel(results: Sequence[OperatorResult]) -> str:
     if fused:
         return f"fused: {', '.join(fused)}"
     if any(result.kind is OperatorKind.NATIVE for result in passed):
-        return "no fused implementation ran: what ran is plain PyTorch"
-    return "no implementation of it ran"
+        return "no fused implementation ran, only plain PyTorch"
+    return "no implementation of RL-Kernel ran"

@@ -1,7 +1,8 @@
-"""The plots of a report, as inline SVG with a caption each.  Drawn from the ``Analysis``; nothing is estimated here.
+"""Draw the plots of a report, as inline SVG with a caption each.  They come from the ``Analysis``; nothing is
+estimated.
 
-Baseline is a circle and a solid line, enabled a triangle and a dashed one, in fixed colours.  A plot without data is a
-sentence.  The plots over pairs and modules are in ``row_plots``.
+Baseline is a circle and a solid line, enabled a triangle and a dashed line, in fixed colours.  A plot without data
+becomes a sentence.  ``row_plots`` has the plots over pairs and modules.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PASSES_MEMORY: Final = "peak_memory_in_forward_only_bytes"
 
 
 def make_figures(view: View) -> tuple[Figure, ...]:
-    """Every plot of the report, in reading order."""
+    """Make every plot of the report, in reading order."""
     if not view.is_comparison:
         return plot_speedups(view)
     of_trials = [STEP_TIME, "tokens_per_s" if "tokens_per_s" in view.metrics else PASSES_MEMORY, "peak_memory_bytes"]
@@ -54,7 +55,7 @@ def make_figures(view: View) -> tuple[Figure, ...]:
 
 
 def plot_trials(view: View, metric: str) -> Figure:
-    """One point per trial in the order they ran, with the spread of its scored steps."""
+    """Draw one point per trial in the order they ran, with the spread of its scored steps."""
     is_peak = metric.startswith("peak_")
     key, title = f"plot-trials-{metric}", f"{view.title(metric)}, every trial"
     found = [(place, trial, trial.summary(metric)) for place, trial in enumerate(view.analysis.trials)]
@@ -73,8 +74,8 @@ def plot_trials(view: View, metric: str) -> Figure:
     absent = [(place, trial) for place, trial, _ in found if place not in drawn_places]
     body += [marker("cross", x(place), BOTTOM - 8, 4, "absent", describe_absence(trial)) for place, trial in absent]
     steps = sorted({summary.n for _, _, summary in points})
-    what = "its highest scored step, the line reaches down to the lowest" if is_peak else (
-        "the mean of its scored steps, the line ± 1 standard deviation of these steps"
+    what = "its highest scored step; the line reaches down to the lowest" if is_peak else (
+        "the mean of its scored steps; the line is ± 1 standard deviation of these steps"
     )  # fmt: skip
     caption = (
         f"A point is one trial: {what}. n = {len(points)} trials of {' or '.join(map(str, steps))} scored steps. "
@@ -107,7 +108,7 @@ def _can_draw(metric: str, summary: Summary) -> bool:
 
 
 def _pair_axis(view: View, x: Scale) -> Iterator[str]:
-    """Names of the pairs below their trials, with a light band behind every other pair."""
+    """Draw the names of the pairs below their trials, with a light band behind every other pair."""
     places: dict[str, list[int]] = {}
     for place, trial in enumerate(view.analysis.trials):
         places.setdefault(trial.pair, []).append(place)
@@ -122,7 +123,7 @@ def _pair_axis(view: View, x: Scale) -> Iterator[str]:
 
 
 def plot_steps(view: View, metric: str) -> Figure:
-    """Every trial's series as a thin line over the steps, warm-up shaded."""
+    """Draw every trial's series as a thin line over the steps, with warm-up shaded."""
     key, title = f"plot-steps-{metric}", f"{view.title(metric)} over the steps"
     found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
     values = [view.numbers.scale(metric, value) for _, series in found for value in series.values if is_drawable(value)]
@@ -140,7 +141,7 @@ def plot_steps(view: View, metric: str) -> Figure:
         f"{'The shaded warm-up steps are not scored. ' if view.analysis.num_warmup_steps else ''}{describe_start(y)}"
     )
     if any(trial.status is not TrialStatus.OK for trial, _ in found):
-        caption += " A cross is where a trial ended early."
+        caption += " A cross marks where a trial ended early."
     if not y.low <= min(values) <= max(values) <= y.high:
         what = "Unscored" if view.analysis.is_crossover else "Warm-up"
         caption += f" {what} steps beyond the axis are cut off."
@@ -148,7 +149,7 @@ def plot_steps(view: View, metric: str) -> Figure:
 
 
 def _scored_values(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
-    """Of a session its extremes: between its scored steps lie others, and shadow steps come after the last."""
+    """Return the scored values; of a session only the extremes, because other steps lie between its scored steps."""
     first = view.analysis.num_warmup_steps
     if view.analysis.is_crossover:
         summaries = (trial.summary(metric) for trial, _ in found)
@@ -174,7 +175,7 @@ def _step_axis(x: Scale, num_steps: int) -> Iterator[str]:
 
 
 def _draw_series(view: View, metric: str, x: Scale, y: Scale, trial: TrialResult, series: Series) -> Iterator[str]:
-    """Unbroken stretches as lines, single values as dots; a cross where a trial ended early."""
+    """Draw unbroken stretches as lines, single values as dots, and a cross where a trial ended early."""
     stretch: list[tuple[float, float]] = []
     last: tuple[float, float] | None = None
     for step, value in enumerate((*series.values, None)):

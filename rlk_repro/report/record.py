@@ -1,4 +1,4 @@
-"""What ``report --json`` prints of a result: ``manifests/schema/report.schema.json`` describes a list of these."""
+"""Define what ``report --json`` prints for a result; ``manifests/schema/report.schema.json`` describes it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class LevelRecord:
 class ReportRecord:
     """One bundle or run directory.
 
-    ``bundle_id`` is the sha256 of its seal, empty without one.  ``report`` is the path of the page, empty where none
-    was written.  ``unit`` is what ``n`` of an effect counts, ``pair`` or ``session``.
+    ``bundle_id`` is the sha256 of its seal; it is empty without a seal.  ``report`` is the path of the page; it is
+    empty where no page was written.  ``unit`` is what ``n`` of an effect counts: ``pair`` or ``session``.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""The plots with one row per thing: the effect pair by pair, and the module times."""
+"""Draw the plots with one row per item: the effect pair by pair, and the module times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODULE_ROW: Final = 24
 
 
 def plot_pairs(view: View) -> Figure:
-    """The change of the primary metric in every pair, the interval of the effect below, the limits behind."""
+    """Draw the change of the primary metric in every pair, with the effect's interval below and the limits behind."""
     metric = view.primary
     label = view.label(metric).label
     key, title = "plot-pairs", f"Change of {label}, {view.analysis.unit} by {view.analysis.unit}"
@@ -53,7 +53,7 @@ def plot_pairs(view: View) -> Figure:
 
 
 def _block_changes(view: View) -> dict[str, list[float]]:
-    """For each session, the change in percent of each comparison block that counts."""
+    """Return, for each session, the change in percent of each comparison block that counts."""
     found: dict[str, list[float]] = {}
     for block in view.analysis.blocks:
         if not block.is_control and not block.reason and block.log_ratio is not None:
@@ -71,7 +71,7 @@ def _change_scale(view: View, ratios: Sequence[float], effect: Effect | None, bl
 
 
 def _limits(view: View, x: Scale, bottom: float) -> Iterator[str]:
-    """The smallest effect of interest as a band, the noise floor as two dashed lines."""
+    """Draw the smallest effect of interest as a band, and the noise floor as two dashed lines."""
     low, high = _limit_changes(view.analysis.verdict.smallest_effect)
     yield rect(x(low), TOP, x(high) - x(low), bottom - TOP, "warmup")
     floor = view.analysis.noise_floor
@@ -81,7 +81,7 @@ def _limits(view: View, x: Scale, bottom: float) -> Iterator[str]:
 
 
 def _limit_changes(fraction: float) -> tuple[float, float]:
-    """Percent changes that are equally far from no change as ratios: 1 / (1 + fraction) and 1 + fraction."""
+    """Return the percent changes that are equally far from no change as ratios: 1 / (1 + fraction) and 1 + fraction."""
     return 100 * (1 / (1 + fraction) - 1), 100 * fraction
 
 
@@ -131,12 +131,12 @@ def _pairs_caption(view: View, effect: Effect | None) -> str:
     parts = [f"The band is the smallest effect of interest, {_describe_limits(verdict.smallest_effect)}."]
     if floor.fraction is not None:
         limits = _describe_limits(floor.fraction)
-        parts.append(f"Dashed: the noise floor, {limits}, from {floor.n} control pairs.")
+        parts.append(f"The dashed lines are the noise floor, {limits}, from {floor.n} control pairs.")
     elif not view.analysis.is_crossover:
         parts.append("The noise floor was not measured.")
     if effect is not None and effect.low is not None:
         kind = "t" if view.analysis.is_crossover else "paired t"
-        bar = f"the bar its {describe_confidence(effect)} interval ({kind} on log ratios)"
+        bar = f"the bar is its {describe_confidence(effect)} interval ({kind} on log ratios)"
         parts.append(f"The diamond is the effect over n = {effect.n} scored {view.analysis.unit}s, {bar}.")
     if view.analysis.blocks:
         parts.append("Small dots are the blocks of a session.")
@@ -146,7 +146,7 @@ def _pairs_caption(view: View, effect: Effect | None) -> str:
 
 
 def plot_modules(view: View) -> Figure:
-    """The trial means of every module timer, on one axis from 0: what is small here cannot matter."""
+    """Draw the trial means of every module timer on one axis from 0, so that a small bar means a small effect."""
     key, title = "plot-modules", "Module times"
     rows = [
         (metric, _means(view, metric))

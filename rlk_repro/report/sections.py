@@ -1,7 +1,7 @@
-"""What was concluded, as sections: effects, gates, pairs, trials, operator decisions, noise floor.
+"""Make the sections about conclusions: effects, gates, pairs, trials, operator decisions, noise floor.
 
-Pure layout: every number comes from the ``Analysis``.  What the verdict rests on is in ``basis``, what was measured
-and where it ran in ``surroundings``.
+This module only lays out: every number comes from the ``Analysis``.  ``basis`` has what the verdict rests on;
+``surroundings`` has what was measured and where it ran.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ PROOF_TONES: Final = {
 SMALLEST_SHOWN_P: Final = 0.001
 OTHER_WORK: Final = "other work †"
 INSIDE_NOTE: Final = (
-    "† Not comparable: RL-Kernel's grpo_loss runs the trainer's own functions once more inside it, without gradient, "
-    "so that this timer holds other work in enabled than in baseline. The GRPO loss as a whole is comparable."
+    "† Not comparable: RL-Kernel's grpo_loss calls the trainer's own functions once more, without gradient, "
+    "so that this timer covers other work in enabled than in baseline. The whole GRPO loss is comparable."
 )
 PAIR_TONES: Final = {PairStatus.SCORED: Tone.PLAIN, PairStatus.VOID: Tone.BAD, PairStatus.DROPPED: Tone.BAD}
 
 
 def choose_tone(analysis: Analysis) -> Tone:
-    """What did not run with RL-Kernel is an open question, not a bad answer."""
+    """Choose the verdict's colour; a run that did not use RL-Kernel is an open question, not a bad answer."""
     return Tone.OPEN if did_not_run(analysis) else VERDICT_TONES[analysis.verdict.word]
 
 
@@ -88,7 +88,7 @@ def make_effects(view: View) -> Section:
     rows = tuple(_effect_row(view, effect) for effect in effects)
     note = (
         f"Interval and t p: t on the log ratios of n {unit}s. {start_sentence(exact)}: exact and two-sided; "
-        "in brackets, what so few can reach at best. Holm p: t p corrected over the secondary metrics."
+        "in brackets, the smallest possible p for this n. Holm p: t p corrected over the secondary metrics."
     )
     if not all(view.is_comparable(effect.metric) for effect in effects):
         note += f" {INSIDE_NOTE}"
@@ -127,7 +127,7 @@ def make_gates(view: View) -> Section:
         "gate", "status", "estimate", "bounds", "margin", "n", "what",
         numbers=("estimate", "bounds", "margin", "n"), prose=("what",),
     )  # fmt: skip
-    note = "Failed makes a run not comparable, undecided makes it inconclusive. Bounds are one-sided."
+    note = "A failed gate makes a run not comparable, an undecided gate inconclusive. Bounds are one-sided."
     rows = tuple(_gate_row(view, gate) for gate in view.analysis.gates)
     return Section(key="gates", title="Gates", blocks=(Table(title="", columns=columns, rows=rows, note=note),))
 
@@ -161,7 +161,7 @@ def make_pairs(view: View) -> Section:
 
 
 def _make_block_tables(view: View) -> Iterable[Table]:
-    """Of sessions: each block in the order run; then what all scored steps of a variant show together."""
+    """Make the tables of sessions: each block in the order run, then all scored steps of each variant together."""
     if not view.analysis.is_crossover:
         return
     numbers = ("change", "by first steps")
@@ -182,7 +182,7 @@ def _make_block_tables(view: View) -> Iterable[Table]:
         for block in view.analysis.blocks
     )
     note = (
-        "Change of the step time from A to B over the scored steps of a block; a control block is the baseline in all "
+        "Change of the step time from A to B over a block's scored steps; a control block runs the baseline in all "
         "periods. By first steps: over the steps that carry the switch, which are not scored."
     )
     yield drop_empty_columns(Table(title="Block by block", columns=columns, rows=rows, note=note, is_folded=True))
@@ -195,7 +195,7 @@ def _make_block_tables(view: View) -> Iterable[Table]:
         ))
         for variant, item in view.analysis.pooled.items()
     )  # fmt: skip
-    note = "All scored steps of all sessions together: descriptive, since steps of a session are correlated."
+    note = "All scored steps of all sessions together: a description, as steps of a session correlate."
     yield Table(title=f"Percentiles of {view.name_with_unit(metric)}", columns=columns, rows=rows, note=note)
 
 
@@ -205,7 +205,7 @@ def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second
     numbers = (first, second, "change")
     columns = make_columns(view.analysis.unit, "order", "status", *numbers, "why", numbers=numbers, prose=("why",))
     note = (
-        f"{view.title(view.primary)}. A trial stands for itself by the median of its scored "
+        f"{view.title(view.primary)}. The value of a trial is the median of its scored "
         "steps (times and rates), their maximum (memory) or mean (all else). Order: which of the two trials ran first."
     )
     if view.analysis.is_crossover:
@@ -232,7 +232,7 @@ def _pair_row(view: View, pair: PairResult, metric: str) -> tuple[TableCell, ...
 
 
 def pair_ratio(pair: PairResult, metric: str) -> float | None:
-    """The ratio whose logarithm the analysis holds; None where it holds none."""
+    """Return the ratio whose logarithm the analysis holds; None where it holds none."""
     found = pair.metric(metric)
     if found is None or found.log_ratio is None:
         return None
@@ -277,7 +277,7 @@ def _trial_row(view: View, trial: TrialResult) -> tuple[TableCell, ...]:
 
 
 def make_proof_cell(view: View, trial: TrialResult) -> TableCell:
-    """Whether RL-Kernel ran in a trial; where nothing is enabled the cells of the trial tell, one by one."""
+    """Show whether RL-Kernel ran in a trial; without enabled trials, the trial's other cells show it one by one."""
     if not view.is_comparison:
         return TableCell(text="n/a", tone=Tone.FAINT)
     return TableCell(text=trial.proof.value, tone=PROOF_TONES[trial.proof])
@@ -290,7 +290,7 @@ def _describe_rejects(trials: Iterable[TrialResult]) -> Iterable[str]:
 
 
 def make_operators(view: View) -> Section:
-    """Which implementation each operator resolved to; trials that agree share a row."""
+    """Show which implementation each operator resolved to; trials that agree share a row."""
     groups: dict[tuple[str, str, str, bool], list[tuple[TrialResult, DecisionSummary]]] = {}
     for trial in view.analysis.trials:
         for item in trial.decisions:
@@ -304,7 +304,7 @@ def make_operators(view: View) -> Section:
         numbers=("calls", "tokens", "fallbacks"), prose=("why", "trials"),
     )  # fmt: skip
     rows = tuple(_operator_row(found) for found in groups.values())
-    note = "Calls, tokens and fallbacks: per trial, over all its ranks, lowest – highest."
+    note = "Calls, tokens and fallbacks: lowest – highest over the trials, each summed over its ranks."
     table = drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
     return Section(key="operators", title=title, blocks=(table,))
 
@@ -325,7 +325,7 @@ def _operator_row(found: list[tuple[TrialResult, DecisionSummary]]) -> tuple[Tab
 
 
 def _make_rl_kernel_cell(decision: DecisionSummary) -> TableCell:
-    """Plain PyTorch of RL-Kernel is called native: its route ran, none of its kernels did."""
+    """Show whether RL-Kernel ran; its plain PyTorch is called native, because its route ran without its kernels."""
     if not decision.is_rl_kernel:
         return TableCell(text="no")
     accepted = OPERATORS[decision.op].implementations.values() if decision.op in OPERATORS else ()

@@ -1,6 +1,6 @@
-"""What a plan asked for, in the few lines that tell one run from another: what flags changed, workload, loss, layout.
+"""Describe what a plan requested in the few lines that distinguish runs: changes by flags, workload, loss, layout.
 
-Also what of the enabled variant's work is rlk-repro's own and not RL-Kernel's.
+This module also names the part of the enabled variant's work that is rlk-repro's own and not RL-Kernel's.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from rlk_repro.workloads import find_words, get_workload
 
 Workload = Mapping[str, Any]
 
-AS_WRITTEN: Final = "none: all as the run definition has it"
+AS_WRITTEN: Final = "none: all values are the run definition's"
 MOMENTS: Final = "rlk-repro's own pass over the logits (torch.compile on a GPU, rlk_repro/integration/route/moments.py)"
 OWN_ENTROPY: Final = (
-    "Not all that enabled gains is RL-Kernel's: the entropy metric, and the normaliser of the log-probs beside it, "
+    "RL-Kernel gives only a part of enabled's gain: the entropy metric, and the normaliser of the log-probs with it, "
     f"come from {MOMENTS}, since RL-Kernel has no such operator. The same run with --set entropy_metric=false compares "
     "RL-Kernel alone."
 )
 OWN_NORMALISER: Final = (
-    f"Not all that enabled gains is RL-Kernel's: the normaliser of differentiated log-probs comes from {MOMENTS}."
+    f"RL-Kernel gives only a part of enabled's gain: the normaliser of differentiated log-probs comes from {MOMENTS}."
 )
 FROZEN: Final = (
     "Python's garbage collector",
@@ -37,7 +37,7 @@ _WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp"})
 
 
 def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Name and value of what a reader needs to tell this run from another of the same name."""
+    """Return, as name and value, what distinguishes this run from another run of the same name."""
     workload = plan.experiment["run"]["workload"]
     facts = [("run", plan.run.run), ("overrides", ", ".join(_list_changes(plan)) or AS_WRITTEN)]
     facts += get_workload(workload["kind"]).describe(MappingProxyType(workload))
@@ -57,7 +57,7 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def find_own_work(plan: Plan) -> tuple[str, ...]:
-    """What must be said where the enabled variant is faster by more than RL-Kernel."""
+    """Return the sentences that a report needs where the enabled variant gains by more than RL-Kernel."""
     if not plan.needs_rl_kernel or _WITH_OWN_PASS.isdisjoint(plan.ops):
         return ()
     if plan.run.entropy_metric:
@@ -67,7 +67,7 @@ def find_own_work(plan: Plan) -> tuple[str, ...]:
 
 
 def _list_changes(plan: Plan) -> Iterator[str]:
-    """``entropy_metric = false (--set)``, by the path that the flag changed."""
+    """Yield changes like ``entropy_metric = false (--set)``, by the path that the flag changed."""
     run = plan.experiment["run"]
     for path, source in sorted(plan.sources.items()):
         if source.startswith("--"):

@@ -1,4 +1,4 @@
-"""Several results on one page, a column each: answers, effects, gates, and in what the runs differ."""
+"""Show several results on one page, with a column each: answers, effects, gates, and how the runs differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlk_repro.rundir.results import Analysis, Effect
 
 
 def write_side_by_side(results: Sequence[tuple[Analysis, Context, Path]], folder: Path) -> Path:
-    """Write the page into the folder that holds the reports, of which each result names its own; the page's path."""
+    """Write the page into the folder that holds the results' reports, and return its path."""
     page = folder / INDEX_NAME
     links = [report.relative_to(folder).as_posix() for _, _, report in results]
     views = [make_view(analysis, context) for analysis, context, _ in results]
@@ -50,7 +50,7 @@ def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
             section("answers", "Answers", _list_answers, is_prose=True),
             section("effects", "Effects", _list_effects, "The ratio enabled / baseline, as a change of the baseline."),
             section("gates", "Gates", _list_gates),
-            section("runs", "What ran", _list_facts, "≠: not the same in all.", is_prose=True),
+            section("runs", "What ran", _list_facts, "≠: the results differ.", is_prose=True),
         ],
     )
 

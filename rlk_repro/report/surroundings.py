@@ -1,6 +1,6 @@
-"""What was measured, where it ran, what may be said about it and how to do it again, as sections.
+"""Make the sections on what was measured, where it ran, what a reader may claim and how to reproduce it.
 
-Pure layout, like ``sections``.
+This module only lays out, like ``sections``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from rlk_repro.workloads import find_words
 from rlk_repro.workloads.differences import Kind
 
 RANGES: Final = (
-    "Per variant: lowest – highest of n trials. A trial counts with the mean of its scored steps, a peak with its "
+    "Per variant: lowest – highest of n trials. The value of a trial is the mean of its scored steps; for a peak, the "
     "highest."
 )
 MAX_FACT_ROWS: Final = 10_000
@@ -102,7 +102,7 @@ def _metric_row(view: View, metric: str) -> tuple[TableCell, ...]:
 
 
 def describe_range(view: View, metric: str, variant: str) -> tuple[str, int]:
-    """``lowest – highest`` over the trials of a variant, and how many have the metric."""
+    """Return ``lowest – highest`` over the trials of a variant, and the number of trials that have the metric."""
     summaries = [trial.summary(metric) for trial in view.analysis.trials if trial.variant == variant]
     values = [headline_value(metric, summary) for summary in summaries if summary is not None]
     return view.numbers.format_range(metric, values), len(values)
@@ -114,7 +114,7 @@ def _find_sources(view: View, metric: str) -> set[str]:
 
 
 def make_setup(view: View) -> Section:
-    """What ran: identity, hashes, facts, and the manifests of the nodes."""
+    """Make the section on what ran: identity, hashes, facts, and the manifests of the nodes."""
     analysis = view.analysis
     plan = (
         *make_identity(analysis),
@@ -133,7 +133,7 @@ def make_setup(view: View) -> Section:
 
 
 def make_differences(view: View) -> Iterator[Section]:
-    """What the two variants were started with that is not the same; nothing where it is not known."""
+    """Show how the start of the two variants differed; show nothing where that is not known."""
     differences = view.context.differences
     if not differences:
         return
@@ -150,7 +150,7 @@ def make_differences(view: View) -> Iterator[Section]:
     note, title = "Arguments and environment of all pairs, compared flag by flag and variable by variable.", VARIANTS
     if view.context.is_as_planned:
         note, title = (
-            "No pair has a record of what it was started with: this is what the plan asked for.",
+            "No pair recorded how it was started: this is what the plan requested.",
             PLANNED_VARIANTS,
         )
     table = Table(title="", columns=columns, rows=rows, note=note, is_folded=True)
@@ -164,7 +164,7 @@ def _fact_table(title: str, facts: tuple[tuple[str, str], ...]) -> Table:
 
 
 def _merge_manifests(view: View) -> Iterator[tuple[str, str]]:
-    """One row per fact where all nodes agree, else one per value with the nodes that have it."""
+    """Yield one row per fact where all nodes agree, else one row per value with its nodes."""
     rows: dict[tuple[str, str], list[str]] = {}
     num_left_out = 0
     for manifest in view.context.manifests:
@@ -201,7 +201,7 @@ def make_findings(view: View) -> Section:
 
 
 def make_claims(view: View) -> Section:
-    """What may be said: design rule 8.10 and the run's own sentences."""
+    """Make the section on what may be claimed: the wording policy (docs/wording.md) and the run's own sentences."""
     analysis, context = view.analysis, view.context
     scope = f"hardware {analysis.hardware}, stack {analysis.stack}, lane {analysis.lane}, run {analysis.run}"
     blocks: list[Block] = [Text(text=caution) for caution in make_cautions(view)]
@@ -238,7 +238,7 @@ def make_reproduce(view: View) -> Section:
 
 
 def make_sections(view: View) -> tuple[Section, ...]:
-    """Every section of a report after the verdict, in reading order."""
+    """Make every section of a report after the verdict, in reading order."""
     has_noise = view.analysis.noise_floor.is_measured or not view.analysis.is_crossover
     if not view.is_comparison:
         return (
@@ -269,23 +269,23 @@ def make_sections(view: View) -> tuple[Section, ...]:
 
 
 def make_cautions(view: View) -> tuple[str, ...]:
-    """What a reader must know before the verdict."""
+    """Return what a reader must know before the verdict."""
     analysis = view.analysis
     cautions = [] if view.context.is_sealed else [UNSEALED]
     if scope := find_words(analysis.workload).scope:
         cautions.append(scope)
     if any(pair.status is PairStatus.SCORED and not pair.is_control for pair in analysis.pairs):
-        cautions += view.context.own_work  # these explain a gain, which needs a scored pair
+        cautions += view.context.own_work  # these explain a gain, which only a scored pair can show
     if analysis.verdict.is_exploratory:
-        cautions.append("Exploratory: the plan was not the one fixed before the first trial.")
+        cautions.append("Exploratory: the plan was changed after it was fixed.")
     if view.context.rule_changes:
         cautions.append(view.context.rule_changes)
     if has_blocking(view.context.findings):
-        cautions.append("The bundle is not what it says it is: see findings. This report is computed from its logs.")
+        cautions.append("The bundle contradicts its own records: see findings. This report is computed from its logs.")
     return tuple(cautions)
 
 
 def list_unrecorded(view: View) -> str:
-    """Metrics that no trial has, for where a table of them would be mostly empty."""
+    """Name the metrics that no trial has, for places where a table of them would be mostly empty."""
     missing = [metric for metric in view.metrics if metric not in view.recorded]
     return f"{NOT_RECORDED}: {', '.join(missing)}" if missing else ""

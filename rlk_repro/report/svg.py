@@ -1,6 +1,6 @@
-"""A little SVG: escaped elements, axes and markers.  Not a plotting library, and it knows nothing of analyses.
+"""Draw simple SVG: escaped elements, axes and markers.  It is not a plotting library and knows no analyses.
 
-Colours and fonts are CSS classes of the page, so that one drawing serves a light and a dark page and print.
+Colours and fonts are CSS classes of the page, so that one drawing serves a light page, a dark page and print.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Final
 from rlk_repro.report.labels import clean
 
 WIDTH: Final = 520
-# characters of a label that the margin left of a plot (figure.LEFT) holds
+# The margin left of a plot (figure.LEFT) holds this many characters of a label.
 MAX_LABEL: Final = 8
 
 
 def element(name: str, content: str = "", **attributes: str | float) -> str:
-    """``content`` is markup already; attribute names lose a final ``_`` and get ``-`` for ``_``."""
+    """Return one element; ``content`` is markup already; names of attributes lose a final ``_``, other ``_`` become
+    ``-``.
+    """
     shown = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_attribute(value))}"' for key, value in attributes.items()
     )
@@ -43,7 +45,7 @@ def polyline(points: Sequence[tuple[float, float]], class_: str) -> str:
 
 
 def marker(shape: str, x: float, y: float, size: float, class_: str, tip: str = "") -> str:
-    """A circle, triangle, diamond or cross around a point; ``tip`` appears under the mouse."""
+    """Draw a circle, triangle, diamond or cross around a point; ``tip`` appears under the mouse."""
     title = element("title", escape(clean(tip))) if tip else ""
     if shape == "circle":
         return element("circle", title, cx=x, cy=y, r=size, class_=class_)
@@ -60,14 +62,14 @@ def marker(shape: str, x: float, y: float, size: float, class_: str, tip: str = 
 
 
 def clip(key: str, box: tuple[float, float, float, float], body: Iterable[str]) -> Iterator[str]:
-    """``body`` cut off at a box of x, y, width, height."""
+    """Draw ``body``, cut off at a box of x, y, width, height."""
     x, y, width, height = box
     yield element("clipPath", element("rect", x=x, y=y, width=width, height=height), id=f"{key}-clip")
     yield element("g", "".join(body), clip_path=f"url(#{key}-clip)")
 
 
 def document(key: str, height: float, title: str, description: str, body: Iterable[str]) -> str:
-    """A drawing of ``WIDTH`` × ``height`` for a page; its ids start with ``key`` so that drawings do not clash."""
+    """Return a drawing of ``WIDTH`` × ``height`` for a page; its ids start with ``key``, so they are unique."""
     head = element("title", escape(clean(title)), id=f"{key}-title")
     head += element("desc", escape(clean(description)), id=f"{key}-desc")
     return element(
@@ -93,7 +95,7 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, count: int) -> list[float]:
-        """About ``count`` round values, 1, 2, 2.5 or 5 times a power of ten apart."""
+        """Return about ``count`` round values, 1, 2, 2.5 or 5 times a power of ten apart."""
         rough = (self.high - self.low) / count
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
@@ -102,8 +104,10 @@ class Scale:
 
 
 def make_scale(values: Iterable[float], start: float, end: float) -> Scale:
-    """A scale that holds all values with some air.  It starts at 0 where that costs little resolution, and spans two
-    hundredths of the largest value or more, so that differences far below that are not drawn large.
+    """Make a scale with some space around all values.
+
+    It starts at 0 where that costs little resolution.  It spans at least two hundredths of the largest value, so that
+    much smaller differences are not drawn large.
     """
     found = list(values)
     low, high = min(found), max(found)

@@ -1,6 +1,6 @@
-"""The report as a summary on a terminal, readable from 80 columns on and without colour.
+"""Print the report as a summary on a terminal, readable from 80 columns on and without colour.
 
-What ran, then what it showed, then the verdict, nearest to the prompt.  Module times, the single steps and everything
+It shows what ran, then the results, then the verdict, nearest to the prompt.  Module times, single steps and everything
 about the machine are in the other formats.
 """
 
@@ -66,9 +66,9 @@ def print_answer(
     replay: str = "",
     next_command: str = "",
 ) -> None:
-    """Print the few lines that everything ends with: the answer, what it rests on, where it lies, one next command.
+    """Print the last few lines of a command: the answer, its basis, the bundle's place, one next command.
 
-    ``replay`` says what a replay found; ``next_command`` replaces the one that the verdict suggests.
+    ``replay`` is the result of a replay; ``next_command`` replaces the command that the verdict suggests.
     """
     view = make_view(analysis, context)
     console.print()
@@ -169,7 +169,7 @@ def _print_gates(view: View, console: Console) -> None:
 
 
 def _print_cells(view: View, console: Console) -> None:
-    """One table per case; why a cell has no number is said once for all that share the reason."""
+    """Print one table per case; a reason for missing numbers is printed once for all implementations that share it."""
     cases = group_by_case(view.analysis.operators)
     _print_heading(console, "Operators", f"median in ms, lowest .. highest process; {TIMES}: how many times as fast")
     numbers = ("median", TIMES, "error", *(("extra memory", "of floor") if console.width >= WIDE else ()))
@@ -257,7 +257,7 @@ def _make_table(*names: str, numbers: tuple[str, ...] = ()) -> Table:
 
 
 def _make_bullet(text: str) -> Table:
-    """A list item whose further lines stand below its text."""
+    """Return a list item whose further lines stand below its text."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_row("-", _text(text))
     return grid
@@ -268,5 +268,5 @@ def _cell(cell: TableCell) -> Text:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Plain text: no markup, no control characters, never an escape sequence of the run."""
+    """Return plain text: no markup, no control characters, never an escape sequence of the run."""
     return Text(clean(text), style=style, overflow="fold")

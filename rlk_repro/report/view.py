@@ -1,4 +1,4 @@
-"""One analysis as every part of a report sees it: with what surrounds it, its number formats and its links."""
+"""Give every part of a report one view of an analysis: with its context, its number formats and its links."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ INSIDE_GRPO_LOSS: Final = ("module_log_probs_", "module_clip_kl_", "module_ratio
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What surrounds an analysis, all of it optional.
+    """The context of an analysis, all of it optional.
 
-    ``bundle`` is the path as it appears in commands, ``bundle_id`` the sha256 of its seal, empty without one;
-    ``run_directory`` leads from the report's folder to the unpacked
-    run directory, ``""`` without a link target.  ``findings`` are those of verify, diff or replay.
-    ``may_claim`` and ``may_not_claim`` are the run's own sentences, ``setting`` what tells it from another run of the
-    same name, ``rule_changes`` how its rules are not the shipped ones, ``differences`` what its variants were started
-    with that is not the same, as planned where no trial recorded it, ``own_work`` what enabled gains and RL-Kernel does
-    not do, ``is_folder`` whether ``bundle`` names a run directory.
+    ``bundle`` is the path in commands; ``bundle_id`` is the sha256 of its seal, empty without a seal; ``is_folder``
+    says that ``bundle`` is a run directory.  ``run_directory`` leads from the report's folder to the unpacked run
+    directory; ``""`` gives no links.  ``findings`` come from verify, diff or replay.  ``may_claim`` and
+    ``may_not_claim`` are the run's own sentences.  ``setting`` distinguishes the run from others of its name;
+    ``rule_changes`` says how its rules differ from the shipped rules.  ``differences`` lists how the start of its
+    variants differed, as planned if no trial recorded it. ``own_work`` names enabled's gain beyond RL-Kernel.
     """
 
     bundle: str = RunDir(Path()).bundle.name
@@ -63,7 +62,7 @@ class Context:
 
 @dataclass(frozen=True)
 class View:
-    """Anchors are made of positions, never of names: a name cannot collide or break out."""
+    """Anchors consist of positions, never of names, so a name can neither collide nor break out of the markup."""
 
     analysis: Analysis
     context: Context
@@ -78,7 +77,7 @@ class View:
 
     @cached_property
     def recorded(self) -> frozenset[str]:
-        """Metrics that any trial has."""
+        """The metrics that any trial has."""
         return recorded_metrics(self.analysis)
 
     @cached_property
@@ -100,17 +99,17 @@ class View:
         return tuple(item for item in self.analysis.effects if measured_metric(item.metric) in self._places)
 
     def label(self, metric: str) -> MetricLabel:
-        """What the metric is called in a run of this workload, and the unit of its numbers."""
+        """Return the metric's label in a run of this workload, and the unit of its numbers."""
         found = find_label(metric, self.analysis.workload)
         return replace(found, unit=self.numbers.unit(metric) or found.unit)
 
     def title(self, metric: str) -> str:
-        """The label as the beginning of a sentence; the name itself where that is the label."""
+        """Return the label as the beginning of a sentence; a label that is the name itself stays unchanged."""
         label = self.label(metric).label
         return label if label == metric else start_sentence(label)
 
     def mean(self, metric: str, variant: str) -> float | None:
-        """Over the trials of a variant that ended well; None where none has the metric."""
+        """Return the mean over a variant's successful trials; None where none of them has the metric."""
         trials = [
             trial for trial in self.analysis.trials if trial.variant == variant and trial.status is TrialStatus.OK
         ]
@@ -128,19 +127,19 @@ class View:
         return any(item.op == GRPO_LOSS and item.is_rl_kernel and item.calls for item in decisions)
 
     def is_comparable(self, metric: str) -> bool:
-        """Whether a metric holds the same work in both variants.
+        """Tell whether a metric covers the same work in both variants.
 
-        RL-Kernel's whole loss runs the trainer's own functions once more inside it, without gradient.
+        RL-Kernel's whole loss calls the trainer's own functions once more, without gradient.
         """
         return not (self._has_grpo_loss and metric.startswith(INSIDE_GRPO_LOSS))
 
     @property
     def is_comparison(self) -> bool:
-        """Whether the run was meant to compare variants; operators alone are measured without."""
+        """Whether the run was meant to compare variants; a run of operators alone was not."""
         return self.analysis.verdict.word is not VerdictWord.NO_COMPARISON
 
     def metric_rank(self, metric: str) -> tuple[int, bool]:
-        """Sorts metrics into the report's order, a derived one after what it is derived from."""
+        """Return a sort key for the report's order; a derived metric follows the metric that it is derived from."""
         measured = measured_metric(metric)
         return self._places.get(measured, len(self._places)), metric != measured
 
@@ -154,12 +153,12 @@ class View:
         return f"{self.metric_anchor(metric)}-{self.trial_anchor(trial.name)}"
 
     def metric_cell(self, metric: str, text: str) -> TableCell:
-        """``text`` linked to the evidence of the metric, where there is any."""
+        """Return ``text``, linked to the evidence of the metric where there is any."""
         is_recorded = measured_metric(metric) in self.recorded
         return TableCell(text=text, target=f"#{self.metric_anchor(metric)}" if is_recorded else "")
 
     def value_cell(self, metric: str, trial: TrialResult | None, value: float | None) -> TableCell:
-        """A number of a trial, linked to the steps and log lines it came from."""
+        """Return a number of a trial, linked to its steps and log lines."""
         text = self.numbers.format(metric, value)
         if value is None or trial is None or trial.get_series(measured_metric(metric)) is None:
             return TableCell(text=text, tone=Tone.FAINT if value is None else Tone.PLAIN)
@@ -172,7 +171,7 @@ class View:
         return self._trials[name][1] if name in self._trials else None
 
     def file_cell(self, path: str, text: str) -> TableCell:
-        """``text`` linked to a file of the run directory, where there is one to link to."""
+        """Return ``text``, linked to a file of the run directory where a link is possible."""
         root = self.context.run_directory
         return TableCell(text=text, target=_link(root, path) if root else "", is_code=True)
 
@@ -182,17 +181,17 @@ def _link(*parts: str) -> str:
 
 
 def log_path(trial: str) -> str:
-    """A trial's log, from the root of the run directory."""
+    """Return a trial's log, relative to the root of the run directory."""
     return RunDir(Path()).trial(trial).stdout.as_posix()
 
 
 def describe_source(trial: TrialResult, series: Series) -> str:
-    """The file of a series for any trial: ``trials/<trial>/stdout.log``."""
+    """Return the file of a series for any trial: ``trials/<trial>/stdout.log``."""
     return series.source.replace(trial.folder, "<trial>", 1)
 
 
 def describe_lines(series: Series | None) -> str:
-    """``:120-412``, the first and last line that printed a value."""
+    """Return the first and last line that printed a value, like ``:120-412``."""
     lines = [line for line in series.lines if line is not None] if series else []
     return f":{min(lines)}-{max(lines)}" if lines else f" ({NOT_RECORDED})"
 

@@ -1,6 +1,6 @@
-"""How far the trainer's log-probs differ from the rollout's, token by token: the classes in which tokens are counted.
+"""Define the classes in which tokens are counted by the difference between the trainer's and the rollout's log-prob.
 
-The trainer writes a table for every step and rank, ``analysis.agreement`` adds them up, a report shows them.
+The trainer writes a table for every step and rank; ``analysis.agreement`` adds the tables up; a report shows them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class LargestDifference:
 class AgreementResult:
     """All tokens that a variant trained on in its scored steps.
 
-    ``beyond[i]`` counts those whose difference exceeds ``LADDER[i]``.  ``k1`` and ``k3`` estimate the KL divergence of
-    the rollout's policy from the trainer's, per token: the means of -r and of exp(r) - 1 - r, r the trainer's log-prob
-    minus the rollout's (Schulman, Approximating KL Divergence).  ``by_position`` and ``by_log_prob`` have a row for
-    each band, in each the number of tokens by class; ``mean_by_position`` is a band's mean difference, None where it is
-    empty.  ``num_not_finite`` tokens have a log-prob that is not finite; no other number counts them.  ``reason`` says
-    why a step has no record.
+    ``beyond[i]`` counts tokens whose difference exceeds ``LADDER[i]``.  ``k1`` and ``k3`` estimate the KL divergence of
+    the rollout's policy from the trainer's, per token: the means of -r and of exp(r) - 1 - r, where r is the trainer's
+    log-prob minus the rollout's (Schulman, Approximating KL Divergence).  ``by_position`` and ``by_log_prob`` have one
+    row per band, and each row has the number of tokens by class; ``mean_by_position`` is a band's mean difference, or
+    None for an empty band.  ``num_not_finite`` counts tokens whose log-prob is not finite; no other number includes
+    them.  ``reason`` says why a step has no record.
     """
 
     variant: str

@@ -1,4 +1,4 @@
-"""Read from ``exit.json`` how a trial ended; used by an agent that resumes and by the analysis."""
+"""Read from ``exit.json`` how a trial ended; an agent that resumes and the analysis use it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_exit(folder: TrialDir) -> ExitRecord:
 
 
 def _read_duration(value: Any) -> float | None:
-    """Read a duration; raises ValueError for a value that no clock gives."""
+    """Read a duration; raises ValueError for a value that no clock can give."""
     if value is None:
         return None
     duration_s = float(value)

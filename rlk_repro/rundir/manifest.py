@@ -20,7 +20,7 @@ from rlk_repro.rundir.paths import RunDir
 SCHEMA: Final = 1
 DIFF: Final = "diff_sha256"
 MAX_FACTS: Final = 5000
-"""A node of 72 GPUs has about 2000."""
+"""A node with 72 GPUs has about 2000 facts."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Manifest:
             yield from _flatten(name, dict(section))
 
 
-# Packages that a trainer computes with or runs on; another version of a linter, say, does not change a measurement.
+# A trainer computes with these packages or runs on them; another version of a linter does not change a measurement.
 TRAINER_PACKAGES: Final = (
     *("apex", "cupy*", "flash-attn*", "flashinfer*", "megatron-core", "numpy", "nvidia-*", "ray", "rl-engine"),
     *("safetensors", "sglang*", "tokenizers", "torch-memory-saver", "torchvision", "transformer-engine*"),
@@ -86,7 +86,7 @@ SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
     ("container.image_digest", Level.BLOCKING),
     ("code.*.source", Level.INFO),
     ("code.rl_kernel.build_variables*", Level.WARNING),
-    # the compiler puts unique names into every build: two builds of the same sources never have the same bytes
+    # The compiler puts unique names into every build, so two builds of the same sources never have the same bytes.
     ("code.rl_kernel.extension_sha256", Level.WARNING),
     ("code.rl_kernel.*", Level.BLOCKING),
     ("code.vime.*", Level.BLOCKING),
@@ -172,7 +172,7 @@ def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
 def diff_nodes(manifests: Sequence[Manifest]) -> Iterator[Finding]:
     """List how the nodes of a run differ from its first node, where that may matter; stop after very many differences.
 
-    Facts of a node cost time; facts that only the first node has cost time only if they are findings.
+    Comparing costs time for each fact of a node; a fact that only the first node has is compared only if it may matter.
     """
     first = dict(manifests[0].facts()) if manifests else {}
     telling = {path for path, fact in first.items() if not isinstance(fact, Unknown)}
@@ -204,14 +204,14 @@ def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iter
 
 
 def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """Whether equal Python files prove equal sources: an archive has no commit, and an installation no tree."""
+    """Tell whether equal Python files prove equal sources: an archive has no commit, an installation has no tree."""
     source, _, name = path.rpartition(".")
     is_of_sources = name in {"commit", "is_dirty", DIFF, "tree", "version"}
     return is_of_sources and _has_same(f"{source}.package_tree", left, right)
 
 
 def _has_same(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """Whether both sides know a fact and it is equal."""
+    """Tell whether both sides know a fact and it is equal."""
     was, now = left.get(path), right.get(path)
     return was is not None and was == now and not isinstance(was, Unknown)
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 REFERENCE: Final = "vime"
-"""The implementation of an operator that speedups are relative to: vime's own function without the entropy metric."""
+"""Speedups are relative to this implementation: vime's own function without the entropy metric."""
 
 
 class OperatorStatus(StrEnum):
@@ -51,10 +51,12 @@ class OperatorCase:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTrial:
-    """One implementation in one case in one process, over the calls of its scored sweeps; all None unless it passed.
+    """One implementation in one case in one process, over the calls of its scored sweeps; numbers are None unless it
+    passed.
 
-    ``speedup`` is the median of vime's own function in the same case and process over this median.  ``floor_fraction``
-    is the shortest time possible on this device over this median.  ``line`` is the first log line about it.
+    ``speedup`` is the median time of vime's own function in the same case and process, divided by this median time.
+    ``floor_fraction`` is the shortest possible time on this device, divided by this median.  ``line`` is its first
+    line.
     """
 
     trial: str
@@ -94,7 +96,7 @@ class OperatorResult:
 
     @property
     def status(self) -> OperatorStatus:
-        """The worst status of all processes."""
+        """The worst status over all processes."""
         order = (OperatorStatus.FAILED, OperatorStatus.OOM, OperatorStatus.BLOCKED)
         found = {trial.status for trial in self.trials}
         return next((status for status in order if status in found), OperatorStatus.PASSED)

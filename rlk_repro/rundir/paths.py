@@ -77,7 +77,7 @@ class NodeDir:
     ray = Within("ray")
 
     def ray_logs(self, use: str) -> Path:
-        """Ray's logs of this node for one trial, by the trial's name, or for stored rollouts (``rollouts-<seed>``)."""
+        """Return the folder of this node's Ray logs for one trial, or for stored rollouts (``rollouts-<seed>``)."""
         return self.ray / use
 
     earlier = Within("earlier")
@@ -115,7 +115,7 @@ class RunDir:
         """The name by which commands find the run; the plan file keeps it when the folder is moved (plan.py)."""
         return self.root.absolute().name
 
-    # the author's bytes
+    # The author's bytes.
     run_yaml = Within("run.yaml")
     stack_yaml = Within("stack.yaml")
     hardware_yaml = Within("hardware.yaml")
@@ -170,7 +170,7 @@ class RunDir:
     analysis = Within("analysis/analysis.json")
     checksums = Within("SHA256SUMS")
 
-    # beside the sealed tree: never packed
+    # These files lie beside the sealed tree and are never packed.
     bundle = Within("bundle.tgz")
     report = Within("report")
     lock = Within(".lock")
@@ -191,7 +191,7 @@ class RunDir:
     """The pods that take part in a job on Kubernetes."""
 
     def pod_join(self, pod: str) -> Path:
-        """Changes as long as this pod asks to take part."""
+        """Return a file that changes as long as this pod asks to take part."""
         return self.root / f"{_POD_JOIN}{pod}"
 
     def pod_joins(self) -> list[Path]:
@@ -219,14 +219,14 @@ class RunDir:
     """The allocation whose leader wrote this file; a node that sees it shares the leader's file system."""
 
     def pulse(self, node: str) -> Path:
-        """Changes as long as this node's agent lives."""
+        """Return a file that changes as long as this node's agent lives."""
         return self.root / f".pulse-{node}"
 
     ray_order = Within(".ray.json")
     """The leading agent's order to Ray on all nodes."""
 
     def ray_report(self, node: str) -> Path:
-        """The state of Ray on this node."""
+        """Return the file with the state of Ray on this node."""
         return self.root / f".ray-{node}.json"
 
     ray_token = Within(".ray-token")
@@ -234,11 +234,11 @@ class RunDir:
 
     @property
     def again(self) -> Path:
-        """The allocation that ran out of time after complete pairs; another allocation continues."""
+        """Return the file that names an allocation which ended after complete pairs; another allocation continues."""
         return self.root / ".again"
 
     def end_marker(self, node: str) -> Path:
-        """The allocation that this node's agent has finished."""
+        """Return the file that names the allocation which this node's agent has finished."""
         return self.root / f".ended-{node}"
 
     @property
@@ -246,12 +246,12 @@ class RunDir:
         return self.checksums.is_file()
 
     def is_packed(self, relative: str) -> bool:
-        """Whether a file, by its path relative to the root, goes into the bundle."""
+        """Tell whether a file, named by its path relative to the root, goes into the bundle."""
         first = relative.split("/", 1)[0]
         return not (first.startswith(".") or first in {"bundle.tgz", "report"} or "/.partial-" in f"/{relative}")
 
 
-# a trainer knows these two folders from its environment, but not the trial's folder
+# A trainer knows these two folders from its environment, but not the trial's folder.
 def ops_file(folder: Path, rank: int) -> Path:
     return folder / f"{rank}{OPS_SUFFIX}"
 

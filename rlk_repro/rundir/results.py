@@ -60,15 +60,14 @@ class VerdictWord(StrEnum):
 
     @property
     def is_of_speed(self) -> bool:
-        """Whether the two variants could be compared, however the comparison ended."""
+        """Whether the two variants could be compared, with any result."""
         return self not in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}
 
 
 class ProofStatus(StrEnum):
     """Whether RL-Kernel ran in a trial, according to its ops files.
 
-    ``native``: an RL-Kernel op was invoked, but it is plain PyTorch (CPU, or ``logp`` on ROCm): invoked, never a speed
-    verdict.
+    ``native``: an RL-Kernel op was invoked, but it is plain PyTorch (CPU, or ``logp`` on ROCm): never a speed verdict.
     """
 
     PROVED = "proved"
@@ -90,7 +89,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One metric of one trial over its scored steps.  Percentiles by Hyndman–Fan 7, None where ``n`` is too small."""
+    """One metric of one trial over its scored steps.  Percentiles: Hyndman–Fan 7, None where ``n`` is too small."""
 
     metric: str
     n: int
@@ -152,7 +151,7 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PairMetric:
-    """One metric of one pair: the two trial summaries and ln(second / first), None where either is missing or <= 0."""
+    """One metric of one pair: two trial values and ln(second / first), or None where one is missing or not above 0."""
 
     metric: str
     first: float | None
@@ -185,8 +184,8 @@ class PairResult:
 class BlockResult:
     """One block of a session; ``reason`` says why the block does not count and is empty where it counts.
 
-    ``log_ratio`` is ln(B / A) of the step time over its scored steps, adjusted for tokens in lane live;
-    ``first_log_ratio`` over the first step of each period.  In a control block A and B are both the baseline.
+    ``log_ratio`` is ln(B / A) of the step time over its scored steps, adjusted for tokens in lane live.
+    ``first_log_ratio`` uses the first step of each period.  In a control block A and B are both the baseline.
     """
 
     session: str
@@ -200,10 +199,11 @@ class BlockResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowResult:
-    """One case of a session's shadow steps, the worst over ranks; ``error`` says why a comparison is missing.
+    """One case of a session's shadow steps, with the worst value over ranks; ``error`` says why a comparison is
+    missing.
 
     ``log_prob_max`` and ``log_prob_mean`` describe the absolute difference of log-probs; ``gradient_share`` is the
-    largest difference of gradients at the logits, as a share of the largest such gradient.
+    largest difference of gradients at the logits, divided by the largest such gradient.
     """
 
     session: str
@@ -217,11 +217,12 @@ class ShadowResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """A paired effect over scored comparisons, pairs or sessions, as the ratio enabled / baseline.
+    """A paired effect over scored comparisons (pairs or sessions), as the ratio enabled / baseline.
 
-    ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios); None below two pairs.  ``p_value``
-    is the exact two-sided sign-flip p, ``p_floor`` the smallest it could be (2 / 2^n).  ``p_t`` is the paired t test's;
-    ``p_holm`` is ``p_t`` corrected over the secondary metrics (six pairs are too few for a corrected sign-flip p).
+    ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios); below two pairs they are None.
+    ``p_value`` is the exact two-sided sign-flip p, ``p_floor`` its smallest possible value (2 / 2^n).  ``p_t`` is the p
+    of the paired t test; ``p_holm`` is ``p_t`` corrected over the secondary metrics: six pairs are too few to correct
+    ``p_value``.
     """
 
     metric: str
@@ -309,7 +310,7 @@ class Analysis:
 
     @property
     def unit(self) -> str:
-        """The unit that is counted: session if it has blocks, else pair."""
+        """The unit that is counted: ``session`` for the design crossover, else ``pair``."""
         return "session" if self.is_crossover else "pair"
 
     @property
@@ -320,7 +321,7 @@ class Analysis:
         return next((item for item in self.effects if item.metric == metric), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values; keys that only some runs have are absent from the others."""
+        """Convert to plain values; a key that only some runs have is left out where it is empty."""
         fields = dataclasses.asdict(self)
         for name in ("operators", "blocks", "shadows", "pooled", "agreement", "switch"):
             if not fields[name]:

@@ -21,11 +21,11 @@ CALLED: Final = frozenset(
         ("torch._utils", "_rebuild_tensor_v2"),
         ("numpy", "dtype"),
         *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
-        ("_codecs", "encode"),  # the form of bytes in pickles for older Pythons
+        ("_codecs", "encode"),  # pickles for older Pythons hold bytes in this form
         *((module, name) for module in _BUILTINS for name in ("bytearray", "complex", "frozenset", "set")),
     }
 )
-"""Module and name of what a pickle may call; docs/prepare.md lists it."""
+"""Modules and names that a pickle may call; docs/prepare.md lists them."""
 NAMED: Final = frozenset(
     {("numpy", "ndarray")}
     | {("torch", f"{kind}Storage") for kind in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half")}
@@ -44,7 +44,7 @@ _BROKEN_PICKLE: Final = (
 
 
 class _StandIn(dict[Any, Any]):
-    """The result of an allowed call: it can be filled, used as a key and given a state, and does nothing."""
+    """The result of an allowed call: it can be filled, used as a key and given a state, and it executes nothing."""
 
     def __init__(self, *_: object) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def check_archive(path: Path) -> None:
 
 
 def check_records(path: Path, data: bytes, *, has_program: bool) -> None:
-    """Check an archive that was read already, as ``check_file`` does: its pickle, and that it holds no program."""
+    """Check an archive that was read already, like ``check_file``: its pickle, and that it holds no program."""
     if has_program:
         raise _refuse(path, "is a compiled program")
     try:

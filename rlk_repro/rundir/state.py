@@ -1,7 +1,6 @@
-"""How far a run is, ``.state.json``: written by the leading agent, read by commands, backends and pods.
+"""Read and write ``.state.json``, a run's progress: the leading agent writes it; commands, backends and pods read it.
 
-It is a convenience for people and no evidence; results come from the logs.  The agent writes it last of all, after
-sealing and packing.
+The file helps people and is no evidence; results come from logs.  Its last state is written after sealing and packing.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress(Answer):
-    """``trial_index`` counts from 0, ``step`` is the last one finished; ``exit_code`` is the agent's, once it ended."""
+    """``trial_index`` counts from 0; ``step`` is the last finished step; ``exit_code`` is the ended agent's."""
 
     phase: Phase
     num_trials: int
@@ -61,7 +60,7 @@ class Progress(Answer):
 
 
 def read_state(run_dir: RunDir) -> Progress | None:
-    """The last written state, or None where no agent has begun."""
+    """Return the last written state, or None where no agent has begun."""
     try:
         return Progress.from_json(load_json(run_dir.state, schema=SCHEMA))
     except (BundleUnreadable, KeyError, TypeError, ValueError):
@@ -69,5 +68,5 @@ def read_state(run_dir: RunDir) -> Progress | None:
 
 
 def read_last_word(run_dir: RunDir) -> Progress:
-    """The state, or that of an agent without a report; ``exit_code`` is None until its end."""
+    """Return the last written state, or an empty one without any; ``exit_code`` is None until the agent ends."""
     return read_state(run_dir) or Progress(phase=Phase.PREFLIGHT, num_trials=0, num_steps=0)

@@ -1,7 +1,7 @@
-"""Find run directories: all, one by id or path, or the newest; and say which of them this user submitted.
+"""Find run directories (all, one by id or path, or the newest), and say which of them this user submitted.
 
-A run directory may come from somebody else's bundle, with a job id or a site in it.  So what this user submitted is
-recorded in the user's state folder, which no archive can write, by the hash of the plan with its run id.
+A run directory may come from another person's bundle and hold that person's job id or site.  So the user's state
+folder, which no archive can write, records what this user submitted, by the hash of the plan with its run id.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def remember(run_dir: RunDir, submission: Mapping[str, Any] | None = None) -> No
 
 
 def recall(run_dir: RunDir) -> dict[str, Any] | None:
-    """What ``remember`` recorded for a run directory; None where this user did not stage it."""
+    """Return what ``remember`` recorded for a run directory; None where this user did not stage it."""
     if not run_dir.plan.is_file() or not (path := _state_file(run_dir)).is_file():
         return None
     value: dict[str, Any] = load_json(path, schema=SCHEMA)
@@ -77,8 +77,8 @@ def find_run_dir(name: str | None) -> RunDir:
     links = sorted(path for path in run_dir.root.rglob("*") if path.is_symlink())
     if links:
         raise BundleUnreadable(
-            Problem(str(links[0]), "is a link, which may lead to your own files; a run directory holds no links",
-                    expected="files and folders alone", hint="remove it, if you know who made it")
+            Problem(str(links[0]), "is a link that may lead to your own files; a run directory holds no links",
+                    expected="files and folders only", hint="remove the link, if you know who made it")
         )  # fmt: skip
     return run_dir
 
@@ -99,7 +99,7 @@ def _find(name: str | None) -> RunDir:
     if len(matches) == 1:
         return matches[0]
     ids = [run_dir.run_id for run_dir in known]
-    what = "more than one run directory has an id that starts like this" if matches else "no run directory of this id"
+    what = "more than one run directory has an id that starts like this" if matches else "no run directory has this id"
     newest = ", ".join(reversed(ids[-5:])) or "(none)"
     raise SpecError(Problem(str(runs_root()), what, got=name, expected=f"an id, newest first: {newest}",
                             hint=suggest(name, ids) or "rlk-repro runs list --submitted"))  # fmt: skip
@@ -119,5 +119,5 @@ def read_plan(path: Path) -> Any:
 def _is_run_dir(path: Path) -> bool:
     try:
         return RunDir(path).plan.is_file()
-    except OSError as error:  # not permitted, or too long for a name
+    except OSError as error:  # not permitted, or the name is too long
         raise SpecError(Problem(str(path), f"cannot be read ({error.strerror})", expected="an id or a path")) from error

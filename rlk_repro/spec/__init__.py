@@ -1,4 +1,4 @@
-"""What authors write: run, stack, hardware and profile as strict, frozen models.  ``load`` reads them.
+"""Define what authors write: run, stack, hardware and profile as strict, frozen models.  ``load`` reads them.
 
 Every model refuses unknown keys and converts no value.
 """

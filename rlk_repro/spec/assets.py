@@ -1,7 +1,7 @@
-"""What a run needs on disk before its first trial, by name: a model, a data set, stored rollouts.
+"""Name what a run needs on disk before its first trial: a model, a data set, stored rollouts.
 
 These are names, not paths: ``rlk_repro.prepare.layout`` says where they are below a site's ``prepared_dir``, and
-``rlk-repro prepare`` puts them there.  A revision or digest that was not resolved is left out, never made up.
+``rlk-repro prepare`` puts them there.  A revision or digest that was not resolved is left out, never invented.
 ``prepare`` then takes what the hub serves, and the bundle records what it took.
 """
 
@@ -34,9 +34,9 @@ class HubSource(Model):
 
 
 class RandomWeights(Model):
-    """A small model that ``prepare`` makes itself: the weights follow from the seed, the tokenizer is one of bytes.
+    """A small model that ``prepare`` makes itself: a seed gives the weights, and its tokenizer works on bytes.
 
-    Its sizes are those of the model's ``arguments``; no file comes from a hub.
+    The model's ``arguments`` give its sizes; no file comes from a hub.
     """
 
     kind: Literal["random"]
@@ -91,9 +91,9 @@ DataSource: TypeAlias = Annotated[HubData | ArithmeticData, Field(discriminator=
 class StoredRollouts(Model):
     """Rollouts that were stored before this run, for lanes that do not generate rollouts.
 
-    Files ``0.pt`` … as vime's ``--save-debug-rollout-data`` writes them.  ``digest`` is the sha256 of the text that
-    ``sha256sum 0.pt 1.pt …`` prints for them, in the order of their numbers.  Without this key a run of
-    such a lane stores its own rollouts before its first trial.
+    The files ``0.pt`` … have the form of vime's ``--save-debug-rollout-data``.  ``digest`` is the sha256 of the text
+    that ``sha256sum 0.pt 1.pt …`` prints for them, in the order of their numbers.  Without this key a run of such a
+    lane stores its own rollouts before its first trial.
     """
 
     name: Name

@@ -1,4 +1,4 @@
-"""Check what a submission chooses beside the files (hardware, variants, design, overrides) against the run."""
+"""Check what a submission chooses in addition to the files (hardware, variants, design, overrides) against the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ The design is free too: it chooses the question (speed and memory, or reward), a
 
 
 def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
-    """Find whether the run has no layout for this hardware, or a layout that the hardware cannot have."""
+    """Find out whether the run lacks a layout for this hardware, or has a layout that the hardware cannot have."""
     name = hardware.hardware
     layout = run.layouts.get(name)
     if layout is None:

@@ -1,4 +1,4 @@
-"""What a run compares: with and without RL-Kernel, two commits of RL-Kernel, or a switch of the user's own."""
+"""Define what a run compares: with and without RL-Kernel, two commits of RL-Kernel, or the user's own switch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Commits(Model):
 
 
 class RlKernel(GrowingModel):
-    """How the enabled variant routes RL-Kernel in.  ``require`` refuses to start where an operator cannot run."""
+    """How the enabled variant uses RL-Kernel.  The mode ``require`` refuses to start where an operator cannot run."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"ops_on", "commits"})
 
@@ -45,7 +45,7 @@ class RlKernel(GrowingModel):
     commits: Commits | None = Field(None, description="two commits of RL-Kernel to compare, in design parallel")
 
     def find_commit(self, variant: str) -> str:
-        """The commit that trials of this variant must run; empty for the stack's commit."""
+        """Return the commit that trials of this variant must run; it is empty for the stack's commit."""
         if self.commits is None:
             return ""
         return self.commits.baseline if variant == BASELINE else self.commits.enabled

@@ -52,7 +52,7 @@ PERIODS_PER_BLOCK: Final = 4
 MAX_BLOCKS: Final = 200
 """Limit for a session: its effect is a median over all pairs of its blocks."""
 LIMIT_PER_ESTIMATE: Final = 1.5
-SHORTEST_LIMIT_MIN: Final = 10.0  # a first trial compiles, and a live run may store rollouts before it
+SHORTEST_LIMIT_MIN: Final = 10.0  # a first trial compiles, and a live run may store rollouts first
 LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
 
 
@@ -143,7 +143,7 @@ class Measure(GrowingModel):
 
     @property
     def num_stored(self) -> int:
-        """How many stored rollouts a lane needs that trains on them; the two periods of half a block share theirs."""
+        """The number of stored rollouts that a lane with them needs; two periods of half a block share theirs."""
         if self.design == "parallel":
             return self.num_steps
         return PERIODS_PER_BLOCK // 2 * (self.blocks + self.control_blocks) * self.period_steps
@@ -201,14 +201,14 @@ class Run(GrowingModel):
 
     @property
     def switch_title(self) -> str:
-        """What the variants differ in where that is not RL-Kernel against none; else empty."""
+        """What the variants differ in, if that is not RL-Kernel against no RL-Kernel; else empty."""
         commits = self.rl_kernel.commits
         if commits is not None:
             return f"RL-Kernel {commits.enabled[:12]}"
         return "" if self.switch is None else self.switch.title
 
     def has_rl_kernel(self, variant: str) -> bool:
-        """Whether trials of this variant must show that RL-Kernel served them."""
+        """Tell whether trials of this variant must show that RL-Kernel served them."""
         return self.switch is None and (variant != BASELINE or self.rl_kernel.commits is not None)
 
     @property
@@ -226,7 +226,9 @@ class Run(GrowingModel):
         return max(LIMIT_PER_ESTIMATE * self.expected_minutes[hardware], SHORTEST_LIMIT_MIN)
 
     def find_storing_limit_min(self, hardware: str) -> float:
-        """The time limit of the live run that stores rollouts: a trial's, or more where live trials take longer."""
+        """Return the time limit of the live run that stores rollouts: a trial's limit, or more where live trials are
+        longer.
+        """
         limit, live_min = self.find_limit_min(hardware), self.expected_trial_minutes.get(hardware)
         if self.time_limit_min is not None or live_min is None or not self.expected_session_minutes:
             return limit

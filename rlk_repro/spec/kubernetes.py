@@ -1,6 +1,6 @@
-"""What a Kubernetes site needs: the ``kubernetes`` part of a profile.
+"""Define what a Kubernetes site needs: the ``kubernetes`` part of a profile.
 
-Only values are here; ``clusters.k8s`` makes objects of them and refuses what a controller would refuse.
+Only values are here; ``clusters.k8s`` makes objects from them and refuses what a controller would refuse.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Toleration(Model):
 
 
 class Overlay(Model):
-    """What this site adds to the objects; it is merged unchanged, by key and by the names of list items."""
+    """This site's additions to the objects; they are merged unchanged, by key and by the names of list items."""
 
     metadata: dict[str, JsonValue] = Field({}, description="further labels and annotations of the job")
     pod_metadata: dict[str, JsonValue] = Field({}, description="further labels and annotations of every agent's pod")

@@ -14,7 +14,7 @@ class LayerCount(NamedTuple):
 
 
 def is_layer_pattern(value: Any, num_layers: int) -> bool:
-    """Whether a value selects among this many layers: every n-th layer, or a list with one entry per layer."""
+    """Tell whether a value selects among this many layers: every n-th layer, or a list with one entry per layer."""
     if isinstance(value, str) and "[" in value:
         found = read_layer_pattern(value)
         return found is not None and found.num_layers == num_layers

@@ -35,10 +35,11 @@ class Loaded(Generic[M]):
 
     @property
     def sources(self) -> dict[str, str]:
-        """For the dotted path of every value: the flag that set it or its parent; else file name and line, or default.
+        """Return the source of every value by dotted path: the flag that set it or its parent, else file and line, or
+        default.
 
-        A dump leaves out later keys that have their default; those that a flag set are named all the same.
-        File names have no folders, so that no path of a machine is recorded.
+        A dump leaves out later keys that have their default; this list still names those that a flag set.  File names
+        have no folders, so that no path of a machine is recorded.
         """
         dumped = {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
         by_flag = {path: source for path, source in self.origin.items() if source.startswith("--")}
@@ -61,7 +62,7 @@ class Override:
 
 
 def parse_overrides(settings: Iterable[str]) -> list[Override]:
-    """``["measure.pairs=8"]`` to overrides; values are YAML scalars or flow collections.
+    """Turn texts such as ``measure.pairs=8`` into overrides; the values are YAML scalars or flow collections.
 
     Raises:
         SpecError: a text has no ``=``, an empty path, an unreadable value, or something that looks like a secret.
@@ -143,7 +144,7 @@ def load(
     overrides: Sequence[Override] = (),
     check: Callable[[M], list[PathProblem]] | None = None,
 ) -> Loaded[M]:
-    """Read, override, validate, cross-check.
+    """Read a file, apply the overrides, validate the model, and check its values against each other.
 
     Raises:
         SpecError: the error lists every problem of the file, or says why it cannot be read.
@@ -223,7 +224,7 @@ def _apply(source: YamlSource, overrides: Sequence[Override]) -> tuple[Any, dict
         if not isinstance(target, dict):
             raise SpecError(Problem(override.flag, "there is no such path", expected="keys of the run, dotted"))
         if override.path[-1] in target and target[override.path[-1]] == override.value:
-            continue  # the file's own problem says this already
+            continue  # another problem of the file says this already
         target[override.path[-1]] = override.value
         origin[".".join(override.path)] = override.flag
     return value, origin
@@ -283,7 +284,7 @@ def _expected(details: ErrorDetails) -> str:
     return _EXPECTED.get(kind) or str(details["msg"]).removeprefix("Input should be ")
 
 
-# the key that says which model of a union a mapping is; pydantic's names for errors where it is absent or wrong
+# A mapping's ``kind`` says which model of a union it is; pydantic reports these errors where it is absent or wrong.
 _TAG: Final = "kind"
 _TAG_ERRORS: Final = frozenset({"union_tag_not_found", "union_tag_invalid"})
 
@@ -325,7 +326,7 @@ _UNION_NAMES: Final = frozenset({*_TEXT_NAMES, "int", "float", "bool", "FromEnv"
 
 
 def _keys_at(model: type[BaseModel], value: Any, path: Path_) -> list[str]:
-    """The valid keys at a path of ``value``; empty where any key is allowed."""
+    """Return the valid keys at a path of ``value``; the list is empty where any key is allowed."""
     current: Any = model
     for part in path:
         current = _step(current, value, str(part))
@@ -349,7 +350,7 @@ def _step(annotation: Any, value: Any, key: str) -> Any:
 
 
 def _models(annotation: Any, value: Any) -> list[type[BaseModel]]:
-    """The models in an annotation; where there are several, those that the value's tag names."""
+    """Return the models in an annotation; where there are several, return those that the value's tag names."""
     models = [item for item in _members(annotation) if isinstance(item, type) and issubclass(item, BaseModel)]
     tag = value.get(_TAG) if isinstance(value, dict) else None
     if len(models) < 2:

@@ -1,4 +1,4 @@
-"""How much worse the enabled variant may be: the margins of the gates, declared in a run before its first trial."""
+"""Define how much worse the enabled variant may be: a run fixes these margins of the gates before its first trial."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A site's settings for preflight: limits, and what a finding of each check does to the job.
+"""Define a site's settings for preflight: limits, and what a finding of each check does to the job.
 
-The checks themselves are in ``rlk_repro.agent.preflight``; docs/preflight.md says what each checks, and why.
+The checks themselves are in ``rlk_repro.agent.preflight``; docs/preflight.md gives their reasons.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CheckName: TypeAlias = Literal[
     "nodes_alike",
     "nvlink_domain",
 ]
-# pass: noted in the record; warn: shown in the report; fail: the job stops before its first trial
+# pass: only the record has it; warn: the report shows it; fail: the job stops before its first trial.
 Policy: TypeAlias = Literal["pass", "warn", "fail"]
 
 

@@ -1,4 +1,4 @@
-"""A site's settings for Ray: the ``ray`` part of a profile, for workloads that use Ray."""
+"""Define a site's settings for Ray: the ``ray`` part of a profile, for workloads that use Ray."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ class RaySettings(Model):
 
 
 def knows_tokens(version: str) -> bool:
-    """Whether this release of Ray authenticates by token; older releases silently ignore the setting."""
+    """Tell whether this release of Ray authenticates by token; older releases silently ignore the setting."""
     return tuple(map(int, re.findall(r"\d+", version)[:2])) >= FIRST_RAY_WITH_TOKENS

@@ -1,6 +1,6 @@
-"""What a Slurm site and its container runtime need: the ``slurm`` and ``container`` parts of a profile.
+"""Define what a Slurm site and its container runtime need: the ``slurm`` and ``container`` parts of a profile.
 
-Values only; ``clusters.slurm`` makes a script of them and refuses what a runtime cannot express.
+Only values are here; ``clusters.slurm`` makes a script from them and refuses what a runtime cannot express.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import Field
 from rlk_repro.spec.values import UNSEEN, GrowingModel, Model, Positive, Word
 
 Line = Annotated[str, Field(pattern=rf"^[^{UNSEEN}]+$", max_length=1000)]
-"""Text of one line: sbatch options are in comment lines, where a line feed would begin a command."""
+"""Text of one line: sbatch options are comment lines, and a line feed inside one would begin a shell command."""
 AbsolutePath = Annotated[str, Field(pattern=rf"^/[^{UNSEEN}]*$", max_length=1000)]
 Gres = Annotated[str, Field(pattern=r"^(none|gpu(:[A-Za-z0-9._-]+)?)$", max_length=100)]
 Option = Annotated[str, Field(pattern=rf"^--?[A-Za-z][^{UNSEEN}]*$", max_length=1000)]
@@ -59,7 +59,7 @@ class Mount(Model):
 
 
 class ContainerSettings(GrowingModel):
-    """What starts the stack's image on a node; ``host`` uses the node's own software and starts no image."""
+    """The program that starts the stack's image on a node; ``host`` uses the node's own software, no image."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"fabric", "host_python"})
 

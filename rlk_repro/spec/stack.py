@@ -1,4 +1,4 @@
-"""A stack: the pinned versions, how certain they are, which images exist, and what goes into them.
+"""Define a stack: the pinned versions, how certain they are, which images exist, and what goes into them.
 
 A stack never claims more than is known: an image that was not built is *not published*, an unpinned input *moving*.
 """
@@ -24,7 +24,7 @@ from rlk_repro.spec.values import (
 
 ImagePlatform: TypeAlias = Literal["cuda-amd64", "cuda-arm64", "rocm-amd64", "cpu"]
 Confidence: TypeAlias = Literal["certain", "likely", "unverified"]
-"""``certain``: read at its source; ``likely``: stated by one other party; ``unverified``: not checked."""
+"""``certain``: read at its source; ``likely``: reported by one other party; ``unverified``: not checked."""
 Tag: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
 Reference: TypeAlias = Annotated[
     str,
@@ -76,7 +76,7 @@ class Pin(GrowingModel):
     evidence: Text | None = Field(None, description="source of this information")
 
     def holds_tree(self, tree: object) -> bool:
-        """Whether files with this hash are the pinned ones, from any source."""
+        """Tell whether files with this hash are the pinned files, from any source."""
         return tree is not None and tree in {self.tree, self.patched_tree}
 
 

@@ -1,4 +1,4 @@
-"""Value types that all models share, and the base class of the models."""
+"""Define the value types that all models share, and the base class of the models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNSEEN: Final = r"\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206
 
 Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=2000)]
 Word: TypeAlias = Annotated[str, Field(pattern=rf"^[^-{UNSEEN}][^{UNSEEN}]*$", max_length=1000)]
-"""Text of one line that no program can take for an option."""
+"""Text of one line that no program can mistake for an option."""
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", max_length=40)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
 Minutes: TypeAlias = Annotated[float, Field(gt=0, le=10**5)]
@@ -28,7 +28,7 @@ Repository: TypeAlias = Annotated[
         pattern=r"^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[A-Za-z0-9_~][A-Za-z0-9._~-]*)+$", max_length=300
     ),
 ]
-"""A URL that git fetches from.  For a checkout there are separate options, such as ``--source``."""
+"""A URL that git fetches from.  Options such as ``--source`` name a local checkout instead."""
 Digest: TypeAlias = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
 EnvValue: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
@@ -41,7 +41,7 @@ ENABLED: Final[Variant] = "enabled"
 CROSSOVER: Final = "crossover"
 """Name of a design; also stands for the variant of a session, which runs both variants."""
 OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
-"""Names of architectures in images, by what ``uname -m`` prints."""
+"""The names of architectures in images, by the output of ``uname -m``."""
 
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm"]
 Mode: TypeAlias = Literal["auto", "require"]

@@ -1,4 +1,4 @@
-"""The settings of the workload ``vime``: vime's own ``train.py``, end to end.
+"""Define the settings of the workload ``vime``: vime's own ``train.py``, end to end.
 
 A field that is one flag has vime's flag name.  ``arguments`` hold flags that need no rule here.  All flags are checked
 against the argument contract of the pinned vime; flags that the launcher sets itself are refused.
@@ -126,10 +126,10 @@ class Placement(Model):
 
 
 Purpose: TypeAlias = Literal["timing", "deterministic", "profiler", "memory-history"]
-"""What a run of vime is for; a run has one purpose, and only ``timing`` measures speed.
+"""The purpose of a run of vime; a run has one purpose, and only ``timing`` measures speed.
 
-``deterministic`` asks vime and vLLM for equal bits, ``profiler`` takes torch's trace of three steps,
-``memory-history`` the allocator's history.
+``deterministic`` asks vime and vLLM for equal bits, ``profiler`` records torch's trace of three steps, and
+``memory-history`` records the allocator's history.
 """
 
 
@@ -175,7 +175,9 @@ class VimeWorkload(AnyWorkload):
         return frozenset({"megatron_lm"} if self.grpo.use_rollout_routing_replay else ())
 
     def generates(self, lane: Lane) -> bool:
-        """Whether inference servers run; in lane train-only only where the run stores its own rollouts first."""
+        """Tell whether inference servers run; in lane train-only they run only if the run first stores its own
+        rollouts.
+        """
         return lane != "train-only" or (self.rollouts is None and self.rollouts_seed is None)
 
     def has_rollout_log_probs(self, lane: Lane) -> bool:
@@ -206,14 +208,14 @@ class VimeWorkload(AnyWorkload):
             yield path, "needs experts, but the model is dense", True, "false, or a model with num-experts"
 
     def all_arguments(self) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-        """Every place where flags are written, by its path."""
+        """List every place where flags are written, by its path."""
         yield MODEL, self.model.arguments
         yield ("arguments",), self.arguments
         for name, placement in self.placements.items():
             yield ("placements", name, "arguments"), placement.arguments
 
     def arguments_on(self, hardware: str) -> Arguments:
-        """The flags written in addition to the model's; flags of the hardware's placement win."""
+        """Return the flags in addition to the model's flags; flags of the hardware's placement win."""
         return {**self.arguments, **self.placements[hardware].arguments}
 
 
@@ -232,14 +234,14 @@ def _find_batch_problems(grpo: VimeGrpo) -> Iterator[PathProblem]:
 
 def _find_data_problems(data: VimeData) -> Iterator[PathProblem]:
     if (data.rm_type is None) is (data.custom_rm_path is None):
-        what, expected = "the reward is missing, or given twice", "either rm_type or custom_rm_path"
+        what, expected = "the reward is missing or given twice", "either rm_type or custom_rm_path"
         yield ("data", "rm_type"), what, data.rm_type, expected
 
 
 MODEL: Final = ("model", "arguments")
 LAYER_PATTERN: Final = "moe-layer-freq"
 SIZES: Final = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "vocab-size", "normalization")
-"""Sizes that every model must give: else Megatron-LM would use its own default or stop after minutes."""
+"""Every model must give these sizes; otherwise Megatron-LM uses its own default or stops after minutes."""
 Range: TypeAlias = tuple[float, float]
 ANY: Final[Range] = (-math.inf, math.inf)
 NOT_NEGATIVE: Final[Range] = (0, math.inf)
@@ -257,7 +259,8 @@ RANGES: Final[Mapping[str, Range]] = {
     "moe-router-bias-update-rate": (0, 1),
     **dict.fromkeys(("train-memory-margin-bytes", "vllm-kv-cache-memory-bytes"), NOT_NEGATIVE),
 }
-"""Ranges far wider than any real model, to catch slips: Megatron-LM only checks that most values are numbers."""
+"""These ranges are far wider than any real model and catch typing errors: Megatron-LM mostly checks only for a number.
+"""
 
 
 def _find_size_problems(model: VimeModel) -> Iterator[PathProblem]:
@@ -281,7 +284,7 @@ def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]
         values = value if isinstance(value, tuple) else (value,)
         if False in [item for item in values if isinstance(item, bool)]:
             yield (*place, flag), "cannot switch a flag off", value, "true, or leave the key out"
-        elif isinstance(value, tuple) and len(value) < 2:  # rules about sizes read numbers, not lists of one
+        elif isinstance(value, tuple) and len(value) < 2:  # rules about sizes read numbers, not lists
             yield (
                 (*place, flag),
                 "is a list with fewer than two values",

@@ -1,4 +1,4 @@
-"""The kinds of workload that a run can name, each with its settings; ``rlk_repro.workloads`` starts them."""
+"""Define the kinds of workload that a run can name, each with its settings; ``rlk_repro.workloads`` starts them."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class Grpo(PolicyLoss):
 
 
 class AnyWorkload(GrowingModel):
-    """What plan and analysis need to know of every kind of workload.
+    """What plan and analysis need to know about every kind of workload.
 
-    ``lanes`` are those it can run in; ``lane_limit`` says why others are refused.  Without ``has_variants`` it has no
-    enabled variant.  Without ``has_output_layer`` its logits do not come from a model.  ``modules`` are the Python
-    modules that its trainer needs; before the first trial a child process imports those in ``imports``.
-    ``gpus_per_engine`` is, by hardware, the number of consecutive GPUs of one inference server; 0 without servers.
-    With ``needs_prepared`` its trials read what ``rlk-repro prepare`` put on disk.
+    ``lanes`` are the lanes that it can run in; ``lane_limit`` says why other lanes are refused.  Without
+    ``has_variants`` it has no enabled variant.  Without ``has_output_layer`` its logits do not come from a model.
+    ``modules`` are the Python modules that its trainer needs; before the first trial a child process imports those in
+    ``imports``. ``gpus_per_engine`` is, by hardware, the number of consecutive GPUs of one inference server; 0 without
+    servers. With ``needs_prepared`` its trials read what ``rlk-repro prepare`` put on disk.
     """
 
     lanes: ClassVar[tuple[Lane, ...]]
@@ -102,7 +102,7 @@ class AnyWorkload(GrowingModel):
         return None
 
     def has_rollout_log_probs(self, lane: Lane) -> bool:  # noqa: ARG002
-        """Whether the trainer gets log-probs of a rollout engine to compare its own with."""
+        """Tell whether the trainer gets a rollout engine's log-probs, to compare its own log-probs with them."""
         return True
 
     @property
@@ -124,7 +124,7 @@ class AnyWorkload(GrowingModel):
         return 0
 
     def find_problems(self) -> Iterator[PathProblem]:
-        """Find combinations within the workload that are impossible, by path from the workload's top."""
+        """Find impossible combinations within the workload, by path from the workload's top."""
         yield from ()
 
 
@@ -222,7 +222,7 @@ Density: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 
 
 class Grid(Model):
-    """The cases of one operator: every combination of these."""
+    """The cases of one operator: every combination of these values."""
 
     operator: OperatorName
     num_tokens: Shape
@@ -236,7 +236,7 @@ class Grid(Model):
 
 
 class OperatorsWorkload(AnyWorkload):
-    """Operators alone, each implementation in each case; a rollout is one sweep over all of them."""
+    """Single operators, each implementation in each case; a rollout is one sweep over all of them."""
 
     lanes = ("train-only",)
     lane_limit = "the operator tier has no rollouts"

@@ -1,7 +1,7 @@
-"""Arithmetic of the crossover design: block effects, a session's effect, its exact randomisation p, a common slope.
+"""Compute the effects of the crossover design: of a block, of a session, their exact p value and a common slope.
 
-Plain Python and exact sums, as in ``stats``: sealed numbers must not depend on the version of a library.  The design
-is that of Jones and Kenward, Design and Analysis of Cross-Over Trials; each function names its own source.
+The code is plain Python with exact sums, because sealed numbers must not depend on the version of a library.  The
+design is that of Jones and Kenward, Design and Analysis of Cross-Over Trials; each function names its source.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from rlk_repro.statistics.stats import Interval, mean, stdev, t_interval, t_quan
 MIN_SESSIONS: Final = 3
 MIN_BLOCKS: Final = 6
 MAX_SUMS: Final = 1_000_000
-"""Sums that each half of the exact randomisation may hold.  Four sessions of 8 blocks need 4,900."""
+"""Each half of the exact randomisation holds at most this many sums.  Four sessions of 8 blocks need 4,900."""
 _FIRST_LABEL: Final = "A"
 
 
 def block_effect(order: str, values: Sequence[float | None]) -> float | None:
-    """Mean log of the periods labelled B minus that of those labelled A; ``values[i]`` belongs to ``order[i]``.
+    """Return the mean log of the periods labelled B minus the mean log of the periods labelled A.
 
-    None where a value is missing or not above 0.  Drift that is linear over the block cancels in ABBA and BAAB.
+    ``values[i]`` belongs to ``order[i]``; a value that is missing or not above 0 gives None.  Linear drift over the
+    block cancels in the orders ABBA and BAAB.
     """
     logs = [math.log(value) if value is not None and 0 < value < math.inf else None for value in values]
     sides: tuple[list[float], list[float]] = ([], [])
@@ -38,17 +39,17 @@ def block_effect(order: str, values: Sequence[float | None]) -> float | None:
 
 
 def hodges_lehmann(values: Sequence[float]) -> float:
-    """The median of the means of all pairs, each value paired with itself too (Hodges and Lehmann 1963).
+    """Return the median of the means of all pairs; each value is also paired with itself (Hodges and Lehmann 1963).
 
-    One stalled block of eight hardly moves it; where noise is normal its interval is 5 % wider than the mean's.
+    One stalled block of eight hardly moves it.  Where noise is normal, its interval is 5 % wider than the mean's.
     """
     return median((one + other) / 2 for one, other in combinations_with_replacement(values, 2))
 
 
 def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | None:
-    """Two-sided t interval of the mean without the lowest and highest fifth (Yuen 1974); None below two values.
+    """Return the two-sided t interval of the mean without the lowest and highest fifth of the values (Yuen 1974).
 
-    The spread is that of the values with the trimmed ones put back at the nearest that stayed.
+    The spread counts each trimmed value as the nearest value that stayed.  Fewer than two values give None.
     """
     n = len(values)
     cut = n // 5
@@ -63,9 +64,9 @@ def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | N
 
 
 def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | None:
-    """The median slope over all pairs of blocks of one session (Theil 1950, Sen 1968), one for all sessions.
+    """Return the median slope over all pairs of blocks of one session (Theil 1950, Sen 1968); all sessions share it.
 
-    Each block gives (difference of the covariate, effect).  None where no two blocks differ in the covariate.
+    Each block gives (difference of the covariate, effect).  Without different covariates the slope is None.
     """
     slopes = [
         (second[1] - first[1]) / (second[0] - first[0])
@@ -77,16 +78,16 @@ def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | N
 
 
 def randomisation_p(sessions: Sequence[Sequence[tuple[str, float | None]]]) -> tuple[float, float] | None:
-    """Exact two-sided p of the sum of all block effects, and the smallest value that it could take.
+    """Return the exact two-sided p of the sum of all block effects, and the smallest p that the design allows.
 
-    The reference set is every assignment of orders that the design could have drawn: in each session as many ABBA as
-    BAAB, of an odd number either may have one more (Edgington and Onghena, Randomization Tests).
+    The reference set holds every assignment of orders that the design could have drawn: in each session as many ABBA as
+    BAAB; with an odd number of blocks either order may have one more (Edgington and Onghena, Randomization Tests).
 
     Args:
-        sessions: order and effect of every block; a lost block has no effect, and its order was drawn all the same.
+        sessions: order and effect of every block.  A lost block has no effect, but the design drew its order too.
 
     Returns:
-        None without an effect, or where an exact count is too long; the t interval carries those.
+        None without an effect, or where the exact count takes too long; the t interval then decides.
     """
     signed = [
         [((1.0 if order[0] == _FIRST_LABEL else -1.0) * (effect or 0.0)) for order, effect in blocks]
@@ -113,14 +114,14 @@ def _count_orders(number: int) -> int:
 
 
 def _list_sums(values: Sequence[float]) -> list[float]:
-    """The sum for every balanced assignment of signs."""
+    """Return the signed sum of the values for every balanced assignment of signs."""
     total, number = math.fsum(values), len(values)
     sizes = {number // 2, number - number // 2}
     return [total - 2 * math.fsum(chosen) for size in sizes for chosen in combinations(values, size)]
 
 
 def _add_sums(lists: Sequence[Sequence[float]]) -> list[float]:
-    """Every sum of one item of each list; 0 without lists."""
+    """Return every sum of one item from each list; without lists the only sum is 0."""
 
     def add(first: Sequence[float], second: Sequence[float]) -> Iterator[float]:
         return (one + other for one in first for other in second)

@@ -1,6 +1,6 @@
-"""What a number of pairs can show: asked before a run (``submit --dry-run``) and by gates that lack data.
+"""Compute what a number of pairs can show, before a run (``submit --dry-run``) and for gates that lack data.
 
-Plain Python, so that a dry run imports nothing heavy.  The tests hold it against scipy's noncentral t.
+The code is plain Python, so that a dry run imports nothing heavy.  The tests compare it with scipy's noncentral t.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rlk_repro.statistics.stats import t_quantile
 MIN_PAIRS: Final = 6
 HODGES_LEHMANN_EFFICIENCY: Final = 3 / math.pi
 TRIMMED_EFFICIENCY: Final = 0.9
-"""Of the 20 % trimmed mean, as that of the Hodges-Lehmann mean where noise is normal."""
+"""The efficiency of the 20 % trimmed mean, relative to the mean, where noise is normal."""
 STEP_AND_TRIAL_SD: Final = {"raw_reward": (0.02, 0.006), "response_length_mean": (0.03, 0.008)}
-"""Assumed noise of one step and of a whole trial: of rewards in their unit, of lengths as a fraction."""
+"""The assumed noise of one step and of a whole trial: rewards in their own unit, lengths as a fraction."""
 MAX_PAIRS_SUGGESTED: Final = 200
 LARGEST_LOG_EFFECT: Final = 4.0
 _NODES: Final = 200
@@ -36,13 +36,12 @@ def smallest_effect(
     least: int = MIN_PAIRS,
     gates: float = 1.0,
 ) -> float | None:
-    """The smallest true speed-up, as a fraction (0.04: baseline takes 4 % longer), called ``faster`` with ``power``.
+    """Return the smallest true speed-up that is called ``faster`` with probability ``power``.
 
-    ``gates`` is the chance that the other gates pass, which takes its part of the power.
-
-    ``pair_sd_pct`` is the standard deviation of the log ratio of one pair, in percent.  Control pairs measure a noise
-    floor that replaces the smallest effect of interest where it is larger; few of them measure a high one.  None below
-    ``least`` pairs (or sessions), which never yield ``faster``, and where not even a 50-fold speed-up would do.
+    The speed-up is a fraction: at 0.04 the baseline takes 4 % longer.  ``gates`` is the chance that the other gates
+    pass; it reduces the power.  ``pair_sd_pct`` is the standard deviation of the log ratio of one pair, in percent.
+    Control pairs measure a noise floor that replaces a smaller smallest effect of interest; few of them measure a high
+    floor.  None means fewer than ``least`` pairs (or sessions), or that even a 50-fold speed-up would not be found.
     """
     if num_pairs < least:
         return None
@@ -53,7 +52,7 @@ def smallest_effect(
 def chance_of_live_gates(
     *, num_pairs: int, scored_steps: int, alpha: float, reward_margin: float, length_margin: float
 ) -> float:
-    """That pairs of live trials without a true difference pass the gates on rewards and on lengths (a fraction)."""
+    """Return the chance (a fraction) that live pairs without a true difference pass the reward and length gates."""
     if num_pairs < 2:
         return 0.0
     reward, length = (
@@ -65,7 +64,7 @@ def chance_of_live_gates(
 
 
 def _search(find_power: Callable[[float], float], power: float) -> float | None:
-    """The smallest effect, as a fraction, whose log has that power."""
+    """Return the smallest effect, as a fraction, for which ``find_power`` of its log reaches ``power``."""
     low, high = 0.0, LARGEST_LOG_EFFECT
     if find_power(high) < power:
         return None
@@ -85,10 +84,11 @@ def smallest_session_effect(
     alpha: float,
     power: float = 0.9,
 ) -> float | None:
-    """The smallest true speed-up that sessions call ``faster`` with ``power``, their gate on control blocks included.
+    """Return the smallest true speed-up that sessions call ``faster`` with probability ``power``, control blocks
+    included.
 
-    ``block_sd_pct`` is the standard deviation of the log ratio of one block, in percent; sessions are taken to differ
-    by nothing more.  None for fewer than three sessions or six blocks, or where not even a 50-fold speed-up is seen.
+    ``block_sd_pct`` is the standard deviation of the log ratio of one block, in percent; no further difference between
+    sessions is assumed.  None means fewer than three sessions or six blocks, or that even a 50-fold speed-up is missed.
     """
     if sessions < MIN_SESSIONS or blocks < MIN_BLOCKS:
         return None
@@ -105,7 +105,9 @@ def smallest_session_effect(
 
 
 def _chance_within(number: int, sd: float, margin: float, alpha: float, num_sides: int = 2) -> float:
-    """That a mean of so many values without a true effect is bounded within ``margin`` at ``alpha`` on each side."""
+    """Return the chance that the interval of ``number`` values without a true effect lies within ``margin`` (``alpha``
+    a side).
+    """
     error, critical = sd / math.sqrt(number), t_quantile(1 - 2 * alpha, number - 1)
     reaches = ((weight, (margin - critical * spread * error) / error) for spread, weight in _spread_weights(number - 1))
     if num_sides == 1:
@@ -122,7 +124,7 @@ def power_of(
     alpha: float,
     num_control_pairs: int = 0,
 ) -> float:
-    """The chance that a true speed-up of ``effect`` (a fraction) is called ``faster``, gates aside."""
+    """Return the chance that a true speed-up of ``effect`` (a fraction) is called ``faster``, if all gates pass."""
     if num_pairs < MIN_PAIRS:
         return 0.0
     plan = _Plan(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
@@ -130,7 +132,7 @@ def power_of(
 
 
 class _Plan:
-    """A number of pairs with the thresholds, as log ratios, that their control pairs may set; equally likely ones."""
+    """The spread of a plan's pairs, with equally likely thresholds (log ratios) that its control pairs may set."""
 
     def __init__(self, num_pairs: int, sd: float, smallest: float, alpha: float, num_control_pairs: int) -> None:
         self._df = num_pairs - 1
@@ -141,7 +143,7 @@ class _Plan:
 
     @property
     def half_width(self) -> float:
-        """The half width of the interval, at the planned spread."""
+        """The half width of the interval, if the spread is as planned."""
         return self._critical * self._error
 
     def power(self, log_effect: float) -> float:
@@ -153,7 +155,7 @@ class _Plan:
 
 
 def _likely_floors(num_control_pairs: int, sd: float, alpha: float) -> list[float]:
-    """Equally likely values of abs(mean) + t s / sqrt(n) over control pairs without any true difference."""
+    """Return equally likely values of abs(mean) + t s / sqrt(n) over control pairs without a true difference."""
     critical, error = t_quantile(1 - alpha, num_control_pairs - 1), sd / math.sqrt(num_control_pairs)
     num_spreads, num_means = _FLOOR_NODES
     means = [NormalDist().inv_cdf(0.5 + (index + 0.5) / num_means / 2) for index in range(num_means)]
@@ -162,7 +164,7 @@ def _likely_floors(num_control_pairs: int, sd: float, alpha: float) -> list[floa
 
 
 def _likely_spreads(df: int, number: int) -> list[float]:
-    """Equally likely values of s / sigma."""
+    """Return ``number`` equally likely values of s / sigma."""
     found: list[float] = []
     reached = 0.0
     for spread, weight in _spread_weights(df):
@@ -173,9 +175,9 @@ def _likely_spreads(df: int, number: int) -> list[float]:
 
 
 def pairs_to_decide(sd: float, margin: float, alpha: float) -> int | None:
-    """How many pairs bound a mean within ``margin`` in 4 of 5 experiments where there is no true difference.
+    """Return the number of pairs that bound a mean within ``margin`` in 4 of 5 experiments without a true difference.
 
-    One-sided at ``alpha``, ``sd`` and ``margin`` in the same unit; None beyond 200 pairs.
+    The bound is one-sided at ``alpha``.  ``sd`` and ``margin`` have the same unit.  Above 200 pairs the result is None.
     """
     for n in range(2, MAX_PAIRS_SUGGESTED + 1):
         reach = t_quantile(1 - 2 * alpha, n - 1) + t_quantile(0.6, n - 1)
@@ -185,7 +187,7 @@ def pairs_to_decide(sd: float, margin: float, alpha: float) -> int | None:
 
 
 def _noncentral_t_tail(critical: float, df: int, shift: float) -> float:
-    """P(T > critical), T noncentral t: the normal tail integrated over the density of s / sigma."""
+    """Return P(T > critical) for noncentral t: the normal tail, integrated over the density of s / sigma."""
     return sum(
         weight * math.erfc((critical * spread - shift) / math.sqrt(2)) / 2 for spread, weight in _spread_weights(df)
     )
@@ -193,7 +195,7 @@ def _noncentral_t_tail(critical: float, df: int, shift: float) -> float:
 
 @lru_cache(maxsize=64)
 def _spread_weights(df: int) -> list[tuple[float, float]]:
-    """Midpoint rule for the density of s / sigma, sqrt(chi2 / df)."""
+    """Return the midpoint rule's points and weights for the density of s / sigma = sqrt(chi2 / df)."""
     width = (1 + 8 / math.sqrt(df)) / _NODES
     log_scale = math.log(2 * width) + df / 2 * math.log(df / 2) - math.lgamma(df / 2)
     spreads = [(index + 0.5) * width for index in range(_NODES)]

@@ -1,7 +1,7 @@
-"""Arithmetic of the measurement rules: trial summaries, paired intervals, sign-flip p, Holm, noise floor.
+"""Compute what the measurement rules need: trial summaries, paired intervals, sign-flip p, Holm, noise floor.
 
-What follows from the numbers is ``gates`` and ``verdict``.  Plain Python on purpose: sums are exact (math.fsum) and t
-quantiles have a closed form, because scipy's change in the tenth digit between releases and sealed numbers must not.
+``gates`` and ``verdict`` draw the conclusions.  The code is plain Python: sums are exact (math.fsum) and t quantiles
+have a closed form, because scipy's change in the tenth digit between releases and sealed numbers must not.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ MEAN_STEP_TIME: Final = "mean_step_time_s"
 UNADJUSTED: Final = "unadjusted_step_time_s"
 CARRY_OVER: Final = "carry_over_step_time_s"
 DIAGNOSTICS: Final = (UNADJUSTED, CARRY_OVER)
-"""What sessions tell of the step time beside their effect: without the covariate, and first steps after a switch
-against scored ones."""
+"""Further results of sessions: step time without the covariate, and first steps after a switch of variant."""
 PERCENTILE_MIN_N: Final = {50: 1, 90: 20, 99: 200}
 MAX_SIGN_FLIP_PAIRS: Final = 16
 OUTLIER_MIN_N: Final = 4
@@ -43,19 +42,19 @@ class Interval:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The exactly summed mean; of equal values it is that value."""
+    """Return the exactly summed mean; the mean of equal values is exactly that value."""
     return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
 
 
 def stdev(values: Sequence[float]) -> float:
-    """Sample standard deviation (n - 1) of two or more values; of equal values it is exactly 0."""
+    """Return the sample standard deviation (n - 1) of two or more values; for equal values it is exactly 0."""
     center = mean(values)
     deviations = [value - center for value in values]
     return math.sqrt(math.fsum(item * item for item in deviations) / (len(values) - 1))
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """Hyndman-Fan type 7 (numpy's ``linear``); None where n is too small: p90 needs 20 values, p99 200."""
+    """Return the percentile by Hyndman-Fan type 7 (numpy's ``linear``), or None: p90 needs 20 values, p99 needs 200."""
     if len(values) < PERCENTILE_MIN_N[percent]:
         return None
     return _quantile(sorted(values), percent / 100)
@@ -69,9 +68,9 @@ def _quantile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def summarise(metric: str, values: Iterable[float | None]) -> Summary | None:
-    """One trial's summary over the scored steps given; None without any number.
+    """Summarise the scored steps of one trial; the result is None without any number.
 
-    Steps that were not recorded (None, NaN, infinite, too large to be squared) are left out and missing from ``n``.
+    Steps that were not recorded (None, NaN, infinite, too large to be squared) are left out and not counted in ``n``.
     Outliers (beyond 1.5 times the interquartile range, Tukey's fences) are counted and kept.
     """
     found = sorted(value for value in values if value is not None and abs(value) < LARGEST_VALUE)
@@ -102,15 +101,15 @@ def _count_outliers(ordered: Sequence[float]) -> int:
 
 
 def is_cost(metric: str) -> bool:
-    """Times, rates, memory and energy, known by their unit: compared as ratios.  All else is of the training."""
+    """Tell whether the metric is a time, rate, memory or energy by its unit; costs are compared as ratios."""
     return metric.endswith(("_s", "_bytes", "_j"))
 
 
 def pair_metrics(first: TrialResult, second: TrialResult) -> tuple[PairMetric, ...]:
-    """Every metric of one pair, by name; the mean of the step time is a metric of its own.
+    """Return every metric of one pair, by name; the mean of the step time is a metric of its own.
 
-    A trial stands for itself by its median (times and rates), maximum (memory) or mean (all else), and only where both
-    trials recorded equally many steps: a hole on one side would compare different steps.
+    The median represents a trial's times and rates, the maximum its memory, the mean everything else.  Values are given
+    only where both trials recorded equally many steps: a missing step on one side would compare different steps.
     """
     names = {summary.metric for trial in (first, second) for summary in trial.summaries}
     if STEP_TIME in names:
@@ -138,7 +137,7 @@ def _representative(name: str, summary: Summary) -> float:
 
 
 def _central_probability(angle: float, df: int) -> float:
-    """P(abs(T) <= sqrt(df) tan(angle)) for Student's t: Abramowitz and Stegun 26.7.3 (odd df) and 26.7.4 (even)."""
+    """Return P(abs(T) <= sqrt(df) tan(angle)) for Student's t (Abramowitz and Stegun 26.7.3; even df: 26.7.4)."""
     sine, cosine = math.sin(angle), math.cos(angle)
     if df == 1:
         return 2 * angle / math.pi
@@ -151,7 +150,7 @@ def _central_probability(angle: float, df: int) -> float:
 
 @lru_cache(maxsize=1024)
 def t_quantile(confidence: float, df: int) -> float:
-    """The t beyond which lies ``1 - confidence`` on both sides together; exact to about 13 digits."""
+    """Return the t for which both tails together hold ``1 - confidence``; it is exact to about 13 digits."""
     low, high = 0.0, math.pi / 2
     while low < (middle := (low + high) / 2) < high:
         if _central_probability(middle, df) < confidence:
@@ -162,9 +161,9 @@ def t_quantile(confidence: float, df: int) -> float:
 
 
 def t_interval(values: Sequence[float], confidence: float) -> Interval | None:
-    """Mean and two-sided t interval; None below two values.
+    """Return the mean and its two-sided t interval; fewer than two values give None.
 
-    Its ends are one-sided bounds at ``(1 + confidence) / 2``.  Equal values give an interval without width.
+    The interval's ends are one-sided bounds at ``(1 + confidence) / 2``.  Equal values give an interval of width 0.
     """
     n = len(values)
     if n < 2:
@@ -175,7 +174,9 @@ def t_interval(values: Sequence[float], confidence: float) -> Interval | None:
 
 
 def t_p_value(values: Sequence[float]) -> float | None:
-    """Two-sided p of the one-sample t test of mean 0, to 9 decimals; None below two values or without any spread."""
+    """Return the two-sided p of the one-sample t test of mean 0, to 9 decimals; None below two values or without
+    spread.
+    """
     interval = t_interval(values, 0.95)
     if interval is None or interval.stdev == 0:
         return None
@@ -185,9 +186,9 @@ def t_p_value(values: Sequence[float]) -> float | None:
 
 
 def sign_flip_p(values: Sequence[float]) -> float | None:
-    """Exact two-sided p: the share of all sign patterns whose sum is at least as far from 0 as the one seen.
+    """Return the exact two-sided p: the share of sign patterns whose sum is at least as far from 0 as the actual sum.
 
-    None without values and beyond 16 (the t interval carries those).  The smallest possible p is 2 / 2^n.
+    No values, or more than 16, give None; the t interval then decides.  The smallest possible p is 2 / 2^n.
     """
     if not 0 < len(values) <= MAX_SIGN_FLIP_PAIRS:
         return None
@@ -204,7 +205,7 @@ def sign_flip_floor(n: int) -> float | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction, in the order given; a missing p stays missing and does not count."""
+    """Apply Holm's step-down correction in the given order; a missing p stays missing and does not count."""
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     highest = 0.0
@@ -215,12 +216,12 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def to_ratio(log_ratio: float) -> float:
-    """exp, kept finite: the interval of two pairs can reach beyond any number."""
+    """Return exp(log_ratio), limited to a finite number: the interval of two pairs can exceed the largest float."""
     return math.exp(min(log_ratio, LARGEST_LOG_RATIO))
 
 
 def paired_effect(metric: str, log_ratios: Sequence[float], *, role: str, alpha: float, note: str = "") -> Effect:
-    """The effect over pairs: exp of the mean log ratio, its t interval, both p values.  ``p_holm`` stays empty."""
+    """Return the effect over pairs: exp of the mean log ratio, t interval, both p values; ``p_holm`` stays empty."""
     n = len(log_ratios)
     interval = t_interval(log_ratios, 1 - alpha)
     return Effect(
@@ -250,7 +251,7 @@ class Place(StrEnum):
 
 
 def place_interval(effect: Effect, *, beyond: float, within: float) -> Place:
-    """Wholly beyond a fraction, wholly within another one, or neither; the two ends are equally far as ratios."""
+    """Tell whether the interval lies outside ``beyond``, inside ``within``, or neither; both limits are fractions."""
     if effect.low is None or effect.high is None:
         return Place.ACROSS
     if effect.high < 1 / (1 + beyond):
@@ -261,7 +262,7 @@ def place_interval(effect: Effect, *, beyond: float, within: float) -> Place:
 
 
 def noise_floor(log_ratios: Sequence[float], *, alpha: float, unit: str = "pair") -> NoiseFloor:
-    """What equal variants differ by: the farther end of the t interval over control pairs, as a fraction."""
+    """Return how much equal variants differ: the farther end of the t interval over control pairs, as a fraction."""
     n = len(log_ratios)
     interval = t_interval(log_ratios, 1 - alpha)
     if interval is None:

@@ -1,7 +1,7 @@
-"""Holds a recorded plan against what it says it was made of: the author's files, the recorded flags, the shipped run.
+"""Compare a recorded plan with its sources: the author's files, the recorded flags, the shipped run.
 
-The hashes of a plan show only that it fits itself.  Whether its rules are those of the bundled ``run.yaml`` shows when
-it is made again from there.
+A plan's hashes show only that the plan is consistent.  Making the plan again from the bundled ``run.yaml`` shows
+whether its rules are the author's.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ MAX_FINDINGS: Final = 20
 MAX_FLAGS: Final = 1000
 SETTING: Final = "--set "
 PROFILE: Final = "profile."
-"""What stands before the paths of a profile in a plan's sources."""
-# How much is measured, as against how it is judged.
+"""This prefix stands before the paths of a profile in a plan's sources."""
+# These settings say how much is measured; the other settings say how it is judged.
 AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "control_blocks", "shadow_steps"})
 
 
 def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
-    """What of the plan neither the bundled files nor a recorded flag gives: blocking, and bounded in number."""
+    """Find plan values that neither the bundled files nor a recorded flag gives: blocking, limited in number."""
     found = list(_find_rewritten(plan, run_dir))
     rest = found[MAX_FINDINGS:]
-    more = [Finding(Level.BLOCKING, run_dir.plan.name, "values of the bundled files", f"{len(rest)} more others")]
+    more = [Finding(Level.BLOCKING, run_dir.plan.name, "values of the bundled files", f"{len(rest)} more differ")]
     return found[:MAX_FINDINGS] + (more if rest else [])
 
 
 def describe_rule_changes(plan: Plan) -> str:
-    """How the plan's rules differ from those of the shipped run of its name; empty where they do not.
+    """Describe how the plan's rules differ from the shipped run of that name; the text is empty if they do not.
 
-    A run that is not shipped is compared with the defaults of how a run is judged.
+    A run that is not shipped is compared with the default rules of judging.
     """
     name = plan.run.run
     is_shipped = name in list_names(run_folders())
@@ -59,7 +59,7 @@ def describe_rule_changes(plan: Plan) -> str:
     ]
     if not changes:
         return ""
-    what = f"the shipped run {name}" if is_shipped else f"the defaults, and no run {name} is shipped"
+    what = f"the shipped run {name}" if is_shipped else f"the defaults (no run {name} is shipped)"
     return f"Rules differ from {what}: {', '.join(changes)}."
 
 
@@ -100,21 +100,21 @@ def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 
 def _choose_design(plan: Plan) -> Override:
-    """The design is the submitter's choice; plans of version 0.2.0 did not record the flag that chose the default."""
+    """Return the submitter's choice of design; plans of version 0.2.0 did not record a flag that chose the default."""
     path = ("measure", DESIGN)
     return Override(path, plan.run.measure.design, SETTING + ".".join(path))
 
 
 def _load(model: type[M], path: Path, overrides: list[Override]) -> M:
     try:
-        data = read_start(path, MAX_BYTES + 1)  # more is refused by its size
+        data = read_start(path, MAX_BYTES + 1)  # a larger file is refused by its size
     except BundleUnreadable as error:
         raise SpecError(replace(error.problems[0], where=path.name)) from error
     return load_bytes(model, path.name, data, overrides).model
 
 
 def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "") -> Iterator[Override]:
-    """The flags that the plan says it was made with, each with the value that it gave."""
+    """Yield the flags that the plan records, each with the value that it set."""
     values = dump_model(model)
     seen = set()
     for leaf in list_leaves(values):
@@ -129,7 +129,7 @@ def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "
 
 
 def _list_left_out(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Path and value of every key that a dump leaves out: keys that were added later and have their default."""
+    """Yield path and value of every key that a dump leaves out: later additions that have their default value."""
     dumped = dump_model(model)
     for name in type(model).model_fields:
         value = getattr(model, name)

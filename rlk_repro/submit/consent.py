@@ -1,7 +1,6 @@
-"""What a recorded experiment would run here: shown before a replay, which wants a yes, and one more for foreign code.
+"""List what a recorded experiment would run here; a replay shows it and asks for a yes, and another for foreign code.
 
-A bundle brings its experiment: run, stack, hardware. It brings no site: the profile of its author, with its paths and
-variables, is never used.
+A bundle brings its experiment: run, stack, hardware.  Its author's profile, with paths and variables, is never used.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from rlk_repro.workloads.api import Code
 
 
 def find_foreign(plan: Plan) -> list[Code]:
-    """Code that the plan names and that is neither this package's nor of the sources that its stack pins."""
+    """Find code that the plan names and that is neither in this package nor in the sources that its stack pins."""
     return [item for item in _list_code(plan) if not item.is_known]
 
 
 def require_trust(plan: Plan) -> None:
-    """Raises CheckFailed where a plan names foreign code, each place with what it names."""
+    """Raise CheckFailed where a plan names foreign code; the error lists each place and name."""
     problems = [
         Problem(item.where, "may run code from outside this package and the pinned sources", got=item.value,
                 hint="review it; --trust runs it")
@@ -36,7 +35,7 @@ def require_trust(plan: Plan) -> None:
 
 
 def list_what_runs(plan: Plan, recorded: Profile) -> dict[str, str]:
-    """List what runs, one line per topic; of the recorded site only the names of cluster and profile."""
+    """List what runs, one line per topic; only the recorded cluster and profile are named from the recorded site."""
     shown = dict(_list_experiment(plan))
     site = f"your profile {plan.profile.profile}, cluster {plan.cluster}"
     return {**shown, "site": f"{site} (recorded: {recorded.profile}, {recorded.cluster}; not used)"}
@@ -66,7 +65,7 @@ def _list_code(plan: Plan) -> list[Code]:
 
 
 def _list_commits(plan: Plan) -> Iterator[Code]:
-    """The commits of RL-Kernel that the run compares; known are those that a shipped stack pins."""
+    """List the RL-Kernel commits that the run compares; a commit is known if a shipped stack pins it."""
     commits = plan.run.rl_kernel.commits
     if commits is None:
         return
@@ -76,7 +75,7 @@ def _list_commits(plan: Plan) -> Iterator[Code]:
 
 
 def _list_images(plan: Plan) -> Iterator[Code]:
-    """An image runs whatever is in it; known are those of the shipped stacks, by digest."""
+    """List the image, since an image can run anything; an image is known if a shipped stack has its digest."""
     image = plan.image
     if image is not None:
         shipped = {known.digest for stack in _load_shipped_stacks() for known in stack.images.values()}

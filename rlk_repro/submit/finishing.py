@@ -1,4 +1,4 @@
-"""What a finished run left: its analysis, bundle and report, or why it was not sealed."""
+"""Read what a finished run left: its analysis, bundle and report, or the reason why it was not sealed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Finished(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a finished run left behind."""
+    """The results of a finished run."""
 
     analysis: Analysis
     bundle: Path
@@ -67,9 +67,9 @@ class Result:
 
 
 def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:
-    """What a report shows beside the analysis: manifests, the run's own claims, links to the logs where they lie.
+    """Return what a report shows beside the analysis: manifests, the run's own claims, links to the logs.
 
-    ``bundle`` is its path as the shown commands should have it.
+    ``bundle`` is the path that the report's commands show.
     """
     from rlk_repro.report import Context
     from rlk_repro.report.setting import describe_setting, find_own_work
@@ -93,7 +93,7 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
 
 
 def finish(launched: Launched, tell: Tell = silence) -> Result:
-    """Read what a finished run left, and write its report beside it.
+    """Read the results of a finished run, and write its report beside them.
 
     Raises:
         RlkReproError: the run was not sealed; the class is the one that its agent ended with.
@@ -115,13 +115,13 @@ def finish(launched: Launched, tell: Tell = silence) -> Result:
 
 
 def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
-    """Whether an ended run is worth resuming: its agent was killed or asked to stop."""
+    """Tell whether an ended run is worth resuming: its agent was killed or was asked to stop."""
     code = None if state is None else state.exit_code
     return not run_dir.is_sealed and (code is None or code not in _REFUSALS)
 
 
 def _explain_end(launched: Launched) -> RlkReproError:
-    """Why a run is not sealed, as its agent put it; resuming is advised only where the same job could then end well."""
+    """Return why a run is not sealed, in its agent's words; advise resuming only where the same job could succeed."""
     run_dir = launched.run_dir
     state = read_state(run_dir)
     code = None if state is None else state.exit_code
@@ -129,7 +129,7 @@ def _explain_end(launched: Launched) -> RlkReproError:
     if state is not None and refusal is not None:
         hint = f"see {run_dir.agent_log}" if code == EXIT_BUG else None
         return refusal(*(Problem(run_dir.run_id, line, hint=hint) for line in state.message.splitlines() or [""]))
-    reason = poll(launched).reason or "its agent gave no reason"
+    reason = poll(launched).reason or "the agent gave no reason"
     log = _find_output(launched) if code is None else run_dir.agent_log
     return CheckFailed(
         Problem(run_dir.run_id, f"ended without being sealed ({reason})", expected="a sealed bundle",
@@ -139,7 +139,7 @@ def _explain_end(launched: Launched) -> RlkReproError:
 
 
 def _read_end(log: Path) -> tuple[str, ...]:
-    """The last lines printed outside the agent's own log, if any."""
+    """Return the last lines, if any, that were printed outside the agent's own log."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - MAX_SHOWN_BYTES))
@@ -150,14 +150,14 @@ def _read_end(log: Path) -> tuple[str, ...]:
 
 
 def _find_output(launched: Launched) -> Path:
-    """What was printed outside of the agent's own log: by the batch script where the cluster has one."""
+    """Return the file of output outside the agent's own log; a batch script has its own file."""
     by_script = launched.run_dir.job_output(launched.submission.job_id.partition(";")[0])
     return by_script if by_script.is_file() else launched.run_dir.agent_output
 
 
 MAX_SHOWN_LINES: Final = 10
 MAX_SHOWN_BYTES: Final = 8192
-# by the exit code of an agent that was not interrupted: sent again, the same job would end in the same way
+# These exit codes of an uninterrupted agent are final: the same job, submitted again, would end in the same way.
 _REFUSALS: Final[dict[int, type[RlkReproError]]] = {
     error.exit_code: error for error in (CheckFailed, SpecError, EnvironmentMissing, BundleUnreadable, RlkReproError)
 }

@@ -1,4 +1,4 @@
-"""Tells how far a submission is until it ends."""
+"""Show the progress of a submission until it ends."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NUM_UNKNOWN: Final = 5
 
 
 def drop_forecast(state: Progress) -> Progress:
-    """What is still true of a state once the submission has ended: the agent may have died without a last word."""
+    """Remove the forecast from the state of an ended submission: the agent may have died before it wrote more."""
     return dataclasses.replace(state, step=None, step_time_s=None, eta_s=None)
 
 
 def render_progress(state: Progress) -> str:
-    """One line: ``trial 3/12 (02-p2-enabled) · step 7/12 · 0.41 s/step · about 2 min 05 s left``."""
+    """Show one line: ``trial 3/12 (02-p2-enabled) · step 7/12 · 0.41 s/step · about 2 min 05 s left``."""
     parts: list[str] = [state.phase.value]
     if state.trial is not None and state.trial_index is not None:
         parts = [f"trial {state.trial_index + 1}/{state.num_trials} ({state.trial})"]
@@ -47,11 +47,10 @@ def follow(
     is_live: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> JobStatus:
-    """Tell progress until the submission ends; its last status.
+    """Report progress until the submission ends, and return its last status.
 
-    ``poll`` asks the cluster and is called every two seconds at most.  A submission that is unknown five times in a
-    row has ended too.  ``tell`` gets a line when phase or trial change and every ten seconds, or every change where
-    ``is_live``.
+    ``poll`` asks the cluster, at most every two seconds.  A submission that is unknown five times in a row counts as
+    ended. ``tell`` gets a line when phase or trial change and every ten seconds, or every change where ``is_live``.
     """
     told = _Told(tell, is_live=is_live)
     num_unknown = 0
@@ -75,7 +74,7 @@ def follow(
 
 
 class _Told:
-    """What was told already, so that a log does not fill with the same."""
+    """What was reported already, so that a log does not repeat it."""
 
     def __init__(self, tell: Callable[[str], object], *, is_live: bool) -> None:
         self._tell = tell
@@ -85,7 +84,7 @@ class _Told:
         self._moment = -LINE_S
 
     def see(self, state: Progress | None, status: JobStatus, *, is_last: bool) -> None:
-        if state is None or status.state is JobState.PENDING:  # a requeued run waits with an earlier agent's state
+        if state is None or status.state is JobState.PENDING:  # a requeued run still has an earlier agent's state
             line = f"{status.state.value} ({status.reason})" if status.reason else status.state.value
             topic: tuple[object, ...] = (status.state, status.reason)
         else:

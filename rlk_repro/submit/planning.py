@@ -1,4 +1,4 @@
-"""From the flags of ``submit`` to a plan and the job that its cluster would get; nothing is written or sent."""
+"""Turn the flags of ``submit`` into a plan and the job for its cluster; nothing is written or sent."""
 
 from __future__ import annotations
 
@@ -56,10 +56,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Planned and rendered; nothing has been written or sent.  ``inputs`` is None where they are staged already.
+    """A planned and rendered job; nothing has been written or sent.  ``inputs`` is None where the files are staged
+    already.
 
-    ``remarks`` say what was taken that no flag named.  ``is_proposed``: the profile is what the cluster said of itself,
-    and no file has it.
+    ``remarks`` say what was chosen without a flag.  ``is_proposed`` says that the cluster itself described the profile
+    and that no file holds it.
     """
 
     plan: Plan
@@ -74,7 +75,7 @@ def prepare(request: Request) -> Prepared:
     """Resolve, plan and render.
 
     Raises:
-        SpecError: with everything that is wrong in the files and flags.
+        SpecError: files or flags are wrong; the error lists every problem.
     """
     if not request.run:
         known = ", ".join(list_names(run_folders()))
@@ -107,13 +108,13 @@ def prepare(request: Request) -> Prepared:
 
 
 def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tuple[str, ...]]:
-    """The hardware's name, and in a dry run a remark where neither flag nor profile names one of the run's.
+    """Return the hardware's name, and in a dry run a remark where neither flag nor profile names a suitable one.
 
     Raises:
-        SpecError: none is named, and a job is to be sent.
+        SpecError: no hardware is named, and a job is to be sent.
     """
     name = request.hardware or found.profile.model.hardware
-    is_shipped_local = request.profile is None and request.cluster in {None, LOCAL}  # its hardware is cpu
+    is_shipped_local = request.profile is None and request.cluster in {None, LOCAL}  # that profile's hardware is cpu
     is_open = request.hardware is None and (name is None or is_shipped_local)
     if request.is_dry_run and is_open and name not in run.layouts:
         name = _find_headline(run)
@@ -129,12 +130,12 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
 
 
 def _find_headline(run: Run) -> str:
-    """Find the hardware that a dry run away from any cluster shows: the first that the run has a layout for."""
+    """Return the hardware that a dry run without a cluster shows: the first one that the run has a layout for."""
     return next(iter(run.layouts))
 
 
 def _name_the_file(error: SpecError, cluster: str) -> SpecError:
-    """What a cluster does not say of itself can be set only in a file, which there is not yet."""
+    """Add a hint to problems of a proposed profile: what the cluster does not say can be set only in a profile file."""
     hint = f"rlk-repro profile init --cluster {cluster} -o my-site.yaml; set it there, then --profile my-site.yaml"
     return SpecError(*(replace(problem, hint=problem.hint or hint) for problem in error.problems))
 
@@ -147,13 +148,13 @@ class _Found:
 
 
 def _find_profile(request: Request, run: Run) -> _Found:
-    """The profile that was named; else what the cluster itself proposes, or in a dry run away from it a generic one."""
+    """Return the named profile, else the one that the cluster proposes; a dry run elsewhere uses a generic one."""
     cluster = request.cluster or LOCAL
     overrides = _list_profile_overrides(request)
     if request.profile is not None or cluster == LOCAL:
         return _Found(profile=resolve_profile(request.profile, request.cluster, overrides))
     client = get_backend(cluster).CLIENT
-    reason = f"no {client} on this machine to ask"
+    reason = f"this machine has no {client} to ask"
     if client is not None and shutil.which(client) is not None:
         try:
             return _propose(cluster, overrides)
@@ -161,9 +162,9 @@ def _find_profile(request: Request, run: Run) -> _Found:
             if not request.is_dry_run:
                 raise _offer_dry_run(error) from None
             words = error.problems[0].what.partition("(")[0].strip()
-            reason = f"{client} on this machine has no cluster to ask ({words})"
+            reason = f"{client} on this machine reaches no cluster ({words})"
     if not request.is_dry_run:
-        where = f"{reason}: submit where it is, or write a profile there with rlk-repro profile init"
+        where = f"{reason}: submit on the cluster, or make a profile there with rlk-repro profile init"
         hint = f"{where}; --dry-run shows the job here"
         raise SpecError(*(replace(problem, hint=hint) for problem in _missing_profile(cluster).problems))
     hardware = request.hardware or _find_headline(run)
@@ -179,7 +180,7 @@ def _offer_dry_run(error: EnvironmentMissing) -> EnvironmentMissing:
 
 
 def _list_profile_overrides(request: Request) -> list[Override]:
-    """``--max-job-time`` means a value of the profile.  Only Slurm's jobs go on after their time limit."""
+    """Turn ``--max-job-time`` into a value of the profile.  Only Slurm jobs can go on after their time limit."""
     if request.max_job_time is None:
         return []
     flag = "--max-job-time"
@@ -187,21 +188,21 @@ def _list_profile_overrides(request: Request) -> list[Override]:
         raise SpecError(Problem(flag, "cannot be kept here", got=request.cluster or LOCAL, expected="--cluster slurm"))
     time_min = parse_minutes(request.max_job_time)
     if time_min is None:
-        raise SpecError(Problem(flag, "no time", got=request.max_job_time, expected="days, hours, minutes: 4h or 90m"))
+        raise SpecError(Problem(flag, "not a time", got=request.max_job_time, expected="a time such as 4h or 90m"))
     return [Override(("slurm", "max_time_min"), time_min, flag)]
 
 
 def _propose(cluster: str, overrides: Sequence[Override]) -> _Found:
-    """What ``profile init`` would write, taken without being written, and three lines about it."""
+    """Return the profile that ``profile init`` would write, without writing it, and three lines about it."""
     proposal, origin = get_backend(cluster).propose_profile(take_likeliest)
     loaded = load_bytes(Profile, f"profile proposed by {origin}", render_profile(proposal, origin).encode(),
                         overrides)  # fmt: skip
     values = proposal.values
-    words = [f"hardware {values.get('hardware', 'that no file here describes')}"]
+    words = [f"hardware {values.get('hardware', 'unknown (no hardware file describes it)')}"]
     words += [f"{key} {value}" for key, value in values.get(cluster, {}).items() if isinstance(value, str)]
     remarks = (
         f"no --profile given: asked {origin} and found {', '.join(words)}",
-        f"look at: {'; '.join(proposal.remarks) or 'nothing in particular'}",
+        f"look at: {'; '.join(proposal.remarks) or 'nothing special'}",
         f"to keep this profile: rlk-repro profile init --cluster {cluster}",
     )
     return _Found(profile=loaded, remarks=remarks, is_proposed=True)
@@ -211,17 +212,17 @@ def _missing_profile(cluster: str) -> SpecError:
     known = ", ".join(list_names(profile_folders(cluster))) or "(none)"
     return SpecError(
         Problem("--profile", f"needed for cluster {cluster}", expected=f"a file, or one of {known}",
-                hint=f"rlk-repro profile init --cluster {cluster} writes one, where the cluster is")
+                hint=f"rlk-repro profile init --cluster {cluster} writes one; run it on the cluster")
     )  # fmt: skip
 
 
 def render(
     plan: Plan, inputs: AuthorFiles | None, run_dir: RunDir | None = None, *, nodes: Sequence[str] = ()
 ) -> Prepared:
-    """Render a plan for its cluster; pure but for the choice of a new run id where no directory is given.
+    """Render a plan for its cluster; the only impure part is a new run id where no directory is given.
 
     Raises:
-        SpecError: neither the trainer nor the cluster could run this plan.
+        SpecError: the trainer or the cluster cannot run this plan.
     """
     problems = get_workload(plan.run.workload.kind).find_problems(plan) or find_undeclared(plan)
     if problems:
@@ -232,10 +233,12 @@ def render(
 
 
 def resolve_profile(name: str | None, cluster: str | None, overrides: Sequence[Override] = ()) -> Loaded[Any]:
-    """The profile by name or file, ``local`` by default on the local cluster only; ``overrides`` change its values.
+    """Return the profile by name or file; the default ``local`` is for the local cluster only.
+
+    ``overrides`` change its values.
 
     Raises:
-        SpecError: none given for a real cluster, or a profile made for another cluster.
+        SpecError: a real cluster has no profile given, or the profile is for another cluster.
     """
     wanted = cluster or LOCAL
     get_backend(wanted)

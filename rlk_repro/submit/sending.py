@@ -1,4 +1,4 @@
-"""A job sent to its cluster: staged, recorded, asked about, waited for; the steps inside it are ``rlk_repro.job``'s."""
+"""Send a job to its cluster: stage it, record it, ask for its state, wait.  ``rlk_repro.job`` runs inside it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Launched:
 
 
 def prepare_resume(name: str) -> Prepared:
-    """The job of a run that did not finish, rendered again; its agent redoes whole pairs that are incomplete.
+    """Render the job of an unfinished run again; its agent redoes incomplete pairs as a whole.
 
     Raises:
         CheckFailed: the run is sealed, or still running.
-        EnvironmentMissing: this machine cannot tell whether it still runs.
+        EnvironmentMissing: this machine cannot tell whether the run is still running.
     """
     from rlk_repro.submit.planning import render
 
@@ -52,18 +52,18 @@ def prepare_resume(name: str) -> Prepared:
 def _require_ended(run_dir: RunDir, status: JobStatus) -> None:
     if status.state is JobState.UNKNOWN:
         raise EnvironmentMissing(
-            Problem(run_dir.run_id, f"may still be running ({status.reason})", expected="one that has ended")
+            Problem(run_dir.run_id, f"may still be running ({status.reason})", expected="a run that has ended")
         )
     if not status.state.is_final:
         raise CheckFailed(Problem(run_dir.run_id, "is still running", hint=f"rlk-repro cancel {run_dir.run_id}"))
 
 
 def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launched:
-    """Write what is not yet in the run directory and send exactly the rendered job.
+    """Write what the run directory does not have yet, and send exactly the rendered job.
 
     Raises:
         EnvironmentMissing: this machine has no such cluster.
-        SchedulerRefused: the scheduler said no.
+        SchedulerRefused: the scheduler refused the job.
     """
     from rlk_repro.submit.stage import stage, stage_again  # what only lists submissions needs neither
 
@@ -95,12 +95,12 @@ def load_plan(run_dir: RunDir) -> Plan:
 
 
 def is_own(run_dir: RunDir) -> bool:
-    """Whether this user staged the run directory, as against one that came out of a bundle."""
+    """Tell whether this user staged the run directory; one unpacked from a bundle was not staged here."""
     return recall(run_dir) is not None
 
 
 def require_own(run_dir: RunDir) -> None:
-    """Refuse another user's run directory; raises CheckFailed, since commands must not act on its jobs or site."""
+    """Refuse a run directory that this user did not submit: commands must not act on another's jobs (CheckFailed)."""
     if not is_own(run_dir):
         raise CheckFailed(
             Problem(run_dir.run_id, "was not submitted by you", expected="a run directory of your own submit or replay",
@@ -109,10 +109,10 @@ def require_own(run_dir: RunDir) -> None:
 
 
 def load_submission(run_dir: RunDir) -> Submission | None:
-    """Load this user's submission; None where this user sent no job.
+    """Load this user's submission; the result is None where this user sent no job.
 
     Raises:
-        CheckFailed: the run directory tells of another submission.
+        CheckFailed: the run directory records another submission.
     """
     own = recall(run_dir)
     if own is None or not run_dir.submission.is_file():
@@ -133,7 +133,7 @@ def poll(launched: Launched) -> JobStatus:
 
 
 def poll_all(launched: Sequence[Launched]) -> list[JobStatus]:
-    """Ask for many submissions, with one question per cluster where it can be asked so."""
+    """Ask for the states of many submissions, with one question per cluster where the cluster can answer so."""
     return backends.poll_all([(item.submission, item.run_dir) for item in launched])
 
 
@@ -144,7 +144,7 @@ def list_launched() -> list[Launched]:
 
 
 def wait(launched: Launched, tell: Callable[[str], None], *, is_quiet: bool = False) -> None:
-    """Stay until the submission ends, with live progress on a terminal; an interrupt leaves the job running."""
+    """Wait until the submission ends, with live progress on a terminal; an interrupt leaves the job running."""
     from rlk_repro.base.console import live_line
     from rlk_repro.submit.following import follow
 
@@ -152,5 +152,5 @@ def wait(launched: Launched, tell: Callable[[str], None], *, is_quiet: bool = Fa
         with live_line(is_quiet=is_quiet) as line:
             follow(launched.run_dir, lambda: poll(launched), line.tell, is_live=line.is_live)
     except KeyboardInterrupt:
-        tell(f"the run goes on; stop it with: rlk-repro cancel {launched.run_dir.run_id}")
+        tell(f"the run continues; stop it with: rlk-repro cancel {launched.run_dir.run_id}")
         raise

@@ -1,4 +1,4 @@
-"""What ``submit --dry-run`` says of a plan: numbers first, as text and as JSON.  No scipy, no numpy."""
+"""Show what ``submit --dry-run`` reports about a plan: numbers first, as text and as JSON.  No scipy, no numpy."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 
 
 def find_visible_effect(measure: Measure, lane: Lane) -> float | None:
-    """The smallest speed-up, as a fraction, that the design calls ``faster`` 9 times in 10.
+    """Return the smallest speed-up, as a fraction, that the design calls ``faster`` in 9 of 10 runs.
 
-    Sessions must pass their gate on control blocks, pairs of live trials those on rewards and lengths; others are taken
-    to pass.
+    Sessions must pass their gate on control blocks, pairs of live trials their gates on rewards and lengths; the other
+    gates are assumed to pass.
     """
     if measure.design == CROSSOVER:
         return smallest_session_effect(
@@ -105,12 +105,12 @@ def _find_gates_chance(measure: Measure, lane: Lane) -> float:
 
 
 def _has_choice(plan: Plan) -> bool:
-    """Whether the run could take the other design: switches of its own and two commits need design ``parallel``."""
+    """Tell whether the run could take the other design; own switches and two commits need design ``parallel``."""
     return plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
 
 
 def _find_other_design(plan: Plan) -> dict[str, Any]:
-    """What the design that was not chosen would cost and see; minutes by the run's estimate, else by the steps."""
+    """Return what the other design would cost and detect; minutes come from the run's estimate, else from the steps."""
     measure = plan.run.measure
     other = measure.other_design
     minutes = plan.expected_minutes()
@@ -133,7 +133,7 @@ def _describe_other_design(summary: dict[str, Any], plan: Plan) -> str:
     text = f"design {other['design']}: {_duration(other)}, sees {_percent(seen)}"
     sees_more = here is None or (seen is not None and seen < here)
     better = other["design"] if sees_more else plan.run.measure.design
-    return f"{text}. For speed and memory take {better}; reward over training only parallel can measure"
+    return f"{text}. For speed and memory take {better}; only parallel can measure reward over training"
 
 
 def _percent(effect: float | None) -> str:
@@ -146,18 +146,18 @@ def describe_dry_run(plan: Plan, job: Job) -> DryRun:
 
 
 def bound_line(plan: Plan, bound: Bound) -> str:
-    """What a job may cost at most, and how often it may go on after its time limit."""
+    """Show what a job may cost at most, and how often it may continue after its time limit."""
     num_nodes = plan.layout.num_nodes
     hours = bound.time_min / 60 * num_nodes * bound.gpus_per_node
     cost = f"{hours:.1f} GPU-hours" if hours else "no GPU"
     line = f"at most {format_duration(bound.time_min * 60)} on {num_nodes} node(s), {cost}"
     what = "session" if plan.is_crossover else "pair"
-    more = f"; it goes on after that while whole {what}s come in, at most {bound.num_jobs} times in all"
+    more = f"; the job then continues while it completes {what}s, at most {bound.num_jobs} times in all"
     return line + more * (bound.num_jobs > 1)
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """The figures of a plan as lines for people."""
+    """Show the figures of a plan as lines for people."""
     summary = plan_summary(plan)
     layout = plan.layout
     rows = [
@@ -204,7 +204,7 @@ def _trial_rows(plan: Plan, summary: dict[str, Any]) -> Iterator[tuple[str, str]
 
 
 def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Each session with its blocks in order; control blocks in brackets."""
+    """Show each session with its blocks in order; control blocks stand in brackets."""
     measure = plan.run.measure
     yield (
         "sessions",
@@ -218,7 +218,7 @@ def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the layout allows; whether RL-Kernel is there is for the job's preflight to say."""
+    """Show what the layout allows; only the job's preflight can tell whether RL-Kernel is installed."""
     rows = [("rl-kernel", f"mode {plan.run.rl_kernel.mode}; what this layout allows, if RL-Kernel is installed:")]
     for item in summary["operators"]:
         rows.append((f"  {item['op']}", "eligible" if item["is_eligible"] else f"not eligible: {item['reason']}"))
@@ -226,7 +226,7 @@ def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]
 
 
 def _difference_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """List how the start of an enabled trial differs from a baseline's."""
+    """List how the start of an enabled trial differs from the start of a baseline trial."""
     for number, item in enumerate(summary["differences"]):
         values = f"{item['baseline']} in baseline, {item['enabled']} in enabled"
         what = "output folders" if item["kind"] == Kind.FOLDER else values
@@ -254,7 +254,7 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
             f"spread by {measure.expected_block_sd_pct:g} % (verdict beyond {measure.smallest_effect_pct:g} %)"
         )
     if summary["num_pairs"] < 6:
-        return f"none: {summary['num_pairs']} pairs can never carry faster or slower (6 are needed)"
+        return f"none: {summary['num_pairs']} pairs can never show faster or slower (6 are needed)"
     gates = _find_gates_chance(measure, plan.run.lane)
     if effect is None:
         return (

@@ -1,4 +1,4 @@
-"""Makes a run directory: a new name, the author's bytes, the plan, the rendered job.  Sending it is the backend's."""
+"""Make a run directory: a new name, the author's bytes, the plan, the rendered job.  The backend sends the job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AuthorFiles:
 
 
 def new_run_dir(plan: Plan) -> RunDir:
-    """A new name: UTC time, plan, random.  Nothing is created."""
+    """Return a directory with a new name: UTC time, plan hash, random part.  Nothing is created."""
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return RunDir(runs_root() / plan.run.run / f"{moment}-{plan.plan_hash[:8]}-{secrets.token_hex(2)}")
 
@@ -66,10 +66,10 @@ def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
 
 
 def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
-    """What was prepared for this run, for its record; the agents record it where this machine sees none of it.
+    """Find what was prepared for this run; where this machine sees none of it, the agents record it instead.
 
     Raises:
-        EnvironmentMissing: something is missing that all machines of this cluster would see here.
+        EnvironmentMissing: a part is missing that all machines of this cluster would see here.
     """
     folders = list_run_folders(plan, run_dir)
     if get_backend(plan.cluster).IS_REMOTE:
@@ -85,7 +85,7 @@ def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
 
 
 def _require_image(plan: Plan) -> None:
-    """A stack that is meant to run in an image never runs on what the hosts happen to have."""
+    """Refuse a stack whose image is not published: such a stack never runs on the software of the hosts."""
     missing = plan.stack.unpublished.get(plan.hardware.image_platform)
     if missing is not None:
         without = "" if plan.profile.kubernetes is not None else ", or --stack with pins alone, such as vime-host"
@@ -100,7 +100,7 @@ def _require_image(plan: Plan) -> None:
 
 
 def stage_again(run_dir: RunDir, job: Job) -> None:
-    """Put another job's files into ``job/``: it holds exactly what is sent.
+    """Replace the files in ``job/`` by another job's files, so that it holds exactly what is sent.
 
     Raises:
         SpecError: the job names a file outside ``job/``.

@@ -26,7 +26,7 @@ TRAINER: Final = "rlk_repro.bench.module"
 WORDS: Final = Words(
     step="vime's loss functions alone",
     takes="vime's loss functions alone take",
-    scope="A step here is vime's loss functions and nothing else: how much faster training gets does not follow.",
+    scope="A step here is vime's loss functions and nothing else. This does not show how much faster training gets.",
     updates_per="step",
     baseline_trainer="vime",
 )

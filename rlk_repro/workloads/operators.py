@@ -25,7 +25,7 @@ __all__ = ["WORDS", "describe", "find_brought", "find_problems", "find_warnings"
 TRAINER: Final = "rlk_repro.bench.operators"
 WORDS: Final = Words(
     step="one operator",
-    scope="An operator is a part of a training step: how much faster a step gets does not follow from this.",
+    scope="An operator is a part of a training step: this result does not show how much faster a step gets.",
 )
 
 

@@ -1,4 +1,4 @@
-"""Every gate passes, fails only where inferiority is shown, and says why it is undecided."""
+"""Every gate can pass, fails only where inferiority is shown, and says why it is undecided."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_all_gates_pass_for_equal_variants() -> None:
         (0.0, 20.0, UNDECIDED),
     ],
 )
-def test_reward_is_held_against_an_absolute_margin(drop: float, spread: float, status: GateStatus) -> None:
+def test_reward_is_compared_with_an_absolute_margin(drop: float, spread: float, status: GateStatus) -> None:
     gate = find_gate("raw_reward", with_levels("raw_reward", *(0.5 - drop + spread * x for x in OFFSETS)))
     assert gate.status is status
     assert gate.margin == -0.01
@@ -108,7 +108,7 @@ def test_a_module_run_has_random_batches_and_no_stored_rollouts() -> None:
     assert (gate.status, gate.detail) == (NOT_APPLICABLE, "both variants compute on the same random batches")
 
 
-def test_rollouts_without_log_probs_agree_or_disagree_with_nothing() -> None:
+def test_without_rollout_log_probs_the_agreement_gate_does_not_apply() -> None:
     pairs = make_pairs(*around(1.0), train_rollout_logprob_abs_diff=None)
     gate = find_gate("train_rollout_logprob_abs_diff", pairs, lane="train-only", has_rollout_log_probs=False)
     assert (gate.status, gate.detail) == (NOT_APPLICABLE, "these rollouts hold no log-probs")
@@ -158,7 +158,7 @@ def test_memory_of_equal_ratio_is_decided_without_spread(ratio: float, status: G
     ("ratio", "status"),
     [(1.0, PASSED), (1.01, PASSED), (0.99, PASSED), (1.05, FAILED), (0.95, FAILED), (1.02, UNDECIDED)],
 )
-def test_response_lengths_may_differ_neither_way(ratio: float, status: GateStatus) -> None:
+def test_longer_or_shorter_responses_fail_the_gate(ratio: float, status: GateStatus) -> None:
     gate = find_gate(
         "response_length_mean", with_levels("response_length_mean", *(1500 * (ratio + x) for x in OFFSETS))
     )
@@ -175,13 +175,13 @@ def test_longer_and_shorter_responses_are_judged_alike(ratios: list[float]) -> N
 
 
 @pytest.mark.parametrize("metric", ["raw_reward", "train_rollout_logprob_abs_diff", "peak_memory_bytes"])
-def test_what_was_not_recorded_is_undecided(metric: str) -> None:
+def test_a_gate_on_a_missing_metric_is_undecided(metric: str) -> None:
     gate = find_gate(metric, make_pairs(*around(1.0), without=(metric,)))
     assert (gate.status, gate.n, gate.estimate) == (UNDECIDED, 0, None)
     assert gate.detail.endswith(" is not recorded")
 
 
-def test_what_was_recorded_in_some_pairs_may_fail_but_not_pass() -> None:
+def test_a_metric_of_only_some_pairs_may_fail_but_not_pass() -> None:
     rest = make_pairs(*around(1.0)[1:])
     lost = change(make_pair("x", without=("raw_reward",)))
     gate = find_gate("raw_reward", [lost, *rest])
@@ -190,7 +190,7 @@ def test_what_was_recorded_in_some_pairs_may_fail_but_not_pass() -> None:
     assert find_gate("raw_reward", [lost, *with_levels("raw_reward", *[0.4] * 5)]).status is FAILED
 
 
-def test_one_pair_bounds_nothing() -> None:
+def test_one_pair_gives_no_bound() -> None:
     gate = find_gate("raw_reward", with_levels("raw_reward", 0.1))
     assert (gate.status, gate.n, gate.low, gate.high) == (UNDECIDED, 1, None, None)
     assert gate.estimate == pytest.approx(-0.4)
@@ -221,7 +221,7 @@ def test_manifests_must_be_equal(differences: tuple[Finding, ...] | None, status
     assert (gate.status, gate.detail) == (status, detail)
 
 
-def test_every_scored_step_must_be_there() -> None:
+def test_every_scored_step_must_be_recorded() -> None:
     pairs = [*make_pairs(*around(1.0)[1:]), make_pair("x", steps={"step_time_s": [60.0, math.nan, 60.0]})]
     gate = find_gate("steps", pairs)
     assert (gate.status, gate.detail) == (FAILED, "scored steps missing in x-enabled (2 of 3)")
@@ -257,6 +257,6 @@ def test_more_than_a_fifth_of_the_pairs_lost_is_undecided(num_lost: int, status:
     assert gate.detail == f"{10 - num_lost} of 10 planned pairs scored{more}"
 
 
-def test_pairs_that_never_started_are_lost_too() -> None:
+def test_pairs_that_never_started_count_as_lost() -> None:
     gate = find_gate("pairs", make_pairs(*[1.0] * 6), measure=MEASURE.model_copy(update={"pairs": 8}))
     assert (gate.status, gate.detail) == (UNDECIDED, "6 of 8 planned pairs scored, at most 20 % may be lost")

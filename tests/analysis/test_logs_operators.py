@@ -1,4 +1,4 @@
-"""Operator records in a log: what is read, and that no line, whatever it holds, stops the reading."""
+"""Operator records are read from a log, and no line crashes the reader."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_record_that_comes_again_is_refused_and_the_first_stays() -> None:
     assert log.device.bytes_per_s == 4.3e12
 
 
-def test_a_check_counts_only_for_what_was_timed() -> None:
+def test_a_check_counts_only_for_a_timed_cell() -> None:
     assert reasons(read(record(CHECK))) == [(1, "a check of a cell that was never timed")]
 
 
@@ -158,20 +158,20 @@ def test_deep_nesting_is_refused() -> None:
     assert reasons(log) == [(1, "the record is cut off")]
 
 
-def test_a_log_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BundleUnreadable) as caught:
         parse_operators(tmp_path / "stdout.log")
     assert str(caught.value) == f"{tmp_path}/stdout.log: not readable (No such file or directory)"
 
 
 @given(st.lists(st.one_of(st.binary(max_size=200), st.binary(max_size=80).map(PREFIX.encode().__add__)), max_size=8))
-def test_no_bytes_stop_the_reading(lines: list[bytes]) -> None:
+def test_no_bytes_crash_the_log_reader(lines: list[bytes]) -> None:
     log = read(*lines, b"", record(TIME))
     assert len(log.times) == 1
 
 
 @given(st.integers(0, 400), st.binary(min_size=1, max_size=6))
-def test_a_damaged_record_is_read_or_refused_and_never_more(place: int, junk: bytes) -> None:
+def test_a_damaged_record_is_read_or_refused_without_a_crash(place: int, junk: bytes) -> None:
     whole = record(TIME).encode()
     place = len(PREFIX) + place % (len(whole) - len(PREFIX))
     log = read(whole[:place] + junk + whole[place + len(junk) :], record(TIME, implementation="other"))
@@ -187,6 +187,6 @@ def test_a_damaged_record_is_read_or_refused_and_never_more(place: int, junk: by
     ),
     st.sampled_from(sorted(TIME)),
 )
-def test_no_value_of_a_field_stops_the_reading(value: Any, name: str) -> None:
+def test_no_value_of_a_field_crashes_the_log_reader(value: Any, name: str) -> None:
     log = read(PREFIX + json.dumps(TIME | {name: value}), record(TIME, sweep=7))
     assert any(7 in sweeps for sweeps in log.times.values())

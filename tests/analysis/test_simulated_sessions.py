@@ -1,4 +1,4 @@
-"""A small run of the simulation of the crossover design; the full one is ``python -m benchmarks.crossover``."""
+"""A short simulation of the crossover design keeps its bars; the full one is ``python -m benchmarks.crossover``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEALED = json.loads((ROOT / "benchmarks" / "crossover.json").read_text())
 @pytest.mark.parametrize("name", ["A/A, sessions spread 0 ×", "gain 2 %", "gain 2 %, one stall of 5 ×"])
 def test_simulated_sessions_keep_the_bars(name: str) -> None:
     outcome = simulate(NAMED[name], 60)
-    assert find_misses([replace(outcome, coverage=0.95)]) == []  # 60 runs cannot tell a coverage
+    assert find_misses([replace(outcome, coverage=0.95)]) == []  # 60 runs are too few for a coverage
 
 
 def test_a_missed_bar_is_reported() -> None:
@@ -30,7 +30,7 @@ def test_a_missed_bar_is_reported() -> None:
     ]
 
 
-def test_the_page_holds_the_sealed_figures() -> None:
+def test_the_page_has_the_sealed_figures() -> None:
     outcomes = [Outcome(**item) for item in SEALED["outcomes"]]
     assert [outcome.name for outcome in outcomes] == [scenario.name for scenario in SCENARIOS]
     assert SEALED["misses"] == []
@@ -41,7 +41,7 @@ def test_an_answer_costs_less_than_a_tenth() -> None:
     assert all(ours < theirs / 10 for _, ours, theirs in compare_costs())
 
 
-def test_live_sessions_are_adjusted_for_tokens_and_the_other_effect_stands_beside() -> None:
+def test_live_sessions_are_adjusted_for_tokens_and_show_the_unadjusted_effect_too() -> None:
     scenario = NAMED["A/A, live, tokens 5 %"]
     source = random.Random(7)
     widths = {STEP_TIME: 0.0, UNADJUSTED: 0.0}

@@ -1,4 +1,6 @@
-"""A small run of the simulation behind docs/statistics.md; the full one is ``python -m benchmarks.verdicts``."""
+"""A short run of the simulation of docs/statistics.md keeps its bars; the full one is ``python -m
+benchmarks.verdicts``.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def test_five_pairs_never_yield_a_word_on_speed(outcomes: dict[str, Outcome]) ->
     assert outcomes["A/A, 5 pairs"].words == {"inconclusive": 1.0}
 
 
-def test_a_dropped_reward_is_what_the_gate_names(outcomes: dict[str, Outcome]) -> None:
+def test_the_gate_names_a_lower_reward(outcomes: dict[str, Outcome]) -> None:
     outcome = outcomes["5 % faster, reward 0.05 lower"]
     assert outcome.share(VerdictWord.NOT_COMPARABLE) == outcome.failed["raw_reward"] == 1.0
 
@@ -65,7 +67,7 @@ def test_equal_seeds_give_equal_figures() -> None:
     assert simulate(scenario, 5) != simulate(scenario, 5, seed=1)
 
 
-def test_the_page_holds_the_sealed_figures() -> None:
+def test_the_page_has_the_sealed_figures() -> None:
     sealed = json.loads((REPOSITORY / "benchmarks" / "verdicts.json").read_text())
     outcomes = [Outcome(**item) for item in sealed["outcomes"]]
     assert [outcome.name for outcome in outcomes] == [scenario.name for scenario in SCENARIOS]

@@ -1,4 +1,4 @@
-"""TCP where the nodes have a fabric, and variants that went different ways, keep a run from a verdict."""
+"""TCP on nodes that have a fabric, and variants that used different networks, prevent a verdict."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_tcp_beside_an_active_port_is_blocking(tmp_path: Path) -> None:
     assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
 
 
-def test_variants_by_different_ways_are_not_comparable(tmp_path: Path) -> None:
+def test_variants_over_different_networks_are_not_comparable(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "id", change=lambda made: plant(made, enabled={**IB, "nvls": False}))
     analysis = analyse(run_dir)
     assert blocking(analysis)[0] == "p1.libraries.0.transport"

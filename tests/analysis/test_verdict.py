@@ -1,4 +1,4 @@
-"""Every branch of the verdict, its words, and the data that must never lead to one."""
+"""These tests cover every branch of the verdict, its words, and the data that must never lead to a verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FASTER, SLOWER, EQUIVALENT, INCONCLUSIVE, NOT_COMPARABLE, NO_COMPARISON = Verdic
 RATIOS = st.lists(st.floats(0.5, 2.0), min_size=6, max_size=10)
 
 
-def test_faster_is_said_with_ratio_interval_and_pairs() -> None:
+def test_faster_is_reported_with_ratio_interval_and_pairs() -> None:
     verdict = judge_pairs(make_pairs(*around(0.95))).verdict
     assert verdict.word is FASTER
     assert verdict.headline == (
@@ -41,7 +41,7 @@ def test_faster_is_said_with_ratio_interval_and_pairs() -> None:
     assert (verdict.threshold, verdict.smallest_effect, verdict.num_pairs) == (0.01, 0.01, 6)
 
 
-def test_slower_and_equivalent_are_said_as_readily() -> None:
+def test_slower_and_equivalent_are_reported_too() -> None:
     slower = judge_pairs(make_pairs(*around(1.05))).verdict
     assert slower.word is SLOWER
     assert slower.headline.startswith("enabled is slower than baseline: step time ratio enabled / baseline 1.0500 (")
@@ -102,7 +102,7 @@ def test_fewer_than_six_pairs_never_yield_a_word_on_speed(ratios: list[float], s
     st.lists(st.fixed_dictionaries(dict.fromkeys(LEVELS, st.floats())), max_size=8), st.sampled_from([1e-9, 0.05, 0.4])
 )
 @settings(max_examples=200)
-def test_no_number_in_a_log_makes_it_fail(trials: list[dict[str, float]], alpha: float) -> None:
+def test_no_number_in_a_log_makes_judging_crash(trials: list[dict[str, float]], alpha: float) -> None:
     pairs = [make_pair(f"p{index}", **levels) for index, levels in enumerate(trials)]  # type: ignore[arg-type]
     judgement = judge_pairs(pairs, measure=MEASURE.model_copy(update={"alpha": alpha}))
     numbers = [value for effect in judgement.effects for value in (effect.ratio, effect.low, effect.high)]
@@ -156,7 +156,7 @@ def test_the_order_of_pairs_does_not_matter(order: list[int]) -> None:
     assert found.verdict == expected.verdict
 
 
-def test_a_failed_gate_is_quoted_and_no_speed_is() -> None:
+def test_a_headline_quotes_a_failed_gate_and_no_speed() -> None:
     verdict = judge_pairs(make_pairs(*around(0.9), raw_reward=0.4)).verdict
     assert verdict.headline == (
         "not comparable: raw_reward: mean difference enabled - baseline is shown to be beyond the margin "
@@ -283,7 +283,7 @@ def test_control_pairs_alone_measure_noise() -> None:
     assert "pairs: 0 of 0 planned pairs scored" in [f"{gate.name}: {gate.detail}" for gate in judgement.gates]
 
 
-def test_nothing_at_all_is_inconclusive() -> None:
+def test_a_run_without_pairs_is_inconclusive() -> None:
     judgement = judge_pairs([])
     assert judgement.verdict.headline == "no pair was meant to compare: noise not measured, 0 control pairs"
     assert judgement.verdict.word is INCONCLUSIVE
@@ -340,13 +340,13 @@ def test_throttled_trials_are_marked() -> None:
     assert "thermal: x-enabled was throttled in 3 % of its samples" in verdict.reasons
 
 
-def test_a_word_that_the_sign_flip_test_does_not_share_says_so() -> None:
+def test_a_verdict_without_a_small_sign_flip_p_says_so() -> None:
     pairs = make_pairs(0.95, 0.94, 0.95, 0.96, 0.94, 1.001)
     verdict = judge_pairs(pairs, measure=MEASURE.model_copy(update={"smallest_effect_pct": 0.5})).verdict
     assert verdict.word is FASTER
     assert verdict.reasons[-1] == "the exact sign-flip p is 0.0625: the interval alone carries the difference"
 
 
-def test_every_gate_status_leads_somewhere() -> None:
+def test_every_gate_status_gives_a_verdict() -> None:
     statuses = {gate.status for gate in judge_pairs(make_pairs(*around(1.0)), lane="train-only").gates}
     assert statuses == {GateStatus.PASSED, GateStatus.NOT_APPLICABLE}

@@ -35,7 +35,7 @@ def test_dumping_again_what_was_dumped_gives_the_same_bytes(value: object) -> No
     assert "\n" not in dump_json_line(value)
 
 
-def test_floats_keep_12_digits_and_lose_what_machines_disagree_on() -> None:
+def test_floats_keep_12_digits_and_drop_digits_that_differ_between_machines() -> None:
     assert dump_json(0.1 + 0.2) == b"0.3\n"
     assert dump_json([1 / 3, math.nan, -math.inf]) == b"[\n 0.333333333333,\n null,\n null\n]\n"
     assert canonical(1234567890123.456) == 1234567890120.0
@@ -52,7 +52,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100000])
-def test_what_is_not_json_is_an_error_naming_the_file(tmp_path: Path, data: bytes) -> None:
+def test_a_file_that_is_not_json_is_named(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(data)
     with pytest.raises(BundleUnreadable, match=r"x\.json: not readable as JSON"):
@@ -72,7 +72,7 @@ def test_hash_of_a_file_is_sha256(tmp_path: Path) -> None:
     assert sha256_file(tmp_path / "x").startswith("ba7816bf")
 
 
-def test_numbers_read_well() -> None:
+def test_numbers_are_formatted_for_people() -> None:
     assert [format_duration(x) for x in (0.4, 12.34, 185, 7620)] == ["0.40 s", "12.3 s", "3 min 05 s", "2 h 07 min"]
     assert [format_bytes(x) for x in (512, 1536, 3 * 2**40)] == ["512 B", "1.5 KiB", "3.0 TiB"]
     assert format_percent(0.95) == "-5.00 %"

@@ -1,4 +1,4 @@
-"""Folders of this machine have names in records."""
+"""Records name folders of this machine by placeholders."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def some_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/data/vime/vime/loss.py /data/vimes", "{vime_src}/vime/loss.py /data/vimes"),
     ],
 )
-def test_folders_have_names(text: str, expected: str) -> None:
+def test_folders_are_replaced_by_names(text: str, expected: str) -> None:
     assert hide_places(text, Path("/home/ada/runs/a")) == expected
 
 
@@ -52,6 +52,6 @@ def test_a_folder_behind_a_link_is_hidden_by_both_its_paths(tmp_path: Path) -> N
     assert found == "{run_dir}/x {run_dir}/x"
 
 
-def test_a_home_that_everybody_has_needs_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_home_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/")
     assert hide_places("/x /") == "/x /"

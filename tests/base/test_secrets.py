@@ -1,4 +1,4 @@
-"""Planted secrets are built from parts, so that no scanner flags this file."""
+"""These tests build planted secrets from parts, so that no scanner flags this file."""
 
 import re
 
@@ -55,13 +55,13 @@ CHATTER = (
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_every_kind_is_redacted_whole(name):
+def test_every_kind_of_secret_is_redacted_whole(name):
     kind = name.split()[0]
     assert scrub(f"before {PLANTED[name]} after") == f"before <redacted:{kind}> after"
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_leads_to_a_secret_stays_readable(name):
+def test_the_text_before_a_secret_stays_readable(name):
     prefix, secret = KEPT[name]
     found = scrub(f"{prefix}{secret}")
     assert found.startswith(f"{prefix}<redacted:{name.split()[0]}>")
@@ -85,7 +85,7 @@ def test_lines_around_a_secret_keep_their_ends():
 
 @pytest.mark.parametrize("pattern", SECRET_PATTERNS, ids=lambda pattern: pattern.hint.decode())
 def test_a_hint_is_found_wherever_its_pattern_matches(pattern):
-    # the scan looks for hints only: a pattern without its hint would never be reached
+    # The scan looks for hints only, so it would never reach a pattern without its hint.
     @settings(max_examples=20, deadline=None)
     @given(st.from_regex(pattern.regex))
     def check(found: bytes) -> None:
@@ -141,7 +141,7 @@ def test_names_that_hold_a_secret(name):
         *("image_pull_secret", "imagePullSecrets", "secret_name", "AWS_SHARED_CREDENTIALS_FILE", "PATH"),
     ],
 )
-def test_names_that_only_sound_like_it(name):
+def test_names_that_only_sound_like_a_secret(name):
     assert not is_secret_name(name)
 
 

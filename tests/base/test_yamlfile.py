@@ -59,7 +59,7 @@ def test_every_key_knows_its_line() -> None:
         (b"[" * 100, "x.yaml:1: nested too deeply, expected at most 40 levels"),
     ],
 )  # fmt: skip
-def test_what_would_mean_something_else_is_refused_with_its_line(data: bytes, message: str) -> None:
+def test_ambiguous_yaml_is_refused_with_its_line(data: bytes, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_yaml("x.yaml", data)
     assert str(caught.value) == message
@@ -80,5 +80,5 @@ def test_any_bytes_parse_or_raise_a_located_error(data: bytes) -> None:
     assert all(place.startswith("x.yaml") for place in places)
 
 
-def test_paths_read_like_code() -> None:
+def test_paths_are_formatted_like_code() -> None:
     assert format_path(("a", 0, "b")) == "a[0].b"

@@ -1,4 +1,4 @@
-"""Sealing, packing, unpacking and listing."""
+"""Bundles are sealed, packed, unpacked and listed."""
 
 import io
 import json
@@ -122,7 +122,7 @@ def test_opening_takes_a_bundle_or_a_run_directory(run_dir: RunDir, bundle: Path
     assert not opened.root.exists()
 
 
-def test_a_bundle_that_is_not_there_is_a_wrong_argument(tmp_path: Path) -> None:
+def test_a_missing_bundle_is_a_wrong_argument(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught, open_bundle(tmp_path / "no.tgz"):
         pass
     assert str(caught.value) == (
@@ -152,7 +152,7 @@ def test_sealing_twice_changes_nothing(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("act", [seal, pack])
-def test_what_changed_since_sealing_is_named(run_dir: RunDir, act: Callable[[RunDir], object]) -> None:
+def test_files_changed_since_sealing_are_named(run_dir: RunDir, act: Callable[[RunDir], object]) -> None:
     seal(run_dir)
     run_dir.run_yaml.unlink()
     (run_dir.root / "late.txt").write_bytes(b"")
@@ -320,7 +320,7 @@ def test_inspecting_survives_any_record(tmp_path: Path, record: object) -> None:
     dump_json(info.to_json())
 
 
-def test_what_a_terminal_would_obey_is_shown_by_its_escape(run_dir: RunDir) -> None:
+def test_control_sequences_are_shown_as_escapes(run_dir: RunDir) -> None:
     verdict = {"word": "faster\x1b[2J", "headline": "\ud800" + "x" * 10_000}
     write_json(run_dir.analysis, {"verdict": verdict, "facts": ["rlk-repro"]})
     write_json(run_dir.trial(TRIAL).exit, {"status": "\x9b2J"})

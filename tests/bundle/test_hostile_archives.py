@@ -1,4 +1,4 @@
-"""Archives made to harm: each refused with exit 5, naming the member, and nothing is written outside."""
+"""Each hostile archive is refused with exit 5 and the member's name, and nothing is written outside."""
 
 import gzip
 import io
@@ -22,7 +22,7 @@ SMALL_LIMITS = Limits(num_members=3, total_bytes=1 << 20, ratio=50, ratio_floor_
 def entry(
     name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, *, link: str = "", size: int | None = None
 ) -> bytes:
-    """One member as raw tar blocks; ``size`` lies about the length."""
+    """Return one member as raw tar blocks; ``size`` is a false length."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.size = kind, link, len(data) if size is None else size
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape") + data + bytes(-len(data) % 512)
@@ -40,7 +40,7 @@ def record(key: str, value: str) -> bytes:
 
 HARMLESS = entry("a", b"a")
 
-# tar blocks before the end mark → member and what the message says
+# Each entry has tar blocks before the end mark, the member, and the text of the message.
 HOSTILE: dict[str, tuple[bytes, str, str]] = {
     "absolute": (entry("/etc/owned"), "/etc/owned", "refused, absolute path"),
     "absolute after a dot": (entry(".//owned"), ".//owned", "refused, absolute path"),
@@ -98,18 +98,18 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
         "refused, name too long, got '10.0 GiB', expected at most 64.0 KiB",
     ),
     "headers without end": (3 * pax(b""), "", "refused, too many headers for one member"),
-    "broken pax header": (pax(b"99 path=x\n") + HARMLESS, "", "broken pax header where one is due"),
+    "broken pax header": (pax(b"99 path=x\n") + HARMLESS, "", "a pax header is missing or broken"),
     "pax size": (pax(record("size", "-1")) + HARMLESS, "a", "refused, size is not a number, got '-1'"),
-    "negative size": (entry("a", size=-512), "", "no tar header where one is due (negative size)"),
+    "negative size": (entry("a", size=-512), "", "a tar header is missing or broken (negative size)"),
     "huge size": (
         HARMLESS + entry("b", size=1 << 60),
         "b",
         "refused, too large in all, got '1048576.0 TiB', expected at most 64.0 GiB",
     ),
-    "not a header": (HARMLESS + b"x" * 512, "a", "no tar header where one is due (invalid header)"),
+    "not a header": (HARMLESS + b"x" * 512, "a", "a tar header is missing or broken (invalid header)"),
     "data after the end": (HARMLESS + END + HARMLESS, "", "data after the end of the archive"),
     "one zero block": (HARMLESS + END[:512] + HARMLESS, "", "ends without an end-of-archive mark"),
-    "nothing": (b"", "", "holds nothing"),
+    "nothing": (b"", "", "is empty"),
 }
 
 
@@ -123,7 +123,7 @@ def tree(root: Path) -> set[str]:
 
 
 def refusal(bundle: Path, act: Callable[[Path], object]) -> str:
-    """The message of the refusal, after a look around that nothing was written."""
+    """Return the message of the refusal, after a check that nothing was written."""
     before = tree(bundle.parent)
     with pytest.raises(BundleUnreadable) as caught:
         act(bundle)
@@ -213,7 +213,7 @@ def test_zeros_after_the_end_count_too(tmp_path: Path) -> None:
 
 
 def write_bomb(path: Path, num_members: int, member_bytes: int) -> Path:
-    """Zeros in a file of a thousandth: flushed deflate blocks, each written again and again."""
+    """Write zeros as a file a thousand times smaller: flushed deflate blocks, each written many times."""
     engine = zlib.compressobj(9, zlib.DEFLATED, -15)
     zeros = engine.compress(bytes(1 << 20)) + engine.flush(zlib.Z_FULL_FLUSH)
     with path.open("wb") as stream:

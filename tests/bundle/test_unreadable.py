@@ -1,7 +1,7 @@
-"""What may not or cannot be read is an error that names it, wherever a path is given.
+"""An unreadable path gives an error that names it, in every command that takes a path.
 
-Root may read everything, so the files here fail for other reasons: /proc/self/mem opens and gives nothing, a name of
-300 letters cannot even be looked up, and a file is no folder.
+Root may read every file, so these files fail for other reasons: /proc/self/mem opens and gives nothing, a name of 300
+letters cannot be looked up, and a file is not a folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Verification: whatever changed is found and named."""
+"""Verification finds and names every change."""
 
 import gzip
 import io
@@ -52,7 +52,7 @@ def digests(run_dir: RunDir) -> dict[str, str]:
 
 
 def verify_or_refuse(bundle: Path) -> list[Finding]:
-    """Findings; the problems of a refusal that name the bundle are given as blocking ones."""
+    """Return the findings; problems of a refusal that name the bundle become blocking findings."""
     try:
         return verify_bundle(bundle)
     except BundleUnreadable as error:
@@ -64,7 +64,7 @@ def is_found(bundle: Path) -> bool:
     return any(finding.level is Level.BLOCKING and finding.where for finding in verify_or_refuse(bundle))
 
 
-def test_what_was_sealed_gives_no_finding(run_dir: RunDir, bundle: Path) -> None:
+def test_an_unchanged_bundle_gives_no_finding(run_dir: RunDir, bundle: Path) -> None:
     assert verify_bundle(bundle) == []
     assert verify_bundle(run_dir.root) == []
 
@@ -85,7 +85,7 @@ def test_another_sound_bundle_is_recognised_by_its_id(run_dir: RunDir, bundle: P
     assert found.findings == (Finding(Level.BLOCKING, "id", bundle_id, other_id),)
 
 
-def test_what_was_never_sealed_has_no_id(run_dir: RunDir) -> None:
+def test_a_bundle_that_was_never_sealed_has_no_id(run_dir: RunDir) -> None:
     run_dir.checksums.unlink()
     found = verify.verify(pack(run_dir), expected_id="0" * 12)
     assert found.bundle_id is None
@@ -93,13 +93,13 @@ def test_what_was_never_sealed_has_no_id(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("expected_id", ["", "0" * 11, "0" * 65, "g" * 12, "A" * 12, "0" * 12 + "\n"])
-def test_what_cannot_be_an_id_is_a_wrong_argument(bundle: Path, expected_id: str) -> None:
+def test_a_malformed_id_is_a_wrong_argument(bundle: Path, expected_id: str) -> None:
     with pytest.raises(SpecError) as caught:
         verify.verify(bundle, expected_id=expected_id)
-    assert str(caught.value) == f"--id: no bundle id, got {expected_id!r}, expected 12 to 64 hex digits in lower case"
+    assert str(caught.value) == f"--id: not a bundle id, got {expected_id!r}, expected 12 to 64 lower-case hex digits"
 
 
-def test_the_id_costs_no_second_reading(run_dir: RunDir, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_id_needs_no_second_reading(run_dir: RunDir, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
 
     def open_once(path: Path, **options: Any) -> AbstractContextManager[ArchiveReader]:
@@ -247,7 +247,7 @@ def test_an_unsealed_run_is_blocking(tmp_path: Path) -> None:
         (lambda lines: lines[::-1], "SHA256SUMS:2", "names in order", "'a' out of order"),
     ],
 )
-def test_lines_that_are_not_as_written_are_named(
+def test_lines_of_another_form_are_named(
     edit: Callable[[list[bytes]], list[bytes]], where: str, expected: str, found: str | None
 ) -> None:
     lines = render_checksums({"a": EMPTY_DIGEST, "b": EMPTY_DIGEST}).splitlines(keepends=True)
@@ -305,7 +305,7 @@ def test_the_schema_numbers_are_those_of_the_writers() -> None:
     }
 
 
-def test_a_bundle_repacked_with_plain_tar_is_still_good(bundle: Path, tmp_path: Path) -> None:
+def test_a_bundle_repacked_with_plain_tar_verifies(bundle: Path, tmp_path: Path) -> None:
     unpack(bundle, tmp_path / "out")
     again = tmp_path / "again.tgz"
     subprocess.run(["tar", "czf", again, "-C", tmp_path / "out", "."], check=True)
@@ -318,7 +318,9 @@ def test_a_bundle_repacked_with_plain_tar_is_still_good(bundle: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("folder", ["a run", "runs/a run"])
-def test_a_bundle_packed_with_folders_around_it_is_told_how_to_pack(bundle: Path, tmp_path: Path, folder: str) -> None:
+def test_a_bundle_packed_with_folders_around_it_gets_the_right_command(
+    bundle: Path, tmp_path: Path, folder: str
+) -> None:
     out = tmp_path / "out"
     unpack(bundle, out / folder)
     again = tmp_path / "again.tgz"
@@ -400,7 +402,7 @@ def test_findings_survive_as_json_whatever_the_names(run_dir: RunDir) -> None:
 
 
 def _with_checksum(tar: bytearray, start: int) -> bytes:
-    """The tar after the checksum of the header at ``start`` was made right."""
+    """Return the tar with a correct checksum in the header at ``start``."""
     header = tar[start : start + 512]
     header[148:156] = b" " * 8
     tar[start + 148 : start + 156] = b"%06o\0 " % sum(header)

@@ -1,4 +1,4 @@
-"""What commands print with ``--json`` is what the shipped schema says, for every command that this machine can run."""
+"""Each command's ``--json`` output fits the shipped schema, for every command that this machine can run."""
 
 from __future__ import annotations
 

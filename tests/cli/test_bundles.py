@@ -1,4 +1,4 @@
-"""The commands that take a bundle: what they print, in text and JSON, and their exit codes."""
+"""The commands that take a bundle print text and JSON and set their exit codes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_another_id_does_not_verify(call: Call, run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("command", ["verify", "inspect", "diff", "report", "replay"])
-def test_a_path_that_does_not_exist_is_a_wrong_argument(call: Call, tmp_path: Path, command: str) -> None:
+def test_a_missing_path_is_a_wrong_argument(call: Call, tmp_path: Path, command: str) -> None:
     path = str(tmp_path / "no.tgz")
     message = f"rlk-repro: {path}: no such file, expected a bundle or a run directory\n  hint: {FIND_BUNDLE}\n"
     assert call(command, *[path] * (1 + (command == "diff"))) == (2, "", message)

@@ -18,7 +18,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlk_repro.claims.check.gpu.probe", lambda: {"vendor": "none", "count": 0, "devices": []})
 
 
-def test_the_list_has_two_lines_a_claim(call) -> None:
+def test_the_list_has_two_lines_for_each_claim(call) -> None:
     code, out, err = call("claims", "list")
     assert (code, err) == (0, "")
     assert len(out.splitlines()) == 2 * len(load_claims())
@@ -45,13 +45,13 @@ def test_without_a_gpu_a_check_says_what_follows_from_shapes_and_that_nothing_wa
     assert "other hardware" not in out
 
 
-def test_where_nothing_runs_the_exit_code_is_3(call) -> None:
+def test_a_check_that_could_measure_nothing_exits_with_3(call) -> None:
     code, out, _ = call("claims", "check", "vime-smoke-8xh100", "sampling-readme")
     assert code == 3
     assert "  not runnable here (needs 8 GPUs end to end and a fork of vime; run it as a pair with" in out
 
 
-def test_a_claim_that_fails_gives_1(call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_that_is_not_reproduced_exits_with_1(call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlk_repro.claims.judge._is_near_bytes", lambda *_: False)
     assert call("claims", "check", "ratio-kl-forward")[0] == 1
 
@@ -131,7 +131,7 @@ def test_lint_as_json_names_the_file_of_each_offence(call, tmp_path: Path) -> No
     assert (offence["file"], offence["line"], offence["column"]) == (str(page), 1, 11)
 
 
-def test_a_file_that_is_not_there_is_a_wrong_argument(call, tmp_path: Path) -> None:
+def test_a_missing_file_is_a_wrong_argument(call, tmp_path: Path) -> None:
     code, _, err = call("claims", "lint", str(tmp_path / "none.md"))
     assert code == 2
     assert err.endswith("none.md: cannot be read (No such file or directory), expected a text file\n")

@@ -37,7 +37,7 @@ def test_with_json_an_error_is_one_object(call) -> None:
     assert json.loads(err)["exit_code"] == 2
 
 
-def test_a_missing_run_lists_the_menu(call) -> None:
+def test_a_missing_run_lists_the_choices(call) -> None:
     code, _, err = call("submit", "--dry-run")
     assert code == 2
     assert err.startswith(f"rlk-repro: RUN: missing, expected a file, or one of {MENU}")
@@ -119,7 +119,7 @@ def test_a_report_is_rebuilt_and_may_set_the_exit_code(call, sealed: RunDir, tmp
     assert (code, "--fail-on: no such verdict, got 'worse', expected any of faster" in err) == (2, True)
 
 
-def test_a_report_goes_where_no_other_bundles_report_goes(call, sealed: RunDir, tmp_path: Path) -> None:
+def test_each_bundle_has_a_report_folder_of_its_own(call, sealed: RunDir, tmp_path: Path) -> None:
     for name in ("a.tgz", "b.tgz"):
         shutil.copy(sealed.bundle, tmp_path / name)
         assert call("report", str(tmp_path / name))[0] == 0
@@ -139,7 +139,7 @@ def test_a_forged_verdict_is_not_reported(call, sealed: RunDir) -> None:
         assert "bundle: analysis/analysis.json: differs from what was sealed" in err
 
 
-def test_a_verdict_forged_with_its_checksums_is_computed_away(call, sealed: RunDir, tmp_path: Path) -> None:
+def test_a_verdict_forged_with_its_checksums_is_computed_again(call, sealed: RunDir, tmp_path: Path) -> None:
     sealed.analysis.write_text(sealed.analysis.read_text().replace('"word": "faster"', '"word": "slower"'))
     sealed.checksums.unlink()
     sealed.bundle.unlink()
@@ -148,10 +148,10 @@ def test_a_verdict_forged_with_its_checksums_is_computed_away(call, sealed: RunD
     code, out, _ = call("report", bundle, "-o", str(tmp_path / "out"))
     assert code == 1
     assert "\nFASTER\n" in out
-    assert "analysis.json: expected what the logs give, shown here" in out
-    assert "The bundle is not what it says it is" in " ".join(out.split())
+    assert "analysis.json: expected the logs' values, shown here" in out
+    assert "The bundle contradicts its own records" in " ".join(out.split())
     assert "new verdict:      faster" in call("diff", bundle, bundle)[1]
-    assert "what the logs give, shown here" in (tmp_path / "out" / "report.md").read_text()
+    assert "the logs' values, shown here" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_several_reports_do_not_overwrite_each_other(call, sealed: RunDir, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_report_that_cannot_be_written_says_so(call, sealed: RunDir, tmp_path:
     assert "cannot be written (Not a directory)\n  hint: -o names another folder" in err
 
 
-def test_questions_about_nothing_have_an_answer(call) -> None:
+def test_commands_without_any_run_say_what_to_do(call) -> None:
     code, _, err = call("status")
     assert code == 2
     assert "holds no run directory\n  hint: rlk-repro submit smoke makes one" in err
@@ -179,7 +179,7 @@ def test_a_run_is_found_by_its_beginning(call, sealed: RunDir) -> None:
     assert call("status", "20261120T")[1] == "20261120T000000Z-made: staged but not submitted\n"
     code, _, err = call("status", "2027")
     assert code == 2
-    assert "no run directory of this id, got '2027', expected an id, newest first: 20261120T000000Z-made" in err
+    assert "no run directory has this id, got '2027', expected an id, newest first: 20261120T000000Z-made" in err
 
 
 def test_an_unknown_cluster_lists_the_known_ones(call) -> None:

@@ -1,4 +1,4 @@
-"""What TAB offers, and ``list``, from the same folders."""
+"""TAB and ``list`` offer names from the same folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 def press_tab(line: str) -> list[str]:
-    """What bash would be told for a line with the cursor at its end."""
+    """Return what bash gets for a line with the cursor at its end."""
     words = {"_RLK_REPRO_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     argv = [sys.executable, "-m", "rlk_repro"]
     done = subprocess.run(argv, cwd=ROOT, env={**os.environ, **words}, capture_output=True, text=True, check=True)

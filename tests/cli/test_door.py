@@ -1,4 +1,4 @@
-"""The commands that people come with, as they type them."""
+"""A newcomer's first commands work as typed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_dry_run_away_from_the_cluster_shows_a_generic_profile_and_says_so(cal
     code, out, err = call("submit", "--cluster", cluster, "--run", "qwen3-30b-a3b", *stack, "--dry-run")
     assert code == 0, err
     assert (
-        f"no {client} on this machine to ask: shown with the shipped profile generic-h200, whose paths are examples"
+        f"this machine has no {client} to ask: shown with the shipped profile generic-h200, whose paths are examples"
         in err
     )
     assert f"where            {cluster} · profile generic-h200 · NVIDIA H200" in out
@@ -35,7 +35,7 @@ def test_a_submission_away_from_the_cluster_says_where_to_go(call) -> None:
     code, _, err = call("submit", "--cluster", "slurm", "--run", "qwen3-30b-a3b")
     assert code == 2
     assert "--profile: needed for cluster slurm, expected a file, or one of generic-a100" in err
-    assert "no sbatch on this machine to ask: submit where it is, or write a profile there" in err
+    assert "this machine has no sbatch to ask: submit on the cluster, or make a profile there" in err
 
 
 def test_a_run_is_named_with_or_without_a_flag(call) -> None:
@@ -59,7 +59,7 @@ def test_a_run_is_named_with_or_without_a_flag(call) -> None:
         (("smoke", "--stack", "2026"), "did you mean '2026-07'?"),
     ],
 )
-def test_an_unknown_word_is_answered_with_one_of_its_family(call, arguments: tuple[str, ...], hint: str) -> None:
+def test_an_unknown_name_is_answered_with_a_similar_one(call, arguments: tuple[str, ...], hint: str) -> None:
     code, _, err = call("submit", *arguments, "--dry-run")
     assert code == 2
     assert hint in err

@@ -5,7 +5,7 @@ from rlk_repro.base.errors import Problem, RlkReproError, SpecError
 from tests import ROOT
 
 
-def test_a_problem_reads_where_what_got_expected_hint() -> None:
+def test_a_problem_prints_where_what_got_expected_hint() -> None:
     problem = Problem("jobs/x.yaml:3: a.b", "wrong value", got="six", expected="a whole number", hint="write 6")
     assert str(problem) == "jobs/x.yaml:3: a.b: wrong value, got 'six', expected a whole number\n  hint: write 6"
     assert str(Problem("x", "missing")) == "x: missing"

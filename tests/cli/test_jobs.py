@@ -1,4 +1,4 @@
-"""``submit --resume``, ``status``, ``logs``, ``cancel``, ``collect`` as they are typed."""
+"""``submit --resume``, ``status``, ``logs``, ``cancel`` and ``collect`` work as typed."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_a_run_whose_agent_died_has_no_time_left_and_says_where_to_look(call: Ca
     lines = call("status")[1].splitlines()
     assert lines[1:4] == [
         "  ended in trial 3/12 (02-p2-enabled)",
-        f"  hint: it was killed from outside; resume with rlk-repro submit --resume {run_dir.run_id}",
-        f"  its agent's log: {run_dir.agent_log}",
+        f"  hint: the run was killed from outside; resume with rlk-repro submit --resume {run_dir.run_id}",
+        f"  the agent's log: {run_dir.agent_log}",
     ]
     shown = json.loads(call("status", "--json")[1])["progress"]
     assert [shown[name] for name in ("trial", "step", "step_time_s", "eta_s")] == ["02-p2-enabled", None, None, None]
@@ -101,7 +101,7 @@ def test_logs_name_their_trial_once_or_on_every_json_line(call: Call) -> None:
     ]
 
 
-def test_cancelling_says_what_came_of_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_reports_its_result(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = staged()
     assert call("cancel")[1] == f"{run_dir.run_id}: staged but not submitted\n"
     sending.record_submission(run_dir, GONE)
@@ -113,7 +113,7 @@ def test_cancelling_says_what_came_of_it(call: Call, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("command", [("cancel",), ("collect",), ("submit", "--resume", "20261120T")])
-def test_nothing_is_done_to_a_run_of_another_host(call: Call, command: tuple[str, ...]) -> None:
+def test_commands_do_not_touch_a_run_of_another_host(call: Call, command: tuple[str, ...]) -> None:
     run_dir = make_submitted(dataclasses.replace(GONE, details={"host": "elsewhere"}))
     code, out, err = call(*command)
     assert (code, out) == (3, "")

@@ -1,4 +1,4 @@
-"""What a stranger types wrongly, and what the answer tells them to type next."""
+"""Each mistake of a stranger gets an answer that says what to type next."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MISTAKES = (
     ("verify folder", 5, FIND_BUNDLE),
     ("submit smoke --cluster slrum", 2, "did you mean 'slurm'?"),
     ("submit smoke --cluster lsf", 2, "expected one of local, slurm, k8s"),
-    ("submit smoke --cluster slurm", 2, "write a profile there with rlk-repro profile init"),
+    ("submit smoke --cluster slurm", 2, "make a profile there with rlk-repro profile init"),
     ("submit smoke --cluster slurm --profile generic-h200", 3, "hint: --dry-run works anywhere"),
     ("submit smoke --profile nope.yaml", 2, "hint: rlk-repro list profiles"),
     ("submit smoke --profile nope", 2, "hint: rlk-repro list profiles"),
@@ -77,7 +77,7 @@ MISTAKES = (
 
 @pytest.fixture(autouse=True)
 def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with things that are no bundles, on a machine without a scheduler or an engine."""
+    """Make a folder with files that are not bundles, on a machine without a scheduler or an engine."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "README.md").write_text("# Hello\n")
     (tmp_path / "cut.tgz").write_bytes(BUNDLE.read_bytes()[:5000])

@@ -1,4 +1,4 @@
-"""A switch of the user's own: environment variables instead of RL-Kernel, with the same gates and no proof."""
+"""A user's own switch compares environment variables instead of RL-Kernel, with the same gates and no proof."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def test_the_variants_were_started_with_their_values_and_the_report_says_so(resu
     assert not any("VIME_RL_KERNEL" in env for env in values.values())
     page = Path(result["report"]).read_text()
     assert "NCCL&#x27;s tree enabled against baseline" in page
-    assert "in neither variant: they differ in NCCL&#x27;s tree" in page
+    assert "in neither variant: the variants differ in NCCL&#x27;s tree" in page
     assert "RL-Kernel is not proved to have run" not in page
 
 
-def test_what_now_names_the_file_of_a_run_that_is_not_shipped(result: dict[str, Any]) -> None:
+def test_the_next_command_names_the_file_of_a_run_that_is_not_shipped(result: dict[str, Any]) -> None:
     found = re.search(r"what now</dt><dd><code>(rlk-repro submit .*?)  #", Path(result["report"]).read_text())
     if found is None:
         pytest.skip("two pairs found a word")
@@ -96,7 +96,7 @@ def test_a_replay_lists_the_variables_before_it_asks(result: dict[str, Any]) -> 
         ({"switch": {**SWITCH, "enabled": {"NCCL_ALGO": "a b; c"}}}, "switch.enabled.NCCL_ALGO: wrong value"),
     ],
 )
-def test_a_switch_that_cannot_be_is_refused_where_it_is_written(
+def test_an_impossible_switch_is_refused_at_its_line(
     changes: dict[str, Any], message: str, tmp_path: Path, call: Any
 ) -> None:
     code, _, err = call("submit", write_run(tmp_path, **changes), "--dry-run")

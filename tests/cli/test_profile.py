@@ -1,4 +1,4 @@
-"""``profile init``, ``show`` and ``check`` as a user calls them, on clients that answer what a test says."""
+"""``profile init``, ``show`` and ``check`` work as typed, with clients that give the answers of a test."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Call = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home and a runs folder that are on no file system of this machine's own, as far as anybody can tell."""
+    """Make a home and a runs folder that seem to be on a shared file system."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr("rlk_repro.clusters.slurm.check.find_filesystem", lambda *_: "lustre")
     monkeypatch.setattr("rlk_repro.clusters.slurm.judge.NOT_FOR_JOBS", ())
     return tmp_path / "home"
 
 
-def test_a_profile_is_written_where_it_is_found_by_its_name(call: Call, tools: Path, home: Path) -> None:
+def test_a_profile_is_written_to_the_folder_where_its_name_is_looked_up(call: Call, tools: Path, home: Path) -> None:
     write_slurm(tools)
     code, out, err = call("profile", "init", "--cluster", "slurm", "--yes")
     path = home.parent / "config" / "rlk-repro" / "profiles" / "dgx.yaml"
@@ -48,7 +48,7 @@ def test_a_profile_is_never_replaced(call: Call, tools: Path, tmp_path: Path) ->
     path.write_text("precious\n")
     code, _, err = call("profile", "init", "--yes", "-o", str(path))
     assert (code, err) == (
-        1, f"rlk-repro: {path}: exists already\n  hint: name another file with -o, or remove it\n"
+        1, f"rlk-repro: {path}: already exists\n  hint: name another file with -o, or remove it\n"
     )  # fmt: skip
     assert path.read_text() == "precious\n"
 
@@ -95,11 +95,11 @@ def test_submit_shows_what_the_cluster_said_in_three_lines_and_offers_to_save_it
     assert (asked, path.exists()) == ([f"Save this profile as {path}?"], False)
     assert f"wrote {path}; the next time: --profile dgx" in call(*words)[2]
     assert load_profile("dgx", [path.parent]).model.hardware == "h200"
-    assert f"you have saved one of this name: --profile dgx takes {path}" in call(*words)[2]
+    assert f"you already have a profile of this name: --profile dgx uses {path}" in call(*words)[2]
     assert (len(asked), call(*words, "--profile", "dgx")[2]) == (2, "")
 
 
-def test_what_a_cluster_does_not_say_of_itself_names_the_command_that_sets_it(
+def test_a_value_that_the_cluster_does_not_give_names_the_command_that_sets_it(
     call: Call, tools: Path, home: Path
 ) -> None:
     write_slurm(tools)
@@ -138,7 +138,7 @@ def test_a_profile_is_shown_with_what_every_check_does(call: Call, tmp_path: Pat
     assert "    governor: fail\n" in call("profile", "show", str(path))[1]
 
 
-def test_a_policy_for_a_check_that_there_is_not_is_refused(call: Call, tmp_path: Path) -> None:
+def test_a_policy_for_an_unknown_check_is_refused(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("profile: x\ncluster: slurm\npreflight: {policy: {governer: fail}}\n")
     code, _, err = call("profile", "show", str(path))

@@ -1,4 +1,4 @@
-"""What continuous integration asks of bundles: a summary for a pull request, JSON by its schema, a gate."""
+"""Continuous integration gets from bundles a summary for a pull request, JSON by its schema, and a gate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def analysis() -> Analysis:
 
 
 def shift(analysis: Analysis, factor: float) -> Analysis:
-    """The same result with the step time ratio and its interval times ``factor``."""
+    """Return the same result, with the step time ratio and its interval multiplied by ``factor``."""
     effects = [
         replace(item, ratio=item.ratio * factor, low=item.low * factor, high=item.high * factor)
         if item.metric == STEP_TIME and item.ratio and item.low and item.high
@@ -107,7 +107,7 @@ def test_the_gate_closes_where_nothing_was_compared(call: Call) -> None:
         (1.03, False, "gate closed: worse by more than 1 %"),
     ],
 )
-def test_only_a_shown_loss_beyond_the_margin_closes_it(
+def test_only_a_shown_loss_beyond_the_margin_closes_the_gate(
     analysis: Analysis, change: float, is_open: bool, words: str
 ) -> None:
     gate: DiffGate = judge_analyses(analysis, shift(analysis, change), MARGIN)
@@ -116,7 +116,7 @@ def test_only_a_shown_loss_beyond_the_margin_closes_it(
     assert math.log(change) > math.log1p(MARGIN) or is_open
 
 
-def test_what_differs_on_another_machine_fits_a_screen(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_differences_to_another_machine_fit_a_screen(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for source in FLAGS:
         monkeypatch.delenv(source.variable, raising=False)
     code, out, err = call("replay", str(EVIDENCE / "vime-live-h200.tgz"))

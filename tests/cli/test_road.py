@@ -1,4 +1,4 @@
-"""The whole road with the real trainer: submit, seal, verify, re-analyse, replay, report."""
+"""All steps work with the real trainer: submit, seal, verify, re-analyse, replay, report."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**value, "cwd": str(cwd)}
 
 
-def test_the_road_ends_in_a_sealed_bundle_and_a_report(result: dict[str, str]) -> None:
+def test_submit_ends_with_a_sealed_bundle_and_a_report(result: dict[str, str]) -> None:
     cwd = Path(result["cwd"])
-    # the second after make demo-rl-kernel, which leaves RL-Kernel in this environment
+    # The second headline follows make demo-rl-kernel, which leaves RL-Kernel in this environment.
     assert any(words in result["headline"] for words in ("never ran RL-Kernel", "ran as plain PyTorch"))
     assert (cwd / result["report"]).read_text().startswith("<!DOCTYPE html>")
     assert "every file is what was sealed" in rlk_repro("verify", result["bundle"], cwd=cwd)
@@ -67,7 +67,7 @@ def test_both_variants_printed_the_same_losses_from_one_seed(result: dict[str, s
     assert losses["00-p1-baseline"] != losses["03-p2-baseline"]
 
 
-def test_a_full_replay_here_is_bitwise(result: dict[str, str]) -> None:
+def test_a_full_replay_on_the_same_machine_is_bitwise(result: dict[str, str]) -> None:
     out = rlk_repro("replay", result["bundle"], "--yes", "--json", cwd=Path(result["cwd"]))
     assert json.loads(out)["level"] == "bitwise"
 

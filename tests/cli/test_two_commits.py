@@ -1,4 +1,4 @@
-"""Two commits of RL-Kernel against each other, in real processes: each trial imports its own and shows which it was."""
+"""Two commits of RL-Kernel run against each other in real processes; each trial imports its own and proves which."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEASURE = {"pairs": 1, "warmup_steps": 1, "scored_steps": 2}
 
 
 def install(parent: Path, name: str, commit: str) -> None:
-    """What pip leaves: the package, and a record of where it came from."""
+    """Write what pip leaves: the package, and a record of its origin."""
     folder = parent / name
     shutil.copytree(SUPPORT / "fake_rl_engine" / "rl_engine", folder / "rl_engine")
     info = folder / "rl_kernel-0.1.0.dist-info"
@@ -100,9 +100,7 @@ def test_a_folder_that_holds_another_commit_than_its_name_says_starts_no_trial(t
     assert f"RLK_COMMITS/{NEW}: is not an installed RL-Kernel of this commit" in logs
 
 
-def test_a_commit_that_is_not_there_is_named_before_the_first_trial(
-    result: dict[str, Any], tmp_path: Path, call: Any
-) -> None:
+def test_a_missing_commit_is_named_before_the_first_trial(result: dict[str, Any], tmp_path: Path, call: Any) -> None:
     install(tmp_path / "commits", OLD, OLD)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLK_COMMITS", str(tmp_path / "commits"))
@@ -146,7 +144,7 @@ def test_a_plan_of_commits_asks_for_them_and_not_for_the_pinned_one() -> None:
         ({"commits": {"baseline": "main", "enabled": NEW}}, "rl_kernel.commits.baseline"),
     ],
 )
-def test_commits_that_cannot_be_compared_are_refused_where_they_are_written(
+def test_commits_that_cannot_be_compared_are_refused_at_their_line(
     changes: dict[str, Any], message: str, tmp_path: Path, call: Any
 ) -> None:
     code, _, err = call("submit", write_run(tmp_path, **changes), "--dry-run")

@@ -126,7 +126,7 @@ ALLOWED = (
     "No end-to-end speed claim follows from the operator tier.",
     "The module tier says nothing about whether training is faster.",
     "An operator that is faster does not mean that training is faster.",
-    "An operator is a part of a training step: how much faster a step gets does not follow from this.",
+    "An operator is a part of a training step: this result does not show how much faster a step gets.",
     "RL-Kernel made training faster: ratio 0.95, interval 0.93 to 0.97, n = 6.",
     "The operator takes 0.4 of the time of vime's function at this shape.",
     "Published by its authors as 163x; a cold start.",

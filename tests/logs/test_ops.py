@@ -231,7 +231,7 @@ def test_a_file_torn_anywhere_yields_every_whole_line(tmp_path_factory: pytest.T
 
 @settings(max_examples=60)
 @given(noise=st.lists(st.binary(max_size=40), max_size=5))
-def test_no_bytes_stop_the_reading(tmp_path_factory: pytest.TempPathFactory, noise: list[bytes]) -> None:
+def test_no_bytes_crash_the_log_reader(tmp_path_factory: pytest.TempPathFactory, noise: list[bytes]) -> None:
     trial = TrialDir(tmp_path_factory.mktemp("trial"))
     write_rank(trial, 0, make_events())
     with trial.ops_file(0).open("ab") as stream:

@@ -236,4 +236,4 @@ def test_a_dry_run_shows_sizes_and_writes_nothing(hub: HubServer, call: Call, pr
 
 def test_runs_that_make_everything_themselves_need_nothing(call: Call, prepared: Path) -> None:
     code, out, _ = call("prepare", "smoke", "--hardware", "cpu", "--cache", str(prepared))
-    assert (code, out) == (0, "nothing to prepare: its workload makes everything itself\n")
+    assert (code, out) == (0, "nothing to prepare: the workload makes everything itself\n")

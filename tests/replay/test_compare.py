@@ -45,12 +45,12 @@ def change_loss(run_dir: RunDir) -> None:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    """Of the same experiment with another loss, so that it is not bitwise."""
+    """Return a result of the same experiment with another loss, so that it is not bitwise."""
     return analyse(make_run(tmp_path_factory.mktemp("o") / "id", Recipe(speedup=1.1), change_loss))
 
 
 def measure(analysis: Analysis, ratio: float, sd: float, *, n: int = 6, has_sd: bool = True) -> Analysis:
-    """With a step time ratio whose pairs spread by ``sd``."""
+    """Return a result with this step time ratio, whose pairs spread by ``sd``."""
     far = sd * math.sqrt((n - 1) / n)
     effect = paired_effect(
         STEP_TIME, [math.log(ratio) + far * (-1) ** index for index in range(n)], role="primary", alpha=0.05
@@ -64,7 +64,7 @@ def measure(analysis: Analysis, ratio: float, sd: float, *, n: int = 6, has_sd: 
     [
         (0.99, 0.002, 0.01, Match.REPRODUCED, "difference +0.00 %, 95 % interval -0.26 to +0.26 %"),
         (0.985, 0.002, 0.01, Match.REPRODUCED, "0.985 now; difference -0.51 %, 95 % interval -0.76 to -0.25 %"),
-        # beyond its uncertainty, and inside the margin as far as these pairs show
+        # The difference exceeds its uncertainty; these pairs do not show whether it exceeds the margin.
         (0.983, 0.004, 0.01, Match.IMPRECISE, "; about 17 pairs on each side would show whether it is within 1 %"),
         (0.99, 0.02, 0.01, Match.IMPRECISE, "; about 33 pairs on each side would show whether it is within 1 %"),
         (1.00, 0.02, 0.01, Match.IMPRECISE, "; about 33 pairs on each side would show whether it is within 1 %"),
@@ -115,7 +115,7 @@ def test_the_interval_is_that_of_welch() -> None:
     assert found.half_width == pytest.approx(t.ppf(0.975, 10) * found.error)
 
 
-def test_sessions_are_called_so(analysis: Analysis, other: Analysis) -> None:
+def test_a_comparison_of_sessions_calls_them_sessions(analysis: Analysis, other: Analysis) -> None:
     recorded, new = (
         replace(
             measure(side, 0.99, 0.02, n=4),
@@ -129,7 +129,7 @@ def test_sessions_are_called_so(analysis: Analysis, other: Analysis) -> None:
 def test_without_an_interval_nothing_is_comparable(analysis: Analysis, other: Analysis) -> None:
     comparison = compare_analyses(measure(analysis, 0.99, 0.0, n=1), measure(other, 0.99, 0.0, n=1))
     assert comparison.level is Match.NOT_COMPARABLE
-    assert comparison.obstacles == ("not identical, and the step time ratio has no interval on both sides",)
+    assert comparison.obstacles == ("not identical, and a side has no interval of the step time ratio",)
 
 
 def test_times_of_another_gpu_are_not_compared(analysis: Analysis, other: Analysis) -> None:
@@ -196,7 +196,7 @@ def test_another_experiment_is_never_a_match(analysis: Analysis) -> None:
     ]
 
 
-def test_what_is_missing_on_both_sides_is_no_agreement(analysis: Analysis) -> None:
+def test_a_trial_missing_on_both_sides_does_not_agree(analysis: Analysis) -> None:
     failed = tuple(dataclasses.replace(trial, status=TrialStatus.FAILED, series=()) for trial in analysis.trials)
     broken = dataclasses.replace(analysis, trials=failed)
     assert compare_analyses(broken, broken).level is Match.NOT_COMPARABLE
@@ -212,7 +212,7 @@ def test_rl_kernel_that_ran_on_one_side_only_is_not_comparable(analysis: Analysi
     assert comparison.obstacles[0] == "01-p1-enabled: RL-Kernel recorded proved, now fallback"
 
 
-def test_blocking_drift_is_part_of_the_answer(analysis: Analysis) -> None:
+def test_a_comparison_counts_blocking_drift(analysis: Analysis) -> None:
     drift = [Finding(Level.BLOCKING, "gpu.devices.0.name", "NVIDIA H200", "NVIDIA A100-SXM4-80GB")]
     assert "blocking differences between the machines: 1" in "\n".join(
         compare_analyses(analysis, analysis, drift).lines()
@@ -264,7 +264,7 @@ def test_the_margin_is_the_one_that_the_run_declared(tmp_path: Path) -> None:
     assert levels == [(Match.DIFFERENT, 0.01), (Match.REPRODUCED, 0.03)]
 
 
-def test_a_declared_margin_is_told_as_a_rule_and_needs_a_step_time_ratio() -> None:
+def test_a_declared_margin_is_shown_as_a_rule_and_needs_a_step_time_ratio() -> None:
     plan = make_plan_for(Recipe(settings=("measure.replay_margin_pct=3",)))
     assert describe_rule_changes(plan) == (
         "Rules differ from the shipped run smoke: replay_margin_pct 3 instead of none."

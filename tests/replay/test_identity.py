@@ -1,4 +1,4 @@
-"""Which code ran: read back from a run directory, and held against another one's."""
+"""The code that ran is read from a run directory and compared with another run's code."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_the_ranks_loaded_and_resolved_is_read_back(tmp_path: Path) -> None
     }
 
 
-def test_a_manifest_stands_in_for_ranks_that_say_nothing(tmp_path: Path) -> None:
+def test_the_manifest_replaces_ranks_without_a_record(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "id", change=change_libraries({}))
     assert read_identity(run_dir, load_plan(run_dir)).sources == {RL_KERNEL.module: frozenset()}
     manifest = Manifest(node="node0", sections={"code": {"rl_kernel": {"package_tree": OTHER}}})
@@ -74,7 +74,7 @@ def test_a_manifest_stands_in_for_ranks_that_say_nothing(tmp_path: Path) -> None
     assert read_identity(run_dir, load_plan(run_dir)).sources == {RL_KERNEL.module: frozenset({OTHER})}
 
 
-def test_other_sources_are_blocking_and_never_a_match(tmp_path: Path) -> None:
+def test_other_sources_are_blocking_and_never_match(tmp_path: Path) -> None:
     difference = diff(tmp_path, change_libraries({"rl_engine": OTHER}))
     assert Finding(Level.BLOCKING, "sources.rl_engine", TREE, OTHER) in difference.findings
     assert difference.comparison is not None
@@ -124,7 +124,7 @@ def test_the_same_files_are_one_version_however_they_were_installed() -> None:
 
 
 def record_early(version: str) -> Callable[[RunDir], None]:
-    """As the first weeks' bundles are: no rank hashes what it loaded."""
+    """Change the record to the form of the earliest bundles, in which no rank hashes what it loaded."""
 
     def change(run_dir: RunDir) -> None:
         change_decisions("version", version)(run_dir)
@@ -148,7 +148,7 @@ def finish(root: Path, ratio: float, change: Callable[[RunDir], None]) -> Path:
 
 
 def test_a_bundle_of_an_earlier_format_is_reproduced_with_a_caution(tmp_path: Path) -> None:
-    """Two H200 gave almost the same; meanwhile versions name a commit and ranks hash what they load."""
+    """Two H200 gave almost the same result; since then versions name a commit and ranks hash what they load."""
     recorded = finish(tmp_path / "a", 0.2267, record_early("0.1.0 (rl_engine.kernels.registry)"))
     new = finish(tmp_path / "b", 0.2251, record_now)
     comparison = diff_bundles(recorded, new).comparison
@@ -171,7 +171,7 @@ def test_a_bundle_of_an_earlier_format_is_reproduced_with_a_caution(tmp_path: Pa
     assert (result.exit_code, lines[0] in result.stdout) == (0, True)
 
 
-def test_another_version_number_is_other_code_in_whichever_format(tmp_path: Path) -> None:
+def test_another_version_number_is_other_code_in_every_format(tmp_path: Path) -> None:
     recorded = finish(tmp_path / "a", 0.2267, record_early("0.1.1 (rl_engine.kernels.registry)"))
     comparison = diff_bundles(recorded, finish(tmp_path / "b", 0.2251, record_now)).comparison
     assert comparison is not None
@@ -179,8 +179,10 @@ def test_another_version_number_is_other_code_in_whichever_format(tmp_path: Path
     assert comparison.obstacles[0] == "decisions.logp.version: recorded 0.1.1, now 0.1.0"
 
 
-def test_what_the_format_has_and_one_bundle_lacks_leaves_the_level_undecided(tmp_path: Path) -> None:
-    """Ranks that hash nothing, beside a manifest that does, are no earlier format; nor is a run without any record."""
+def test_a_missing_field_of_the_format_leaves_the_level_undecided(tmp_path: Path) -> None:
+    """Ranks without hashes beside a manifest with hashes are no earlier format; a run without any record is none
+    either.
+    """
 
     def hash_in_manifest(run_dir: RunDir) -> None:
         record_early("0.1.0 (rl_engine.kernels.registry)")(run_dir)
@@ -215,7 +217,7 @@ def test_versions_are_compared_field_by_field(old: str, new: str, where: str) ->
     assert [(item.level, item.where) for item in found] == [(Level.BLOCKING, f"decisions.logp.{where}")]
 
 
-def test_drift_of_sources_is_told_once() -> None:
+def test_drift_of_sources_is_reported_once() -> None:
     recorded = Identity(sources={"vime": frozenset({TREE}), "megatron": frozenset({TREE})}, decisions={})
     code: Section = {"vime": {"package_tree": OTHER}, "megatron": {"package_tree": Unknown("absent")}}
     here = Manifest(node="here", sections={"code": code})
@@ -224,7 +226,7 @@ def test_drift_of_sources_is_told_once() -> None:
     assert find_source_drift(recorded, here, [finding]) == []
 
 
-def test_the_same_files_settle_what_only_one_side_names() -> None:
+def test_equal_files_prove_equal_versions_that_only_one_side_names() -> None:
     from rlk_repro.rundir.manifest import diff_manifests
 
     def make(**facts: Fact) -> Manifest:

@@ -1,4 +1,4 @@
-"""Each level of a replay on a pair of bundles made for it: sealed, packed, opened and analysed again."""
+"""Each level of a replay is tested on two bundles made for it: sealed, packed, opened and analysed again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lose_sources(run_dir: RunDir) -> None:
     ],
     ids=lambda value: value.value if isinstance(value, Match) else None,
 )
-def test_a_pair_of_bundles_has_its_level(
+def test_each_pair_of_bundles_gets_its_level(
     first: Recipe, second: Recipe, change: Any, level: Match, words: str, tmp_path: Path, call: Any
 ) -> None:
     bundles = [

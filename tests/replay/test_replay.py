@@ -45,7 +45,7 @@ def test_an_untouched_bundle_is_reproduced_from_its_logs(sealed: RunDir) -> None
     assert recorded.inputs.run == sealed.run_yaml.read_bytes()
 
 
-def test_a_folder_unpacked_by_plain_tar_is_as_good_as_the_bundle(
+def test_a_folder_unpacked_by_plain_tar_is_reproduced_like_the_bundle(
     sealed: RunDir, tmp_path: Path, weird_name: str
 ) -> None:
     folder = tmp_path / weird_name
@@ -79,7 +79,7 @@ def test_a_changed_verdict_with_redone_checksums_is_refused(sealed: RunDir) -> N
         reanalyse(reseal(sealed))
 
 
-def test_other_words_of_an_earlier_version_for_the_same_values_are_no_difference(tmp_path: Path) -> None:
+def test_an_earlier_versions_words_for_the_same_values_are_accepted(tmp_path: Path) -> None:
     sealed = make_run(tmp_path / "id", change=record_an_earlier_version)
     finish_run(sealed)
     value = load_json(sealed.analysis)
@@ -140,7 +140,7 @@ def test_blocking_drift_stops_unless_accepted() -> None:
     check_drift(drift[1:], is_accepted=False)
 
 
-def test_a_run_of_several_nodes_or_of_images_is_fitted_to_this_machine_and_both_are_told(sealed: RunDir) -> None:
+def test_a_run_of_several_nodes_or_images_is_reduced_to_this_machine_and_says_so(sealed: RunDir) -> None:
     recorded = reanalyse(sealed.bundle)
     hardware = recorded.plan.hardware.hardware
     layouts = {hardware: recorded.plan.layout.model_copy(update={"num_nodes": 2})}

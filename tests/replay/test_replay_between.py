@@ -1,4 +1,4 @@
-"""One experiment on a real Slurm in containers, again in pods, and back: each bundle replays the one before it."""
+"""One experiment runs on a real Slurm in containers, then in pods, then on Slurm; each run replays the one before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published bundles on a machine that cannot run them: the re-analysis first, then what is missing here."""
+"""A machine that cannot run a published bundle shows the re-analysis first, then what is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUNDLES = sorted((ROOT / "docs" / "evidence").glob("*.tgz"))
 
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
-def test_the_analysis_comes_first_and_then_all_that_is_missing(
+def test_a_replay_shows_the_analysis_first_then_everything_missing(
     bundle: Path, call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for source in FLAGS:
@@ -41,7 +41,7 @@ def test_the_analysis_comes_first_and_then_all_that_is_missing(
         assert [module for module in modules if said.format(module) not in (out if flag else err)] == []
 
 
-def test_json_has_both_halves_and_the_command_for_each_thing_that_is_missing(
+def test_json_has_reanalysis_rerun_and_a_command_for_each_missing_thing(
     call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for source in FLAGS:
@@ -62,7 +62,7 @@ def test_json_has_both_halves_and_the_command_for_each_thing_that_is_missing(
     assert (shown["reanalysis"], shown["rerun"]) == (found["reanalysis"], found["rerun"])
 
 
-def test_a_cluster_that_is_not_here_is_missing_after_the_analysis(
+def test_an_absent_cluster_is_named_after_the_analysis(
     call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

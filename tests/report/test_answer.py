@@ -1,4 +1,4 @@
-"""The answer in plain words, the second verdict on memory, and the one command that comes next."""
+"""The answer in plain words, the memory verdict and the next command follow from the analysis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.analysis_examples import small
 def change(
     word: VerdictWord, *, low: float, high: float, memory: tuple[float, float] = (1.0, 1.0), workload: str = "vime"
 ) -> Analysis:
-    """The small example with another word and intervals."""
+    """Return the small example with another word and other intervals."""
     analysis = small()
     ends = {"step_time_s": (low, high), "peak_memory_bytes": memory}
     effects = tuple(
@@ -73,11 +73,11 @@ def test_the_answer_names_what_was_timed() -> None:
         ((0.98, 1.0), MemoryWord.INCONCLUSIVE),
     ],
 )
-def test_memory_has_a_word_of_its_own(ends: tuple[float, float], word: MemoryWord) -> None:
+def test_memory_has_its_own_verdict_word(ends: tuple[float, float], word: MemoryWord) -> None:
     assert judge_memory(change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1, memory=ends)).word is word
 
 
-def test_memory_of_what_did_not_run_is_no_answer() -> None:
+def test_without_rl_kernel_memory_is_inconclusive() -> None:
     analysis = change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1)
     gates = tuple(
         replace(gate, status=GateStatus.UNDECIDED) if gate.name == "rl_kernel_active" else gate
@@ -89,7 +89,7 @@ def test_memory_of_what_did_not_run_is_no_answer() -> None:
     assert "the variants are not comparable" in failed.sentence
 
 
-def test_an_open_question_gets_the_size_of_a_run_that_would_decide_it() -> None:
+def test_an_inconclusive_answer_proposes_a_run_large_enough_to_decide() -> None:
     analysis = change(VerdictWord.INCONCLUSIVE, low=0.90, high=1.02)
     effects = tuple(replace(item, sd_log=0.04) if item.metric == "step_time_s" else item for item in analysis.effects)
     view = make_view(replace(analysis, effects=effects), Context(setting=(("overrides", "x = 1 (--set)"),)))
@@ -123,7 +123,7 @@ def test_where_rl_kernel_did_not_run_the_next_step_builds_it() -> None:
         ("", "baseline"),
     ],
 )
-def test_the_baseline_is_called_by_its_entropy_metric(entropy: str, baseline: str) -> None:
+def test_the_baseline_is_named_with_or_without_its_entropy_metric(entropy: str, baseline: str) -> None:
     setting = (("entropy metric", entropy),) if entropy else ()
     analysis = replace(small(), workload="vime")
     assert describe_subject(make_view(analysis, Context(setting=setting))) == f"RL-Kernel enabled against {baseline}"

@@ -1,4 +1,4 @@
-"""How a report calls what an operator resolved to, and what pairs could have shown."""
+"""A report names what an operator resolved to, and what pairs could have shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader sees without scrolling, asked of a browser: the verdict, its size, what to do now, and the plot."""
+"""A browser shows without scrolling the verdict, its size, the next command and the plot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [
 def measure(
     page: str, folder: Path, width: int, height: int, wanted: Sequence[str] = WANTED
 ) -> tuple[int, list[dict[str, float]]]:
-    """The height of the page, and the box of each wanted part, as a browser of this size lays it out."""
+    """Return the height of the page, and the box of each wanted part, in a browser of this size."""
     page = re.sub(r"<meta http-equiv[^>]*>", "", page).replace("</body>", SCRIPT % json.dumps(wanted))
     (folder / "page.html").write_text(page)
     frame = f'<iframe src="page.html" style="width:{width}px;height:{height}px"></iframe>'
@@ -62,7 +62,7 @@ def measure(
 
 
 def require_seen(boxes: Sequence[dict[str, float]], width: int, height: int) -> None:
-    """Nothing is below the screen or beside it."""
+    """Require that no part is below or beside the screen."""
     assert max(box["bottom"] for box in boxes) <= height, boxes
     assert max(box["right"] for box in boxes) <= width, boxes
 
@@ -74,7 +74,7 @@ def load(name: str) -> tuple[Analysis, Context]:
 @pytest.mark.parametrize("name", ["faster", "inconclusive", "not-comparable", "all-fallback", "evidence"])
 @pytest.mark.parametrize(("width", "height"), SCREENS)
 def test_the_first_screen_holds_the_answer(name: str, width: int, height: int, tmp_path: Path) -> None:
-    """On a telephone the plot begins there and ends below; ``all-fallback`` is what a demo without RL-Kernel gives."""
+    """On a telephone the plot begins on the screen and ends below; ``all-fallback`` is a demo without RL-Kernel."""
     page = render_html(*load("qwen3-4b-random-h200")) if name == "evidence" else render_html(EXAMPLES[name]())
     _, boxes = measure(page, tmp_path, width, height)
     *parts, plot = boxes

@@ -1,4 +1,4 @@
-"""The HTML page: whole, self-contained, accessible, and deaf to what a run's texts try to do."""
+"""The HTML page is complete, self-contained and accessible, and a run's texts cannot change its markup."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NAMES = [name for name in EXAMPLES if name != "huge"]
 
 
 class Page(HTMLParser):
-    """Reads a page strictly: every element closed in order."""
+    """Reads a page strictly: every element is closed in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -101,7 +101,7 @@ def test_a_page_is_well_formed_and_loads_nothing(pages: dict[str, Page], name: s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_links_inside_the_page_lead_somewhere(pages: dict[str, Page], name: str) -> None:
+def test_every_link_inside_the_page_has_a_target(pages: dict[str, Page], name: str) -> None:
     page = pages[name]
     ids = Counter(page.values("id"))
     assert [key for key, number in ids.items() if number > 1] == []
@@ -160,7 +160,7 @@ def test_a_number_leads_to_the_steps_and_lines_it_came_from() -> None:
     assert f'<th scope="row">3</th><td>{value:.2f} <small>:162</small></td>' in html
 
 
-def test_a_missing_metric_is_said_to_be_missing() -> None:
+def test_a_missing_metric_is_named_as_missing() -> None:
     text = Page(render_html(missing_metrics())).text
     assert "raw_reward higher not recorded 0 not recorded 0 rollout/raw_reward" in text
     for sentence in (
@@ -187,7 +187,7 @@ def test_a_failed_gate_comes_first_in_what_the_verdict_rests_on() -> None:
     assert "gates 1 failed (raw_reward), 1 undecided (train_rollout_logprob_abs_diff), 6 passed" in text
 
 
-def test_only_runs_of_the_reference_trainer_say_that_they_say_nothing_about_vime() -> None:
+def test_only_reference_trainer_reports_warn_that_they_do_not_measure_vime() -> None:
     assert Page(render_html(all_fallback())).text.count(reference.WORDS.scope) == 2
     assert reference.WORDS.scope not in Page(render_html(small())).text
 
@@ -196,10 +196,10 @@ def test_an_exploratory_run_says_so_before_its_verdict() -> None:
     analysis = small()
     verdict = dataclasses.replace(analysis.verdict, is_exploratory=True)
     text = Page(render_html(dataclasses.replace(analysis, verdict=verdict))).text
-    assert text.index("Exploratory: the plan was not the one fixed") < text.index("Effects")
+    assert text.index("Exploratory: the plan was changed") < text.index("Effects")
 
 
-def test_the_page_tells_how_to_check_and_to_run_again() -> None:
+def test_the_page_shows_how_to_check_and_run_again() -> None:
     text = Page(render_html(small(), Context(bundle="runs/x/bundle.tgz"))).text
     for command in (
         "mkdir check && tar xzf runs/x/bundle.tgz -C check",

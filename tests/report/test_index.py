@@ -1,4 +1,4 @@
-"""The page over several bundles, made of the published evidence."""
+"""The page over several bundles is made from the published evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spelling of foreign text and of numbers, which all formats of a report share."""
+"""All formats of a report write foreign text and numbers in the same way."""
 
 from __future__ import annotations
 

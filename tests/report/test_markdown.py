@@ -1,4 +1,4 @@
-"""The Markdown report: one whole text, and tables that no name can break."""
+"""The Markdown report equals one golden text, and no name can break its tables."""
 
 from __future__ import annotations
 

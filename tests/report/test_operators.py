@@ -1,4 +1,4 @@
-"""Operator runs from log to report: what is held against what, what it is called, and that it judges nothing else."""
+"""An operator run goes from log to report: it compares each cell with vime, names what ran, and judges no variants."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_operator_run_compares_no_variants_and_says_so() -> None:
     )
 
 
-def test_what_did_not_pass_keeps_its_status_and_reason_and_has_no_numbers() -> None:
+def test_a_cell_that_did_not_pass_keeps_status_and_reason_without_numbers() -> None:
     found = {(item.case.operator, item.implementation): item for item in operators().operators}
     assert found["logp", "liger"].status is OperatorStatus.BLOCKED
     assert found["ratio_kl", "torch-compile"].status is OperatorStatus.OOM
@@ -85,7 +85,7 @@ def test_damaged_records_are_counted_in_their_trial(tmp_path: Path) -> None:
     assert "00-c1-baseline: 1 × operators: not an operator record" in render_html(analysis)
 
 
-def test_one_process_that_went_native_makes_the_cell_native(tmp_path: Path) -> None:
+def test_one_process_that_ran_native_code_makes_the_cell_native(tmp_path: Path) -> None:
     def degrade(run_dir: RunDir) -> None:
         log = run_dir.trial("01-c1-baseline").stdout
         log.write_text(log.read_text().replace('"kind":"fused"', '"kind":"native"'))
@@ -94,7 +94,7 @@ def test_one_process_that_went_native_makes_the_cell_native(tmp_path: Path) -> N
     assert find(analysis, "logp", "rl-kernel-online").kind is OperatorKind.NATIVE
 
 
-def test_a_check_that_failed_takes_the_times_with_it(tmp_path: Path) -> None:
+def test_a_failed_check_removes_the_times(tmp_path: Path) -> None:
     def spoil(run_dir: RunDir) -> None:
         for name in ("00-c1-baseline", "01-c1-baseline"):
             log = run_dir.trial(name).stdout
@@ -106,14 +106,14 @@ def test_a_check_that_failed_takes_the_times_with_it(tmp_path: Path) -> None:
     assert {trial.median_s for trial in cell.trials} == {None}
 
 
-def test_without_vime_there_is_nothing_to_be_relative_to(tmp_path: Path) -> None:
+def test_without_vime_no_speedup_is_computed(tmp_path: Path) -> None:
     blocked = MadeCell(case=LOGP, implementation="vime", kind="vime", status="blocked", reason="no vime here")
     analysis = analyse(make_operator_run(tmp_path / "id", (blocked, CELLS[1])))
     assert describe_speedup(find(analysis, "logp", "rl-kernel-online")) == ""
     assert "no speedup relative to it: blocked (no vime here)" in render_terminal(analysis, 120)
 
 
-def test_a_process_without_a_log_leaves_the_other_one_standing(tmp_path: Path) -> None:
+def test_a_process_without_a_log_does_not_affect_the_other_process(tmp_path: Path) -> None:
     def lose(run_dir: RunDir) -> None:
         run_dir.trial("01-c1-baseline").stdout.unlink()
 
@@ -166,14 +166,14 @@ def test_there_is_one_plot_per_operator_and_the_reference_is_its_line_at_one() -
     assert all(figure.svg.count("<circle") + figure.svg.count("<polygon") >= 2 for figure in figures)
 
 
-def test_hostile_texts_are_text() -> None:
+def test_hostile_texts_do_not_become_markup() -> None:
     assert "<script>" not in render_html(hostile_operators())
     outside_code = re.sub(r"(`+).+?\1", "", render_markdown(hostile_operators()))
     assert "<script>" not in outside_code.replace(r"\<script\>", "")
     assert "\x1b" not in render_terminal(hostile_operators(), 120)
 
 
-def test_words_for_sizes() -> None:
+def test_cases_times_and_memory_are_shown_for_people() -> None:
     case = OperatorCase(operator="linear_logp", num_tokens=4096, vocab_size=151936, hidden_size=2048, dtype="bfloat16",
                         density=0.5, work="forward_backward")  # fmt: skip
     assert describe_case(case) == (

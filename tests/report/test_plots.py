@@ -1,4 +1,4 @@
-"""The plots: what is drawn is what the analysis holds, and what is not drawn is said."""
+"""The plots draw what the analysis holds, and name what is missing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_ids_of_two_plots_do_not_clash() -> None:
 
 def test_every_trial_is_a_mark_of_its_variant() -> None:
     figure = plot_trials(make_view(faster()), "step_time_s")
-    assert len(_drawn(figure, "circle", "dot baseline")) == 14 + 1  # and the legend's
+    assert len(_drawn(figure, "circle", "dot baseline")) == 14 + 1  # plus the legend's mark
     assert len(_drawn(figure, "polygon", "dot enabled")) == 6 + 1
     assert "n = 20 trials of 20 scored steps" in figure.caption
     assert "The axis does not start at 0." in figure.caption
@@ -93,9 +93,9 @@ def test_the_pair_plot_shows_pairs_limits_and_interval() -> None:
     assert len(_drawn(figure, "line", "floor")) == 2
     assert len(_drawn(figure, "line", "interval")) == 1
     assert figure.caption == (
-        "The band is the smallest effect of interest, -0.99 % to +1.00 %. Dashed: the noise floor, -1.29 % to +1.31 %, "
-        "from 4 control pairs. The diamond is the effect over n = 6 scored pairs, the bar its 95 % interval (paired t "
-        "on log ratios)."
+        "The band is the smallest effect of interest, -0.99 % to +1.00 %. The dashed lines are the noise floor, "
+        "-1.29 % to +1.31 %, from 4 control pairs. The diamond is the effect over n = 6 scored pairs, the bar is its "
+        "95 % interval (paired t on log ratios)."
     )
 
 
@@ -125,7 +125,7 @@ def test_module_times_start_at_0_and_are_said_to_nest() -> None:
     assert labels[4:7] == ["log-prob, forward", "log-prob, backward", "log-prob, no grad"]
 
 
-def test_absurd_numbers_are_left_out_not_fatal() -> None:
+def test_absurd_numbers_are_left_out_of_plots() -> None:
     analysis = _with_step_times(missing_metrics(), (1.7e308, -1.7e308, 41.0, 42.0))
     summary = dataclasses.replace(analysis.trials[0].summaries[0], mean=1.7e308, maximum=1.7e308)
     trial = dataclasses.replace(analysis.trials[0], summaries=(summary,))
@@ -163,8 +163,10 @@ def test_the_margin_holds_every_label(value: float, spread: float) -> None:
     assert shown == sorted(set(shown))
 
 
-def test_what_differs_by_less_than_a_percent_does_not_fill_the_axis() -> None:
-    """Peaks of memory 32 KiB apart, as on an H200: far apart, and with labels too long for the margin, they misled."""
+def test_a_difference_below_one_percent_does_not_fill_the_axis() -> None:
+    """These memory peaks differ by 32 KiB, as on an H200; a plot once drew them far apart, with labels beyond the
+    margin.
+    """
     scale = make_scale((10.02714, 10.02717), BOTTOM, TOP)
     assert scale(10.02714) - scale(10.02717) < 1
     assert format_ticks(scale.ticks(5)) == ["9.95", "10.00", "10.05", "10.10"]

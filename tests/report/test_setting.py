@@ -1,4 +1,4 @@
-"""What a report says of the run itself: what flags changed, what was measured, and what is not RL-Kernel's."""
+"""A report describes the run itself: changes by flags, what was measured, and what is not RL-Kernel's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_module_run_says_batches_loss_entropy_and_layout() -> None:
     }
 
 
-def test_what_flags_changed_is_said_with_its_value() -> None:
+def test_values_that_flags_changed_are_shown() -> None:
     plan = make_tier_plan(
         "module-qwen3-4b", "entropy_metric=true", "workload.lead_ms=0", 'rl_kernel.ops=["logp"]', hardware="h200"
     )
@@ -77,17 +77,17 @@ def test_every_shipped_tier_is_described(run: str) -> None:
         (("entropy_metric=false", 'rl_kernel.ops=["ratio_kl"]'), "h200", ()),
     ],
 )
-def test_a_pass_of_our_own_is_named_where_enabled_has_one(settings: tuple[str, ...], hardware: str, expected) -> None:
+def test_rlk_repros_own_pass_is_named_where_enabled_uses_it(settings: tuple[str, ...], hardware: str, expected) -> None:
     assert find_own_work(make_tier_plan("module-qwen3-4b", *settings, hardware=hardware)) == expected
     assert "moments.py" in OWN_ENTROPY
     assert "moments.py" in OWN_NORMALISER
 
 
-def test_operators_have_no_enabled_variant_whose_work_could_be_ours() -> None:
+def test_operator_runs_name_no_pass_of_rlk_repros_own() -> None:
     assert find_own_work(make_tier_plan("operators-smoke")) == ()
 
 
-def test_the_setting_and_our_own_work_stand_before_the_first_section() -> None:
+def test_setting_and_own_work_come_before_the_first_section() -> None:
     context = Context(setting=(("overrides", "a = 1 (--set)"),), own_work=("Not RL-Kernel's: this.",))
     for text in (render_html(faster(), context), render_markdown(faster(), context)):
         head = text[: text.index("Effects</h2>" if "<html" in text else "## Effects")]
@@ -95,7 +95,7 @@ def test_the_setting_and_our_own_work_stand_before_the_first_section() -> None:
         assert "this." in head
 
 
-def test_nothing_is_said_of_a_gain_where_no_pair_was_scored() -> None:
+def test_without_a_scored_pair_no_gain_is_explained() -> None:
     context = Context(own_work=("Not RL-Kernel's: this.",))
     analysis = faster()
     control = tuple(dataclasses.replace(pair, is_control=True) for pair in analysis.pairs)
@@ -111,7 +111,7 @@ def test_module_runs_have_no_throughput_and_name_passes_by_what_runs_in_them() -
     assert view.label("actor_train_time_s").label == "GRPO loss, forward and backward"
     assert make_view(faster()).label("actor_train_time_s").label == "actor train time"
     assert view.label("module_clip_kl_forward_s").label == "clip and KL, forward"
-    assert view.label("module_ratio_kl_forward_s").label == "clip and KL, forward"  # as older bundles call it
+    assert view.label("module_ratio_kl_forward_s").label == "clip and KL, forward"  # the name in older bundles
 
 
 def test_timers_with_other_work_inside_are_marked_and_have_no_ratio() -> None:

@@ -1,4 +1,4 @@
-"""The terminal summary at 80 and 120 columns, with and without colour."""
+"""The terminal summary is readable at 80 and 120 columns, with and without colour."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_numbers_of_a_metric_stay_on_one_line() -> None:
     assert re.fullmatch(r"step time \(s\) +\d+\.\d\d\.\.\d+\.\d\d +\d+\.\d\d\.\.\d+\.\d\d +-\d\.\d\d %", row)
 
 
-def test_what_was_not_recorded_is_named() -> None:
+def test_missing_metrics_are_named() -> None:
     assert "not recorded: train_time_s, train_wait_time_s," in _render(missing_metrics(), 120)
 
 

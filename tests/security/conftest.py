@@ -1,4 +1,4 @@
-"""A process in whose forks commands run, and an honest run to make hostile ones of."""
+"""Fixtures: a process in whose forks commands run, and an honest run from which hostile runs are made."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 @pytest.fixture
 def case(sandbox: Sandbox, tmp_path: Path) -> Path:
-    """A new folder inside the sandbox."""
+    """Make a new folder inside the sandbox."""
     folder = sandbox.scratch / tmp_path.name
     folder.mkdir()
     return folder

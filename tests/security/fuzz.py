@@ -1,8 +1,8 @@
-"""Structured fuzzing: ``python -m tests.security.fuzz --seconds 600 --seed 1`` (``make fuzz``).
+"""Run structured fuzzing: ``python -m tests.security.fuzz --seconds 600 --seed 1`` (``make fuzz``).
 
-Bundles are mutated in their bytes, JSON values, lines and structure and sealed again, authors' YAML and ``--set``
-values in their text.  Each case follows from seed and number.  What ends in a traceback, takes too long or too much
-memory, leaves files or writes outside is made smaller and kept, and the command that shows it is printed.
+Bundles are mutated in their bytes, JSON values, lines and structure and sealed again; authors' YAML and ``--set``
+values are mutated as text.  Seed and number determine each case.  A case that ends in a traceback, takes too much time
+or memory, leaves files or writes outside is reduced and kept, and the command that shows it is printed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Mutation = Callable[[Files], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Files to put into a folder, or words for the command line; and what was found with it."""
+    """Files to put into a folder, or words for the command line, and the failure that they caused."""
 
     argv: tuple[str, ...]
     files: Files
@@ -108,7 +108,7 @@ def read_folder(run_dir: RunDir) -> Files:
 
 
 def try_case(sandbox: Sandbox, honest: Mapping[str, bytes], seed: int, number: int, keep: Path) -> bool:
-    """Whether this case found something; then it lies in ``keep``, as small as it could be made."""
+    """Tell whether this case found a failure; the reduced case then lies in ``keep``."""
     rng = random.Random(f"{seed}-{number}")
     kind = rng.choices((_fuzz_bundle, _fuzz_folder, _fuzz_yaml, _fuzz_setting), (10, 3, 2, 2))[0]
     seeds = [rng.random() for _ in range(rng.choice(NUM_MUTATIONS))]
@@ -116,7 +116,7 @@ def try_case(sandbox: Sandbox, honest: Mapping[str, bytes], seed: int, number: i
     found = _find(sandbox, kind(honest, seeds, choice))
     if not found:
         return False
-    for item in list(seeds):  # each mutation that is not needed goes
+    for item in list(seeds):  # drop each mutation that is not needed
         fewer = [other for other in seeds if other != item]
         if len(seeds) > 1 and _find(sandbox, kind(honest, fewer, choice)):
             seeds = fewer
@@ -129,7 +129,7 @@ def try_case(sandbox: Sandbox, honest: Mapping[str, bytes], seed: int, number: i
 
 
 def _find(sandbox: Sandbox, case: Case) -> str:
-    """What is wrong with what the command did; empty where nothing is."""
+    """Return what is wrong with the command's result; empty if nothing is wrong."""
     place = sandbox.scratch / "case"
     shutil.rmtree(place, ignore_errors=True)
     outcome = sandbox.run(*_write(case, place))
@@ -147,7 +147,7 @@ def describe(outcome: Outcome, left: Sequence[str]) -> str:
 
 
 def _write(case: Case, place: Path) -> list[str]:
-    """The case on disk, and the command line."""
+    """Write the case to disk, and return the command line."""
     place.mkdir(parents=True)
     target = place / "run"
     if case.is_archive:
@@ -184,7 +184,7 @@ def _fuzz_bundle(honest: Mapping[str, bytes], seeds: Sequence[float], choice: fl
         _mutate(files, random.Random(item))
     if rng.random() < 0.6:
         seal(files)
-    else:  # what is not sealed is not verified: readers meet all of it
+    else:  # verify stops at an unsealed bundle; readers read all of it
         files.pop(CHECKSUMS, None)
     command = rng.choice(
         (("verify",), ("inspect",), ("report", "-o", "{out}"), ("replay", "--analyze-only"), ("replay", "--dry-run"))
@@ -208,7 +208,7 @@ def _fuzz_folder(honest: Mapping[str, bytes], seeds: Sequence[float], choice: fl
 
 
 def _mutate(files: Files, rng: random.Random) -> None:
-    """One file.  The plan is left alone mostly: without one nothing else is read."""
+    """Mutate one file.  The plan is rarely mutated, because without a valid plan no other file is read."""
     name = rng.choice([name for name in sorted(files) if name != PLAN] or [PLAN])
     kind = rng.random()
     if kind < 0.03:
@@ -243,7 +243,7 @@ def _mutate_tree(files: Files, name: str, rng: random.Random) -> None:
 
 
 def _mutate_plan(files: Files, rng: random.Random) -> None:
-    """With both hashes made to fit, as an attacker would."""
+    """Mutate the plan and make both hashes fit, as an attacker would."""
     if PLAN not in files:
         return
     data = _mutate_json(files[PLAN], rng)
@@ -275,7 +275,7 @@ def _mutate_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def _mutate_json(data: bytes, rng: random.Random) -> bytes:
-    """One value changed, taken away, doubled, renamed or moved; or one that no JSON writer writes put in its place."""
+    """Change, remove, double, rename or move one value, or replace it by one that no JSON writer writes."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -330,7 +330,7 @@ def _mutate_lines(data: bytes, rng: random.Random) -> bytes:
 
 
 def _mutate_text(text: str, rng: random.Random) -> str:
-    """A word, number or mark replaced, or a piece cut out."""
+    """Replace a word, number or mark, or cut out a piece."""
     place = rng.randrange(len(text) + 1)
     length = rng.choice((0, 1, 3, 20))
     piece = rng.choice((*RAW, *"{}[]:,'\"#&*!|>%@`\n\t ", *(str(value) for value in VALUES)))

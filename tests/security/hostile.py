@@ -1,7 +1,7 @@
-"""Hostile bundles by name, each made from one small honest run and sealed again, as an attacker would.
+"""Make hostile bundles by name, each from one small honest run and sealed again, as an attacker would do.
 
-``CHANGES`` are made in the run directory; ``WEIGHTS`` name those that take seconds to make or to refuse.  Archives that
-are hostile as archives are in ``test_hostile_archives``.
+``CHANGES`` are made in the run directory; ``WEIGHTS`` names those that take seconds to make or to refuse.
+``test_hostile_archives`` has the archives that are hostile as archives.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def copy_run(run_dir: RunDir, parent: Path) -> RunDir:
 
 
 def seal_again(run_dir: RunDir) -> None:
-    """By the format's rules and without the product's own code for folders, which refuses much of this."""
+    """Seal by the format's rules, without the product's own code for folders, which refuses many of these cases."""
     digests = {name: sha256_bytes((run_dir.root / name).read_bytes()) for name in list_files(run_dir.root)}
     write_bytes(run_dir.checksums, render_checksums(digests))
 
 
 def pack_tightly(run_dir: RunDir, target: Path) -> Path:
-    """As small as zlib can."""
+    """Pack as small as zlib can."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name in sorted(list_files(run_dir.root)):
@@ -74,10 +74,10 @@ def pack_tightly(run_dir: RunDir, target: Path) -> Path:
 
 
 def make_bundle(honest: RunDir, parent: Path, change: Change, *, is_sealed: bool = True) -> tuple[RunDir, Path]:
-    """The changed run directory, and its bundle beside it.
+    """Return the changed run directory, and its bundle beside it.
 
-    Sealed with what the changed logs give, where they give anything: then a replay goes on.  What is not sealed is not
-    verified, and its readers meet what verification would have refused.
+    The bundle is sealed with the analysis of the changed logs where they give one, so that a replay continues.  An
+    unsealed bundle is not verified, and its readers meet what verification would have refused.
     """
     run_dir = copy_run(honest, parent)
     before = run_dir.analysis.read_bytes()
@@ -91,7 +91,7 @@ def make_bundle(honest: RunDir, parent: Path, change: Change, *, is_sealed: bool
 
 
 def list_files(root: Path) -> Iterator[str]:
-    """Of what a bundle holds: nothing of a run directory's own business begins with a dot."""
+    """List the files of a bundle; files of a run directory whose names begin with a dot are not packed."""
     for folder, _, names in os.walk(root):
         for name in names:
             path = Path(folder) / name
@@ -100,7 +100,7 @@ def list_files(root: Path) -> Iterator[str]:
 
 
 def change_plan(change: Callable[[dict[str, Any]], None]) -> Change:
-    """The plan's JSON with both hashes made to fit."""
+    """Change the plan's JSON and make both hashes fit."""
 
     def apply(run_dir: RunDir) -> None:
         record = json.loads(run_dir.plan.read_bytes())
@@ -114,7 +114,7 @@ def change_plan(change: Callable[[dict[str, Any]], None]) -> Change:
 
 
 def replan(*, measure: Mapping[str, int] = {}, grpo: Mapping[str, int] = {}) -> Change:
-    """Another run with the trials that follow from it; nothing is checked."""
+    """Replace the run and its trials, without any check."""
 
     def apply(run_dir: RunDir) -> None:
         plan = Plan.load(run_dir.plan)
@@ -144,7 +144,7 @@ def append(relative: str, make: Callable[[], bytes]) -> Change:
 
 
 def edit(relative: str, change: Callable[[Any], Any]) -> Change:
-    """The JSON of one file, changed in place or answered."""
+    """Edit the JSON of one file: the function changes it in place or returns a new value."""
 
     def apply(run_dir: RunDir) -> None:
         path = run_dir.root / relative
@@ -168,7 +168,7 @@ def lines(num_bytes: int, make: Callable[[int], bytes]) -> bytes:
     return bytes(out)
 
 
-# every JSON file of a run directory, by a short name
+# These are all JSON files of a run directory, by a short name.
 FILES: Final[dict[str, str]] = {
     "plan": "plan.json",
     "analysis": "analysis/analysis.json",
@@ -218,7 +218,7 @@ def as_folder(relative: str) -> Change:
 
 
 def as_pipe(relative: str) -> Change:
-    """For run directories alone: no archive holds one."""
+    """Put a pipe in place of a file; only a run directory can hold one."""
 
     def apply(run_dir: RunDir) -> None:
         path = run_dir.root / relative
@@ -245,7 +245,7 @@ def as_file(relative: str) -> Change:
 
 
 def small_changes() -> dict[str, Change]:
-    """Everything that is refused or passed over at once."""
+    """List the changes that are refused or skipped at once."""
     found: dict[str, Change] = {}
     for name, relative in FILES.items():
         found |= {f"{name}: {what}": put(relative, body) for what, body in BODIES.items()}
@@ -373,7 +373,7 @@ def _text_changes() -> dict[str, Change]:
 
 
 def heavy_changes() -> dict[str, Change]:
-    """What costs most for its size: less than 1 MB each, up to 32 MiB once inflated, or far more."""
+    """List the changes that cost most for their size: below 1 MB each, up to 32 MiB when inflated, or far more."""
     return {**_heavy_json(), **_heavy_logs(), **_heavy_folders()}
 
 
@@ -430,7 +430,7 @@ def _heavy_json() -> dict[str, Change]:
 
 
 def full_plan(run_dir: RunDir) -> None:
-    """As many trials and steps as a plan may have, each with a log of nothing."""
+    """Make a plan with the largest number of trials and steps, each with an empty log."""
     replan(measure={"pairs": 64, "control_pairs": 64, "scored_steps": 78, "warmup_steps": 0})(run_dir)
     _fill_trials(run_dir)
 
@@ -577,7 +577,7 @@ def put_ranks(run_dir: RunDir) -> None:
 
 
 def put_nodes(num_nodes: int, num_first: int, num_other: int, *, is_known: bool = True) -> Change:
-    """``num_nodes`` manifests, the first with many facts of a kind that matters."""
+    """Write ``num_nodes`` manifests, the first with many facts of a kind that matters."""
 
     def apply(run_dir: RunDir) -> None:
         for number in range(num_nodes):

@@ -1,7 +1,7 @@
-"""Runs commands of the tool on hostile input, each in a fork of one process that has imported everything.
+"""Run commands of the tool on hostile input, each in a fork of one process that has imported all modules.
 
-A fork starts in milliseconds, so that thousands of inputs can be tried, and its peak memory is its own.  Each is
-limited in address space and in time, and an audit hook sees every attempt to write outside the scratch folder.
+A fork starts in milliseconds, so that thousands of inputs can be tried, and its peak memory is its own.  Each fork has
+a limit of address space and time, and an audit hook sees every attempt to write outside the scratch folder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MODULES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one command did; ``code`` is ``WROTE_OUTSIDE`` or, where it was killed, the negative signal."""
+    """The result of one command; ``code`` is ``WROTE_OUTSIDE``, or the negative signal of a killed command."""
 
     code: int
     cpu_s: float

@@ -11,7 +11,7 @@ AZURE: Final = "k7Jx" * 21 + "pQ=="
 BASIC: Final = base64.b64encode(b"someone:tulips-and-9").decode()
 
 SECRETS: Final[dict[str, tuple[str, str]]] = {
-    # in clear, by the form that its issuer chose
+    # The shape that the issuer chose shows these secrets.
     "google api key": ("call https://maps.example/json?key=", "AI" + "za" + "Sy" + MIXED + "dEf45gHi6jKlm"),
     "google oauth": ("got ", "ya" + "29." + "a0AfB_" + MIXED + "-" + MIXED),
     "stripe": ("charge with ", "sk_" + "live_" + MIXED),
@@ -37,7 +37,7 @@ SECRETS: Final[dict[str, tuple[str, str]]] = {
     "azure storage": ("DefaultEndpointsProtocol=https;AccountName=a;Account" + "Key=", AZURE),
     "azure sas": ("GET https://a.blob.example/c/f?sv=2024-11-04&se=2026-12-01&si" + "g=", "aB3%2Fx9Y8kQ2mZ7wE5rT1u%3D"),
     "private key": ("", "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA " + "PRIVATE KEY-----"),
-    # by what stands around it
+    # The text around these secrets shows them.
     "basic header": ("Authorization: Basic ", BASIC),
     "basic header of curl": ("curl -H 'authorization: basic ", BASIC),
     "bearer header": ("Authorization: Bearer ", MIXED),

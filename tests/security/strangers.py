@@ -1,4 +1,4 @@
-"""Bundles as a stranger would send them: sealed, verified by the tool, and made to do something here."""
+"""Make bundles as a stranger would send them: sealed, verified by the tool, and meant to run something here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pack_stranger(
     profile: dict[str, Any] | None = None,
     change: Callable[[RunDir], None] | None = None,
 ) -> Path:
-    """A bundle of the smoke run on this machine, with the stranger's profile where one is given."""
+    """Return a bundle of the smoke run on this machine, with the stranger's profile where one is given."""
 
     def alter(run_dir: RunDir) -> None:
         if profile is not None:
@@ -45,7 +45,7 @@ def put_plan(run_dir: RunDir, plan: Plan) -> None:
 
 
 def write_program(folder: Path, name: str = "program") -> tuple[Path, Path]:
-    """A program and the file that is there once it has run."""
+    """Return a program, and the file that exists once the program has run."""
     mark = folder / f"{name} ran"
     path = folder / name
     path.write_text(f'#!/bin/sh\ntouch "{mark}"\ncat\n')

@@ -1,4 +1,4 @@
-"""Looking at sources runs nothing that they bring along: no filter, hook, monitor, pager or transport."""
+"""Reading sources runs nothing from them: no filter, hook, monitor, pager or transport."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def git(folder: Path, *words: str, is_expected: bool = True) -> str:
 
 
 def make_checkout(folder: Path) -> Path:
-    """A clean checkout with a package of vime's name."""
+    """Make a clean checkout with a package of vime's name."""
     (folder / "vime").mkdir(parents=True)
     (folder / "vime" / "__init__.py").write_text("x = 1\n")
     (folder / ".gitignore").write_text("*.so\n")
@@ -34,7 +34,7 @@ def make_checkout(folder: Path) -> Path:
 
 
 def make_hostile(folder: Path, program: Path) -> Path:
-    """The same with every door that git's configuration opens, and a changed file for the filters to see."""
+    """Make a checkout that uses every program setting of git, and a changed file for the filters."""
     make_checkout(folder)
     (folder / ".gitattributes").write_text("* filter=evil diff=evil\n")
     settings = {
@@ -62,7 +62,7 @@ def make_hostile(folder: Path, program: Path) -> Path:
         "alias.ls-files": f"!{program}",
         "alias.ls-tree": f"!{program}",
         "alias.rev-parse": f"!{program}",
-        # what is missing would be fetched, by any transport
+        # Git would fetch missing objects by any transport.
         "core.repositoryFormatVersion": "1",
         "extensions.partialClone": "origin",
         "remote.origin.promisor": "true",
@@ -101,7 +101,7 @@ def test_a_hostile_checkout_is_described_and_runs_nothing(tmp_path: Path) -> Non
     facts = probe_checkout(hostile / "vime")
     assert not mark.exists()
     assert (facts["commit"], facts["is_dirty"]) == (head, True)
-    (hostile / ".git" / "index").unlink()  # what no longer is there is not fetched either
+    (hostile / ".git" / "index").unlink()  # git does not fetch the missing object either
     for path in (hostile / ".git" / "objects").glob("[0-9a-f][0-9a-f]"):
         path.rename(hostile / ".git" / f"gone-{path.name}")
     assert isinstance(probe_checkout(hostile)["commit"], Unknown)
@@ -152,7 +152,7 @@ def test_packed_references_worktrees_and_submodules_are_followed(tmp_path: Path)
     git(outer, "pack-refs", "--all")
     assert probe_checkout(outer / "vime") == clean
     git(outer, "worktree", "add", "-q", "--detach", str(tmp_path / "other"))
-    assert probe_checkout(tmp_path / "other") == clean  # whose submodule was never fetched
+    assert probe_checkout(tmp_path / "other") == clean  # its submodule was never fetched
     facts = probe_checkout(outer / "vime" / "sub")
     assert facts["commit"] == git(inner, "rev-parse", "HEAD")
     (outer / "vime" / "sub" / "vime" / "__init__.py").write_text("changed\n")

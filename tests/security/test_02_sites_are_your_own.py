@@ -1,4 +1,4 @@
-"""A bundle brings no site: neither a replay nor a command about submissions uses what its author wrote of one."""
+"""A bundle brings no site: neither a replay nor a command about submissions uses its author's site."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_on_a_real_slurm_nothing_of_the_recorded_site_runs(call, site: Site, tmp
 
 
 def unpack_stranger(tmp_path: Path, submission: Submission, profile: dict[str, Any]) -> RunDir:
-    """A bundle that was unpacked where the user's own run directories are, by plain tar."""
+    """Unpack a bundle by plain tar into the folder of the user's own run directories."""
 
     def add(run_dir: RunDir) -> None:
         write_json(run_dir.submission, submission.to_json())
@@ -101,7 +101,7 @@ def unpack_stranger(tmp_path: Path, submission: Submission, profile: dict[str, A
     folder = Path(os.environ["RLK_REPRO_RUNS"]) / "smoke" / "their-id"
     folder.mkdir(parents=True)
     subprocess.run(["tar", "xzf", bundle], cwd=folder, check=True)
-    (folder / "SHA256SUMS").unlink()  # a run that was interrupted is packed without
+    (folder / "SHA256SUMS").unlink()  # an interrupted run is packed without a seal
     return RunDir(folder)
 
 

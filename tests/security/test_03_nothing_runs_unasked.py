@@ -1,4 +1,4 @@
-"""A replay shows what would run and runs it after a yes; what a run may bring into trials is a list of typed values."""
+"""A replay shows what would run and runs it after a yes; a run may only set typed variables from a list."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def submitted() -> list[Path]:
 
 def test_without_a_terminal_and_a_yes_nothing_runs(call, tmp_path: Path) -> None:
     def describe_here(run_dir: RunDir) -> None:
-        """The manifest that this machine has: no drift that would stop a replay."""
+        """Write the manifest of this machine, so that no drift stops a replay."""
         from rlk_repro.base.files import write_json
         from rlk_repro.probes.node import probe_node
 
@@ -55,7 +55,7 @@ def test_without_a_terminal_and_a_yes_nothing_runs(call, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("options", [["--dry-run"], ["--analyze-only"]])
-def test_looking_asks_nothing(call, bundle: Path, options: list[str]) -> None:
+def test_dry_run_and_analyze_only_ask_nothing(call, bundle: Path, options: list[str]) -> None:
     assert call("replay", str(bundle), *options)[0] == 0
     assert submitted() == []
 
@@ -79,7 +79,7 @@ def test_a_typed_no_runs_nothing(bundle: Path) -> None:
     done = answer(bundle, "n")
     assert (done.returncode, submitted()) == (6, [])
     assert "Run this, in spite of " in done.stderr
-    assert "replay: was not agreed to" in done.stderr
+    assert "replay: you did not agree to run it" in done.stderr
 
 
 def test_one_typed_yes_is_enough(bundle: Path) -> None:
@@ -107,7 +107,7 @@ def test_missing_manifests_are_blocking(call, tmp_path: Path, what: str) -> None
 
 
 def with_env(env: dict[str, str]) -> Plan:
-    """A plan of vime whose run sets variables, as a bundle or a file may hold it."""
+    """Return a plan of vime whose run sets variables, as a bundle or a file may hold it."""
     plan = plan_for("vime-smoke", "h200")
     workload = plan.run.workload
     assert isinstance(workload, VimeWorkload)

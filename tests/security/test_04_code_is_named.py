@@ -1,4 +1,4 @@
-"""Python that a recorded run names is listed, and run only where it is trusted; stored rollouts are data or refused."""
+"""Python code that a recorded run names is listed and needs trust; stored rollouts are pure data or are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVIDENCE = ROOT / "docs" / "evidence"
 
 
 def with_workload(plan: Plan, **parts: Any) -> Plan:
-    """A plan of vime with other settings, by the name of the part: ``arguments``, ``data`` and so on."""
+    """Return a plan of vime with other settings, by the name of the part: ``arguments``, ``data`` and so on."""
     workload = plan.run.workload
     assert isinstance(workload, VimeWorkload)
     changed = {
@@ -73,19 +73,19 @@ FLAGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("flag", sorted(FLAGS))
-def test_flags_that_lead_to_foreign_code_want_trust(flag: str) -> None:
+def test_flags_that_name_foreign_code_need_trust(flag: str) -> None:
     plan = with_workload(plan_for("vime-smoke", "h200"), arguments={flag: FLAGS[flag]})
     with pytest.raises(CheckFailed, match=rf"--{flag}: may run code from outside this package and the pinned"):
         require_trust(plan)
 
 
 @pytest.mark.parametrize("value", [("fp8", "--custom-rm-path=evil.f"), ("fp8", "--spec", "evil.x", "f")])
-def test_a_flag_in_the_place_of_a_value_is_seen(value: tuple[str, ...]) -> None:
+def test_a_flag_in_the_place_of_a_value_is_found(value: tuple[str, ...]) -> None:
     plan = with_workload(plan_for("vime-smoke", "h200"), arguments={"vllm-quantization": value})
     assert "evil" in " ".join(item.value for item in find_foreign(plan))
 
 
-def test_rewards_and_models_of_others_want_trust() -> None:
+def test_foreign_rewards_and_models_need_trust() -> None:
     plan = with_workload(plan_for("vime-smoke", "h200"), data={"custom_rm_path": "evil.reward", "rm_type": None})
     assert [str(item) for item in find_foreign(plan)] == ["--custom-rm-path evil.reward"]
     source = HubSource(kind="hub", repository="evil/Qwen3-4B", revision="a" * 40)
@@ -93,7 +93,7 @@ def test_rewards_and_models_of_others_want_trust() -> None:
     assert [item.where for item in find_foreign(plan)] == ["model"]
 
 
-def test_images_of_others_want_trust() -> None:
+def test_foreign_images_need_trust() -> None:
     plan = plan_for("smoke", "h200")
     image = Image(reference="evil.example/image", digest=f"sha256:{'e' * 64}")
     theirs = dataclasses.replace(plan, stack=plan.stack.model_copy(update={"images": {"cuda-amd64": image}}))
@@ -110,13 +110,13 @@ def test_images_of_others_want_trust() -> None:
      {"attention-backend": "flash"}, {"vllm-enforce-eager": True}, {"spec": ("vime_plugins.models.glm4", "get_spec")},
      {"dynamic-sampling-filter-path": "vime.rollout.filter_hub.dynamic_sampling_filters.check"}],
 )  # fmt: skip
-def test_numbers_choices_and_pinned_code_want_none(arguments: dict[str, Any]) -> None:
+def test_numbers_choices_and_pinned_code_need_no_trust(arguments: dict[str, Any]) -> None:
     assert find_foreign(with_workload(plan_for("vime-smoke", "h200"), arguments=arguments)) == []
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """Sealed evidence, in which a reward of the stranger's stands, with all hashes redone."""
+    """Return sealed evidence with a reward function of the stranger's, with all hashes made to fit."""
     from rlk_repro.analysis.analyse import analyse
 
     folder = tmp_path / "theirs"
@@ -134,7 +134,9 @@ def bundle(tmp_path: Path) -> Path:
     return pack(run_dir)
 
 
-def test_a_yes_does_not_trust(call, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yes_alone_does_not_trust_foreign_code(
+    call, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
     sources = []
@@ -165,7 +167,7 @@ def write_rollout(path: Path, value: Any) -> Path:
 
 
 def hostile_rollouts(folder: Path, mark: Path) -> Iterator[Path]:
-    """Files that run something in torch.load, or that torch reads otherwise than as data."""
+    """Write files that run something in torch.load, or that torch reads as more than data."""
     evil = Call(f'touch "{mark}"')
     yield write_rollout(folder / "call.pt", {"tokens": [1], "metadata": evil})
     with (folder / "bare.pt").open("wb") as stream:
@@ -212,8 +214,8 @@ def test_a_rollout_that_is_more_than_data_is_refused_unread(tmp_path: Path) -> N
         check_file(tmp_path / "call.pt")
 
 
-def test_vime_is_not_started_on_one(tmp_path: Path) -> None:
-    """By torch's own reader of archives, in the process that would become vime's."""
+def test_vime_is_not_started_on_a_hostile_rollout(tmp_path: Path) -> None:
+    """Torch's own archive reader checks the file, in the process that would become vime's."""
     _, mark = write_program(tmp_path)
     checkout = tmp_path / "vime checkout"
     (checkout / "vime").mkdir(parents=True)
@@ -235,7 +237,7 @@ def test_vime_is_not_started_on_one(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_prepare_takes_none(tmp_path: Path) -> None:
+def test_prepare_refuses_a_hostile_rollout(tmp_path: Path) -> None:
     _, mark = write_program(tmp_path)
     folder = tmp_path / "mirror" / "rollouts" / "theirs"
     folder.mkdir(parents=True)

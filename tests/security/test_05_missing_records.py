@@ -1,4 +1,4 @@
-"""No verdict rests on records that are not there: what nobody can compare is undecided, and said."""
+"""No verdict rests on missing records: a gate that cannot compare is undecided and says so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gate_of(analysis: Analysis) -> Gate:
 
 
 def strip(run_dir: RunDir) -> None:
-    """Take away everything that says what was started and where."""
+    """Remove every record of what was started and where."""
     for trial in run_dir.trial_dirs():
         trial.command.unlink()
         trial.env.unlink()
@@ -51,10 +51,10 @@ def test_a_bundle_without_any_record_is_never_faster_and_its_report_says_what_is
     assert "What differs between the variants, as planned" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_what_is_missing_is_named_and_bounded(tmp_path: Path) -> None:
+def test_missing_records_are_named_up_to_a_limit(tmp_path: Path) -> None:
     analysis = analyse(make_run(tmp_path / "id", GAIN, strip))
     assert gate_of(analysis).status is GateStatus.UNDECIDED
-    assert gate_of(analysis).detail.startswith(f"not compared, for want of trials/{BASELINE}/command.json, ")
+    assert gate_of(analysis).detail.startswith(f"not compared, because of missing trials/{BASELINE}/command.json, ")
     found = [item.found for item in analysis.findings]
     assert found[:20] == ["missing"] * 20
     assert found[20:] == ["missing, and 16 more alike"]
@@ -73,7 +73,7 @@ def remove_manifest(run_dir: RunDir) -> None:
 
 
 def swap_node(run_dir: RunDir) -> None:
-    """The manifest of a node that had no part in it."""
+    """Write the manifest of a node that did not take part."""
     path = run_dir.node("node0").preflight
     write_json(path, {**load_json(path), "allocation": "another"})
 
@@ -94,7 +94,7 @@ def swap_node(run_dir: RunDir) -> None:
 def test_every_single_record_is_needed(tmp_path: Path, change: Change, where: str) -> None:
     analysis = analyse(make_run(tmp_path / "id", GAIN, change))
     assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
-    assert gate_of(analysis).detail == f"not compared, for want of {where}"
+    assert gate_of(analysis).detail == f"not compared, because of missing {where}"
     assert where in {item.where for item in analysis.findings}
 
 
@@ -114,7 +114,7 @@ def test_the_libraries_of_every_rank_are_needed(two_ranks: RunDir) -> None:
     two_ranks.trial(BASELINE).libraries_file(1).unlink()
     analysis = analyse(two_ranks)
     assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
-    assert gate_of(analysis).detail == f"not compared, for want of trials/{BASELINE}/libraries/1.json"
+    assert gate_of(analysis).detail == f"not compared, because of missing trials/{BASELINE}/libraries/1.json"
 
 
 def test_the_libraries_of_every_rank_are_compared(two_ranks: RunDir) -> None:

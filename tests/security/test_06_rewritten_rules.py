@@ -1,4 +1,4 @@
-"""A plan's rules are those of the author's files and the recorded flags, or the bundle is not what it says it is."""
+"""A plan whose rules come neither from the author's files nor from recorded flags is found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WIDE = Margins(raw_reward=1e12, logprob_abs_diff_ratio=1e12, peak_memory_ratio=1
 
 
 def rewrite(run_dir: RunDir, sources: dict[str, str] | None = None, **rules: Any) -> None:
-    """Other measurement rules, with hashes that fit them."""
+    """Write other measurement rules, with hashes that fit them."""
     plan = Plan.load(run_dir.plan)
     measure = plan.run.measure.model_copy(update=rules)
     run = plan.run.model_copy(update={"measure": measure})
@@ -46,7 +46,7 @@ def test_rewritten_rules_are_found_by_report_and_replay(call, tmp_path: Path) ->
     code, out, _ = call("report", str(bundle), "-o", str(tmp_path / "out"))
     text = " ".join(out.split())
     assert code == 1
-    assert "The bundle is not what it says it is" in text
+    assert "The bundle contradicts its own records" in text
     assert "plan.json: run.measure.alpha: expected 0.05, found 0.49" in text
     assert "alpha 0.49 instead of 0.05" in text
     assert "margins.raw_reward 1e+12 instead of 0.05" in text
@@ -84,17 +84,17 @@ def test_rules_that_are_rewritten_in_the_authors_file_too_are_named_as_other_tha
     )
 
 
-def test_the_rules_of_a_run_that_is_not_shipped_are_held_against_the_defaults(tmp_path: Path) -> None:
+def test_the_rules_of_a_run_that_is_not_shipped_are_compared_with_the_defaults(tmp_path: Path) -> None:
     plan = submit(RunDir(tmp_path / "id"))
     run = plan.run.model_copy(update={"run": "my-own", "measure": Measure(scored_steps=20, alpha=0.49)})
     assert describe_rule_changes(dataclasses.replace(plan, run=run)) == (
-        "Rules differ from the defaults, and no run my-own is shipped: alpha 0.49 instead of 0.05."
+        "Rules differ from the defaults (no run my-own is shipped): alpha 0.49 instead of 0.05."
     )
 
 
 @pytest.mark.parametrize("part", ["run.yaml", "stack.yaml", "hardware.yaml", "profile.yaml"])
 @pytest.mark.parametrize("text", [None, "{", "schema: 1\n", "&a [*a]", "[" * 2000])
-def test_an_authors_file_that_is_no_such_file_is_found(tmp_path: Path, part: str, text: str | None) -> None:
+def test_an_authors_file_of_another_kind_is_found(tmp_path: Path, part: str, text: str | None) -> None:
     run_dir = RunDir(tmp_path / "id")
     submit(run_dir)
     (run_dir.root / part).unlink()
@@ -104,7 +104,7 @@ def test_an_authors_file_that_is_no_such_file_is_found(tmp_path: Path, part: str
 
 
 @pytest.mark.parametrize("where", ["stack", "hardware", "profile"])
-def test_every_file_is_held_against_the_plan(tmp_path: Path, where: str) -> None:
+def test_every_file_is_compared_with_the_plan(tmp_path: Path, where: str) -> None:
     run_dir = RunDir(tmp_path / "id")
     submit(run_dir)
     record = load_json(run_dir.plan)

@@ -1,4 +1,4 @@
-"""One key twice in an object: two readers may take different values, so that no reader takes any."""
+"""No reader accepts one key twice in an object, because two readers may take different values."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def test_the_key_is_named_however_deep(tmp_path: Path) -> None:
         parse_json("x.json", b'{"a": [{"b": 1, "c": 2, "b": 1}]}')
 
 
-def test_a_line_with_a_key_twice_is_no_event(tmp_path: Path) -> None:
+def test_a_log_line_with_a_key_twice_is_ignored(tmp_path: Path) -> None:
     folder = TrialDir(tmp_path / "00-p1-baseline")
     folder.ops.mkdir(parents=True)
     folder.ops_file(0).write_text('{"event":"step","step":0,"step":1,"timers":{},"memory":{},"calls":{}}\n')

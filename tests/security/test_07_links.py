@@ -1,4 +1,4 @@
-"""A link in a stranger's run directory leads no writing elsewhere."""
+"""A link in a stranger's run directory does not redirect any write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
-    """A folder of the victim's, with a file of that name."""
+    """Make a folder of the victim's, with a file of that name."""
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "report.html").write_text("mine")
@@ -87,7 +87,7 @@ def test_no_command_writes_into_a_run_directory_with_links(
     before = sorted(os.walk(run_dir.root))
     words = ("submit", "--resume", str(run_dir.root)) if command == "resume" else (command, str(run_dir.root))
     code, _, err = call(*words)
-    assert (code, err.startswith(f"rlk-repro: {link}: is a link, which may lead to your own files")) == (5, True)
+    assert (code, err.startswith(f"rlk-repro: {link}: is a link that may lead to your own files")) == (5, True)
     assert read_all(mine) == {"report.html": "mine"}
     assert sorted(os.walk(run_dir.root)) == before
 

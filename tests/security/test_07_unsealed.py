@@ -1,4 +1,4 @@
-"""A bundle without a seal proves nothing: every report says so, and the exit code does."""
+"""A bundle without a seal proves nothing: every report and the exit code say so."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CAUTION = "Not sealed: these files may have changed since the run."
 
 @pytest.fixture
 def unsealed(tmp_path: Path) -> RunDir:
-    """An honest run whose enabled times were halved, and whose seal was taken away."""
+    """Make an honest run whose enabled times were halved and whose seal was removed."""
     run_dir = make_run(tmp_path / "runs" / "id")
     finish_run(run_dir)
     run_dir.checksums.unlink()
@@ -33,7 +33,7 @@ def unsealed(tmp_path: Path) -> RunDir:
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_a_report_without_a_seal_says_so_and_exits_with_1_unless_asked_for(
+def test_a_report_of_an_unsealed_run_says_so_and_exits_with_1_by_default(
     call, unsealed: RunDir, tmp_path: Path, *, is_packed: bool
 ) -> None:
     source = str(unsealed.bundle if is_packed else unsealed.root)
@@ -49,7 +49,7 @@ def test_a_report_without_a_seal_says_so_and_exits_with_1_unless_asked_for(
     assert call("report", source, "-o", str(tmp_path / "out"), "--unsealed")[0] == 0
 
 
-def test_one_that_was_not_sealed_among_several_counts(call, unsealed: RunDir, tmp_path: Path) -> None:
+def test_one_unsealed_run_among_several_sets_the_exit_code(call, unsealed: RunDir, tmp_path: Path) -> None:
     sealed = finish_run(make_run(tmp_path / "sealed"))
     arguments = ("report", str(sealed), str(unsealed.bundle), "-o", str(tmp_path / "out"))
     assert call(*arguments)[0] == 1
@@ -57,7 +57,7 @@ def test_one_that_was_not_sealed_among_several_counts(call, unsealed: RunDir, tm
     assert (code, [CAUTION in item["cautions"] for item in json.loads(out)]) == (0, [False, True])
 
 
-def test_a_diff_with_it_names_it_and_exits_with_1_unless_asked_for(call, unsealed: RunDir) -> None:
+def test_a_diff_with_an_unsealed_run_names_it_and_exits_with_1_by_default(call, unsealed: RunDir) -> None:
     source = str(unsealed.bundle)
     code, out, _ = call("diff", source, source)
     assert code == 1
@@ -66,7 +66,7 @@ def test_a_diff_with_it_names_it_and_exits_with_1_unless_asked_for(call, unseale
     assert call("diff", source, source, "--unsealed")[0] == 0
 
 
-def test_a_replay_of_it_is_refused(call, unsealed: RunDir) -> None:
+def test_a_replay_of_an_unsealed_run_is_refused(call, unsealed: RunDir) -> None:
     code, _, err = call("replay", str(unsealed.bundle), "--analyze-only")
     assert code == 1
     assert "SHA256SUMS" in err

@@ -1,4 +1,4 @@
-"""Bundles of less than 1 MB that took minutes or gigabytes; more of their kind are in ``test_corpus``."""
+"""These bundles of less than 1 MB once took minutes or gigabytes; ``test_corpus`` has more of them."""
 
 import gzip
 import tarfile
@@ -20,7 +20,7 @@ from tests.security import hostile
 from tests.security.sandbox import Sandbox
 from tests.security.test_corpus import MOST_BYTES, MOST_CPU_S
 
-# what the reader says of it: a refusal with the limit, or a report all the same
+# Each bundle and the reader's answer: a refusal with the limit, or a report.
 NAMED = {
     "plan: 10^9 optimizer steps a rollout": "",
     "plan: 256 trials of 110000 steps": "expected at most 20000 steps in all trials, including warm-up",
@@ -83,7 +83,7 @@ def test_many_files_below_many_folders_are_registered_once(sandbox: Sandbox, hon
     assert outcome.cpu_s < 5
 
 
-def test_metrics_cost_what_was_printed(tmp_path: Path) -> None:
+def test_the_cost_of_metrics_follows_the_printed_lines(tmp_path: Path) -> None:
     log = tmp_path / "stdout.log"
     log.write_bytes(b"".join(hostile.PREFIX + b"step %d: {'train/loss': %d}\n" % (step, step) for step in (0, 1, 4, 7)))
     series = metric_series(parse_log(log), num_rollouts=4, num_steps_per_rollout=2)["loss"]
@@ -123,7 +123,7 @@ def test_a_trial_has_a_limited_number_of_timers(tmp_path: Path) -> None:
     assert log.num_rejects == {"more metrics than are read": 2}
 
 
-def test_wrong_lines_of_checksums_end_the_reading(sandbox: Sandbox, honest: RunDir, case: Path) -> None:
+def test_many_wrong_lines_of_checksums_stop_the_reader(sandbox: Sandbox, honest: RunDir, case: Path) -> None:
     _, bundle = hostile.make_bundle(honest, case, hostile.heavy_changes()["checksums: empty lines"])
     found = verify_bundle(bundle)
     assert len(found) == MAX_FINDINGS + 1

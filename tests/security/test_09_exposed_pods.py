@@ -1,4 +1,4 @@
-"""Another pod of the cluster reaches nothing in the pods of a run: no port is open, and no request ends a run."""
+"""Another pod of the cluster cannot reach a run's pods: no port is open, and no request ends a run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ else:
 """
 
 
-def test_what_a_pod_calls_a_log_is_written_nowhere_else(
+def test_a_log_name_from_a_pod_cannot_lead_to_another_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane | None
 ) -> None:
     """An image may lie: the names of its logs become paths on this machine."""
@@ -97,7 +97,7 @@ def post(port: int, path: str) -> None:
 
 
 def find_open_ports(pid: int) -> list[int]:
-    """On which a process or what descends from it listens, loopback aside."""
+    """Return the ports, loopback aside, on which a process or its descendants listen."""
     held = {link for process in [pid, *find_descendants(pid)] for link in list_files(process)}
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     return sorted(

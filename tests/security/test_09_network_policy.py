@@ -1,4 +1,4 @@
-"""A policy of the network closes the pods of a run to everybody else; it comes and goes with the job."""
+"""A network policy closes the pods of a run to all other pods; it begins and ends with the job."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def labels_of_pods(plan: Plan) -> list[Mapping[str, str]]:
 
 
 def selects(selector: Object | None, labels: Mapping[str, str]) -> bool:
-    """As the API has it: none of a kind of selector is nobody's, an empty one is everybody's."""
+    """Apply a selector by the API's rules: an absent selector selects nothing, an empty one everything."""
     return selector is not None and all(labels.get(key) == value for key, value in selector["matchLabels"].items())
 
 
 def admits(policy: Object, labels: Mapping[str, str], namespace: str, port: int) -> bool:
-    """Whether a pod elsewhere or here gets to this port of a pod that the policy selects."""
+    """Tell whether a pod may reach this port of a pod that the policy selects."""
     for rule in policy["spec"]["ingress"]:
         ports = [item["port"] for item in rule.get("ports", ())]
         for peer in rule["from"]:
@@ -68,7 +68,7 @@ def selects_all(selector: Object, labels: Mapping[str, str]) -> bool:
 
 
 @pytest.mark.parametrize("name", [name for name, _ in list_plans() if name.startswith(("smoke.h200", "smoke.gb200"))])
-def test_every_kind_of_job_has_one_for_exactly_its_pods(name: str) -> None:
+def test_every_kind_of_job_has_a_network_policy_for_exactly_its_pods(name: str) -> None:
     plan = dict(list_plans())[name]
     policy = policy_of(plan)
     assert policy is not None
@@ -95,7 +95,7 @@ def test_the_operators_namespace_can_be_named() -> None:
     assert not admits(policy, OPERATOR, "kuberay-system", 8265)
 
 
-def test_a_site_may_do_without() -> None:
+def test_a_site_may_have_no_network_policy() -> None:
     assert policy_of(with_site(plan_for(), network_policy=False)) is None
 
 
@@ -114,7 +114,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: Contr
 
 @needs_kubectl
 @pytest.mark.timeout(280)
-def test_it_is_there_before_the_pods_run_and_goes_with_the_job(server: Cluster, tmp_path: Path) -> None:
+def test_the_network_policy_exists_before_the_pods_and_ends_with_the_job(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="job")
     assert len(server.store.list("networkpolicies")) == 1
     owner = server.store.list("networkpolicies")[0]["metadata"]["ownerReferences"][0]
@@ -128,7 +128,7 @@ def test_it_is_there_before_the_pods_run_and_goes_with_the_job(server: Cluster, 
 
 
 @needs_kubectl
-def test_who_may_not_create_one_is_told_what_to_do(
+def test_without_the_right_to_create_a_network_policy_the_error_says_what_to_do(
     server: Cluster, tmp_path: Path, call: Callable[..., tuple[int, str, str]]
 ) -> None:
     server.forbid("networkpolicies")
@@ -142,7 +142,7 @@ def test_who_may_not_create_one_is_told_what_to_do(
 
 
 @needs_kubectl
-def test_the_right_to_run_commands_in_pods_is_asked_for(
+def test_the_profile_check_asks_for_the_right_to_run_commands_in_pods(
     server: Cluster, tmp_path: Path, call: Callable[..., tuple[int, str, str]]
 ) -> None:
     server.forbid("pods/exec")

@@ -1,4 +1,4 @@
-"""Ray authenticates by token wherever a run brings it, and the token stays where it is needed."""
+"""Ray authenticates by token in every job, and the token stays where it is needed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_profile_that_names_a_ray_without_tokens_is_refused() -> None:
 
 @pytest.mark.parametrize("given", [{}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_TOKEN": "0" * 32}])
 def test_a_pod_starts_no_ray_without_a_token(given: dict[str, str], tmp_path: Path) -> None:
-    """An operator that is older than authOptions drops them without a word."""
+    """An operator that is older than authOptions drops them silently."""
     mark = tmp_path / "started"
     with pytest.raises(EnvironmentMissing, match=r"anyone who reaches Ray's ports .* KubeRay 1\.5\.1"):
         start_ray({"KUBERAY_GEN_RAY_START_CMD": f"touch {mark}", "PATH": "/usr/bin:/bin", **given})

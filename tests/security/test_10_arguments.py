@@ -1,4 +1,4 @@
-"""No value of a stranger's file becomes an option, a command or a second line: patterns, and how commands are made."""
+"""No value of a stranger's file becomes an option, a command or a second line: patterns prevent it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ purpose: x
 pins:
   rl_kernel: {{repository: "{repository}", commit: {commit}}}
 """
-# What people read, and no command has.
+# People read these texts, and no command contains them.
 FOR_READERS = re.compile(
     r"\.(purpose|title|evidence|reason|build|made_by|version|driver_floor|name_part|refused_name_parts\[\]"
     r"|may_claim\[\]|may_not_claim\[\]|moving\.\*)$|^Run\.workload\.model$|\.env\.\*$"
@@ -74,7 +74,7 @@ def test_a_stack_file_runs_no_command_through_git(call: Call, tmp_path: Path, ad
     assert (code, "pins.rl_kernel.repository: wrong value" in said) == (2, True)
 
 
-def test_a_value_that_looks_like_an_option_is_none_to_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_does_not_read_a_value_as_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit_files(tmp_path / "source", {"a": "1"})
     address = mirror_folder(tmp_path, tmp_path / "home", monkeypatch)
     marker = tmp_path / "marker"
@@ -120,7 +120,9 @@ def test_git_fetches_over_https_alone(tmp_path: Path, monkeypatch: pytest.Monkey
         (HubSource, {"kind": "hub", "repository": "acme/tiny", "revision": "--force"}),
     ],
 )
-def test_what_would_be_an_option_or_a_second_line_is_no_value(model: type[BaseModel], values: dict[str, Any]) -> None:
+def test_values_that_look_like_an_option_or_hold_a_line_break_are_refused(
+    model: type[BaseModel], values: dict[str, Any]
+) -> None:
     with pytest.raises(ValidationError):
         model.model_validate(values)
 
@@ -139,7 +141,7 @@ def test_every_text_that_is_not_for_readers_has_a_pattern_without_hidden_charact
     assert open_ended == []
 
 
-def test_a_value_of_a_flag_is_no_flag() -> None:
+def test_a_value_that_looks_like_a_flag_is_refused() -> None:
     from rlk_repro.spec.vime import ArgumentText
 
     class Held(BaseModel):
@@ -153,15 +155,15 @@ def test_a_value_of_a_flag_is_no_flag() -> None:
 
 
 @pytest.mark.parametrize("name", ["-x", "--wrap=id", "a b", "a,b", "a[1-3]", "a\nb", "a;b", "", "a\u202e"])
-def test_what_is_no_node_name_is_not_asked_for(tmp_path: Path, name: str) -> None:
+def test_an_invalid_node_name_is_not_requested(tmp_path: Path, name: str) -> None:
     plan = make_two_nodes_plan()
     nodes = [name] * plan.layout.num_nodes
     with pytest.raises(SpecError, match="not a node name"):
         render_sbatch(plan, RunDir(tmp_path / "run"), nodes=nodes)
 
 
-def test_what_a_registry_answers_is_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words of skopeo are a recording one's: what counts is what it is told."""
+def test_an_answer_of_a_registry_is_never_read_as_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording stand-in replaces skopeo; the test checks the arguments that it gets."""
     listed = {"manifests": [{"digest": "x --tls-verify=false"}]}
     log = tmp_path / "log"
     tool = f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {log}\ncat <<'END'\n{json.dumps(listed)}\nEND\n"
@@ -186,7 +188,7 @@ def test_a_build_fetches_from_no_other_place(monkeypatch: pytest.MonkeyPatch) ->
 def walk(
     schema: Mapping[str, Any], definitions: Mapping[str, Any], path: str, seen: frozenset[str]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every place of a JSON Schema that takes text."""
+    """List every place of a JSON Schema that takes text."""
     if "$ref" in schema:
         name = schema["$ref"].rsplit("/", 1)[1]
         if name not in seen:

@@ -1,4 +1,4 @@
-"""No text of a stranger reaches a terminal raw: every text of a bundle is planted with what a terminal would obey."""
+"""No text of a stranger reaches a terminal raw: each text of a bundle is replaced by one with control sequences."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from rlk_repro.rundir.paths import RunDir
 from tests.support.make_run import Recipe, finish_run, make_run
 
 Call = Callable[..., tuple[int, str, str]]
-# sets the title, clears the screen, a C1 control, an override, an isolate, nothing wide, another line, half a character
+# The text sets the title and clears the screen, and has a C1 control, an override, an isolate, a zero-width character,
+# a line break and half a character.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj\u2066\u200b\u2028\x85\r\nrlk-repro: FORGED\n  blocking: FORGED\ud800"
 SMALL = Recipe(settings=("measure.pairs=1", "measure.scored_steps=2", "measure.warmup_steps=1"))
 PARTS = 6
-"""Shares of the texts, a test each, so that several workers can plant them at once."""
+"""The texts are split into this many tests, so that several workers can share them."""
 _COUNTED = re.compile(r"\.\d+")
 
 
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every text of a JSON value, and where it is; of a list the first of each shape is met first."""
+    """List every text of a JSON value with its path; of a list, the first item of each shape comes first."""
     if isinstance(value, str):
         yield path, value
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -41,7 +42,7 @@ def walk(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def plant(value: Any, path: str) -> None:
-    """Put the evil text behind the text at a path."""
+    """Append the evil text to the text at a path."""
     *parents, last = path[1:].split(".")
     for part in parents:
         value = value[int(part) if isinstance(value, list) else part]
@@ -50,7 +51,7 @@ def plant(value: Any, path: str) -> None:
 
 
 def list_fields(run_dir: RunDir) -> Iterator[tuple[str, str]]:
-    """File and path of one text of every kind; dots of keys are not parted, so such keys are left to their parents."""
+    """List file and path of one text of every kind; a key with a dot is covered by its parent."""
     met = set()
     for file in sorted(run_dir.root.rglob("*.json*")):
         name = str(file.relative_to(run_dir.root))
@@ -64,13 +65,13 @@ def list_fields(run_dir: RunDir) -> Iterator[tuple[str, str]]:
 
 
 def write_planted(run_dir: RunDir, name: str, path: str) -> bool:
-    """Plant one text; whether there is such a one here."""
+    """Plant one text; return whether the bundle has a text there."""
     file = run_dir.root / name
     lines = file.suffix == ".jsonl"
     value: Any = [json.loads(line) for line in file.read_text().splitlines()] if lines else json.loads(file.read_text())
     try:
         plant(value, path)
-    except (KeyError, ValueError):  # a key with a dot in it
+    except (KeyError, ValueError):  # the key has a dot in it
         return False
     if name == run_dir.plan.name:
         value["experiment_hash"] = sha256_bytes(dump_json(value["experiment"]))
@@ -84,7 +85,7 @@ def check(what: str, *texts: str) -> None:
     for text in texts:
         raw = {char for char in text if not (char.isprintable() or char == "\n")}
         assert not raw, f"{what}: {raw!r} in {text!r}"
-        assert "\nrlk-repro: FORGED" not in text, what  # rich folds long texts, below their beginning
+        assert "\nrlk-repro: FORGED" not in text, what  # rich wraps long texts below their start
 
 
 def check_report(what: str, folder: Path) -> None:
@@ -107,7 +108,7 @@ def reseal(run_dir: RunDir) -> RunDir:
 
 
 def list_commands(bundle: Path, honest: RunDir, out: Path) -> list[tuple[str, ...]]:
-    """Those that read bundles, the ones that print most of them first."""
+    """List the commands that read bundles; those that print most of them come first."""
     return [
         ("diff", str(bundle), str(honest.bundle)),
         ("report", str(bundle), "-o", str(out)),
@@ -158,7 +159,7 @@ def test_every_text_of_a_bundle_against_every_command(call: Call, honest: RunDir
 
 
 def on_terminal(argv: list[str], **variables: str) -> str:
-    """What a real program prints on a pseudo terminal without colours; line ends as programs write them."""
+    """Return what a real program prints on a pseudo terminal without colours, with the program's line ends."""
     leader, follower = pty.openpty()
     environ = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "500", **variables}
     process = subprocess.Popen([sys.executable, "-m", "rlk_repro", *argv], stdin=follower, stdout=follower,
@@ -168,7 +169,7 @@ def on_terminal(argv: list[str], **variables: str) -> str:
     try:
         while piece := os.read(leader, 1 << 16):
             pieces.append(piece)
-    except OSError:  # the other end is closed
+    except OSError:  # the program has closed its end
         pass
     process.wait()
     os.close(leader)
@@ -176,7 +177,7 @@ def on_terminal(argv: list[str], **variables: str) -> str:
 
 
 def plant_all(value: Any, words: Mapping[str, str]) -> Any:
-    """The value with some of its texts planted, by key."""
+    """Return the value with some of its texts planted, by key."""
     if isinstance(value, dict):
         return {key: f"{item}{words[key]}" if key in words and isinstance(item, str) else plant_all(item, words)
                 for key, item in value.items()}  # fmt: skip
@@ -185,7 +186,7 @@ def plant_all(value: Any, words: Mapping[str, str]) -> Any:
 
 @pytest.fixture
 def planted(tmp_path: Path, honest: RunDir) -> RunDir:
-    """Every text of the plan that is free, with what JSON can hold."""
+    """Return every free text of the plan, planted with characters that JSON can hold."""
     run_dir = RunDir(tmp_path / "planted")
     shutil.copytree(honest.root, run_dir.root)
     free = ("purpose", "title", "evidence", "reason", "made_by", "version")
@@ -279,7 +280,7 @@ def test_the_job_of_a_dry_run_is_exact_in_a_pipe_and_harmless_on_a_terminal(call
     check("submit --dry-run", said.replace("\t", " "))
 
 
-def test_what_is_shown_is_the_text_with_escapes() -> None:
+def test_shown_text_is_the_text_with_escapes() -> None:
     assert printable("a\nb\x1b\x9b\u202e\u2066\u200b\ud800é漢") == "a\\nb\\x1b\\x9b\\u202e\\u2066\\u200b\\ud800é漢"
     assert printable(printable(EVIL)) == printable(EVIL)
     assert printable_lines("a\tb\n\x1b[1;32mc\x1b[0m\x1b[2J") == "a\tb\nc\\x1b[2J"

@@ -1,4 +1,4 @@
-"""What ended in a traceback: numbers of 400 digits, 700 levels, folders for files, patterns of layers."""
+"""These inputs once ended in a traceback: numbers of 400 digits, 700 levels, folders for files, patterns of layers."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ VIME = (
         f'"{"[1]+" * 390}[1]"',
     ],
 )  # fmt: skip
-def test_a_pattern_of_layers_that_is_none_is_refused(value: str, sandbox: Sandbox) -> None:
+def test_an_invalid_layer_pattern_is_refused(value: str, sandbox: Sandbox) -> None:
     outcome = sandbox.run(*VIME, "--set", f"{PLACE}={value}")
     assert outcome.code == 2, outcome.err
     assert f"--set {PLACE}: " in outcome.err
@@ -86,12 +86,12 @@ def test_json_that_our_writer_never_writes_is_refused(data: bytes, reason: str) 
         (b'"\\ud800"', "\ud800"),
     ],
 )
-def test_what_is_odd_but_honest_is_read(data: bytes, value: object) -> None:
+def test_unusual_but_valid_json_is_read(data: bytes, value: object) -> None:
     found = parse_json("x.json", data)
     assert value is None or found == value
 
 
-def test_a_folder_or_a_pipe_for_a_file_is_no_file(tmp_path: Path) -> None:
+def test_a_folder_or_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     folder = TrialDir(tmp_path / "00-p1-baseline")
     folder.ops_file(0).mkdir(parents=True)
     assert read_ops(folder).ranks == ()

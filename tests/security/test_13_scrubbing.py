@@ -1,4 +1,4 @@
-"""Secrets on their way into a record: logs, command lines, the environment, and what the scheduler says."""
+"""Secrets are removed before a record is written: logs, command lines, the environment, the scheduler's texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.job_examples import make_staged, run_example
 from tests.support.slurm.examples import plan_for, run_dir_of
 
 EVIDENCE = ROOT / "docs" / "evidence"
-VALUE = "tulips/9&" + MIXED  # matches no pattern: only its name gives it away
+VALUE = "tulips/9&" + MIXED  # only its name reveals this value
 AFTER = {
     "url with password": "@example.com/x.git",
     "url with token alone": "@example.com/x.git",
@@ -48,7 +48,7 @@ def test_every_form_of_secret_is_taken_out_of_a_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("line", NEAR_MISSES)
-def test_what_only_looks_like_one_stays(line: str) -> None:
+def test_text_that_only_looks_like_a_secret_stays(line: str) -> None:
     assert scrub(line) == line
     assert Scrubber([VALUE]).text(line) == line
 
@@ -69,7 +69,7 @@ def test_names_that_hold_a_secret(name: str) -> None:
      ("forward", "bypass-it"), ("XAUTHORITY", "tulips9roses"), ("author", "tulips9roses"), ("log_passrate", "tulips9"),
      ("DATABASE_URL", "postgres://db:5432/x"), ("sort_key", "tulips9roses"), ("dsn_path", "tulips9roses")],
 )  # fmt: skip
-def test_names_that_only_sound_like_it(name: str, value: str) -> None:
+def test_names_that_only_sound_like_a_secret(name: str, value: str) -> None:
     assert looks_secret(name, value) is None
 
 
@@ -84,7 +84,7 @@ def test_values_that_stand_alone_in_a_command_line() -> None:
 
 
 def run_and_read(folder: Path, program: str) -> str:
-    """What a real process leaves in its log, with a secret that the profile passes on by name."""
+    """Return what a real process leaves in its log, with a secret that the profile passes on by name."""
     command = Command(argv=(sys.executable, "-c", program), env={}, from_env={"TOLD": "OF_NO_TELLING_NAME"})
     watch = TrialWatch(see_output=lambda _: None, see_pid=lambda _: None)
     run_command(command, folder / "log", limits=StopTimes(time_limit_s=60), stop=Stop(), watch=watch)
@@ -115,7 +115,7 @@ def encode(value: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", encode(VALUE))
-def test_a_known_value_is_found_as_programs_write_it(tmp_path: Path, form: str) -> None:
+def test_a_known_value_is_found_in_every_form_that_programs_write(tmp_path: Path, form: str) -> None:
     text = encode(VALUE)[form]
     log = run_and_read(tmp_path, f"print({'before ' + text + ' after'!r}); print('{{\\'train/loss\\': 0.5}}')")
     assert "<redacted:known-value>" in log
@@ -204,9 +204,7 @@ def test_the_jobs_environment_goes_through_the_allow_list(tmp_path: Path) -> Non
     assert found == ['declare -x SLURM_EXPORT_ENV="ALL"', 'declare -x SLURM_JOB_ID="12"', 'declare -x SLURM_NNODES="2"']
 
 
-def test_what_slurm_says_of_a_job_is_cleaned_before_it_is_sealed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurms_text_about_a_job_is_scrubbed_before_sealing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", VALUE)
     _, run_dir = make_staged(tmp_path / "run")
     run_dir.scheduler.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What ``prepare`` downloads: bounded in size, and never from where a stranger sends it."""
+"""Downloads of ``prepare`` are limited in size and never follow a stranger to another address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @dataclass
 class Stranger:
-    """Answers one thing whatever is asked; ``num_sent`` counts the bytes that were taken."""
+    """Gives one answer to every request; ``num_sent`` counts the bytes that the client took."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=lambda: {"Content-Length": "0"})
@@ -47,9 +47,9 @@ class Stranger:
                 handler.wfile.write(b"%x\r\n%s\r\n" % (len(self.chunk), self.chunk))
                 self.num_sent += len(self.chunk)
             handler.wfile.write(b"0\r\n\r\n")
-        except OSError:  # the client has had enough
+        except OSError:  # the client stopped reading
             pass
-        finally:  # a client that refuses the answer resets the connection: no further request is read from it
+        finally:  # a client that refuses the answer resets the connection, which carries no further request
             handler.close_connection = True
 
 
@@ -107,7 +107,7 @@ def fetch_rollouts(tmp_path: Path, url: str) -> None:
 
 
 def left(folder: Path) -> list[str]:
-    """Files other than locks and notes."""
+    """List the files other than locks and notes."""
     found = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     return [path.name for path in found if path.suffix not in {".lock"} and path.name != "revision"]
 
@@ -125,7 +125,7 @@ def test_a_file_beyond_its_announced_size_is_given_up_as_it_comes(hub: HubServer
     assert left(prepared) == []
 
 
-def test_a_list_of_files_has_an_end(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_files_has_a_size_limit(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("huggingface_hub")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     stranger = endless(200)
@@ -138,7 +138,7 @@ def test_a_list_of_files_has_an_end(call: Call, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("place", ["file", "list"])
-def test_the_hub_sends_nobody_to_another_plain_address(
+def test_the_hub_cannot_redirect_to_a_plain_http_address(
     hub: HubServer, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     prepared = tmp_path / "prepared"
@@ -154,7 +154,7 @@ def test_the_hub_sends_nobody_to_another_plain_address(
     assert left(prepared) == []
 
 
-def test_an_archive_sends_nobody_to_another_plain_address(tmp_path: Path) -> None:
+def test_an_archive_server_cannot_redirect_to_a_plain_http_address(tmp_path: Path) -> None:
     stranger = Stranger()
     refused = pytest.raises(EnvironmentMissing, match=r"redirected to .*, expected https or the requested address")
     with serve(stranger) as elsewhere, serve(moved(f"{elsewhere}/x")) as front, refused:
@@ -163,7 +163,7 @@ def test_an_archive_sends_nobody_to_another_plain_address(tmp_path: Path) -> Non
     assert left(tmp_path / "prepared") == []
 
 
-def test_an_archive_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_has_a_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlk_repro.prepare.stored_rollouts.MAX_ARCHIVE_BYTES", 3 * MIB, raising=False)
     stranger = endless()
     stranger.chunk = _tar_header("0.pt", 64 * MIB).ljust(MIB, b"\0")
@@ -197,7 +197,7 @@ def _tar_header(name: str, size: int) -> bytes:
         ("http://10.0.0.1:8080/a", "https://10.0.0.2/b", True),
     ],
 )
-def test_where_a_redirect_may_lead(asked: str, target: str, is_allowed: bool) -> None:
+def test_a_redirect_may_only_lead_to_allowed_addresses(asked: str, target: str, is_allowed: bool) -> None:
     from rlk_repro.prepare.downloads import Bounds
 
     bounds = Bounds(asked=asked, what="a file", limit=1)
@@ -208,7 +208,7 @@ def test_where_a_redirect_may_lead(asked: str, target: str, is_allowed: bool) ->
         bounds.check_address(target)
 
 
-def test_an_answer_that_is_packed_could_hold_any_size(call: Call, tmp_path: Path, hub: HubServer) -> None:
+def test_a_compressed_answer_is_refused_because_its_size_is_unknown(call: Call, tmp_path: Path, hub: HubServer) -> None:
     hub.instead = {"data/train.jsonl": endless(1, **{"Content-Encoding": "gzip"}).give}
     code, _, error = call(*words("--cache", str(tmp_path / "prepared"), *from_hub()))
     assert code == 5

@@ -1,4 +1,4 @@
-"""What builds and runs the images, and the torch of ``make``: pinned, and with no more rights than it needs."""
+"""Image builds, image runs and the torch of ``make`` are pinned and have only the rights that they need."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_make_refuses_another_buildx_before_it_builds(tmp_path: Path) -> None:
 
 
 def test_torch_is_installed_only_as_one_of_the_listed_files(tmp_path: Path) -> None:
-    """With a stand-in of the same name and version, as a careless or hostile index would serve it."""
+    """The index serves a stand-in of the same name and version, as a careless or hostile index would."""
     (tmp_path / "requirements").mkdir()
     lock = (ROOT / "requirements" / "torch.txt").read_text()
     (tmp_path / "requirements" / "torch.txt").write_text(lock)
@@ -86,7 +86,7 @@ def test_torch_is_installed_only_as_one_of_the_listed_files(tmp_path: Path) -> N
     (tmp_path / "requirements" / "torch.txt").write_text(f"torch==2.13.0 --hash=sha256:{digest}\n")
     assert install().returncode == 0
     assert list((tmp_path / "env").rglob("torch-2.13.0.dist-info"))
-    assert (install().returncode, install("torch==0.0.0").returncode) == (0, 0)  # it is there
+    assert (install().returncode, install("torch==0.0.0").returncode) == (0, 0)  # torch is installed
 
 
 @pytest.mark.parametrize("runtime", ["docker", "podman"])
@@ -101,7 +101,7 @@ def test_containers_have_no_capability_and_no_way_to_one(runtime: str, hardware:
 
 
 @pytest.mark.parametrize(("answer", "expected"), [("[name=seccomp,profile=builtin]", True), ("[name=rootless]", False)])
-def test_dockers_containers_run_as_who_submitted(tmp_path: Path, answer: str, expected: bool) -> None:
+def test_docker_containers_run_as_the_submitting_user(tmp_path: Path, answer: str, expected: bool) -> None:
     plan = plan_for(stack="example")
     site = with_site(plan, container={"runtime": "docker", "image_dir": IMAGE_DIR})
     script = render_sbatch(site, run_dir_of(site))

@@ -1,4 +1,4 @@
-"""A pair is one agent's work in one allocation; what else lies in a bundle is no pair, and is said."""
+"""A pair is one agent's work in one allocation; anything else in a bundle is no pair and is reported."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shift(run_dir: RunDir, name: str, seconds: float) -> None:
 
 
 def test_trials_of_two_runs_in_one_bundle_are_no_pairs(call, tmp_path: Path) -> None:
-    """The baseline trials of one run, and the enabled trials of another that was faster."""
+    """The bundle has one run's baseline trials, and the enabled trials of another, faster run."""
 
     def merge(run_dir: RunDir) -> None:
         other = make_run(tmp_path / "other", Recipe(speedup=1.2))
@@ -64,7 +64,7 @@ def test_trials_of_two_runs_in_one_bundle_are_no_pairs(call, tmp_path: Path) -> 
 
 
 def merge_logs(run_dir: RunDir) -> None:
-    """Both agents' logs, so that each allocation is known."""
+    """Merge both agents' logs, so that each allocation is known."""
     edit_exit(run_dir, ENABLED, allocation="b")
     lines = run_dir.agent_log.read_text()
     write_text(run_dir.agent_log, lines + lines.replace('"allocation":"a"', '"allocation":"b"'))
@@ -109,7 +109,7 @@ def test_a_pair_needs_one_agent_in_one_allocation(tmp_path: Path, change: Change
     assert "void: p1" in analysis.verdict.headline
 
 
-def test_a_pair_that_is_copied_to_be_another_one_is_void(tmp_path: Path) -> None:
+def test_a_copied_pair_is_void(tmp_path: Path) -> None:
     def copy(run_dir: RunDir) -> None:
         for source, target in ((ENABLED, "02-p2-enabled"), (BASELINE, "03-p2-baseline")):
             shutil.rmtree(run_dir.trial(target).path)
@@ -143,7 +143,7 @@ def test_folders_of_no_planned_trial_are_findings(tmp_path: Path) -> None:
     }
 
 
-def test_many_of_them_are_counted(tmp_path: Path) -> None:
+def test_many_folders_of_no_planned_trial_are_counted(tmp_path: Path) -> None:
     def add(run_dir: RunDir) -> None:
         for number in range(100):
             (run_dir.trials / f"x{number:03d}").mkdir()
@@ -155,7 +155,7 @@ def test_many_of_them_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_pairs_of_a_run_that_was_stopped_and_resumed_fit(tmp_path: Path, *, is_killed: bool) -> None:
-    """Whole pairs are kept, half of one is run again; an agent that is killed may not have told of its last trial."""
+    """Whole pairs are kept, and half pairs run again; a killed agent may not have recorded its last trial."""
     plan, run_dir = make_staged(tmp_path / "run")
     pids = tmp_path / "pids"
     signal_when(lambda: is_written(pids), signal.SIGTERM)
@@ -172,7 +172,7 @@ def test_pairs_of_a_run_that_was_stopped_and_resumed_fit(tmp_path: Path, *, is_k
 
 
 def test_a_bundle_is_signed_and_checked_by_the_documented_commands(tmp_path: Path) -> None:
-    """With the user's own key, by ssh-keygen: there is no code of ours in it."""
+    """The user's own key signs by ssh-keygen; no code of rlk-repro takes part."""
     if shutil.which("ssh-keygen") is None:
         pytest.skip("ssh-keygen is not installed")
     page = (DOCS / "bundle-format.md").read_text()

@@ -1,4 +1,4 @@
-"""A time that cannot be voids its step, and the same version has the same words."""
+"""An impossible time voids its step, and the same version uses the same words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENABLED = "01-p1-enabled"
 
 
 def put(run_dir: RunDir, key: str, value: str, step: int = 3) -> None:
-    """Another number in one line of one trial's log."""
+    """Put another number into one line of one trial's log."""
     log = run_dir.trial(ENABLED).stdout
     kind = "step" if key.startswith("train/") else "perf"
     pattern = rf"({kind} {step}: {{.*'{re.escape(key)}': )[-+.\w]+"
@@ -35,7 +35,7 @@ def analyse_with(tmp_path: Path, key: str, value: str) -> Any:
 
 
 @pytest.mark.parametrize("value", ["-7198.3", "0", "0.0", "-0.0", "nan", "inf", "-inf", "1e999"])
-def test_a_step_time_that_cannot_be_is_no_step(tmp_path: Path, value: str) -> None:
+def test_an_impossible_step_time_voids_its_step(tmp_path: Path, value: str) -> None:
     analysis = analyse_with(tmp_path, "perf/step_time", value)
     trial = analysis.trials[1]
     assert (trial.status, trial.num_steps_found) == (TrialStatus.FAILED, 4)
@@ -59,7 +59,7 @@ def test_a_step_time_that_cannot_be_is_no_step(tmp_path: Path, value: str) -> No
         ("rollout/response_len/mean", "-5"),
     ],
 )
-def test_any_other_time_or_rate_that_cannot_be_voids_its_step(tmp_path: Path, key: str, value: str) -> None:
+def test_any_other_impossible_time_or_rate_voids_its_step(tmp_path: Path, key: str, value: str) -> None:
     trial = analyse_with(tmp_path, key, value).trials[1]
     assert trial.status is TrialStatus.FAILED
     assert f"step 3 is void: {key} " in trial.reason
@@ -67,10 +67,10 @@ def test_any_other_time_or_rate_that_cannot_be_voids_its_step(tmp_path: Path, ke
                and series.metric != "weight_sync_time_s")  # fmt: skip
 
 
-def test_a_difference_below_zero_of_log_probs_cannot_be(tmp_path: Path) -> None:
+def test_a_negative_log_prob_difference_voids_its_step(tmp_path: Path) -> None:
     key = "train/train_rollout_logprob_abs_diff"
     trial = analyse_with(tmp_path, key, "-1").trials[1]
-    assert trial.reason.endswith(f"; step 1 is void: {key} -1 on line 16, which cannot be")  # two updates a rollout
+    assert trial.reason.endswith(f"; step 1 is void: {key} -1 on line 16, which cannot be")  # two updates per rollout
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_a_difference_below_zero_of_log_probs_cannot_be(tmp_path: Path) -> None:
         ("train/train_rollout_logprob_abs_diff", "nan"),
     ],
 )
-def test_what_an_honest_log_prints_voids_nothing(tmp_path: Path, key: str, value: str) -> None:
-    """A phase that did not take place takes no time, and a training step that was skipped prints NaN."""
+def test_an_ordinary_log_has_no_void_step(tmp_path: Path, key: str, value: str) -> None:
+    """A phase that did not take place takes no time, and a skipped training step prints NaN."""
     trial = analyse_with(tmp_path, key, value).trials[1]
     assert (trial.status, trial.rejects) == (TrialStatus.OK, {})
 
 
 @pytest.mark.parametrize("duration_s", ["-3.5", "0", "NaN", "Infinity", "-Infinity", '"3.5 s"', "1e999"])
-def test_a_duration_that_cannot_be_is_no_exit_record(tmp_path: Path, duration_s: str) -> None:
+def test_an_exit_record_with_an_impossible_duration_is_refused(tmp_path: Path, duration_s: str) -> None:
     def change(run_dir: RunDir) -> None:
         path = run_dir.trial(ENABLED).exit
         write_text(path, path.read_text().replace('"duration_s": 3.5', f'"duration_s": {duration_s}'))
@@ -102,7 +102,7 @@ def test_a_duration_that_cannot_be_is_no_exit_record(tmp_path: Path, duration_s:
 
 
 @pytest.mark.parametrize("value", ["-0.1", "NaN", "Infinity", "1e999"])
-def test_a_module_time_that_cannot_be_is_no_proof(tmp_path: Path, value: str) -> None:
+def test_an_impossible_module_time_is_no_proof(tmp_path: Path, value: str) -> None:
     def change(run_dir: RunDir) -> None:
         path = run_dir.trial(ENABLED).ops_file(0)
         write_text(path, path.read_text().replace('"log_probs_forward":0.1', f'"log_probs_forward":{value}', 1))
@@ -144,7 +144,7 @@ def test_forged_words_of_this_version_are_refused(call, tmp_path: Path, change: 
     assert "independent laboratory" in err
     code, out, _ = call("report", bundle, "-o", str(tmp_path / "out"))
     assert code == 1
-    assert "The bundle is not what it says it is" in " ".join(out.split())
+    assert "The bundle contradicts its own records" in " ".join(out.split())
     assert "independent laboratory" not in (tmp_path / "out" / "report.md").read_text().split("## Findings")[0]
 
 
@@ -153,7 +153,7 @@ def test_forged_words_of_this_version_are_refused(call, tmp_path: Path, change: 
     [
         record_version("0.1.0"),
         record_version(__version__, commit="0" * 40),
-        # an installed package knows no commit of its own
+        # An installed package knows no commit of its own.
         record_version(__version__, package_tree="0" * 40),
     ],
 )

@@ -34,7 +34,7 @@ PROFILE = b"profile: local\ncluster: local\npreflight: {min_free_disk_gib: 0.001
 
 
 class Disk:
-    """A mounted file system, which ``umount`` takes away at the end."""
+    """A mounted file system, which ``umount`` removes at the end."""
 
     def __init__(self, folder: Path, size: str) -> None:
         self.folder = folder
@@ -103,7 +103,7 @@ def test_a_report_names_the_disk_and_not_standard_output(call: Call, disk: Disk,
 def test_staging_names_the_disk_and_leaves_no_folder(call: Call, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLK_REPRO_RUNS", str(disk.folder / "runs"))
     ballast = fill_disk(disk.folder)
-    os.truncate(ballast, ballast.stat().st_size - 8192)  # some files of a run directory have room
+    os.truncate(ballast, ballast.stat().st_size - 8192)  # room for some files of a run directory
     code, _, err = call("submit", "--run", "smoke", "--hardware", "cpu", "--wait")
     assert code == 3
     assert f"{disk.folder}/runs/smoke/" in err
@@ -184,7 +184,7 @@ def test_a_read_only_file_system_is_named(call: Call, disk: Disk, bundle: Path) 
     assert said in err
 
 
-def test_standard_output_is_named_where_it_is_the_one_that_is_full() -> None:
+def test_a_full_disk_of_standard_output_is_named() -> None:
     for more in ([], ["--json"]):
         with Path("/dev/full").open("wb") as output:
             argv = [sys.executable, "-m", "rlk_repro", "runs", "list", *more]
@@ -194,7 +194,7 @@ def test_standard_output_is_named_where_it_is_the_one_that_is_full() -> None:
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_the_id_of_a_changed_bundle_is_that_of_its_files_and_stands_first(
+def test_the_id_of_a_changed_bundle_is_computed_from_its_files_and_printed_first(
     call: Call, tmp_path: Path, is_packed: bool
 ) -> None:
     run_dir = make_run(tmp_path / "made")

@@ -1,4 +1,4 @@
-"""Every hostile bundle against every reading command: an answer or a refusal in little time and memory."""
+"""Every reading command answers or refuses every hostile bundle, in little time and memory."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.security.sandbox import Outcome, Sandbox
 SMALL = hostile.small_changes()
 HEAVY = hostile.heavy_changes()
 PIPES = {f"{name}: a pipe": hostile.as_pipe(relative) for name, relative in (hostile.FILES | hostile.OTHERS).items()}
-# Two bodies for each file at every run of the tests; the others reach the same code.
+# Each test run tries two bodies for each file; the other bodies reach the same code.
 QUICK = [
     name
     for name in SMALL
@@ -23,7 +23,7 @@ MOST_BUNDLE_BYTES = 10**6
 
 
 def check(sandbox: Sandbox, *argv: str | Path) -> Outcome:
-    """Run one command and hold it to the bars."""
+    """Run one command and check its limits."""
     outcome = sandbox.run(*argv)
     left = sandbox.left_in_tmp()
     sandbox.empty_tmp()
@@ -53,7 +53,7 @@ def read_with_all(sandbox: Sandbox, bundle: Path, run_dir: RunDir, honest: RunDi
     check(sandbox, "logs", run_dir.root)
 
 
-def test_an_honest_run_is_read_by_all(sandbox: Sandbox, honest: RunDir, case: Path) -> None:
+def test_every_reader_reads_a_valid_run(sandbox: Sandbox, honest: RunDir, case: Path) -> None:
     run_dir, bundle = hostile.make_bundle(honest, case, lambda _: None)
     read_with_all(sandbox, bundle, run_dir, honest)
     assert check(sandbox, "replay", bundle, "--analyze-only").code == 0
@@ -70,7 +70,7 @@ def test_a_reader_answers_or_refuses(name: str, sandbox: Sandbox, honest: RunDir
 
 
 @pytest.mark.parametrize("name", PIPES)
-def test_nobody_waits_for_a_pipe(name: str, sandbox: Sandbox, honest: RunDir, case: Path) -> None:
+def test_no_reader_waits_for_a_pipe(name: str, sandbox: Sandbox, honest: RunDir, case: Path) -> None:
     run_dir = hostile.copy_run(honest, case)
     PIPES[name](run_dir)
     for command in ("verify", "report", "status"):

@@ -1,4 +1,4 @@
-"""New hardware is a YAML file: the plan is made and rendered for both clusters, and no Python knows its name."""
+"""New hardware needs only a YAML file: the plan is made and rendered for both clusters, and no Python names it."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ kubernetes: {kind: job, namespace: rl, cpu: "8", memory: 128Gi, results: {claim:
 
 
 def render(copy: Copy, folder: Path, profile: str, cluster: str) -> dict[str, Any]:
-    """What ``submit --dry-run`` shows on one cluster."""
+    """Return what ``submit --dry-run`` shows on one cluster."""
     (folder / "site.yaml").write_text(profile)
     arguments = ("--cluster", cluster, "--profile", folder / "site.yaml", "--run", "smoke", "--stack", "example")
     done = copy.run("submit", *arguments, "--dry-run", "--json", cwd=folder)
@@ -47,7 +47,7 @@ def render(copy: Copy, folder: Path, profile: str, cluster: str) -> dict[str, An
     return found
 
 
-def test_hardware_of_which_no_code_knows_is_planned_and_rendered_on_both_clusters(tmp_path: Path) -> None:
+def test_hardware_that_no_code_names_is_planned_and_rendered_on_both_clusters(tmp_path: Path) -> None:
     copy = Copy(tmp_path / "source")
     (copy.root / "jobs/hardware/b300.yaml").write_text(HARDWARE)
     copy.replace("jobs/smoke.yaml", "layouts:\n", LAYOUT)

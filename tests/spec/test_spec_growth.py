@@ -1,4 +1,4 @@
-"""Keys that came after plans had been recorded do not change what those plans hash to."""
+"""Keys that were added after plans had been recorded do not change the hashes of those plans."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_a_key_that_came_later_is_left_out_while_it_has_its_default() -> None:
 
 
 @pytest.mark.parametrize("model", [Preflight, Measure, Hardware, Profile, Stack, Pin, Image])
-def test_only_keys_that_there_are_came_later(model: type[GrowingModel]) -> None:
+def test_added_later_names_only_existing_keys(model: type[GrowingModel]) -> None:
     assert model.added_later <= model.model_fields.keys()
 
 
 @pytest.mark.parametrize("bundle", EVIDENCE, ids=lambda path: path.name)
-def test_plans_recorded_before_are_read_as_they_were(bundle: Path) -> None:
+def test_older_plans_keep_their_hashes(bundle: Path) -> None:
     with tarfile.open(bundle) as archive:
         name = next(name for name in archive.getnames() if name.endswith("plan.json"))
         stream = archive.extractfile(name)

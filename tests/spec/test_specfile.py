@@ -28,7 +28,7 @@ def problems_of(text: str) -> list[str]:
 
 
 def assert_located(data: bytes) -> None:
-    """A valid run, or problems that all name the file."""
+    """Require a valid run, or problems that all name the file."""
     places = ["jobs/x.yaml"]
     try:
         load_bytes(Run, "jobs/x.yaml", data, (), run_problems)
@@ -51,7 +51,7 @@ def test_every_shipped_file_loads() -> None:
     assert load_profile("local", profile_folders("local")).model.cluster == "local"
 
 
-def test_all_errors_of_a_file_come_in_one_go_with_line_path_and_nearest_key() -> None:
+def test_all_errors_of_a_file_are_listed_with_line_path_and_nearest_key() -> None:
     text = SMOKE.replace("warmup_steps:", "warmup_step:").replace("pairs: 6", "pairs: six")
     text = text.replace("lane: live", "lane: lvie").replace("kl_loss_coef: 0.001", "kl_loss_coef: -1")
     line = {key: number for number, row in enumerate(text.splitlines(), start=1) for key in row.split(":")[:1]}
@@ -122,7 +122,7 @@ OPERATORS = (data_dir("jobs") / "operators-smoke.yaml").read_text()
          "fit logp, got [8], expected none"),
     ],
 )  # fmt: skip
-def test_the_tiers_have_rules_of_their_own(text: str, old: str, new: str, message: str) -> None:
+def test_operator_and_module_runs_have_their_own_rules(text: str, old: str, new: str, message: str) -> None:
     assert old in text
     assert any(message in problem for problem in problems_of(text.replace(old, new, 1)))
 
@@ -174,7 +174,7 @@ def test_settings_are_typed_and_name_the_flag_when_wrong() -> None:
     assert where == ["--set measure.pairs", "--set measure.pirs", "--set foo.bar"]
 
 
-def test_malformed_settings_say_what_a_setting_looks_like() -> None:
+def test_a_malformed_setting_shows_the_right_form() -> None:
     with pytest.raises(SpecError) as caught:
         parse_overrides(["abc", "a..b=1", "m=[1"])
     assert [str(problem) for problem in caught.value.problems] == [
@@ -184,7 +184,7 @@ def test_malformed_settings_say_what_a_setting_looks_like() -> None:
     ]
 
 
-def test_unknown_names_list_the_menu() -> None:
+def test_an_unknown_name_lists_the_choices() -> None:
     with pytest.raises(SpecError) as caught:
         load_run("smok")
     assert "--run: no run of this name, got 'smok', expected one of" in str(caught.value)
@@ -200,7 +200,7 @@ def test_a_user_profile_wins_over_a_shipped_one(tmp_path: Path) -> None:
     assert load_profile("local", profile_folders("local")).model.profile == "mine"
 
 
-def test_a_schema_from_the_future_is_an_error() -> None:
+def test_a_newer_schema_number_is_an_error() -> None:
     assert any(
         "schema: wrong value, got 2, expected 1" in row for row in problems_of(SMOKE.replace("schema: 1", "schema: 2"))
     )

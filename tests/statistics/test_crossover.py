@@ -1,4 +1,4 @@
-"""The arithmetic of sessions, held against brute force, NumPy and SciPy, and against hand-made numbers."""
+"""The arithmetic of sessions agrees with brute force, NumPy, SciPy and hand-made numbers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_common_slope_pairs_blocks_of_one_session_only() -> None:
 
 
 def count_by_force(sessions: Sequence[Sequence[tuple[str, float | None]]]) -> tuple[float, float]:
-    """Every assignment of orders with as many ABBA as BAAB in each session, one by one."""
+    """Count every assignment of orders with as many ABBA as BAAB in each session, one by one."""
     choices = []
     for blocks in sessions:
         n = len(blocks)
@@ -115,6 +115,6 @@ def test_four_sessions_of_eight_blocks_can_reach_a_small_p() -> None:
     assert p_value == p_floor == pytest.approx(2 / 70**4)
 
 
-def test_what_is_too_long_to_count_is_not_counted() -> None:
+def test_a_p_value_that_takes_too_long_to_count_is_none() -> None:
     session = [("ABBA" if number % 2 else "BAAB", 0.05) for number in range(200)]
     assert randomisation_p([session] * 25) is None

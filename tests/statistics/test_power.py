@@ -1,4 +1,4 @@
-"""What pairs can show, against scipy's noncentral t."""
+"""The power of pairs agrees with scipy's noncentral t."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_fewer_than_six_pairs_show_nothing(num_pairs: int) -> None:
     assert power.power_of(0.5, num_pairs=num_pairs, pair_sd_pct=1, smallest_effect_pct=1, alpha=0.05) == 0.0
 
 
-def test_few_control_pairs_cost_more_than_they_tell() -> None:
+def test_few_control_pairs_measure_a_high_noise_floor() -> None:
     effects = [power.smallest_effect(6, 2.0, 1.0, 0.05, num_control_pairs=n) or 0 for n in (0, 1, 2, 6, 12)]
     assert effects == pytest.approx([0.0443, 0.0443, 0.387, 0.0649, 0.0525], rel=0.01)
 

@@ -1,4 +1,4 @@
-"""Arithmetic against scipy, numpy and brute force, and the properties that verdicts rely on."""
+"""The arithmetic agrees with scipy, numpy and brute force, and has the properties that verdicts rely on."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_fewer_than_two_control_pairs_measure_nothing(values: list[float], note:
     assert (floor.is_measured, floor.fraction, floor.n, floor.note) == (False, None, len(values), note)
 
 
-def test_a_trial_stands_for_itself_by_median_maximum_or_mean() -> None:
+def test_a_trial_is_represented_by_median_maximum_or_mean() -> None:
     steps = {"step_time_s": [60.0, 60.0, 600.0], "peak_memory_bytes": [1e9, 2e9, 3e9], "raw_reward": [-0.3, 0.0, 0.6]}
     pair = make_pair("p1", steps=steps).result
     found = {item.metric: item.second for item in pair.metrics}

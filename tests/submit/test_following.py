@@ -1,4 +1,4 @@
-"""Following a submission until its end."""
+"""A submission is followed until its end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def script(run_dir: RunDir, writer: ProgressWriter) -> Iterator[JobStatus]:
 
 
 @pytest.mark.parametrize("is_live", [False, True])
-def test_following_tells_each_change_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_live: bool) -> None:
+def test_following_reports_each_change_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_live: bool) -> None:
     monkeypatch.setattr(following, "POLL_S", 0.0)
     run_dir = RunDir(tmp_path)
     steps = script(run_dir, ProgressWriter(run_dir, num_trials=1, num_steps=2))
@@ -52,7 +52,7 @@ def test_following_tells_each_change_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert told == ["pending", "running", trial, *(details if is_live else []), "ended · sealed"]
 
 
-def test_a_submission_that_nobody_knows_is_not_followed_for_ever(tmp_path: Path) -> None:
+def test_following_ends_for_a_submission_that_stays_unknown(tmp_path: Path) -> None:
     status = follow(RunDir(tmp_path), lambda: JobStatus(state=JobState.UNKNOWN), lambda _: None, sleep=lambda _: None)
     assert status.state is JobState.UNKNOWN
 
@@ -86,7 +86,9 @@ def test_progress_on_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("is_sealed", "last"), [(False, "ended"), (True, "ended · nothing was fit")])
-def test_why_an_unsealed_run_ended_is_left_to_whoever_waited(tmp_path: Path, is_sealed: bool, last: str) -> None:
+def test_following_leaves_the_reason_of_an_unsealed_end_to_its_caller(
+    tmp_path: Path, is_sealed: bool, last: str
+) -> None:
     run_dir = RunDir(tmp_path)
     ProgressWriter(run_dir, num_trials=1, num_steps=2).end(3, "nothing was fit")
     if is_sealed:
@@ -96,7 +98,7 @@ def test_why_an_unsealed_run_ended_is_left_to_whoever_waited(tmp_path: Path, is_
     assert told == [last]
 
 
-def test_quiet_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with live_line(is_quiet=True) as line:
         line.tell("trial 1/2")
     assert capsys.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""From a request to a submission and back, with the local backend and agents that do nothing or end badly."""
+"""A request becomes a submission and is followed, with the local backend and agents that do nothing or fail."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_a_profile_that_sets_a_switch_of_the_variants_is_refused(tmp_path: Path)
     assert str(caught.value) == "profile p: env.VIME_RL_KERNEL: is set by the launcher, expected another variable"
 
 
-def test_pinned_images_are_not_claimed_where_no_container_is_started() -> None:
+def test_a_stack_with_images_is_refused_where_no_container_starts() -> None:
     with pytest.raises(SpecError, match="stack example: has images, but the local cluster starts no containers"):
         planning.prepare(planning.Request(run="smoke", stack="example"))
 
 
-def test_a_resumed_run_sends_the_job_anew_and_keeps_what_it_is_a_replay_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_sends_the_job_again_and_keeps_its_replay_of(monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = make_submitted(dataclasses.replace(GONE, details={**HERE, "replay_of": "abc"}))
     write_text(run_dir.job / "of an older version", "x")
     prepared = sending.prepare_resume(run_dir.run_id)
@@ -83,7 +83,7 @@ def test_a_resumed_run_sends_the_job_anew_and_keeps_what_it_is_a_replay_of(monke
     assert launched.submission.job_id == "7:7"
 
 
-def test_resuming_asks_whether_the_cluster_is_here_as_submitting_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_requires_the_cluster_like_submitting(monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = make_submitted()
     before = load_json(run_dir.submission)
     monkeypatch.setattr(local, "available", lambda: "closed today")
@@ -93,13 +93,13 @@ def test_resuming_asks_whether_the_cluster_is_here_as_submitting_does(monkeypatc
     assert load_json(run_dir.submission) == before
 
 
-def test_a_run_of_another_host_is_not_resumed() -> None:
+def test_a_run_that_may_still_run_on_another_host_is_not_resumed() -> None:
     run_dir = make_submitted(dataclasses.replace(GONE, details={"host": "elsewhere"}))
     with pytest.raises(EnvironmentMissing) as caught:
         sending.prepare_resume(run_dir.run_id)
     assert str(caught.value) == (
         f"{run_dir.run_id}: may still be running (started on elsewhere, this is {platform.node()}), "
-        "expected one that has ended"
+        "expected a run that has ended"
     )
 
 

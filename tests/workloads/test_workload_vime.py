@@ -282,7 +282,7 @@ AUTHORED = [
     ("workload.grpo.num_steps_per_rollout=3", "workload.grpo.num_steps_per_rollout: does not divide the samples"),
     ("workload.grpo.use_rollout_routing_replay=true", "workload.grpo.use_rollout_routing_replay: needs experts, but "
      "the model is dense"),
-    ("workload.data.custom_rm_path=a.b", "workload.data.rm_type: the reward is missing, or given twice"),
+    ("workload.data.custom_rm_path=a.b", "workload.data.rm_type: the reward is missing or given twice"),
     ("workload.placements={h200: {}}", "workload.placements: no value for hardware a100"),
     ("workload.placements.gb200={}", "workload.placements.gb200: no layout for this hardware"),
     ("workload.model.arguments.num-layers=0", "workload.model.arguments.num-layers: is out of range, got 0, expected 1 "
