@@ -375,7 +375,7 @@ def test_packages_of_a_lock_are_two_layers_and_a_changed_hash_stops_the_build(
     """The half of docker/Dockerfile.locked that installs packages, on two small ones; the whole is built by hand."""
     wheels = [make_wheel(tmp_path / "wheels", name, "1.0") for name in ("nvidia_tiny", "tiny")]
     hashes = [sha256_file(wheel) for wheel in wheels]
-    text = (ROOT / "docker/Dockerfile.locked").read_text().partition("\nCOPY . .")[0]
+    text = "\n\n".join((ROOT / "docker/Dockerfile.locked").read_text().split("\n\n")[:2])
     write_tree(tmp_path, {"Dockerfile": text, "pip.conf": "[global]\nno-index = true\nfind-links = /mnt\n"})
 
     def build(*expected: str) -> subprocess.CompletedProcess[str]:
