@@ -114,7 +114,7 @@ def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None)
         EnvironmentMissing: the program is not on PATH or cannot be executed.
     """
     process = start(argv, output_fd=sys.stderr.fileno(), cwd=cwd)
-    before = signal.signal(signal.SIGTERM, exit_by_signal)
+    before = signal.signal(signal.SIGTERM, _exit_by_signal)
     try:
         if wait(process, timeout_s):
             return process.returncode
@@ -125,7 +125,7 @@ def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None)
     return None
 
 
-def exit_by_signal(number: int, _frame: object) -> None:
+def _exit_by_signal(number: int, _frame: object) -> None:
     """Handle a signal by an exception, so that whoever waits for a command ends it first."""
     sys.exit(128 + number)
 

@@ -7,6 +7,7 @@ was interrupted.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Final
 from rlk_repro.base import git, proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import load_json, sha256_bytes, sha256_file, write_json, write_text
+from rlk_repro.base.guarded import Guarded
 from rlk_repro.base.units import format_bytes, format_duration
 from rlk_repro.images.build import ROOT, make_arguments, require_clean
 from rlk_repro.images.lock import FOLDER, Locked, lock_path, read_lock
@@ -240,9 +242,16 @@ def _timed(step: str, what: str) -> Iterator[None]:
 
 
 def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
-    """Run a command with added variables; its output goes to standard error."""
-    return proc.run_shown(["env", *(f"{name}={value}" for name, value in environ.items()), *argv],
-                          timeout_s=TIMEOUT_S, cwd=ROOT)  # fmt: skip
+    """Run with variables added, output on standard error, and return the exit code; None where it took too long.
+
+    No process of the command outlives this one, compilers included: ninja gives each a process group of its own.
+    """
+    running = Guarded(["env", f"--chdir={ROOT}", *argv], os.environ | environ, sys.stderr.fileno())
+    try:
+        running.poll(TIMEOUT_S)
+        return running.code
+    finally:
+        running.release()
 
 
 def _require(what: str, code: int | None) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing
-
-IMPORT = "from rlk_repro.base import proc"
+from tests.support.waiting import is_written, wait_until
 
 
 def python(code: str, *args: str) -> list[str]:
@@ -69,22 +68,15 @@ def test_a_started_process_leads_its_own_group() -> None:
     assert not proc.signal_group(process.pid, signal.SIGKILL)
 
 
-def test_sigterm_ends_a_shown_command_and_what_it_waits_for(tmp_path: Path) -> None:
-    """As ``env create`` shows a step, and the step runs a compiler in a process group of its own."""
-    pids = tmp_path / "pids"
-    compiler = f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(60)"
-    step = (
-        f"import signal\n{IMPORT}\nsignal.signal(signal.SIGTERM, proc.exit_by_signal)\nproc.run({python(compiler)!r})"
-    )
-    shown = f"{IMPORT}\nproc.run_shown({python(step)!r}, timeout_s=60)"
+def test_sigterm_ends_a_shown_command(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    code = f"import os, pathlib, time; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    shown = f"from rlk_repro.base import proc\nproc.run_shown({python(code)!r}, timeout_s=60)"
     process = subprocess.Popen(python(shown))
-    until = time.monotonic() + 20
-    while not pids.exists() or not pids.read_text().endswith(" "):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: is_written(pid))
     process.terminate()
     assert process.wait(20) == 128 + signal.SIGTERM
-    assert not proc.signal_process(int(pids.read_text()), signal.SIGKILL)
+    assert not proc.signal_process(int(pid.read_text()), signal.SIGKILL)
 
 
 def test_a_shown_command_past_its_time_is_ended() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SpecError
 from rlk_repro.images import environment, lock
 from rlk_repro.images.build import ROOT, make_build
@@ -18,6 +22,7 @@ from rlk_repro.images.environment import KEPT, STEPS, create
 from rlk_repro.images.stacks import get_stack
 from rlk_repro.probes import container
 from rlk_repro.spec import Stack
+from tests.support.waiting import is_written, wait_until
 
 STACK = "2026-11"
 PLATFORM = "cuda-amd64"
@@ -210,3 +215,20 @@ def test_the_lock_of_another_stack_is_not_exported(machine: Machine, stack: Stac
         environment.export(other, tmp_path / "env", tmp_path / "out")
     assert machine.calls == []
     assert not (tmp_path / "out").exists()
+
+
+def test_no_compiler_outlives_a_command_that_was_ended(tmp_path: Path) -> None:
+    """A step's compilers are in process groups of their own, as ninja starts them."""
+    pid = tmp_path / "pid"
+    step = f"setsid sh -c 'echo $$ >{pid}; exec sleep 60' & sleep 60"
+    code = f"from rlk_repro.images import environment\nenvironment._shown(['sh', '-c', {step!r}], {{}})"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    wait_until(lambda: is_written(pid))
+    process.terminate()
+    process.wait(20)
+    wait_until(lambda: not proc.signal_process(int(pid.read_text()), signal.SIGCONT))
+
+
+def test_a_shown_command_gets_its_variables_in_the_checkout(capfd: pytest.CaptureFixture[str]) -> None:
+    assert environment._shown(["sh", "-c", "echo $WORD; pwd; exit 3"], {"WORD": "given"}) == 3
+    assert capfd.readouterr().err.split() == ["given", str(ROOT)]

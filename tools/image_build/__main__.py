@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.base import proc
 from rlk_repro.base.errors import RlkReproError
 from rlk_repro.probes.container import LOCK
 from tools.image_build import inputs as arguments
@@ -113,7 +111,6 @@ STEPS: Final[Mapping[str, Callable[[Inputs], None]]] = {
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, proc.exit_by_signal)  # a step ends the compilers that it started
     try:
         if is_locked():
             from tools.image_build.toolkit import use_toolkit
