@@ -128,7 +128,7 @@ class Plan:
 
     @cached_property
     def experiment_hash(self) -> str:
-        return sha256_bytes(dump_json(self.experiment))
+        return sha256_bytes(dump_json({**self.experiment, "hardware": dump_model(self.hardware.as_measured)}))
 
     @cached_property
     def plan_hash(self) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from rlk_repro.agent.all_reduce import measure_all_reduce
 from rlk_repro.agent.budget import Budget
 from rlk_repro.agent.journal import Journal
 from rlk_repro.agent.node import (
@@ -72,12 +73,12 @@ class Leader:
         self._current = Current()
         self._budget = Budget(place.until)
         self._findings: list[Finding] = []
-        member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
+        self._member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
         given = os.environ.get(ADDRESS_VARIABLE)
         self._ray: RayClusters | GivenRay = (
-            GivenRay(given, self._journal.record, len(place.nodes), parts.deadlines.ray_up_s)
+            GivenRay(given, self._journal.record, len(place.nodes), parts.deadlines.ray_up_s, self._list_ended)
             if given
-            else RayClusters(member, self._journal.record)
+            else RayClusters(self._member, self._journal.record)
         )
 
     def run(self) -> int:
@@ -87,6 +88,8 @@ class Leader:
             code, message = self._run_steps()
             if code and self._budget.is_over and self._count_done() > before:
                 write_text(self._run_dir.again, self._place.allocation)
+            if self._ray.lost and self._stop.signal is None:
+                write_text(self._run_dir.lost, self._place.allocation)
             with self._journal.phase("pack") as phase:
                 self._parts.pack(self._run_dir)
             is_told = phase.error is None or (code != 0 and isinstance(phase.error, Unwritable))
@@ -152,16 +155,25 @@ class Leader:
             resolve_env(self._make_command(trial), os.environ)
         record_prepared(self._plan, self._run_dir)
         self._findings = describe_node(self._plan, self._run_dir, self._place, self._parts, self._stop)
-        found = self._collect_followers()
-        unlike = find_unlike_nodes(self._plan, self._run_dir, self._place)
-        self._note(unlike)
-        found += self._findings
-        blocking = [finding for finding in found if finding.level is Level.BLOCKING]
+        others = self._collect_followers()
+        self._note(find_unlike_nodes(self._plan, self._run_dir, self._place))
+        if not self._find_blocking(others):
+            self._progress.enter(Phase.PREFLIGHT, "all-reduce over all ranks")
+            self._note(measure_all_reduce(self._member))
+        blocking = self._find_blocking(others)
         if blocking and self._plan.profile.preflight.on_blocking == "stop":
             raise EnvironmentMissing(
                 *(Problem(item.where, "is not fit", got=item.found, expected=item.expected)
                   for item in blocking)
             )  # fmt: skip
+
+    def _find_blocking(self, others: list[Finding]) -> list[Finding]:
+        """The blocking findings of the other nodes and of this one."""
+        return [finding for finding in (*others, *self._findings) if finding.level is Level.BLOCKING]
+
+    def _list_ended(self) -> list[str]:
+        """The followers whose agents have ended."""
+        return [node for node in self._place.followers if has_ended(self._run_dir, node, self._place.allocation)]
 
     def _collect_followers(self) -> list[Finding]:
         return [finding for node in self._place.followers for finding in self._collect_follower(node)]

@@ -74,6 +74,7 @@ class Deadlines:
     """How long the agent waits: for a trainer after SIGTERM, for idle GPUs, for the agents of other nodes, for Ray.
 
     An agent counts as lost after ``lost_s`` without a new pulse.  Shared file systems show a change within one minute.
+    ``all_reduce_s`` limits the all-reduce before the trials; 0 leaves it out.
     """
 
     grace_s: float = 20.0
@@ -82,6 +83,7 @@ class Deadlines:
     followers_end_s: float = 60.0
     pulse_s: float = 5.0
     lost_s: float = 120.0
+    all_reduce_s: float = 300.0
     ray_up_s: float = 300.0
     ray_retry_s: float = 10.0
     ray_down_s: float = 60.0

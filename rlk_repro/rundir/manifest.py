@@ -19,6 +19,10 @@ from rlk_repro.rundir.paths import RunDir
 
 SCHEMA: Final = 1
 DIFF: Final = "diff_sha256"
+OWN_PATCH: Final = "patch"
+"""Whether the bundle has the changes of rlk-repro's own checkout, in one of the two next words."""
+PATCH_IS_WHOLE: Final = "whole"
+PATCH_IS_SCRUBBED: Final = "without secrets"
 MAX_FACTS: Final = 5000
 """A node with 72 GPUs has about 2000 facts."""
 
@@ -139,6 +143,7 @@ SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
     ("container.runtime", Level.WARNING),
     ("container.image_record_sha256", Level.WARNING),
     ("network.ephemeral_ports", Level.INFO),
+    ("network.all_reduce*", Level.INFO),  # never the same twice; replay compares it with a tolerance
     ("network.*", Level.WARNING),
     ("environment.SLURM_*", Level.INFO),
     ("environment.RLK_REPRO_*", Level.INFO),

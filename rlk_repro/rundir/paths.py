@@ -74,6 +74,7 @@ class NodeDir:
     manifest = Within("manifest.json")
     preflight = Within("preflight.json")
     telemetry = Within("telemetry.jsonl")
+    all_reduce_log = Within("all-reduce.log")
     ray = Within("ray")
 
     def ray_logs(self, use: str) -> Path:
@@ -131,6 +132,8 @@ class RunDir:
 
     accounting_fields = Within("scheduler/accounting-fields.txt")
     """Names of sacct's fields to query inside the job, separated by commas; empty without accounting."""
+    own_patch = Within("rlk-repro.patch")
+    """The changes of rlk-repro's checkout, where it was not its commit."""
     prepared = Within("prepared.json")
     image = Within("image.json")
     rollouts = Within("rollouts")
@@ -222,6 +225,10 @@ class RunDir:
         """Return a file that changes as long as this node's agent lives."""
         return self.root / f".pulse-{node}"
 
+    all_reduce_order = Within(".all-reduce.json")
+    """The leading agent's order to begin the all-reduce before the trials."""
+    all_reduce_result = Within(".all-reduce-result.json")
+    """The result of the all-reduce, before it is in the manifests."""
     ray_order = Within(".ray.json")
     """The leading agent's order to Ray on all nodes."""
 
@@ -236,6 +243,11 @@ class RunDir:
     def again(self) -> Path:
         """Return the file that names an allocation which ended after complete pairs; another allocation continues."""
         return self.root / ".again"
+
+    @property
+    def lost(self) -> Path:
+        """The allocation that ended because it lost nodes; one with other nodes may continue."""
+        return self.root / ".lost"
 
     def end_marker(self, node: str) -> Path:
         """Return the file that names the allocation which this node's agent has finished."""
@@ -262,6 +274,10 @@ def libraries_file(folder: Path, rank: int) -> Path:
 
 def libraries_beside(ops_folder: Path) -> Path:
     return TrialDir(ops_folder.parent).libraries
+
+
+def traces_beside(ops_folder: Path) -> Path:
+    return TrialDir(ops_folder.parent).traces
 
 
 def runs_root() -> Path:

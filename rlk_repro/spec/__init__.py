@@ -15,7 +15,6 @@ from rlk_repro.spec.assets import (
 from rlk_repro.spec.compared import RlKernel
 from rlk_repro.spec.files import (
     FromEnv,
-    Hardware,
     Layout,
     Measure,
     Profile,
@@ -23,6 +22,7 @@ from rlk_repro.spec.files import (
     Workload,
     run_problems,
 )
+from rlk_repro.spec.hardware import Hardware
 from rlk_repro.spec.kubernetes import KubernetesSettings, kubernetes_problems
 from rlk_repro.spec.margins import Margins
 from rlk_repro.spec.preflight import CheckName, Policy, Preflight

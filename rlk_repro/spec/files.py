@@ -12,12 +12,11 @@ from pydantic import Field
 
 from rlk_repro.operators import OPERATORS, find_conflicts
 from rlk_repro.spec.compared import OwnSwitch, RlKernel, find_compared_problems
-from rlk_repro.spec.kubernetes import KubernetesSettings, LabelKey, LabelValue
+from rlk_repro.spec.kubernetes import KubernetesSettings
 from rlk_repro.spec.margins import Margins
 from rlk_repro.spec.preflight import Preflight
 from rlk_repro.spec.ray import RaySettings
 from rlk_repro.spec.site import AbsolutePath, ContainerSettings, SlurmSettings
-from rlk_repro.spec.stack import ImagePlatform
 from rlk_repro.spec.values import (
     BASELINE,
     CROSSOVER,
@@ -29,9 +28,7 @@ from rlk_repro.spec.values import (
     Minutes,
     Model,
     Name,
-    NonNegative,
     PathProblem,
-    Platform,
     Positive,
     Schema,
     Text,
@@ -234,42 +231,6 @@ class Run(GrowingModel):
             return limit
         num_steps = self.measure.warmup_steps + self.measure.scored_steps
         return max(limit, LIMIT_PER_ESTIMATE * live_min * self.measure.num_stored / num_steps)
-
-
-class Hardware(GrowingModel):
-    """Facts of one hardware target, ``jobs/hardware/<name>.yaml``."""
-
-    added_later: ClassVar[frozenset[str]] = frozenset({"links_per_gpu", "node_labels"})
-
-    schema_: Schema = Field(alias="schema", default=1)
-    hardware: Name
-    title: Text
-    platform: Platform
-    machine: Literal["x86_64", "aarch64", "any"]
-    gpus_per_node: Annotated[int, Field(ge=0, le=72)]
-    gpu_memory_gib: NonNegative = Field(0.0, description="memory of one GPU, as its driver reports it")
-    name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the name that the driver reports")
-    refused_name_parts: tuple[Text, ...] = Field(
-        (), description="parts of names of similar products that are different hardware"
-    )
-    driver_floor: Annotated[str, Field(max_length=40)] = ""
-    links_per_gpu: Annotated[int, Field(ge=0, le=72)] = Field(0, description="NVLink or xGMI links of one healthy GPU")
-    node_labels: dict[LabelKey, Annotated[tuple[LabelValue, ...], Field(min_length=1)]] = Field(
-        {},
-        max_length=20,
-        description="labels of Kubernetes nodes with these GPUs, each with its values; one match is enough",
-    )
-
-    @property
-    def image_platform(self) -> ImagePlatform:
-        """The platform of the stack's image that this hardware runs."""
-        match self.platform:
-            case "cpu":
-                return "cpu"
-            case "rocm":
-                return "rocm-amd64"
-            case "cuda":
-                return "cuda-arm64" if self.machine == "aarch64" else "cuda-amd64"
 
 
 class FromEnv(Model):

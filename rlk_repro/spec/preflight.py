@@ -49,6 +49,7 @@ CheckName: TypeAlias = Literal[
     "free_inodes",
     "nodes_alike",
     "nvlink_domain",
+    "all_reduce",
 ]
 # pass: only the record has it; warn: the report shows it; fail: the job stops before its first trial.
 Policy: TypeAlias = Literal["pass", "warn", "fail"]

@@ -13,7 +13,7 @@ from typing import Final
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir, TrialDir
-from rlk_repro.schedule import make_schedule
+from rlk_repro.schedule import PROFILED_STEPS, make_schedule
 from rlk_repro.spec import FromEnv
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.switches import (
@@ -29,6 +29,9 @@ from rlk_repro.switches import (
 )
 from rlk_repro.workloads.api import Command
 
+JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+OVERRIDE_JOB_CONFIG: Final = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
+"""With it a trainer that has a runtime environment of its own gets both."""
 THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
 """Variables of every trainer; a workload with its own setting for threads replaces that one."""
@@ -40,7 +43,7 @@ MAY_DIFFER: Final = VARIANT_SWITCHES | {OPS_DIR, LIBRARIES_DIR}
 """Variables that may differ between the trials of a pair: the switches, and where each trial writes."""
 
 # if the user's shell exported one of these, it could turn a baseline into an enabled trial, or change both.
-DECLARED: Final = MAY_DIFFER | {ENTROPY_METRIC, GC_FREEZE}
+DECLARED: Final = MAY_DIFFER | {ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS}
 
 # what sets each switch, for a user who exported it
 SWITCHES: Final = {
@@ -51,6 +54,7 @@ SWITCHES: Final = {
     SWITCH_COMMIT: "the run decides, rl_kernel.commits",
     ENTROPY_METRIC: "the run decides, --set entropy_metric=…",
     GC_FREEZE: "the run decides, --set gc_freeze=…",
+    PROFILED_STEPS: "the run decides, --set workload.profiler=…",
 }
 
 # if the user's shell exported one of these, the trainer could reach another Ray, or this Ray through a proxy

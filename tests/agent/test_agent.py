@@ -410,7 +410,9 @@ def test_leader_and_follower_make_one_bundle(tmp_path: Path) -> None:
     mark_ended(run_dir, make_place("b", ("b",), "job-7"))
     run_dir.end_marker("b").unlink()
     write_json(run_dir.node("b").preflight, {"schema": 1, "allocation": "job-7", "findings": []})
-    parts = make_parts(deadlines=Deadlines(grace_s=20, idle_s=0.05, followers_s=60, followers_end_s=0.1))
+    parts = make_parts(
+        deadlines=Deadlines(grace_s=20, idle_s=0.05, followers_s=60, followers_end_s=0.1, all_reduce_s=0)
+    )
     assert run_agent(run_dir, make_place("a", ("a", "b"), "job-7"), is_resuming=False, parts=parts) == 0
     assert events(run_dir, "no end marker") != []
 

@@ -96,7 +96,7 @@ def make_parts(workload: TrialCommands | None = None, **changes: Any) -> Parts:
         "analyse": lambda run_dir: {"schema": 1, "num_trials": len(run_dir.trial_dirs())},
         "seal": seal,
         "pack": pack,
-        "deadlines": Deadlines(grace_s=20, idle_s=0.05, followers_s=0.1, followers_end_s=0.1),
+        "deadlines": Deadlines(grace_s=20, idle_s=0.05, followers_s=0.1, followers_end_s=0.1, all_reduce_s=0),
     }
     return Parts(**values | changes)
 

@@ -22,6 +22,7 @@ OTHER_POLICIES: Final[dict[CheckName, Policy]] = {
     "clock_skew": "warn",
     "nodes_alike": "fail",
     "nvlink_domain": "warn",
+    "all_reduce": "fail",
 }
 
 

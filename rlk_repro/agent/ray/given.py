@@ -7,6 +7,7 @@ the runtime environment of the trial's Ray job.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -19,23 +20,35 @@ from rlk_repro.agent.ray.census import parse_names
 from rlk_repro.agent.ray.cluster import Service
 from rlk_repro.agent.ray.launch import SETTINGS, TOKEN_NAMES
 from rlk_repro.agent.ray.marks import Use
+from rlk_repro.agent.trial import Outcome
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.workloads.api import Command
-from rlk_repro.workloads.environment import resolve_env
+from rlk_repro.workloads.environment import JOB_CONFIG, OVERRIDE_JOB_CONFIG, resolve_env
 
 ADDRESS_VARIABLE: Final = "RLK_REPRO_RAY_ADDRESS"
 """Variable set by the process that started the agent.  Where it is set, Ray is already up and stays up."""
 CENSUS_S: Final = 5.0
 PAUSE_S: Final = 1.0
-_JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 class GivenRay:
-    """What a leader needs from a Ray cluster that is already up."""
+    """What a leader needs from a Ray cluster that is already up.
 
-    def __init__(self, address: str, record: Callable[..., object], num_nodes: int, deadline_s: float) -> None:
+    ``find_left`` names the nodes whose agents have ended.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        record: Callable[..., object],
+        num_nodes: int,
+        deadline_s: float,
+        find_left: Callable[[], list[str]] = list,
+    ) -> None:
+        self._find_left = find_left
         self.lost: dict[str, str] = {}
         self._address = address
         self._record = record
@@ -61,11 +74,23 @@ class GivenRay:
                 Finding(Level.INFO, "ray", "a fresh Ray cluster for every trial", "one Ray cluster for all trials")
             )
         self._record("ray given", use=str(use), address=self._address)
-        yield Service(env=self._make_env(command))
+        yield Service(env=self._make_env(command), find_trouble=self._find_trouble, settle=self._settle)
 
     def take_findings(self) -> list[Finding]:
         found, self._findings = self._findings, []
         return found
+
+    def _find_trouble(self) -> str:
+        """The nodes whose agents have ended: their pods were evicted."""
+        self.lost |= dict.fromkeys(self._find_left(), "its agent has ended")
+        return "; ".join(f"node {node} is lost: {reason}" for node, reason in self.lost.items())
+
+    def _settle(self, outcome: Outcome) -> Outcome:
+        """A trial that failed because a node was lost says nothing about its variant."""
+        if outcome.status is TrialStatus.OK or not (trouble := self._find_trouble()):
+            return outcome
+        reason = outcome.reason if outcome.ended.trouble else f"{trouble}; {outcome.reason}"
+        return dataclasses.replace(outcome, status=TrialStatus.INTERRUPTED, reason=reason)
 
     def _wait_for_nodes(self) -> None:
         """Wait for all nodes: pods start one after the other, and Ray starts on each of them after that."""
@@ -87,14 +112,14 @@ class GivenRay:
     def _make_env(self, command: Command) -> dict[str, str]:
         outside = dict(os.environ)
         own = {name: value for name, value in resolve_env(command, outside).items() if outside.get(name) != value}
-        config = {"runtime_env": {"env_vars": own}, "metadata": {}}
+        asked = json.loads(own.pop(JOB_CONFIG, "{}")).get("runtime_env", {})
+        config = {"runtime_env": {**asked, "env_vars": own}, "metadata": {}}
         # a trial gets no token from the process that started the agent, except the token of this Ray cluster
         token = {name: outside[name] for name in TOKEN_NAMES if name in outside}
         return {
             **SETTINGS,
             **token,
             "RAY_ADDRESS": self._address,
-            _JOB_CONFIG: json.dumps(config, sort_keys=True),
-            # a trainer with a runtime environment of its own gets both environments
-            "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
+            JOB_CONFIG: json.dumps(config, sort_keys=True),
+            OVERRIDE_JOB_CONFIG: "1",
         }

@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from rlk_repro.agent.process import Ended
 from rlk_repro.agent.ray.given import GivenRay
 from rlk_repro.agent.ray.marks import Use
+from rlk_repro.agent.trial import Outcome
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
 
@@ -66,6 +69,34 @@ def test_nodes_that_stay_away_are_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
+def test_a_trial_that_lost_a_node_is_interrupted() -> None:
+    left: list[str] = []
+    ray = GivenRay("127.0.0.1:6379", lambda *_, **__: None, 0, 5, lambda: left)
+    ended = Ended(code=1, signal=None, cause=None, num_leftovers=0, duration_s=1.0)
+    failed = Outcome(status=TrialStatus.FAILED, reason="exit code 1", ended=ended, started_unix_s=0.0)
+    with ray.serve(Use(trial="00-p1-baseline"), make_command()) as service:
+        assert service.find_trouble() == ""
+        assert service.settle(failed) == failed
+        left.append("node-1")
+        assert service.find_trouble() == "node node-1 is lost: its agent has ended"
+        settled = service.settle(failed)
+    assert (settled.status, settled.reason) == (
+        TrialStatus.INTERRUPTED,
+        "node node-1 is lost: its agent has ended; exit code 1",
+    )
+    assert ray.lost == {"node-1": "its agent has ended"}
+
+
+def test_what_a_command_asks_of_ray_s_workers_is_kept_beside_its_environment() -> None:
+    asked = json.dumps({"runtime_env": {"py_executable": "nsys profile python"}, "metadata": {}})
+    ray = GivenRay("127.0.0.1:6379", lambda *_, **__: None, 0, 5)
+    with ray.serve(Use(trial="00-p1-baseline"), make_command(RAY_JOB_CONFIG_JSON_ENV_VAR=asked, A="1")) as service:
+        config = json.loads(service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]
+    assert config["py_executable"] == "nsys profile python"
+    assert config["env_vars"]["A"] == "1"
+    assert "RAY_JOB_CONFIG_JSON_ENV_VAR" not in config["env_vars"]
+
+
 @pytest.fixture
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A head of Ray that runs in no trial's environment, with a token, as KubeRay hands it to a pod."""
@@ -98,6 +129,17 @@ def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(addres
     stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
     done = proc.run([sys.executable, "-c", DRIVER], env={**stranger, "RAY_ADDRESS": address}, timeout_s=90)
     assert not done.is_ok, "a process without the token came in"
+
+
+@pytest.mark.real
+def test_workers_of_a_ray_that_stays_start_under_what_the_command_asks(address: str, tmp_path: Path) -> None:
+    tool = tmp_path / "nsys"
+    tool.write_text('#!/bin/sh\nshift 2\nexport VIME_RL_KERNEL=traced\nexec "$@"\n')
+    tool.chmod(0o755)
+    config = {"runtime_env": {"py_executable": f"{tool} profile --trace=cuda {sys.executable}"}, "metadata": {}}
+    command = make_command(RAY_JOB_CONFIG_JSON_ENV_VAR=json.dumps(config))
+    with GivenRay(address, lambda *_, **__: None, 1, 120).serve(Use(trial="00-p1-baseline"), command) as service:
+        assert run_driver({**resolve_env(command, os.environ), **service.env}) == {"VIME_RL_KERNEL": "traced"}
 
 
 def run_driver(env: dict[str, str]) -> object:

@@ -1,0 +1,61 @@
+"""Facts of one hardware target: what an author writes in ``jobs/hardware/<name>.yaml``."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rlk_repro.spec.kubernetes import LabelKey, LabelValue
+from rlk_repro.spec.stack import ImagePlatform
+from rlk_repro.spec.values import GrowingModel, Model, Name, NonNegative, Platform, Positive, Schema, Text
+
+
+class AllReduceFloor(Model):
+    """The least bus bandwidth, in GB/s, of an all-reduce of 1 GiB over whole nodes; without a floor none is judged."""
+
+    one_node_gb_s: Positive | None = Field(None, description="floor for all GPUs of one node")
+    nodes_gb_s: Positive | None = Field(None, description="floor for all GPUs of several nodes")
+    source: Text = Field(description="where the floor comes from")
+
+
+class Hardware(GrowingModel):
+    """Facts of one hardware target, ``jobs/hardware/<name>.yaml``."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"links_per_gpu", "node_labels", "all_reduce"})
+
+    schema_: Schema = Field(alias="schema", default=1)
+    hardware: Name
+    title: Text
+    platform: Platform
+    machine: Literal["x86_64", "aarch64", "any"]
+    gpus_per_node: Annotated[int, Field(ge=0, le=72)]
+    gpu_memory_gib: NonNegative = Field(0.0, description="memory of one GPU, as its driver reports it")
+    name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the name that the driver reports")
+    refused_name_parts: tuple[Text, ...] = Field(
+        (), description="parts of names of similar products that are different hardware"
+    )
+    driver_floor: Annotated[str, Field(max_length=40)] = ""
+    links_per_gpu: Annotated[int, Field(ge=0, le=72)] = Field(0, description="NVLink or xGMI links of one healthy GPU")
+    node_labels: dict[LabelKey, Annotated[tuple[LabelValue, ...], Field(min_length=1)]] = Field(
+        {},
+        max_length=20,
+        description="labels of Kubernetes nodes with these GPUs, each with its values; one match is enough",
+    )
+    all_reduce: AllReduceFloor | None = Field(None, description="floor of the all-reduce before the trials")
+
+    @property
+    def as_measured(self) -> Hardware:
+        """Without the limits that only say whether a site is healthy: another limit is no other experiment."""
+        return self.model_copy(update={"all_reduce": None})
+
+    @property
+    def image_platform(self) -> ImagePlatform:
+        """The platform of the stack's image that this hardware runs."""
+        match self.platform:
+            case "cpu":
+                return "cpu"
+            case "rocm":
+                return "rocm-amd64"
+            case "cuda":
+                return "cuda-arm64" if self.machine == "aarch64" else "cuda-amd64"
