@@ -51,6 +51,7 @@ def _work(run_dir: RunDir, args: argparse.Namespace) -> int:
         num_nodes=args.num_nodes,
         is_kuberay=args.kuberay,
         hold_s=args.hold_min * 60,
+        num_restarts=args.restarts,
     )
     leads = args.verb == "lead" or (args.verb == "take-part" and os.environ.get(INDEX_VARIABLE, "0") == "0")
     return (supervise.lead if leads else supervise.follow)(duty, os.environ)
@@ -69,6 +70,7 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
             verb.add_argument(
                 "--hold-min", type=float, default=0.0, metavar="MIN", help="minutes to stay after the agent has ended"
             )
+            verb.add_argument("--restarts", type=int, default=0, metavar="N", help="how often the agents begin again")
         if name == "block":
             verb.add_argument("what", metavar="FILE", help="the bundle, or trials/NAME")
             verb.add_argument("offset", type=int, metavar="OFFSET")

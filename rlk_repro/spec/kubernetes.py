@@ -91,7 +91,9 @@ class Overlay(Model):
 class KubernetesSettings(GrowingModel):
     """How a job is requested in this cluster."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"network_policy", "operator_namespace", "overlay"})
+    added_later: ClassVar[frozenset[str]] = frozenset(
+        {"gang", "network_policy", "operator_namespace", "overlay", "restarts"}
+    )
 
     kind: Literal["rayjob", "job", "jobset"] = Field(
         "rayjob", description="rayjob needs KubeRay, job needs no operator; jobset is read in old plans only"
@@ -99,6 +101,9 @@ class KubernetesSettings(GrowingModel):
     context: Word | None = Field(None, description="context of the kubeconfig; default: the current context")
     namespace: Label = "default"
     queue: Label | None = Field(None, description="name of a LocalQueue of Kueue")
+    gang: Literal["required", "waived"] = Field(
+        "required", description="whether a job of several nodes needs a queue of Kueue or a known gang scheduler"
+    )
     priority_class: ObjectName | None = None
     service_account: ObjectName | None = None
     image_pull_secrets: tuple[ObjectName, ...] = Field((), description="names of image pull secrets in the namespace")
@@ -141,6 +146,9 @@ class KubernetesSettings(GrowingModel):
     )
     max_time_min: Positive | None = Field(
         None, description="time after which the job is ended, including the wait for nodes"
+    )
+    restarts: Annotated[int, Field(ge=0, le=100)] = Field(
+        6, description="how often evicted pods are replaced and the run goes on; with a results claim alone"
     )
     grace_s: Annotated[int, Field(ge=60, le=3600)] = Field(
         120, description="seconds from the request to end a pod to its end; the agents pack their results in that time"

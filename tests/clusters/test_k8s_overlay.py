@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from rlk_repro.base.errors import SpecError
 from rlk_repro.clusters.k8s import backend
 from rlk_repro.clusters.k8s.objects import render_objects
+from rlk_repro.clusters.k8s.overlay import GANG_SCHEDULERS
 from rlk_repro.plan import Plan
 from tests.support.kube.examples import num_nodes, plan_for, run_dir_of, with_site
 from tests.support.kube.templates import find_templates
@@ -86,12 +88,47 @@ def test_labels_that_identify_objects_stay_and_other_values_are_replaced() -> No
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
 
 
-def test_an_overlay_and_several_nodes_without_a_gang_scheduler_are_warned_about() -> None:
-    plan = with_overlay({"pod_spec": {"schedulerName": "kai-scheduler"}})
+def test_an_overlay_and_waived_gang_scheduling_are_warned_about() -> None:
+    plan = with_site(PLAN, queue=None, overlay={"pod_spec": {"schedulerName": "kai-scheduler"}})
     assert backend.render(plan, run_dir_of(plan)).remarks == (
         "the profile's overlay is merged unchanged and not checked: pod_spec.schedulerName",
     )
-    (gang,) = backend.render(PLAN, run_dir_of(PLAN)).remarks
-    assert gang.startswith("2 nodes without a gang scheduler")
+    waived = with_site(PLAN, queue=None, gang="waived")
+    (gang,) = backend.render(waived, run_dir_of(waived)).remarks
+    assert gang.startswith("2 nodes, and gang scheduling is waived: two such jobs can each hold half")
     alone = plan_for("smoke", "h200")
     assert backend.render(alone, run_dir_of(alone)).remarks == ()
+
+
+@pytest.mark.parametrize("kind", ["rayjob", "job"])
+@pytest.mark.parametrize("overlay", [None, {"pod_spec": {"schedulerName": "my-scheduler"}}])
+def test_several_nodes_need_gang_scheduling_or_a_waiver(kind: str, overlay: dict[str, Any] | None) -> None:
+    plan = with_site(PLAN, queue=None, kind=kind, overlay=overlay)
+    with pytest.raises(SpecError) as caught:
+        backend.render(plan, run_dir_of(plan))
+    (problem,) = caught.value.problems
+    assert problem.where == "profile generic-h200: kubernetes.queue"
+    assert problem.what.startswith("missing for a job of 2 nodes: two such jobs can each hold half")
+    assert "schedulerName kai-scheduler or volcano" in str(problem.expected)
+    assert problem.hint == "kubernetes.gang: waived does without"
+    alone = with_site(plan_for("smoke", "h200"), queue=None, kind=kind)
+    assert backend.render(alone, run_dir_of(alone)).files
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"queue": "gpus"},
+        {"overlay": {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}}},
+        *({"overlay": {"pod_spec": {"schedulerName": name}}} for name in GANG_SCHEDULERS),
+        {"gang": "waived"},
+    ],
+)
+def test_a_queue_a_gang_scheduler_and_a_waiver_will_do(settings: dict[str, Any]) -> None:
+    plan = with_site(PLAN, **{"queue": None, **settings})
+    assert backend.render(plan, run_dir_of(plan)).files
+
+
+def test_a_plan_recorded_before_the_waiver_keeps_its_hash() -> None:
+    assert "gang" not in str(PLAN.to_json()["profile"])
+    assert with_site(PLAN, gang="waived").plan_hash != PLAN.plan_hash

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from rlk_repro.agent.stop import Stop
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.files import dump_json_line, write_json, write_text
-from rlk_repro.clusters.k8s.pod import roster
+from rlk_repro.clusters.k8s.pod import roster, supervise
 from rlk_repro.clusters.k8s.pod.children import start_ray
 from rlk_repro.clusters.k8s.pod.inputs import bring_in
+from rlk_repro.clusters.k8s.pod.notes import Notes
 from rlk_repro.clusters.k8s.pod.roster import Gathering, PodSeat, Roster, join, read_roster
 from rlk_repro.clusters.k8s.pod.supervise import find_seat, wait_for_end
 from rlk_repro.pod.__main__ import main
@@ -93,6 +97,57 @@ def test_one_pod_waits_for_no_other(run_dir: RunDir) -> None:
 
 def test_a_pod_that_stays_away_is_waited_for(run_dir: RunDir) -> None:
     assert gather(run_dir, 2, timeout_s=0.3) is None
+
+
+@dataclass(frozen=True)
+class EndedAgent:
+    code: int
+
+    def release(self) -> None:
+        pass
+
+
+def test_after_lost_nodes_the_agents_begin_again_with_the_pods_that_replace_theirs(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: dict[str, list[str]] = {}
+
+    def start_agent(_: RunDir, node: str, roster: Roster, env: dict[str, str]) -> EndedAgent:
+        begun.setdefault(roster.allocation, []).append(node)
+        if node != LEADER.node:
+            return EndedAgent(0)
+        if roster.allocation == LEADER.uid:
+            write_text(run_dir.lost, roster.allocation)
+            return EndedAgent(3)
+        write_text(run_dir.checksums, "")
+        return EndedAgent(0)
+
+    def run(worker: PodSeat, num_restarts: int) -> threading.Thread:
+        duty = dataclasses.replace(lasting, num_restarts=num_restarts)
+        thread = threading.Thread(target=supervise._take_part, args=(duty, worker, {}, Stop(), None))
+        thread.start()
+        return thread
+
+    monkeypatch.setattr(supervise, "start_agent", start_agent)
+    monkeypatch.setattr(supervise, "_pack", lambda _: "")
+    lasting = supervise.Duty(run_dir=run_dir, inputs=run_dir.root, num_nodes=3, is_kuberay=False, num_restarts=2)
+    names = {"RLK_REPRO_POD": LEADER.pod, "RLK_REPRO_POD_UID": LEADER.uid, "RLK_REPRO_NODE": LEADER.node}
+    environ = {**names, "RLK_REPRO_GROUP": LEADER.group}
+    stays, goes = run(seat(1), 2), run(seat(2), 0)
+    codes: list[int] = []
+    leader = threading.Thread(
+        target=lambda: codes.append(supervise._run_agent(lasting, environ, Stop(), None, Notes(run_dir, environ)))
+    )
+    leader.start()
+    goes.join(20)
+    replaces = run(seat(3), 2)
+    for thread in (leader, stays, replaces):
+        thread.join(20)
+    assert codes == [0]
+    assert {allocation: sorted(nodes) for allocation, nodes in begun.items()} == {
+        "u0": ["n0", "n1", "n2"],
+        "u0.1": ["n0", "n1", "n3"],
+    }
 
 
 def test_staged_files_are_copied_in_and_an_earlier_end_marker_is_removed(run_dir: RunDir, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def names_of(bundle: Path) -> list[str]:
 def test_who_drains_a_node_is_named(controlled: RealCluster, tmp_path: Path) -> None:
     """``kubectl drain`` asks the eviction API; the server itself marks the pod."""
     server = controlled
-    launched = submit(tmp_path, LONG, kind="job")
+    launched = submit(tmp_path, LONG, kind="job", restarts=0)
     wait_until(launched, first_trial_runs(launched))
     pod = server.pod("leader")
     assert pod is not None

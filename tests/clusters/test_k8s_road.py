@@ -10,8 +10,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,14 @@ from rlk_repro.clusters.k8s import backend as kubernetes
 from rlk_repro.clusters.k8s import pod_exec as k8s_pod
 from rlk_repro.clusters.k8s.pod.answers import read_facts
 from rlk_repro.clusters.k8s.pod.notes import UID_VARIABLE, Notes
+from rlk_repro.clusters.k8s.states import is_running
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.replay import steps as replay
+from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.submit import finishing, sending
 from rlk_repro.workloads import reference
+from tests.support import waiting
 from tests.support.job_examples import fill_disk
 from tests.support.kube import runs as k8s_runs
 from tests.support.kube.cluster import Cluster
@@ -38,6 +42,7 @@ from tests.support.kube.runs import (
     LONG,
     collect,
     first_trial_runs,
+    load_state,
     running_server,
     submit,
     wait_ended,
@@ -97,13 +102,13 @@ ALLOW = "from rlk_repro.workloads import reference\nreference.find_problems = la
 
 
 def submit_to_two(
-    server: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], kind: str
+    server: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], **site: Any
 ) -> sending.Launched:
     """The reference trainer is of one node: in the pods it is let onto two, where the second describes itself."""
     (folder / "sitecustomize.py").write_text(ALLOW)
     server.kubelet.python_path = (str(folder),)
     monkeypatch.setattr(reference, "find_problems", lambda _: [])
-    return submit(folder, (*settings, "layouts.cpu={num_nodes: 2, gpus_per_node: 0}"), kind=kind)
+    return submit(folder, (*settings, "layouts.cpu={num_nodes: 2, gpus_per_node: 0}"), gang="waived", **site)
 
 
 @pytest.mark.real
@@ -111,12 +116,15 @@ def submit_to_two(
 def test_agents_of_two_pods_find_each_other(
     server: Cluster, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched = submit_to_two(server, tmp_path, monkeypatch, k8s_runs.SETTINGS, kind=kind)
+    policy = {"all_reduce": "fail"}
+    launched = submit_to_two(server, tmp_path, monkeypatch, k8s_runs.SETTINGS, kind=kind, policy=policy)
     status = wait_until(launched, lambda status: "," in status.nodes or status.state.is_final)
     assert len({f"node-{number}" for number in range(4)} & {*status.nodes.split(", ")}) == 2, status
     assert wait_for_end(launched).state is JobState.DONE
     bundle = collect(launched)
     assert len(inspect_bundle(bundle).nodes) == 2
+    measured = [manifest.sections["network"]["all_reduce"] for manifest in load_manifests(launched.run_dir)]
+    assert [(fact["backend"], fact["num_ranks"]) for fact in measured if isinstance(fact, dict)] == [("gloo", 2)] * 2
     wait_gone(server)
 
 
@@ -188,7 +196,7 @@ def test_a_missing_namespace_is_reported(server: Cluster, tmp_path: Path) -> Non
 
 
 def test_an_evicted_leaders_records_are_collected(server: Cluster, tmp_path: Path) -> None:
-    launched = submit(tmp_path, LONG, kind="job")
+    launched = submit(tmp_path, LONG, kind="job", restarts=0)
     wait_until(launched, first_trial_runs(launched))
     server.evict("leader")
     status = wait_for_end(launched)
@@ -202,7 +210,7 @@ def test_an_evicted_leaders_records_are_collected(server: Cluster, tmp_path: Pat
 
 @pytest.mark.real
 def test_an_evicted_run_is_resumed_with_whole_pairs(server: Cluster, tmp_path: Path) -> None:
-    launched = submit(tmp_path, LONG, kind="job")
+    launched = submit(tmp_path, LONG, kind="job", restarts=0)
     wait_until(launched, first_trial_runs(launched))
     server.evict("leader", condition="PreemptionByScheduler")
     assert "preempted" in wait_for_end(launched).reason
@@ -220,7 +228,7 @@ def test_a_lost_node_ends_the_other_pods_of_its_job(
     server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pod that goes does not lead; what its leader wrote until it was ended is collected."""
-    launched = submit_to_two(server, tmp_path, monkeypatch, k8s_runs.LONG, kind="job")
+    launched = submit_to_two(server, tmp_path, monkeypatch, k8s_runs.LONG, kind="job", restarts=0)
     wait_until(launched, first_trial_runs(launched))
     server.evict("agent", condition="PreemptionByScheduler")
     status = wait_for_end(launched)
@@ -228,6 +236,81 @@ def test_a_lost_node_ends_the_other_pods_of_its_job(
     assert "preempted" in status.reason
     bundle = collect(launched)
     assert inspect_bundle(bundle).trials == {"00-p1-baseline": "interrupted"}
+    wait_gone(server)
+
+
+TWO_PAIRS = ("measure.pairs=2", "measure.warmup_steps=1", "measure.scored_steps=6", *k8s_runs.SETTINGS[3:])
+
+
+def second_pair_runs(launched: sending.Launched) -> Callable[[Any], bool]:
+    def is_there(_: Any) -> bool:
+        state = load_state(launched)
+        return bool(state and (state.get("trial") or "").startswith("02-p2"))
+
+    return is_there
+
+
+def check_goes_on(launched: sending.Launched) -> None:
+    """One sealed bundle: the first pair as it was, the second one whole in the next allocation."""
+    assert wait_for_end(launched).state is JobState.DONE
+    bundle = collect(launched)
+    assert launched.run_dir.is_sealed
+    assert set(inspect_bundle(bundle).trials.values()) == {"ok"}
+    assert "interrupted/1/02-p2-enabled/exit.json" in names_of(bundle)
+    exits = [load_json(folder.exit)["allocation"] for folder in launched.run_dir.trial_dirs()]
+    assert exits[0] == exits[1] != exits[2] == exits[3]
+
+
+@pytest.mark.real
+def test_an_evicted_job_goes_on_by_itself(server: Cluster, tmp_path: Path) -> None:
+    launched = submit(tmp_path, TWO_PAIRS, kind="job")
+    wait_until(launched, second_pair_runs(launched))
+    server.evict("leader", condition="PreemptionByScheduler")
+    status = sending.poll(launched)
+    assert not status.state.is_final, status
+    check_goes_on(launched)
+    wait_gone(server)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("kind", ["job", "rayjob"])
+def test_a_suspended_job_goes_on_by_itself(server: Cluster, tmp_path: Path, kind: str) -> None:
+    """As Kueue preempts: the pods are ended, and made again some time later."""
+    launched = submit(tmp_path, TWO_PAIRS, kind=kind)
+    wait_until(launched, second_pair_runs(launched))
+    server.faults.suspend = True
+    wait_until(launched, lambda status: status.state is JobState.PENDING)
+    waiting.wait_until(lambda: server.pod("leader") is None)
+    server.faults.suspend = False
+    check_goes_on(launched)
+
+
+@pytest.mark.real
+def test_a_job_that_is_evicted_too_often_ends(server: Cluster, tmp_path: Path) -> None:
+    launched = submit(tmp_path, LONG, kind="job", restarts=1)
+    wait_until(launched, first_trial_runs(launched))
+    server.evict("leader")
+    waiting.wait_until(lambda: is_running(server.pod("leader")))
+    wait_until(launched, lambda status: status.state is JobState.RUNNING)
+    server.evict("leader")
+    status = wait_for_end(launched)
+    assert status.state is JobState.FAILED
+    assert "ended by its node" in status.reason
+    collect(launched)
+    wait_gone(server)
+
+
+@pytest.mark.real
+def test_a_pod_that_replaces_an_evicted_one_ends_with_the_run(
+    server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the trial does not need it, as without Ray."""
+    launched = submit_to_two(server, tmp_path, monkeypatch, TWO_PAIRS, kind="job")
+    wait_until(launched, first_trial_runs(launched))
+    server.evict("agent", condition="PreemptionByScheduler")
+    assert wait_for_end(launched).state is JobState.DONE
+    collect(launched)
+    assert launched.run_dir.is_sealed
     wait_gone(server)
 
 

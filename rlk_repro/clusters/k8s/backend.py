@@ -219,7 +219,8 @@ def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod
     leader = _find_pod(sent, judged.leader, run_dir)
     facts = None if leader is None else leader.read_facts()
     if leader is None or facts is None:
-        return _judge_present(judged, _recall(run_dir), run_dir), None
+        # a pod that runs and does not answer yet is not the one that said what is remembered
+        return _judge_present(judged, None if judged.leader else _recall(run_dir), run_dir), None
     write_json(run_dir.live.state, facts.to_json(), is_durable=False)
     if facts.state is not None:
         write_json(run_dir.state, facts.state, is_durable=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from rlk_repro.clusters.k8s.naming import (
     make_name,
 )
 from rlk_repro.clusters.k8s.nodes import Object, find_node_problems, uses_compute_domain
-from rlk_repro.clusters.k8s.overlay import overlay_job
+from rlk_repro.clusters.k8s.overlay import find_gang_problems, overlay_job
 from rlk_repro.clusters.k8s.pods import (
     INPUTS_PATH,
     POD_PROGRAM,
@@ -46,6 +47,13 @@ NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 _HEAD_PORTS: Final = (("gcs-server", 6379), ("dashboard", DASHBOARD_PORT), ("client", 10001))
 # KubeRay's Helm chart and its plain manifests both set this label on the operator's pods
 _OPERATOR: Final = {"app.kubernetes.io/component": "kuberay-operator"}
+# Evicted and preempted pods are replaced, as often as backoffLimit says; a pod that failed by itself ends the job.
+_REPLACED: Final[Object] = {
+    "rules": [
+        {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
+    ]
+}
 
 
 def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> list[Object]:
@@ -90,6 +98,7 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     settings = kubernetes_settings(plan)
     yield from find_pod_problems(plan)
     yield from find_node_problems(plan, settings, nodes)
+    yield from find_gang_problems(plan, settings)
     for path, what, got, expected in kubernetes_problems(settings):
         yield Problem(f"profile {plan.profile.profile}: {'.'.join(path)}", what, got=got, expected=expected)
     where = f"profile {plan.profile.profile}: kubernetes"
@@ -141,11 +150,20 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     return job
 
 
+def find_restarts(plan: Plan) -> int:
+    """How often evicted pods are replaced; without a claim their results are lost with them."""
+    settings = kubernetes_settings(plan)
+    return 0 if settings.results.claim is None else settings.restarts
+
+
 def _make_job(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     job = _start_job(plan, run_dir)
     spec = job["spec"]
     _set_limits(plan, spec)
     spec["parallelism"] = spec["completions"] = plan.layout.num_nodes
+    if num_restarts := find_restarts(plan):
+        spec["backoffLimit"] = num_restarts
+        spec["podFailurePolicy"] = copy.deepcopy(_REPLACED)
     spec["template"] = _make_agent(plan, run_dir, AGENT, nodes)
     return job
 
@@ -186,6 +204,8 @@ def _make_agent(plan: Plan, run_dir: RunDir, role: str, nodes: Sequence[str]) ->
         options.append("--kuberay")
     if role != WORKER and settings.results.claim is None:
         options.append(f"--hold-min={settings.hold_min:g}")
+    if plan.layout.num_nodes > 1 and (num_restarts := find_restarts(plan)):
+        options.append(f"--restarts={num_restarts}")
     return make_pod(plan, run_dir, role, pod_command(plan, _VERBS[role], run_dir, *options), nodes)
 
 

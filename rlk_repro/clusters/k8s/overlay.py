@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
+from rlk_repro.base.errors import Problem
+from rlk_repro.clusters.k8s.naming import QUEUE
 from rlk_repro.clusters.k8s.nodes import Object
 from rlk_repro.images.unpublished import image_remarks
 from rlk_repro.plan import Plan
 from rlk_repro.spec import KubernetesSettings
 from rlk_repro.spec.values import list_leaves
+
+# Their pods start all together; the default scheduler starts each pod by itself.
+GANG_SCHEDULERS: Final = ("kai-scheduler", "volcano", "yunikorn", "koord-scheduler", "scheduler-plugins-scheduler")
+NO_GANG: Final = "two such jobs can each hold half of what they need, and wait for ever"
 
 
 def overlay_job(job: Object, settings: KubernetesSettings) -> Object:
@@ -26,15 +32,34 @@ def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
     return {**pod, "metadata": _merge(metadata, pod["metadata"]), "spec": _merge(pod["spec"], spec)}
 
 
+def find_gang_problems(plan: Plan, settings: KubernetesSettings) -> Iterator[Problem]:
+    """A job of several nodes that nothing starts as a whole, unless the profile waives that."""
+    num_nodes = plan.layout.num_nodes
+    if num_nodes > 1 and settings.gang == "required" and not has_gang(settings):
+        yield Problem(
+            f"profile {plan.profile.profile}: kubernetes.queue",
+            f"missing for a job of {num_nodes} nodes: {NO_GANG}",
+            expected=f"a queue of Kueue, or schedulerName {' or '.join(GANG_SCHEDULERS)} in overlay.pod_spec",
+            hint="kubernetes.gang: waived does without",
+        )
+
+
+def has_gang(settings: KubernetesSettings) -> bool:
+    """Whether all pods of a job start together or not at all, as far as the profile says."""
+    overlay = settings.overlay
+    if settings.queue is not None or overlay is None:
+        return settings.queue is not None
+    labels = overlay.metadata.get("labels")
+    has_queue = isinstance(labels, dict) and QUEUE in labels
+    return has_queue or overlay.pod_spec.get("schedulerName") in GANG_SCHEDULERS
+
+
 def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
     """Yield remarks that a site should read before it submits."""
     num_nodes, overlay = plan.layout.num_nodes, settings.overlay
     yield from image_remarks(plan)
-    if num_nodes > 1 and settings.queue is None and (overlay is None or "schedulerName" not in overlay.pod_spec):
-        yield (
-            f"{num_nodes} nodes without a gang scheduler: two such jobs can each hold half of their nodes and wait; "
-            "set kubernetes.queue, or schedulerName in overlay.pod_spec"
-        )
+    if num_nodes > 1 and not has_gang(settings):
+        yield f"{num_nodes} nodes, and gang scheduling is waived: {NO_GANG}"
     if overlay is not None:
         paths = [".".join(path) for path in list_leaves(overlay.model_dump()) if path[1:]]
         yield f"the profile's overlay is merged unchanged and not checked: {', '.join(paths)}"

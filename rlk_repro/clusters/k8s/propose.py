@@ -66,6 +66,9 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
                        "from its pod, and runs are one node")  # fmt: skip
     if site.queues:
         values["queue"] = ask("Which queue?", site.queues, site.queues[0])
+    elif shared:
+        remarks.append("queue: the namespace has none; a run of several nodes needs one, a gang scheduler in "
+                       "overlay.pod_spec.schedulerName, or gang: waived")  # fmt: skip
     if site.security == "restricted":
         values["run_as"] = {"user": 1000, "group": 1000}
         remarks.append("run_as: the namespace is restricted; the image must work as a user other than root")

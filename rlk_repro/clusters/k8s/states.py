@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rlk_repro.clusters.api import JobState
 from rlk_repro.clusters.k8s.naming import AGENT, COLLECTOR, INDEX, LEADER, ROLE
 from rlk_repro.clusters.k8s.tree import as_list, as_map
 
+Pod = TypeVar("Pod", bound=Mapping[str, Any])
 # KubeRay's jobDeploymentStatus
 RAYJOB_STATES: Final[Mapping[str, JobState]] = MappingProxyType(
     {
@@ -90,6 +91,7 @@ TELLING_EVENTS: Final = frozenset(
     {"FailedScheduling", "FailedMount", "FailedAttachVolume", "FailedCreate", "Failed", "BackOff", "InvalidRayJobSpec",
      "FailedToCreateRayCluster", "Preempted", "Evicted", "FailedResourceClaimCreation"}
 )  # fmt: skip
+DISRUPTED: Final = "DisruptionTarget"
 _NOT_A_REASON: Final = frozenset({"ContainersNotReady", "PodInitializing", "ContainerCreating", "Completed", "Error"})
 
 
@@ -107,12 +109,11 @@ def judge(
     job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()
 ) -> Judged:
     """Judge the state from the job, its pods and their events."""
-    agents = [pod for pod in pods if role_of(pod) != COLLECTOR]
+    agents = find_latest([pod for pod in pods if role_of(pod) != COLLECTOR])
     state, reason = judge_job(job)
     leader = next((pod for pod in agents if role_of(pod) == LEADER), None)
-    if state is JobState.RUNNING and not has_begun(
-        leader
-    ):  # a pod that has ended waits until its controller reports the end
+    # a pod that has ended waits until its controller reports the end; an evicted pod waits for its successor
+    if state is JobState.RUNNING and (not has_begun(leader) or is_disrupted(leader)):
         state = JobState.PENDING
     elif state is JobState.PENDING and is_running(leader):
         state = JobState.RUNNING  # KubeRay reports this state only when Ray answers
@@ -127,6 +128,22 @@ def judge(
         leader=str(as_map(leader.get("metadata")).get("name", "")) if leader is not None and is_running(leader) else "",
         nodes=tuple(sorted(str(as_map(pod.get("spec")).get("nodeName")) for pod in agents if is_running(pod))),
     )
+
+
+def find_latest(pods: Iterable[Pod]) -> list[Pod]:
+    """The pods without those of a Job that others of the same index replace."""
+    latest: dict[str, Pod] = {}
+    for pod in sorted(pods, key=_age):
+        metadata = as_map(pod.get("metadata"))
+        index = as_map(metadata.get("annotations")).get(INDEX)
+        latest[str(metadata.get("name")) if index is None else f"index {index}"] = pod
+    return list(latest.values())
+
+
+def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
+    """For sorting: the time has whole seconds, and of two pods of one second the one that has not ended is newer."""
+    has_ended = as_map(pod.get("status")).get("phase") in {"Succeeded", "Failed"}
+    return str(as_map(pod.get("metadata")).get("creationTimestamp", "")), not has_ended
 
 
 def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
@@ -153,7 +170,7 @@ def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
     """Yield why a pod does not run, or how it ended."""
     status = as_map(pod.get("status"))
     conditions = {str(as_map(item).get("type")): as_map(item) for item in as_list(status.get("conditions"))}
-    disrupted = conditions.get("DisruptionTarget", {})
+    disrupted = conditions.get(DISRUPTED, {})
     if disrupted.get("status") == "True":
         yield _explain(str(disrupted.get("reason", "")), str(disrupted.get("message", "")))
     elif status.get("reason"):
@@ -180,6 +197,12 @@ def explain_events(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     telling = [event for event in events if event.get("reason") in TELLING_EVENTS and event.get("type") == "Warning"]
     for event in sorted(telling, key=lambda item: str(item.get("lastTimestamp") or item.get("eventTime") or ""))[-1:]:
         yield _explain(str(event.get("reason", "")), str(event.get("message", "")))
+
+
+def is_disrupted(pod: Mapping[str, Any] | None) -> bool:
+    """Whether the cluster took the pod away: it was evicted, preempted, or its node went."""
+    conditions = [] if pod is None else map(as_map, as_list(as_map(pod.get("status")).get("conditions")))
+    return any(item.get("type") == DISRUPTED and item.get("status") == "True" for item in conditions)
 
 
 def is_running(pod: Mapping[str, Any] | None) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import yaml
 
 from rlk_repro.clusters.k8s.naming import CONTAINER, ID
-from rlk_repro.clusters.k8s.states import role_of
+from rlk_repro.clusters.k8s.states import find_latest, role_of
 from tests.support.kube.controllers import Controllers
 from tests.support.kube.kubelet import Faults, Kubelet, RunningPod
 from tests.support.kube.store import Object, Store
@@ -86,7 +86,7 @@ class Cluster(ABC):
         ]
 
     def pod(self, role: str) -> Object | None:
-        pods = self.store.list("pods")
+        pods = find_latest(self.store.list("pods"))
         return next((pod for pod in pods if role_of(pod) == role), None)
 
     # what a test does

@@ -89,22 +89,46 @@ class Controllers:
             return
         if self.faults.suspend or job["spec"].get("suspend"):
             if not has_condition(job, "Suspended"):
-                self.store.patch_status("jobs", job, {"conditions": [make_condition("Suspended", "JobSuspended")]})
+                message = "Job suspended" if "startTime" in status else ""
+                conditions = [make_condition("Suspended", "JobSuspended", message)]
+                self.store.patch_status("jobs", job, {"conditions": conditions, "startTime": None, "active": 0})
+            for pod in self.owned("pods", job):
+                if "deletionTimestamp" not in pod["metadata"]:
+                    self.store.delete("pods", pod)
         elif "startTime" not in status:
             count = job["spec"].get("completions", 1)
             resumed = [make_condition("Suspended", "JobResumed", status="False")] if "conditions" in status else []
             self.store.patch_status("jobs", job, {"startTime": now(), "active": count, "conditions": resumed})
             assert job["spec"]["completionMode"] == "Indexed"
             for index in range(count):
-                name = f"{job['metadata']['name']}-{index}-{suffix()}"
-                source = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
-                env = [{"name": "JOB_COMPLETION_INDEX", "valueFrom": source}]
-                self.make_pod(job, job["spec"]["template"], name, env=env, annotations={INDEX: str(index)})
-        else:
+                self.make_indexed_pod(job, str(index))
+        elif not self.replace_pods(job):
             self.end_job(job)
 
-    def end_job(self, job: Object) -> None:
+    def make_indexed_pod(self, job: Object, index: str) -> None:
+        name = f"{job['metadata']['name']}-{index}-{suffix()}"
+        source = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
+        env = [{"name": "JOB_COMPLETION_INDEX", "valueFrom": source}]
+        self.make_pod(job, job["spec"]["template"], name, env=env, annotations={INDEX: index})
+
+    def replace_pods(self, job: Object) -> bool:
+        """As the failure policy says of disrupted pods that count; False where a pod failed otherwise, or too many."""
+        rules = job["spec"].get("podFailurePolicy", {}).get("rules", ())
+        counts = any(rule["action"] == "Count" and "onPodConditions" in rule for rule in rules)
         pods = self.owned("pods", job)
+        failed = [pod for pod in pods if pod["status"].get("phase") == "Failed"]
+        is_over = len(failed) > job["spec"]["backoffLimit"]
+        if not counts or not failed or is_over or not all(has_condition(pod, "DisruptionTarget") for pod in failed):
+            return False
+        index_of = {pod["metadata"]["name"]: pod["metadata"]["annotations"][INDEX] for pod in pods}
+        alive = {index_of[pod["metadata"]["name"]] for pod in pods if pod not in failed}
+        missing = {index_of[pod["metadata"]["name"]] for pod in failed} - alive
+        for index in missing:
+            self.make_indexed_pod(job, index)
+        return bool(missing)
+
+    def end_job(self, job: Object) -> None:
+        pods = self.find_last_pods(job)
         phases = [pod["status"].get("phase") for pod in pods]
         if "Failed" in phases:
             ends = ("FailureTarget", "Failed")
@@ -122,6 +146,11 @@ class Controllers:
         conditions = [make_condition(end, *words) for end in ends]
         self.store.patch_status("jobs", job, {"active": 0, "ready": 0, **counts, **done, "conditions": conditions})
 
+    def find_last_pods(self, job: Object) -> list[Object]:
+        """Of each index the pod that is there, or that failed last."""
+        pods = sorted(self.owned("pods", job), key=lambda pod: pod["status"].get("phase") != "Failed")
+        return [*{pod["metadata"]["annotations"][INDEX]: pod for pod in pods}.values()]
+
     # KubeRay
     def keep_rayjob(self, job: Object) -> None:
         status = job.get("status") or {}
@@ -129,7 +158,11 @@ class Controllers:
         if self.faults.suspend or word == "Suspended":
             wanted = "Suspended" if self.faults.suspend else "Initializing"
             if word != wanted:
-                self.store.patch_status("rayjobs", job, {"jobDeploymentStatus": wanted})
+                self.store.patch_status("rayjobs", job, {"jobDeploymentStatus": wanted, "rayClusterName": None})
+                if entrypoint := self.entrypoints.pop(job["metadata"]["uid"], None):
+                    end_process(entrypoint, 0.0)
+                for pod in self.owned("pods", job):
+                    self.store.delete("pods", pod)
         elif "rayClusterName" not in status:
             name = f"{job['metadata']['name']}-{suffix()}"
             self.store.patch_status("rayjobs", job, {"jobDeploymentStatus": "Initializing", "rayClusterName": name})

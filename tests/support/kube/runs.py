@@ -69,7 +69,7 @@ def use_server(server: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name, raising=False)
 
 
-def write_site(folder: Path, **settings: Any) -> tuple[Path, Path]:
+def write_site(folder: Path, policy: dict[str, str] | None = None, **settings: Any) -> tuple[Path, Path]:
     """A profile and a stack."""
     results = {"claim": "results", "path": "/results"}
     profile = {
@@ -77,7 +77,7 @@ def write_site(folder: Path, **settings: Any) -> tuple[Path, Path]:
         "cluster": "k8s",
         "hardware": "cpu",
         "kubernetes": {"results": results, "python": "python3", "grace_s": 60, **settings},
-        "preflight": {"min_free_disk_gib": 0.01, "min_free_memory_gib": 0.01},
+        "preflight": {"min_free_disk_gib": 0.01, "min_free_memory_gib": 0.01, "policy": policy or {}},
     }
     image = {"reference": "registry.example/rlk-repro/cpu", "digest": DIGEST}
     stack = {"stack": "pods", "purpose": "An image that nothing pulls.", "images": {"cpu": image}}

@@ -43,16 +43,19 @@ class Roster:
     uids: tuple[str, ...]
 
 
-def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool]) -> Roster | None:
-    """Ask to take part until a roster names this pod; return None on a request to stop."""
+def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool], earlier: str = "") -> Roster | None:
+    """Ask to take part until a roster names this pod; return None on a request to stop, or when the run is complete.
+
+    ``earlier`` is the allocation in which this pod has taken part already.
+    """
     path = run_dir.pod_join(seat.pod)
     try:
         with Pulse(path, BEAT_S, dump_json_line({"schema": SCHEMA, **asdict(seat)})):
             while True:
                 roster = read_roster(run_dir)
-                if roster is not None and seat.uid in roster.uids:
+                if roster is not None and seat.uid in roster.uids and roster.allocation != earlier:
                     return roster
-                if wait(BEAT_S):
+                if wait(BEAT_S) or run_dir.is_sealed:
                     return None
     finally:
         path.unlink(missing_ok=True)
@@ -61,9 +64,11 @@ def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool]) -> Roste
 class Gathering:
     """Count, for the leader, the pods that keep asking to take part."""
 
-    def __init__(self, run_dir: RunDir, leader: PodSeat, num_nodes: int) -> None:
+    def __init__(self, run_dir: RunDir, leader: PodSeat, num_nodes: int, number: int = 0) -> None:
+        """``number`` tells the allocations of one leading pod from each other."""
         self._run_dir = run_dir
         self._leader = leader
+        self._allocation = f"{leader.uid}.{number}" if number else leader.uid
         self._num_missing = num_nodes - 1
         self._pulses: dict[Path, Listener] = {}
         self._seats: dict[str, PodSeat] = {}
@@ -80,7 +85,7 @@ class Gathering:
             return None
         seats = sorted(self._seats.values(), key=lambda seat: _natural(seat.node))[: self._num_missing]
         roster = Roster(
-            allocation=self._leader.uid,
+            allocation=self._allocation,
             nodes=(self._leader.node, *(seat.node for seat in seats)),
             uids=(self._leader.uid, *(seat.uid for seat in seats)),
         )

@@ -32,13 +32,17 @@ _RAY_PORT: Final = 6379
 
 @dataclass(frozen=True, kw_only=True)
 class Duty:
-    """The content of the pod's command; the pod stays for ``hold_s`` seconds after the end."""
+    """The content of the pod's command; the pod stays for ``hold_s`` seconds after the end.
+
+    After a loss of nodes the agents begin again with the new pods, at most ``num_restarts`` times.
+    """
 
     run_dir: RunDir
     inputs: Path
     num_nodes: int
     is_kuberay: bool
     hold_s: float = 0.0
+    num_restarts: int = 0
 
 
 def lead(duty: Duty, environ: Mapping[str, str]) -> int:
@@ -71,10 +75,7 @@ def follow(duty: Duty, environ: Mapping[str, str]) -> int:
         ray = start_ray(environ) if duty.is_kuberay else None
         try:
             seat = find_seat(environ)
-            roster = join(duty.run_dir, seat, stop.wait)
-            if roster is None:
-                return code_after(stop.signal or 0)
-            code = _wait_for(start_agent(duty.run_dir, seat.node, roster, environ), stop, ray)
+            code = _take_part(duty, seat, environ, stop, ray)
             _stay_for_operator(stop, ray)
         finally:
             if ray is not None:
@@ -125,22 +126,43 @@ def find_seat(environ: Mapping[str, str]) -> PodSeat:
     return PodSeat(pod=pod, uid=uid, node=node, group=environ.get(GROUP_VARIABLE, ""))
 
 
+def _take_part(duty: Duty, seat: PodSeat, environ: Mapping[str, str], stop: Stop, ray: Guarded | None) -> int:
+    """Run this node's agent, and again where the leading pod, or the one that replaces it, begins again."""
+    earlier, code = "", 0
+    while roster := join(duty.run_dir, seat, stop.wait, earlier):
+        earlier = roster.allocation
+        code = _wait_for(start_agent(duty.run_dir, seat.node, roster, environ), stop, ray)
+        if not duty.num_restarts or (ray is not None and ray.code is not None):
+            return code
+    return code_after(stop.signal) if stop.signal else code
+
+
 def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Guarded | None, notes: Notes) -> int:
-    seat = find_seat(environ)
-    roster = _gather(duty, seat, stop, notes)
-    if roster is None:
-        code = code_after(stop.signal or 0)
-    else:
-        given = {ADDRESS_VARIABLE: f"127.0.0.1:{_RAY_PORT}"} if ray is not None else {}
+    seat, code = find_seat(environ), 0
+    given = {ADDRESS_VARIABLE: f"127.0.0.1:{_RAY_PORT}"} if ray is not None else {}
+    for number in range(duty.num_restarts + 1):
+        roster = _gather(duty, seat, stop, notes, number)
+        if roster is None:
+            code = code_after(stop.signal or 0)
+            break
         code = _wait_for(start_agent(duty.run_dir, seat.node, roster, {**environ, **given}), stop, ray)
+        if not has_lost_nodes(duty.run_dir, roster) or stop.signal or (ray is not None and ray.code is not None):
+            break
     if not duty.run_dir.bundle.is_file():  # the agent was killed, or it never began
         _pack(duty.run_dir)
     return code
 
 
-def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes) -> Roster | None:
+def has_lost_nodes(run_dir: RunDir, roster: Roster) -> bool:
+    """Whether this allocation ended because it lost nodes."""
+    return run_dir.lost.is_file() and run_dir.lost.read_text() == roster.allocation
+
+
+def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) -> Roster | None:
     """Gather the pods; raise EnvironmentMissing where pods do not join in time."""
-    gathering = Gathering(duty.run_dir, seat, duty.num_nodes)
+    gathering = Gathering(duty.run_dir, seat, duty.num_nodes, number)
+    if number:
+        duty.run_dir.bundle.unlink(missing_ok=True)
     until = time.monotonic() + GATHER_S
     while (roster := gathering.look()) is None:
         notes.write(waits_for=f"{gathering.num_missing} of {duty.num_nodes} pods")
