@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterable
 
 from rlk_repro.agent.gpu_sensors import open_sensors
-from rlk_repro.agent.parts import NodePlace, Parts
+from rlk_repro.agent.own_patch import with_own_patch
+from rlk_repro.agent.parts import NodePlace, Parts, Role
 from rlk_repro.agent.preflight import checking as preflight
 from rlk_repro.agent.preflight.checks import compare_nodes
 from rlk_repro.agent.resume import set_node_aside
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current, Sampler
+from rlk_repro.agent.trial import make_scrubber
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.base.findings import Finding, Level
@@ -21,6 +24,7 @@ from rlk_repro.probes import folder
 from rlk_repro.rundir.manifest import Manifest, diff_manifests
 from rlk_repro.rundir.paths import NodeDir, RunDir
 from rlk_repro.workloads.checkouts import trainer_path
+from rlk_repro.workloads.environment import profile_env
 
 POLL_S = 0.5
 
@@ -37,6 +41,8 @@ def describe_node(
     earlier = set_node_aside(node)
     with trainer_path(plan):
         manifest = with_run_directory(parts.probe_node(place.node), run_dir)
+    if place.role is Role.LEADER:
+        manifest = with_own_patch(manifest, run_dir, make_scrubber(profile_env(plan)[1], os.environ))
     write_json(node.manifest, manifest.to_json())
     busy = preflight.wait_until_idle(parts.busy_gpus, stop.wait, parts.deadlines.idle_s) if plan.num_gpus else []
     findings = [

@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,8 @@ from rlk_repro.rundir.manifest import Fact, Unknown
 TIMEOUT_S: Final = 20.0
 # The user's own settings may start a file system monitor, which would watch a short-lived repository.
 _GIT: Final = ("git", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false")
+_LITERAL: Final = ("--literal-pathspecs",)
+_NAMES_ON_STDIN: Final = ("--pathspec-from-file=-", "--pathspec-file-nul")
 PROJECT_FILES: Final = ("pyproject.toml", "setup.py")
 """A source tree has one of these beside the package; a folder of installed packages has none."""
 NOT_A_CHECKOUT: Final = Unknown("its folder is not a git checkout")
@@ -155,14 +158,9 @@ def _find_packed(path: Path, reference: str) -> str:
 
 def _ask_git(top: Path, common: Path, commit: str) -> tuple[str, list[str], list[str]] | Unknown:
     """Ask git for the commit's tree, its entries, and other files in the folder that are not ignored."""
-    with tempfile.TemporaryDirectory(prefix="rlk-repro-git-") as folder:
-        own = Path(folder)
-        for name in ("objects", "refs"):
-            (own / name).mkdir()
-        (own / "HEAD").write_text(f"{commit}\n")
+    with _borrow_objects(top, common, commit) as places:
         exclude = common / "info" / "exclude"
         excludes = ("--exclude-standard", *((f"--exclude-from={exclude}",) if exclude.is_file() else ()))
-        places = {"GIT_DIR": str(own), "GIT_WORK_TREE": str(top), "GIT_OBJECT_DIRECTORY": str(common / "objects")}
         answers = []
         for words in (
             ("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}"),
@@ -174,6 +172,45 @@ def _ask_git(top: Path, common: Path, commit: str) -> tuple[str, list[str], list
                 return answer
             answers.append([os.fsdecode(item) for item in answer.split(b"\0") if item])
     return answers[0][0].splitlines()[-1], answers[1], answers[2]
+
+
+@contextmanager
+def _borrow_objects(top: Path, common: Path, commit: str) -> Iterator[dict[str, str]]:
+    """The variables of an empty repository that has a commit checked out and reads the objects of another one."""
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-git-") as folder:
+        own = Path(folder)
+        for name in ("objects", "refs"):
+            (own / name).mkdir()
+        (own / "HEAD").write_text(f"{commit}\n")
+        yield {
+            "GIT_DIR": str(own),
+            "GIT_WORK_TREE": str(top),
+            "GIT_OBJECT_DIRECTORY": str(own / "objects"),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(common / "objects"),
+        }
+
+
+def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
+    """What ``git apply`` makes of the commit's files those of this checkout, among the files and folders ``names``."""
+    found = read_checkout(folder)
+    repository = None if isinstance(found, Unknown) else _find_repository(found.top)
+    if isinstance(found, Unknown) or repository is None:
+        return found if isinstance(found, Unknown) else NOT_A_CHECKOUT
+    with _borrow_objects(found.top, repository[2], found.commit) as places:
+        # neither filters nor text conversions of this user's own configuration
+        places |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+        listed = _git(found.top, places, "ls-tree", "-r", "-z", "--name-only", "--full-tree", found.commit)
+        if isinstance(listed, Unknown):
+            return listed
+        others = found.names - set(map(os.fsdecode, listed.split(b"\0")))
+        added = b"\0".join(os.fsencode(name) for name in others if name.startswith(tuple(f"{item}/" for item in names)))
+        diff = ("diff", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", found.commit)
+        steps = ((("read-tree", found.commit), b""), (("add", "--intent-to-add", "--force", *_NAMES_ON_STDIN), added))
+        for words, stdin in steps[: 2 if added else 1]:
+            answer = _git(found.top, places, *_LITERAL, *words, stdin=stdin)
+            if isinstance(answer, Unknown):
+                return answer
+        return _git(found.top, places, *_LITERAL, *diff, "--", *names)
 
 
 def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -193,7 +230,7 @@ def _read_link(folder: Path, recorded: str) -> str:
     return found if isinstance(found, str) else _NO_COMMIT
 
 
-def _git(top: Path, places: Mapping[str, str], *arguments: str) -> bytes | Unknown:
+def _git(top: Path, places: Mapping[str, str], *arguments: str, stdin: bytes = b"") -> bytes | Unknown:
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = proc.run(
@@ -201,6 +238,7 @@ def _git(top: Path, places: Mapping[str, str], *arguments: str) -> bytes | Unkno
             cwd=top,
             env={**env, **places, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
             timeout_s=TIMEOUT_S,
+            stdin=stdin,
             is_binary=True,
         )
     except EnvironmentMissing:

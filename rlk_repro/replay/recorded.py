@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro import __version__
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, shorten
+from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import MAX_ANALYSIS_BYTES, dump_json, parse_json, read_limited
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.seal import is_folder, open_bundle
 from rlk_repro.bundle.verify import verify
 from rlk_repro.plan import Plan
-from rlk_repro.probes.code import probe_source
+from rlk_repro.probes.code import SECTION, probe_source
 from rlk_repro.report import Context
-from rlk_repro.rundir.manifest import load_manifests
+from rlk_repro.rundir.manifest import OWN_PATCH, PATCH_IS_WHOLE, Manifest, Unknown, load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.sources import OURSELVES
@@ -51,6 +53,24 @@ def require_intact(source: Path) -> str | None:
         return None
     _refuse(verification.findings)
     return verification.bundle_id
+
+
+def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]:
+    """How to get the rlk-repro that ran, where its checkout was changed and the bundle says so."""
+    own = manifests[0].sections.get(SECTION, {}).get(OURSELVES.pin) if manifests else None
+    patch = own.get(OWN_PATCH) if isinstance(own, dict) else None
+    if not isinstance(own, dict) or patch is None:
+        return []
+    commit = printable(str(own.get("commit")))[:40]
+    if isinstance(patch, Unknown):
+        return [f"rlk-repro ran with changes to {commit} that the bundle lacks ({printable(patch.reason)})"]
+    name = RunDir(Path()).own_patch.name
+    source = shlex.quote(str(bundle))
+    apply = f"git apply {source}/{name}" if is_folder(bundle) else f"tar xzOf {source} {name} | git apply"
+    lines = [f"rlk-repro ran with changes; in a clone of it: git checkout {commit} && {apply}"]
+    if patch != PATCH_IS_WHOLE:
+        lines.append("  secrets were taken out of these changes, so they give other code than ran, or none")
+    return lines
 
 
 def require_as_authored(plan: Plan, run_dir: RunDir) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rlk_repro.base import proc
 from rlk_repro.base.files import sha256_bytes
 from rlk_repro.probes import code, extension
-from rlk_repro.probes.checkout import probe_checkout
+from rlk_repro.probes.checkout import make_patch, probe_checkout
 from rlk_repro.probes.extension import build_variables, find_bound_names, list_device_code, probe_extension
 from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.sources import RL_KERNEL, VIME
@@ -74,6 +74,39 @@ def test_without_git_or_folder_there_is_a_reason(checkout, tmp_path, monkeypatch
 def test_variables_of_an_outer_git_do_not_mislead(checkout, monkeypatch):
     monkeypatch.setenv("GIT_DIR", "/nonexistent")
     assert isinstance(probe_checkout(checkout)["commit"], str)
+
+
+def test_changes_are_a_patch_that_makes_the_same_files_of_the_commit(checkout, tmp_path):
+    clone = tmp_path / "clone"
+    assert proc.run(["git", "clone", "-q", str(checkout), str(clone)]).is_ok
+    assert make_patch(checkout, ["rl_engine", "README"]) == b""
+    objects = sorted((checkout / ".git/objects").rglob("*"))
+    (checkout / "README").write_text("y\n")
+    (checkout / "rl_engine/__init__.py").unlink()
+    (checkout / "rl_engine/new name.py").write_text("a = 1\n")
+    (checkout / "rl_engine/data").write_bytes(bytes(range(256)))
+    (checkout / "rl_engine/built.so").write_text("")
+    patch = make_patch(checkout / "rl_engine", ["rl_engine", "README"])
+    assert isinstance(patch, bytes)
+    done = proc.run(["git", "apply", "-"], cwd=clone, stdin=patch)
+    assert done.is_ok, done.stderr
+    assert probe_checkout(clone)["tree"] == probe_checkout(checkout)["tree"]
+    assert sorted((checkout / ".git/objects").rglob("*")) == objects, "nothing is written there"
+
+
+def test_a_patch_has_only_what_is_asked_for_and_runs_no_filter(checkout, tmp_path, monkeypatch):
+    config = tmp_path / "config"
+    config.write_text('[filter "trap"]\n\tclean = "touch trapped; cat"\n[diff "trap"]\n\tcommand = touch trapped\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    (checkout / ".gitattributes").write_text("* filter=trap diff=trap\n")
+    (checkout / "private.txt").write_text("mine")
+    (checkout / "README").write_text("y\n")
+    patch = make_patch(checkout, ["README", "rl_engine"])
+    assert isinstance(patch, bytes)
+    assert b"+y\n" in patch
+    assert b"private" not in patch
+    assert not list(checkout.rglob("trapped"))
+    assert make_patch(tmp_path / "absent", ["README"]) == Unknown("its folder is absent")
 
 
 @pytest.mark.usefixtures("rl_kernel_not_imported")

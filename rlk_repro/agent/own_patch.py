@@ -1,0 +1,46 @@
+"""Put the changes of rlk-repro's own checkout into the bundle: its commit alone does not give the code that ran."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import rlk_repro
+from rlk_repro.base.files import write_bytes
+from rlk_repro.base.secrets import Scrubber
+from rlk_repro.images.build import CONTEXT
+from rlk_repro.probes.checkout import make_patch
+from rlk_repro.probes.code import SECTION
+from rlk_repro.rundir.manifest import OWN_PATCH, PATCH_IS_SCRUBBED, PATCH_IS_WHOLE, Fact, Manifest, Unknown
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.sources import OURSELVES
+
+MAX_BYTES: Final = 1 << 20
+
+
+def with_own_patch(manifest: Manifest, run_dir: RunDir, scrubber: Scrubber) -> Manifest:
+    """Write the patch of a changed checkout, without secrets; the manifest says whether that gives the same code."""
+    own = manifest.sections.get(SECTION, {}).get(OURSELVES.pin)
+    if not isinstance(own, dict) or own.get("is_dirty") is not True:
+        return manifest
+    return _with_fact(manifest, own, _write_patch(run_dir, scrubber))
+
+
+def _write_patch(run_dir: RunDir, scrubber: Scrubber) -> Fact:
+    patch = make_patch(Path(rlk_repro.__file__).parent, CONTEXT)
+    if isinstance(patch, Unknown):
+        return patch
+    if not patch:
+        return Unknown("they are in nothing that is shipped")
+    if len(patch) > MAX_BYTES:
+        return Unknown(f"larger than {MAX_BYTES >> 20} MiB")
+    clean = scrubber.bytes(patch)
+    write_bytes(run_dir.own_patch, clean)
+    return PATCH_IS_WHOLE if clean == patch else PATCH_IS_SCRUBBED
+
+
+def _with_fact(manifest: Manifest, own: Mapping[str, Any], fact: Fact) -> Manifest:
+    code = {**manifest.sections[SECTION], OURSELVES.pin: {**own, OWN_PATCH: fact}}
+    return dataclasses.replace(manifest, sections={**manifest.sections, SECTION: code})

@@ -1,0 +1,82 @@
+"""The changes of rlk-repro's own checkout go into the bundle, and replay says how to apply them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.agent import own_patch
+from rlk_repro.agent.own_patch import with_own_patch
+from rlk_repro.base.secrets import Scrubber
+from rlk_repro.replay.recorded import describe_own_patch
+from rlk_repro.rundir.manifest import Manifest, Unknown
+from rlk_repro.rundir.paths import RunDir
+
+COMMIT = "1a2b3c4d" * 5
+PATCH = b"diff --git a/rlk_repro/x.py b/rlk_repro/x.py\n+a = 1\n"
+TOKEN = "hf_" + "Zz9" * 9
+
+
+def make_manifest(*, is_dirty: bool) -> Manifest:
+    return Manifest(node="a", sections={"code": {"rlk_repro": {"commit": COMMIT, "is_dirty": is_dirty}}})
+
+
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: bytes | Unknown) -> tuple[Manifest, RunDir]:
+    run_dir = RunDir(tmp_path)
+    monkeypatch.setattr(own_patch, "make_patch", lambda *_: patch)
+    return with_own_patch(make_manifest(is_dirty=True), run_dir, Scrubber()), run_dir
+
+
+def read_fact(manifest: Manifest) -> object:
+    own = manifest.sections["code"]["rlk_repro"]
+    assert isinstance(own, dict)
+    return own["patch"]
+
+
+def test_a_clean_checkout_has_no_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_patch, "make_patch", None)
+    manifest, run_dir = make_manifest(is_dirty=False), RunDir(tmp_path)
+    assert with_own_patch(manifest, run_dir, Scrubber()) is manifest
+    assert not run_dir.own_patch.exists()
+    assert describe_own_patch(Path("b.tgz"), [manifest]) == []
+
+
+def test_changes_are_kept_and_replay_says_how_to_apply_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, run_dir = record(tmp_path, monkeypatch, PATCH)
+    assert read_fact(manifest) == "whole"
+    assert run_dir.own_patch.read_bytes() == PATCH
+    assert run_dir.is_packed(run_dir.own_patch.name)
+    (line,) = describe_own_patch(Path("my b.tgz"), [manifest])
+    assert line == (
+        f"rlk-repro ran with changes; in a clone of it: git checkout {COMMIT} && "
+        "tar xzOf 'my b.tgz' rlk-repro.patch | git apply"
+    )
+    run_dir.plan.write_text("{}")
+    (line,) = describe_own_patch(tmp_path, [manifest])
+    assert line.endswith(f"&& git apply {tmp_path}/rlk-repro.patch")
+
+
+def test_secrets_are_taken_out_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, run_dir = record(tmp_path, monkeypatch, PATCH + f'+token = "{TOKEN}"\n'.encode())
+    assert TOKEN.encode() not in run_dir.own_patch.read_bytes()
+    assert read_fact(manifest) == "without secrets"
+    assert describe_own_patch(Path("b.tgz"), [manifest])[1].startswith("  secrets were taken out of these changes")
+
+
+@pytest.mark.parametrize(
+    ("patch", "reason"),
+    [
+        (b"x" * (own_patch.MAX_BYTES + 1), "larger than 1 MiB"),
+        (b"", "they are in nothing that is shipped"),
+        (Unknown("git is not on PATH"), "git is not on PATH"),
+    ],
+)
+def test_what_is_not_kept_has_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: bytes | Unknown, reason: str
+) -> None:
+    manifest, run_dir = record(tmp_path, monkeypatch, patch)
+    assert read_fact(manifest) == Unknown(reason)
+    assert not run_dir.own_patch.exists()
+    (line,) = describe_own_patch(Path("b.tgz"), [manifest])
+    assert line == f"rlk-repro ran with changes to {COMMIT} that the bundle lacks ({reason})"
