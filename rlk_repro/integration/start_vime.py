@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -17,9 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.rundir.paths import traces_beside
 from rlk_repro.rundir.rollout_files import PICKLE, PROGRAM, check_archive, check_records
+from rlk_repro.schedule import PROFILED_STEPS
 
 SCRIPT: Final = "train.py"
+OPS_DIR: Final = "RLK_REPRO_OPS_DIR"
 LOADING: Final = ("--load-forge-rollout-data", "--load-debug-rollout-data")
 PLACEHOLDER: Final = "{rollout_id}"
 ROUTING_REPLAY: Final = "--use-rollout-routing-replay"
@@ -32,6 +36,8 @@ def main() -> int:
         script = find_script()
         if snapshots := _find_value(argv, "--memory-snapshot-dir"):
             Path(snapshots).mkdir(parents=True, exist_ok=True)  # torch writes to this folder but does not create it
+        if PROFILED_STEPS in os.environ:
+            traces_beside(Path(os.environ[OPS_DIR])).mkdir(exist_ok=True)  # likewise nsys
     except RlkReproError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
         return error.exit_code

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rlk_repro.integration.measure.installation import Installation, check_signatures
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
+from rlk_repro.integration.measure.profiled import ProfiledSteps
 from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.integration.vime_abi import Abi, find_abi
@@ -37,7 +38,8 @@ def install(args: argparse.Namespace) -> Installation | None:
     installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer, output layers")
     for name, phase in PHASES.items():
         installation.rebind(actor, name, functools.partial(installation.profile.run_in_phase, phase), "peak memory")
-    installation.rebind(actor, "log_perf_data", functools.partial(_end_step_after, installation), "end of step")
+    make_end = functools.partial(_end_step_after, installation, ProfiledSteps.from_env())
+    installation.rebind(actor, "log_perf_data", make_end, "end of step")
     for name in abi.begin if settings.schedule else ():
         installation.rebind(actor, name, functools.partial(_begin_step_before, installation), "variant of the rollout")
     return installation
@@ -92,13 +94,16 @@ def _begin_step_before(installation: Installation, begin: Callable[..., Any]) ->
     return begin_step
 
 
-def _end_step_after(installation: Installation, log_perf_data: Callable[..., Any]) -> Callable[..., Any]:
+def _end_step_after(
+    installation: Installation, profiled: ProfiledSteps, log_perf_data: Callable[..., Any]
+) -> Callable[..., Any]:
     """End the step when vime logs a rollout's timings: on every rank, after the training, before the weight sync."""
 
     @functools.wraps(log_perf_data)
     def log_and_end_step(rollout_id: int, *args: Any, **kwargs: Any) -> Any:
         result = log_perf_data(rollout_id, *args, **kwargs)
         installation.end_step(rollout_id)
+        profiled.end_step(rollout_id)
         return result
 
     return log_and_end_step

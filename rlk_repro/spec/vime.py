@@ -133,6 +133,10 @@ Purpose: TypeAlias = Literal["timing", "deterministic", "profiler", "memory-hist
 """
 
 
+Profiler: TypeAlias = Literal["torch", "nsys", "rocprofv3"]
+"""``nsys`` is NVIDIA's Nsight Systems, ``rocprofv3`` AMD's; both trace the same three steps as torch's own."""
+
+
 class VimeWorkload(AnyWorkload):
     """vime's own trainer on Ray, with vime's options; lanes live and fixed-rollout have inference servers."""
 
@@ -140,10 +144,11 @@ class VimeWorkload(AnyWorkload):
     lane_limit = "vime has three lanes"
     modules = ("torch", "vime", "megatron", "ray")
     needs_prepared = True
-    added_later = frozenset({"rollouts_seed"})
+    added_later = frozenset({"rollouts_seed", "profiler"})
 
     kind: Literal["vime"]
     what_for: Purpose = "timing"
+    profiler: Profiler = Field("torch", description="the profiler of a run that is for profiler")
     model: VimeModel
     data: VimeData
     grpo: VimeGrpo
@@ -169,6 +174,10 @@ class VimeWorkload(AnyWorkload):
         options["use_routing_replay"] = self.grpo.use_rollout_routing_replay or bool(named.get("use_routing_replay"))
         options["mtp_num_layers"] = self.model.size("mtp-num-layers")
         return options
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        return (self.profiler,) if self.what_for == "profiler" and self.profiler != "torch" else ()
 
     @property
     def patched_pins(self) -> frozenset[PinName]:

@@ -120,6 +120,11 @@ class AnyWorkload(GrowingModel):
         """Sources of the stack that this workload needs with the patch that upstream's own images apply."""
         return frozenset()
 
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """Programs that its trials start, besides Python."""
+        return ()
+
     def gpus_per_engine(self, hardware: str) -> int:  # noqa: ARG002
         return 0
 

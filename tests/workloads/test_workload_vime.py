@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +24,7 @@ from rlk_repro.submit.planning import Request
 from rlk_repro.submit.show import plan_lines
 from rlk_repro.switches import LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE
 from rlk_repro.workloads import vime
+from rlk_repro.workloads.differences import Kind, list_differences
 from rlk_repro.workloads.vime.arguments import SOMETIMES
 from rlk_repro.workloads.vime.contract import load_contract, split_arguments
 from rlk_repro.workloads.vime.layout import divide, vime_of
@@ -185,6 +190,75 @@ def test_a_run_in_sessions_is_profiled_by_one_pair_and_timed_without_a_profiler(
         assert flags["--tensorboard-dir"] == (str(RUN_DIR.trial(trial.name).traces),)
     timed = plan_for("qwen3-4b-random", "h200")
     assert not {"--use-pytorch-profiler", "--tensorboard-dir"} & flags_of(timed).keys()
+
+
+PROFILED = ("workload.what_for=profiler", "measure.design=parallel", "measure.pairs=1")
+FAKE_PROFILER = """#!/usr/bin/env python3
+import json, os, sys
+words = sys.argv[1:]
+begin = words.index({python!r})
+with open({record!r}, "w") as stream:
+    json.dump(words[:begin], stream)
+os.execv(words[begin], words[begin:])
+"""
+
+
+def profiler_of(name: str) -> tuple[Plan, Mapping[str, str]]:
+    settings = (*PROFILED, f"workload.profiler={name}")
+    plan = plan_for("qwen3-4b-random", "h200", settings=settings, is_exploratory=True)
+    return plan, vime.trainer_command(plan, plan.trials[0], RUN_DIR).env
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("nsys", ["profile", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]),
+        ("rocprofv3", ["--kernel-trace", "--selected-regions", "pftrace", "--"]),
+    ],
+)
+def test_ray_starts_workers_under_the_profiler(name: str, options: list[str], tmp_path: Path) -> None:
+    """As Ray does: bash runs what ``py_executable`` says, and the worker's own words after it."""
+    _, env = profiler_of(name)
+    config = json.loads(env["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]
+    record, tool = tmp_path / "words.json", tmp_path / "bin" / name
+    tool.parent.mkdir()
+    tool.write_text(FAKE_PROFILER.format(python=sys.executable, record=str(record)))
+    tool.chmod(0o755)
+    line = f"exec {config['py_executable']} -c 'print(1 + 1)'"
+    path = f"{tool.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", line], env={**os.environ, "PATH": path}, capture_output=True, check=True)
+    assert done.stdout == b"2\n"
+    words = json.loads(record.read_text())
+    assert set(options) <= set(words)
+    traces = str(RUN_DIR.trial("00-p1-baseline").traces)
+    assert any(traces in word for word in words)
+
+
+def test_a_profiler_beside_torch_s_traces_the_same_steps_and_torch_s_is_off() -> None:
+    plan, env = profiler_of("nsys")
+    assert vime.find_problems(plan) == []
+    first = plan.run.measure.warmup_steps
+    assert env["RLK_REPRO_PROFILED_STEPS"] == f"{first}:{first + 3}"
+    assert "--use-pytorch-profiler" not in flags_of(plan)
+    assert plan.run.workload.programs == ("nsys",)
+    differing = {item.name: item.kind for item in list_differences(plan)}
+    assert differing["RAY_JOB_CONFIG_JSON_ENV_VAR"] is Kind.FOLDER
+
+
+def test_timing_runs_start_no_profiler() -> None:
+    plan = plan_for("qwen3-4b", "h200", settings=LIVE)
+    env = vime.trainer_command(plan, plan.trials[0], RUN_DIR).env
+    assert not {"RAY_JOB_CONFIG_JSON_ENV_VAR", "RLK_REPRO_PROFILED_STEPS"} & env.keys()
+    assert plan.run.workload.programs == ()
+    (problem,) = vime.find_problems(with_workload(plan, profiler="nsys"))
+    assert "workload.profiler: is for what_for: profiler, not timing, got 'nsys'" in str(problem)
+    assert plan.plan_hash == with_workload(plan, profiler="torch").plan_hash
+
+
+def test_a_profiler_is_for_one_vendor() -> None:
+    plan, _ = profiler_of("rocprofv3")
+    (problem,) = vime.find_problems(plan)
+    assert "does not profile h200, got 'rocprofv3', expected torch or nsys" in str(problem)
 
 
 def test_prepared_things_lie_where_the_profile_says() -> None:

@@ -76,6 +76,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
         *(absent or check_imports(plan)),
         *check_rl_kernel(plan),
         *check_ray_version(plan),
+        *check_programs(plan.run.workload.programs),
         *check_hardware(plan.hardware, plan.layout.gpus_per_node, manifest),
         *check_pins(find_pinned(plan), manifest, find_record(), plan.run.workload.patched_pins),
         *check_image(plan, manifest),
@@ -140,6 +141,13 @@ def check_modules(names: Iterable[str], trainer_path: str = "") -> Iterator[Find
     for name in names:
         if not is_found(name, trainer_path):
             yield Finding(Level.BLOCKING, f"python module {name}", "installed", "missing")
+
+
+def check_programs(names: Iterable[str]) -> Iterator[Finding]:
+    """Check that this node has the programs that trials start."""
+    for name in names:
+        if shutil.which(name) is None:
+            yield Finding(Level.BLOCKING, f"program {name}", "on PATH", "missing")
 
 
 def check_rl_kernel(plan: Plan) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_e
 from rlk_repro.workloads.vime.code import find_brought
 from rlk_repro.workloads.vime.contract import load_contract, spell_flags
 from rlk_repro.workloads.vime.layout import list_folders, vime_of
+from rlk_repro.workloads.vime.profiling import profiler_env
 from rlk_repro.workloads.vime.setting import describe
 
 if TYPE_CHECKING:
@@ -84,8 +85,10 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
     if plan.is_crossover and plan.run.lane != "live":
         stored = _find_stored(plan, run_dir)
         files = replace(files, rollouts=run_dir.session_rollouts(trial.name).template)
-    argv = render_arguments(plan, files, seed=trial.seed, traces=run_dir.trial(trial.name).traces)
-    return replace(_make_command(plan, argv, trial_env(plan, trial, run_dir)), stored=stored)
+    traces = run_dir.trial(trial.name).traces
+    argv = render_arguments(plan, files, seed=trial.seed, traces=traces)
+    own = trial_env(plan, trial, run_dir) | profiler_env(plan, traces)
+    return replace(_make_command(plan, argv, own), stored=stored)
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:

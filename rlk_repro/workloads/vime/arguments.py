@@ -84,7 +84,7 @@ def render_store_arguments(plan: Plan, files: Files, *, seed: int) -> list[str]:
 
 
 def render_env(plan: Plan) -> dict[str, str]:
-    """Return the environment of the driver and, through Ray, of every vime process."""
+    """Return the environment of the driver and, through Ray, of every vime process, without a profiler's own."""
     workload = vime_of(plan)
     own = DETERMINISTIC_ENV if workload.what_for == "deterministic" else {}
     return {**ENV, **own, **workload.placements[plan.hardware.hardware].env}
@@ -235,6 +235,8 @@ def _purpose(plan: Plan, traces: Path) -> dict[str, Any]:
         case "deterministic":
             vllm = {"vllm-enable-deterministic-inference": True, "vllm-attention-backend": "flashinfer"}
             return {"deterministic-mode": True, **({} if plan.run.lane == "train-only" else vllm)}
+        case "profiler" if vime_of(plan).programs:
+            return {}
         case "profiler":
             return {flag: value for flag, value in profiling.items() if "memory" not in flag}
         case "memory-history":

@@ -251,6 +251,20 @@ def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
         )
 
 
+def _check_profiler(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
+    """A profiler is for one vendor's GPUs, and for runs that measure no time."""
+    workload, where = vime_of(plan), _where(plan, "workload.profiler")
+    if workload.profiler == "torch":
+        return
+    if workload.what_for != "profiler":
+        yield Problem(where, f"is for what_for: profiler, not {workload.what_for}", got=workload.profiler,
+                      expected="torch, or what_for: profiler")  # fmt: skip
+    fitting = {"cuda": "nsys", "rocm": "rocprofv3"}.get(plan.hardware.platform, "torch")
+    if workload.profiler != fitting:
+        yield Problem(where, f"does not profile {plan.hardware.hardware}", got=workload.profiler,
+                      expected=f"torch or {fitting}")  # fmt: skip
+
+
 def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
     """Report operators that cannot run before the job, because ``require`` would refuse to start with them."""
     if plan.run.rl_kernel.mode != "require" or not plan.needs_rl_kernel:
@@ -263,6 +277,7 @@ def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # no
 
 RULES: Final[tuple[Rule, ...]] = (
     _check_operators,
+    _check_profiler,
     _check_model,
     _check_batch,
     _check_tokens,

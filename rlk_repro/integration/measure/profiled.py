@@ -1,0 +1,45 @@
+"""Tells a profiler that started this rank which steps to record: nsys by CUDA's own calls, rocprofv3 by ROCTX's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+
+from rlk_repro.schedule import PROFILED_STEPS
+
+ROCTX: Final = "librocprofiler-sdk-roctx.so"
+
+
+class ProfiledSteps:
+    """Start recording before the first of the profiled rollouts and stop after the last; by default record nothing.
+
+    ``steps`` is ``first:end``, the first rollout after those; rollout 0 is never recorded.
+    """
+
+    def __init__(self, steps: str = "", switch: Callable[[bool], None] | None = None) -> None:
+        first, _, end = steps.partition(":")
+        self._first, self._end = (int(first), int(end)) if steps else (0, 0)
+        self._switch = switch or _switch
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> ProfiledSteps:
+        return cls(environ.get(PROFILED_STEPS, ""))
+
+    def end_step(self, rollout_id: int) -> None:
+        if rollout_id + 1 == self._first:
+            self._switch(True)
+        elif rollout_id + 1 == self._end:
+            self._switch(False)
+
+
+def _switch(is_on: bool) -> None:
+    torch.cuda.synchronize()
+    if torch.version.hip is None:
+        (torch.cuda.profiler.start if is_on else torch.cuda.profiler.stop)()  # type: ignore[no-untyped-call]
+        return
+    library = ctypes.CDLL(ROCTX)
+    (library.roctxProfilerResume if is_on else library.roctxProfilerPause)(0)

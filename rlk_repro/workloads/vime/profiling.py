@@ -1,0 +1,47 @@
+"""Profilers beside torch's own: Ray starts each worker of a profiled trial under nsys or rocprofv3.
+
+Both record only between two calls that ``integration`` makes in the training ranks, around the same steps that torch's
+profiler would trace; a worker that makes no such call leaves no trace.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rlk_repro.plan import Plan
+from rlk_repro.schedule import PROFILED_STEPS
+from rlk_repro.workloads.environment import JOB_CONFIG, OVERRIDE_JOB_CONFIG
+from rlk_repro.workloads.vime.arguments import NUM_PROFILED_STEPS
+from rlk_repro.workloads.vime.layout import vime_of
+
+_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "nsys": (
+        *("nsys", "profile", "--trace=cuda,nvtx,cublas,cudnn", "--sample=none", "--cpuctxsw=none"),
+        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true"),
+        "--output={traces}/%h-%p",
+    ),
+    "rocprofv3": (
+        *("rocprofv3", "--kernel-trace", "--memory-copy-trace", "--marker-trace", "--selected-regions"),
+        *("--output-format", "pftrace", "--output-directory", "{traces}", "--output-file", "%hostname%-%pid%", "--"),
+    ),
+}
+
+
+def profiler_env(plan: Plan, traces: Path) -> dict[str, str]:
+    """The variables by which Ray starts workers under the run's profiler; empty where torch profiles, or nothing."""
+    programs = vime_of(plan).programs
+    if not programs:
+        return {}
+    words = [word.replace("{traces}", str(traces.absolute())) for word in _COMMANDS[programs[0]]]
+    config = {"runtime_env": {"py_executable": shlex.join([*words, sys.executable])}, "metadata": {}}
+    first = max(plan.run.measure.warmup_steps, 1)
+    return {
+        JOB_CONFIG: json.dumps(config, sort_keys=True),
+        OVERRIDE_JOB_CONFIG: "1",
+        PROFILED_STEPS: f"{first}:{first + NUM_PROFILED_STEPS}",
+    }
