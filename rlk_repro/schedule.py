@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from rlk_repro.spec import Measure, Variant
 
-PROFILED_STEPS: Final = "RLK_REPRO_PROFILED_STEPS"
-"""Variable with the first rollout that a profiler outside the trainer records and the first one after those: 2:5."""
 ORDERS: Final = ("ABBA", "BAAB")
 SHADOW: Final = "s"
 LETTERS: Final[dict[str, Variant]] = {"b": "baseline", "e": "enabled", SHADOW: "baseline"}

@@ -22,7 +22,7 @@ MAX_BYTES: Final = 1 << 20
 
 def with_own_patch(manifest: Manifest, run_dir: RunDir, scrubber: Scrubber) -> Manifest:
     """Write the patch of a changed checkout, without secrets; the manifest says whether that gives the same code."""
-    own = manifest.sections.get(SECTION, {}).get(OURSELVES.pin)
+    own = manifest.sections.get(SECTION, {}).get(OURSELVES.section)
     if not isinstance(own, dict) or own.get("is_dirty") is not True:
         return manifest
     return _with_fact(manifest, own, _write_patch(run_dir, scrubber))
@@ -42,5 +42,5 @@ def _write_patch(run_dir: RunDir, scrubber: Scrubber) -> Fact:
 
 
 def _with_fact(manifest: Manifest, own: Mapping[str, Any], fact: Fact) -> Manifest:
-    code = {**manifest.sections[SECTION], OURSELVES.pin: {**own, OWN_PATCH: fact}}
+    code = {**manifest.sections[SECTION], OURSELVES.section: {**own, OWN_PATCH: fact}}
     return dataclasses.replace(manifest, sections={**manifest.sections, SECTION: code})

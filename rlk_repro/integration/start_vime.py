@@ -20,10 +20,9 @@ from typing import Any, Final
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, RlkReproError
 from rlk_repro.rundir.paths import traces_beside
 from rlk_repro.rundir.rollout_files import PICKLE, PROGRAM, check_archive, check_records
-from rlk_repro.schedule import PROFILED_STEPS
+from rlk_repro.switches import OPS_DIR, PROFILED_STEPS
 
 SCRIPT: Final = "train.py"
-OPS_DIR: Final = "RLK_REPRO_OPS_DIR"
 LOADING: Final = ("--load-forge-rollout-data", "--load-debug-rollout-data")
 PLACEHOLDER: Final = "{rollout_id}"
 ROUTING_REPLAY: Final = "--use-rollout-routing-replay"

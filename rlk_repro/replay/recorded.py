@@ -57,7 +57,7 @@ def require_intact(source: Path) -> str | None:
 
 def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]:
     """How to get the rlk-repro that ran, where its checkout was changed and the bundle says so."""
-    own = manifests[0].sections.get(SECTION, {}).get(OURSELVES.pin) if manifests else None
+    own = manifests[0].sections.get(SECTION, {}).get(OURSELVES.section) if manifests else None
     patch = own.get(OWN_PATCH) if isinstance(own, dict) else None
     if not isinstance(own, dict) or patch is None:
         return []

@@ -13,7 +13,7 @@ from typing import Final
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir, TrialDir
-from rlk_repro.schedule import PROFILED_STEPS, make_schedule
+from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import FromEnv
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.switches import (
@@ -21,6 +21,7 @@ from rlk_repro.switches import (
     GC_FREEZE,
     LIBRARIES_DIR,
     OPS_DIR,
+    PROFILED_STEPS,
     SWITCH,
     SWITCH_COMMIT,
     SWITCH_MODE,

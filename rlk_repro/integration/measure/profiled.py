@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from rlk_repro.schedule import PROFILED_STEPS
+from rlk_repro.switches import PROFILED_STEPS
 
 ROCTX: Final = "librocprofiler-sdk-roctx.so"
 

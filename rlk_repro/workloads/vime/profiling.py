@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.plan import Plan
-from rlk_repro.schedule import PROFILED_STEPS
+from rlk_repro.switches import PROFILED_STEPS
 from rlk_repro.workloads.environment import JOB_CONFIG, OVERRIDE_JOB_CONFIG
 from rlk_repro.workloads.vime.arguments import NUM_PROFILED_STEPS
 from rlk_repro.workloads.vime.layout import vime_of
