@@ -9,14 +9,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.analysis.analyse import BANDWIDTH, analyse
+from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.findings import Finding, Level, diff_values, limit_findings
 from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import diff_contents, load_parts
-from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, find_difference
+from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, compare_fabric, find_difference
 from rlk_repro.replay.identity import compare_identities, read_identity
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
 from rlk_repro.rundir.operator_results import OperatorResult
@@ -31,7 +31,6 @@ COMPARED_EFFECTS: Final = ("step_time_s", "actor_train_time_s", "rollout_time_s"
 # Training itself decides these metrics; times depend on the machine and are compared only as effects.
 COMPARED_LEVELS: Final = ("raw_reward", "response_length_mean", "train_rollout_logprob_abs_diff")
 OPERATOR_TOLERANCE: Final = 0.1
-BANDWIDTH_TOLERANCE: Final = 0.1
 MAX_DETAILS: Final = 5
 GPU: Final = "GPU"
 
@@ -151,7 +150,7 @@ def compare_analyses(
     margin = recorded.verdict.smallest_effect if margin is None else margin
     margin = OPERATOR_TOLERANCE if recorded.operators else margin
     unidentified, cautions = (tuple(_describe_code(code, level)) for level in (Level.WARNING, Level.INFO))
-    fabric, has_same_fabric = _compare_fabric(recorded, new)
+    fabric, has_same_fabric = compare_fabric(recorded, new)
     differing = list(_seeded_differences(recorded.trials, new.trials))
     matches = [*_match_operators(recorded, new), *_match_levels(recorded, new)]
     is_bitwise = not differing and not recorded.operators
@@ -181,16 +180,6 @@ def compare_analyses(
         unidentified=unidentified,
         cautions=cautions if has_same_fabric else (*cautions, *fabric),
     )
-
-
-def _compare_fabric(recorded: Analysis, new: Analysis) -> tuple[tuple[str, ...], bool]:
-    """The bus bandwidths in words, where both runs measured one, and whether they differ by no more than noise."""
-    try:
-        was, now = (float(analysis.facts[BANDWIDTH]) for analysis in (recorded, new))
-    except (KeyError, ValueError):
-        return (), True
-    text = f"all-reduce: bus bandwidth {was:g} GB/s recorded, {now:g} GB/s now"
-    return (text,), abs(now - was) <= BANDWIDTH_TOLERANCE * was
 
 
 def _describe_bitwise(recorded: Analysis, new: Analysis) -> tuple[Match, str]:

@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from rlk_repro.analysis.analyse import BANDWIDTH
 from rlk_repro.base.units import format_percent
-from rlk_repro.rundir.results import Effect
+from rlk_repro.rundir.results import Analysis, Effect
 from rlk_repro.statistics.power import MAX_PAIRS_SUGGESTED
 from rlk_repro.statistics.stats import t_quantile, to_ratio
 
 CONFIDENCE: Final = 0.95
+BANDWIDTH_TOLERANCE: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +88,13 @@ def _standard_error(effect: Effect) -> float | None:
     if effect.low is None or effect.high is None or effect.low <= 0:
         return None
     return math.log(effect.high / effect.low) / 2 / t_quantile(effect.confidence, effect.n - 1)
+
+
+def compare_fabric(recorded: Analysis, new: Analysis) -> tuple[tuple[str, ...], bool]:
+    """Return the bus bandwidths in words, where both runs measured one, and whether they differ by noise at most."""
+    try:
+        was, now = (float(analysis.facts[BANDWIDTH]) for analysis in (recorded, new))
+    except (KeyError, ValueError):
+        return (), True
+    text = f"all-reduce: bus bandwidth {was:g} GB/s recorded, {now:g} GB/s now"
+    return (text,), abs(now - was) <= BANDWIDTH_TOLERANCE * was
