@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def needs_rl_kernel(self) -> bool:
-        """Whether any trial uses RL-Kernel; a plan of control pairs alone, or of a switch of its own, may not."""
+        """Whether any trial uses RL-Kernel; a plan of control pairs or of an own switch may not use it."""
         return any(self.run.has_rl_kernel(trial.variant) for trial in self.trials)
 
     @property
@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def num_steps(self) -> int:
-        """Rollouts per trial, scored or not."""
+        """The number of rollouts per trial, scored or not."""
         return self.run.measure.num_steps
 
     @property
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def experiment(self) -> dict[str, Any]:
-        """What is measured, as plain JSON values."""
+        """The measured experiment, as plain JSON values."""
         return {
             "run": dump_model(self.run),
             "stack": dump_model(self.stack),
@@ -238,7 +238,7 @@ class Plan:
 
 
 class PlanExperiment(BaseModel):
-    """What is measured, as a plan file holds it."""
+    """The measured experiment, in the form of a plan file."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 

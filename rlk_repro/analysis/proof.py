@@ -33,7 +33,7 @@ class Proof:
     by_op: Mapping[str, OpProof] = field(default_factory=dict)
 
 
-# The worst status comes first.
+# The statuses are ordered from worst to best.
 _SEVERITY: Final = (ProofStatus.MISSING, ProofStatus.FALLBACK, ProofStatus.NATIVE, ProofStatus.PROVED)
 
 

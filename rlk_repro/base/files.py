@@ -1,4 +1,4 @@
-"""Write whole files: a file appears complete or not at all.  Also canonical JSON and the sha256 of a file.
+"""Write whole files: a file appears complete or not at all.  It also has canonical JSON and sha256.
 
 ``rundir`` decides file names; this module does not.
 """

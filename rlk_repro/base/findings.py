@@ -1,4 +1,6 @@
-"""Findings: what a check saw.  Preflight, verify, diff and replay collect all findings; none stops at the first."""
+"""Define findings, the observations of a check.  Preflight, verify, diff and replay collect all; none stops at the
+first.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ MAX_FINDINGS: Final = 1000
 
 
 class Level(StrEnum):
-    """How much a finding matters, most serious first."""
+    """The importance of a finding; the most serious level comes first."""
 
     BLOCKING = "blocking"
     WARNING = "warning"

@@ -152,7 +152,7 @@ def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str
         return os.posix_spawnp(argv[0], list(argv), dict(env), file_actions=files, setsid=True)
     except FileNotFoundError:
         raise EnvironmentMissing(Problem(argv[0], "is not on PATH")) from None
-    except OSError as error:  # not permitted, or built for another processor
+    except OSError as error:  # permission denied, or a file for another processor
         raise EnvironmentMissing(Problem(argv[0], f"cannot be executed ({str(error.strerror).lower()})")) from None
 
 
@@ -211,5 +211,5 @@ def _popen(
         if cwd is not None and not cwd.is_dir():
             raise EnvironmentMissing(Problem(str(cwd), "no such folder", expected="a working folder")) from None
         raise EnvironmentMissing(Problem(argv[0], "is not on PATH")) from None
-    except OSError as error:  # not permitted, or built for another processor
+    except OSError as error:  # permission denied, or a file for another processor
         raise EnvironmentMissing(Problem(argv[0], f"cannot be executed ({str(error.strerror).lower()})")) from None

@@ -289,12 +289,12 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
             yield ArchiveReader(stream, str(path), limits=limits)
     except Unwritable:
         raise
-    except OSError as error:  # covers this function and the block, which only reads or handles its own errors
+    except OSError as error:  # the block, too, only reads or handles its own errors
         raise _unreadable(path, error) from error
 
 
 def is_folder(path: Path) -> bool:
-    """Whether the path is a run directory instead of a packed bundle.
+    """Tell whether the path is a run directory instead of a packed bundle.
 
     Raises:
         BundleUnreadable: this user may not read it, or it is another folder.

@@ -65,7 +65,7 @@ class Verification:
 
 @dataclass
 class _Contents:
-    """What one pass over the members collects."""
+    """The result of one pass over the members."""
 
     digests: dict[str, str] = field(default_factory=dict)
     checksums: bytes | None = None

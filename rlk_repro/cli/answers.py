@@ -1,6 +1,6 @@
-"""What commands print with ``--json``, where nothing else in the package has a class for it.
+"""Define what commands print with ``--json``, where no other class of the package defines it.
 
-Commands import it only to print.  ``tools/schemas.py`` makes the JSON Schema of all answers.
+Commands import this module only to print.  ``tools/schemas.py`` makes the JSON Schema of all answers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Index(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class PartMissing(Answer):
-    """A missing part, of ``prepare --dry-run``."""
+    """A part that ``prepare --dry-run`` reports as missing."""
 
     kind: str
     folder: str
@@ -124,7 +124,7 @@ class RunRow(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class SubmittedRow(Answer):
-    """A row of ``runs list --submitted``."""
+    """One row of ``runs list --submitted``."""
 
     id: str
     cluster: str

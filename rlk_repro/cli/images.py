@@ -121,7 +121,7 @@ def build(
 
 def check(
     image: Annotated[str, typer.Argument(metavar="REF", help="An OCI archive or layout, or an image in a runtime.")],
-    stack: Annotated[str | None, typer.Option("--stack", help="Check it against this stack.")] = None,
+    stack: Annotated[str | None, typer.Option("--stack", help="Check the image against this stack.")] = None,
     platform: Platform = None,
     runtime: RuntimeName = None,
     as_json: AsJson = False,
@@ -202,7 +202,7 @@ def import_(
     target: Annotated[
         str, typer.Option("--to", help="docker://REGISTRY/NAME, docker-daemon:NAME:TAG, containers-storage:NAME.")
     ],
-    stack: Annotated[str | None, typer.Option("--stack", help="Check it against this stack.")] = None,
+    stack: Annotated[str | None, typer.Option("--stack", help="Check the image against this stack.")] = None,
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:

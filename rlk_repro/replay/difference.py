@@ -31,7 +31,7 @@ class RatioDifference:
 
     @property
     def holds_zero(self) -> bool:
-        """Whether the interval contains 0.  The tolerance exists because recorded ratios are rounded to 12 digits."""
+        """Tell whether the interval contains 0, with a tolerance, because recorded ratios are rounded to 12 digits."""
         return abs(self.estimate) <= self.half_width + 1e-12
 
     def is_beyond(self, margin: float) -> bool:

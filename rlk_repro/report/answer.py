@@ -1,4 +1,4 @@
-"""The answer in one line of plain words: what was found, by how much, and how sure that is."""
+"""Say the answer in one line of plain words: the result, its size, and how certain it is."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ SUSPECTS: Final = {
     "gpu.devices": "GPUs with problems",
     "gpu": "GPUs in use by other processes",
 }
-"""By the beginning of a finding's place, the first that fits: what widens the spread of step times."""
+"""Each entry maps the beginning of a finding's place to a cause of a wider spread; the first match counts."""
 MAX_FOUND: Final = 80
 MAX_PAIRS: Final = 64
-"""As many pairs or sessions as a run may have."""
+"""A run may have this many pairs or sessions."""
 
 
 def describe_subject(view: View) -> str:
-    """What is compared with what; both variants may do without the trainer's entropy metric."""
+    """Return what is compared with what; both variants may leave out the trainer's entropy metric."""
     if not view.is_comparison:
         return "Operators, one by one"
     return f"{view.analysis.switch or 'RL-Kernel'} enabled against {describe_baseline(view)}"
@@ -63,14 +63,14 @@ def describe_baseline(view: View) -> str:
 
 
 def describe_words(analysis: Analysis) -> str:
-    """``faster, same memory``: the verdict's word, and memory's where both are known."""
+    """Return the verdict's word, and memory's where both are known, like ``faster, same memory``."""
     word, memory = analysis.verdict.word, judge_memory(analysis).word
     is_known = word in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}
     return f"{word}, {memory}" if is_known and memory is not MemoryWord.INCONCLUSIVE else word.value
 
 
 def describe_answer(view: View) -> str:
-    """``Result: with RL-Kernel a step takes 4.37 % less time (95 % interval 4.24 to 4.50 %), and as much memory.``"""
+    """Say ``Result: with RL-Kernel a step takes 4.37 % less time (95 % interval 4.24 to 4.50 %), and less memory.``"""
     analysis = view.analysis
     word, effect = analysis.verdict.word, analysis.effect(view.primary)
     if word is VerdictWord.NO_COMPARISON:
@@ -90,7 +90,7 @@ def describe_answer(view: View) -> str:
 
 
 def _describe_operators(analysis: Analysis) -> str:
-    """The lowest and highest case of each operator of RL-Kernel that has kernels of its own."""
+    """Return the slowest and fastest case of each RL-Kernel operator that has its own kernels."""
     found: dict[str, list[float]] = {}
     for result in analysis.operators:
         speedup = find_speedup(result)
@@ -104,7 +104,7 @@ def _describe_operators(analysis: Analysis) -> str:
 
 
 def _first(analysis: Analysis) -> str:
-    """The reason, without the word that stands before it and the figures that stand behind."""
+    """Return the reason from the headline, without the verdict's word before it and the figures after it."""
     text = analysis.verdict.headline.removeprefix("exploratory: ").removeprefix(f"{analysis.verdict.word}: ")
     reason = text.split("; ")[0]
     return f"{reason[:1].upper()}{reason[1:]}."
@@ -117,7 +117,7 @@ def _range(effect: Effect) -> str:
 
 
 def _size(view: View, effect: Effect) -> str:
-    """Percent, how many times as fast from twice on, and what that makes of the baseline's mean."""
+    """Return the change in percent, as a multiple if it is at least twofold, and as the times of both variants."""
     assert effect.ratio is not None
     low, high = (effect.ratio if end is None else end for end in (effect.low, effect.high))
     is_less = effect.ratio < 1
@@ -129,7 +129,7 @@ def _size(view: View, effect: Effect) -> str:
 
 
 def _apply(view: View, effect: Effect, ratio: float) -> str:
-    """``, 108.3 → 24.4 ms``: the means of both variants would hold noise that the paired ratio does not."""
+    """Return ``, 108.3 → 24.4 ms``: the baseline's mean, and this mean times the ratio, which holds less noise."""
     mean = view.mean(effect.metric, BASELINE)
     if mean is None:
         return ""
@@ -138,7 +138,7 @@ def _apply(view: View, effect: Effect, ratio: float) -> str:
 
 
 def describe_ground(analysis: Analysis) -> str:
-    """What the answer rests on: how many pairs or sessions, on what."""
+    """Return the basis of the answer: the number of pairs or sessions, and the GPU or other hardware."""
     facts = (analysis.facts.get(name) for name in ("GPU", "driver"))
     place = ", ".join(("driver " if number else "") + fact for number, fact in enumerate(facts) if fact)
     number = f"{count(analysis.verdict.num_pairs, analysis.unit)} on " if analysis.verdict.num_pairs else ""
@@ -146,7 +146,7 @@ def describe_ground(analysis: Analysis) -> str:
 
 
 def suggest_next(view: View, bundle: str) -> str:
-    """One command, by what was found: a larger run where that would decide, RL-Kernel where it did not run."""
+    """Return one command for this result: a larger run if it would decide, RL-Kernel's build if it did not run."""
     analysis, word = view.analysis, view.analysis.verdict.word
     if did_not_run(analysis):
         return "make demo-rl-kernel  # builds RL-Kernel for this machine and runs with it"
@@ -163,14 +163,14 @@ def suggest_next(view: View, bundle: str) -> str:
 
 
 def did_not_run(analysis: Analysis) -> bool:
-    """Whether there is no answer because some enabled trial ran without RL-Kernel's kernels."""
+    """Tell whether the answer is missing because some enabled trial ran without RL-Kernel's kernels."""
     enabled = [trial for trial in analysis.trials if trial.variant != BASELINE]
     has_answer = analysis.verdict.word not in {VerdictWord.INCONCLUSIVE, VerdictWord.NOT_COMPARABLE}
     return not has_answer and any(trial.proof in {ProofStatus.FALLBACK, ProofStatus.NATIVE} for trial in enabled)
 
 
 def describe_publishing(view: View) -> str:
-    """Of an answer: what to publish beside it, and how much may be said."""
+    """Return what to publish together with a decided answer; the text is empty for other answers."""
     analysis, bundle_id = view.analysis, view.context.bundle_id
     if not bundle_id or analysis.verdict.word not in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}:
         return ""
@@ -179,7 +179,7 @@ def describe_publishing(view: View) -> str:
 
 
 def list_suspects(view: View) -> str:
-    """Of an inconclusive result, the findings that could explain the spread: who else used the machine, slow GPUs."""
+    """Name findings that could explain an inconclusive result's spread: other users of the machine, slow GPUs."""
     analysis = view.analysis
     if analysis.verdict.word is not VerdictWord.INCONCLUSIVE:
         return ""
@@ -197,7 +197,7 @@ def list_suspects(view: View) -> str:
 
 
 def _count_deciding(analysis: Analysis) -> int | None:
-    """The number of pairs or sessions whose interval, at this effect and spread, would carry a word."""
+    """Return how many pairs or sessions would decide the verdict, at this effect and spread."""
     effect = analysis.effect(STEP_TIME)
     if effect is None or effect.ratio is None or not effect.sd_log:
         return None

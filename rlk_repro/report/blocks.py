@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 
 class Tone(StrEnum):
-    """How a word is coloured.  The word itself always carries the meaning."""
+    """The colour of a word; the word itself always carries the meaning."""
 
     PLAIN = "plain"
     GOOD = "good"

@@ -1,4 +1,4 @@
-"""One page over several bundles: by hardware, every run with its verdict, its size and a link to its report."""
+"""Make one page over several bundles: by hardware, every run with its verdict, its size and a link to its report."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Entry:
 
 
 def write_index(entries: Sequence[Entry], folder: Path) -> Path:
-    """Write the page and, in a folder named after each bundle's id, its report; the path of the page."""
+    """Write the page, and each bundle's report in a folder named after the bundle's id; return the path of the page."""
     for entry in entries:
         write_report(entry.analysis, folder / entry.shown_id, replace(entry.context, run_directory=""))
     page = folder / INDEX_NAME
@@ -70,7 +70,7 @@ def _list_hardware(entries: Sequence[Entry]) -> Iterator[Section]:
 
 
 def _list_trends(entries: Sequence[Entry]) -> Iterator[Section]:
-    """Runs of one experiment on one hardware, by date: what changed from commit to commit."""
+    """List runs of one experiment on one hardware by date, so that changes between commits show."""
     by_experiment: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         by_experiment.setdefault((entry.analysis.experiment_hash, entry.hardware), []).append(entry)

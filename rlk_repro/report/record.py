@@ -23,7 +23,7 @@ class LevelRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRecord:
-    """One bundle or run directory.
+    """The record of one bundle or run directory.
 
     ``bundle_id`` is the sha256 of its seal; it is empty without a seal.  ``report`` is the path of the page; it is
     empty where no page was written.  ``unit`` is what ``n`` of an effect counts: ``pair`` or ``session``.

@@ -17,7 +17,7 @@ EXIT_SCHEMA: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ExitRecord:
-    """How a trial ended, where and when; the times are Unix seconds, None where they cannot be read."""
+    """The end of a trial: its status, place and time; times are Unix seconds, None where they cannot be read."""
 
     status: TrialStatus
     reason: str = ""

@@ -1,4 +1,4 @@
-"""Every file name inside a run directory or a bundle; no other module knows one (layout: docs/results-directory.md)."""
+"""Define every file name inside a run directory or a bundle; no other module does (docs/results-directory.md)."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class RunDir:
     state = Within(".state.json")
     """Live progress for ``status``; not part of the evidence."""
     agent_output = Within(".agent.log")
-    """What a local agent itself prints; empty unless it crashes."""
+    """The output of a local agent itself; it is empty unless the agent crashes."""
     cancelled = Within(".cancelled")
     """The time at which a user asked the scheduler to end the job."""
 
@@ -205,13 +205,14 @@ class RunDir:
     pod_note = Within(".pod.json")
     """Messages of the first process of the leading pod, or of the pod that serves a run afterwards."""
     pod_read = Within(".pod-read.json")
-    """How much of the trials' logs was read from outside the cluster, with the time."""
+    """The amount of the trials' logs that was read from outside the cluster, with the time."""
     kubernetes_record = Within(".kubernetes.json")
-    """What the cluster said about job and pods when the run was collected; known after sealing, so never packed."""
+    """The cluster's facts about job and pods when the run was collected; they are known after sealing, so never packed.
+    """
 
     @property
     def live(self) -> RunDir:
-        """What this machine knows about a run whose directory is on another machine, until it is collected."""
+        """Return this machine's facts about a run whose directory is on another machine, until it is collected."""
         return RunDir(self.root / ".live")
 
     def partial_bundle(self, digest: str) -> Path:

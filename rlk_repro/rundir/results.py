@@ -21,7 +21,7 @@ SCHEMA: Final = 1
 
 
 class TrialStatus(StrEnum):
-    """How a trial ended.  A trial that is not ``ok`` stays in the tables and is never scored."""
+    """The way a trial ended.  A trial that is not ``ok`` stays in the tables and is never scored."""
 
     OK = "ok"
     FAILED = "failed"
@@ -60,7 +60,7 @@ class VerdictWord(StrEnum):
 
     @property
     def is_of_speed(self) -> bool:
-        """Whether the two variants could be compared, with any result."""
+        """Whether the run could compare the two variants; the comparison may have any result."""
         return self not in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}
 
 
@@ -256,7 +256,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
-    """What control pairs measured: the largest absolute end of the interval of their effect, as a fraction."""
+    """The noise that control pairs measured: the farther end of the interval of their effect, as a fraction."""
 
     is_measured: bool
     fraction: float | None

@@ -240,7 +240,7 @@ class FromEnv(Model):
 
 
 class Profile(GrowingModel):
-    """What one site needs."""
+    """The needs of one site."""
 
     added_later: ClassVar[frozenset[str]] = frozenset(
         {"slurm", "container", "ray", "prepared_dir", "kubernetes", "settings"}

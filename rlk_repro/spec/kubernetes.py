@@ -36,7 +36,7 @@ class SecretKey(Model):
 
 
 class Results(Model):
-    """Where run directories are stored.  Without a claim they are in the leading pod and are lost with it."""
+    """The place of run directories.  Without a claim, run directories are in the leading pod and are lost with it."""
 
     claim: ObjectName | None = Field(
         None, description="name of a PersistentVolumeClaim that several nodes can write (ReadWriteMany)"

@@ -254,7 +254,7 @@ def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _
 
 
 def _is_other_form(details: ErrorDetails) -> bool:
-    """Whether an error is about the other form of a value (text or ``{from_env: NAME}``) than the author chose."""
+    """Tell whether an error is about the other form of a value (text or ``{from_env: NAME}``) than the author chose."""
     forms = {*_TEXT_NAMES, "FromEnv"} & {str(part) for part in details["loc"][-2:]}
     if not forms:
         return False
@@ -263,7 +263,7 @@ def _is_other_form(details: ErrorDetails) -> bool:
 
 
 def _is_consequence(details: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
-    """Whether an error follows from others: a list whose entries are all wrong also counts as too short."""
+    """Tell whether an error follows from others: a list whose entries are all wrong also counts as too short."""
     location = details["loc"]
     return details["type"] == "too_short" and any(
         item["loc"][: len(location)] == location and item is not details for item in errors

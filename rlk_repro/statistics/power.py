@@ -40,8 +40,9 @@ def smallest_effect(
 
     The speed-up is a fraction: at 0.04 the baseline takes 4 % longer.  ``gates`` is the chance that the other gates
     pass; it reduces the power.  ``pair_sd_pct`` is the standard deviation of the log ratio of one pair, in percent.
-    Control pairs measure a noise floor that replaces a smaller smallest effect of interest; few of them measure a high
-    floor.  None means fewer than ``least`` pairs (or sessions), or that even a 50-fold speed-up would not be found.
+    Control pairs measure a noise floor that replaces the smallest effect of interest where it is larger; few of them
+    measure a high floor.  None means fewer than ``least`` pairs (or sessions), or that even a 50-fold speed-up would
+    not be found.
     """
     if num_pairs < least:
         return None

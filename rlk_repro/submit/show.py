@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     PlanFile: TypeAlias = dict[str, Any]
 else:
     PlanFile = PlanRecord
-"""What is printed is the plan's own JSON; its schema is that of a plan file."""
+"""The command prints the plan's own JSON; its schema is that of a plan file."""
 
 
 @dataclass(frozen=True, kw_only=True)
