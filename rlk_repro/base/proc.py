@@ -126,7 +126,7 @@ def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None)
 
 
 def _exit_by_signal(number: int, _frame: object) -> None:
-    """Handle a signal by an exception, so that whoever waits for a command ends it first."""
+    """Handle a signal by an exception, so that code that waits for a command ends the command first."""
     sys.exit(128 + number)
 
 
