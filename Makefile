@@ -43,11 +43,11 @@ demo-rl-kernel: $(VENV)/.torch ## Install RL-Kernel at its pinned commit, then r
 
 test: $(VENV)/.dev $(VENV)/.torch ## Run the tests (a few minutes)
 	sh tools/install-slurm.sh
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not real"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 30 --durations-min 3 -m "not gpu and not real"
 
 test-real: $(VENV)/.dev $(VENV)/.torch ## Run the heavier real parts: long faults, large archives
 	sh tools/install-slurm.sh --all
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "real and not long and not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --durations 20 --durations-min 10 -m "real and not long and not gpu"
 
 test-long: $(VENV)/.dev $(VENV)/.torch ## Run the remaining heavy tests: many kills, all faults, all sabotaged images
 	sh tools/install-slurm.sh --all

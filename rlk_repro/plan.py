@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -29,8 +29,10 @@ from rlk_repro.spec.choices import (
     find_rule_problems,
     find_variant_problems,
 )
-from rlk_repro.spec.load import Loaded, Override
 from rlk_repro.spec.values import BASELINE, CROSSOVER, ENABLED, dump_model
+
+if TYPE_CHECKING:
+    from rlk_repro.spec.load import Loaded, Override
 
 SCHEMA: Final = 1
 _RUN_ID: Final = "run_id"
@@ -308,13 +310,6 @@ def find_run_id(record: Any, folder_name: str) -> str:
     if not isinstance(run_id, str) or not run_id.isprintable() or "/" in run_id or run_id in {"", ".", ".."}:
         return folder_name
     return run_id
-
-
-def flag_overrides(*, lane: str | None, pairs: int | None, control_pairs: int | None) -> list[Override]:
-    """Translate flags such as ``--pairs`` to overrides, as ``--set`` gives them."""
-    flags = ((("lane",), lane, "--lane"), (("measure", "pairs"), pairs, "--pairs"),
-             (("measure", "control_pairs"), control_pairs, "--control-pairs"))  # fmt: skip
-    return [Override(path, value, flag) for path, value, flag in flags if value is not None]
 
 
 def make_plan(

@@ -9,7 +9,6 @@ from typing import Any, Final, TypeAlias
 
 from rlk_repro.base.resources import hardware_folders, list_names
 from rlk_repro.spec import Hardware
-from rlk_repro.spec.load import load_hardware
 
 Ask: TypeAlias = Callable[[str, Sequence[str], str], str]
 """A function from a question, its choices and the likeliest choice to the answer."""
@@ -59,4 +58,6 @@ def find_hardware(words: Sequence[str], hardware: Mapping[str, Hardware]) -> lis
 
 
 def load_all_hardware() -> dict[str, Hardware]:
+    from rlk_repro.spec.load import load_hardware
+
     return {name: load_hardware(name).model for name in list_names(hardware_folders())}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.resources import suggest
 from rlk_repro.spec import Hardware, Measure, Run, Variant
-from rlk_repro.spec.load import Override
 from rlk_repro.spec.values import BASELINE, CROSSOVER, ENABLED
+
+if TYPE_CHECKING:
+    from rlk_repro.spec.load import Override
 
 DESIGN: Final = "design"
 FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_pair_sd_pct", "expected_block_sd_pct"})

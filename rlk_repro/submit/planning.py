@@ -13,12 +13,13 @@ from rlk_repro.base.units import parse_minutes
 from rlk_repro.clusters.api import Job
 from rlk_repro.clusters.profiles import render_profile, take_likeliest
 from rlk_repro.clusters.registry import BACKENDS, get_backend
-from rlk_repro.plan import Plan, flag_overrides, make_plan
+from rlk_repro.plan import Plan, make_plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Profile, Run
 from rlk_repro.spec.load import (
     Loaded,
     Override,
+    flag_overrides,
     load_bytes,
     load_hardware,
     load_profile,

@@ -58,6 +58,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**json.loads(answer), "cwd": cwd}
 
 
+@pytest.mark.real
 def test_each_trial_ran_the_commit_of_its_variant(result: dict[str, Any]) -> None:
     run_dir = Path(result["bundle"]).parent
     analysis = json.loads((run_dir / "analysis" / "analysis.json").read_text())
@@ -71,6 +72,7 @@ def test_each_trial_ran_the_commit_of_its_variant(result: dict[str, Any]) -> Non
         assert versions
 
 
+@pytest.mark.real
 def test_the_variants_differ_in_the_commit_and_in_nothing_else(result: dict[str, Any]) -> None:
     out = run_command("submit", str(result["cwd"] / "two.yaml"), *TINY, "--dry-run", cwd=result["cwd"])
     assert f"VIME_RL_KERNEL_COMMIT: {OLD} in baseline, {NEW} in enabled" in out
@@ -79,6 +81,7 @@ def test_the_variants_differ_in_the_commit_and_in_nothing_else(result: dict[str,
     assert gates["manifests"] == "passed"
 
 
+@pytest.mark.real
 def test_the_report_names_both_commits(result: dict[str, Any]) -> None:
     page = Path(result["report"]).read_text()
     assert f"RL-Kernel {NEW[:12]} enabled against RL-Kernel {OLD[:12]}" in page
@@ -90,6 +93,7 @@ def _read_analysis(result: dict[str, Any]) -> Any:
     return json.loads((Path(result["bundle"]).parent / "analysis" / "analysis.json").read_text())
 
 
+@pytest.mark.real
 def test_a_folder_that_holds_another_commit_than_its_name_says_starts_no_trial(tmp_path: Path) -> None:
     install(tmp_path / "commits", OLD, OLD)
     install(tmp_path / "commits", NEW, OLD)
@@ -100,6 +104,7 @@ def test_a_folder_that_holds_another_commit_than_its_name_says_starts_no_trial(t
     assert f"RLK_COMMITS/{NEW}: is not an installed RL-Kernel of this commit" in logs
 
 
+@pytest.mark.real
 def test_a_missing_commit_is_named_before_the_first_trial(result: dict[str, Any], tmp_path: Path, call: Any) -> None:
     install(tmp_path / "commits", OLD, OLD)
     with pytest.MonkeyPatch.context() as patch:
@@ -112,6 +117,7 @@ def test_a_missing_commit_is_named_before_the_first_trial(result: dict[str, Any]
     assert f"RLK_COMMITS/{NEW}: missing, expected a folder with rl_engine/" in " ".join(err.split())
 
 
+@pytest.mark.real
 def test_a_replay_asks_for_the_commits_and_for_no_installed_rl_kernel(result: dict[str, Any], tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLK_COMMITS", str(tmp_path))
@@ -121,6 +127,7 @@ def test_a_replay_asks_for_the_commits_and_for_no_installed_rl_kernel(result: di
     assert "python module rl_engine" not in wheres
 
 
+@pytest.mark.real
 def test_commits_of_a_bundle_that_no_shipped_stack_pins_are_foreign_code(result: dict[str, Any]) -> None:
     plan = Plan.load(Path(result["bundle"]).parent / "plan.json")
     assert [str(item) for item in find_foreign(plan)] == [f"rl_kernel.commits {commit}" for commit in (OLD, NEW)]

@@ -24,11 +24,19 @@ def status_of(run_dir: RunDir, trial: str) -> str:
     return str(load_json(run_dir.trial(trial).exit)["status"])
 
 
-def test_a_run_goes_from_submission_to_a_bundle_that_verifies_and_replays(call, site: Site) -> None:
+def test_a_run_goes_from_submission_to_a_bundle_that_verifies_and_replays(
+    call, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder whose name arrives as it is, and of which nothing is executed."""
+    folder = tmp_path / f"{''.join(WEIRD_NAMES)},%j"
+    monkeypatch.setenv("RLK_REPRO_RUNS", str(folder))
     run = site.submit()
     assert (run.wait_for_end().state, run.poll().reason) == (JobState.DONE, "sealed, 2 of 2 trials ok")
     bundle = run.collect()
     assert verify_bundle(bundle) == []
+    assert run.run_dir.job_output(run.job_id).is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name, "profile.yaml"}
+    assert list(tmp_path.rglob("pwned")) == []
     code, out, err = call("replay", str(bundle), "--analyze-only")
     assert (code, err) == (0, "")
     assert "the analysis is reproduced byte for byte" in out
@@ -39,19 +47,6 @@ def test_a_run_goes_from_submission_to_a_bundle_that_verifies_and_replays(call, 
         assert {"config.txt", "topology.txt", f"job-{run.job_id}.0.txt", f"nodes-{run.job_id}.0.txt"} <= topics
         assert f"JobId={run.job_id} " in (sealed.scheduler / f"job-{run.job_id}.0.txt").read_text()
         assert "ClusterName = test" in sealed.scheduler_file("config").read_text()
-
-
-def test_names_arrive_as_they_are_and_nothing_in_them_is_executed(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / f"{''.join(WEIRD_NAMES)},%j"
-    monkeypatch.setenv("RLK_REPRO_RUNS", str(folder))
-    run = site.submit()
-    assert run.wait_for_end().state is JobState.DONE
-    assert verify_bundle(run.collect()) == []
-    assert run.run_dir.job_output(run.job_id).is_file()
-    assert {path.name for path in tmp_path.iterdir()} == {folder.name, "profile.yaml"}
-    assert list(tmp_path.rglob("pwned")) == []
 
 
 def test_a_refusal_quotes_sbatch_and_leaves_no_job(call, site: Site) -> None:
@@ -106,6 +101,7 @@ def test_a_requeued_job_repeats_whole_pairs_and_keeps_interrupted_trials(site: S
     assert verify_bundle(run.collect()) == []
 
 
+@pytest.mark.real
 def test_a_controller_that_restarts_does_not_disturb_a_run(site: Site) -> None:
     run = site.submit()
     run.wait_for_step()
@@ -114,6 +110,7 @@ def test_a_controller_that_restarts_does_not_disturb_a_run(site: Site) -> None:
     assert run.wait_for_end().state is JobState.DONE
 
 
+@pytest.mark.real
 def test_a_node_daemon_that_restarts_does_not_disturb_a_run(site: Site) -> None:
     run = site.submit()
     run.wait_for_step()
@@ -123,6 +120,7 @@ def test_a_node_daemon_that_restarts_does_not_disturb_a_run(site: Site) -> None:
     assert run.wait_for_end().state is JobState.DONE
 
 
+@pytest.mark.real
 def test_two_nodes_have_one_agent_each(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     allow_nodes(monkeypatch)
     agent = site.folder / "agent"

@@ -58,6 +58,7 @@ def test_first_commands_without_a_scheduler(call: Call, monkeypatch: pytest.Monk
     run_page(ELSEWHERE, call, monkeypatch)
 
 
+@pytest.mark.real
 def test_on_slurm(call: Call, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in cluster.env.items():
         monkeypatch.setenv(name, value if name != "PATH" else f"{cluster.bin}{os.pathsep}{os.environ['PATH']}")
@@ -73,6 +74,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeClus
         yield running
 
 
+@pytest.mark.real
 @needs_kubectl
 def test_on_kubernetes(call: Call, server: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     run_page("On Kubernetes", call, monkeypatch)

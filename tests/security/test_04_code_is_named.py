@@ -214,6 +214,21 @@ def test_a_rollout_that_is_more_than_data_is_refused_unread(tmp_path: Path) -> N
         check_file(tmp_path / "call.pt")
 
 
+START_EACH = """
+import json, os, runpy, sys
+import torch
+for argv in json.loads(sys.argv[1]):
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        sys.argv[1:] = argv
+        runpy.run_module("rlk_repro.integration.start_vime", run_name="__main__", alter_sys=True)
+        sys.exit(0)
+    print("exit", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+"""Each start in a process of its own, of which torch is loaded once."""
+
+
 def test_vime_is_not_started_on_a_hostile_rollout(tmp_path: Path) -> None:
     """Torch's own archive reader checks the file, in the process that would become vime's."""
     _, mark = write_program(tmp_path)
@@ -224,6 +239,7 @@ def test_vime_is_not_started_on_a_hostile_rollout(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("call.pt", "legacy.pt", "program.pt")]
     assert set(paths) < set(hostile_rollouts(tmp_path, mark))
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout), str(ROOT)])}
+    starts, expected = [], []
     for number, path in enumerate((*paths, tmp_path / "good")):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -232,8 +248,10 @@ def test_vime_is_not_started_on_a_hostile_rollout(tmp_path: Path) -> None:
             argv = ["--num-rollout", "1", flag, str(folder / "{rollout_id}.pt"), "--use-rollout-routing-replay"]
             if path.name == "good":
                 argv.pop()
-            done = proc.run([sys.executable, "-m", "rlk_repro.integration.start_vime", *argv], env=env, timeout_s=120)
-            assert (done.returncode, done.stdout) == ((0, "trains\n") if path.name == "good" else (5, "")), done.stderr
+            starts.append(argv)
+            expected += ["trains", "exit 0"] if path.name == "good" else ["exit 5"]
+    done = proc.run([sys.executable, "-c", START_EACH, json.dumps(starts)], env=env, timeout_s=120)
+    assert done.stdout.splitlines() == expected, done.stderr
     assert not mark.exists()
 
 
