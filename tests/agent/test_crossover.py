@@ -91,6 +91,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return run_planted(folder, 1.0, "measure.sessions=3", "measure.blocks=6", "measure.control_blocks=2")
 
 
+@pytest.mark.real
 def test_a_planted_slow_down_is_found(finished: RunDir) -> None:
     found = analyse(finished)
     effect = found.effect("step_time_s")
@@ -191,6 +192,7 @@ def lost(analysis: Analysis) -> list[str]:
         ("enabled", {"counts": {"recompile_limit_hits": 1}}, "1 recompile-limit hit in step {}, which is scored"),
     ],
 )  # fmt: skip
+@pytest.mark.real
 def test_one_wrong_step_voids_its_block_by_name(
     finished: RunDir, tmp_path: Path, variant: str, change: dict[str, Any], reason: str
 ) -> None:
@@ -204,6 +206,7 @@ def test_one_wrong_step_voids_its_block_by_name(
     assert found.pooled["enabled"].n == 34
 
 
+@pytest.mark.real
 def test_a_call_in_a_baseline_step_voids_its_block(finished: RunDir, tmp_path: Path) -> None:
     step, other = find_scored(finished, "baseline"), find_scored(finished, "enabled")
 
@@ -213,6 +216,7 @@ def test_a_call_in_a_baseline_step_voids_its_block(finished: RunDir, tmp_path: P
     assert lost(damage(finished, tmp_path, call_twice)) == [f"called in step {step}, which is baseline"]
 
 
+@pytest.mark.real
 def test_a_fallback_in_one_step_voids_the_session(finished: RunDir, tmp_path: Path) -> None:
     step = find_scored(finished, "enabled")
 
@@ -224,6 +228,7 @@ def test_a_fallback_in_one_step_voids_the_session(finished: RunDir, tmp_path: Pa
     assert "1 calls fell back" in found.pairs[0].reason
 
 
+@pytest.mark.real
 def test_a_step_without_a_record_of_a_rank_voids_the_session(finished: RunDir, tmp_path: Path) -> None:
     step = find_scored(finished, "enabled")
     found = damage(finished, tmp_path, lambda events: events.remove(find_step(events, step)))
@@ -231,6 +236,7 @@ def test_a_step_without_a_record_of_a_rank_voids_the_session(finished: RunDir, t
     assert lost(found) == [f"step {step} is planned as enabled and recorded as neither variant"]
 
 
+@pytest.mark.real
 def test_a_session_that_was_killed_counts_nothing(finished: RunDir, tmp_path: Path) -> None:
     shutil.copytree(finished.root, tmp_path / "copy")
     run_dir = RunDir(tmp_path / "copy")
@@ -244,6 +250,7 @@ def test_a_session_that_was_killed_counts_nothing(finished: RunDir, tmp_path: Pa
     assert "a verdict on speed needs 3 sessions with a step time, found 2" in found.verdict.reasons
 
 
+@pytest.mark.real
 def test_a_log_without_a_step_s_time_makes_the_session_a_failure(finished: RunDir, tmp_path: Path) -> None:
     shutil.copytree(finished.root, tmp_path / "copy")
     run_dir = RunDir(tmp_path / "copy")

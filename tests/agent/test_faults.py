@@ -117,6 +117,7 @@ def torture(folder: Path, num_kills: int, seed: int) -> None:
         assert verify_bundle(victim.run_dir.bundle) == []
 
 
+@pytest.mark.real
 def test_six_kills_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
     torture(tmp_path, num_kills=6, seed=1)
 

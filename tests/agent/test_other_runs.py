@@ -23,6 +23,7 @@ def another_agent(tmp_path: Path) -> Iterator[str]:
         process.kill()
 
 
+@pytest.mark.real
 def test_a_run_beside_another_has_a_finding_for_each_trial(
     call: Callable[..., tuple[int, str, str]], another_agent: str
 ) -> None:

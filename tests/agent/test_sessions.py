@@ -76,6 +76,7 @@ def events(run_dir: RunDir, name: str) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == name]
 
 
+@pytest.mark.real
 def test_sessions_on_stored_rollouts_are_run_sealed_and_read(tmp_path: Path) -> None:
     plan, run_dir = make_staged(tmp_path / "run", (*SESSIONS, *TINY, "lane=train-only"))
     assert run_sessions(run_dir) == 0

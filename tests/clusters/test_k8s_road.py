@@ -61,6 +61,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: Contr
         yield running
 
 
+@pytest.mark.real
 def test_a_rayjob_is_submitted_watched_collected_verified_and_replayed(
     server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_typed_no_runs_nothing(bundle: Path) -> None:
     assert "replay: you did not agree to run it" in done.stderr
 
 
+@pytest.mark.real
 def test_one_typed_yes_is_enough(bundle: Path) -> None:
     done = answer(bundle, "y")
     assert len(submitted()) == 1, done.stderr

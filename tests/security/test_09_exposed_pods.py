@@ -43,6 +43,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: Contr
         yield running
 
 
+@pytest.mark.real
 def test_a_pod_of_a_run_listens_on_no_port_and_another_pod_cannot_end_it(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="job")
     wait_until(launched, first_trial_runs(launched))

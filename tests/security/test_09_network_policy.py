@@ -112,6 +112,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: Contr
         yield running
 
 
+@pytest.mark.real
 @needs_kubectl
 @pytest.mark.timeout(280)
 def test_the_network_policy_exists_before_the_pods_and_ends_with_the_job(server: Cluster, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_plane: Contr
         yield running
 
 
+@pytest.mark.real
 @needs_kubectl
 @pytest.mark.timeout(280)
 def test_the_token_of_a_cluster_is_in_no_file_of_the_run(server: Cluster, tmp_path: Path) -> None:
