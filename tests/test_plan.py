@@ -13,7 +13,8 @@ from rlk_repro.base.files import dump_json
 from rlk_repro.base.resources import list_names, profile_folders, run_folders
 from rlk_repro.plan import Plan, make_plan, order_trials
 from rlk_repro.spec import Measure
-from rlk_repro.spec.load import flag_overrides, load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.submit.planning import flag_overrides
 from rlk_repro.submit.show import plan_lines, plan_summary
 from rlk_repro.workloads import get_workload
 from tests.support.run_plans import make_run_plan

@@ -61,13 +61,6 @@ class Override:
     flag: str
 
 
-def flag_overrides(*, lane: str | None, pairs: int | None, control_pairs: int | None) -> list[Override]:
-    """Translate flags such as ``--pairs`` to overrides, as ``--set`` gives them."""
-    flags = ((("lane",), lane, "--lane"), (("measure", "pairs"), pairs, "--pairs"),
-             (("measure", "control_pairs"), control_pairs, "--control-pairs"))  # fmt: skip
-    return [Override(path, value, flag) for path, value, flag in flags if value is not None]
-
-
 def parse_overrides(settings: Iterable[str]) -> list[Override]:
     """Turn texts such as ``measure.pairs=8`` into overrides; the values are YAML scalars or flow collections.
 

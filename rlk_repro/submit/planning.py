@@ -19,7 +19,6 @@ from rlk_repro.spec import Profile, Run
 from rlk_repro.spec.load import (
     Loaded,
     Override,
-    flag_overrides,
     load_bytes,
     load_hardware,
     load_profile,
@@ -70,6 +69,13 @@ class Prepared:
     job: Job
     remarks: tuple[str, ...] = ()
     is_proposed: bool = False
+
+
+def flag_overrides(*, lane: str | None, pairs: int | None, control_pairs: int | None) -> list[Override]:
+    """Translate flags such as ``--pairs`` to overrides, as ``--set`` gives them."""
+    flags = ((("lane",), lane, "--lane"), (("measure", "pairs"), pairs, "--pairs"),
+             (("measure", "control_pairs"), control_pairs, "--control-pairs"))  # fmt: skip
+    return [Override(path, value, flag) for path, value, flag in flags if value is not None]
 
 
 def prepare(request: Request) -> Prepared:
