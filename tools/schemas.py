@@ -43,6 +43,7 @@ WRITTEN: Final[Mapping[str, type[Any]]] = {
     "contract": Contract,
 }
 ANSWERS: Final[Mapping[str, Any]] = {
+    "agreement": answers.EnginesCompared,
     "cancel": answers.Cancelled,
     "claims check": ClaimsCheck,
     "claims lint": list[OffenceInFile],

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from rlk_repro.analysis.agreement import summarise_agreement
 from rlk_repro.analysis.allocations import describe_allocations, find_misfits, find_unknown_nodes
+from rlk_repro.analysis.checks import check_agreement
 from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.operators import OperatorTable, read_operators
 from rlk_repro.analysis.sessions import Session, compare_sessions, pool_step_times, read_session
@@ -131,6 +132,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         pooled=pool_step_times(sessions),
         switch=plan.run.switch_title,
         agreement=tuple(summarise_agreement(plan, run_dir, pairs, sessions)),
+        checks=tuple(check_agreement(plan, run_dir)),
     )
     # The analysis is returned as it will be read back: with the digits that are written.
     return Analysis.from_json(json.loads(dump_json(analysis.to_json())))

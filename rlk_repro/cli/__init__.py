@@ -15,6 +15,7 @@ from rlk_repro.base.disk import OF_FILE_SYSTEMS, Unwritable
 from rlk_repro.base.errors import EXIT_BUG, RlkReproError
 from rlk_repro.base.escapes import escape_json, printable, printable_lines
 from rlk_repro.cli import (
+    agreement,
     bundles,
     claims,
     doctor,
@@ -63,6 +64,7 @@ listing.register(app)
 bundles.register(app)
 replay.register(app)
 report.register(app)
+agreement.register(app)
 claims.register(app)
 profile.register(app)
 images.register(app)

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.findings import Finding
+from rlk_repro.rundir.agreement import AgreementCheck
 from rlk_repro.rundir.state import Progress
 
 
@@ -141,3 +142,11 @@ class Verified(Answer):
     bundle_id: str | None
     findings: tuple[Finding, ...]
     claimed_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginesCompared(Answer):
+    """Whether engines agree, in a sentence and by check."""
+
+    summary: str
+    checks: tuple[AgreementCheck, ...]

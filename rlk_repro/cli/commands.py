@@ -13,6 +13,7 @@ from typing import Any, Final
 from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES: Final[Mapping[str, str]] = {
+    "agreement": "rlk-repro agreement bundle.tgz --fail-on outside",
     "cancel": "rlk-repro cancel 20261124T013541Z-9dcecb6a-bb99",
     "claims check": "rlk-repro claims check --rl-kernel-src RL-Kernel -o claims.json",
     "claims lint": "rlk-repro claims lint README.md",

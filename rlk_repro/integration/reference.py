@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from rlk_repro.integration.measure.engines import EngineRecord, compose
 from rlk_repro.integration.measure.installation import Installation
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.route.api import Turn
@@ -15,6 +16,7 @@ from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.operators import Case, Platform, read_loss_options
 
 if TYPE_CHECKING:
+    from rlk_repro.integration.reference_engines import ReferenceEngines
     from rlk_repro.refengine.data import Microbatch, Sample
     from rlk_repro.refengine.model import Transformer
     from rlk_repro.refengine.trainer import Trainer
@@ -37,9 +39,14 @@ def install(args: argparse.Namespace) -> Installation | None:
     installation = install_into(core, settings, trainer=TRAINER, case=_make_case(args), args=args)
     time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
     installation.rebind(AdamW, "step", time_step, "timer")
+    engines = _open_engines(installation, settings)
     for name, phase in PHASES.items():
-        make = functools.partial(installation.profile.run_in_phase, phase)
+        make: Callable[..., Any] = functools.partial(installation.profile.run_in_phase, phase)
+        if engines is not None and name == "compute_log_probs":
+            make = compose(engines.follow_pass, make)
         installation.rebind(trainer.Trainer, name, make, "peak memory")
+    if engines is not None:
+        installation.rebind(trainer.Trainer, "train", engines.follow_train, "record of engines")
     if installation.ledger.find_rl_kernel("linear_logp") is not None:
         make = functools.partial(_hand_over, installation.turn)
         installation.rebind(trainer, "forward", make, "hands over hidden states")
@@ -50,6 +57,18 @@ def install(args: argparse.Namespace) -> Installation | None:
         trainer.step_end_hooks.append(installation.end_step)
         installation.on_undo(trainer.step_end_hooks.remove, installation.end_step)
     return installation
+
+
+def _open_engines(installation: Installation, settings: Settings) -> ReferenceEngines | None:
+    """What records the engines, in a run that asks whether they agree."""
+    if settings.engines_dir is None or installation.has_engines:
+        return None
+    from rlk_repro.integration.reference_engines import ReferenceEngines
+
+    record = EngineRecord(settings.engines_dir, 0)
+    installation.on_undo(record.close)
+    installation.has_engines = True
+    return ReferenceEngines(record)
 
 
 def _begin_step_before(installation: Installation, train: Callable[..., None]) -> Callable[..., None]:

@@ -38,6 +38,7 @@ from rlk_repro.operators import DEFAULT_OPS, OPERATORS, Case, Platform, Refusal,
 from rlk_repro.rundir.paths import libraries_beside, libraries_file
 from rlk_repro.schedule import LETTERS, SHADOW
 from rlk_repro.switches import (
+    ENGINES_DIR,
     ENTROPY_METRIC,
     GC_FREEZE,
     LIBRARIES_DIR,
@@ -70,6 +71,7 @@ class Settings:
     commit: str = ""
     ops_dir: Path | None = None
     libraries_dir: Path | None = None
+    engines_dir: Path | None = None
     has_entropy_metric: bool = True
     gc_freeze_after: int = 0
     """The number of rollouts after which the process freezes its Python objects; 0 for never."""
@@ -114,6 +116,7 @@ class Settings:
             commit=environ.get(SWITCH_COMMIT, "") if is_requested else "",
             ops_dir=ops_dir,
             libraries_dir=_read_folder(environ, LIBRARIES_DIR) or (ops_dir and libraries_beside(ops_dir)),
+            engines_dir=_read_folder(environ, ENGINES_DIR),
             has_entropy_metric=entropy == "1",
             gc_freeze_after=int(freeze_after),
         )

@@ -11,12 +11,15 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
+from rlk_repro.integration.measure.engines import EngineRecord, compose
 from rlk_repro.integration.measure.installation import Installation, check_signatures
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.measure.profiled import ProfiledSteps
+from rlk_repro.integration.measure.ranks import find_rank
 from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.integration.vime_abi import Abi, find_abi
+from rlk_repro.integration.vime_engines import VimeEngines
 from rlk_repro.operators import Case, read_loss_options
 
 TRAINER: Final = "vime"
@@ -36,13 +39,30 @@ def install(args: argparse.Namespace) -> Installation | None:
     installation = _install_loss(args, settings, has_output_layer=True)
     make_initialize = functools.partial(_prepare_model, installation, abi)
     installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer, output layers")
+    engines = _open_engines(installation, settings)
     for name, phase in PHASES.items():
-        installation.rebind(actor, name, functools.partial(installation.profile.run_in_phase, phase), "peak memory")
+        make: Callable[..., Any] = functools.partial(installation.profile.run_in_phase, phase)
+        if engines is not None and name == "forward_only":
+            make = compose(engines.follow_pass, make)
+        installation.rebind(actor, name, make, "peak memory")
+    if engines is not None:
+        for name in abi.begin:
+            installation.rebind(actor, name, engines.follow_begin, "record of engines")
     make_end = functools.partial(_end_step_after, installation, ProfiledSteps.from_env())
     installation.rebind(actor, "log_perf_data", make_end, "end of step")
     for name in abi.begin if settings.schedule else ():
         installation.rebind(actor, name, functools.partial(_begin_step_before, installation), "variant of the rollout")
     return installation
+
+
+def _open_engines(installation: Installation, settings: Settings) -> VimeEngines | None:
+    """What records the engines, in a run that asks whether they agree; every rank takes part in its passes."""
+    if settings.engines_dir is None or installation.has_engines:
+        return None
+    record = EngineRecord(settings.engines_dir, find_rank()[0])
+    installation.on_undo(record.close)
+    installation.has_engines = True
+    return VimeEngines(record)
 
 
 def install_loss(args: argparse.Namespace) -> Installation | None:

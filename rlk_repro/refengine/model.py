@@ -20,7 +20,7 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes of the model; ``dtype`` is that of activations.  The head's logits are always float32."""
+    """Sizes of the model; ``dtype`` is that of activations.  The head's logits are float32, or float64 as those."""
 
     num_layers: int
     hidden_size: int
@@ -54,7 +54,7 @@ def make_model_config(args: argparse.Namespace) -> ModelConfig:
 
 
 class RMSNorm(nn.Module):
-    """Return x / rms(x) * weight over the last dimension, computed in float32 and returned in x's dtype."""
+    """Return x / rms(x) * weight over the last dimension, computed in float32 or wider and returned in x's dtype."""
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
@@ -62,7 +62,8 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.epsilon).to(x.dtype)
+        wide = widen(x)
+        return F.rms_norm(wide, self.weight.shape, self.weight.to(wide.dtype), self.epsilon).to(x.dtype)
 
 
 class Linear(nn.Module):
@@ -122,7 +123,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The model: tokens [N], positions [N], attend -> logits [N, V] float32."""
+    """The model: tokens [N], positions [N], attend -> logits [N, V] float32, or float64 of a float64 model."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -148,7 +149,7 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         x = self.find_hidden_states(tokens, positions, attend)
-        return F.linear(x, self.output_weight.to(x.dtype)).float()
+        return widen(F.linear(x, self.output_weight.to(x.dtype)))
 
 
 def make_model(config: ModelConfig, seed: int, device: torch.device) -> Transformer:
@@ -175,8 +176,14 @@ def make_rotation(positions: torch.Tensor, head_size: int, base: float) -> torch
 def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     """Rotate the pairs (i, i + D/2) of x [N, heads, D] by the angles of ``make_rotation``."""
     cos, sin = rotation[:, :1], rotation[:, 1:]
-    first, second = x.float().chunk(2, dim=-1)
-    return (x.float() * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+    wide = widen(x)
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+
+
+def widen(x: torch.Tensor) -> torch.Tensor:
+    """x in float32; in float64 as it is."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 class PackedLayout:

@@ -175,6 +175,7 @@ def compare_analyses(
             *(match.text for match in matches),
             *(fabric if has_same_fabric else ()),
             *differing[:MAX_DETAILS],
+            *recorded.compare_checks(new),
         ),
         num_blocking_drift=sum(item.level is Level.BLOCKING for item in drift),
         unidentified=unidentified,

@@ -13,6 +13,7 @@ from rlk_repro.report import HTML_NAME, write_report
 from rlk_repro.report.answer import describe_baseline, describe_words
 from rlk_repro.report.basis import SHOWN_HASH, describe_interval, find_commit, find_date
 from rlk_repro.report.blocks import Column, Section, Table, TableCell
+from rlk_repro.report.checks import TONES, choose_word
 from rlk_repro.report.html import render_page
 from rlk_repro.report.sections import choose_tone
 from rlk_repro.report.view import Context, make_view
@@ -81,7 +82,20 @@ def _list_trends(entries: Sequence[Entry]) -> Iterator[Section]:
 
 
 def _make_table(entries: Iterable[Entry]) -> Table:
-    return Table(title="", columns=_COLUMNS, rows=tuple(map(_make_row, entries)))
+    found = list(entries)
+    columns, rows = _COLUMNS, list(map(_make_row, found))
+    if any(entry.analysis.checks for entry in found):
+        columns = (*columns[:2], Column(name="engines agree"), *columns[2:])
+        rows = [(*row[:2], _judge_engines(entry.analysis), *row[2:]) for row, entry in zip(rows, found, strict=True)]
+    return Table(title="", columns=columns, rows=tuple(rows))
+
+
+def _judge_engines(analysis: Analysis) -> TableCell:
+    """The word of a run that compares engines; of any other run nothing."""
+    if not analysis.checks:
+        return TableCell(text="")
+    word = choose_word(analysis.checks)
+    return TableCell(text=word.value, tone=TONES[word])
 
 
 def _make_row(entry: Entry) -> tuple[TableCell, ...]:

@@ -19,6 +19,7 @@ from rlk_repro.report.answer import (
 )
 from rlk_repro.report.basis import SHOWN_HASH, describe_headline, make_basis
 from rlk_repro.report.blocks import Block, Bullets, Commands, Section, Table, TableCell, Text
+from rlk_repro.report.checks import make_checks
 from rlk_repro.report.evidence import make_evidence
 from rlk_repro.report.labels import clean
 from rlk_repro.report.sections import make_effects
@@ -42,6 +43,11 @@ def render_markdown(analysis: Analysis, context: Context | None = None) -> str:
 def render_summary(analysis: Analysis, context: Context) -> str:
     """Render the answer and its basis in at most 60 lines, which fit a comment on a pull request."""
     return "\n".join(_render_summary(make_view(analysis, context))).rstrip() + "\n"
+
+
+def render_checks(analysis: Analysis, context: Context) -> str:
+    """Whether engines agree, in short: every comparison is in the report."""
+    return "\n".join(_render_section(make_checks(make_view(analysis, context), is_brief=True))).rstrip() + "\n"
 
 
 def _render_summary(view: View) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Final
 
 from rlk_repro.logs.metrics import ABS_DIFF
 from rlk_repro.report.agreement import plot_agreement
+from rlk_repro.report.checks import plot_drift
 from rlk_repro.report.figure import (
     BOTTOM,
     HEIGHT,
@@ -51,7 +52,7 @@ def make_figures(view: View) -> tuple[Figure, ...]:
     trials = [plot_trials(view, metric) for metric in of_trials]
     steps = [plot_steps(view, metric) for metric in of_steps]
     rest = (*trials[1:], *steps[1:], *plot_agreement(view))
-    return (plot_pairs(view), trials[0], steps[0], plot_modules(view), *rest)
+    return (*plot_drift(view), plot_pairs(view), trials[0], steps[0], plot_modules(view), *rest)
 
 
 def plot_trials(view: View, metric: str) -> Figure:

@@ -26,6 +26,7 @@ from rlk_repro.report.blocks import (
     make_columns,
     make_row,
 )
+from rlk_repro.report.checks import make_checks
 from rlk_repro.report.labels import NOT_RECORDED, headline_value
 from rlk_repro.report.operators import make_cells
 from rlk_repro.report.sections import (
@@ -251,6 +252,7 @@ def make_sections(view: View) -> tuple[Section, ...]:
             make_reproduce(view),
         )
     return (
+        *((make_checks(view),) if view.analysis.checks else ()),
         make_effects(view),
         make_gates(view),
         make_pairs(view),

@@ -1,11 +1,14 @@
 """Define the classes in which tokens are counted by the difference between the trainer's and the rollout's log-prob.
 
-The trainer writes a table for every step and rank; ``analysis.agreement`` adds the tables up; a report shows them.
+The trainer writes a table for every step and rank; ``analysis.agreement`` adds the tables up; a report shows them.  In
+an agreement run the trainer also records its engines, and ``analysis.checks`` compares them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 LADDER: Final = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -16,6 +19,7 @@ NUM_POSITIONS: Final = 17
 LOG_PROBS: Final = (-10.0, -3.0, -1.0, -0.1, -0.01)
 """Bounds between bands of the rollout's own log-prob, the least probable tokens first."""
 NUM_LOG_PROBS: Final = len(LOG_PROBS) + 1
+MOST_CHANGED: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +57,70 @@ class AgreementResult:
     mean_by_position: tuple[float | None, ...]
     by_log_prob: tuple[tuple[int, ...], ...]
     reason: str = ""
+
+
+class CheckKind(StrEnum):
+    """What is compared, in the order in which a failure explains those after it."""
+
+    INPUTS = "inputs"
+    WEIGHTS = "weights"
+    LAYERS = "layers"
+    LOG_PROBS = "log-probs"
+    INVARIANCE = "invariance"
+
+
+class CheckWord(StrEnum):
+    PASS = "pass"  # noqa: S105 a word, no password
+    FAIL = "fail"
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreementCheck:
+    """Two engines, or one engine in two cases, on the same tokens of one step.
+
+    ``variant`` is that of the trial, ``both`` where trials of both variants are compared.  ``found`` names what differs
+    first, or says why there is nothing to compare.  Of ``num`` compared values ``num_unequal`` differ, at most by
+    ``largest`` and in the mean by ``mean``; ``bound`` is the contract's for ``dtype``.  Of layers ``curve`` is the
+    relative difference at each of ``points``, in the order of computation; None where a value is not finite.
+    """
+
+    kind: CheckKind
+    pair: str
+    variant: str
+    step: int
+    first: str
+    second: str
+    word: CheckWord
+    found: str
+    num: int = 0
+    num_unequal: int = 0
+    largest: float | None = None
+    mean: float | None = None
+    dtype: str = ""
+    bound: float | None = None
+    points: tuple[str, ...] = ()
+    curve: tuple[float | None, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells this check from the others of its run."""
+        return self.kind.value, self.pair, self.variant, f"step {self.step}", f"{self.first} against {self.second}"
+
+
+def list_failures(checks: Iterable[AgreementCheck]) -> list[AgreementCheck]:
+    """The failed checks: earlier steps first, in a step by kind."""
+    order = list(CheckKind)
+    failed = [item for item in checks if item.word is CheckWord.FAIL]
+    return sorted(failed, key=lambda item: (item.step, order.index(item.kind)))
+
+
+def compare_checks(recorded: Iterable[AgreementCheck], new: Iterable[AgreementCheck]) -> Iterator[str]:
+    """Say which checks have another word than before; nothing where neither side has checks."""
+    was, now = ({item.key: item.word.value for item in side} for side in (recorded, new))
+    keys = list(was | now)
+    changed = [key for key in keys if was.get(key) != now.get(key)]
+    if keys:
+        yield f"engines: {len(changed)} of {len(keys)} checks have another word"
+    for key in changed[:MOST_CHANGED]:
+        yield f"engines: {', '.join(key)}: recorded {was.get(key, 'absent')}, now {now.get(key, 'absent')}"

@@ -52,6 +52,13 @@ class TrialDir:
         """The existing ops files, by rank."""
         return _by_rank(self.ops, OPS_SUFFIX)
 
+    engines = Within("engines")
+    """What each engine computed of the same tokens, in runs that ask whether engines agree."""
+
+    def engines_files(self) -> dict[int, Path]:
+        """The existing records of engines, by rank."""
+        return _by_rank(self.engines, OPS_SUFFIX)
+
     libraries = Within("libraries")
 
     def libraries_file(self, rank: int) -> Path:

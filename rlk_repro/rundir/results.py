@@ -7,6 +7,7 @@ Times are seconds, memory is bytes; a missing number is None together with a rea
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema
 from rlk_repro.base.findings import Finding
-from rlk_repro.rundir.agreement import AgreementResult
+from rlk_repro.rundir.agreement import AgreementCheck, AgreementResult, compare_checks
 from rlk_repro.rundir.operator_results import OperatorResult
 
 SCHEMA: Final = 1
@@ -306,6 +307,7 @@ class Analysis:
     shadows: tuple[ShadowResult, ...] = ()
     pooled: dict[str, Summary] = dataclasses.field(default_factory=dict)
     agreement: tuple[AgreementResult, ...] = ()
+    checks: tuple[AgreementCheck, ...] = ()
     switch: str = ""
 
     @property
@@ -317,13 +319,17 @@ class Analysis:
     def is_crossover(self) -> bool:
         return any(trial.name != trial.folder for trial in self.trials)
 
+    def compare_checks(self, new: Analysis) -> Iterator[str]:
+        """Say which checks of engines have another word in the new analysis."""
+        return compare_checks(self.checks, new.checks)
+
     def effect(self, metric: str) -> Effect | None:
         return next((item for item in self.effects if item.metric == metric), None)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values; a key that only some runs have is left out where it is empty."""
         fields = dataclasses.asdict(self)
-        for name in ("operators", "blocks", "shadows", "pooled", "agreement", "switch"):
+        for name in ("operators", "blocks", "shadows", "pooled", "agreement", "checks", "switch"):
             if not fields[name]:
                 del fields[name]
         return {"schema": SCHEMA, **fields}

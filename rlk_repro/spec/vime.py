@@ -125,11 +125,11 @@ class Placement(Model):
     env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=100)], EnvValue] = Field({})
 
 
-Purpose: TypeAlias = Literal["timing", "deterministic", "profiler", "memory-history"]
+Purpose: TypeAlias = Literal["timing", "agreement", "deterministic", "profiler", "memory-history"]
 """The purpose of a run of vime; a run has one purpose, and only ``timing`` measures speed.
 
-``deterministic`` asks vime and vLLM for equal bits, ``profiler`` records torch's trace of three steps, and
-``memory-history`` records the allocator's history.
+``deterministic`` asks vime and vLLM for equal bits, ``agreement`` also records what the engines compute of the same
+tokens, ``profiler`` records torch's trace of three steps, and ``memory-history`` records the allocator's history.
 """
 
 
@@ -162,6 +162,10 @@ class VimeWorkload(AnyWorkload):
         description="placement by hardware, with the same keys as layouts"
     )
     arguments: Arguments = Field({}, description="further flags of both variants")
+
+    @property
+    def purpose(self) -> str:
+        return self.what_for
 
     @property
     def num_steps_per_rollout(self) -> int:

@@ -97,6 +97,16 @@ class AnyWorkload(GrowingModel):
     needs_prepared: ClassVar[bool] = False
 
     @property
+    def purpose(self) -> str:
+        """What a run is for; only ``timing`` measures speed."""
+        return "timing"
+
+    @property
+    def compares_engines(self) -> bool:
+        """Whether the run asks if engines agree."""
+        return self.purpose == "agreement"
+
+    @property
     def packed_rollouts(self) -> str | None:
         """Name of the stored rollouts that the bundle holds."""
         return None
@@ -138,12 +148,20 @@ class ReferenceWorkload(AnyWorkload):
 
     lanes = ("live", "train-only")
     lane_limit = "the reference trainer has no inference server, which lane fixed-rollout needs"
+    added_later = frozenset({"what_for"})
 
     kind: Literal["reference"]
+    what_for: Literal["timing", "agreement"] = Field(
+        "timing", description="agreement: compare what the engines compute of the same tokens, and measure no time"
+    )
     model: ReferenceModel = ReferenceModel()
     task: ReferenceTask = ReferenceTask()
     grpo: Grpo = Grpo()
     num_threads: Annotated[int, Field(ge=1, le=512)] = Field(1, description="CPU threads of a trainer")
+
+    @property
+    def purpose(self) -> str:
+        return self.what_for
 
     @property
     def num_steps_per_rollout(self) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from pydantic import BaseModel
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.plan import Plan
+
+MOST_PAIRS_WITHOUT_VERDICT: Final = 5
 
 
 def trial_flags(plan: Plan, seed: int, num_rollouts: int | None = None) -> list[str]:
@@ -34,3 +37,17 @@ def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> l
         for name, value in plan.layout.model_dump().items()
         if value > 1 and name not in free
     ]
+
+
+def find_untimed_problems(plan: Plan) -> Iterator[Problem]:
+    """Find whether a run that does not measure time has a design or pairs that could give a verdict on speed."""
+    purpose, measure = plan.run.workload.purpose, plan.run.measure
+    if purpose == "timing":
+        return
+    article = "an" if purpose[0] in "aeiou" else "a"
+    where, what = f"run {plan.run.run}: measure", f"{article} {purpose} run does not measure time"
+    if plan.is_crossover:
+        yield Problem(f"{where}.design", what, got=measure.design, expected="parallel")
+    elif measure.pairs > MOST_PAIRS_WITHOUT_VERDICT:
+        expected = f"at most {MOST_PAIRS_WITHOUT_VERDICT}, too few for a verdict on speed"
+        yield Problem(f"{where}.pairs", what, got=measure.pairs, expected=expected)

@@ -17,6 +17,7 @@ from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import FromEnv
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.switches import (
+    ENGINES_DIR,
     ENTROPY_METRIC,
     GC_FREEZE,
     LIBRARIES_DIR,
@@ -40,7 +41,7 @@ FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"
 VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE, SWITCH_COMMIT})
 """The declared switches: variables that make a trial an enabled one."""
 
-MAY_DIFFER: Final = VARIANT_SWITCHES | {OPS_DIR, LIBRARIES_DIR}
+MAY_DIFFER: Final = VARIANT_SWITCHES | {OPS_DIR, LIBRARIES_DIR, ENGINES_DIR}
 """Variables that may differ between the trials of a pair: the switches, and where each trial writes."""
 
 # if the user's shell exported one of these, it could turn a baseline into an enabled trial, or change both.
@@ -102,7 +103,8 @@ def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
 def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
     """Return the variables that rlk-repro sets for a trial: record folders, the run's metrics, declared switches."""
     folder = run_dir.trial(trial.name)
-    return record_env(folder) | transport_env(plan, folder) | common_env(plan) | switch_env(plan, trial)
+    engines = {ENGINES_DIR: str(folder.engines.absolute())} if plan.run.workload.compares_engines else {}
+    return record_env(folder) | engines | transport_env(plan, folder) | common_env(plan) | switch_env(plan, trial)
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:

@@ -16,7 +16,7 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ReferenceWorkload
 from rlk_repro.workloads.api import Command, Words
-from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
+from rlk_repro.workloads.arguments import find_layout_problems, find_untimed_problems, setting_flags, trial_flags
 from rlk_repro.workloads.environment import FIXED_ENV, THREADS, find_env_problems, profile_env, trial_env
 from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps
 
@@ -33,9 +33,10 @@ WORDS: Final = Words(
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Find layouts with more than one node or device, and profile variables that the launcher sets itself."""
+    """Find layouts with more than one node or device, profile variables that the launcher sets itself, and more pairs
+    than a run that measures no time may have."""
     what = "the reference trainer is one process on one device"
-    return [*find_env_problems(plan), *find_layout_problems(plan, what)]
+    return [*find_env_problems(plan), *find_layout_problems(plan, what), *find_untimed_problems(plan)]
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
@@ -84,6 +85,8 @@ def _make_command(plan: Plan, first: list[str], flags: list[str], own: dict[str,
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Describe what distinguishes this run from others, from the plan's record of the workload."""
     model, grpo = settings["model"], settings["grpo"]
+    if settings.get("what_for", "timing") != "timing":
+        yield "meant for", settings["what_for"]
     yield (
         "model",
         f"reference trainer: {count(model['num_layers'], 'layer')}, hidden {format_count(model['hidden_size'])}, "

@@ -23,7 +23,7 @@ from rlk_repro.spec import FromEnv
 from rlk_repro.spec.values import ENABLED
 from rlk_repro.submit import finishing, planning, sending
 from rlk_repro.submit.show import plan_lines, plan_summary
-from rlk_repro.switches import LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
+from rlk_repro.switches import ENGINES_DIR, LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
 from rlk_repro.workloads import reference
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.differences import (
@@ -61,8 +61,9 @@ def test_a_shipped_plan_differs_in_the_declared_switches_only(name: str) -> None
         assert found == ()
         return
     assert {item.name for item in found if item.kind is Kind.SWITCH} == SWITCHES
-    assert {item.name for item in found if item.kind is Kind.FOLDER} == {OPS_DIR, LIBRARIES_DIR}
-    assert len(found) == 5
+    engines = {ENGINES_DIR} if plan.run.workload.compares_engines else set()
+    assert {item.name for item in found if item.kind is Kind.FOLDER} == {OPS_DIR, LIBRARIES_DIR} | engines
+    assert len(found) == 5 + len(engines)
     assert find_undeclared(plan) == []
     values = {item.name: (item.baseline, item.enabled) for item in found}
     assert values[SWITCH_OPS] == ("not set", ",".join(plan.ops))

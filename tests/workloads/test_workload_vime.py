@@ -273,6 +273,8 @@ def test_prepared_things_lie_where_the_profile_says() -> None:
 @pytest.mark.parametrize(
     ("what_for", "flags", "variable"),
     [
+        ("agreement", {"--deterministic-mode", "--vllm-enable-deterministic-inference", "--vllm-attention-backend",
+                       "--check-weight-update-equal"}, "CUBLAS_WORKSPACE_CONFIG"),
         ("deterministic", {"--deterministic-mode", "--vllm-enable-deterministic-inference", "--vllm-attention-backend"},
          "CUBLAS_WORKSPACE_CONFIG"),
         ("profiler", {"--use-pytorch-profiler", "--profile-step-start", "--profile-step-end", "--profile-target",
@@ -283,10 +285,10 @@ def test_prepared_things_lie_where_the_profile_says() -> None:
 def test_runs_that_do_not_time_are_separate(what_for: str, flags: set[str], variable: str | None) -> None:
     timing = plan_for("qwen3-4b", "h200", settings=LIVE)
     plan = with_workload(timing, what_for=what_for)
+    article = "an" if what_for == "agreement" else "a"
     assert [str(problem) for problem in vime.find_problems(plan)] == [
-        f"run qwen3-4b: measure.pairs: a {what_for} run does not measure time, got 6, expected at most 5, too few for "
-        "a "
-        "verdict on speed"
+        f"run qwen3-4b: measure.pairs: {article} {what_for} run does not measure time, got 6, expected at most 5, too "
+        "few for a verdict on speed"
     ]
     few = plan_for("qwen3-4b", "h200", settings=(*LIVE, f"workload.what_for={what_for}"))
     few = dataclasses.replace(

@@ -48,6 +48,7 @@ class Installation:
         self.shadow: ShadowStep | None = None
         self.tokens: TokenRecord | None = None
         self.gc_freeze_after = 0
+        self.has_engines = False
         self._begun: int | None = None
         self._counts = read_counts()
         self._undo = ExitStack()

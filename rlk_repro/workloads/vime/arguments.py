@@ -86,7 +86,7 @@ def render_store_arguments(plan: Plan, files: Files, *, seed: int) -> list[str]:
 def render_env(plan: Plan) -> dict[str, str]:
     """Return the environment of the driver and, through Ray, of every vime process, without a profiler's own."""
     workload = vime_of(plan)
-    own = DETERMINISTIC_ENV if workload.what_for == "deterministic" else {}
+    own = DETERMINISTIC_ENV if workload.what_for in {"agreement", "deterministic"} else {}
     return {**ENV, **own, **workload.placements[plan.hardware.hardware].env}
 
 
@@ -232,8 +232,10 @@ def _purpose(plan: Plan, traces: Path) -> dict[str, Any]:
     match vime_of(plan).what_for:
         case "timing":
             return {}
-        case "deterministic":
+        case "agreement" | "deterministic" as what_for:
             vllm = {"vllm-enable-deterministic-inference": True, "vllm-attention-backend": "flashinfer"}
+            # vime compares every engine's weights with the trainer's after each sync, and stops where one is not equal
+            vllm |= {"check-weight-update-equal": True} if what_for == "agreement" else {}
             return {"deterministic-mode": True, **({} if plan.run.lane == "train-only" else vllm)}
         case "profiler" if vime_of(plan).programs:
             return {}

@@ -10,13 +10,13 @@ from rlk_repro.base.errors import Problem
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan
 from rlk_repro.spec import HubData
+from rlk_repro.workloads.arguments import find_untimed_problems
 from rlk_repro.workloads.environment import find_run_problems
 from rlk_repro.workloads.vime.arguments import Files, list_decided
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 from rlk_repro.workloads.vime.memory import estimate_memory
 
 _NO_FILES: Final = Files(model=Path(), checkpoint=Path(), prompts=Path(), rollouts="")
-MOST_PAIRS_WITHOUT_VERDICT: Final = 5
 FULL: Final = 0.9
 MOST_TOKENS: Final = 10**8  # tokens of a sequence: far beyond any model
 
@@ -236,15 +236,13 @@ def _check_env(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Check that a run that does not measure time has too few pairs for a verdict on speed."""
-    what_for, measure = vime_of(plan).what_for, plan.run.measure
-    if what_for != "timing" and plan.is_crossover:
-        yield Problem(_where(plan, "measure.design"), f"a {what_for} run does not measure time", got=measure.design,
-                      expected="parallel")  # fmt: skip
-    elif what_for != "timing" and measure.pairs > MOST_PAIRS_WITHOUT_VERDICT:
-        yield Problem(_where(plan, "measure.pairs"), f"a {what_for} run does not measure time", got=measure.pairs,
-                      expected=f"at most {MOST_PAIRS_WITHOUT_VERDICT}, too few for a verdict on speed")  # fmt: skip
-    if what_for == "deterministic" and plan.hardware.platform == "rocm" and plan.run.lane != "train-only":
+    yield from find_untimed_problems(plan)
+    what_for = vime_of(plan).what_for
+    if what_for == "agreement" and vime_of(plan).grpo.num_steps_per_rollout == 1:
+        where = _where(plan, "workload.grpo.num_steps_per_rollout")
+        yield Problem(where, "vime skips the pass that is recorded", got=1, expected="2 or more")
+    is_deterministic = what_for in {"agreement", "deterministic"}
+    if is_deterministic and plan.hardware.platform == "rocm" and plan.run.lane != "train-only":
         where = _where(plan, "workload.what_for")
         yield Problem(
             where, "vLLM's deterministic attention needs NVIDIA GPUs", got=what_for, expected="lane train-only"

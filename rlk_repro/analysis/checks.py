@@ -1,0 +1,293 @@
+"""Compare what engines computed of the same tokens: inputs, weights, layers, log-probs, and one engine in many cases.
+
+All that is judged is recorded with the trial, the contract included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, Final
+
+from rlk_repro.base.units import count, format_number
+from rlk_repro.logs.engines import EngineLog, Inputs, Layer, LogProbs, Rows, SampleInput, Skipped, Weights, read_engines
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.spec.agreement import DTYPES, AgreementContract
+
+AS_RUN: Final = ""
+BOTH: Final = "both"
+TRAINING: Final = "training"
+NO_RECORD: Final = "the trial left no record of its engines"
+
+Place = tuple[str, str, int]
+"""Pair, variant and step."""
+
+
+def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
+    """Every check of a run that compares engines; of any other run none."""
+    for pair, trials in plan.pairs().items() if plan.run.workload.compares_engines else ():
+        logs = {trial.name: read_engines(run_dir.trial(trial.name)) for trial in trials}
+        yield from check_pair(pair, [(trial.variant, logs[trial.name]) for trial in trials])
+
+
+def check_pair(pair: str, logs: Sequence[tuple[str, EngineLog | None]]) -> Iterator[AgreementCheck]:
+    """The checks within each trial, then those between the training engines of two trials."""
+    for variant, log in logs:
+        if log is None or not log.steps:
+            yield _skip(CheckKind.INPUTS, (pair, variant, 0), "rollout", TRAINING, NO_RECORD)
+            continue
+        for step in log.steps:
+            yield from _check_step(log, (pair, variant, step))
+    (first, one), (second, other) = logs
+    if one is not None and other is not None:
+        for step in (step for step in one.steps if step in other.steps):
+            names = (f"{TRAINING}, {first}", f"{TRAINING}, {second}")
+            yield from _compare_variants((pair, BOTH, step), names, one, other)
+
+
+def _check_step(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
+    step = place[2]
+    inputs, weights = list(log.inputs.get(step, {}).items()), list(log.weights.get(step, {}).items())
+    for (first, one), (second, other) in combinations(inputs, 2):
+        yield _compare_inputs(place, (first, second), (one, other))
+    for (first, this), (second, that) in combinations(weights, 2):
+        yield _compare_weights(place, (first, second), (this, that))
+    if len(weights) == 1:
+        name, found = weights[0]
+        reason = found.reason if isinstance(found, Skipped) else "the other engine's weights were not recorded"
+        yield _skip(CheckKind.WEIGHTS, place, name, TRAINING, reason)
+    yield from _check_values(log, place)
+
+
+def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
+    """All pairs of engines as they ran, then each engine against itself in other cases."""
+    layers, log_probs = log.layers.get(place[2], {}), log.log_probs.get(place[2], {})
+    inputs = next(iter(log.inputs.get(place[2], {}).values()), None)
+    for first, second in combinations([engine for engine, case in layers if case == AS_RUN], 2):
+        yield _compare_layers(log.contract, place, (first, second), (layers[first, AS_RUN], layers[second, AS_RUN]))
+    for (engine, case), found in layers.items():
+        if case != AS_RUN and (engine, AS_RUN) in layers:
+            names = (engine, f"{engine}, {case}")
+            yield _compare_layers(log.contract, place, names, (layers[engine, AS_RUN], found))
+    for first, second in combinations([engine for engine, case in log_probs if case == AS_RUN], 2):
+        sides = (log_probs[first, AS_RUN], log_probs[second, AS_RUN])
+        yield _compare_log_probs(log.contract, place, (first, second), sides, inputs)
+    for (engine, case), values in log_probs.items():
+        base = log_probs.get((engine, AS_RUN))
+        if case != AS_RUN and base is not None:
+            check = _compare_log_probs(log.contract, place, (engine, case), (base, values), inputs)
+            yield replace(check, kind=CheckKind.INVARIANCE, found=_describe_case(check))
+
+
+def _describe_case(check: AgreementCheck) -> str:
+    if check.word is not CheckWord.PASS:
+        return check.found
+    return f"within the contract: {check.found}" if check.num_unequal else "bitwise"
+
+
+def _compare_variants(
+    place: Place, names: tuple[str, str], one: EngineLog, other: EngineLog
+) -> Iterator[AgreementCheck]:
+    """Training against training: only where both trials have the same tokens and the same weights."""
+    step = place[2]
+    same_inputs = one.inputs.get(step, {}).get("rollout") == other.inputs.get(step, {}).get("rollout")
+    if not same_inputs or one.weights.get(step) != other.weights.get(step):
+        what = "weights" if same_inputs else "tokens"
+        yield _skip(CheckKind.LOG_PROBS, place, *names, f"the trials have other {what} at this step")
+        return
+    key = (TRAINING, AS_RUN)
+    layers = [log.layers.get(step, {}).get(key) for log in (one, other)]
+    if layers[0] is not None and layers[1] is not None:
+        yield _compare_layers(one.contract, place, names, (layers[0], layers[1]))
+    values = [log.log_probs.get(step, {}).get(key) for log in (one, other)]
+    if values[0] is not None and values[1] is not None:
+        inputs = one.inputs.get(step, {}).get("rollout")
+        yield _compare_log_probs(one.contract, place, names, (values[0], values[1]), inputs)
+
+
+def _make(
+    kind: CheckKind, place: Place, names: tuple[str, str], word: CheckWord, found: str, **numbers: Any
+) -> AgreementCheck:
+    pair, variant, step = place
+    first, second = names
+    return AgreementCheck(
+        kind=kind, pair=pair, variant=variant, step=step, first=first, second=second, word=word, found=found, **numbers
+    )
+
+
+def _skip(kind: CheckKind, place: Place, first: str, second: str, reason: str) -> AgreementCheck:
+    return _make(kind, place, (first, second), CheckWord.NOT_MEASURED, reason)
+
+
+def _compare_inputs(place: Place, names: tuple[str, str], sides: tuple[Inputs, Inputs]) -> AgreementCheck:
+    one, other = sides
+    num = sum(len(sample.tokens) for sample in one.samples)
+    special = {token: name for name, token in one.special.items()}
+    problem = "" if len(one.samples) == len(other.samples) else (
+        f"{count(len(one.samples), 'sample')} against {len(other.samples)}"
+    )  # fmt: skip
+    for number, pair in enumerate(zip(one.samples, other.samples, strict=False)):
+        problem = problem or _find_mismatch(number, names, pair, special)
+    word = CheckWord.FAIL if problem else CheckWord.PASS
+    return _make(CheckKind.INPUTS, place, names, word, problem or f"{count(num, 'token')} equal", num=num)
+
+
+def _find_mismatch(
+    number: int, names: tuple[str, str], sides: tuple[SampleInput, SampleInput], special: Mapping[int, str]
+) -> str:
+    """The first field and position of a sample in which two engines differ; empty where they do not."""
+    if sides[0].padding != sides[1].padding:
+        values = " against ".join(f"{name} {side.padding}" for name, side in zip(names, sides, strict=True))
+        return f"padding in front of sample {number}: {values}"
+    for field in ("tokens", "loss_mask"):
+        rows = [getattr(side, field) for side in sides]
+        if len(rows[0]) != len(rows[1]):
+            return f"{field} of sample {number}: length {len(rows[0])} against {len(rows[1])}"
+        for position, found in enumerate(zip(*rows, strict=True)):
+            if found[0] != found[1]:
+                meanings = special if field == "tokens" else {}
+                words = [
+                    f"{name} {value}{f' ({meanings[value]})' if value in meanings else ''}"
+                    for name, value in zip(names, found, strict=True)
+                ]
+                return f"{field} of sample {number}, position {position}: {' against '.join(words)}"
+    return ""
+
+
+def _compare_weights(
+    place: Place, names: tuple[str, str], sides: tuple[Weights | Skipped, Weights | Skipped]
+) -> AgreementCheck:
+    one, other = sides
+    if isinstance(one, Skipped) or isinstance(other, Skipped):
+        return _skip(CheckKind.WEIGHTS, place, *names, _first_reason(sides))
+    known = dict(other.tensors)
+    unequal = [name for name, digest in one.tensors if known.pop(name, None) != digest]
+    unequal += known
+    found = f"{count(len(one.tensors), 'tensor')} equal"
+    if unequal:
+        found = f"{unequal[0]} is not equal, the first of {count(len(unequal), 'such tensor')}"
+    word = CheckWord.FAIL if unequal else CheckWord.PASS
+    return _make(CheckKind.WEIGHTS, place, names, word, found, num=len(one.tensors), num_unequal=len(unequal))
+
+
+def _first_reason(sides: Iterable[object]) -> str:
+    return next(side.reason for side in sides if isinstance(side, Skipped))
+
+
+def _find_dtype(one: str, other: str) -> str:
+    """The less precise of the two, which bounds what can be expected of both."""
+    return max((one, other), key=lambda name: DTYPES.index(name) if name in DTYPES else len(DTYPES))
+
+
+def _judge(largest: float | None, bound: float | None, dtype: str, found: str) -> tuple[CheckWord, str]:
+    """The word, and what was found; ``largest`` is None where a value is not finite."""
+    if bound is None:
+        return CheckWord.NOT_MEASURED, f"the contract has no bound for {dtype}; {found}"
+    if largest is None or largest > bound:
+        return CheckWord.FAIL, found
+    return CheckWord.PASS, found
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """The largest difference of two sets of rows, None where one value is not finite, and where it is."""
+
+    num: int
+    num_unequal: int
+    largest: float | None
+    mean: float | None
+    row: int
+    position: int
+
+
+def _find_gap(one: Rows, other: Rows) -> _Gap:
+    gaps: list[float] = []
+    num_unequal, largest, where = 0, 0.0, (0, 0)
+    for row, pair in enumerate(zip(one, other, strict=True)):
+        for position, (left, right) in enumerate(zip(*pair, strict=True)):
+            num_unequal += left != right
+            gap = 0.0 if left == right else math.inf if left is None or right is None else abs(left - right)
+            gaps.append(gap)
+            if gap > largest:
+                largest, where = gap, (row, position)
+    is_finite = largest < math.inf
+    mean = math.fsum(gaps) / len(gaps) if gaps and is_finite else None
+    return _Gap(len(gaps), num_unequal, largest if is_finite else None, mean, *where)
+
+
+def _compare_log_probs(
+    contract: AgreementContract,
+    place: Place,
+    names: tuple[str, str],
+    sides: tuple[LogProbs | Skipped, LogProbs | Skipped],
+    inputs: Inputs | None,
+) -> AgreementCheck:
+    one, other = sides
+    if isinstance(one, Skipped) or isinstance(other, Skipped):
+        return _skip(CheckKind.LOG_PROBS, place, *names, _first_reason(sides))
+    if list(map(len, one.values)) != list(map(len, other.values)):
+        return _make(CheckKind.LOG_PROBS, place, names, CheckWord.FAIL, "the engines give different numbers of tokens")
+    gap, dtype = _find_gap(one.values, other.values), _find_dtype(one.dtype, other.dtype)
+    bound = contract.find_bound("log-probs", dtype)
+    word, found = _judge(gap.largest, bound, dtype, _describe_gap(gap, one, inputs))
+    return _make(
+        CheckKind.LOG_PROBS, place, names, word, found,
+        num=gap.num, num_unequal=gap.num_unequal, largest=gap.largest, mean=gap.mean, dtype=dtype, bound=bound,
+    )  # fmt: skip
+
+
+def _describe_gap(gap: _Gap, one: LogProbs, inputs: Inputs | None) -> str:
+    if not gap.num_unequal:
+        return f"{count(gap.num, 'token')} equal"
+    token = ""
+    if inputs is not None and gap.row < len(inputs.samples):
+        tokens = inputs.samples[gap.row].tokens
+        token = f", token {tokens[gap.position - len(one.values[gap.row])]}"
+    size = "not finite" if gap.largest is None else f"largest {format_number(gap.largest, 3)}"
+    return f"{size} at sample {gap.row}, position {gap.position} of its response{token}"
+
+
+def _compare_layers(
+    contract: AgreementContract,
+    place: Place,
+    names: tuple[str, str],
+    sides: tuple[Mapping[str, Layer], Mapping[str, Layer]],
+) -> AgreementCheck:
+    """The relative difference at each point that both engines have, and the first one outside the contract."""
+    one, other = sides
+    points = [point for point in one if point in other]
+    if not points:
+        return _skip(CheckKind.LAYERS, place, *names, "the engines have no point in common")
+    curve = [_find_distance(one[point], other[point]) for point in points]
+    dtype = _find_dtype(one[points[0]].dtype, other[points[0]].dtype)
+    bound = contract.find_bound("layers", dtype)
+    sizes = [math.inf if value is None else value for value in curve]
+    first = next((n for n, size in enumerate(sizes) if bound is not None and size > bound), None)
+    at = sizes.index(max(sizes)) if first is None else first
+    shown = "not finite" if curve[at] is None else f"relative difference {format_number(sizes[at], 3)}"
+    lead = "largest at" if first is None else "first outside at"
+    found = "bitwise" if not any(sizes) else f"{lead} {points[at]}: {shown}"
+    largest = None if None in curve else max(sizes)
+    word, found = _judge(largest, bound, dtype, found)
+    return _make(
+        CheckKind.LAYERS, place, names, word, found, num=len(points), num_unequal=sum(size > 0 for size in sizes),
+        largest=largest, dtype=dtype, bound=bound, points=tuple(points), curve=tuple(curve),
+    )  # fmt: skip
+
+
+def _find_distance(one: Layer, other: Layer) -> float | None:
+    """The largest difference of a token's output, relative to the norm of the second engine's; None if not finite."""
+    found = 0.0
+    for left, right, norm in zip(one.values, other.values, other.norms, strict=False):
+        gaps = [None if a is None or b is None else a - b for a, b in zip(left, right, strict=False)]
+        known = [gap for gap in gaps if gap is not None]
+        if len(known) < len(gaps) or norm is None:
+            return None
+        size = math.sqrt(math.fsum(gap * gap for gap in known))
+        if size:
+            found = max(found, size / norm if norm else math.inf)
+    return found if found < math.inf else None

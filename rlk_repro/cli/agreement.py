@@ -1,0 +1,59 @@
+"""``agreement``: whether training and rollout compute the same log-probs, and where they part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from rlk_repro.cli.output import AsJson, Unsealed, say, say_json, say_text
+
+OUTSIDE: Final = "outside"
+WORDS: Final = {OUTSIDE: "fail", "not-measured": "not measured"}
+
+
+def register(app: typer.Typer) -> None:
+    app.command("agreement")(agreement)
+
+
+def agreement(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a run directory.")],
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these: outside, not-measured.")
+    ] = "",
+    is_unsealed_fine: Unsealed = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether engines agree: inputs, weights, log-probs, layers; the first that does not is named."""
+    from rlk_repro.base.findings import has_blocking
+    from rlk_repro.replay.recorded import load_result
+    from rlk_repro.report.checks import describe_checks
+    from rlk_repro.report.markdown import render_checks
+
+    unwanted = _read_words(fail_on)
+    analysis, context = load_result(bundle, is_linked=False)
+    checks = analysis.checks
+    if as_json:
+        from rlk_repro.cli.answers import EnginesCompared
+
+        say_json(EnginesCompared(summary=describe_checks(checks), checks=checks))
+    elif not checks:
+        say(f"{bundle}: compares no engines: a run does with --set workload.what_for=agreement --pairs 1")
+    else:
+        say_text(render_checks(analysis, context))
+        say(describe_checks(checks))
+    is_doubtful = has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
+    found = {item.word.value for item in checks} or {"not measured"}
+    if is_doubtful or found & unwanted:
+        raise typer.Exit(1)
+
+
+def _read_words(text: str) -> set[str]:
+    from rlk_repro.base.errors import Problem, SpecError
+
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    unknown = [word for word in words if word not in WORDS]
+    if unknown:
+        raise SpecError(Problem("--fail-on", "no such word", got=unknown[0], expected=f"any of {', '.join(WORDS)}"))
+    return {WORDS[word] for word in words}

@@ -1,0 +1,203 @@
+"""Record what engines compute of the same tokens: inputs, weights, log-probs, and outputs of layers.
+
+An engine is one implementation of the model: the rollout's, the training's, a reference.  The record is for a run that
+asks whether engines agree; nothing here is cheap enough for one that measures time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from rlk_repro.base.resources import data_dir
+from rlk_repro.integration.measure.ledger import OpsWriter
+
+SCHEMA: Final = 1
+MAX_STEPS: Final = 4
+MAX_SAMPLES: Final = 32
+MAX_CHOSEN: Final = 16
+MAX_CHOSEN_PER_SAMPLE: Final = 4
+NUM_WHOLE: Final = 64
+"""Outputs of at most this width are kept whole, wider ones as so many random projections."""
+DIALECTS: Final = (
+    ("blocks", "attention", "ffn", "norm"),
+    ("decoder.layers", "self_attention", "mlp", "decoder.final_layernorm"),
+    ("model.layers", "self_attn", "mlp", "model.norm"),
+)
+"""Names of modules in the reference trainer, in Megatron-LM, and in transformers and vLLM: layers, within a layer its
+attention and its MLP or experts, and the final norm.
+"""
+
+Sample = Mapping[str, Any]
+Chosen = Sequence[tuple[int, int]]
+"""Tokens whose layers are recorded: sample, and the row in it that predicts the token."""
+
+
+class EngineRecord:
+    """Writes the record of one rank; the first line holds the contract that the comparison follows."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._writer = OpsWriter(folder, rank)
+        contract = data_dir("manifests") / "contracts" / "agreement.yaml"
+        self._writer.write("begin", schema=SCHEMA, contract=contract.read_text())
+
+    def write_inputs(
+        self, step: int, engine: str, samples: Sequence[Sample], special: Mapping[str, int] | None = None
+    ) -> None:
+        """Each sample has ``tokens``, ``loss_mask`` of its response, and ``padding`` in front of its first token."""
+        self._writer.write("inputs", step=step, engine=engine, samples=list(samples), special=dict(special or {}))
+
+    def write_weights(self, step: int, engine: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        hashes = [(name, hash_tensor(tensor)) for name, tensor in tensors]
+        self._writer.write("weights", step=step, engine=engine, tensors=hashes)
+
+    def write_log_probs(self, step: int, engine: str, case: str, dtype: str, rows: Iterable[torch.Tensor]) -> None:
+        """``rows`` are the log-probs of each sample's response tokens."""
+        values = [list_numbers(row) for row in rows]
+        self._writer.write("log_probs", step=step, engine=engine, case=case, dtype=dtype, values=values)
+
+    def write_layers(self, step: int, engine: str, case: str, dtype: str, found: Mapping[str, torch.Tensor]) -> None:
+        for point, values in found.items():
+            wide = values.double()
+            norms, kept = list_numbers(wide.norm(dim=-1)), [list_numbers(row) for row in project(wide)]
+            self._writer.write(
+                "layer", step=step, engine=engine, case=case, dtype=dtype, point=point, values=kept, norms=norms
+            )
+
+    def skip(self, step: int, what: str, engine: str, case: str, reason: str) -> None:
+        """Say why ``weights`` or ``log_probs`` of an engine are missing."""
+        self._writer.write("skipped", step=step, what=what, engine=engine, case=case, reason=reason)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def list_numbers(values: torch.Tensor) -> list[float]:
+    """In float64; the writer turns numbers that are not finite into null."""
+    numbers: list[float] = values.detach().double().flatten().tolist()
+    return numbers
+
+
+def hash_tensor(tensor: torch.Tensor) -> str:
+    data = tensor.detach().to("cpu").contiguous()
+    digest = hashlib.sha256(f"{data.dtype} {tuple(data.shape)} ".encode())
+    digest.update(ctypes.string_at(data.data_ptr(), data.nbytes))
+    return digest.hexdigest()[:32]
+
+
+def project(values: torch.Tensor) -> torch.Tensor:
+    """[rows, 64]: a projection that keeps the length of a difference in the mean; narrow values stay whole."""
+    width = values.shape[-1]
+    if width <= NUM_WHOLE:
+        return values
+    generator = torch.Generator().manual_seed(width)
+    matrix = torch.randn(width, NUM_WHOLE, generator=generator, dtype=torch.float64) / NUM_WHOLE**0.5
+    projected: torch.Tensor = values.cpu() @ matrix
+    return projected
+
+
+def choose_tokens(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The first response tokens of the first samples, which are given by length and length of the response."""
+    chosen = [
+        (number, length - response - 1 + place)
+        for number, (length, response) in enumerate(samples)
+        for place in range(min(response, MAX_CHOSEN_PER_SAMPLE))
+    ]
+    return chosen[:MAX_CHOSEN]
+
+
+class LayerCapture:
+    """Keeps the outputs of a model's layers for chosen rows.
+
+    ``calls`` has for each call of the model the number of each chosen token with its row among the packed rows.
+    """
+
+    def __init__(self, calls: Sequence[Sequence[tuple[int, int]]]) -> None:
+        self._calls = [torch.tensor([row for _, row in call], dtype=torch.long) for call in calls]
+        numbers = [number for call in calls for number, _ in call]
+        self._order = torch.tensor(sorted(range(len(numbers)), key=numbers.__getitem__), dtype=torch.long)
+        self._call = -1
+        self._kept: dict[str, list[torch.Tensor]] = {}
+
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """Keep outputs while the block runs; a model of another form has no points, and nothing is kept."""
+        with ExitStack() as stack:
+            for number, (point, module) in enumerate(list_points(model)):
+                if not number:
+                    stack.callback(module.register_forward_pre_hook(self._count).remove)
+                is_sum = point.endswith("residual")
+                stack.callback(module.register_forward_hook(partial(self._keep, point, is_sum=is_sum)).remove)
+            yield
+
+    @property
+    def found(self) -> dict[str, torch.Tensor]:
+        """By point, in the order of computation: [chosen tokens, width]."""
+        return {point: torch.cat(parts)[self._order] for point, parts in self._kept.items()}
+
+    def _count(self, _module: Any, _arguments: Any) -> None:
+        self._call += 1
+
+    def _keep(self, point: str, _module: Any, _arguments: Any, output: Any, *, is_sum: bool) -> None:
+        if self._call >= len(self._calls):
+            return
+        parts = output if isinstance(output, tuple) else (output,)
+        # vLLM's layers return what is to be added to the residual stream, and that stream
+        is_sum = is_sum and len(parts) == 2 and getattr(parts[1], "shape", None) == parts[0].shape
+        value = parts[0] + parts[1] if is_sum else parts[0]
+        rows = value.detach().reshape(-1, value.shape[-1])
+        self._kept.setdefault(point, []).append(rows[self._calls[self._call].to(rows.device)].double().cpu())
+
+
+def list_points(model: Any) -> Iterator[tuple[str, Any]]:
+    """The watched modules by name; the first is called before all others, the model itself gives the logits."""
+    for layers, attention, mlp, norm in DIALECTS:
+        found = _find(model, layers)
+        if found is None:
+            continue
+        for number, layer in enumerate(found):
+            yield f"layer {number} attention", getattr(layer, attention)
+            yield f"layer {number} mlp", getattr(layer, mlp)
+            yield f"layer {number} residual", layer
+        if (final := _find(model, norm)) is not None:
+            yield "final norm", final
+        yield "logits", model
+        return
+
+
+def _find(owner: Any, path: str) -> Any:
+    try:
+        return attrgetter(path)(owner)
+    except AttributeError:
+        return None
+
+
+def locate(chosen: Chosen, calls: Iterable[Sequence[int]], lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """For ``LayerCapture``: where the chosen tokens are, of calls that pack samples one after another."""
+    found: list[list[tuple[int, int]]] = []
+    for samples in calls:
+        starts, start = {}, 0
+        for sample in samples:
+            starts[sample] = start
+            start += lengths[sample]
+        found.append([(n, starts[sample] + row) for n, (sample, row) in enumerate(chosen) if sample in starts])
+    return found
+
+
+def compose(*makers: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
+    """One maker of a replacement from several; the first one's is the innermost."""
+
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        for maker in makers:
+            function = maker(function)
+        return function
+
+    return make

@@ -1,0 +1,208 @@
+"""Record what the engines of the reference trainer compute of the same tokens, before a rollout is trained on.
+
+The training engine is watched in the trainer's own pass.  The others compute the same samples beside it: the rollout's
+copy of the weights scores them as prompts, and a float64 copy of the policy is the reference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+from rlk_repro.integration.measure.engines import (
+    MAX_SAMPLES,
+    MAX_STEPS,
+    EngineRecord,
+    LayerCapture,
+    choose_tokens,
+    locate,
+)
+from rlk_repro.refengine import task
+from rlk_repro.refengine.data import Microbatch, Sample, TrainData, make_microbatches, make_train_data
+from rlk_repro.refengine.model import Transformer, widen
+from rlk_repro.refengine.trainer import Trainer
+
+GENERATED: Final = "rollout, generated"
+PROMPTS: Final = "rollout, prompts"
+TRAINING: Final = "training"
+REFERENCE: Final = "reference"
+AS_RUN: Final = ""
+SPECIAL: Final = {"padding": task.PAD_ID, "end": task.END_ID}
+LACKING: Final = {
+    "recomputed": "the reference trainer keeps all activations",
+    "tensor parallel 2": "the reference trainer is one process",
+}
+PADDING: Final = 8
+"""How much longer than the others the sample is that pads them."""
+
+Steps = Sequence[Sequence[Microbatch]]
+Pass = Callable[[Trainer, Transformer, TrainData, Steps], list[torch.Tensor]]
+
+
+class ReferenceEngines:
+    """Follows the trainer; each rollout is recorded once, in the first pass of its training over the policy."""
+
+    def __init__(self, record: EngineRecord) -> None:
+        self._record = record
+        self._rollout: tuple[int, Sequence[Sample]] | None = None
+
+    def follow_train(self, train: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(train)
+        def note_and_train(trainer: Trainer, rollout_id: int, samples: Sequence[Sample]) -> None:
+            self._rollout = (rollout_id, samples[:MAX_SAMPLES]) if rollout_id < MAX_STEPS else None
+            train(trainer, rollout_id, samples)
+
+        return note_and_train
+
+    def follow_pass(self, compute: Pass) -> Pass:
+        @functools.wraps(compute)
+        def compute_and_record(
+            trainer: Trainer, model: Transformer, data: TrainData, steps: Steps
+        ) -> list[torch.Tensor]:
+            if self._rollout is None or model is not trainer.model:
+                return compute(trainer, model, data, steps)
+            (number, samples), self._rollout = self._rollout, None
+            step = _Step(self._record, trainer, number, samples)
+            log_probs = step.record_pass(AS_RUN, model, data, steps, functools.partial(compute, trainer))
+            step.record_others(data, steps, functools.partial(compute, trainer))
+            return log_probs
+
+        return compute_and_record
+
+
+class _Step:
+    """One rollout; the layers are recorded of the first one only."""
+
+    def __init__(self, record: EngineRecord, trainer: Trainer, number: int, samples: Sequence[Sample]) -> None:
+        self._record, self._trainer, self._number, self._samples = record, trainer, number, samples
+        self._dtype = trainer.args.dtype
+        lengths = [(len(sample.tokens), sample.response_length) for sample in samples]
+        self._chosen = [] if number else choose_tokens(lengths)
+
+    def record_pass(
+        self, case: str, model: Transformer, data: TrainData, steps: Steps, compute: Callable[..., list[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """A pass of the training engine; of samples that were added at the end nothing is recorded."""
+        calls = [microbatch.indices for step in steps for microbatch in step]
+        capture = LayerCapture(locate(self._chosen, calls, data.total_lengths))
+        with capture.watching(model):
+            log_probs = compute(model, data, steps)
+        self._record.write_log_probs(self._number, TRAINING, case, self._dtype, log_probs[: len(self._samples)])
+        if self._chosen and case in {AS_RUN, "alone"}:
+            self._record.write_layers(self._number, TRAINING, case, self._dtype, capture.found)
+        return log_probs
+
+    def record_others(self, data: TrainData, steps: Steps, compute: Callable[..., list[torch.Tensor]]) -> None:
+        record, number, trainer = self._record, self._number, self._trainer
+        rollout = [{"tokens": item.tokens, "loss_mask": item.loss_mask, "padding": 0} for item in self._samples]
+        record.write_inputs(number, "rollout", rollout, SPECIAL)
+        record.write_inputs(number, TRAINING, list(_list_packed(data, steps))[: len(rollout)], SPECIAL)
+        generated = [torch.tensor(item.rollout_log_probs) for item in self._samples if item.rollout_log_probs]
+        if len(generated) == len(rollout):
+            record.write_log_probs(number, GENERATED, AS_RUN, self._dtype, generated)
+        self._record_rollout_engine()
+        self._score(REFERENCE, AS_RUN, _widen_model(trainer.model), "float64")
+        self._record_cases(data, compute)
+
+    def _record_rollout_engine(self) -> None:
+        record, number, trainer = self._record, self._number, self._trainer
+        if trainer.args.debug_train_only:
+            reason = "stored rollouts: no rollout engine runs"
+            record.skip(number, "weights", "rollout", AS_RUN, reason)
+            record.skip(number, "log_probs", PROMPTS, AS_RUN, reason)
+            return
+        engine = trainer.engine.model
+        own = dict(engine.named_parameters())
+        converted = ((name, value.to(own[name].dtype)) for name, value in trainer.model.named_parameters())
+        record.write_weights(number, TRAINING, converted)
+        record.write_weights(number, "rollout", own.items())
+        self._score(PROMPTS, AS_RUN, engine, self._dtype)
+        self._score(PROMPTS, "alone", engine, self._dtype)
+        record.skip(number, "log_probs", PROMPTS, "prefix cache", "the reference trainer's rollouts have none")
+
+    @torch.no_grad()
+    def _score(self, engine: str, case: str, model: Transformer, dtype: str) -> None:
+        """Score the samples by teacher forcing, without the trainer's functions, which may be replaced."""
+        data = make_train_data(self._samples, len(self._samples), self._trainer.device)
+        size = len(self._samples)
+        steps = make_microbatches(data, size, 1 if case else size)
+        calls = [microbatch.indices for step in steps for microbatch in step]
+        capture = LayerCapture(locate(self._chosen, calls, data.total_lengths))
+        rows: list[torch.Tensor] = []
+        with capture.watching(model):
+            for microbatch in (microbatch for step in steps for microbatch in step):
+                layout = microbatch.layout
+                logits = model(microbatch.tokens, layout.positions, layout.attend)
+                rows += self._select(logits, data, microbatch)
+        self._record.write_log_probs(self._number, engine, case, dtype, rows)
+        if self._chosen:
+            self._record.write_layers(self._number, engine, case, dtype, capture.found)
+
+    def _select(self, logits: torch.Tensor, data: TrainData, microbatch: Microbatch) -> Iterator[torch.Tensor]:
+        log_probs = widen(logits / self._trainer.args.rollout_temperature).log_softmax(dim=-1)
+        parts = torch.split(log_probs, [data.total_lengths[index] for index in microbatch.indices])
+        for part, index in zip(parts, microbatch.indices, strict=True):
+            length = data.response_lengths[index]
+            yield part[-length - 1 : -1].gather(-1, data.tokens[index][-length:, None]).squeeze(-1)
+
+    def _record_cases(self, data: TrainData, compute: Callable[..., list[torch.Tensor]]) -> None:
+        """The training engine on the same samples, packed in other ways."""
+        size, model = len(self._samples), self._trainer.model
+        own = take_samples(data, range(size))
+        self.record_pass("alone", model, own, make_microbatches(own, size, 1), compute)
+        self.record_pass("packed", model, own, make_microbatches(own, size, size), compute)
+        padded = take_samples(data, range(size), longer_by=PADDING)
+        self.record_pass("padded", model, padded, make_microbatches(padded, size + 1, size + 1), compute)
+        order = range(size - 1, -1, -1)
+        turned = take_samples(data, order)
+        log_probs = compute(model, turned, make_microbatches(turned, size, size))
+        self._record.write_log_probs(self._number, TRAINING, "reordered", self._dtype, [log_probs[n] for n in order])
+        for case, reason in LACKING.items():
+            self._record.skip(self._number, "log_probs", TRAINING, case, reason)
+
+
+def _widen_model(model: Transformer) -> Transformer:
+    config = dataclasses.replace(model.config, dtype=torch.float64)
+    wide = Transformer(config).to(device=model.embedding.device, dtype=torch.float64)
+    wide.load_state_dict(model.state_dict())
+    return wide
+
+
+def _list_packed(data: TrainData, steps: Steps) -> Iterator[dict[str, Any]]:
+    """What the trainer packed, sample by sample, read from the rows that go into the model."""
+    for microbatch in (microbatch for step in steps for microbatch in step):
+        layout = microbatch.layout
+        for place, index in enumerate(microbatch.indices):
+            rows = layout.samples == place
+            yield {
+                "tokens": microbatch.tokens[rows].tolist(),
+                "loss_mask": data.loss_masks[index].tolist(),
+                "padding": int(layout.slots[rows][0]) - place * layout.longest,
+            }
+
+
+def take_samples(data: TrainData, indices: Sequence[int], longer_by: int = 0) -> TrainData:
+    """Some samples of a rollout; with ``longer_by`` one more at the end, which is longer than the others by that."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(data):
+        values = getattr(data, field.name)
+        if isinstance(values, torch.Tensor):
+            fields[field.name] = values[list(indices)]
+        else:
+            fields[field.name] = None if values is None else [values[index] for index in indices]
+    taken = dataclasses.replace(data, **fields)
+    if longer_by:
+        longest = max(taken.tokens, key=len)
+        taken.tokens.append(torch.cat([longest, longest.new_full((longer_by,), task.END_ID)]))
+        taken.total_lengths.append(len(taken.tokens[-1]))
+        taken.response_lengths.append(1)
+        for values in (taken.loss_masks, taken.rollout_log_probs):
+            if values is not None:
+                values.append(values[0][:1])
+        sums = torch.cat([taken.rollout_mask_sums, taken.rollout_mask_sums[:1]])
+        taken = dataclasses.replace(taken, rollout_mask_sums=sums)
+    return taken

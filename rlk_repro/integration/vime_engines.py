@@ -1,0 +1,169 @@
+"""Record what vime's engines compute of the same tokens, in the pass without gradient before a rollout is trained on.
+
+The rollout's log-probs are those that vLLM gave when it generated; the training's are vime's own, and further passes
+compute the same samples packed in other ways.  What this process cannot see is recorded with its reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from rlk_repro.integration.measure.engines import (
+    MAX_SAMPLES,
+    MAX_STEPS,
+    EngineRecord,
+    LayerCapture,
+    choose_tokens,
+    locate,
+)
+
+GENERATED: Final = "rollout, generated"
+TRAINING: Final = "training"
+AS_RUN: Final = ""
+LACKING: Final = (
+    ("weights", "rollout", AS_RUN, "vime's own check compares the engines' weights, and stops a trial that fails it"),
+    ("log_probs", "rollout, prompts", AS_RUN, "vLLM is not asked for the log-probs of prompts"),
+    ("log_probs", "reference", AS_RUN, "no float32 copy of the model is made"),
+    ("log_probs", TRAINING, "recomputed", "a pass without gradient recomputes nothing"),
+    ("log_probs", TRAINING, "tensor parallel 2", "one run has one layout; diff compares two bundles"),
+    ("log_probs", GENERATED, "prefix cache", "one run has one setting; diff compares two bundles"),
+)
+"""What is missing, of which engine and case, and why."""
+
+Pass = Callable[..., dict[str, list[torch.Tensor]]]
+
+
+class VimeEngines:
+    """Follows vime's actor; each rollout is recorded once, in the pass over the policy."""
+
+    def __init__(self, record: EngineRecord) -> None:
+        self._record = record
+        self._numbers = itertools.count()
+        self._rollout: tuple[int, Mapping[str, Any]] | None = None
+
+    def follow_begin(self, begin: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap what the actor calls with a rollout's data when it begins to train."""
+
+        @functools.wraps(begin)
+        def note_and_begin(rollout_data: Mapping[str, Any], *rest: Any) -> Any:
+            number = next(self._numbers)
+            self._rollout = (number, rollout_data) if number < MAX_STEPS else None
+            return begin(rollout_data, *rest)
+
+        return note_and_begin
+
+    def follow_pass(self, forward_only: Pass) -> Pass:
+        @functools.wraps(forward_only)
+        def compute_and_record(
+            f: Any, args: Namespace, model: Any, data_iterator: Any, num_microbatches: Any, store_prefix: str = "",
+            use_rollout_top_p_replay: bool = False,
+        ) -> dict[str, list[torch.Tensor]]:  # fmt: skip
+            more = {"store_prefix": store_prefix, "use_rollout_top_p_replay": use_rollout_top_p_replay}
+            compute = functools.partial(forward_only, f, **more)
+            if store_prefix or self._rollout is None:
+                return compute(args, model, data_iterator, num_microbatches)
+            (number, data), self._rollout = self._rollout, None
+            step = _Step(self._record, args, model, number, data)
+            return step.record(compute, data_iterator, num_microbatches)
+
+        return compute_and_record
+
+
+class _Step:
+    """One rollout; the layers are recorded of the first one only."""
+
+    def __init__(self, record: EngineRecord, args: Namespace, model: Any, number: int, data: Mapping[str, Any]) -> None:
+        self._record, self._args, self._model, self._number, self._data = record, args, model, number, data
+        self._dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
+        self._size = min(MAX_SAMPLES, len(data["tokens"]))
+        lengths = list(zip(data["total_lengths"], data["response_lengths"], strict=True))[: self._size]
+        self._chosen = [] if number or args.sequence_parallel else choose_tokens(lengths)
+
+    def record(
+        self, compute: Pass, iterators: Sequence[Any], num_microbatches: Sequence[int]
+    ) -> dict[str, list[torch.Tensor]]:
+        if self._args.context_parallel_size > 1 or self._args.pipeline_model_parallel_size > 1:
+            self._record.skip(self._number, "log_probs", TRAINING, AS_RUN, "a rank has parts of responses or of layers")
+            return compute(self._args, self._model, iterators, num_microbatches)
+        packed: dict[int, dict[str, Any]] = {}
+        result = self._pass(AS_RUN, compute, self._args, iterators, num_microbatches, packed)
+        data, size = self._data, self._size
+        rows = zip(data["tokens"][:size], data["loss_masks"][:size], strict=True)
+        rollout = [{"tokens": list(map(int, ids)), "loss_mask": list(map(int, m)), "padding": 0} for ids, m in rows]
+        self._record.write_inputs(self._number, "rollout", rollout)
+        self._record.write_inputs(self._number, TRAINING, [packed[index] for index in sorted(packed)])
+        if data.get("rollout_log_probs"):
+            self._record.write_log_probs(
+                self._number, GENERATED, AS_RUN, self._dtype, data["rollout_log_probs"][: self._size]
+            )
+        self._record_cases(compute, type(iterators[0]), len(iterators))
+        for what, engine, case, reason in LACKING:
+            self._record.skip(self._number, what, engine, case, reason)
+        return result
+
+    def _record_cases(self, compute: Pass, make_iterator: Callable[..., Any], num_chunks: int) -> None:
+        """The training engine on the same samples, packed in other ways."""
+        if getattr(self._args, "expert_model_parallel_size", 1) > 1:
+            # ranks that exchange tokens would have to run equally many passes
+            self._record.skip(self._number, "log_probs", TRAINING, "alone", "expert parallel ranks exchange tokens")
+            return
+        alone = [[index] for index in range(self._size)]
+        padding = self._args.data_pad_size_multiplier
+        cases = {
+            "alone": (alone, padding),
+            "padded": (alone, 2 * padding),
+            "reordered": ([pair[::-1] for pair in _list_pairs(self._size)], padding),
+        }
+        for case, (indices, multiplier) in cases.items():
+            # with vime's own switch for it, answers come back in the order of the samples
+            args = Namespace(
+                **vars(self._args) | {"use_dynamic_batch_size": True, "data_pad_size_multiplier": multiplier}
+            )
+            iterators = [make_iterator(self._data, indices) for _ in range(num_chunks)]
+            self._pass(case, compute, args, iterators, [len(indices)], {})
+
+    def _pass(
+        self, case: str, compute: Pass, args: Namespace, iterators: Sequence[Any], num_microbatches: Sequence[int],
+        packed: dict[int, dict[str, Any]],
+    ) -> dict[str, list[torch.Tensor]]:  # fmt: skip
+        calls = iterators[0].micro_batch_indices
+        core = self._model[0]
+        while hasattr(core, "module"):
+            core = core.module
+        capture = LayerCapture(locate(self._chosen, calls, self._data["total_lengths"]))
+        note = functools.partial(self._note_packed, iter(calls), packed)
+        handle = core.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            with capture.watching(core):
+                result = compute(args, self._model, iterators, num_microbatches)
+        finally:
+            handle.remove()
+        log_probs = result["log_probs"][: self._size]
+        self._record.write_log_probs(self._number, TRAINING, case, self._dtype, log_probs)
+        if self._chosen and case in {AS_RUN, "alone"}:
+            self._record.write_layers(self._number, TRAINING, case, self._dtype, capture.found)
+        return result
+
+    def _note_packed(
+        self, calls: Iterator[Sequence[int]], packed: dict[int, dict[str, Any]], _module: Any, _args: Any,
+        given: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """What goes into the model, sample by sample: tokens and mask between the boundaries that attention gets."""
+        starts = given["packed_seq_params"].cu_seqlens_q.tolist()
+        tokens, masks = given["input_ids"].flatten().tolist(), given["loss_mask"].flatten().tolist()
+        for place, index in enumerate(next(calls)):
+            first, end = starts[place], starts[place + 1]
+            if index < self._size:
+                # the mask is given in the rows that predict a token, one before it
+                mask = masks[end - 1 - self._data["response_lengths"][index] : end - 1]
+                packed[index] = {"tokens": tokens[first:end], "loss_mask": list(map(int, mask)), "padding": 0}
+
+
+def _list_pairs(size: int) -> list[list[int]]:
+    return [list(range(start, min(start + 2, size))) for start in range(0, size, 2)]

@@ -1,0 +1,172 @@
+"""Read the records of engines that an agreement run's trainer wrote; ``integration.measure.engines`` writes them.
+
+Damaged lines are skipped: what they held is then missing from the comparison, which says so.  No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass as record
+
+from rlk_repro.base.files import check_schema
+from rlk_repro.logs.lines import open_log
+from rlk_repro.rundir.paths import TrialDir
+from rlk_repro.spec.agreement import AgreementContract, parse_contract
+
+SCHEMA: Final = 1
+MAX_LINE_BYTES: Final = 8 << 20
+MAX_LINES: Final = 20_000
+
+_RECORD: Final[Any] = {
+    "config": ConfigDict(strict=True, extra="ignore", allow_inf_nan=False),
+    "frozen": True,
+    "slots": True,
+    "kw_only": True,
+}
+Name: TypeAlias = Annotated[str, Field(max_length=200)]
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+Token: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Row: TypeAlias = tuple[float | None, ...]
+Rows: TypeAlias = tuple[Row, ...]
+
+
+@record(**_RECORD)
+class Begin:
+    event: Literal["begin"]
+    schema_: Count = Field(alias="schema")
+    contract: Annotated[str, Field(max_length=1 << 16)]
+
+
+@record(**_RECORD)
+class SampleInput:
+    """``padding`` is the number of positions in front of the first token; the mask covers the response."""
+
+    tokens: tuple[Token, ...]
+    loss_mask: tuple[Token, ...]
+    padding: int
+
+
+@record(**_RECORD)
+class Inputs:
+    """What an engine was given; ``special`` names token ids."""
+
+    event: Literal["inputs"]
+    step: Count
+    engine: Name
+    samples: tuple[SampleInput, ...]
+    special: dict[Name, Token] = Field(default_factory=dict)
+
+
+@record(**_RECORD)
+class Weights:
+    """Hashes of all tensors in the rollout's data type, in the model's order."""
+
+    event: Literal["weights"]
+    step: Count
+    engine: Name
+    tensors: tuple[tuple[Name, Name], ...]
+
+
+@record(**_RECORD)
+class LogProbs:
+    """Log-probs of each sample's response tokens; None where one is not finite."""
+
+    event: Literal["log_probs"]
+    step: Count
+    engine: Name
+    case: Name
+    dtype: Name
+    values: Rows
+
+
+@record(**_RECORD)
+class Layer:
+    """The output at one point for the chosen tokens, whole or projected, with the norms of the whole."""
+
+    event: Literal["layer"]
+    step: Count
+    engine: Name
+    case: Name
+    dtype: Name
+    point: Name
+    values: Rows
+    norms: Row
+
+
+@record(**_RECORD)
+class Skipped:
+    """Why ``what`` of an engine is missing."""
+
+    event: Literal["skipped"]
+    step: Count
+    what: Literal["weights", "log_probs"]
+    engine: Name
+    case: Name
+    reason: Name
+
+
+Line: TypeAlias = Begin | Inputs | Weights | LogProbs | Layer | Skipped
+LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminator="event")])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLog:
+    """The record of one rank, by step, engine and, where an engine runs in several, case."""
+
+    contract: AgreementContract
+    inputs: dict[int, dict[str, Inputs]] = field(default_factory=dict)
+    weights: dict[int, dict[str, Weights | Skipped]] = field(default_factory=dict)
+    log_probs: dict[int, dict[tuple[str, str], LogProbs | Skipped]] = field(default_factory=dict)
+    layers: dict[int, dict[tuple[str, str], dict[str, Layer]]] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted({*self.inputs, *self.weights, *self.log_probs, *self.layers})
+
+    def add(self, line: Inputs | Weights | LogProbs | Layer | Skipped) -> None:
+        match line:
+            case Inputs():
+                self.inputs.setdefault(line.step, {}).setdefault(line.engine, line)
+            case Weights() | Skipped(what="weights"):
+                self.weights.setdefault(line.step, {}).setdefault(line.engine, line)
+            case LogProbs() | Skipped():
+                self.log_probs.setdefault(line.step, {}).setdefault((line.engine, line.case), line)
+            case Layer():
+                points = self.layers.setdefault(line.step, {}).setdefault((line.engine, line.case), {})
+                points.setdefault(line.point, line)
+
+
+def read_engines(folder: TrialDir) -> EngineLog | None:
+    """The record of a trial's first rank; None where there is none.
+
+    Raises:
+        BundleUnreadable: a newer version wrote it, it holds no contract, or it cannot be read.
+    """
+    path = next(iter(folder.engines_files().values()), None)
+    if path is None:
+        return None
+    log: EngineLog | None = None
+    for line in _read_lines(path):
+        if isinstance(line, Begin) and log is None:
+            check_schema(path.name, {"schema": line.schema_}, SCHEMA)
+            log = EngineLog(contract=parse_contract(f"{path.name}: contract", line.contract))
+        elif log is not None and not isinstance(line, Begin):
+            log.add(line)
+    return log
+
+
+def _read_lines(path: Path) -> Iterator[Line]:
+    with open_log(path) as stream:
+        for _ in range(MAX_LINES):
+            text = stream.readline(MAX_LINE_BYTES)
+            if not text:
+                return
+            try:
+                yield LINES.validate_json(text)
+            except ValueError:
+                continue

@@ -1,0 +1,208 @@
+"""Whether engines agree: what was compared with its word, a matrix of engines, and a drawing of where drift starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rlk_repro.base.units import count, format_count, format_number
+from rlk_repro.report.blocks import Block, Bullets, Section, Table, TableCell, Text, Tone, make_columns, make_row
+from rlk_repro.report.figure import BOTTOM, LEFT, RIGHT, TOP, UNIT_Y, Figure, make_figure
+from rlk_repro.report.svg import Scale, line, marker, polyline, text
+from rlk_repro.report.view import View
+from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, list_failures
+from rlk_repro.rundir.results import ProofStatus
+
+KEY: Final = "engines"
+TITLE: Final = "Whether engines agree"
+DRIFT_TITLE: Final = "Where drift starts"
+TONES: Final = {CheckWord.PASS: Tone.GOOD, CheckWord.FAIL: Tone.BAD, CheckWord.NOT_MEASURED: Tone.FAINT}
+SHAPES: Final = ("circle", "triangle", "diamond")
+NUM_COLOURS: Final = 6
+MOST_NAMED: Final = 8
+MOST_CURVES: Final = 12
+LEGEND_STEP: Final = 17
+EQUAL: Final = "equal"
+
+
+def describe_checks(checks: Sequence[AgreementCheck]) -> str:
+    """One line: how many checks failed and the first of them, or that none did."""
+    failed = list_failures(checks)
+    if failed:
+        return f"{count(len(failed), 'check')} of {len(checks)} outside the contract; first {name_check(failed[0])}"
+    measured = [item for item in checks if item.word is not CheckWord.NOT_MEASURED]
+    if not measured:
+        return "nothing was measured"
+    return f"{count(len(measured), 'check')} within the contract, {len(checks) - len(measured)} not measured"
+
+
+def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
+    words = {item.word for item in checks}
+    return next((word for word in (CheckWord.FAIL, CheckWord.PASS) if word in words), CheckWord.NOT_MEASURED)
+
+
+def name_check(check: AgreementCheck) -> str:
+    """Where a check is and what it found."""
+    return f"{check.kind}, step {check.step}, {check.variant}: {check.first} against {check.second}: {check.found}"
+
+
+def make_checks(view: View, *, is_brief: bool = False) -> Section:
+    """The failures by name, then every comparison; briefly those of layers, and how many others have which word."""
+    checks = view.analysis.checks
+    failed = list_failures(checks)
+    names = [name_check(item) for item in failed[:MOST_NAMED]]
+    names += [f"and {len(failed) - MOST_NAMED} more"] if failed[MOST_NAMED:] else []
+    tables = [_make_table(kind, [item for item in checks if item.kind is kind]) for kind in CheckKind]
+    if is_brief:
+        tables = [_count_words(checks), *(table for table in tables if table.title == _name(CheckKind.LAYERS))]
+    idle = [trial.name for trial in view.analysis.trials if trial.proof is ProofStatus.FALLBACK]
+    blocks: tuple[Block, ...] = (
+        Text(text=f"What engines compute of the same tokens: {describe_checks(checks)}."),
+        *(Text(text=f"{name}: RL-Kernel did not run; its training is the trainer's own.") for name in idle),
+        *((Bullets(items=tuple(names)),) if names else ()),
+        *make_matrices(checks),
+        *(table for table in tables if table.rows),
+    )
+    return Section(key=KEY, title=TITLE, blocks=blocks)
+
+
+def _count_words(checks: Sequence[AgreementCheck]) -> Table:
+    """How many checks of each kind have which word, and why some have none."""
+    rows = []
+    for kind in CheckKind:
+        found = [item for item in checks if item.kind is kind]
+        reasons = dict.fromkeys(item.found for item in found if item.word is CheckWord.NOT_MEASURED)
+        numbers = [str(sum(item.word is word for item in found)) for word in CheckWord]
+        rows += [make_row(kind.value, *numbers, "; ".join(reasons))] if found else []
+    words = tuple(word.value for word in CheckWord)
+    columns = make_columns("compared", *words, "why not", numbers=words, prose=("why not",))
+    return Table(title="Words", columns=columns, rows=tuple(rows))
+
+
+def _name(kind: CheckKind) -> str:
+    return kind.value.capitalize()
+
+
+def make_matrices(checks: Sequence[AgreementCheck]) -> Iterator[Table]:
+    """For each variant of the first step: the largest difference of log-probs between each two engines."""
+    found = [item for item in checks if item.kind is CheckKind.LOG_PROBS and item.step == 0]
+    for variant in dict.fromkeys(item.variant for item in found):
+        here = {frozenset((item.first, item.second)): item for item in found if item.variant == variant}
+        engines = list(dict.fromkeys(name for item in here.values() for name in (item.first, item.second)))
+        if len(engines) < 3:
+            continue
+        rows = [
+            make_row(row, *(_describe_pair(here.get(frozenset((row, column)))) for column in engines))
+            for row in engines
+        ]
+        columns = make_columns("engine", *engines, numbers=tuple(engines))
+        title = f"Largest difference of log-probs, {variant}, step 0"
+        yield Table(title=title, columns=columns, rows=tuple(rows))
+
+
+def _describe_pair(check: AgreementCheck | None) -> TableCell:
+    if check is None:
+        return TableCell(text="")
+    return TableCell(text=_describe_size(check), tone=TONES[check.word])
+
+
+def _describe_size(check: AgreementCheck) -> str:
+    if check.word is CheckWord.NOT_MEASURED and not check.num:
+        return "–"
+    if check.num and not check.num_unequal:
+        return EQUAL
+    return "not finite" if check.largest is None else format_number(check.largest, 3)
+
+
+def _make_table(kind: CheckKind, checks: Sequence[AgreementCheck]) -> Table:
+    numbers = ("values", "differ", "largest", "bound")
+    columns = make_columns("compared", "variant", "step", "word", *numbers, "found", numbers=numbers, prose=("found",))
+    rows = tuple(
+        make_row(
+            f"{item.first} / {item.second}",
+            item.variant,
+            str(item.step),
+            TableCell(text=item.word.value, tone=TONES[item.word]),
+            format_count(item.num) if item.num else "",
+            format_count(item.num_unequal) if item.num else "",
+            "" if item.largest is None else format_number(item.largest, 3),
+            "" if item.bound is None else f"{item.bound:g} ({item.dtype})",
+            item.found,
+        )
+        for item in checks
+    )
+    return Table(title=_name(kind), columns=columns, rows=rows, is_folded=len(rows) > MOST_NAMED)
+
+
+def plot_drift(view: View) -> Iterator[Figure]:
+    """Layers in the order of computation, relative difference on a logarithmic axis, a line for each two engines."""
+    found = [item for item in view.analysis.checks if item.kind is CheckKind.LAYERS and item.points]
+    pairs = {item.pair: None for item in found}
+    shown = [item for item in found if item.pair == next(iter(pairs)) and not _is_case(item)][:MOST_CURVES]
+    sizes = [size for item in shown for size in item.curve if size]
+    if not shown:
+        return
+    key = f"{KEY}-drift"
+    if not sizes:
+        yield Figure(key=key, title=DRIFT_TITLE, svg="", caption=f"{DRIFT_TITLE}: no layer differs.")
+        return
+    points = max((item.points for item in shown), key=len)
+    top = TOP + LEGEND_STEP * len(shown)
+    bottom = BOTTOM + LEGEND_STEP * len(shown)
+    bounds = {item.bound for item in shown if item.bound is not None}
+    powers = [math.log10(size) for size in (*sizes, *bounds)]
+    y = Scale(math.floor(min(powers)), math.floor(max(powers)) + 1, bottom, top)
+    x = Scale(-0.5, len(points) - 0.5, LEFT, RIGHT)
+    body = [*_draw_axes(x, y, points, bottom, UNIT_Y + LEGEND_STEP * (len(shown) - 1))]
+    body += [line(LEFT, y(math.log10(bound)), RIGHT, y(math.log10(bound)), "floor") for bound in sorted(bounds)]
+    colours = list(dict.fromkeys((item.first, item.second) for item in shown))
+    for number, item in enumerate(shown):
+        body += _draw_curve(number, colours.index((item.first, item.second)), item, points, x, y)
+    caption = (
+        "Largest relative difference of a token's output, after each operator of each layer; no point where the "
+        "engines are equal. Solid: baseline; dashed: enabled. The broken horizontal line is the contract's bound."
+    )
+    yield make_figure(key, DRIFT_TITLE, caption, bottom + 44, body)
+
+
+def _is_case(check: AgreementCheck) -> bool:
+    """Whether one engine is held against itself in another case; that is invariance, and no drift between engines."""
+    return check.second.startswith(f"{check.first}, ")
+
+
+def _draw_axes(x: Scale, y: Scale, points: Sequence[str], bottom: float, unit_y: float) -> Iterator[str]:
+    yield text(0, unit_y, "relative difference", "axis")
+    yield text((LEFT + RIGHT) / 2, bottom + 36, "layer, its operators in the order of computation", "axis", "middle")
+    stride = max(1, math.ceil((y.high - y.low) / 8))
+    for power in range(int(y.low), int(y.high) + 1, stride):
+        yield line(LEFT, y(power), RIGHT, y(power), "grid")
+        yield text(LEFT - 8, y(power) + 4, "1" if power == 0 else f"1e{power}", "tick", "end")
+    layers = [place for place, point in enumerate(points) if point.endswith(" attention")]
+    stride = max(1, math.ceil(len(layers) / 12))
+    for number in range(0, len(layers), stride):
+        yield text(x(layers[number]), bottom + 17, str(number), "tick", "middle")
+
+
+def _draw_curve(
+    number: int, engines: int, check: AgreementCheck, points: Sequence[str], x: Scale, y: Scale
+) -> Iterator[str]:
+    """The legend's line, and the curve without points where engines are equal; two engines keep colour and shape."""
+    variant = "enabled" if check.variant == "enabled" else "baseline"
+    colour = f"series-{engines % NUM_COLOURS}"
+    shape = SHAPES[engines % len(SHAPES)]
+    legend_y = 12 + LEGEND_STEP * number
+    yield line(0, legend_y - 4, 22, legend_y - 4, f"path {variant} {colour}")
+    yield marker(shape, 11, legend_y - 4, 4, f"dot {colour}")
+    yield text(30, legend_y, f"{check.first} / {check.second}, {check.variant}", "legend")
+    places = {point: place for place, point in enumerate(points)}
+    drawn = [
+        (x(places[point]), y(math.log10(size)))
+        for point, size in zip(check.points, check.curve, strict=True)
+        if size and point in places
+    ]
+    if len(drawn) > 1:
+        yield polyline(drawn, f"path {variant} {colour}")
+    tip = f"{check.first} / {check.second}, {check.variant}: {check.found}"
+    for at in drawn if len(points) <= 30 else drawn[:: max(1, len(drawn) // 12)]:
+        yield marker(shape, *at, 3.5, f"dot {colour}", tip)

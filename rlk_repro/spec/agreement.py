@@ -1,0 +1,51 @@
+"""The contract of agreement, ``manifests/contracts/agreement.yaml``: how far engines may lie apart, with sources."""
+
+from __future__ import annotations
+
+import json
+from typing import Final, Literal, TypeAlias
+
+from pydantic import Field, ValidationError
+
+from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
+from rlk_repro.base.yamlfile import parse_yaml
+from rlk_repro.spec.values import Model, Positive, Schema, Text
+
+Compared: TypeAlias = Literal["log-probs", "layers"]
+DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
+"""The most precise first."""
+
+
+class Bound(Model):
+    """The largest difference that agrees: of log-probs absolute, of a layer's output relative to its norm."""
+
+    compares: Compared
+    dtype: Literal["float32", "float16", "bfloat16"]
+    within: Positive
+    source: Text
+
+
+class AgreementContract(Model):
+    """Every bound; what has none is not judged."""
+
+    schema_: Schema = Field(alias="schema", default=1)
+    bounds: tuple[Bound, ...]
+
+    def find_bound(self, compares: Compared, dtype: str) -> float | None:
+        found = (item.within for item in self.bounds if (item.compares, item.dtype) == (compares, dtype))
+        return next(found, None)
+
+
+def parse_contract(where: str, text: str) -> AgreementContract:
+    """Read a contract from its text.
+
+    Raises:
+        BundleUnreadable: the text is no contract.
+    """
+    try:
+        value = parse_yaml(where, text.encode()).value
+        return AgreementContract.model_validate_json(json.dumps(value))
+    except (SpecError, ValidationError) as error:
+        raise BundleUnreadable(
+            Problem(where, "holds no contract of agreement", got=str(error).split("\n")[0])
+        ) from None

@@ -1,0 +1,147 @@
+"""Comparing records of engines: what differs first is named, and what cannot be compared says why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlk_repro.analysis.checks import check_pair
+from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.base.resources import data_dir
+from rlk_repro.logs.engines import EngineLog, read_engines
+from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, compare_checks, list_failures
+from rlk_repro.rundir.paths import TrialDir
+from rlk_repro.spec.agreement import DTYPES, parse_contract
+
+CONTRACT = (data_dir("manifests") / "contracts" / "agreement.yaml").read_text()
+BEGIN = {"event": "begin", "schema": 1, "contract": CONTRACT}
+SAMPLE = {"tokens": [5, 6, 7, 1], "loss_mask": [1, 1], "padding": 0}
+
+
+def make_lines(**changes: Any) -> list[dict[str, Any]]:
+    """One step of two engines; ``changes`` are the training's."""
+    values = {"sample": SAMPLE, "hash": "ab", "log_probs": [[-1.0, -2.0]], "layer": [1.0, 0.0]} | changes
+    common = {"step": 0, "case": "", "dtype": "float32"}
+    return [
+        {"event": "inputs", "step": 0, "engine": "rollout", "samples": [SAMPLE], "special": {"end": 1, "padding": 0}},
+        {"event": "inputs", "step": 0, "engine": "training", "samples": [values["sample"]]},
+        {"event": "weights", "step": 0, "engine": "training", "tensors": [["b", "ab"], ["a", values["hash"]]]},
+        {"event": "weights", "step": 0, "engine": "rollout", "tensors": [["b", "ab"], ["a", "ab"]]},
+        {"event": "log_probs", "engine": "training", "values": values["log_probs"], **common},
+        {"event": "log_probs", "engine": "rollout, generated", "values": [[-1.0, -2.0]], **common},
+        {"event": "layer", "engine": "training", "point": "layer 0 mlp", "norms": [1.0], "values": [values["layer"]],
+         **common},
+        {"event": "layer", "engine": "reference", "point": "layer 0 mlp", "norms": [1.0], "values": [[1.0, 0.0]],
+         **common},
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Any:
+    def write_and_read(lines: list[dict[str, Any]], begin: dict[str, Any] = BEGIN) -> EngineLog | None:
+        folder = TrialDir(tmp_path)
+        folder.engines.mkdir(exist_ok=True)
+        text = "".join(f"{json.dumps(line)}\n" for line in [begin, *lines])
+        (folder.engines / "0.jsonl").write_text(text)
+        return read_engines(folder)
+
+    return write_and_read
+
+
+def check(log: EngineLog | None) -> list[AgreementCheck]:
+    return list(check_pair("p1", [("baseline", log), ("enabled", log)]))
+
+
+def test_equal_engines_pass_every_check(read: Any) -> None:
+    checks = check(read(make_lines()))
+    assert {item.word for item in checks} == {CheckWord.PASS}
+    assert [item.kind.value for item in checks if item.variant == "both"] == ["layers", "log-probs"]
+    assert checks[0].found == "4 tokens equal"
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "found"),
+    [
+        ({"sample": SAMPLE | {"tokens": [5, 6, 7, 0]}}, "inputs",
+         "tokens of sample 0, position 3: rollout 1 (end) against training 0 (padding)"),
+        ({"sample": SAMPLE | {"tokens": [5, 6, 7]}}, "inputs", "tokens of sample 0: length 4 against 3"),
+        ({"sample": SAMPLE | {"loss_mask": [0, 1]}}, "inputs",
+         "loss_mask of sample 0, position 0: rollout 1 against training 0"),
+        ({"sample": SAMPLE | {"padding": 2}}, "inputs", "padding in front of sample 0: rollout 0 against training 2"),
+        ({"hash": "ac"}, "weights", "a is not equal, the first of 1 such tensor"),
+        ({"layer": [1.0, 1e-4]}, "layers", "first outside at layer 0 mlp: relative difference 0.0001"),
+        ({"layer": [1.0, None]}, "layers", "first outside at layer 0 mlp: not finite"),
+        ({"log_probs": [[-1.0, -2.5]]}, "log-probs",
+         "largest 0.5 at sample 0, position 1 of its response, token 1"),
+        ({"log_probs": [[-1.0, None]]}, "log-probs", "not finite at sample 0, position 1 of its response, token 1"),
+        ({"log_probs": [[-1.0]]}, "log-probs", "the engines give different numbers of tokens"),
+    ],
+)  # fmt: skip
+def test_what_differs_first_is_named(change: dict[str, Any], kind: str, found: str, read: Any) -> None:
+    first = list_failures(check(read(make_lines(**change))))[0]
+    assert (first.kind.value, first.found) == (kind, found)
+
+
+def test_a_difference_within_the_contract_passes_with_its_numbers(read: Any) -> None:
+    checks = check(read(make_lines(log_probs=[[-1.0, -2.00003]])))
+    item = next(item for item in checks if item.kind is CheckKind.LOG_PROBS)
+    assert (item.word, item.num, item.num_unequal, item.bound) == (CheckWord.PASS, 2, 1, 1e-4)
+    assert item.largest == pytest.approx(3e-5)
+
+
+def test_a_reason_and_a_missing_record_are_not_measured(read: Any) -> None:
+    skipped = {"event": "skipped", "step": 0, "what": "log_probs", "engine": "training", "case": "alone", "reason": "x"}
+    found = [item for item in check(read([*make_lines(), skipped])) if item.kind is CheckKind.INVARIANCE]
+    assert [(item.word, item.found) for item in found] == [(CheckWord.NOT_MEASURED, "x")] * 2
+    assert [item.word for item in check(None)] == [CheckWord.NOT_MEASURED] * 2
+
+
+def test_a_case_is_bitwise_or_within_the_contract_or_outside(read: Any) -> None:
+    case = {"event": "log_probs", "step": 0, "engine": "training", "dtype": "float32"}
+    lines = [case | {"case": str(gap), "values": [[-1.0, -2.0 - gap]]} for gap in (0.0, 1e-5, 1e-3)]
+    found = [item for item in check(read([*make_lines(), *lines])) if item.kind is CheckKind.INVARIANCE][:3]
+    assert [item.word.value for item in found] == ["pass", "pass", "fail"]
+    assert [item.found.partition(":")[0] for item in found[:2]] == ["bitwise", "within the contract"]
+
+
+def test_a_data_type_without_a_bound_is_not_judged(read: Any) -> None:
+    contract = CONTRACT.replace("dtype: float32", "dtype: float16")
+    checks = check(read(make_lines(log_probs=[[-9.0, -9.0]]), {**BEGIN, "contract": contract}))
+    item = next(item for item in checks if item.kind is CheckKind.LOG_PROBS)
+    assert (item.word, item.found.partition(";")[0]) == (
+        CheckWord.NOT_MEASURED, "the contract has no bound for float32"
+    )  # fmt: skip
+
+
+def test_damaged_lines_are_skipped_and_another_contract_is_refused(read: Any, tmp_path: Path) -> None:
+    assert read([{"event": "inputs", "step": -1}, *make_lines()]) == read(make_lines())
+    with pytest.raises(BundleUnreadable, match="holds no contract of agreement"):
+        read([], {**BEGIN, "contract": "bounds: 7"})
+    with pytest.raises(BundleUnreadable, match="newer"):
+        read([], {**BEGIN, "schema": 99})
+    assert read_engines(TrialDir(tmp_path / "none")) is None
+
+
+def test_the_shipped_contract_bounds_every_data_type_and_names_its_sources() -> None:
+    contract = parse_contract("agreement.yaml", CONTRACT)
+    for compares in ("log-probs", "layers"):
+        found = [contract.find_bound(compares, dtype) for dtype in DTYPES[1:]]
+        assert found == sorted(found, key=lambda bound: bound or 0)  # a narrower type is given more room
+        assert None not in found
+    assert all(len(bound.source) > 20 for bound in contract.bounds)
+
+
+def test_two_results_differ_in_the_checks_whose_word_changed(read: Any) -> None:
+    was = check(read(make_lines()))
+    assert list(compare_checks(was, was)) == [f"engines: 0 of {len(was)} checks have another word"]
+    now = [replace(was[0], word=CheckWord.FAIL), *was[1:-1]]
+    assert list(compare_checks(was, now)) == [
+        f"engines: 2 of {len(was)} checks have another word",
+        "engines: inputs, p1, baseline, step 0, rollout against training: recorded pass, now fail",
+        "engines: log-probs, p1, both, step 0, training, baseline against training, enabled: recorded pass, now absent",
+    ]
+    assert list(compare_checks([], [])) == []

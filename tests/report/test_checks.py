@@ -1,0 +1,128 @@
+"""The section on engines, the matrix, the drawing of where drift starts, and the column of an index."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlk_repro.report.blocks import Table
+from rlk_repro.report.checks import choose_word, describe_checks, make_checks, make_matrices, plot_drift
+from rlk_repro.report.index import Entry, render_index
+from rlk_repro.report.view import Context
+from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord
+from tests.support.analysis_examples import EXAMPLES
+
+ENGINES = ("training", "rollout, generated", "rollout, prompts", "reference", "rollout, fifth")
+
+
+def make_check(**changes: Any) -> AgreementCheck:
+    fields: dict[str, Any] = {
+        "kind": CheckKind.LOG_PROBS, "pair": "p1", "variant": "baseline", "step": 0, "first": "training",
+        "second": "reference", "word": CheckWord.PASS, "found": "largest 1e-06", "num": 8, "num_unequal": 3,
+        "largest": 1e-6, "mean": 1e-7, "dtype": "float32", "bound": 1e-4,
+    }  # fmt: skip
+    return AgreementCheck(**(fields | changes))
+
+
+def make_layers(num_layers: int = 2, **changes: Any) -> AgreementCheck:
+    points = [f"layer {n} {name}" for n in range(num_layers) for name in ("attention", "mlp", "residual")]
+    points += ["final norm", "logits"]
+    curve = tuple(1e-7 * (1 + place) for place in range(len(points)))
+    return make_check(kind=CheckKind.LAYERS, points=tuple(points), curve=curve, bound=2.5e-5, **changes)
+
+
+def view_of(*checks: AgreementCheck) -> Any:
+    return SimpleNamespace(analysis=SimpleNamespace(checks=checks, trials=()))
+
+
+FAILED = make_check(kind=CheckKind.INPUTS, word=CheckWord.FAIL, found="tokens of sample 2, position 5", step=1)
+MISSING = make_check(word=CheckWord.NOT_MEASURED, found="no engine", num=0, largest=None, second="rollout, prompts")
+
+
+def test_the_first_failure_is_named_and_counted() -> None:
+    assert describe_checks([make_check(), MISSING]) == "1 check within the contract, 1 not measured"
+    assert describe_checks([make_check(), FAILED]) == (
+        "1 check of 2 outside the contract; first inputs, step 1, baseline: training against reference: tokens of "
+        "sample 2, position 5"
+    )
+    assert describe_checks([MISSING]) == "nothing was measured"
+    assert [choose_word(found).value for found in ([make_check(), FAILED], [make_check(), MISSING], [MISSING])] == [
+        *("fail", "pass", "not measured")
+    ]
+
+
+def test_a_step_that_failed_earlier_comes_first_and_of_a_step_the_inputs() -> None:
+    later = replace(FAILED, step=2)
+    early = make_check(word=CheckWord.FAIL, found="far apart", step=1)
+    assert "tokens of sample" in describe_checks([early, later, FAILED])
+    assert "far apart" in describe_checks([early, later])
+
+
+def test_the_section_has_a_table_for_each_kind() -> None:
+    section = make_checks(view_of(make_check(), FAILED, MISSING))
+    tables = [block for block in section.blocks if isinstance(block, Table)]
+    assert [table.title for table in tables] == ["Largest difference of log-probs, baseline, step 0", "Inputs",
+                                                 "Log-probs"]  # fmt: skip
+    cells = [cell.text for cell in tables[2].rows[0]]
+    assert cells == ["training / reference", "baseline", "0", "pass", "8", "3", "1e-06", "0.0001 (float32)",
+                     "largest 1e-06"]  # fmt: skip
+
+
+def test_the_matrix_has_every_engine_twice() -> None:
+    checks = [
+        make_check(first=first, second=second, largest=1e-6 * (place + 1))
+        for place, (first, second) in enumerate(
+            (a, b) for number, a in enumerate(ENGINES) for b in ENGINES[number + 1 :]
+        )
+    ]
+    (table,) = make_matrices([*checks, replace(checks[0], step=1)])
+    assert [column.name for column in table.columns[1:]] == list(ENGINES)
+    rows = [[cell.text for cell in row] for row in table.rows]
+    assert rows[0] == ["training", "", "1e-06", "2e-06", "3e-06", "4e-06"]
+    assert [rows[n][m + 1] for n in range(5) for m in range(5)] == [rows[m][n + 1] for n in range(5) for m in range(5)]
+
+
+def test_equal_and_missing_are_words_in_the_matrix() -> None:
+    equal = make_check(num_unequal=0, largest=0.0)
+    (table,) = make_matrices([equal, MISSING, make_check(first="rollout, prompts", largest=None)])
+    assert [cell.text for cell in table.rows[0]] == ["training", "", "equal", "–"]
+    assert [cell.text for cell in table.rows[1]] == ["reference", "equal", "", "not finite"]
+
+
+@pytest.mark.parametrize("num_layers", [2, 36])
+def test_where_drift_starts_has_a_line_for_each_two_engines(num_layers: int) -> None:
+    curves = [
+        make_layers(num_layers, first=first, second=second, variant=variant)
+        for variant in ("baseline", "enabled")
+        for first, second in itertools.pairwise(ENGINES)
+    ]
+    case = make_layers(num_layers, second="training, alone")
+    (figure,) = plot_drift(view_of(*curves, case))
+    assert figure.svg.count("<polyline") == 8
+    assert figure.svg.count('class="legend"') == 8
+    assert "training, alone" not in figure.svg
+    assert figure.svg.count('class="floor"') == 1
+    assert figure.svg.count('class="tick"') <= 24
+
+
+def test_engines_that_are_equal_everywhere_draw_nothing_and_a_gap_is_left_out() -> None:
+    same = replace(make_layers(), curve=(0.0,) * 8)
+    assert [figure.svg for figure in plot_drift(view_of(same))] == [""]
+    gap = replace(make_layers(), curve=(0.0, None, *[1e-6] * 6))
+    (figure,) = plot_drift(view_of(gap))
+    assert figure.svg.count("<circle") == 1 + 6
+    assert list(plot_drift(view_of(make_check()))) == []
+
+
+def test_an_index_has_a_column_only_where_a_run_compares_engines() -> None:
+    analysis = next(iter(EXAMPLES.values()))()
+    plain = Entry(analysis=analysis, context=Context(bundle_id="ab" * 32))
+    assert "engines agree" not in render_index([plain])
+    checked = Entry(analysis=replace(analysis, checks=(make_check(),)), context=Context(bundle_id="cd" * 32))
+    page = render_index([plain, checked])
+    assert page.count("engines agree") >= 1
+    assert ">pass<" in page
