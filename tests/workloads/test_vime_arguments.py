@@ -121,7 +121,7 @@ def spell(flag: str, definition: Flag, given: tuple[str, ...]) -> set[str]:
         is_off = definition.action == "store_false" or (definition.action != "store_true" and flag.startswith("--no-"))
         return {str(not is_off)}
     if len(given) > 1:
-        return {str(list(given))}
+        return {str(list(given)), str([int(word) if word.isdecimal() else word for word in given])}
     (value,) = given
     number = _normal(value)
     forms = {value, str(number), f"AttnBackend.{value}"} | ({str(int(number))} if isinstance(number, float) else set())
