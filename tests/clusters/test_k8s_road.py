@@ -154,6 +154,7 @@ def test_a_job_that_fits_no_node_gives_the_reason_and_can_be_cancelled(server: C
     wait_gone(server)
 
 
+@pytest.mark.real
 def test_an_image_that_cannot_be_pulled_is_explained(server: Cluster, tmp_path: Path) -> None:
     server.faults.bad_image = True
     launched = submit(tmp_path, kind="job")
@@ -196,6 +197,7 @@ def test_a_missing_namespace_is_reported(server: Cluster, tmp_path: Path) -> Non
         submit(tmp_path, kind="job", namespace="nowhere")
 
 
+@pytest.mark.real
 def test_an_evicted_leaders_records_are_collected(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="job", restarts=0)
     wait_until(launched, first_trial_runs(launched))
@@ -334,6 +336,7 @@ def test_cancelling_a_running_job_records_and_packs(server: Cluster, tmp_path: P
     assert sending.poll(launched).state is JobState.CANCELLED
 
 
+@pytest.mark.real
 def test_a_job_deleted_behind_our_back_can_still_be_collected(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="rayjob")
     wait_until(launched, first_trial_runs(launched))
@@ -495,6 +498,7 @@ def test_a_job_that_was_ended_before_it_began_left_nothing(server: Cluster, tmp_
     wait_gone(server)
 
 
+@pytest.mark.real
 def test_a_job_that_runs_cannot_be_collected(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="job")
     wait_until(launched, first_trial_runs(launched))
