@@ -448,7 +448,7 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Object]], Any], str]] = {
         "job.queued", lambda o: template(o[0])["spec"].pop("automountServiceAccountToken"), "speaks with the API"),
     "no time to pack": (
         "job.restricted", lambda o: template(o[0])["spec"].update(terminationGracePeriodSeconds=1), "record and pack"),
-    "retry of a job": ("job.queued", lambda o: o[0]["spec"].pop("backoffLimit"), "another trial"),
+    "retry of a job": ("job.queued", lambda o: o[0]["spec"].pop("podFailurePolicy"), "another trial"),
     "generated name": (
         "job.queued",
         lambda o: o[0]["metadata"].update(generateName=o[0]["metadata"].pop("name")), "a name of its own"),

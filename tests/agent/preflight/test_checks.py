@@ -31,7 +31,7 @@ from tests.support.probe_examples import (
 
 __all__ = ["tools"]
 # checks that are not of one node's facts: of who uses the GPUs now, and of several nodes
-ELSEWHERE = {"gpu_idle", "imex", "nodes_alike", "nvlink_domain"}
+ELSEWHERE = {"gpu_idle", "imex", "nodes_alike", "nvlink_domain", "all_reduce"}
 CLUSTER = "6f2a4b0e-0000-4000-8000-000000000001"
 DEVICE = {
     "name": "NVIDIA H200",
