@@ -142,7 +142,7 @@ class EngineLog:
 
 
 def read_engines(folder: TrialDir) -> EngineLog | None:
-    """The record of a trial's first rank; None where there is none.
+    """The record of a trial's first rank; None where the trial has no such record.
 
     Raises:
         BundleUnreadable: a newer version wrote it, it holds no contract, or it cannot be read.

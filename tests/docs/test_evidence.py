@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from rlk_repro.report.labels import headline_value
 from rlk_repro.report.setting import describe_setting
 from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.results import Analysis, GateStatus, ProofStatus
+from rlk_repro.statistics.crossover import block_effect
+from rlk_repro.statistics.stats import t_quantile
 from rlk_repro.submit.sending import load_plan
 from tests import ROOT
 
@@ -270,6 +274,30 @@ def test_the_pilot_learned_what_the_page_says() -> None:
     assert f"to {last:.2f} (last ten)" in section
     scored = record["step_time_s"][6:]
     assert f"{sum(scored) / len(scored):.1f} s on average" in section
+
+
+def test_the_pilot_without_garbage_collection_spreads_as_the_page_says() -> None:
+    record = json.loads((FOLDER / "gc-freeze-pilot-h200.json").read_text())
+    section = find_section("Without Python's garbage collection")
+    times = record["step_time_s"]
+    effects = [
+        block_effect(order, [times[step] for step in steps]) or 0.0
+        for order, steps in zip(record["orders"], record["scored_steps"], strict=True)
+        if order != "control"
+    ]
+    spread = statistics.stdev(effects)
+    assert f"block effects by {100 * spread:.2f} %" in section
+    assert f"± {100 * t_quantile(0.95, 3) * spread / math.sqrt(len(effects)) / math.sqrt(4):.2f} %" in section
+    later = [step for steps in record["scored_steps"] for step in steps if record["schedule"][step] == "b"]
+    baseline = [times[step] for step in later]
+    mean = statistics.mean(baseline)
+    assert f"a step takes {mean:.2f} s" in section
+    assert f"Steps of the baseline spread by {100 * statistics.stdev(baseline) / mean:.1f} %" in section
+    waiting = statistics.mean(record["train_wait_time_s"][step] for step in later)
+    assert f"of which {waiting:.2f} s are waiting" in section
+    assert f"a session takes {record['session_s']:.0f} s" in section
+    collected = record["collect_s"]["before"]
+    assert f"{min(collected):.3f} to {max(collected):.3f} s" in section
 
 
 def test_eight_gates_passed_and_two_do_not_apply() -> None:
