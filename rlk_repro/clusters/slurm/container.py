@@ -25,7 +25,6 @@ from rlk_repro.spec import ContainerSettings, Image
 ENGINES: Final = frozenset({"docker", "podman"})
 _AMD_DEVICES: Final = ("/dev/dri", "/dev/kfd")
 _IMEX: Final = "/dev/nvidia-caps-imex-channels"
-_IMEX_CHANNEL: Final = f"{_IMEX}/channel0"
 # Ray sets HIP_VISIBLE_DEVICES itself, and refuses to start where one of these variables disagrees with it
 AMD_VISIBILITY: Final = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 CACHE: Final = "/var/cache/rlk-repro"
@@ -110,14 +109,19 @@ def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
     if settings.package_dir is not None:
         binds.append(_bind(settings.package_dir, is_read_only=True))
     if find_runtime(plan) == "pyxis":
-        devices = _AMD_DEVICES if plan.hardware.platform == "rocm" else (_IMEX,) if _shares_memory(plan) else ()
-        binds += [_bind(device) for device in devices]
+        binds += [_bind(device) for device in _AMD_DEVICES if plan.hardware.platform == "rocm"]
     return binds
 
 
 def list_fabric(plan: Plan) -> tuple[str, ...]:
-    """List devices of the network between nodes; the script passes on those that the node has."""
-    return container_settings(plan).fabric if plan.layout.num_nodes > 1 else ()
+    """List devices of the network between nodes and, in one NVLink domain, of the memory that they share (IMEX).
+
+    The script passes on those that the node has.
+    """
+    if plan.layout.num_nodes == 1:
+        return ()
+    imex = () if slurm_settings(plan).block_size is None else (_IMEX,)
+    return (*container_settings(plan).fabric, *imex)
 
 
 def list_pyxis_mounts(plan: Plan, run_dir: RunDir) -> str:
@@ -168,11 +172,6 @@ def list_entry(plan: Plan) -> list[str]:
         words.append(f"{DIGEST_VARIABLE}={image.digest}")
     folder = container_settings(plan).package_dir
     return words if folder is None else [*words, "sh", "-c", _PREPEND, folder]
-
-
-def _shares_memory(plan: Plan) -> bool:
-    """Whether the nodes form NVLink domains, over which they share memory by IMEX."""
-    return slurm_settings(plan).block_size is not None and plan.layout.num_nodes > 1
 
 
 def _find_path_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
@@ -254,8 +253,6 @@ def _engine_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from ("--cap-drop=ALL", "--security-opt=no-new-privileges")
     yield f"--workdir={run_dir.root.absolute()}"
     yield from (f"--env={name}" for name in list_secrets(plan))
-    if _shares_memory(plan):
-        yield f"--device={_IMEX_CHANNEL}"
 
 
 _OPTIONS: Final[Mapping[str, Callable[[Plan, RunDir], Iterator[str]]]] = {
