@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -49,7 +50,6 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-SwitchType=switch/none
 MpiDefault=none
 GresTypes=gpu
 ReturnToService=2
@@ -116,9 +116,14 @@ def find_missing(*, has_accounting: bool = False) -> str | None:
 
 @dataclass(kw_only=True)
 class Cluster:
-    """A running Slurm.  ``env`` is what its clients need; ``bin`` holds the real clients, for the front of PATH."""
+    """A running Slurm.  ``env`` is what its clients need; ``bin`` holds the real clients, for the front of PATH.
+
+    ``enter`` stands before each of its programs, where these lie in a root of their own.
+    """
 
     folder: Path
+    nodes: tuple[str, ...] = NODES
+    enter: tuple[str, ...] = ()
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -214,7 +219,7 @@ class Cluster:
         """Job steps that are still there, and whatever knows this cluster's configuration and is no daemon of it."""
         daemons = {process.pid for process in self.processes.values()}
         mark = f"SLURM_CONF={self.conf}".encode()
-        found = [pid for node in NODES for pid in _find_steps(self.folder, node)]
+        found = [pid for node in self.nodes for pid in _find_steps(self.folder, node)]
         for folder in Path("/proc").glob("[0-9]*"):
             pid = int(folder.name)
             with contextlib.suppress(OSError):
@@ -226,7 +231,7 @@ class Cluster:
         if "slurmctld" in self.processes:
             with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
                 self.clear()
-        steps = [pid for node in NODES for pid in _find_steps(self.folder, node)]
+        steps = [pid for node in self.nodes for pid in _find_steps(self.folder, node)]
         for pid in [found for step in steps for found in [*_find_below(step), step]]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -246,7 +251,12 @@ class Cluster:
             environ.pop("SLURM_CONF", None)
         with (self.folder / f"{name}.out.log").open("ab") as output:
             self.processes[name] = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, start_new_session=True
+                [*self.enter, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environ,
+                start_new_session=True,
             )
 
 
@@ -257,37 +267,38 @@ def start_cluster(
     min_job_age_s: int = 300,
     has_accounting: bool = False,
     site_lines: str = "",
+    nodes: tuple[str, ...] = NODES,
+    enter: tuple[str, ...] = (),
 ) -> Cluster:
     """A Slurm whose nodes are idle; with accounting, account ``lab`` with the default QOS is what its user may use.
 
     ``site_lines`` are added to its configuration.
     """
-    cluster = Cluster(folder=folder)
-    for name in ("state", "bin", *(f"{node}.spool" for node in NODES)):
+    cluster = Cluster(folder=folder, nodes=nodes, enter=enter)
+    for name in ("state", "bin", *(f"{node}.spool" for node in nodes)):
         (folder / name).mkdir(parents=True)
     folder.chmod(0o755)
-    for name in CLIENTS:
-        (cluster.bin / name).symlink_to(f"/usr/bin/{name}")
-    ports = find_ports(3 + len(NODES))
+    _write_clients(cluster)
+    ports = find_ports(3 + len(nodes))
     cluster.conf.write_text(
         _CONF.format(
             host=socket.gethostname(),
             port=ports[0],
             user=getpass.getuser(),
             folder=folder,
-            nodes="\n".join(_describe_node(node, port) for node, port in zip(NODES, ports[3:], strict=True)),
+            nodes="\n".join(_describe_node(node, port) for node, port in zip(nodes, ports[3:], strict=True)),
             slurmd_timeout_s=slurmd_timeout_s,
             min_job_age_s=min_job_age_s,
             extra=site_lines + (_ENFORCING.format(port=ports[1], folder=folder) if has_accounting else ""),
         )
     )
-    _write_gres(folder)
+    _write_gres(cluster)
     try:
         _start_munge(cluster)
         if has_accounting:
             _start_accounting(cluster, *ports[1:3])
         cluster.start_controller()
-        for node in NODES:
+        for node in nodes:
             cluster.start_node(node)
         if has_accounting:
             for entry in (("account", "lab"), ("user", getpass.getuser(), "account=lab")):
@@ -315,14 +326,30 @@ def _describe_node(node: str, port: int) -> str:
     )
 
 
-def _write_gres(folder: Path) -> None:
-    """Devices that are no devices: a file each."""
-    lines = []
-    for node in NODES:
+def _write_clients(cluster: Cluster) -> None:
+    for name in CLIENTS:
+        client = cluster.bin / name
+        if cluster.enter:
+            client.write_text(f'#!/bin/sh\nexec {" ".join(cluster.enter)} --wdns="$PWD" /usr/bin/{name} "$@"\n')
+            client.chmod(0o755)
+        else:
+            client.symlink_to(f"/usr/bin/{name}")
+
+
+def _write_gres(cluster: Cluster) -> None:
+    """Devices that are no devices: a file each, and a null device each for a Slurm that looks at them."""
+    folder, lines = cluster.folder, []
+    for node in cluster.nodes:
         for number in range(GPUS_PER_NODE):
-            (folder / f"{node}.gpu{number}").touch()
+            device = folder / f"{node}.gpu{number}"
+            if cluster.enter:
+                os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+            else:
+                device.touch()
         lines.append(f"NodeName={node} Name=gpu Type=a100 File={folder}/{node}.gpu[0-{GPUS_PER_NODE - 1}]")
     (folder / "gres.conf").write_text("\n".join(lines) + "\n")
+    if cluster.enter:
+        (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
 
 
 def _start_munge(cluster: Cluster) -> None:
