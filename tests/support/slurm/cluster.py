@@ -218,6 +218,7 @@ class Cluster:
     def find_leftovers(self) -> list[int]:
         """Job steps that are still there, and whatever knows this cluster's configuration and is no daemon of it."""
         daemons = {process.pid for process in self.processes.values()}
+        daemons |= {pid for daemon in daemons for pid in _find_below(daemon)}  # a newer slurmctld has a helper
         mark = f"SLURM_CONF={self.conf}".encode()
         found = [pid for node in self.nodes for pid in _find_steps(self.folder, node)]
         for folder in Path("/proc").glob("[0-9]*"):
