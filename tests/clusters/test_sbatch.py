@@ -258,7 +258,7 @@ def test_the_fabric_s_devices_that_are_there_reach_every_runtime(
     two = plan_for(stack="example", settings=("layouts.h200={num_nodes: 2, gpus_per_node: 8}",))
     plan, run_dir = with_site(two, container=container), run_dir_of(two)
     script = render_sbatch(plan, run_dir)
-    start = script.index("# Devices of the fabric")
+    start = script.index("# Existing devices of the network")
     stubs = f"srun() {{ :; }}; compgen() {{ {has_hook}; }}"
     head = f"set -eu; {stubs}; srun_options=() identity=() limits=() image=i allocation=1\n"
     tail = '\nprintf "%s\\n" "${runtime[@]-}" "${srun_options[@]-}" "hook=${MELLANOX_VISIBLE_DEVICES-}"'

@@ -114,10 +114,10 @@ def test_a_requeued_job_runs_whole_pairs_again(site: Site) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_pairs_that_one_job_has_no_time_for_complete_in_a_chain(site: Site) -> None:
-    """Two minutes of each job are for trials, of which a pair takes ten seconds or more."""
-    steps = ("measure.pairs=14", "measure.warmup_steps=1", "measure.scored_steps=60", "time_limit_min=1")
-    run = chain.submit(site, "3m", (*steps, "workload.grpo.rollout_batch_size=8"))
+    """Two minutes of each job are for trials, and a pair takes more than six seconds."""
+    num_pairs = 20
+    run = chain.submit(site, "3m", (f"measure.pairs={num_pairs}", "time_limit_min=1", *SETTINGS[1:]))
     chain.wait_for_end(run)
-    assert run.poll().reason == "sealed, 28 of 28 trials ok", run.tail()
+    assert run.poll().reason == f"sealed, {2 * num_pairs} of {2 * num_pairs} trials ok", run.tail()
     by_pair = chain.require_one_allocation_per_pair(run)
     assert len({name for names in by_pair.values() for name in names}) >= 2
