@@ -94,6 +94,8 @@ def _find_obstacle() -> str:
     missing = [name for name in ("mmdebstrap", "nsenter", "pivot_root", "unshare") if shutil.which(name) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
+    if not Path("/usr/share/keyrings/debian-archive-keyring.gpg").is_file():
+        return "not installed: debian-archive-keyring"
     if os.geteuid() != 0:
         return "needs root, as mounting does"
     hidden = {Path(path).parts[1] for path in (ROOT, sys.prefix, sys.base_prefix)} & OWN
