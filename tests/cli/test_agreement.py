@@ -1,0 +1,69 @@
+"""``agreement`` on a real run of the reference trainer: sealed, read elsewhere, replayed, compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.rundir.paths import runs_root
+from tests.support.make_run import finish_run, make_run
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def bundle(call: Call) -> Path:
+    code, _, error = call("submit", "agreement-smoke", "--cluster", "local", "--wait")
+    assert code == 0, error
+    return next(runs_root().glob("agreement-smoke/*/bundle.tgz"))
+
+
+def test_the_engines_of_a_sealed_run_agree_here_and_elsewhere(call: Call, bundle: Path, tmp_path: Path) -> None:
+    code, told, error = call("agreement", str(bundle), "--fail-on", "outside")
+    assert (code, error) == (0, "")
+    assert told.splitlines()[-1].endswith("not measured")
+    for text in ("training / reference", "2.5e-05 (float32)", "keeps all activations", "## Whether engines agree"):
+        assert text in told
+    elsewhere = tmp_path / "elsewhere.tgz"
+    shutil.copy(bundle, elsewhere)
+    assert call("agreement", str(elsewhere))[1] == told
+    checks = json.loads(call("agreement", str(bundle), "--json")[1])["checks"]
+    assert {item["word"] for item in checks} == {"pass", "not measured"}
+    assert {item["variant"] for item in checks} == {"baseline", "enabled", "both"}
+    assert call("agreement", str(bundle), "--fail-on", "not-measured")[0] == 1
+
+    assert call("verify", str(bundle))[0] == 0
+    assert call("replay", str(bundle), "--analyze-only")[0] == 0
+    assert f"engines: 0 of {len(checks)} checks have another word" in call("diff", str(bundle), str(elsewhere))[1]
+    assert call("report", str(bundle), "-o", str(tmp_path / "report"))[0] == 0
+    page = next((tmp_path / "report").glob("*.html")).read_text()
+    assert "Where drift starts" in page
+    assert call("index", str(bundle), "-o", str(tmp_path / "site"))[0] == 0
+    assert "engines agree" in (tmp_path / "site" / "index.html").read_text()
+
+
+def test_a_run_that_compares_no_engines_says_how_one_does(call: Call, tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "id")
+    finish_run(run_dir)
+    code, out, _ = call("agreement", str(run_dir.root), "--unsealed")
+    assert (code, "--set workload.what_for=agreement" in out) == (0, True)
+    assert call("agreement", str(run_dir.root), "--unsealed", "--fail-on", "not-measured")[0] == 1
+
+
+def test_an_unknown_word_lists_the_known_ones(call: Call) -> None:
+    code, _, error = call("agreement", "bundle.tgz", "--fail-on", "inside")
+    assert code == 2
+    assert "--fail-on: no such word, got 'inside', expected any of outside, not-measured" in error
+
+
+def test_a_run_with_sessions_or_many_pairs_cannot_be_one(call: Call) -> None:
+    for settings, found in (
+        (("--pairs", "6"), "measure.pairs: an agreement run does not measure time"),
+        (("--set", "measure.design=crossover", "--set", "measure.warmup_steps=2", "--exploratory"), "measure.design"),
+    ):
+        code, _, error = call("submit", "agreement-smoke", "--cluster", "local", "--dry-run", *settings)
+        assert (code, found in error) == (2, True), error
