@@ -51,7 +51,8 @@ _OPERATOR: Final = {"app.kubernetes.io/component": "kuberay-operator"}
 _REPLACED: Final[Object] = {
     "rules": [
         {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
+        # the schema of Kubernetes 1.28 asks for both fields
+        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}, "onPodConditions": []},
     ]
 }
 
