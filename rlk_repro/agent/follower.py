@@ -1,4 +1,4 @@
-"""Run the agent of a node that does not lead: describe and watch the node, keep Ray on it, end when the leader ends."""
+"""Run the agent of a node that does not lead: describe and watch the node, keep Ray running, end with the leader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run one trainer to its end under the guard: stream its output, keep its time limit, end all its processes.
+"""Run one trainer to its end under the guard process: stream its output, enforce its time limit, end its processes.
 
 This module does not know trials, pairs or directories.  When ``run_guarded`` returns or raises, no descendant of the
 trainer is left.

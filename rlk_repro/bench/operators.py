@@ -1,4 +1,4 @@
-"""Run every case of a suite by every implementation, as log lines: ``python -m rlk_repro.bench.operators``.
+"""Run every case of a suite with every implementation and print log lines: ``python -m rlk_repro.bench.operators``.
 
 Sweeps are timed, and nothing else happens in them; numbers and kernels are checked after the last sweep.
 """

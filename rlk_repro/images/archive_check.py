@@ -58,7 +58,7 @@ class Checked:
 
 
 def check_archive(path: Path, stack: Stack | None = None, platform: str | None = None) -> Checked:
-    """Check an image layout; ``platform`` is one of a stack (``cuda-arm64``).
+    """Check an image layout; ``platform`` is the name of a platform in a stack, such as ``cuda-arm64``.
 
     Raises:
         BundleUnreadable: the layout holds no image.

@@ -146,7 +146,8 @@ def _renew_pin(edited: PinnedText, stack: Stack, name: str, ref: str) -> None:
     edited.set(("pins", name, "tree"), tree)
     if pins[name].evidence is not None:
         edited.set(("pins", name, "confidence"), "certain")
-        edited.set(("pins", name, "evidence"), f"{ref.replace(':', ' ')} of its repository, resolved by images pin")
+        found = ref.replace(":", " ")
+        edited.set(("pins", name, "evidence"), f"{found} of its repository, resolved by `rlk-repro images pin`")
 
 
 def _publish(edited: PinnedText, stack: Stack, platform: str, image: str) -> None:

@@ -150,7 +150,7 @@ def _clocks(root: Path, folder: str) -> dict[str, Fact]:
 
 
 def _errors(root: Path, folder: str) -> dict[str, Fact]:
-    """Return memory errors since boot; the kernel has this file only where error correction is on."""
+    """Return memory errors since boot from ``ras/umc_err_count``, which exists only where error correction is on."""
     text = read_text(root, f"{folder}/ras/umc_err_count")
     if isinstance(text, Unknown):
         return {"ecc_mode": text, "ecc_corrected": text, "ecc_uncorrected": text}

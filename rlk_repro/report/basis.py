@@ -1,4 +1,4 @@
-"""Make the part above the first section: the identity of the run, the headline, and what the verdict rests on.
+"""Make a report's part above its first section: the run's identity, the headline, and what the verdict rests on.
 
 Every number comes from the ``Analysis``, except what its pairs could have shown: ``rlk_repro.statistics.power``
 computes that from their spread.

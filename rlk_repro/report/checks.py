@@ -160,14 +160,15 @@ def plot_drift(view: View) -> Iterator[Figure]:
     for number, item in enumerate(shown):
         body += _draw_curve(number, colours.index((item.first, item.second)), item, points, x, y)
     caption = (
-        "Largest relative difference of a token's output, after each operator of each layer; no point where the "
-        "engines are equal. Solid: baseline; dashed: enabled. The broken horizontal line is the contract's bound."
+        "Largest relative difference between two engines in a token's output, after each operator of each layer. "
+        "No point is drawn where the engines are equal. Solid: baseline; dashed: enabled. "
+        "The broken horizontal line is the contract's bound."
     )
     yield make_figure(key, DRIFT_TITLE, caption, bottom + 44, body)
 
 
 def _is_case(check: AgreementCheck) -> bool:
-    """Whether one engine is held against itself in another case; that is invariance, and no drift between engines."""
+    """Whether a check compares one engine with itself in another case, which measures invariance and not drift."""
     return check.second.startswith(f"{check.first}, ")
 
 

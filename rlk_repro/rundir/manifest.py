@@ -20,7 +20,7 @@ from rlk_repro.rundir.paths import RunDir
 SCHEMA: Final = 1
 DIFF: Final = "diff_sha256"
 OWN_PATCH: Final = "patch"
-"""Whether the bundle has the changes of rlk-repro's own checkout, in one of the two next words."""
+"""The fact whether the bundle has the changes of rlk-repro's checkout: PATCH_IS_WHOLE or PATCH_IS_SCRUBBED."""
 PATCH_IS_WHOLE: Final = "whole"
 PATCH_IS_SCRUBBED: Final = "without secrets"
 MAX_FACTS: Final = 5000

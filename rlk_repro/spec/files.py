@@ -80,7 +80,9 @@ class Measure(GrowingModel):
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     smallest_effect_pct: Positive = Field(1.0, description="smallest change of step time that matters, in percent")
     replay_margin_pct: Positive | None = Field(
-        None, description="largest difference of a reproduced replay, in percent; default: smallest_effect_pct"
+        None,
+        description="a replay counts as reproduced up to this difference from the recorded ratio, in percent; default: "
+        "smallest_effect_pct",
     )
     expected_pair_sd_pct: Spread = Field(
         2.0, description="assumed standard deviation of pair effects, in percent, for the power estimate"
@@ -261,7 +263,7 @@ class Profile(GrowingModel):
     settings: dict[Name, Word | float | bool] = Field(
         {},
         max_length=100,
-        description="settings of a cluster that has no block of its own in this schema; its backend defines the keys",
+        description="settings of a cluster that has no section of its own in this schema; its backend defines the keys",
     )
     prepared_dir: AbsolutePath | None = Field(
         None, description="where `rlk-repro prepare` puts models and data; the path must be equal on all nodes"

@@ -46,7 +46,7 @@ class Hardware(GrowingModel):
 
     @property
     def as_measured(self) -> Hardware:
-        """Without the limits that only say whether a site is healthy: another limit is no other experiment."""
+        """Return this hardware without the limits that only say whether a site is healthy, not what is measured."""
         return self.model_copy(update={"all_reduce": None})
 
     @property

@@ -105,7 +105,7 @@ def find_leader(sent: Sent) -> str:
 
 @contextmanager
 def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
-    """Yield the leading pod where it runs and has a bundle, otherwise a collector pod that lives during the block.
+    """Yield the leading pod where it runs and has a bundle, else a collector pod that lives during the ``with`` block.
 
     Raises:
         CheckFailed: no pod and no claim exist, so nothing is left; or the collector does not start.

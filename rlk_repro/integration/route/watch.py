@@ -33,7 +33,7 @@ class Watch:
     _seen: list[_Seen] = field(default_factory=list)
 
     def add(self, op: str, tokens: torch.Tensor, num_columns: int, log_probs: torch.Tensor) -> None:
-        """Add a call: its token ids and its results (log-probs or other numbers never above 0); no empty tensors."""
+        """Add a call: its token ids and its results (log-probs or other numbers never above 0), no tensor empty."""
         lowest, highest = torch.aminmax(tokens)
         self._seen.append(_Seen(op, num_columns, lowest, highest, log_probs.detach().amax()))
 

@@ -32,7 +32,7 @@ _RAY_PORT: Final = 6379
 
 @dataclass(frozen=True, kw_only=True)
 class Duty:
-    """The content of the pod's command; the pod stays for ``hold_s`` seconds after the end.
+    """What the arguments of the pod's command say; the pod stays for ``hold_s`` seconds after its process has ended.
 
     After a loss of nodes the agents begin again with the new pods, at most ``num_restarts`` times.
     """
