@@ -209,8 +209,8 @@ def _find_gap(one: Rows, other: Rows) -> _Gap:
     num_unequal, largest, where = 0, 0.0, (0, 0)
     for row, pair in enumerate(zip(one, other, strict=True)):
         for position, (left, right) in enumerate(zip(*pair, strict=True)):
-            num_unequal += left != right
-            gap = 0.0 if left == right else math.inf if left is None or right is None else abs(left - right)
+            gap = math.inf if left is None or right is None else abs(left - right)
+            num_unequal += gap > 0
             gaps.append(gap)
             if gap > largest:
                 largest, where = gap, (row, position)

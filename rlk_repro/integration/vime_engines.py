@@ -27,7 +27,7 @@ GENERATED: Final = "rollout, generated"
 TRAINING: Final = "training"
 AS_RUN: Final = ""
 LACKING: Final = (
-    ("weights", "rollout", AS_RUN, "vime's own check compares the engines' weights, and stops a trial that fails it"),
+    ("weights", "rollout", AS_RUN, "vLLM's engine in this vime does not support the check"),
     ("log_probs", "rollout, prompts", AS_RUN, "vLLM is not asked for the log-probs of prompts"),
     ("log_probs", "reference", AS_RUN, "no float32 copy of the model is made"),
     ("log_probs", TRAINING, "recomputed", "a pass without gradient recomputes nothing"),
@@ -112,6 +112,10 @@ class _Step:
         if getattr(self._args, "expert_model_parallel_size", 1) > 1:
             # ranks that exchange tokens would have to run equally many passes
             self._record.skip(self._number, "log_probs", TRAINING, "alone", "expert parallel ranks exchange tokens")
+            return
+        if getattr(self._args, "use_routing_replay", False):
+            # a further pass would record or replay the routing of other tokens
+            self._record.skip(self._number, "log_probs", TRAINING, "alone", "expert routing is replayed, one pass each")
             return
         alone = [[index] for index in range(self._size)]
         padding = self._args.data_pad_size_multiplier

@@ -93,6 +93,12 @@ def test_a_difference_within_the_contract_passes_with_its_numbers(read: Any) -> 
     assert item.largest == pytest.approx(3e-5)
 
 
+def test_numbers_that_are_not_finite_on_either_side_are_unequal(read: Any) -> None:
+    text = json.dumps(make_lines(log_probs=[[-1.0, None]])).replace("-2.0", "null")
+    item = next(item for item in check(read(json.loads(text))) if item.kind is CheckKind.LOG_PROBS)
+    assert (item.word, item.num_unequal, item.largest) == (CheckWord.FAIL, 1, None)
+
+
 def test_a_reason_and_a_missing_record_are_not_measured(read: Any) -> None:
     skipped = {"event": "skipped", "step": 0, "what": "log_probs", "engine": "training", "case": "alone", "reason": "x"}
     found = [item for item in check(read([*make_lines(), skipped])) if item.kind is CheckKind.INVARIANCE]

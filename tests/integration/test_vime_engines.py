@@ -172,6 +172,7 @@ def test_a_rollout_is_recorded_once_with_inputs_log_probs_layers_and_cases(tmp_p
     assert list_failures(checks) == []
     reasons = {item.found for item in checks if item.word is CheckWord.NOT_MEASURED}
     assert "one run has one layout; diff compares two bundles" in reasons
+    assert "vLLM's engine in this vime does not support the check" in reasons
 
 
 def test_what_is_packed_otherwise_is_named(tmp_path: Path) -> None:
@@ -188,8 +189,10 @@ def test_a_rank_with_parts_of_the_model_says_so(name: str, tmp_path: Path) -> No
     assert found.reason == "a rank has parts of responses or of layers"
 
 
-def test_experts_on_several_ranks_leave_the_cases_out(tmp_path: Path) -> None:
-    log = record(tmp_path, expert_model_parallel_size=2)
+@pytest.mark.parametrize("change", [{"expert_model_parallel_size": 2}, {"use_routing_replay": True}])
+def test_experts_on_several_ranks_or_replayed_leave_the_cases_out(change: dict[str, Any], tmp_path: Path) -> None:
+    log = record(tmp_path, **change)
+    assert len(log.log_probs[0]) == len(record(tmp_path / "all").log_probs[0]) - 2
     assert isinstance(log.log_probs[0]["training", "alone"], Skipped)
     assert not isinstance(log.log_probs[0]["training", ""], Skipped)
 

@@ -232,10 +232,8 @@ def _purpose(plan: Plan, traces: Path) -> dict[str, Any]:
     match vime_of(plan).what_for:
         case "timing":
             return {}
-        case "agreement" | "deterministic" as what_for:
+        case "agreement" | "deterministic":
             vllm = {"vllm-enable-deterministic-inference": True, "vllm-attention-backend": "flashinfer"}
-            # vime compares every engine's weights with the trainer's after each sync, and stops where one is not equal
-            vllm |= {"check-weight-update-equal": True} if what_for == "agreement" else {}
             return {"deterministic-mode": True, **({} if plan.run.lane == "train-only" else vllm)}
         case "profiler" if vime_of(plan).programs:
             return {}
