@@ -271,6 +271,13 @@ def test_no_profile_that_is_taken_makes_an_object_that_a_controller_refuses(
     assert find_object_problems(objects) == []
 
 
+def test_the_loss_of_every_pod_at_once_counts_as_one_restart_and_sigterm_does_not_fail_a_job() -> None:
+    (job,) = (item for item in objects_of("smoke.gb200.job.four-nodes") if item["kind"] == "Job")
+    assert job["spec"]["backoffLimit"] == 4 * 6
+    assert "--restarts=6" in str(container(job)["command"])
+    assert job["spec"]["podFailurePolicy"]["rules"][-1]["onExitCodes"]["values"] == [0, 143]
+
+
 def test_every_example_keeps_our_rules() -> None:
     assert [find_object_problems(render_objects(plan, run_dir_of(plan))) for plan in plans().values()] == [
         [] for _ in plans()

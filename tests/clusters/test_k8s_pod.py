@@ -116,6 +116,7 @@ def test_after_lost_nodes_the_agents_begin_again_with_the_pods_that_replace_thei
         begun.setdefault(roster.allocation, []).append(node)
         if node != LEADER.node:
             return EndedAgent(0)
+        wait_until(lambda: len(begun[roster.allocation]) == 3)  # a follower that finds a complete run does not begin
         if roster.allocation == LEADER.uid:
             write_text(run_dir.lost, roster.allocation)
             return EndedAgent(3)
@@ -148,6 +149,20 @@ def test_after_lost_nodes_the_agents_begin_again_with_the_pods_that_replace_thei
         "u0": ["n0", "n1", "n2"],
         "u0.1": ["n0", "n1", "n3"],
     }
+
+
+def test_an_earlier_bundle_stays_until_all_pods_are_there(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"RLK_REPRO_POD": LEADER.pod, "RLK_REPRO_POD_UID": LEADER.uid, "RLK_REPRO_NODE": LEADER.node}
+    duty = supervise.Duty(run_dir=run_dir, inputs=run_dir.root, num_nodes=2, is_kuberay=False, num_restarts=1)
+    notes = Notes(run_dir, environ)
+    write_text(run_dir.bundle, "earlier")
+    monkeypatch.setattr(supervise, "GATHER_S", 0.0)
+    with pytest.raises(EnvironmentMissing):
+        supervise._gather(duty, LEADER, Stop(), notes, 1)
+    assert run_dir.bundle.read_text() == "earlier"
+    alone = dataclasses.replace(duty, num_nodes=1)
+    assert supervise._gather(alone, LEADER, Stop(), notes, 1) is not None
+    assert not run_dir.bundle.exists()
 
 
 def test_staged_files_are_copied_in_and_an_earlier_end_marker_is_removed(run_dir: RunDir, tmp_path: Path) -> None:

@@ -48,11 +48,12 @@ _HEAD_PORTS: Final = (("gcs-server", 6379), ("dashboard", DASHBOARD_PORT), ("cli
 # KubeRay's Helm chart and its plain manifests both set this label on the operator's pods
 _OPERATOR: Final = {"app.kubernetes.io/component": "kuberay-operator"}
 # Evicted and preempted pods are replaced, as often as backoffLimit says; a pod that failed by itself ends the job.
+# Exit code 143 is SIGTERM: the pods of a suspended job end with it, and their status can arrive before the suspension.
 _REPLACED: Final[Object] = {
     "rules": [
         {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         # the schema of Kubernetes 1.28 asks for both fields
-        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}, "onPodConditions": []},
+        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0, 143]}, "onPodConditions": []},
     ]
 }
 
@@ -163,7 +164,7 @@ def _make_job(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     _set_limits(plan, spec)
     spec["parallelism"] = spec["completions"] = plan.layout.num_nodes
     if num_restarts := find_restarts(plan):
-        spec["backoffLimit"] = num_restarts
+        spec["backoffLimit"] = num_restarts * plan.layout.num_nodes  # each lost pod counts
         spec["podFailurePolicy"] = copy.deepcopy(_REPLACED)
     spec["template"] = _make_agent(plan, run_dir, AGENT, nodes)
     return job

@@ -65,7 +65,7 @@ def _check_job(item: Mapping[str, Any]) -> Iterator[Problem]:
         yield wrong(f"{place(item)}: metadata.name", "its pods get longer names, cut at 63", longest, "57 at most")
     rules = as_list(as_map(spec.get("podFailurePolicy")).get("rules"))
     fails_alone = as_map(as_map(rules[-1]).get("onExitCodes")) if rules else {}
-    if spec.get("backoffLimit") != 0 and fails_alone != {"operator": "NotIn", "values": [0]}:
+    if spec.get("backoffLimit") != 0 and fails_alone != {"operator": "NotIn", "values": [0, 143]}:
         what = "a pod that failed by itself and is started again is another trial"
         yield wrong(f"{where}.backoffLimit", what, spec.get("backoffLimit", "6 by default"), "0")
     template = as_map(as_map(spec.get("template")).get("spec"))

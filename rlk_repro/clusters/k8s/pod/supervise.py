@@ -159,10 +159,8 @@ def has_lost_nodes(run_dir: RunDir, roster: Roster) -> bool:
 
 
 def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) -> Roster | None:
-    """Gather the pods; raise EnvironmentMissing where pods do not join in time."""
+    """Gather the pods; raise EnvironmentMissing where pods do not join in time, and keep an earlier bundle then."""
     gathering = Gathering(duty.run_dir, seat, duty.num_nodes, number)
-    if number:
-        duty.run_dir.bundle.unlink(missing_ok=True)
     until = time.monotonic() + GATHER_S
     while (roster := gathering.look()) is None:
         notes.write(waits_for=f"{gathering.num_missing} of {duty.num_nodes} pods")
@@ -172,6 +170,8 @@ def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) ->
         if stop.wait(LOOK_S):
             return None
     notes.write(waits_for="")
+    if number:
+        duty.run_dir.bundle.unlink(missing_ok=True)
     return roster
 
 
