@@ -25,7 +25,7 @@ def test_verify_prints_the_id(call: Call, run_dir: RunDir) -> None:
     bundle = str(pack(run_dir))
     assert call("verify", bundle) == (0, f"id {bundle_id}\n{bundle}: every file is what was sealed\n", "")
     out = call("verify", bundle, "--json")[1]
-    assert json.loads(out) == {"is_ok": True, "bundle_id": bundle_id, "findings": []}
+    assert json.loads(out) == {"is_ok": True, "bundle_id": bundle_id, "claimed_id": None, "findings": []}
 
 
 def test_an_unsealed_run_has_no_id_to_print(call: Call, run_dir: RunDir) -> None:

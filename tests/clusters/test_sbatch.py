@@ -194,7 +194,7 @@ def test_a_job_time_of_the_command_line_is_the_profile_s(call) -> None:
     plain = json.loads(call(*flags, "--cluster", "slurm")[1])["plan"]
     assert plain["experiment_hash"] == shown["plan"]["experiment_hash"]
     for words, answer in {
-        ("--cluster", "slurm", "--max-job-time", "soon"): "--max-job-time: no time, got 'soon'",
+        ("--cluster", "slurm", "--max-job-time", "soon"): "--max-job-time: not a time, got 'soon'",
         ("--cluster", "slurm", "--max-job-time", "2m"): "is shorter than the time limit of one pair of trials",
         ("--max-job-time", "4h"): "--max-job-time: cannot be kept here, got 'local', expected --cluster slurm",
     }.items():
@@ -367,7 +367,7 @@ def test_a_job_queues_itself_again_if_its_agent_asks_and_no_user_ended_it(
 def test_docker_does_without_locked_memory_and_without_groups_that_are_not_there(tmp_path: Path) -> None:
     plan = with_site(plan_for(hardware="mi300x", stack="example"), container={"runtime": "docker"})
     script = render_sbatch(plan, run_dir_of(plan))
-    part = script[script.index("# The daemon would start") : script.index("runtime=(")]
+    part = script[script.index("# By default the daemon") : script.index("runtime=(")]
     fake = tmp_path / "docker"
     fake.write_text('#!/bin/sh\ncase "$*" in info*) ;; *) echo "cannot raise the limit" >&2; exit 125;; esac\n')
     fake.chmod(0o755)

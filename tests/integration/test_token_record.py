@@ -161,7 +161,7 @@ def test_the_report_has_a_column_for_each_variant_and_two_drawings(run: Any) -> 
     view: Any = SimpleNamespace(analysis=analysis)
     table = next(block for block in make_agreement(view).blocks if isinstance(block, Table))
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
-    assert rows["in all"] == [f"{item.num_tokens:,}" for item in analysis.agreement]
+    assert rows["all tokens"] == [f"{item.num_tokens:,}" for item in analysis.agreement]
     assert rows["differ by more than 0.0001"] == ["0", "0"]
     assert [bool(figure.svg) for figure in plot_agreement(view)] == [True, True]
 

@@ -49,7 +49,7 @@ pins:
 # People read these texts, and no command contains them.
 FOR_READERS = re.compile(
     r"\.(purpose|title|evidence|reason|build|made_by|version|driver_floor|name_part|refused_name_parts\[\]"
-    r"|may_claim\[\]|may_not_claim\[\]|moving\.\*)$|^Run\.workload\.model$|\.env\.\*$"
+    r"|all_reduce\.source|may_claim\[\]|may_not_claim\[\]|moving\.\*)$|^Run\.workload\.model$|\.env\.\*$"
 )
 HOSTILE = ("\n", "a\nb", "a\x1b[2Jb", "a\x9bb", "a\u202eb", "a\u2066b", "a\u200bb", "a\0b", "\x7f")
 

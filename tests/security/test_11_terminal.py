@@ -64,6 +64,12 @@ def list_fields(run_dir: RunDir) -> Iterator[tuple[str, str]]:
                 yield name, path
 
 
+def hash_experiment(experiment: dict[str, Any]) -> str:
+    """Return the hash of what is measured; the floor of the all-reduce is not part of it."""
+    hardware = {key: value for key, value in experiment["hardware"].items() if key != "all_reduce"}
+    return sha256_bytes(dump_json({**experiment, "hardware": hardware}))
+
+
 def write_planted(run_dir: RunDir, name: str, path: str) -> bool:
     """Plant one text; return whether the bundle has a text there."""
     file = run_dir.root / name
@@ -74,7 +80,7 @@ def write_planted(run_dir: RunDir, name: str, path: str) -> bool:
     except (KeyError, ValueError):  # the key has a dot in it
         return False
     if name == run_dir.plan.name:
-        value["experiment_hash"] = sha256_bytes(dump_json(value["experiment"]))
+        value["experiment_hash"] = hash_experiment(value["experiment"])
         value["plan_hash"] = sha256_bytes(dump_json({"experiment": value["experiment"], "profile": value["profile"]}))
     text = "".join(f"{json.dumps(item)}\n" for item in value) if lines else json.dumps(value)
     file.write_text(text)
@@ -193,7 +199,7 @@ def planted(tmp_path: Path, honest: RunDir) -> RunDir:
     value = plant_all(json.loads(run_dir.plan.read_text()), dict.fromkeys(free, EVIL.removesuffix("\ud800")))
     value["experiment"]["run"]["may_claim"] = [f"x{EVIL.removesuffix(chr(0xD800))}"]
     value["sources"] = {key: f"{item}\x1b[2J" for key, item in value["sources"].items()}
-    value["experiment_hash"] = sha256_bytes(dump_json(value["experiment"]))
+    value["experiment_hash"] = hash_experiment(value["experiment"])
     value["plan_hash"] = sha256_bytes(dump_json({"experiment": value["experiment"], "profile": value["profile"]}))
     write_json(run_dir.plan, value)
     manifest = run_dir.node("node0").manifest

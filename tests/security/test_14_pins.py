@@ -105,7 +105,7 @@ def test_docker_containers_run_as_the_submitting_user(tmp_path: Path, answer: st
     plan = plan_for(stack="example")
     site = with_site(plan, container={"runtime": "docker", "image_dir": IMAGE_DIR})
     script = render_sbatch(site, run_dir_of(site))
-    begin, end = script.index("identity=()"), script.index("# a client that was killed")
+    begin, end = script.index("identity=()"), script.index("# a killed client leaves")
     (tmp_path / "docker").write_text(f"#!/bin/sh\necho '{answer}'\n")
     (tmp_path / "docker").chmod(0o755)
     text = f'set -euo pipefail; allocation=1.0\n{script[begin:end]}\nprintf "%s\\n" "${{container[@]}}"'
