@@ -42,6 +42,9 @@ def check_pair(pair: str, logs: Sequence[tuple[str, EngineLog | None]]) -> Itera
             continue
         for step in log.steps:
             yield from _check_step(log, (pair, variant, step))
+        if log.num_dropped:
+            reason = f"lines of the record that cannot be read: {log.num_dropped}"
+            yield _skip(CheckKind.INPUTS, (pair, variant, log.steps[-1]), "rollout", TRAINING, reason)
     (first, one), (second, other) = logs
     if one is not None and other is not None:
         for step in (step for step in one.steps if step in other.steps):
@@ -56,11 +59,22 @@ def _check_step(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
         yield _compare_inputs(place, (first, second), (one, other))
     for (first, this), (second, that) in combinations(weights, 2):
         yield _compare_weights(place, (first, second), (this, that))
-    if len(weights) == 1:
-        name, found = weights[0]
-        reason = found.reason if isinstance(found, Skipped) else "the other engine's weights were not recorded"
-        yield _skip(CheckKind.WEIGHTS, place, name, TRAINING, reason)
+    if len(inputs) < 2:
+        yield _skip_missing(CheckKind.INPUTS, place, dict(inputs))
+    if len(weights) < 2:
+        yield _skip_missing(CheckKind.WEIGHTS, place, dict(weights))
+    log_probs = {engine: found for (engine, case), found in log.log_probs.get(step, {}).items() if case == AS_RUN}
+    if len(log_probs) < 2:
+        yield _skip_missing(CheckKind.LOG_PROBS, place, log_probs)
     yield from _check_values(log, place)
+
+
+def _skip_missing(kind: CheckKind, place: Place, found: Mapping[str, object]) -> AgreementCheck:
+    """The check of a kind of which fewer than two engines have a record."""
+    name = next(iter(found), "rollout")
+    reason = next((side.reason for side in found.values() if isinstance(side, Skipped)), "")
+    other = "rollout" if name == TRAINING else TRAINING
+    return _skip(kind, place, name, other, reason or f"engines with a record: {len(found)}")
 
 
 def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
@@ -94,10 +108,9 @@ def _compare_variants(
 ) -> Iterator[AgreementCheck]:
     """Training against training: only where both trials have the same tokens and the same weights."""
     step = place[2]
-    same_inputs = one.inputs.get(step, {}).get("rollout") == other.inputs.get(step, {}).get("rollout")
-    if not same_inputs or one.weights.get(step) != other.weights.get(step):
-        what = "weights" if same_inputs else "tokens"
-        yield _skip(CheckKind.LOG_PROBS, place, *names, f"the trials have other {what} at this step")
+    reason = _find_other(step, one, other)
+    if reason:
+        yield _skip(CheckKind.LOG_PROBS, place, *names, reason)
         return
     key = (TRAINING, AS_RUN)
     layers = [log.layers.get(step, {}).get(key) for log in (one, other)]
@@ -107,6 +120,22 @@ def _compare_variants(
     if values[0] is not None and values[1] is not None:
         inputs = one.inputs.get(step, {}).get("rollout")
         yield _compare_log_probs(one.contract, place, names, (values[0], values[1]), inputs)
+
+
+def _find_other(step: int, one: EngineLog, other: EngineLog) -> str:
+    """Why the training of two trials is not comparable at a step; empty where it is.
+
+    Both trials begin from one checkpoint: at step 0 weights without a hash are equal.
+    """
+    tokens, others = (log.inputs.get(step, {}).get("rollout") for log in (one, other))
+    if tokens is None or others is None:
+        return "the tokens of a trial are not recorded at this step"
+    if tokens != others:
+        return "the trials have other tokens at this step"
+    mine, theirs = (log.weights.get(step, {}).get(TRAINING) for log in (one, other))
+    if isinstance(mine, Weights) and isinstance(theirs, Weights):
+        return "" if mine == theirs else "the trials have other weights at this step"
+    return "the weights of training are not recorded in both trials" if step else ""
 
 
 def _make(
@@ -231,6 +260,8 @@ def _compare_log_probs(
         return _skip(CheckKind.LOG_PROBS, place, *names, _first_reason(sides))
     if list(map(len, one.values)) != list(map(len, other.values)):
         return _make(CheckKind.LOG_PROBS, place, names, CheckWord.FAIL, "the engines give different numbers of tokens")
+    if not any(one.values):
+        return _skip(CheckKind.LOG_PROBS, place, *names, "the record of the log-probs holds 0 numbers")
     gap, dtype = _find_gap(one.values, other.values), _find_dtype(one.dtype, other.dtype)
     bound = contract.find_bound("log-probs", dtype)
     word, found = _judge(gap.largest, bound, dtype, _describe_gap(gap, one, inputs))
@@ -246,7 +277,8 @@ def _describe_gap(gap: _Gap, one: LogProbs, inputs: Inputs | None) -> str:
     token = ""
     if inputs is not None and gap.row < len(inputs.samples):
         tokens = inputs.samples[gap.row].tokens
-        token = f", token {tokens[gap.position - len(one.values[gap.row])]}"
+        back = len(one.values[gap.row]) - gap.position
+        token = f", token {tokens[-back]}" if back <= len(tokens) else ""
     size = "not finite" if gap.largest is None else f"largest {format_number(gap.largest, 3)}"
     return f"{size} at sample {gap.row}, position {gap.position} of its response{token}"
 
@@ -262,6 +294,12 @@ def _compare_layers(
     points = [point for point in one if point in other]
     if not points:
         return _skip(CheckKind.LAYERS, place, *names, "the engines have no point in common")
+    odd = next((point for point in points if _find_shape(one[point]) != _find_shape(other[point])), None)
+    if odd is not None:
+        found = f"{odd}: different numbers of rows or columns"
+        return _make(CheckKind.LAYERS, place, names, CheckWord.FAIL, found)
+    if not any(map(any, map(_find_shape, one.values()))):
+        return _skip(CheckKind.LAYERS, place, *names, "the record of the layers holds 0 numbers")
     curve = [_find_distance(one[point], other[point]) for point in points]
     dtype = _find_dtype(one[points[0]].dtype, other[points[0]].dtype)
     bound = contract.find_bound("layers", dtype)
@@ -279,11 +317,16 @@ def _compare_layers(
     )  # fmt: skip
 
 
+def _find_shape(layer: Layer) -> tuple[int, ...]:
+    """The number of norms, then the number of values in each row."""
+    return (len(layer.norms), *map(len, layer.values))
+
+
 def _find_distance(one: Layer, other: Layer) -> float | None:
     """The largest difference of a token's output, relative to the norm of the second engine's; None if not finite."""
     found = 0.0
     for left, right, norm in zip(one.values, other.values, other.norms, strict=False):
-        gaps = [None if a is None or b is None else a - b for a, b in zip(left, right, strict=False)]
+        gaps = [None if a is None or b is None else a - b for a, b in zip(left, right, strict=True)]
         known = [gap for gap in gaps if gap is not None]
         if len(known) < len(gaps) or norm is None:
             return None

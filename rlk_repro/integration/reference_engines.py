@@ -113,6 +113,7 @@ class _Step:
         if trainer.args.debug_train_only:
             reason = "stored rollouts: no rollout engine runs"
             record.skip(number, "weights", "rollout", AS_RUN, reason)
+            record.write_weights(number, TRAINING, trainer.model.named_parameters())
             record.skip(number, "log_probs", PROMPTS, AS_RUN, reason)
             return
         engine = trainer.engine.model

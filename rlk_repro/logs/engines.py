@@ -1,18 +1,19 @@
 """Read the records of engines that an agreement run's trainer wrote; ``integration.measure.engines`` writes them.
 
-Damaged lines are skipped: what they held is then missing from the comparison, which says so.  No torch here.
+Damaged lines are skipped and counted: what they held is missing from the comparison, which says so.  No torch here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as record
 
+from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema
 from rlk_repro.logs.lines import open_log
 from rlk_repro.rundir.paths import TrialDir
@@ -21,6 +22,8 @@ from rlk_repro.spec.agreement import AgreementContract, parse_contract
 SCHEMA: Final = 1
 MAX_LINE_BYTES: Final = 8 << 20
 MAX_LINES: Final = 20_000
+MAX_BYTES: Final = 256 << 20
+LIMITS: Final = {"engine": 8, "case": 16, "step": 1_000, "point": 2_000}
 
 _RECORD: Final[Any] = {
     "config": ConfigDict(strict=True, extra="ignore", allow_inf_nan=False),
@@ -31,7 +34,8 @@ _RECORD: Final[Any] = {
 Name: TypeAlias = Annotated[str, Field(max_length=200)]
 Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 Token: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Row: TypeAlias = tuple[float | None, ...]
+# sums of squares of such numbers are finite
+Row: TypeAlias = tuple[Annotated[float, Field(ge=-1e100, le=1e100)] | None, ...]
 Rows: TypeAlias = tuple[Row, ...]
 
 
@@ -48,7 +52,7 @@ class SampleInput:
 
     tokens: tuple[Token, ...]
     loss_mask: tuple[Token, ...]
-    padding: int
+    padding: Count
 
 
 @record(**_RECORD)
@@ -116,19 +120,36 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank, by step, engine and, where an engine runs in several, case."""
+    """The record of one rank, by step, engine and, where an engine runs in several, case.
+
+    ``num_dropped`` counts lines, or parts of lines over the limit, that could not be read.
+    """
 
     contract: AgreementContract
     inputs: dict[int, dict[str, Inputs]] = field(default_factory=dict)
     weights: dict[int, dict[str, Weights | Skipped]] = field(default_factory=dict)
     log_probs: dict[int, dict[tuple[str, str], LogProbs | Skipped]] = field(default_factory=dict)
     layers: dict[int, dict[tuple[str, str], dict[str, Layer]]] = field(default_factory=dict)
+    num_dropped: int = 0
+    names: dict[str, set[str | int]] = field(default_factory=dict, compare=False)
 
     @property
     def steps(self) -> list[int]:
         return sorted({*self.inputs, *self.weights, *self.log_probs, *self.layers})
 
     def add(self, line: Inputs | Weights | LogProbs | Layer | Skipped) -> None:
+        """Add a line.
+
+        Raises:
+            BundleUnreadable: the record has more engines, cases, steps or points than a trainer writes.
+        """
+        for name, limit in LIMITS.items():
+            seen = self.names.setdefault(name, set())
+            seen.update([getattr(line, name)] if hasattr(line, name) else [])
+            if len(seen) > limit:
+                raise BundleUnreadable(
+                    Problem("record of engines", f"holds too many {name}s", expected=f"at most {limit}")
+                )
         match line:
             case Inputs():
                 self.inputs.setdefault(line.step, {}).setdefault(line.engine, line)
@@ -145,28 +166,35 @@ def read_engines(folder: TrialDir) -> EngineLog | None:
     """The record of a trial's first rank; None where the trial has no such record.
 
     Raises:
-        BundleUnreadable: a newer version wrote it, it holds no contract, or it cannot be read.
+        BundleUnreadable: a newer version wrote it, it holds no contract, it is too large, or it cannot be read.
     """
     path = next(iter(folder.engines_files().values()), None)
     if path is None:
         return None
     log: EngineLog | None = None
+    num_dropped = 0
     for line in _read_lines(path):
+        num_dropped += line is None
         if isinstance(line, Begin) and log is None:
             check_schema(path.name, {"schema": line.schema_}, SCHEMA)
             log = EngineLog(contract=parse_contract(f"{path.name}: contract", line.contract))
-        elif log is not None and not isinstance(line, Begin):
+        elif log is not None and line is not None and not isinstance(line, Begin):
             log.add(line)
-    return log
+    return log and replace(log, num_dropped=num_dropped)
 
 
-def _read_lines(path: Path) -> Iterator[Line]:
+def _read_lines(path: Path) -> Iterator[Line | None]:
+    """Each line, or None where it cannot be read."""
     with open_log(path) as stream:
         for _ in range(MAX_LINES):
             text = stream.readline(MAX_LINE_BYTES)
             if not text:
                 return
+            if stream.tell() > MAX_BYTES:
+                raise BundleUnreadable(Problem(path.name, "is too large", expected=f"at most {MAX_BYTES >> 20} MiB"))
             try:
                 yield LINES.validate_json(text)
             except ValueError:
-                continue
+                yield None
+        if stream.read(1):
+            yield None

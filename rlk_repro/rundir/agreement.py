@@ -6,6 +6,7 @@ an agreement run the trainer also records its engines, and ``analysis.checks`` c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -117,10 +118,20 @@ def list_failures(checks: Iterable[AgreementCheck]) -> list[AgreementCheck]:
 
 def compare_checks(recorded: Iterable[AgreementCheck], new: Iterable[AgreementCheck]) -> Iterator[str]:
     """Say which checks have another word than before; nothing where neither side has checks."""
-    was, now = ({item.key: item.word.value for item in side} for side in (recorded, new))
+    was, now = _number(recorded), _number(new)
     keys = list(was | now)
     changed = [key for key in keys if was.get(key) != now.get(key)]
     if keys:
         yield f"engines: {len(changed)} of {len(keys)} checks have another word"
     for key in changed[:MOST_CHANGED]:
-        yield f"engines: {', '.join(key)}: recorded {was.get(key, 'absent')}, now {now.get(key, 'absent')}"
+        yield f"engines: {', '.join(key[0])}: recorded {was.get(key, 'absent')}, now {now.get(key, 'absent')}"
+
+
+def _number(checks: Iterable[AgreementCheck]) -> dict[tuple[tuple[str, ...], int], str]:
+    """The word by key and number: the two trials of a control pair have checks with the same key."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    words: dict[tuple[tuple[str, ...], int], str] = {}
+    for item in checks:
+        words[item.key, seen[item.key]] = item.word.value
+        seen[item.key] += 1
+    return words

@@ -99,6 +99,71 @@ def test_numbers_that_are_not_finite_on_either_side_are_unequal(read: Any) -> No
     assert (item.word, item.num_unequal, item.largest) == (CheckWord.FAIL, 1, None)
 
 
+def test_a_kind_that_fewer_than_two_engines_recorded_is_not_measured(read: Any) -> None:
+    lines = make_lines()
+    for kept in ([lines[4]], [lines[0], lines[2]]):
+        missing = {item.kind.value for item in check(read(kept)) if item.word is CheckWord.NOT_MEASURED}
+        assert missing == {"inputs", "weights", "log-probs"}
+
+
+def test_unequal_shapes_of_layers_fail_and_empty_records_are_not_measured(read: Any) -> None:
+    changes: list[dict[str, Any]] = [{"values": []}, {"values": [[1.0]]}, {"norms": []}]
+    for change in changes:
+        lines = make_lines()
+        lines[6] |= change
+        first = list_failures(check(read(lines)))[0]
+        assert first.found == "layer 0 mlp: different numbers of rows or columns"
+    lines = make_lines()
+    for line in lines[4:]:
+        line |= {"values": [], "norms": []}
+    empty = [item.kind.value for item in check(read(lines)) if item.word is CheckWord.NOT_MEASURED]
+    assert empty[:2] == ["layers", "log-probs"]
+
+
+def test_training_of_two_trials_is_compared_only_with_known_equal_weights(read: Any) -> None:
+    without = [line for line in make_lines() if line["event"] != "weights"]
+
+    def compare(*sides: list[dict[str, Any]]) -> str:
+        logs = zip(("baseline", "enabled"), map(read, sides), strict=True)
+        return next(item.found for item in check_pair("p1", list(logs)) if item.variant == "both")
+
+    assert compare(without, without) == "bitwise"
+    later = [line | {"step": 1} for line in without]
+    assert compare(later, later) == "the weights of training are not recorded in both trials"
+    assert compare(make_lines(), make_lines(hash="ac")) == "the trials have other weights at this step"
+    assert compare(make_lines()[1:], make_lines()[1:]) == "the tokens of a trial are not recorded at this step"
+
+
+def test_a_record_beyond_what_a_trainer_writes_is_refused(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = make_lines()[4]
+    for name, values in (("engine", map(str, range(9))), ("case", map(str, range(17))), ("step", range(1001))):
+        with pytest.raises(BundleUnreadable, match=f"too many {name}s"):
+            read([line | {name: value} for value in values])
+    with pytest.raises(BundleUnreadable, match="too many points"):
+        read([make_lines()[6] | {"point": str(number)} for number in range(2001)])
+    monkeypatch.setattr("rlk_repro.logs.engines.MAX_BYTES", 1000)
+    with pytest.raises(BundleUnreadable, match="too large"):
+        read(make_lines())
+
+
+def test_numbers_without_a_finite_square_and_negative_padding_are_dropped(read: Any) -> None:
+    log = read(make_lines(log_probs=[[1e101]], layer=[-1e200], sample=SAMPLE | {"padding": -1}))
+    assert log.num_dropped == 3
+
+
+def test_a_response_longer_than_its_tokens_has_no_named_token(read: Any) -> None:
+    lines = make_lines(log_probs=[[-1.5, -2.0]])
+    lines[0]["samples"] = lines[1]["samples"] = [SAMPLE | {"tokens": [5]}]
+    first = list_failures(check(read(lines)))[0]
+    assert first.found == "largest 0.5 at sample 0, position 0 of its response"
+
+
+def test_the_trials_of_a_control_pair_are_compared_one_by_one(read: Any) -> None:
+    was = check(read(make_lines()))[:1] * 2
+    now = [replace(was[0], word=CheckWord.FAIL), was[1]]
+    assert next(compare_checks(was, now)) == "engines: 1 of 2 checks have another word"
+
+
 def test_a_reason_and_a_missing_record_are_not_measured(read: Any) -> None:
     skipped = {"event": "skipped", "step": 0, "what": "log_probs", "engine": "training", "case": "alone", "reason": "x"}
     found = [item for item in check(read([*make_lines(), skipped])) if item.kind is CheckKind.INVARIANCE]
@@ -124,7 +189,10 @@ def test_a_data_type_without_a_bound_is_not_judged(read: Any) -> None:
 
 
 def test_damaged_lines_are_skipped_and_another_contract_is_refused(read: Any, tmp_path: Path) -> None:
-    assert read([{"event": "inputs", "step": -1}, *make_lines()]) == read(make_lines())
+    damaged = read([{"event": "inputs", "step": -1}, *make_lines()])
+    assert damaged == replace(read(make_lines()), num_dropped=1)
+    found = [item.found for item in check(damaged) if item.word is CheckWord.NOT_MEASURED]
+    assert found == ["lines of the record that cannot be read: 1"] * 2
     with pytest.raises(BundleUnreadable, match="holds no contract of agreement"):
         read([], {**BEGIN, "contract": "bounds: 7"})
     with pytest.raises(BundleUnreadable, match="newer"):
