@@ -8,20 +8,22 @@ from __future__ import annotations
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Final
 
 from rlk_repro.agent.address import LOOPBACK
+from rlk_repro.agent.node import has_ended
 from rlk_repro.agent.preflight.base import find_level
-from rlk_repro.agent.process import StopTimes
+from rlk_repro.agent.process import StopTimes, no_trouble
 from rlk_repro.agent.ray.marks import Use
 from rlk_repro.agent.ray.member import RayMember
 from rlk_repro.agent.trial import Outcome, TrialWatch, run_command
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json, write_json
-from rlk_repro.base.findings import Finding
+from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.places import make_hider
 from rlk_repro.base.units import GIB, MIB
 from rlk_repro.plan import Plan
@@ -64,8 +66,15 @@ def follow_all_reduce(member: RayMember, done: str = "") -> str:
     except (BundleUnreadable, KeyError):
         return ""
     if head:
-        _take_part(member, head)
+        _take_part(member, head, partial(_find_end, member))
     return head
+
+
+def _find_end(member: RayMember) -> str:
+    """Return why a follower's ranks wait in vain; an empty text while the leader's part runs."""
+    leader, allocation = member.place.nodes[0], member.place.allocation
+    is_over = not member.run_dir.all_reduce_order.is_file() or has_ended(member.run_dir, leader, allocation)
+    return "the leader's part has ended" if is_over else ""
 
 
 def _lead(member: RayMember) -> Fact:
@@ -74,9 +83,15 @@ def _lead(member: RayMember) -> Fact:
     address = LOOPBACK
     if place.followers:
         address = member.parts.find_address(place.node, place.followers, member.plan.profile.ray.interface)
-    head = f"{address}:{_find_port(address)}"
+    try:
+        head = f"{address}:{_find_port(address)}"
+    except OSError as error:
+        return Unknown(f"failed: no port of {address}: {error.strerror}")
     write_json(run_dir.all_reduce_order, {"schema": SCHEMA, "allocation": place.allocation, "head": head})
-    outcome = _take_part(member, head)
+    try:
+        outcome = _take_part(member, head)
+    finally:
+        run_dir.all_reduce_order.unlink(missing_ok=True)
     try:
         result = load_json(run_dir.all_reduce_result, schema=SCHEMA)
         by_bytes = result["bus_gb_s"]
@@ -93,7 +108,7 @@ def _lead(member: RayMember) -> Fact:
     }
 
 
-def _take_part(member: RayMember, head: str) -> Outcome:
+def _take_part(member: RayMember, head: str, find_trouble: Callable[[], str] = no_trouble) -> Outcome:
     """Run this node's ranks in the trainers' environment, until they end or the time is over."""
     plan, run_dir, deadlines = member.plan, member.run_dir, member.parts.deadlines
     trainer = member.find_command(Use(trial=plan.trials[0].name))
@@ -106,7 +121,7 @@ def _take_part(member: RayMember, head: str) -> Outcome:
             run_dir.node(member.place.node).all_reduce_log,
             limits=limits,
             stop=member.stop,
-            watch=TrialWatch(see_output=lambda _: None, see_pid=lambda _: None),
+            watch=TrialWatch(see_output=lambda _: None, see_pid=lambda _: None, find_trouble=find_trouble),
             hide=make_hider(run_dir.root),
         )
 
@@ -140,9 +155,14 @@ def _record(member: RayMember, fact: Fact) -> None:
 
 
 def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
-    """Find a failure, or less bandwidth than the floor of the hardware."""
+    """Find a failure, or less bandwidth than the floor of the hardware.
+
+    One node that cannot be measured is only warned about: its trials may run well.
+    """
     level = find_level(CHECK, plan.profile.preflight)
     if not isinstance(fact, dict):
+        if plan.layout.num_nodes == 1 and level is Level.BLOCKING:
+            level = Level.WARNING
         yield Finding(level, WHERE, f"{plan.layout.num_nodes} nodes reduce one tensor", str(fact))
         return
     floor = find_floor(plan)

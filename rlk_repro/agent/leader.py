@@ -73,6 +73,7 @@ class Leader:
         self._current = Current()
         self._budget = Budget(place.until)
         self._findings: list[Finding] = []
+        self._lost_early: list[str] = []
         self._member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
         given = os.environ.get(ADDRESS_VARIABLE)
         self._ray: RayClusters | GivenRay = (
@@ -88,7 +89,7 @@ class Leader:
             code, message = self._run_steps()
             if code and self._budget.is_over and self._count_done() > before:
                 write_text(self._run_dir.again, self._place.allocation)
-            if self._ray.lost and self._stop.signal is None:
+            if (self._ray.lost or self._lost_early) and self._stop.signal is None:
                 write_text(self._run_dir.lost, self._place.allocation)
             with self._journal.phase("pack") as phase:
                 self._parts.pack(self._run_dir)
@@ -162,6 +163,7 @@ class Leader:
             self._note(measure_all_reduce(self._member))
         blocking = self._find_blocking(others)
         if blocking and self._plan.profile.preflight.on_blocking == "stop":
+            self._lost_early = self._list_ended()
             raise EnvironmentMissing(
                 *(Problem(item.where, "is not fit", got=item.found, expected=item.expected)
                   for item in blocking)

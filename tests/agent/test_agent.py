@@ -385,6 +385,15 @@ def test_the_leader_waits_for_followers_and_a_missing_one_blocks(tmp_path: Path)
     assert message(run_dir) == ("preflight: nodes.b: is not fit, got 'no record', expected its agent within 0.1 s")
 
 
+@pytest.mark.parametrize("has_left", [True, False])
+def test_a_follower_that_ended_before_the_trials_is_a_lost_node(tmp_path: Path, has_left: bool) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    if has_left:
+        mark_ended(run_dir, make_place("b", ("a", "b"), "job-7"))
+    assert run_agent(run_dir, make_place("a", ("a", "b"), "job-7"), is_resuming=False, parts=make_parts()) == 3
+    assert run_dir.lost.is_file() == has_left
+
+
 def test_a_follower_describes_its_node_and_ends_with_the_leader(tmp_path: Path) -> None:
     plan, run_dir = make_staged(tmp_path / "run", ["measure.pairs=1"], profile=STRICT + b"telemetry_interval_s: 0.05\n")
     follower = make_place("b", ("a", "b"), "job-7")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from rlk_repro.agent import all_reduce
 from rlk_repro.agent.all_reduce import find_floor, follow_all_reduce, measure_all_reduce
+from rlk_repro.agent.node import mark_ended
 from rlk_repro.agent.parts import Deadlines, make_place
 from rlk_repro.agent.ray.member import RayMember
 from rlk_repro.agent.stop import Stop
@@ -74,6 +76,59 @@ def test_ranks_that_fail_are_a_finding_with_their_last_words(tmp_path: Path, mon
     expected = [Finding(Level.WARNING, "network.all_reduce", "2 nodes reduce one tensor", f"unknown ({reason})")]
     assert found == expected
     assert read_fact(run_dir, "a") == Unknown(reason)
+
+
+def test_a_follower_s_part_ends_with_the_leader_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, run_dir = make_staged(tmp_path / "run", TWO_NODES, profile=ASKED)
+    leader, other = (make_member(plan, run_dir, node) for node in NODES)
+    waits, fails = (sys.executable, "-c", "import time; time.sleep(100)"), (sys.executable, "-c", "raise SystemExit(1)")
+    is_following = run_dir.node("b").all_reduce_log.is_file
+
+    def render(member: RayMember, _: str) -> tuple[str, ...]:
+        if member is other:
+            return waits
+        wait_until(is_following)
+        return fails
+
+    monkeypatch.setattr(all_reduce, "_render", render)
+    begun = time.monotonic()
+
+    def follow() -> None:
+        wait_until(run_dir.all_reduce_order.is_file)
+        follow_all_reduce(other)
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    assert len(measure_all_reduce(leader)) == 1
+    follower.join(60)
+    assert not follower.is_alive()
+    assert time.monotonic() - begun < 60
+    assert not run_dir.all_reduce_order.exists()
+
+
+def test_a_follower_ends_its_part_when_the_leader_has_ended(tmp_path: Path) -> None:
+    plan, run_dir = make_staged(tmp_path / "run", TWO_NODES, profile=ASKED)
+    leader, other = (make_member(plan, run_dir, node) for node in NODES)
+    write_json(run_dir.all_reduce_order, {})
+    assert all_reduce._find_end(other) == ""
+    mark_ended(run_dir, leader.place)
+    assert all_reduce._find_end(other) == "the leader's part has ended"
+
+
+@pytest.mark.parametrize(("num_nodes", "level"), [(1, Level.WARNING), (2, Level.BLOCKING)])
+def test_what_could_not_be_measured_blocks_several_nodes_alone(tmp_path: Path, num_nodes: int, level: Level) -> None:
+    plan, _ = make_staged(tmp_path / "run")
+    plan = fit_gpus(plan, load_hardware("h200").model, num_nodes, 8)
+    assert [item.level for item in all_reduce._judge(plan, Unknown("failed: no result"))] == [level]
+
+
+def test_an_address_that_cannot_be_used_is_recorded(tmp_path: Path) -> None:
+    plan, run_dir = make_staged(tmp_path / "run", TWO_NODES, profile=ASKED)
+    member = make_member(plan, run_dir, "a")
+    parts = dataclasses.replace(member.parts, find_address=lambda *_: "203.0.113.1")
+    (found,) = measure_all_reduce(dataclasses.replace(member, parts=parts))
+    assert found.level is Level.WARNING
+    assert str(read_fact(run_dir, "a")).startswith("unknown (failed: no port of 203.0.113.1: ")
 
 
 def test_one_rank_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
