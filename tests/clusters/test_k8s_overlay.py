@@ -100,6 +100,20 @@ def test_an_overlay_and_waived_gang_scheduling_are_warned_about() -> None:
     assert backend.render(alone, run_dir_of(alone)).remarks == ()
 
 
+@pytest.mark.parametrize("name", GANG_SCHEDULERS)
+def test_a_scheduler_s_name_alone_is_warned_about_where_nothing_groups_the_pods_of_a_job(name: str) -> None:
+    def is_warned(kind: str = "job", **parts: Any) -> bool:
+        plan = with_site(PLAN, queue=None, kind=kind, overlay={"pod_spec": {"schedulerName": name}, **parts})
+        return any("the overlay names no group" in remark for remark in backend.render(plan, run_dir_of(plan)).remarks)
+
+    assert is_warned()
+    assert not is_warned("rayjob")
+    assert not is_warned(pod_metadata={"annotations": {"scheduling.k8s.io/group-name": "g"}})
+    assert not is_warned(metadata={"labels": {"pod-group.scheduling.sigs.k8s.io": "g"}})
+    assert not is_warned(metadata={"labels": {"kueue.x-k8s.io/queue-name": "gpus"}})
+    assert is_warned(pod_metadata={"labels": {"team": "g"}})
+
+
 @pytest.mark.parametrize("kind", ["rayjob", "job"])
 @pytest.mark.parametrize("overlay", [None, {"pod_spec": {"schedulerName": "my-scheduler"}}])
 def test_several_nodes_need_gang_scheduling_or_a_waiver(kind: str, overlay: dict[str, Any] | None) -> None:

@@ -15,6 +15,8 @@ from rlk_repro.spec.values import list_leaves
 
 # Their pods start all together; the default scheduler starts each pod by itself.
 GANG_SCHEDULERS: Final = ("kai-scheduler", "volcano", "yunikorn", "koord-scheduler", "scheduler-plugins-scheduler")
+# parts of the labels and annotations that put a pod into a group of these schedulers
+_GROUP_KEYS: Final = ("group", "gang", "min-member")
 NO_GANG: Final = "two such jobs can each hold half of what they need, and wait for ever"
 
 
@@ -54,12 +56,24 @@ def has_gang(settings: KubernetesSettings) -> bool:
     return has_queue or overlay.pod_spec.get("schedulerName") in GANG_SCHEDULERS
 
 
+def _has_group(settings: KubernetesSettings) -> bool:
+    """Whether a queue, or a label or annotation of the overlay, groups the pods of a Job."""
+    overlay = settings.overlay
+    if settings.queue is not None or overlay is None:
+        return settings.queue is not None
+    maps = [part.get(kind) for part in (overlay.metadata, overlay.pod_metadata) for kind in ("labels", "annotations")]
+    keys = [key for item in maps if isinstance(item, Mapping) for key in item]
+    return any(key == QUEUE or any(word in key for word in _GROUP_KEYS) for key in keys)
+
+
 def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
     """Yield remarks that a site should read before it submits."""
     num_nodes, overlay = plan.layout.num_nodes, settings.overlay
     yield from image_remarks(plan)
     if num_nodes > 1 and not has_gang(settings):
         yield f"{num_nodes} nodes, and gang scheduling is waived: {NO_GANG}"
+    elif num_nodes > 1 and settings.kind == "job" and settings.gang == "required" and not _has_group(settings):
+        yield f"schedulerName alone may start each pod of a Job by itself, and the overlay names no group: {NO_GANG}"
     if overlay is not None:
         paths = [".".join(path) for path in list_leaves(overlay.model_dump()) if path[1:]]
         yield f"the profile's overlay is merged unchanged and not checked: {', '.join(paths)}"
