@@ -16,7 +16,7 @@ from rlk_repro.logs.engines import EngineLog, Inputs, Layer, LogProbs, Rows, Sam
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec.agreement import DTYPES, AgreementContract
+from rlk_repro.spec.agreement import DTYPES, AgreementContract, load_contract
 
 AS_RUN: Final = ""
 BOTH: Final = "both"
@@ -32,6 +32,13 @@ def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
     for pair, trials in plan.pairs().items() if plan.run.workload.compares_engines else ():
         logs = {trial.name: read_engines(run_dir.trial(trial.name)) for trial in trials}
         yield from check_pair(pair, [(trial.variant, logs[trial.name]) for trial in trials])
+
+
+def has_other_contract(plan: Plan, run_dir: RunDir) -> bool:
+    """Tell whether a trial recorded another contract than the one that this version ships."""
+    shipped = load_contract()
+    logs = (read_engines(run_dir.trial(trial.name)) for trial in plan.trials)
+    return any(log is not None and log.contract != shipped for log in logs)
 
 
 def check_pair(pair: str, logs: Sequence[tuple[str, EngineLog | None]]) -> Iterator[AgreementCheck]:

@@ -26,22 +26,30 @@ def agreement(
     as_json: AsJson = False,
 ) -> None:
     """Say whether engines agree: inputs, weights, log-probs, layers; the first that does not is named."""
+    from rlk_repro.analysis.checks import has_other_contract
     from rlk_repro.base.findings import has_blocking
+    from rlk_repro.bundle.seal import open_bundle
     from rlk_repro.replay.recorded import load_result
     from rlk_repro.report.checks import describe_checks
     from rlk_repro.report.markdown import render_checks
+    from rlk_repro.submit.sending import load_plan
 
     unwanted = _read_words(fail_on)
     analysis, context = load_result(bundle, is_linked=False)
     checks = analysis.checks
+    with open_bundle(bundle) as run_dir:
+        is_other_contract = bool(checks) and has_other_contract(load_plan(run_dir), run_dir)
     if as_json:
         from rlk_repro.cli.answers import EnginesCompared
 
-        say_json(EnginesCompared(summary=describe_checks(checks), checks=checks))
+        summary = describe_checks(checks)
+        say_json(EnginesCompared(summary=summary, checks=checks, is_other_contract=is_other_contract))
     elif not checks:
         say(f"{bundle}: compares no engines: a run does with --set workload.what_for=agreement --pairs 1")
     else:
         say_text(render_checks(analysis, context))
+        if is_other_contract:
+            say("the bundle was judged by its own contract, which differs from this version's")
         say(describe_checks(checks))
     is_doubtful = has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
     found = {item.word.value for item in checks} or {"not measured"}

@@ -146,7 +146,8 @@ class Verified(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class EnginesCompared(Answer):
-    """Whether engines agree, in a sentence and by check."""
+    """Whether engines agree, in a sentence and by check, and whether the contract differs from this version's."""
 
     summary: str
     checks: tuple[AgreementCheck, ...]
+    is_other_contract: bool

@@ -8,6 +8,7 @@ from typing import Final, Literal, TypeAlias
 from pydantic import Field, ValidationError
 
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
+from rlk_repro.base.resources import data_dir
 from rlk_repro.base.yamlfile import parse_yaml
 from rlk_repro.spec.values import Model, Positive, Schema, Text
 
@@ -34,6 +35,12 @@ class AgreementContract(Model):
     def find_bound(self, compares: Compared, dtype: str) -> float | None:
         found = (item.within for item in self.bounds if (item.compares, item.dtype) == (compares, dtype))
         return next(found, None)
+
+
+def load_contract() -> AgreementContract:
+    """The contract that this version ships."""
+    path = data_dir("manifests") / "contracts" / "agreement.yaml"
+    return parse_contract(path.name, path.read_text())
 
 
 def parse_contract(where: str, text: str) -> AgreementContract:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.rundir.paths import runs_root
+from rlk_repro.spec.agreement import parse_contract
 from tests.support.make_run import finish_run, make_run
 
 Call = Callable[..., tuple[int, str, str]]
@@ -31,7 +32,9 @@ def test_the_engines_of_a_sealed_run_agree_here_and_elsewhere(call: Call, bundle
     elsewhere = tmp_path / "elsewhere.tgz"
     shutil.copy(bundle, elsewhere)
     assert call("agreement", str(elsewhere))[1] == told
-    checks = json.loads(call("agreement", str(bundle), "--json")[1])["checks"]
+    answer = json.loads(call("agreement", str(bundle), "--json")[1])
+    checks = answer["checks"]
+    assert answer["is_other_contract"] is False
     assert {item["word"] for item in checks} == {"pass", "not measured"}
     assert {item["variant"] for item in checks} == {"baseline", "enabled", "both"}
     assert call("agreement", str(bundle), "--fail-on", "not-measured")[0] == 1
@@ -44,6 +47,22 @@ def test_the_engines_of_a_sealed_run_agree_here_and_elsewhere(call: Call, bundle
     assert "Where drift starts" in page
     assert call("index", str(bundle), "-o", str(tmp_path / "site"))[0] == 0
     assert "engines agree" in (tmp_path / "site" / "index.html").read_text()
+
+
+def test_stored_rollouts_record_the_weights_of_training_and_another_contract_is_told(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, error = call("submit", "agreement-smoke", "--cluster", "local", "--wait", "--lane", "train-only")
+    assert code == 0, error
+    run_dir = next(runs_root().glob("agreement-smoke/*/plan.json")).parent
+    for path in run_dir.glob("trials/*/engines/0.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert {line["engine"] for line in lines if line["event"] == "weights"} == {"training"}
+    told = "judged by its own contract, which differs"
+    assert told not in call("agreement", str(run_dir))[1]
+    shipped = parse_contract("agreement.yaml", "bounds: []")
+    monkeypatch.setattr("rlk_repro.analysis.checks.load_contract", lambda: shipped)
+    assert told in call("agreement", str(run_dir))[1]
 
 
 def test_a_run_that_compares_no_engines_says_how_one_does(call: Call, tmp_path: Path) -> None:
