@@ -18,6 +18,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.sources import OURSELVES
 
 MAX_BYTES: Final = 1 << 20
+_BINARY: Final = b"\nGIT binary patch\n"
 
 
 def with_own_patch(manifest: Manifest, run_dir: RunDir, scrubber: Scrubber) -> Manifest:
@@ -36,6 +37,8 @@ def _write_patch(run_dir: RunDir, scrubber: Scrubber) -> Fact:
         return Unknown("they are in nothing that is shipped")
     if len(patch) > MAX_BYTES:
         return Unknown(f"larger than {MAX_BYTES >> 20} MiB")
+    if _BINARY in patch:
+        return Unknown("binary files are among them, in which secrets cannot be found")
     clean = scrubber.bytes(patch)
     write_bytes(run_dir.own_patch, clean)
     return PATCH_IS_WHOLE if clean == patch else PATCH_IS_SCRUBBED

