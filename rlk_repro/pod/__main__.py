@@ -42,7 +42,7 @@ def _work(run_dir: RunDir, args: argparse.Namespace) -> int:
     from rlk_repro.clusters.k8s.pod import supervise
 
     if args.verb == "wait":
-        return supervise.wait_for_end(run_dir)
+        return supervise.wait_for_end(run_dir, os.environ)
     if args.verb == "serve":
         return supervise.serve(run_dir, os.environ)
     duty = supervise.Duty(

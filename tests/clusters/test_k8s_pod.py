@@ -186,8 +186,18 @@ def test_a_config_map_without_a_plan_is_refused(run_dir: RunDir, tmp_path: Path)
 
 def test_an_entrypoint_ends_as_the_agent_did(run_dir: RunDir) -> None:
     write_json(run_dir.pod_end, {"schema": 1, "exit_code": 3})
-    assert wait_for_end(run_dir) == 3
+    assert wait_for_end(run_dir, {}) == 3
     assert main(["wait", str(run_dir.root)]) == 3
+
+
+def test_an_entrypoint_does_not_take_the_end_of_an_earlier_pod(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A suspended job leaves its end on the claim; the pods that come later begin beside it."""
+    write_json(run_dir.pod_end, {"schema": 1, "exit_code": 143, "pod": "earlier"})
+    later = {"schema": 1, "exit_code": 0, "pod": "u0"}
+    monkeypatch.setattr("time.sleep", lambda _: write_json(run_dir.pod_end, later))
+    assert wait_for_end(run_dir, {"RLK_REPRO_POD_UID": "u0"}) == 0
 
 
 def test_a_foreign_pod_is_reported(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

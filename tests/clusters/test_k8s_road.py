@@ -503,7 +503,7 @@ def test_a_job_that_runs_cannot_be_collected(server: Cluster, tmp_path: Path) ->
     launched = submit(tmp_path, LONG, kind="job")
     wait_until(launched, first_trial_runs(launched))
     with pytest.raises(CheckFailed, match="has not ended: running"):
-        collect(launched)
+        kubernetes.collect(launched.submission, launched.run_dir)
     assert kubernetes.cancel(launched.submission, launched.run_dir)
     assert kubernetes.cancel(launched.submission, launched.run_dir) in {True, False}
     wait_for_end(launched)

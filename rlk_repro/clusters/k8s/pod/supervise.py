@@ -51,7 +51,7 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
     run_dir = duty.run_dir
     with stop.installed():
         if run_dir.is_sealed:  # the kubelet started this container again after its end
-            return _tell_end(run_dir, 0)
+            return _tell_end(run_dir, environ, 0)
         bring_in(run_dir, duty.inputs)
         notes = Notes(run_dir, environ)
         notes.write()
@@ -61,7 +61,7 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
             with suppress(EnvironmentMissing):  # the disk is full: a collector can show the bundle later
                 notes.write_bundle()
             _hold(duty, stop)
-            _tell_end(run_dir, code)
+            _tell_end(run_dir, environ, code)
             _stay_for_operator(stop, ray)
         finally:
             if ray is not None:
@@ -99,17 +99,24 @@ def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
         notes.write(waits_for="", failure=failure)
         if not failure:
             notes.write_bundle()
-            _tell_end(run_dir, 0)
+            _tell_end(run_dir, environ, 0)
         while not stop.wait(3600):
             pass
     return 0
 
 
-def wait_for_end(run_dir: RunDir) -> int:
-    """Run the entrypoint of a RayJob: wait, and return the exit code of the leading pod's agent."""
-    while not run_dir.pod_end.is_file():
+def wait_for_end(run_dir: RunDir, environ: Mapping[str, str]) -> int:
+    """Run the entrypoint of a RayJob: wait, and return the exit code of the leading pod's agent.
+
+    A pod that ran before a suspension may have left its own end on the claim; the end of another pod does not count.
+    """
+    own = environ.get(UID_VARIABLE, "")
+    while True:
+        if run_dir.pod_end.is_file():
+            end = load_json(run_dir.pod_end, schema=SCHEMA)
+            if not own or end.get("pod", own) == own:
+                return int(end["exit_code"])
         time.sleep(LOOK_S)
-    return int(load_json(run_dir.pod_end, schema=SCHEMA)["exit_code"])
 
 
 def find_seat(environ: Mapping[str, str]) -> PodSeat:
@@ -205,8 +212,8 @@ def _stay_for_operator(stop: Stop, ray: Guarded | None) -> None:
         pass
 
 
-def _tell_end(run_dir: RunDir, code: int) -> int:
-    write_json(run_dir.pod_end, {"schema": SCHEMA, "exit_code": code})
+def _tell_end(run_dir: RunDir, environ: Mapping[str, str], code: int) -> int:
+    write_json(run_dir.pod_end, {"schema": SCHEMA, "exit_code": code, "pod": environ.get(UID_VARIABLE, "")})
     return code
 
 
