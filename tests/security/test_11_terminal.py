@@ -158,6 +158,7 @@ def test_every_text_of_a_bundle(call: Call, honest: RunDir, tmp_path: Path, part
     plant_each(call, honest, tmp_path, num=2, has_json=False, part=part, parts=PARTS)
 
 
+@pytest.mark.real
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_every_text_of_a_bundle_against_every_command(call: Call, honest: RunDir, tmp_path: Path) -> None:
