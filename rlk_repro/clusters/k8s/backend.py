@@ -217,7 +217,8 @@ def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod
         return _judge_absent(sent, run_dir), None
     judged = judge(found.job, found.pods, found.events)
     leader = _find_pod(sent, judged.leader, run_dir)
-    facts = None if leader is None else leader.read_facts()
+    # a busy pod may miss one question, and a run that has ended would look like one that runs
+    facts = None if leader is None else leader.read_facts() or leader.read_facts()
     if leader is None or facts is None:
         # a pod that runs and does not answer yet is not the one that said what is remembered
         return _judge_present(judged, None if judged.leader else _recall(run_dir), run_dir), None
