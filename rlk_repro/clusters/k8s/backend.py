@@ -217,12 +217,10 @@ def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod
         return _judge_absent(sent, run_dir), None
     judged = judge(found.job, found.pods, found.events)
     leader = _find_pod(sent, judged.leader, run_dir)
-    # a busy pod may miss one question, and a run that has ended would look like one that runs
-    facts = None if leader is None else leader.read_facts() or leader.read_facts()
+    facts = None if leader is None else leader.read_facts()
     if leader is None or facts is None:
-        # a pod that runs and does not answer yet is not the one that said what is remembered
-        return _judge_present(judged, None if judged.leader else _recall(run_dir), run_dir), None
-    write_json(run_dir.live.state, facts.to_json(), is_durable=False)
+        return _judge_present(judged, _recall(run_dir, judged.leader), run_dir), None
+    write_json(run_dir.live.state, {**facts.to_json(), "pod": leader.name}, is_durable=False)
     if facts.state is not None:
         write_json(run_dir.state, facts.state, is_durable=False)
     return _judge_present(judged, facts, run_dir), (leader, facts)
@@ -235,19 +233,21 @@ def _find_pod(sent: Sent, name: str, run_dir: RunDir) -> Pod | None:
     return Pod(place=sent.place, name=name, plan=Plan.load(run_dir.plan), run_dir=run_dir)
 
 
-def _recall(run_dir: RunDir) -> Facts | None:
+def _recall(run_dir: RunDir, leader: str = "") -> Facts | None:
+    """Read the facts that a pod gave last; None where they are not those of the pod that leads now."""
     try:
-        return Facts.from_json(load_json(run_dir.live.state))
+        answer = load_json(run_dir.live.state)
+        facts = Facts.from_json(answer)
     except BundleUnreadable:
         return None
+    return facts if leader in {"", answer.get("pod")} else None
 
 
 def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
     """Judge a job that exists: a sealed run is done whatever the job's own state; an unsealed run is not."""
     last = read_last_word(run_dir)
-    message = (
-        last.message if last.exit_code is not None else ""
-    )  # otherwise the message is only the agent's last action
+    # before the agent has ended, its message only names its last action
+    message = last.message if last.exit_code is not None else ""
     nodes = ", ".join(judged.nodes)
     if facts is not None and facts.bundle_bytes is not None and facts.is_sealed:
         return JobStatus(state=JobState.DONE, reason=message, nodes=nodes)

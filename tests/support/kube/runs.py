@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from rlk_repro.base.errors import CheckFailed
 from rlk_repro.base.files import load_json
 from rlk_repro.clusters.api import JobStatus
 from rlk_repro.clusters.registry import get_backend
@@ -137,12 +136,4 @@ def wait_gone(server: Cluster) -> None:
 
 
 def collect(launched: sending.Launched) -> Path:
-    """Collect an ended run; a busy pod may miss one question and counts as running until it answers the next one."""
-    until = time.monotonic() + 30
-    while True:
-        try:
-            return get_backend("k8s").collect(launched.submission, launched.run_dir)
-        except CheckFailed as error:
-            if "has not ended: running" not in str(error) or time.monotonic() > until:
-                raise
-            time.sleep(0.5)
+    return get_backend("k8s").collect(launched.submission, launched.run_dir)
