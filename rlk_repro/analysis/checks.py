@@ -12,15 +12,24 @@ from itertools import combinations
 from typing import Any, Final
 
 from rlk_repro.base.units import count, format_number
-from rlk_repro.logs.engines import EngineLog, Inputs, Layer, LogProbs, Rows, SampleInput, Skipped, Weights, read_engines
+from rlk_repro.logs.engines import (
+    EngineLog,
+    Inputs,
+    Layer,
+    LogProbs,
+    Rows,
+    SampleInput,
+    Skipped,
+    Weights,
+    read_contract,
+    read_engines,
+)
 from rlk_repro.plan import Plan
-from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord
+from rlk_repro.rundir.agreement import AS_RUN, ROLLOUT, TRAINING, AgreementCheck, CheckKind, CheckWord
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.agreement import DTYPES, AgreementContract, load_contract
 
-AS_RUN: Final = ""
 BOTH: Final = "both"
-TRAINING: Final = "training"
 NO_RECORD: Final = "the trial left no record of its engines"
 
 Place = tuple[str, str, int]
@@ -37,21 +46,20 @@ def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
 def has_other_contract(plan: Plan, run_dir: RunDir) -> bool:
     """Tell whether a trial recorded another contract than the one that this version ships."""
     shipped = load_contract()
-    logs = (read_engines(run_dir.trial(trial.name)) for trial in plan.trials)
-    return any(log is not None and log.contract != shipped for log in logs)
+    return any(read_contract(run_dir.trial(trial.name)) not in {None, shipped} for trial in plan.trials)
 
 
 def check_pair(pair: str, logs: Sequence[tuple[str, EngineLog | None]]) -> Iterator[AgreementCheck]:
     """The checks within each trial, then those between the training engines of two trials."""
     for variant, log in logs:
         if log is None or not log.steps:
-            yield _skip(CheckKind.INPUTS, (pair, variant, 0), "rollout", TRAINING, NO_RECORD)
+            yield _skip(CheckKind.INPUTS, (pair, variant, 0), ROLLOUT, TRAINING, NO_RECORD)
             continue
         for step in log.steps:
             yield from _check_step(log, (pair, variant, step))
         if log.num_dropped:
             reason = f"lines of the record that cannot be read: {log.num_dropped}"
-            yield _skip(CheckKind.INPUTS, (pair, variant, log.steps[-1]), "rollout", TRAINING, reason)
+            yield _skip(CheckKind.INPUTS, (pair, variant, log.steps[-1]), ROLLOUT, TRAINING, reason)
     (first, one), (second, other) = logs
     if one is not None and other is not None:
         for step in (step for step in one.steps if step in other.steps):
@@ -78,9 +86,9 @@ def _check_step(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
 
 def _skip_missing(kind: CheckKind, place: Place, found: Mapping[str, object]) -> AgreementCheck:
     """The check of a kind of which fewer than two engines have a record."""
-    name = next(iter(found), "rollout")
+    name = next(iter(found), ROLLOUT)
     reason = next((side.reason for side in found.values() if isinstance(side, Skipped)), "")
-    other = "rollout" if name == TRAINING else TRAINING
+    other = ROLLOUT if name == TRAINING else TRAINING
     return _skip(kind, place, name, other, reason or f"engines with a record: {len(found)}")
 
 
@@ -125,7 +133,7 @@ def _compare_variants(
         yield _compare_layers(one.contract, place, names, (layers[0], layers[1]))
     values = [log.log_probs.get(step, {}).get(key) for log in (one, other)]
     if values[0] is not None and values[1] is not None:
-        inputs = one.inputs.get(step, {}).get("rollout")
+        inputs = one.inputs.get(step, {}).get(ROLLOUT)
         yield _compare_log_probs(one.contract, place, names, (values[0], values[1]), inputs)
 
 
@@ -134,7 +142,7 @@ def _find_other(step: int, one: EngineLog, other: EngineLog) -> str:
 
     Both trials begin from one checkpoint: at step 0 weights without a hash are equal.
     """
-    tokens, others = (log.inputs.get(step, {}).get("rollout") for log in (one, other))
+    tokens, others = (log.inputs.get(step, {}).get(ROLLOUT) for log in (one, other))
     if tokens is None or others is None:
         return "the tokens of a trial are not recorded at this step"
     if tokens != others:

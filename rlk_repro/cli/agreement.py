@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from rlk_repro.cli.output import AsJson, Unsealed, say, say_json, say_text
+from rlk_repro.cli.report import read_fail_on
 
 OUTSIDE: Final = "outside"
 WORDS: Final = {OUTSIDE: "fail", "not-measured": "not measured"}
@@ -34,11 +35,13 @@ def agreement(
     from rlk_repro.report.markdown import render_checks
     from rlk_repro.submit.sending import load_plan
 
-    unwanted = _read_words(fail_on)
+    unwanted = {WORDS[word] for word in read_fail_on(fail_on, WORDS, "word")}
     analysis, context = load_result(bundle, is_linked=False)
     checks = analysis.checks
-    with open_bundle(bundle) as run_dir:
-        is_other_contract = bool(checks) and has_other_contract(load_plan(run_dir), run_dir)
+    is_other_contract = False
+    if checks:
+        with open_bundle(bundle) as run_dir:
+            is_other_contract = has_other_contract(load_plan(run_dir), run_dir)
     if as_json:
         from rlk_repro.cli.answers import EnginesCompared
 
@@ -55,13 +58,3 @@ def agreement(
     found = {item.word.value for item in checks} or {"not measured"}
     if is_doubtful or found & unwanted:
         raise typer.Exit(1)
-
-
-def _read_words(text: str) -> set[str]:
-    from rlk_repro.base.errors import Problem, SpecError
-
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    unknown = [word for word in words if word not in WORDS]
-    if unknown:
-        raise SpecError(Problem("--fail-on", "no such word", got=unknown[0], expected=f"any of {', '.join(WORDS)}"))
-    return {WORDS[word] for word in words}

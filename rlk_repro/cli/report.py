@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -117,12 +118,17 @@ def _folder(source: Path, output: Path | None, number: int | None) -> Path:
 
 
 def _verdict_words(text: str) -> set[str]:
-    from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.rundir.results import VerdictWord
 
-    known = [word.value for word in VerdictWord]
-    words = {word.strip().replace("-", " ") for word in text.split(",") if word.strip()}
+    return read_fail_on(text.replace("-", " "), [word.value for word in VerdictWord], "verdict")
+
+
+def read_fail_on(text: str, known: Collection[str], what: str) -> set[str]:
+    """Read the comma-separated words of ``--fail-on``; each must be ``known``."""
+    from rlk_repro.base.errors import Problem, SpecError
+
+    words = {word.strip() for word in text.split(",") if word.strip()}
     unknown = sorted(words - set(known))
     if unknown:
-        raise SpecError(Problem("--fail-on", "no such verdict", got=unknown[0], expected=f"any of {', '.join(known)}"))
+        raise SpecError(Problem("--fail-on", f"no such {what}", got=unknown[0], expected=f"any of {', '.join(known)}"))
     return words

@@ -39,7 +39,8 @@ def install(args: argparse.Namespace) -> Installation | None:
     installation = install_into(core, settings, trainer=TRAINER, case=_make_case(args), args=args)
     time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
     installation.rebind(AdamW, "step", time_step, "timer")
-    engines = _open_engines(installation, settings)
+    record = installation.open_engines(settings.engines_dir)
+    engines = None if record is None else _follow_engines(record)
     for name, phase in PHASES.items():
         make: Callable[..., Any] = functools.partial(installation.profile.run_in_phase, phase)
         if engines is not None and name == "compute_log_probs":
@@ -59,15 +60,10 @@ def install(args: argparse.Namespace) -> Installation | None:
     return installation
 
 
-def _open_engines(installation: Installation, settings: Settings) -> ReferenceEngines | None:
-    """What records the engines, in a run that asks whether they agree."""
-    if settings.engines_dir is None or installation.has_engines:
-        return None
+def _follow_engines(record: EngineRecord) -> ReferenceEngines:
+    # imported here: only a run that compares engines needs it
     from rlk_repro.integration.reference_engines import ReferenceEngines
 
-    record = EngineRecord(settings.engines_dir, 0)
-    installation.on_undo(record.close)
-    installation.has_engines = True
     return ReferenceEngines(record)
 
 

@@ -17,20 +17,15 @@ from rlk_repro.integration.measure.engines import (
     MAX_SAMPLES,
     MAX_STEPS,
     EngineRecord,
-    LayerCapture,
+    capture_layers,
     choose_tokens,
-    locate,
 )
 from rlk_repro.refengine import task
 from rlk_repro.refengine.data import Microbatch, Sample, TrainData, make_microbatches, make_train_data
 from rlk_repro.refengine.model import Transformer, widen
 from rlk_repro.refengine.trainer import Trainer
+from rlk_repro.rundir.agreement import ALONE, AS_RUN, GENERATED, PROMPTS, REFERENCE, ROLLOUT, TRAINING
 
-GENERATED: Final = "rollout, generated"
-PROMPTS: Final = "rollout, prompts"
-TRAINING: Final = "training"
-REFERENCE: Final = "reference"
-AS_RUN: Final = ""
 SPECIAL: Final = {"padding": task.PAD_ID, "end": task.END_ID}
 LACKING: Final = {
     "recomputed": "the reference trainer keeps all activations",
@@ -88,18 +83,17 @@ class _Step:
     ) -> list[torch.Tensor]:
         """A pass of the training engine; of samples that were added at the end nothing is recorded."""
         calls = [microbatch.indices for step in steps for microbatch in step]
-        capture = LayerCapture(locate(self._chosen, calls, data.total_lengths))
+        capture = capture_layers(case, self._chosen, calls, data.total_lengths)
         with capture.watching(model):
             log_probs = compute(model, data, steps)
-        self._record.write_log_probs(self._number, TRAINING, case, self._dtype, log_probs[: len(self._samples)])
-        if self._chosen and case in {AS_RUN, "alone"}:
-            self._record.write_layers(self._number, TRAINING, case, self._dtype, capture.found)
+        own = log_probs[: len(self._samples)]
+        self._record.write_pass(self._number, TRAINING, case, self._dtype, own, capture)
         return log_probs
 
     def record_others(self, data: TrainData, steps: Steps, compute: Callable[..., list[torch.Tensor]]) -> None:
         record, number, trainer = self._record, self._number, self._trainer
         rollout = [{"tokens": item.tokens, "loss_mask": item.loss_mask, "padding": 0} for item in self._samples]
-        record.write_inputs(number, "rollout", rollout, SPECIAL)
+        record.write_inputs(number, ROLLOUT, rollout, SPECIAL)
         record.write_inputs(number, TRAINING, list(_list_packed(data, steps))[: len(rollout)], SPECIAL)
         generated = [torch.tensor(item.rollout_log_probs) for item in self._samples if item.rollout_log_probs]
         if len(generated) == len(rollout):
@@ -112,7 +106,7 @@ class _Step:
         record, number, trainer = self._record, self._number, self._trainer
         if trainer.args.debug_train_only:
             reason = "stored rollouts: no rollout engine runs"
-            record.skip(number, "weights", "rollout", AS_RUN, reason)
+            record.skip(number, "weights", ROLLOUT, AS_RUN, reason)
             record.write_weights(number, TRAINING, trainer.model.named_parameters())
             record.skip(number, "log_probs", PROMPTS, AS_RUN, reason)
             return
@@ -120,9 +114,9 @@ class _Step:
         own = dict(engine.named_parameters())
         converted = ((name, value.to(own[name].dtype)) for name, value in trainer.model.named_parameters())
         record.write_weights(number, TRAINING, converted)
-        record.write_weights(number, "rollout", own.items())
+        record.write_weights(number, ROLLOUT, own.items())
         self._score(PROMPTS, AS_RUN, engine, self._dtype)
-        self._score(PROMPTS, "alone", engine, self._dtype)
+        self._score(PROMPTS, ALONE, engine, self._dtype)
         record.skip(number, "log_probs", PROMPTS, "prefix cache", "the reference trainer's rollouts have none")
 
     @torch.no_grad()
@@ -132,16 +126,14 @@ class _Step:
         size = len(self._samples)
         steps = make_microbatches(data, size, 1 if case else size)
         calls = [microbatch.indices for step in steps for microbatch in step]
-        capture = LayerCapture(locate(self._chosen, calls, data.total_lengths))
+        capture = capture_layers(case, self._chosen, calls, data.total_lengths)
         rows: list[torch.Tensor] = []
         with capture.watching(model):
             for microbatch in (microbatch for step in steps for microbatch in step):
                 layout = microbatch.layout
                 logits = model(microbatch.tokens, layout.positions, layout.attend)
                 rows += self._select(logits, data, microbatch)
-        self._record.write_log_probs(self._number, engine, case, dtype, rows)
-        if self._chosen:
-            self._record.write_layers(self._number, engine, case, dtype, capture.found)
+        self._record.write_pass(self._number, engine, case, dtype, rows, capture)
 
     def _select(self, logits: torch.Tensor, data: TrainData, microbatch: Microbatch) -> Iterator[torch.Tensor]:
         log_probs = widen(logits / self._trainer.args.rollout_temperature).log_softmax(dim=-1)
@@ -154,7 +146,7 @@ class _Step:
         """The training engine on the same samples, packed in other ways."""
         size, model = len(self._samples), self._trainer.model
         own = take_samples(data, range(size))
-        self.record_pass("alone", model, own, make_microbatches(own, size, 1), compute)
+        self.record_pass(ALONE, model, own, make_microbatches(own, size, 1), compute)
         self.record_pass("packed", model, own, make_microbatches(own, size, size), compute)
         padded = take_samples(data, range(size), longer_by=PADDING)
         self.record_pass("padded", model, padded, make_microbatches(padded, size + 1, size + 1), compute)

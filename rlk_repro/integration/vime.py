@@ -11,11 +11,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlk_repro.integration.measure.engines import EngineRecord, compose
+from rlk_repro.integration.measure.engines import compose
 from rlk_repro.integration.measure.installation import Installation, check_signatures
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.measure.profiled import ProfiledSteps
-from rlk_repro.integration.measure.ranks import find_rank
 from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.integration.vime_abi import Abi, find_abi
@@ -39,7 +38,8 @@ def install(args: argparse.Namespace) -> Installation | None:
     installation = _install_loss(args, settings, has_output_layer=True)
     make_initialize = functools.partial(_prepare_model, installation, abi)
     installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer, output layers")
-    engines = _open_engines(installation, settings)
+    record = installation.open_engines(settings.engines_dir)
+    engines = None if record is None else VimeEngines(record)
     for name, phase in PHASES.items():
         make: Callable[..., Any] = functools.partial(installation.profile.run_in_phase, phase)
         if engines is not None and name == "forward_only":
@@ -53,16 +53,6 @@ def install(args: argparse.Namespace) -> Installation | None:
     for name in abi.begin if settings.schedule else ():
         installation.rebind(actor, name, functools.partial(_begin_step_before, installation), "variant of the rollout")
     return installation
-
-
-def _open_engines(installation: Installation, settings: Settings) -> VimeEngines | None:
-    """What records the engines, in a run that asks whether they agree; every rank takes part in its passes."""
-    if settings.engines_dir is None or installation.has_engines:
-        return None
-    record = EngineRecord(settings.engines_dir, find_rank()[0])
-    installation.on_undo(record.close)
-    installation.has_engines = True
-    return VimeEngines(record)
 
 
 def install_loss(args: argparse.Namespace) -> Installation | None:

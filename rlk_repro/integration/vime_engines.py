@@ -18,18 +18,15 @@ from rlk_repro.integration.measure.engines import (
     MAX_SAMPLES,
     MAX_STEPS,
     EngineRecord,
-    LayerCapture,
+    capture_layers,
     choose_tokens,
-    locate,
 )
+from rlk_repro.rundir.agreement import ALONE, AS_RUN, GENERATED, PROMPTS, REFERENCE, ROLLOUT, TRAINING
 
-GENERATED: Final = "rollout, generated"
-TRAINING: Final = "training"
-AS_RUN: Final = ""
 LACKING: Final = (
-    ("weights", "rollout", AS_RUN, "vLLM's engine in this vime does not support the check"),
-    ("log_probs", "rollout, prompts", AS_RUN, "vLLM is not asked for the log-probs of prompts"),
-    ("log_probs", "reference", AS_RUN, "no float32 copy of the model is made"),
+    ("weights", ROLLOUT, AS_RUN, "vLLM's engine in this vime does not support the check"),
+    ("log_probs", PROMPTS, AS_RUN, "vLLM is not asked for the log-probs of prompts"),
+    ("log_probs", REFERENCE, AS_RUN, "no float32 copy of the model is made"),
     ("log_probs", TRAINING, "recomputed", "a pass without gradient recomputes nothing"),
     ("log_probs", TRAINING, "tensor parallel 2", "one run has one layout; diff compares two bundles"),
     ("log_probs", GENERATED, "prefix cache", "one run has one setting; diff compares two bundles"),
@@ -96,7 +93,7 @@ class _Step:
         data, size = self._data, self._size
         rows = zip(data["tokens"][:size], data["loss_masks"][:size], strict=True)
         rollout = [{"tokens": list(map(int, ids)), "loss_mask": list(map(int, m)), "padding": 0} for ids, m in rows]
-        self._record.write_inputs(self._number, "rollout", rollout)
+        self._record.write_inputs(self._number, ROLLOUT, rollout)
         self._record.write_inputs(self._number, TRAINING, [packed[index] for index in sorted(packed)])
         if data.get("rollout_log_probs"):
             self._record.write_log_probs(
@@ -111,16 +108,16 @@ class _Step:
         """The training engine on the same samples, packed in other ways."""
         if getattr(self._args, "expert_model_parallel_size", 1) > 1:
             # ranks that exchange tokens would have to run equally many passes
-            self._record.skip(self._number, "log_probs", TRAINING, "alone", "expert parallel ranks exchange tokens")
+            self._record.skip(self._number, "log_probs", TRAINING, ALONE, "expert parallel ranks exchange tokens")
             return
         if getattr(self._args, "use_routing_replay", False):
             # a further pass would record or replay the routing of other tokens
-            self._record.skip(self._number, "log_probs", TRAINING, "alone", "expert routing is replayed, one pass each")
+            self._record.skip(self._number, "log_probs", TRAINING, ALONE, "expert routing is replayed, one pass each")
             return
         alone = [[index] for index in range(self._size)]
         padding = self._args.data_pad_size_multiplier
         cases = {
-            "alone": (alone, padding),
+            ALONE: (alone, padding),
             "padded": (alone, 2 * padding),
             "reordered": ([pair[::-1] for pair in _list_pairs(self._size)], padding),
         }
@@ -140,7 +137,7 @@ class _Step:
         core = self._model[0]
         while hasattr(core, "module"):
             core = core.module
-        capture = LayerCapture(locate(self._chosen, calls, self._data["total_lengths"]))
+        capture = capture_layers(case, self._chosen, calls, self._data["total_lengths"])
         note = functools.partial(self._note_packed, iter(calls), packed)
         handle = core.register_forward_pre_hook(note, with_kwargs=True)
         try:
@@ -149,9 +146,7 @@ class _Step:
         finally:
             handle.remove()
         log_probs = result["log_probs"][: self._size]
-        self._record.write_log_probs(self._number, TRAINING, case, self._dtype, log_probs)
-        if self._chosen and case in {AS_RUN, "alone"}:
-            self._record.write_layers(self._number, TRAINING, case, self._dtype, capture.found)
+        self._record.write_pass(self._number, TRAINING, case, self._dtype, log_probs, capture)
         return result
 
     def _note_packed(

@@ -183,6 +183,19 @@ def read_engines(folder: TrialDir) -> EngineLog | None:
     return log and replace(log, num_dropped=num_dropped)
 
 
+def read_contract(folder: TrialDir) -> AgreementContract | None:
+    """The contract of a trial's record, which its first line holds; None without such a record.
+
+    Raises:
+        BundleUnreadable: the line holds no contract.
+    """
+    for path in list(folder.engines_files().values())[:1]:
+        for line in _read_lines(path):
+            if isinstance(line, Begin):
+                return parse_contract(f"{path.name}: contract", line.contract)
+    return None
+
+
 def _read_lines(path: Path) -> Iterator[Line | None]:
     """Each line, or None where it cannot be read."""
     with open_log(path) as stream:

@@ -60,6 +60,16 @@ class AgreementResult:
     reason: str = ""
 
 
+# The engines whose records are compared, and the cases in which one engine computes the same tokens.
+ROLLOUT: Final = "rollout"
+GENERATED: Final = "rollout, generated"
+PROMPTS: Final = "rollout, prompts"
+TRAINING: Final = "training"
+REFERENCE: Final = "reference"
+AS_RUN: Final = ""
+ALONE: Final = "alone"
+
+
 class CheckKind(StrEnum):
     """What is compared, in the order in which a failure explains those after it."""
 

@@ -19,12 +19,14 @@ import torch
 
 from rlk_repro.base.resources import data_dir
 from rlk_repro.integration.measure.ledger import OpsWriter
+from rlk_repro.rundir.agreement import ALONE, AS_RUN
 
 SCHEMA: Final = 1
 MAX_STEPS: Final = 4
 MAX_SAMPLES: Final = 32
 MAX_CHOSEN: Final = 16
 MAX_CHOSEN_PER_SAMPLE: Final = 4
+LAYER_CASES: Final = frozenset({AS_RUN, ALONE})
 NUM_WHOLE: Final = 64
 """Outputs of at most this width are kept whole, wider ones as so many random projections."""
 DIALECTS: Final = (
@@ -64,7 +66,14 @@ class EngineRecord:
         values = [list_numbers(row) for row in rows]
         self._writer.write("log_probs", step=step, engine=engine, case=case, dtype=dtype, values=values)
 
-    def write_layers(self, step: int, engine: str, case: str, dtype: str, found: Mapping[str, torch.Tensor]) -> None:
+    def write_pass(
+        self, step: int, engine: str, case: str, dtype: str, rows: Iterable[torch.Tensor], capture: LayerCapture
+    ) -> None:
+        """Write the log-probs of one pass of an engine, and the layers that were captured during it."""
+        self.write_log_probs(step, engine, case, dtype, rows)
+        self._write_layers(step, engine, case, dtype, capture.found)
+
+    def _write_layers(self, step: int, engine: str, case: str, dtype: str, found: Mapping[str, torch.Tensor]) -> None:
         for point, values in found.items():
             wide = values.double()
             norms, kept = list_numbers(wide.norm(dim=-1)), [list_numbers(row) for row in project(wide)]
@@ -129,9 +138,9 @@ class LayerCapture:
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """Keep outputs while the block runs; a model of another form has no points, and nothing is kept."""
+        """Keep outputs while the block runs; of no chosen token, or of a model of another form, nothing is kept."""
         with ExitStack() as stack:
-            for number, (point, module) in enumerate(list_points(model)):
+            for number, (point, module) in enumerate(list_points(model) if any(map(len, self._calls)) else ()):
                 if not number:
                     stack.callback(module.register_forward_pre_hook(self._count).remove)
                 is_sum = point.endswith("residual")
@@ -178,6 +187,11 @@ def _find(owner: Any, path: str) -> Any:
         return attrgetter(path)(owner)
     except AttributeError:
         return None
+
+
+def capture_layers(case: str, chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]) -> LayerCapture:
+    """Capture the chosen tokens in the cases whose layers are recorded, and none in any other case."""
+    return LayerCapture(locate(chosen if case in LAYER_CASES else (), calls, lengths))
 
 
 def locate(chosen: Chosen, calls: Iterable[Sequence[int]], lengths: Sequence[int]) -> list[list[tuple[int, int]]]:

@@ -17,6 +17,7 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.files import write_json
 from rlk_repro.integration.measure.agreement import TokenRecord
 from rlk_repro.integration.measure.energy import EnergyCounter
+from rlk_repro.integration.measure.engines import EngineRecord
 from rlk_repro.integration.measure.ledger import Ledger
 from rlk_repro.integration.measure.libraries import loaded_libraries
 from rlk_repro.integration.measure.profile import StepProfile, read_counts
@@ -48,7 +49,7 @@ class Installation:
         self.shadow: ShadowStep | None = None
         self.tokens: TokenRecord | None = None
         self.gc_freeze_after = 0
-        self.has_engines = False
+        self._engines: EngineRecord | None = None
         self._begun: int | None = None
         self._counts = read_counts()
         self._undo = ExitStack()
@@ -83,6 +84,14 @@ class Installation:
         setattr(owner, name, replacement)
         self._undo.callback(*undo)
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
+
+    def open_engines(self, folder: Path | None) -> EngineRecord | None:
+        """Open this rank's record of engines; return None where none is asked for, or where it is open already."""
+        if folder is None or self._engines is not None:
+            return None
+        self._engines = EngineRecord(folder, find_rank()[0])
+        self.on_undo(self._engines.close)
+        return self._engines
 
     def begin_step(self, rollout_id: int) -> None:
         """Switch to the variant that the schedule gives a rollout, once all ranks agree on both.
